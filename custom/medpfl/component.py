@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Components as configuration and back: {"path": class, "args": {...}}, the form FLARE uses in its job files."""
+
+import dataclasses
+import importlib
+import inspect
+import typing
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from medpfl.core.errors import ConfigError
+
+
+def spec_of(component: Any) -> dict[str, Any]:
+    """The configuration that builds an equal component (a dataclass of plain values)."""
+    kind = type(component)
+    args = {field.name: getattr(component, field.name) for field in dataclasses.fields(component)}
+    return {"path": f"{kind.__module__}.{kind.__qualname__}", "args": args}
+
+
+def find_class(path: Any, where: str) -> type:
+    """The class a job names.
+
+    Raises:
+        ConfigError: no such module or class, or it is not a class.
+    """
+    if not isinstance(path, str) or "." not in path:
+        raise ConfigError(f"{where}: 'path' must be a full class name, got {path!r}")
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{where}: there is no class '{path}': {error}") from error
+    if not isinstance(found, type):
+        raise ConfigError(f"{where}: '{path}' is not a class")
+    return found
+
+
+def build(config: Any, base: type, where: str) -> Any:
+    """Build a component from its configuration, with every argument checked against its type hint.
+
+    Args:
+        config: {"path": ..., "args": {...}}; arguments that are such mappings themselves are built first.
+        base: class it must be a subclass of.
+        where: place in the job, for messages.
+
+    Raises:
+        ConfigError: one sentence with the place, the key, expected and got.
+    """
+    if not isinstance(config, dict) or "path" not in config:
+        raise ConfigError(f"{where}: expected {{'path': class, 'args': {{...}}}}, got {config!r}")
+    extra = set(config) - {"id", "path", "args"}
+    if extra:
+        raise ConfigError(f"{where}: unknown key '{sorted(extra)[0]}'; a component has 'path' and 'args'")
+    kind = find_class(config["path"], where)
+    if not issubclass(kind, base) or inspect.isabstract(kind):
+        raise ConfigError(f"{where}: '{config['path']}' is not a {base.__name__}")
+    return kind(**check_args(kind, config.get("args", {}), where))
+
+
+def check_args(kind: type, args: Any, where: str) -> dict[str, Any]:
+    """The arguments, checked: known names only, none missing, each of its declared type.
+
+    Raises:
+        ConfigError: naming the argument, expected and got.
+    """
+    if not isinstance(args, dict):
+        raise ConfigError(f"{where}: 'args' must be a mapping, got {args!r}")
+    parameters = inspect.signature(kind).parameters
+    hints = typing.get_type_hints(kind)
+    for name in args:
+        if name not in parameters:
+            known = ", ".join(parameters) or "none"
+            raise ConfigError(f"{where}: unknown argument '{name}' of {kind.__name__}; it has: {known}")
+    for name, parameter in parameters.items():
+        if parameter.default is inspect.Parameter.empty and name not in args:
+            raise ConfigError(f"{where}: argument '{name}' of {kind.__name__} is missing")
+    return {name: _checked(kind, name, hints[name], value, where) for name, value in args.items()}
+
+
+def _checked(kind: type, name: str, hint: Any, value: Any, where: str) -> Any:
+    if isinstance(hint, type) and isinstance(value, dict) and "path" in value:
+        return build(value, hint, f"{where}.{name}")
+    try:
+        config = None if dataclasses.is_dataclass(hint) else ConfigDict(arbitrary_types_allowed=True)
+        # JSON has no tuples and no integers apart from floats, so lists and whole numbers pass; strings do not.
+        return TypeAdapter(hint, config=config).validate_json(_as_json(value, where, name), strict=True)
+    except ValidationError as error:
+        problem = error.errors()[0]["msg"]
+        raise ConfigError(
+            f"{where}: argument '{name}' of {kind.__name__}: {problem[0].lower()}{problem[1:]}, got {value!r}"
+        ) from error
+
+
+def _as_json(value: Any, where: str, name: str) -> str:
+    import json
+
+    try:
+        return json.dumps(value)
+    except TypeError as error:
+        raise ConfigError(f"{where}: argument '{name}' is not a JSON value: {value!r}") from error

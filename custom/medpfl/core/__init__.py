@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors in, tensors out: mixing, groups, seeds. Imports torch and numpy only."""

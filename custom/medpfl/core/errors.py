@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors whose message is one sentence for the person who has to mend the cause."""
+
+
+class MedPFLError(Exception):
+    """Base of every error that MedPFL raises on purpose; its text is meant to be read by a user.
+
+    ``public`` is what may be told outside the hospital: the text may name local files, so by default only the kind
+    of error leaves.
+    """
+
+    def __init__(self, message: str, public: str | None = None):
+        super().__init__(message)
+        self.public = public or f"{type(self).__name__} (see this hospital's log)"
+
+
+class ConfigError(MedPFLError):
+    """A job or a setting is wrong. Jobs come from the server, so the message may go back to it."""
+
+    def __init__(self, message: str):
+        super().__init__(message, public=message)
+
+
+class SiteFileError(MedPFLError):
+    """A hospital's site file is missing or wrong."""
+
+
+class DataError(MedPFLError):
+    """A hospital's data cannot be used as declared."""
+
+
+class RefusedUpdate(MedPFLError):
+    """A hospital's update is malformed (wrong keys, shapes, types or non-finite values) and is not mixed."""
+
+    def __init__(self, message: str):
+        super().__init__(message, public=message)
+
+
+class Stopped(MedPFLError):
+    """The job was aborted while a hospital was training."""

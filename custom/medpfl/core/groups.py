@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which entries of a state dict belong to which slot: by module path and module type, never by a name such as "bn".
+
+A *slot* is a named group of tensors that one server component mixes. What is in no slot is private to the hospital.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from medpfl.core.errors import ConfigError
+
+BATCH_NORM: tuple[type[nn.Module], ...] = (_BatchNorm,)
+
+
+def under(root: nn.Module, path: str = "") -> list[str]:
+    """State-dict keys of ``root`` that belong to the module at ``path`` ("" is the whole of it), in their own order.
+
+    Raises:
+        ConfigError: no such module, or it holds no tensors.
+    """
+    try:
+        root.get_submodule(path)
+    except AttributeError as error:
+        children = ", ".join(name for name, _ in root.named_children()) or "none"
+        raise ConfigError(f"no module '{path}' in {type(root).__name__}; its children are: {children}") from error
+    prefix = f"{path}." if path else ""
+    keys = [key for key in root.state_dict() if key.startswith(prefix)]
+    if not keys:
+        raise ConfigError(f"module '{path or type(root).__name__}' holds no tensors, so it cannot be a slot")
+    return keys
+
+
+def of_type(root: nn.Module, types: tuple[type[nn.Module], ...], path: str = "") -> list[str]:
+    """State-dict keys under ``path`` that are held by modules of one of ``types`` (their own entries and those below).
+
+    Raises:
+        ConfigError: no module of these types is there (a BatchNorm method on a network without BatchNorm, say).
+    """
+    allowed = set(under(root, path))
+    prefixes = [f"{name}." for name, module in root.named_modules() if isinstance(module, types)]
+    keys = [key for key in root.state_dict() if key in allowed and key.startswith(tuple(prefixes))]
+    if not keys:
+        wanted = " or ".join(t.__name__.lstrip("_") for t in types)
+        raise ConfigError(f"found no {wanted} layer in '{path or type(root).__name__}': this method needs at least one")
+    return keys
+
+
+def without(keys: Sequence[str], removed: Iterable[str]) -> list[str]:
+    """``keys`` that are not in ``removed``, in their order."""
+    gone = set(removed)
+    return [key for key in keys if key not in gone]
+
+
+def check_slots(root: nn.Module, slots: Mapping[str, Sequence[str]]) -> None:
+    """Every slot has entries, every entry exists, and none belongs to two slots.
+
+    Raises:
+        ConfigError: naming the slot and the key.
+    """
+    known = set(root.state_dict())
+    owner: dict[str, str] = {}
+    for slot, keys in slots.items():
+        if not keys:
+            raise ConfigError(f"slot '{slot}' is empty: no tensor was selected for it")
+        for key in keys:
+            if key not in known:
+                raise ConfigError(f"slot '{slot}' names '{key}', which the models do not hold")
+            if key in owner:
+                raise ConfigError(f"'{key}' is in slot '{owner[key]}' and in slot '{slot}'; it can be in one only")
+            owner[key] = slot
+
+
+def describe(root: nn.Module, slots: Mapping[str, Sequence[str]], travelling: Iterable[str]) -> str:
+    """What leaves the hospital and what stays, one line a slot: logged at the start of every job."""
+    state = root.state_dict()
+    leaves = set(travelling)
+    in_leaving = {key for slot in leaves & set(slots) for key in slots[slot]}
+    lines = []
+    for slot, keys in slots.items():
+        size = sum(state[key].numel() for key in keys)
+        verb = "travels" if slot in leaves else "stays (its component keeps it at the hospital)"
+        lines.append(f"slot '{slot}': {len(keys)} tensors, {size:,} values, {verb}")
+    private = [key for key in state if key not in in_leaving]
+    lines.append(f"private: {len(private)} tensors, {sum(state[key].numel() for key in private):,} values, never sent")
+    return "\n".join(lines)

@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Server components, one file each: the rule that mixes the hospitals' copies of one slot."""
+
+from medpfl.core.mixers.base import Mixer, RoundInfo
+from medpfl.core.mixers.identity import Identity
+from medpfl.core.mixers.mean import Mean
+from medpfl.core.mixers.soft_pull import SoftPull
+
+__all__ = ["Identity", "Mean", "Mixer", "RoundInfo", "SoftPull"]

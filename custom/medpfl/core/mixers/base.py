@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server component is: the rule that mixes one slot."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from medpfl.core.mixing import Matrix, State, mix, restrict
+
+
+@dataclass(frozen=True)
+class RoundInfo:
+    """What a component may know about the round it mixes.
+
+    Attributes:
+        roster: the K hospitals' names, sorted; every K-vector follows this order.
+        sizes: K numbers of training samples.
+        present: K flags, which hospitals answered this round.
+    """
+
+    roster: tuple[str, ...]
+    sizes: NDArray[np.float64]
+    present: tuple[bool, ...]
+
+
+class Mixer(ABC):
+    """A server component: mixes the K hospitals' copies of one slot.
+
+    Most components only say which K x K matrix they apply (``matrix``); one that is not a matrix overrides ``mix``.
+    """
+
+    travels: ClassVar[bool] = True
+    """False: the slot stays at the hospital and the server never sees it."""
+
+    def check(self, roster: Sequence[str]) -> None:
+        """Refuse parameters that do not fit the roster; called once, before round 1.
+
+        Raises:
+            ConfigError: naming the parameter, the value and what this roster allows.
+        """
+
+    @abstractmethod
+    def matrix(self, info: RoundInfo) -> Matrix:
+        """The K x K row-stochastic matrix for the whole roster; absent hospitals are dropped afterwards."""
+
+    def mix(self, states: Sequence[State], info: RoundInfo) -> tuple[list[dict[str, Tensor]], Matrix | None]:
+        """Mix in place; returns the K new states and the matrix that was applied (None if there is no such matrix)."""
+        matrix = restrict(self.matrix(info), info.present)
+        return mix(matrix, states, in_place=True), matrix
+
+    def state(self) -> dict[str, Tensor]:
+        """What the component must remember between rounds; saved in the server's checkpoint."""
+        return {}
+
+    def load_state(self, state: State) -> None:
+        """Take back what ``state`` returned."""

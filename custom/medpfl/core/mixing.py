@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Apply a K x K row-stochastic mixing matrix to K models, a cache-sized block at a time.
+
+Every personalised aggregation of this package is  X <- A X  with X the K x d stack of models and A row-stochastic:
+row k holds the weights that make hospital k's new model.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+State = Mapping[str, Tensor]
+Matrix = NDArray[np.float64]
+
+# Values (hospitals times columns) per block: large enough to hide the cost of a call, small enough for the L3 cache.
+_BLOCK_VALUES = 1 << 21
+
+
+def check_matrix(matrix: Matrix, tolerance: float = 1e-9) -> None:
+    """Refuse a matrix that is not square, finite and row-stochastic.
+
+    Raises:
+        ValueError: with the row and its sum.
+    """
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise ValueError(f"a mixing matrix is K x K; got shape {matrix.shape}")
+    if not np.isfinite(matrix).all():
+        raise ValueError("the mixing matrix holds values that are not finite")
+    sums = matrix.sum(axis=1)
+    worst = int(np.abs(sums - 1).argmax())
+    if abs(sums[worst] - 1) > tolerance:
+        raise ValueError(f"row {worst} of the mixing matrix sums to {sums[worst]:.12g}; every row must sum to 1")
+
+
+def restrict(matrix: Matrix, present: Sequence[bool]) -> Matrix:
+    """The matrix for a round in which only some hospitals answered.
+
+    Columns of absent hospitals are dropped and rows renormalised. An absent hospital keeps its last model, unless all
+    rows are equal (one model for everybody), in which case it gets that model when it returns. A row left without
+    weight keeps its own model.
+
+    Args:
+        matrix: K x K, made for the whole roster.
+        present: K flags.
+    """
+    here = np.asarray(present, dtype=bool)
+    if here.all():
+        return matrix
+    consensus = bool((matrix == matrix[0]).all())
+    result = np.eye(len(matrix))
+    for row in range(len(matrix)):
+        weights = np.where(here, matrix[row], 0.0)
+        if (here[row] or consensus) and weights.sum() > 0:
+            result[row] = weights / weights.sum()
+    return result
+
+
+def mix(matrix: Matrix, states: Sequence[State], in_place: bool = False) -> list[dict[str, Tensor]]:
+    """Mix K state dicts: entry by entry, new_k = sum_j A[k, j] old_j.
+
+    Floating-point entries are mixed, in float32 or wider, and returned in their own type; integer and boolean entries
+    (BatchNorm's step counter, say) stay as each hospital had them. With equal inputs the result is the same bit for
+    bit; it may differ in the last bits between numbers of torch threads.
+
+    Args:
+        matrix: K x K, row-stochastic.
+        states: K state dicts with the same keys, shapes and types, contiguous, on one device.
+        in_place: write into the given tensors (extra memory: one block) instead of allocating K new models.
+
+    Returns:
+        K state dicts; with ``in_place`` they hold the given tensors.
+
+    Raises:
+        ValueError: the matrix is not K x K row-stochastic, or the states do not agree.
+    """
+    check_matrix(matrix)
+    if len(states) != len(matrix):
+        raise ValueError(f"a {len(matrix)} x {len(matrix)} matrix cannot mix {len(states)} models")
+    results: list[dict[str, Tensor]] = [{} for _ in states]
+    for key in states[0]:
+        tensors = [state[key] for state in states]
+        if any(t.shape != tensors[0].shape or t.dtype != tensors[0].dtype for t in tensors):
+            raise ValueError(f"'{key}' does not have one shape and type in all models")
+        targets = tensors if in_place else [torch.empty_like(t, memory_format=torch.contiguous_format) for t in tensors]
+        if tensors[0].is_floating_point():
+            _mix_tensor(matrix, tensors, targets)
+        elif not in_place:
+            for source, target in zip(tensors, targets, strict=True):
+                target.copy_(source)
+        for result, target in zip(results, targets, strict=True):
+            result[key] = target
+    return results
+
+
+def _mix_tensor(matrix: Matrix, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+    flat_in = [t.reshape(-1) for t in sources]
+    flat_out = [t.view(-1) for t in targets]
+    dtype = torch.promote_types(sources[0].dtype, torch.float32)
+    keep, shared = _split(matrix)
+    total = flat_in[0].numel()
+    width = max(1, min(_BLOCK_VALUES // len(flat_in), total))
+    rows = 1 if keep is not None else 2 * len(flat_in)
+    scratch = torch.empty(rows, width, dtype=dtype, device=sources[0].device)
+    weights = torch.tensor(matrix, dtype=dtype, device=sources[0].device)
+    for start in range(0, total, width):
+        stop = min(start + width, total)
+        old = [t[start:stop] for t in flat_in]
+        new = [t[start:stop] for t in flat_out]
+        if keep is not None:
+            common = scratch[0, : stop - start].zero_()
+            for weight, own in zip(shared, old, strict=True):
+                common.add_(own, alpha=weight)
+            for share, own, target in zip(keep, old, new, strict=True):
+                target.copy_(common) if share == 0 else torch.add(common, own, alpha=share, out=target)
+        else:
+            before, after = scratch[: len(old), : stop - start], scratch[len(old) :, : stop - start]
+            torch._foreach_copy_(list(before.unbind()), old)
+            torch.mm(weights, before, out=after)
+            torch._foreach_copy_(new, list(after.unbind()))
+
+
+def _split(matrix: Matrix) -> tuple[list[float] | None, list[float]]:
+    """Write A as diag(keep) + 1 shared^T if its rows differ on the diagonal only (mean, SoftPull, K = 2); else None.
+
+    Then the mix costs two passes over the models instead of a matrix product.
+    """
+    size = len(matrix)
+    columns = np.arange(size)
+    shared = matrix[(columns + 1) % size, columns]
+    off_diagonal = matrix.copy()
+    np.fill_diagonal(off_diagonal, shared)
+    if not (off_diagonal == shared).all():
+        return None, []
+    return (matrix.diagonal() - shared).tolist(), shared.tolist()

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MR-like phantoms of an abdomen, written as NIfTI files: four hospitals, four scanners.
+
+These are phantoms: geometry and numbers, no patient. Every patient has a body, a spine, one organ to find (the target,
+an ellipsoid with a bulge, on the patient's right) and a look-alike (same size, on the left or above). What a scanner
+does differs by hospital: tissue contrast (at two hospitals the target is brighter than the look-alike, at two it is
+darker), bias field, noise, voxel size, orientation of the axes and number of patients.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from medpfl.core.seeding import derive_seed
+
+FIELD = (192.0, 192.0, 96.0)  # mm, right-left, posterior-anterior, inferior-superior
+
+
+@dataclass(frozen=True)
+class Scanner:
+    """How a hospital images: mean intensity of each tissue, noise (fraction of the body's), bias, voxels, axes."""
+
+    target: float
+    twin: float
+    fat: float
+    noise: float
+    bias: float
+    voxel: tuple[float, float, float]  # mm
+    axes: str
+    patients: dict[str, int]
+
+
+HOSPITALS = {
+    "hospital-a": Scanner(1.50, 0.65, 1.9, 0.12, 0.15, (3.0, 3.0, 8.0), "RAS", {"train": 10, "val": 4, "test": 8}),
+    "hospital-b": Scanner(1.35, 1.85, 1.3, 0.14, 0.30, (2.5, 2.5, 8.0), "LPS", {"train": 6, "val": 3, "test": 8}),
+    "hospital-c": Scanner(1.45, 1.90, 0.5, 0.16, 0.20, (3.5, 3.5, 8.0), "RSA", {"train": 3, "val": 2, "test": 8}),
+    "hospital-d": Scanner(1.40, 0.70, 1.6, 0.18, 0.35, (3.0, 3.0, 6.0), "PIR", {"train": 2, "val": 2, "test": 8}),
+}
+
+
+def write_phantoms(folder: Path, seed: int = 0) -> list[str]:
+    """Write every hospital's volumes, datalist and site file under ``folder``; returns the hospitals' names.
+
+    The same seed gives the same voxels everywhere.
+    """
+    for site, scanner in HOSPITALS.items():
+        base = folder / site
+        (base / "images").mkdir(parents=True, exist_ok=True)
+        (base / "labels").mkdir(exist_ok=True)
+        datalist: dict[str, object] = {
+            "name": "MedPFL phantom",
+            "description": "generated phantoms, no patients",
+            "labels": {"0": "background", "1": "organ"},
+        }
+        for split, key in (("train", "training"), ("val", "validation"), ("test", "test")):
+            items = []
+            for number in range(scanner.patients[split]):
+                patient = f"{split}{number:02d}"
+                rng = np.random.default_rng(derive_seed(seed, site, patient))
+                image, label, affine = _scan(scanner, rng)
+                name = f"{site}_{patient}.nii.gz"
+                nib.save(nib.Nifti1Image(image, affine), base / "images" / name)
+                nib.save(nib.Nifti1Image(label, affine), base / "labels" / name)
+                items.append({"image": f"images/{name}", "label": f"labels/{name}", "patient": patient})
+            datalist[key] = items
+        (base / "datalist.json").write_text(json.dumps(datalist, indent=1))
+        organ = {"kind": "volumes", "datalist": f"{site}/datalist.json", "labels": {0: "background", 1: "organ"}}
+        site_file = yaml.safe_dump({"site": site, "datasets": {"organ": organ}}, sort_keys=False)
+        (folder / f"{site}.yaml").write_text(
+            f"# {site}: generated phantoms, no patients. Paths are relative to this file.\n{site_file}"
+        )
+    return list(HOSPITALS)
+
+
+def _scan(
+    scanner: Scanner, rng: np.random.Generator
+) -> tuple[NDArray[np.float32], NDArray[np.uint8], NDArray[np.float64]]:
+    shape = tuple(round(length / size) for length, size in zip(FIELD, scanner.voxel, strict=True))
+    axes = [(np.arange(n) + 0.5) * size - length / 2 for n, size, length in zip(shape, scanner.voxel, FIELD)]
+    x, y, z = np.meshgrid(*axes, indexing="ij")  # mm from the centre: to the right, to the front, upwards
+
+    width, depth = rng.uniform(72, 88), rng.uniform(54, 68)
+    body = (x / width) ** 2 + (y / depth) ** 2 < 1
+    inner = (x / (width - rng.uniform(6, 14))) ** 2 + (y / (depth - rng.uniform(6, 12))) ** 2 < 1
+    image = np.where(body, scanner.fat, 0.05)
+    image[inner] = 1.0
+    spine = (x / 13) ** 2 + ((y + 0.62 * depth) / 12) ** 2 < 1
+    image[spine & body] = rng.uniform(0.45, 0.6)
+    for _ in range(rng.integers(3, 6)):  # vessels and bowel, of any brightness
+        cx, cy = rng.uniform(-0.6, 0.6) * width, rng.uniform(-0.5, 0.6) * depth
+        radius = rng.uniform(4, 8)
+        image[((x - cx) ** 2 + (y - cy) ** 2 < radius**2) & inner] = rng.uniform(0.4, 1.6)
+
+    # The target lies on the right, its twin on the left; either may be high or low, so the side alone is a weak hint.
+    swap = rng.random() < 0.2
+    side = -1.0 if swap else 1.0
+    target = _organ(rng, x, y, z, side * 0.42 * width, rng.uniform(-0.1, 0.25) * depth) & inner
+    twin = _organ(rng, x, y, z, -side * 0.42 * width, rng.uniform(-0.1, 0.25) * depth) & inner & ~target
+    image[twin] = scanner.twin * rng.uniform(0.93, 1.07)
+    image[target] = scanner.target * rng.uniform(0.93, 1.07)
+
+    direction = rng.normal(size=3)
+    slope = (direction[0] * x + direction[1] * y + direction[2] * z) / np.linalg.norm(direction) / 90
+    image = image * (1 + scanner.bias * slope)
+    image = np.abs(image + rng.normal(scale=scanner.noise, size=image.shape))  # magnitude images: noise is Rician
+    image = image * rng.uniform(200, 900)  # MR has no unit: every scan has a scale of its own
+
+    affine = np.diag([*scanner.voxel, 1.0])
+    affine[:3, 3] = [axis[0] for axis in axes]
+    stored = nib.Nifti1Image(np.round(image).astype(np.float32), affine)
+    truth = nib.Nifti1Image(target.astype(np.uint8), affine)
+    turn = nib.orientations.ornt_transform(nib.orientations.io_orientation(affine), nib.orientations.axcodes2ornt(scanner.axes))
+    stored, truth = stored.as_reoriented(turn), truth.as_reoriented(turn)
+    return np.asarray(stored.dataobj), np.asarray(truth.dataobj), stored.affine
+
+
+def _organ(
+    rng: np.random.Generator, x: NDArray, y: NDArray, z: NDArray, centre_x: float, centre_y: float
+) -> NDArray[np.bool_]:
+    """An ellipsoid with a bulge: about 45 x 35 x 60 mm, every patient's own."""
+    centre = np.array([centre_x, centre_y, rng.uniform(-12, 12)]) + rng.normal(scale=3, size=3)
+    radii = np.array([rng.uniform(16, 26), rng.uniform(13, 21), rng.uniform(26, 38)])
+    angle = rng.uniform(-0.6, 0.6)
+    dx, dy, dz = x - centre[0], y - centre[1], z - centre[2]
+    u, v = np.cos(angle) * dx + np.sin(angle) * dy, -np.sin(angle) * dx + np.cos(angle) * dy
+    body = (u / radii[0]) ** 2 + (v / radii[1]) ** 2 + (dz / radii[2]) ** 2 < 1
+    bu, bv = rng.uniform(-0.7, 0.7) * radii[0], rng.uniform(0.3, 0.9) * radii[1]
+    bulge = ((u - bu) ** 2 + (v - bv) ** 2) / (rng.uniform(7, 12) ** 2) + (dz / (0.7 * radii[2])) ** 2 < 1
+    return body | bulge

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The per-hospital result table, from a job's summary.json; the console and the report show the same one."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from medpfl.core.errors import MedPFLError
+
+REFERENCE_NAMES = {"local": "Local", "fedavg": "FedAvg", "fedavg_finetuned": "FedAvg + fine-tuning"}
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """Test scores by hospital and model.
+
+    Attributes:
+        score: the metric's name.
+        models: columns: model names, references first.
+        labels: the columns' headings.
+        sites: rows.
+        sizes: training samples of each hospital.
+        values: sites x models; NaN where there is no result.
+    """
+
+    score: str
+    models: list[str]
+    labels: list[str]
+    sites: list[str]
+    sizes: list[int]
+    values: np.ndarray
+
+    @property
+    def mean(self) -> np.ndarray:
+        """Unweighted mean over the hospitals that have a result, model by model."""
+        known = ~np.isnan(self.values)
+        return np.where(known.any(axis=0), np.where(known, self.values, 0).sum(axis=0) / known.sum(axis=0).clip(1), np.nan)
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """A job's summary.json.
+
+    Raises:
+        MedPFLError: it is missing or not JSON.
+    """
+    try:
+        content: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise MedPFLError(f"{folder} is not a results folder: summary.json cannot be read: {error}") from error
+    return content
+
+
+def result_table(summary: dict[str, Any], choice: str = "best", score: str | None = None) -> ResultTable:
+    """Test scores of the models of the "best" or of the "last" round (fine-tuning has one model only)."""
+    score = score or summary["score"]
+    found: dict[str, dict[str, float]] = {}
+    for line in summary["test"]:
+        if line["choice"] == choice or line["model"] == "fedavg_finetuned":
+            value = line["metrics"].get(score)
+            found.setdefault(line["model"], {})[line["site"]] = float("nan") if value is None else value
+    models = [name for name in REFERENCE_NAMES if name in found]
+    models += [name for name in found if name not in REFERENCE_NAMES]
+    labels = [REFERENCE_NAMES.get(name, name.replace("_", " ").capitalize()) for name in models]
+    sites = [site for site in summary["roster"] if site in summary["sizes"]]
+    values = np.array([[found[model].get(site, float("nan")) for model in models] for site in sites], dtype=float)
+    sizes = [summary["sizes"][site]["train"] for site in sites]
+    return ResultTable(score, models, labels, sites, sizes, values.reshape(len(sites), len(models)))

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hospital's FLARE executor: hands tasks to ``SiteRunner`` and its failures to the server without their details."""
+
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.signal import Signal
+
+from medpfl.core.errors import MedPFLError, Stopped
+from medpfl.flare.wire import ERROR, from_shareable_, to_shareable
+from medpfl.methods.base import Method
+from medpfl.rounds.site import SiteRunner
+from medpfl.sites.site_file import find_site_file
+from medpfl.tasks.base import Task
+
+PROBE = "probe"
+
+
+class SiteExecutor(Executor):
+    """Args: ``method`` and ``task``, components of the job's ``config_fed_client.json``."""
+
+    def __init__(self, method: Method, task: Task):
+        super().__init__()
+        for name, value, kind in (("method", method, Method), ("task", task, Task)):
+            if not isinstance(value, kind):
+                raise TypeError(f"the executor's argument '{name}' must be a {kind.__name__}, got {type(value).__name__}")
+        self.method, self.task = method, task
+        self._runner: SiteRunner | None = None
+        self._abort: Signal | None = None
+
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        self._abort = abort_signal
+        if task_name == PROBE:
+            return make_reply(ReturnCode.OK)
+        try:
+            if self._runner is None:
+                self._runner = self._new_runner(fl_ctx)
+            return to_shareable(self._runner.handle(task_name, from_shareable_(shareable)))
+        except Stopped:
+            return make_reply(ReturnCode.TASK_ABORTED)
+        except MedPFLError as error:
+            self.log_error(fl_ctx, f"{task_name}: {error}")
+            public = error.public
+        except Exception as error:  # whatever fails in training is this hospital's failed round; the job goes on
+            self.log_exception(fl_ctx, f"{task_name} failed")
+            public = f"{type(error).__name__} (see this hospital's log)"
+        if self._runner is not None:
+            self._runner.recover()
+        reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
+        reply.set_header(ERROR, public)
+        return reply
+
+    def _new_runner(self, fl_ctx: FLContext) -> SiteRunner:
+        name: str = fl_ctx.get_identity_name()
+        workspace = fl_ctx.get_workspace()
+        scope: dict[str, Any] | None = fl_ctx.get_prop(FLContextKey.SCOPE_PROPERTIES)
+        return SiteRunner(
+            name,
+            self.method,
+            self.task,
+            lambda: find_site_file(name, scope, Path(workspace.get_site_config_dir())),
+            Path(workspace.get_root_dir()) / "medpfl",
+            lambda: bool(self._abort and self._abort.triggered),
+        )

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read and check a job folder (meta.json, app/config/*.json) without nvflare."""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from medpfl.component import build, check_args
+from medpfl.core.errors import ConfigError
+from medpfl.core.mixers import Mixer
+from medpfl.methods.base import Method
+from medpfl.rounds.settings import Settings
+from medpfl.tasks.base import Task
+
+CONTROLLER = "medpfl.flare.controller.MixingController"
+EXECUTOR = "medpfl.flare.executor.SiteExecutor"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job as its JSON files declare it, with its components built."""
+
+    name: str
+    min_clients: int
+    settings: Settings
+    mixers: dict[str, Mixer]
+    method: Method
+    task: Task
+
+
+def load_job(folder: Path) -> Job:
+    """Read a job folder and check everything that can be checked without data.
+
+    Raises:
+        ConfigError: one sentence with the file, the key, expected and got.
+    """
+    meta = _json(folder / "meta.json")
+    server = _json(folder / "app" / "config" / "config_fed_server.json")
+    client = _json(folder / "app" / "config" / "config_fed_client.json")
+    _no_links(folder)
+
+    where = "meta.json"
+    _known_keys(meta, where, {"name", "resource_spec", "min_clients", "mandatory_clients", "deploy_map", "scope"})
+    name = meta.get("name")
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise ConfigError(f"{where}: 'name' must be letters, digits, '.', '_' or '-', got {name!r}")
+    min_clients = meta.get("min_clients")
+    if type(min_clients) is not int or min_clients < 1:
+        raise ConfigError(f"{where}: 'min_clients' must be a whole number above 0, got {min_clients!r}")
+    if not meta.get("deploy_map"):
+        raise ConfigError(f"{where}: 'deploy_map' is missing or empty; expected {{\"app\": [\"@ALL\"]}}")
+
+    where = "config_fed_server.json"
+    _known_keys(server, where, {"format_version", "server", "workflows", "components", *_FILTERS})
+    interval = server.get("server", {}).get("task_request_interval")
+    if not isinstance(interval, int | float) or not 0 < interval <= 10:
+        raise ConfigError(
+            f"{where}: server.task_request_interval must be above 0 and at most 10 seconds (0.1 is good; FLARE's own "
+            f"default makes every round wait 2 s), got {interval!r}"
+        )
+    workflows = server.get("workflows")
+    if not isinstance(workflows, list) or len(workflows) != 1 or workflows[0].get("path") != CONTROLLER:
+        raise ConfigError(f"{where}: 'workflows' must hold one entry with path {CONTROLLER}")
+    _known_keys(workflows[0], f"{where}: workflows[0]", {"id", "path", "args"})
+    settings = Settings(**check_args(Settings, workflows[0].get("args", {}), f"{where}: controller"))
+    declared = {}
+    for entry in server.get("components", []):
+        if not isinstance(entry, dict) or not isinstance(entry.get("id"), str):
+            raise ConfigError(f"{where}: a component needs an 'id', got {entry!r}")
+        declared[entry["id"]] = build(entry, Mixer, f"{where}: component '{entry['id']}'")
+    for slot in settings.slots:
+        if slot not in declared:
+            raise ConfigError(f"{where}: slot '{slot}' has no component of that id; there are: {', '.join(declared)}")
+    unused = sorted(set(declared) - set(settings.slots))
+    if unused:
+        raise ConfigError(f"{where}: component '{unused[0]}' is not among the controller's slots")
+
+    where = "config_fed_client.json"
+    _known_keys(client, where, {"format_version", "executors", "components", *_FILTERS})
+    executors = client.get("executors")
+    if not isinstance(executors, list) or len(executors) != 1 or "executor" not in executors[0]:
+        raise ConfigError(f"{where}: 'executors' must hold one entry")
+    if executors[0].get("tasks") != ["*"]:
+        raise ConfigError(f"{where}: executors[0].tasks must be [\"*\"], got {executors[0].get('tasks')!r}")
+    executor = executors[0]["executor"]
+    if executor.get("path") != EXECUTOR:
+        raise ConfigError(f"{where}: the executor's path must be {EXECUTOR}, got {executor.get('path')!r}")
+    args = executor.get("args", {})
+    _known_keys(args, f"{where}: executor", {"method", "task"})
+    for key in ("method", "task"):
+        if key not in args:
+            raise ConfigError(f"{where}: the executor's argument '{key}' is missing")
+    method = build(args["method"], Method, f"{where}: method")
+    task = build(args["task"], Task, f"{where}: task")
+    return Job(name, min_clients, settings, {slot: declared[slot] for slot in settings.slots}, method, task)
+
+
+_FILTERS = ("task_data_filters", "task_result_filters")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: expected a JSON object, got {type(content).__name__}")
+    _no_paths(content, path.name)
+    return content
+
+
+def _known_keys(content: Any, where: str, known: set[str]) -> None:
+    if not isinstance(content, dict):
+        raise ConfigError(f"{where}: expected a JSON object, got {content!r}")
+    for key in content:
+        if key not in known:
+            raise ConfigError(f"{where}: unknown key '{key}'; known are: {', '.join(sorted(known))}")
+
+
+def _no_paths(value: Any, where: str) -> None:
+    """A job names declared datasets; a file path or URL in it is refused, wherever it stands."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _no_paths(inner, f"{where}: {key}")
+    elif isinstance(value, list):
+        for inner in value:
+            _no_paths(inner, where)
+    elif isinstance(value, str) and ("/" in value or "\\" in value or value.startswith("~") or "{$" in value):
+        raise ConfigError(
+            f"{where}: a job may name a dataset that the site declares, never a path, URL or variable; got {value!r}"
+        )
+
+
+def _no_links(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_symlink():
+            raise ConfigError(f"{path} is a symbolic link; FLARE refuses or silently drops links in job folders")

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a method is, and what of a hospital it sees while it trains."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from medpfl.core.errors import ConfigError, Stopped
+from medpfl.core.groups import under
+from medpfl.core.seeding import derive_seed
+from medpfl.tasks.base import SiteData, Task
+
+
+@dataclass(frozen=True)
+class Batch:
+    """``inputs``: B x ...; ``targets``: B x ...; both on the training device."""
+
+    inputs: Tensor
+    targets: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method(ABC):
+    """A personalised federated learning method, as a frozen dataclass whose fields are the job's arguments.
+
+    A subclass says which networks a hospital holds (``models``), which of their tensors form which slot (``slots``;
+    by default every network is a slot of the same name), how one local round trains them, and which models it deploys.
+
+    Args:
+        epochs: passes over the local training data a round, >= 1.
+        steps: batches a round instead of whole epochs (the same number at every hospital); None: ``epochs``.
+        lr: learning rate, > 0.
+        batch_size: samples a step, >= 1. A last batch of a single sample is dropped when the epoch has others:
+            BatchNorm cannot train on it.
+        optimizer: "adam" (betas 0.9, 0.999) or "sgd" (no momentum). Its state stays at the hospital across rounds.
+    """
+
+    epochs: int = 1
+    steps: int | None = None
+    lr: float = 1e-3
+    batch_size: int = 8
+    optimizer: Literal["adam", "sgd"] = "adam"
+
+    deploys: ClassVar[Mapping[str, str]]
+    """Deployed model's name to the network that predicts; the first is the one a hospital would use."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("epochs", 1), ("batch_size", 1), ("steps", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{type(self).__name__}'s {name} must be at least {least}, got {value}")
+        if not self.lr > 0:
+            raise ConfigError(f"{type(self).__name__}'s lr must be above 0, got {self.lr}")
+
+    @abstractmethod
+    def models(self, network: Callable[[], nn.Module]) -> dict[str, nn.Module]:
+        """The networks a hospital holds. ``network()`` builds the task's, each time with the same initial weights."""
+
+    def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
+        """Slot name to keys of ``models.state_dict()``; what is in no slot is private."""
+        return {name: under(models, name) for name in models}
+
+    @abstractmethod
+    def local_round(self, site: "Site") -> None:
+        """Train ``site.models`` for one round."""
+
+    def predict(self, name: str, models: nn.ModuleDict, inputs: Tensor) -> Tensor:
+        """Outputs of the deployed model ``name``; the models are in evaluation mode."""
+        outputs: Tensor = models[self.deploys[name]](inputs)
+        return outputs
+
+    def new_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        if self.optimizer == "sgd":
+            return torch.optim.SGD(model.parameters(), lr=self.lr)
+        return torch.optim.Adam(model.parameters(), lr=self.lr)
+
+
+class Site:
+    """A hospital during one local round, as a method sees it."""
+
+    def __init__(
+        self,
+        method: Method,
+        task: Task,
+        data: SiteData,
+        models: nn.ModuleDict,
+        optimizers: dict[str, torch.optim.Optimizer],
+        device: torch.device,
+        roster: tuple[str, ...],
+        name: str,
+        seed: int,
+        round_number: int,
+        stopped: Callable[[], bool],
+    ):
+        self.method, self.task, self.data, self.models, self.device = method, task, data, models, device
+        self.roster, self.name, self.index = roster, name, roster.index(name)
+        self.round = round_number
+        self._seed, self._optimizers, self._stopped = seed, optimizers, stopped
+        self.last_loss = float("nan")
+
+    def training_batches(self) -> Iterator[Batch]:
+        """This round's batches: a function of (seed, site, round) alone, so every model of a round sees the same.
+
+        Raises:
+            Stopped: the job was aborted.
+        """
+        samples = self.data.splits["train"]
+        generator = torch.Generator().manual_seed(derive_seed(self._seed, self.name, self.round, "batches"))
+        size, done = self.method.batch_size, 0
+        limit = self.method.steps
+        for epoch in range(self.method.epochs if limit is None else limit):
+            order = torch.randperm(len(samples), generator=generator)
+            for start in range(0, len(samples), size):
+                chosen = order[start : start + size]
+                if len(chosen) == 1 and start > 0:
+                    continue
+                if self._stopped():
+                    raise Stopped(f"the job was aborted in round {self.round}, epoch {epoch + 1}")
+                yield Batch(samples.inputs[chosen].to(self.device), samples.targets[chosen].to(self.device))
+                done += 1
+                if done == limit:
+                    return
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """Mixed precision (bfloat16) where the device has it; nothing on a CPU, where results stay exact."""
+        enabled = self.device.type == "cuda" and torch.cuda.is_bf16_supported()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=enabled)
+
+    def step(self, model: str, loss: Tensor) -> None:
+        """One optimiser step of ``models[model]`` down a scalar loss."""
+        if model not in self._optimizers:
+            self._optimizers[model] = self.method.new_optimizer(self.models[model])
+        optimizer = self._optimizers[model]
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        self.last_loss = float(loss.detach())
+
+    def fit(self, model: str) -> None:
+        """Plain training of ``models[model]`` on the task loss over this round's batches."""
+        self.models[model].train()
+        for batch in self.training_batches():
+            with self.autocast():
+                loss = self.task.loss(self.models[model](batch.inputs), batch.targets)
+            self.step(model, loss)

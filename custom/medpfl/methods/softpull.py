@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SoftPull alone: one personal model a hospital, pulled softly towards the others' after every round.
+
+Xu et al., "Closing the Generalization Gap of Cross-silo Federated Medical Image Segmentation", CVPR 2022: the personal
+model of Algorithm 1 (line 9) with Eq. (11) at the server. The global model and the selector of FedSM are not part of it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import nn
+
+from medpfl.methods.base import Method, Site
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoftPull(Method):
+    """The pull itself, and its lam, are the server component ``medpfl.core.mixers.SoftPull`` of slot "model"."""
+
+    deploys: ClassVar = {"personal": "model"}
+
+    def models(self, network: Callable[[], nn.Module]) -> dict[str, nn.Module]:
+        return {"model": network()}
+
+    def local_round(self, site: Site) -> None:
+        site.fit("model")  # Alg. 1, line 9

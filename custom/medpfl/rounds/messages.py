@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes over the wire: a small header and tensors, with the checks on what a hospital may send."""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from medpfl.core.errors import RefusedUpdate
+
+SEPARATOR = "::"
+"""Between the slot and the entry in a tensor's name on the wire."""
+
+Slots = dict[str, dict[str, Tensor]]
+
+
+@dataclass
+class Message:
+    """``header``: plain JSON values; ``slots``: slot name to entry to contiguous CPU tensor."""
+
+    header: dict[str, Any] = field(default_factory=dict)
+    slots: Slots = field(default_factory=dict)
+
+
+def flatten(slots: Slots) -> dict[str, Tensor]:
+    """{"slot::entry": tensor}"""
+    return {f"{slot}{SEPARATOR}{key}": tensor for slot, state in slots.items() for key, tensor in state.items()}
+
+
+def unflatten(tensors: Mapping[str, Tensor]) -> Slots:
+    """The inverse of ``flatten``."""
+    slots: Slots = {}
+    for name, tensor in tensors.items():
+        slot, _, key = name.partition(SEPARATOR)
+        slots.setdefault(slot, {})[key] = tensor
+    return slots
+
+
+def gather(models: nn.Module, slots: Mapping[str, list[str]], wanted: Iterable[str]) -> Slots:
+    """Copies of the wanted slots' entries, contiguous on the CPU."""
+    state = models.state_dict()
+    return {slot: {key: copy_out(state[key]) for key in slots[slot]} for slot in wanted}
+
+
+def copy_out(tensor: Tensor) -> Tensor:
+    """A contiguous CPU copy that shares nothing with the model."""
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+def load(models: nn.Module, slots: Slots) -> None:
+    """Copy slots into the models in place; every entry must exist."""
+    state = models.state_dict()
+    with torch.no_grad():
+        for entries in slots.values():
+            for key, tensor in entries.items():
+                state[key].copy_(tensor)
+
+
+def table(slots: Slots) -> dict[str, dict[str, list[Any]]]:
+    """Slot to entry to [shape, dtype], as JSON values."""
+    return {slot: {k: [list(t.shape), str(t.dtype)] for k, t in state.items()} for slot, state in slots.items()}
+
+
+def fingerprint(slots: Slots) -> str:
+    """SHA-256 over names, types, shapes and bytes of all tensors, whatever their order."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(flatten(slots).items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def digest_of(value: Any) -> str:
+    """Short hash of a JSON value."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def byte_count(slots: Slots) -> int:
+    """Bytes of all tensors."""
+    return sum(t.numel() * t.element_size() for state in slots.values() for t in state.values())
+
+
+def check_update(site: str, slots: Slots, expected: Mapping[str, Mapping[str, list[Any]]]) -> None:
+    """An update must have exactly the expected slots, entries, shapes and types, and finite values only.
+
+    Raises:
+        RefusedUpdate: naming the hospital, the entry, expected and got.
+    """
+    got = table(slots)
+    for slot in {**expected, **got}:
+        entries, wanted = got.get(slot, {}), expected.get(slot, {})
+        for key in sorted(wanted.keys() ^ entries.keys()):
+            what = "is missing" if key in wanted else "was not asked for"
+            raise RefusedUpdate(f"{site}: entry '{slot}{SEPARATOR}{key}' {what}")
+        for key, (shape, dtype) in wanted.items():
+            if entries[key] != [shape, dtype]:
+                raise RefusedUpdate(
+                    f"{site}: entry '{slot}{SEPARATOR}{key}': expected shape {shape} {dtype}, "
+                    f"got {entries[key][0]} {entries[key][1]}"
+                )
+            tensor = slots[slot][key]
+            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                raise RefusedUpdate(f"{site}: entry '{slot}{SEPARATOR}{key}' holds NaN or infinite values")
+
+
+def number(value: Any) -> float | None:
+    """A metric as JSON can hold it: None stands for NaN and infinities."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None

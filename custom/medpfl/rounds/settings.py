@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The controller's arguments: everything about a job that the server decides."""
+
+from dataclasses import dataclass
+
+from medpfl.core.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Arguments of the controller, in the job's ``config_fed_server.json``.
+
+    Args:
+        rounds: number of rounds, >= 1.
+        slots: ids of the server components to use, one per slot; "local" and "fedavg" add the references.
+        seed: every random number of the job derives from it.
+        threads: torch threads at every hospital; 1 makes results equal bit for bit on one kind of machine.
+        finetune: local rounds of the FedAvg + fine-tuning reference, >= 0 (0: leave it out).
+        train_timeout: seconds a round may take before hospitals that have not answered are left out.
+        init_timeout: seconds for reading the data and building the models.
+        grace: seconds the remaining hospitals get once ``min_clients`` (of the job's meta.json) have answered.
+        patience: rounds in a row a hospital may miss before it is only probed and not waited for.
+    """
+
+    rounds: int
+    slots: list[str]
+    seed: int = 0
+    threads: int = 1
+    finetune: int = 5
+    train_timeout: float = 3600.0
+    init_timeout: float = 3600.0
+    grace: float = 600.0
+    patience: int = 2
+
+    def __post_init__(self) -> None:
+        for name, least in (("rounds", 1), ("threads", 1), ("finetune", 0), ("patience", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"the controller's {name} must be at least {least}, got {getattr(self, name)}")
+        for name in ("train_timeout", "init_timeout"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"the controller's {name} must be above 0 seconds, got {getattr(self, name)}")
+        if not self.grace >= 0:
+            raise ConfigError(f"the controller's grace must be at least 0 seconds, got {self.grace}")
+        if not self.slots:
+            raise ConfigError("the controller's slots are empty: name at least one server component")
+        if len(set(self.slots)) < len(self.slots):
+            raise ConfigError(f"the controller's slots name one component twice: {self.slots}")

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run a job in this process, one hospital after another, without nvflare: a debugger, a test oracle, and the way to
+run on a lone GPU machine. Hospitals that really train together use FLARE."""
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from medpfl.core.errors import ConfigError
+from medpfl.job import Job
+from medpfl.rounds.coordinator import Coordinator
+from medpfl.rounds.messages import Message
+from medpfl.rounds.site import SiteRunner
+from medpfl.sites.site_file import load_site_file
+
+
+def simulate(
+    job: Job,
+    site_files: Mapping[str, Path],
+    results: Path,
+    home: Path,
+    progress: Callable[[Coordinator], None] = lambda coordinator: None,
+    stop_after: int | None = None,
+) -> Coordinator:
+    """Run ``job`` with one hospital per site file.
+
+    Args:
+        site_files: hospital's name to its site file.
+        results: folder for what the job leaves behind at the server.
+        home: folder for checkpoints and, under each hospital's name, its state and models.
+        progress: called after every round.
+        stop_after: stop after this round, as if the process had been killed (for tests of resuming).
+
+    Raises:
+        MedPFLError: as the hospitals and the server raise them.
+    """
+    if len(site_files) < job.min_clients:
+        raise ConfigError(f"job '{job.name}' needs at least {job.min_clients} hospitals, got {len(site_files)}")
+    runners = {
+        site: SiteRunner(site, job.method, job.task, partial(load_site_file, path, site), home / site)
+        for site, path in sorted(site_files.items())
+    }
+    coordinator = Coordinator(
+        job.settings, job.mixers, job.name, list(runners), job.min_clients, home / "server" / job.name, results
+    )
+
+    def exchange(messages: dict[str, Message]) -> dict[str, Message]:
+        return {site: runners[site].handle(message.header["task"], message) for site, message in messages.items()}
+
+    coordinator.take_init(exchange(coordinator.init_messages()))
+    sites = coordinator.joined
+    for round_number in range(coordinator.done + 1, job.settings.rounds + 1):
+        started = time.monotonic()
+        replies = exchange(coordinator.train_messages(round_number, sites))
+        coordinator.take_train(round_number, replies, time.monotonic() - started)
+        progress(coordinator)
+        if round_number == stop_after:
+            return coordinator
+    coordinator.take_validation(exchange(coordinator.validate_messages(sites)))
+    coordinator.take_final(exchange(coordinator.finish_messages(sites)))
+    return coordinator

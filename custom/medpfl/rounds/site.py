@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A hospital's side of a job, without a transport: build, train, validate, test, keep state."""
+
+import logging
+import platform
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import medpfl
+from medpfl import store
+from medpfl.component import spec_of
+from medpfl.core.errors import ConfigError, MedPFLError
+from medpfl.core.groups import check_slots, describe
+from medpfl.core.seeding import derive_seed
+from medpfl.evaluate.models import evaluate, save_deployed
+from medpfl.methods.base import Method, Site
+from medpfl.methods.references import REFERENCES, like
+from medpfl.rounds.messages import Message, byte_count, digest_of, fingerprint, gather, load, number, table
+from medpfl.sites.site_file import SiteFile
+from medpfl.tasks.base import Evaluation, SiteData, Task
+
+FINE_TUNED = "fedavg_finetuned"
+
+
+class SiteRunner:
+    """Answers the server's messages for one hospital.
+
+    Args:
+        name: the hospital's name in the federation.
+        site_file: gives the declared data; called once, when the job starts.
+        root: the hospital's folder for MedPFL, outside FLARE's run folder; <root>/<job> keeps state and models.
+        stopped: whether the job was aborted; asked before every batch.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        method: Method,
+        task: Task,
+        site_file: Callable[[], SiteFile],
+        root: Path,
+        stopped: Callable[[], bool] = lambda: False,
+    ):
+        self.name, self.method, self.task, self.root = name, method, task, root
+        self._site_file, self._stopped = site_file, stopped
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._log = logging.getLogger(f"{__name__}.{name}")
+        self.data: SiteData
+        self.models: nn.ModuleDict
+        self._run: str | None = None
+
+    def handle(self, kind: str, message: Message) -> Message:
+        """Answer one message: "init", "train", "validate" or "finish"."""
+        answers = {"init": self._init, "train": self._train, "validate": self._validate, "finish": self._finish}
+        return answers[kind](message)
+
+    # -- init ---------------------------------------------------------------------------------------------------------
+
+    def _init(self, message: Message) -> Message:
+        header = message.header
+        torch.set_num_threads(header["threads"])
+        self.home = self.root / _plain(header["job"])
+        self.roster = tuple(header["roster"])
+        self.seed: int = header["seed"]
+        self.data = self.task.load(self._site_file())
+        self.methods = [self.method]
+        for name in header["slots"]:
+            if name in REFERENCES and not isinstance(self.method, REFERENCES[name]):
+                self.methods.append(like(name, self.method))
+        self._build()
+        self._check_slots(header["slots"])
+        self.travelling = [slot for slot, travels in header["slots"].items() if travels]
+        self._log.info(describe(self.models, self.slots, self.travelling))
+        slots = gather(self.models, self.slots, self.travelling)
+        reply = {
+            "sizes": {split: len(samples) for split, samples in self.data.splits.items()},
+            "table": table(slots),
+            "fingerprint": fingerprint(slots),
+            "config": digest_of([spec_of(self.method), spec_of(self.task)]),
+            "deploys": [name for method in self.methods for name in method.deploys],
+            "personalised": next(iter(self.method.deploys)),
+            "score": self.task.score,
+            "classes": self.data.class_names,
+            "versions": {"python": platform.python_version(), "torch": torch.__version__, "medpfl": medpfl.__version__},
+        }
+        return Message(reply, slots)
+
+    def _build(self) -> None:
+        """All networks with the job's initial weights."""
+        self.models = nn.ModuleDict()
+        self._owner: dict[str, Method] = {}
+        self.slots: dict[str, list[str]] = {}
+        for method in self.methods:
+            mine = nn.ModuleDict(method.models(self._network))
+            for name in mine:
+                if name in self._owner:
+                    raise ConfigError(f"{type(method).__name__} uses the model name '{name}', which is taken")
+                self._owner[name] = method
+            self.models.update(mine)
+            self.slots.update(method.slots(mine))
+        self.models.to(self.device)
+
+    def recover(self) -> None:
+        """After a failed task: forget what it half did; the next task starts from the state kept on disk."""
+        self._run = None
+        if hasattr(self, "models"):
+            self._build()
+
+    def _network(self) -> nn.Module:
+        """The task's network with the job's initial weights: the same for every model and every hospital."""
+        torch.manual_seed(derive_seed(self.seed, "initial weights"))
+        return self.task.network(self.data)
+
+    def _check_slots(self, served: dict[str, bool]) -> None:
+        check_slots(self.models, self.slots)
+        for name in served:
+            if name not in self.slots:
+                raise ConfigError(
+                    f"the server mixes slot '{name}', which {type(self.method).__name__} does not have; "
+                    f"its slots are: {', '.join(self.slots)}"
+                )
+        for name in self.slots:
+            if name not in served:
+                raise ConfigError(f"{type(self.method).__name__} has slot '{name}', but the server mixes no such slot")
+
+    # -- rounds -------------------------------------------------------------------------------------------------------
+
+    def _train(self, message: Message) -> Message:
+        started = time.monotonic()
+        header = message.header
+        current: int = header["round"]
+        notes = self._enter_run(header)
+        load(self.models, message.slots)
+        metrics = self._look_at_mixed(current - 1, header) if current > 1 else []
+        losses = {}
+        for method in self.methods:
+            # Dropout and the like draw from the global generator: seeded for each method, so that switching the
+            # references on or off changes nothing.
+            torch.manual_seed(derive_seed(self.seed, self.name, current, type(method).__name__))
+            site = self._site(method, current)
+            method.local_round(site)
+            losses[next(iter(method.deploys))] = number(site.last_loss)
+        self._save_state(current)
+        slots = gather(self.models, self.slots, self.travelling)
+        reply = {
+            "round": current,
+            "metrics": metrics,
+            "loss": losses,
+            "notes": notes,
+            "seconds": round(time.monotonic() - started, 3),
+            "bytes": byte_count(slots),
+        }
+        return Message(reply, slots)
+
+    def _validate(self, message: Message) -> Message:
+        """After the last round: look at its mixed models too, so that the last round can be the best."""
+        notes = self._enter_run(message.header)
+        load(self.models, message.slots)
+        return Message({"metrics": self._look_at_mixed(message.header["round"], message.header), "notes": notes})
+
+    def _site(self, method: Method, round_number: int) -> Site:
+        return Site(
+            method, self.task, self.data, self.models, self._optimizers, self.device, self.roster, self.name,
+            self.seed, round_number, self._stopped,
+        )  # fmt: skip
+
+    def _look_at_mixed(self, round_number: int, header: dict[str, Any]) -> list[dict[str, Any]]:
+        """Validate the models as they came out of a round's mixing and keep them until a better round is known."""
+        metrics = [
+            self._line(name, "validation", round_number, evaluation)
+            for method in self.methods
+            for name in method.deploys
+            if (evaluation := self._evaluate(method, name, "validation"))
+        ]
+        store.save(store.path_of(self._state, "mixed", round_number), self.models.state_dict(), {"round": round_number})
+        wanted = {round_number, *(best["round"] for best in header["best"].values())}
+        for number_, path in store.numbered(self._state, "mixed").items():
+            if number_ not in wanted:
+                path.unlink()
+        return metrics
+
+    def _evaluate(self, method: Method, name: str, split: str) -> Evaluation | None:
+        return evaluate(method, name, self.models, self.task, self.data.splits[split], self.device)
+
+    def _line(self, model: str, split: str, round_number: int, evaluation: Evaluation) -> dict[str, Any]:
+        values = {metric: number(value) for metric, value in evaluation.metrics.items()}
+        return {"model": model, "split": split, "round": round_number, "metrics": values}
+
+    # -- state --------------------------------------------------------------------------------------------------------
+
+    def _enter_run(self, header: dict[str, Any]) -> list[str]:
+        """On this process's first task of a run: start afresh in round 1, else take up what was kept on disk."""
+        if self._run == header["run"]:
+            return []
+        self._run = header["run"]
+        self._state = self.home / "state" / _plain(header["run"])
+        self._optimizers: dict[str, torch.optim.Optimizer] = {}
+        done: int = header["round"] - (header["task"] == "train")
+        if done == 0:
+            for kind in ("private", "mixed"):
+                for path in store.numbered(self._state, kind).values():
+                    path.unlink()
+            return []
+        kept = {number_: path for number_, path in store.numbered(self._state, "private").items() if number_ <= done}
+        if not kept:
+            return [f"no state of this run is kept here; the private part starts anew in round {done + 1}"]
+        newest = max(kept)
+        tensors, meta = store.read(kept[newest])
+        self._restore(tensors, meta)
+        return [f"resumed from the state after round {newest}"]
+
+    def _private_keys(self) -> list[str]:
+        sent = {key for slot in self.travelling for key in self.slots[slot]}
+        return [key for key in self.models.state_dict() if key not in sent]
+
+    def _save_state(self, round_number: int) -> None:
+        """What the server does not hold: private entries and optimisers. The last two rounds are kept, because the
+        server's checkpoint may be one round behind."""
+        state = self.models.state_dict()
+        tensors: dict[str, Tensor] = {f"model/{key}": state[key] for key in self._private_keys()}
+        for model, optimizer in self._optimizers.items():
+            for index, entries in optimizer.state_dict()["state"].items():
+                tensors.update({f"optimizer/{model}/{index}/{key}": value for key, value in entries.items()})
+        store.save(store.path_of(self._state, "private", round_number), tensors, {"optimizers": list(self._optimizers)})
+        for number_, path in store.numbered(self._state, "private").items():
+            if not round_number - 1 <= number_ <= round_number:
+                path.unlink()
+
+    def _restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+        load(self.models, {"": {k.removeprefix("model/"): t for k, t in tensors.items() if k.startswith("model/")}})
+        for model in meta["optimizers"]:
+            optimizer = self._owner[model].new_optimizer(self.models[model])
+            state: dict[int, dict[str, Tensor]] = {}
+            prefix = f"optimizer/{model}/"
+            for name, tensor in tensors.items():
+                if name.startswith(prefix):
+                    index, key = name.removeprefix(prefix).split("/", 1)
+                    state.setdefault(int(index), {})[key] = tensor
+            optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+            self._optimizers[model] = optimizer
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def _finish(self, message: Message) -> Message:
+        """Test best and last models once, fine-tune the FedAvg reference, keep the models at the hospital."""
+        header = message.header
+        notes = self._enter_run(header)
+        last: int = header["round"]
+        lines: list[dict[str, Any]] = []
+        for method in self.methods:
+            for name in method.deploys:
+                best = header["best"].get(name, {"round": last})["round"]
+                for choice, round_number in (("best", best), ("last", last)):
+                    note = self._load_mixed(round_number)
+                    if note:
+                        notes.append(f"{name}, {choice} round {round_number}: {note}")
+                        continue
+                    lines.append(self._test(method, name, choice, round_number))
+        fedavg = next((m for m in self.methods if "fedavg" in m.deploys), None)
+        if fedavg and header["finetune"]:
+            best = header["best"].get("fedavg", {"round": last})["round"]
+            note = self._load_mixed(best)
+            if note:
+                notes.append(f"{FINE_TUNED}: {note}")
+            else:
+                lines.append(self._fine_tune(fedavg, best, last, header))
+        return Message({"metrics": lines, "notes": notes})
+
+    def _load_mixed(self, round_number: int) -> str | None:
+        path = store.path_of(self._state, "mixed", round_number)
+        if not path.exists():
+            return "this hospital took no part in that round, so it has no such model"
+        tensors, _ = store.read(path)
+        load(self.models, {"": tensors})
+        return None
+
+    def _test(
+        self, method: Method, name: str, choice: str, round_number: int, deployed: str | None = None
+    ) -> dict[str, Any]:
+        evaluation = self._evaluate(method, name, "test")
+        if evaluation is None:
+            raise MedPFLError("the test split is empty")
+        deployed = deployed or name
+        networks = nn.ModuleDict({key: self.models[key] for key, owner in self._owner.items() if owner is method})
+        about = {"job": self.home.name, "site": self.name, "model": deployed, "choice": choice, "round": round_number}
+        save_deployed(self.home / "models", about, method, name, networks, self.task, self.data, evaluation)
+        return {**self._line(deployed, "test", round_number, evaluation), "choice": choice}
+
+    def _fine_tune(self, method: Method, best: int, last: int, header: dict[str, Any]) -> dict[str, Any]:
+        """FedAvg + fine-tuning: local rounds from the best common model, the number of them chosen on validation."""
+        self._optimizers = {}
+        model = method.deploys["fedavg"]
+        chosen, best_score = None, float("-inf")
+        for extra in range(1, header["finetune"] + 1):
+            torch.manual_seed(derive_seed(self.seed, self.name, last + extra, FINE_TUNED))
+            self._site(method, last + extra).fit(model)
+            evaluation = self._evaluate(method, "fedavg", "validation")
+            score = number(evaluation.metrics[self.task.score]) if evaluation else None
+            if chosen is None or score is None or score > best_score:
+                best_score = best_score if score is None else score
+                chosen = {key: value.clone() for key, value in self.models[model].state_dict().items()}
+        assert chosen is not None  # finetune >= 1
+        self.models[model].load_state_dict(chosen)
+        return self._test(method, "fedavg", "best", best, deployed=FINE_TUNED)
+
+
+def _plain(name: str) -> str:
+    """A name from the server that becomes a folder here: one plain path component, or refused."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise ConfigError(f"the server sent a name that cannot be a folder: {name!r}")
+    return name

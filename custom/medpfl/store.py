@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""State on disk: one safetensors file with tensors and JSON, written atomically; nothing is ever unpickled."""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from medpfl.core.errors import MedPFLError
+
+_META = "medpfl"
+FORMAT = 1
+
+
+def save(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+    """Write tensors and a JSON-able ``meta``; a reader sees the old file or the new one, never half of it.
+
+    Raises:
+        MedPFLError: the folder cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+        save_file(content, temporary, metadata={_META: json.dumps({"format": FORMAT, **meta})})
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except (OSError, SafetensorError) as error:
+        temporary.unlink(missing_ok=True)
+        raise MedPFLError(f"cannot write {path}: {error}") from error
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What ``save`` wrote.
+
+    Raises:
+        MedPFLError: the file is missing, broken or of another format.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            meta = json.loads((file.metadata() or {}).get(_META, "{}"))
+            if meta.get("format") != FORMAT:
+                raise MedPFLError(f"{path}: not a MedPFL state file of format {FORMAT}")
+            return {name: file.get_tensor(name) for name in file.keys()}, meta  # noqa: SIM118 (not a dict)
+    except (OSError, SafetensorError, json.JSONDecodeError) as error:
+        raise MedPFLError(f"cannot read {path}: {error}") from error
+
+
+def numbered(folder: Path, kind: str) -> dict[int, Path]:
+    """Files ``<kind>-<round>.safetensors`` in a folder, by round."""
+    pattern = re.compile(rf"{re.escape(kind)}-(\d+)\.safetensors")
+    found = {}
+    for path in folder.glob(f"{kind}-*.safetensors"):
+        if match := pattern.fullmatch(path.name):
+            found[int(match[1])] = path
+    return found
+
+
+def path_of(folder: Path, kind: str, round_number: int) -> Path:
+    """Where the file ``kind`` of a round lies."""
+    return folder / f"{kind}-{round_number:05d}.safetensors"

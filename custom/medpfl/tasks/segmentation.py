@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""2-D segmentation of volumes, slice by slice along the axial axis, scored by Dice per patient volume."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from medpfl.core.errors import ConfigError, DataError
+from medpfl.sites.site_file import SiteFile, Volumes
+from medpfl.sites.volumes import list_cases, read_volume
+from medpfl.tasks.base import Evaluation, Samples, SiteData, Task, empty_like
+
+
+@dataclass(frozen=True)
+class Segmentation(Task):
+    """MONAI's UNet with BatchNorm on axial slices; loss: Dice + cross-entropy.
+
+    Args:
+        dataset: name of a declared dataset of kind ``volumes``.
+        size: height and width of a slice in voxels, each a multiple of 2 ** (len(channels) - 1).
+        spacing: voxel size in mm to which every volume is resampled (right-left, posterior-anterior, axial).
+        channels: UNet's channels from the top level down.
+        residual_units: residual units per level, 0 for plain convolutions (quicker on a CPU).
+        score: metric that chooses the best round.
+    """
+
+    dataset: str
+    size: tuple[int, int] = (64, 64)
+    spacing: tuple[float, float, float] = (3.0, 3.0, 8.0)
+    channels: tuple[int, ...] = (16, 32, 64, 128)
+    residual_units: int = 0
+    score: Literal["dice"] = "dice"
+    scores: ClassVar[tuple[str, ...]] = ("dice",)
+
+    def __post_init__(self) -> None:
+        for name in ("size", "spacing", "channels"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON has lists
+        if len(self.channels) < 2:
+            raise ConfigError(f"Segmentation's channels: at least 2 levels are needed, got {list(self.channels)}")
+        step = 2 ** (len(self.channels) - 1)
+        if len(self.size) != 2 or any(length < step or length % step for length in self.size):
+            raise ConfigError(
+                f"Segmentation's size must be 2 multiples of {step} for {len(self.channels)} levels, got {list(self.size)}"
+            )
+        if len(self.spacing) != 3 or min(self.spacing) <= 0:
+            raise ConfigError(f"Segmentation's spacing must be 3 positive numbers (mm), got {list(self.spacing)}")
+
+    def load(self, site_file: SiteFile) -> SiteData:
+        declared = site_file.dataset(self.dataset, Volumes)
+        assert isinstance(declared, Volumes)  # what ``dataset`` checked, said again for the type checker
+        splits: dict[str, Samples] = {}
+        for split, cases in list_cases(declared).items():
+            volumes = [read_volume(case, len(declared.labels), self.spacing, self.size) for case in cases]
+            if not volumes:
+                splits[split] = empty_like(splits["train"])
+                continue
+            if len({volume.image.shape[0] for volume in volumes}) > 1:
+                raise DataError(f"{declared.datalist}: its images differ in their number of channels")
+            depth = [volume.image.shape[-1] for volume in volumes]
+            splits[split] = Samples(
+                torch.cat([volume.image.permute(3, 0, 1, 2) for volume in volumes]).contiguous(),
+                torch.cat([volume.label.permute(2, 0, 1) for volume in volumes]).contiguous(),
+                np.repeat(np.arange(len(volumes)), depth),
+                [volume.name for volume in volumes],
+            )
+        return SiteData(splits, [declared.labels[value] for value in sorted(declared.labels)])
+
+    def network(self, data: SiteData) -> nn.Module:
+        from monai.networks.nets import UNet
+
+        return UNet(
+            spatial_dims=2,
+            in_channels=data.splits["train"].inputs.shape[1],
+            out_channels=len(data.class_names),
+            channels=self.channels,
+            strides=[2] * (len(self.channels) - 1),
+            num_res_units=self.residual_units,
+            norm="batch",
+        )
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        from monai.losses import DiceCELoss
+
+        return DiceCELoss(to_onehot_y=True, softmax=True, include_background=False)(outputs, targets.unsqueeze(1))
+
+    def decide(self, outputs: Tensor) -> Tensor:
+        return outputs.argmax(dim=1).to(torch.uint8)
+
+    def evaluate(self, decisions: Tensor, samples: Samples) -> Evaluation:
+        """Dice of each volume (its slices taken together), averaged over the foreground classes and then over the
+        volumes. A class that is in neither the label map nor the decision of a volume counts as 1 (nothing was there,
+        nothing was found)."""
+        from monai.metrics import compute_dice
+        from monai.networks import one_hot
+
+        classes = int(max(decisions.max(), samples.targets.max(), 1)) + 1
+        cases = []
+        for index, name in enumerate(samples.names):
+            mine = torch.from_numpy(samples.case == index)
+            found, truth = (
+                one_hot(t[mine].permute(1, 2, 0)[None, None].long(), classes) for t in (decisions, samples.targets)
+            )
+            dice = compute_dice(found, truth, include_background=False, ignore_empty=False)
+            cases.append({"case": name, "dice": float(dice.double().mean())})
+        return Evaluation({"dice": float(np.mean([case["dice"] for case in cases]))}, cases)
