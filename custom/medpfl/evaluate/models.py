@@ -66,7 +66,7 @@ def save_deployed(
         "input_shape": list(data.splits["train"].inputs.shape[1:]),
         "cases": sizes,
         "test": {key: round(value, 6) for key, value in evaluation.metrics.items()},
-        "versions": {"medpfl": medpfl.__version__, "torch": torch.__version__},
+        "versions": {"medpfl": medpfl.__version__, "torch": str(torch.__version__)},
     }
     store.save(folder / f"{stem}.safetensors", networks.state_dict(), meta)
     _write(folder / f"{stem}.md", _card(meta))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages as FLARE shareables: numpy arrays in a DXO, so that FLARE's own filters (privacy, encryption) can act."""
 
+import json
+
 import numpy as np
 import torch
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
@@ -15,14 +17,15 @@ ERROR = "medpfl_error"
 
 
 def to_shareable(message: Message) -> Shareable:
-    """Tensors travel as arrays under "slot::entry", the header in the DXO's meta."""
+    """Tensors travel as arrays under "slot::entry", the header as JSON text in the DXO's meta: what FLARE's serialiser
+    does not know would end the hospital's process."""
     arrays = {}
     for name, tensor in flatten(message.slots).items():
         if tensor.dtype == torch.bfloat16:
             raise ConfigError(f"'{name}' is bfloat16, which FLARE's arrays cannot carry; use float32 or float16 weights")
         arrays[name] = tensor.numpy()
     kind = DataKind.WEIGHTS if arrays else DataKind.APP_DEFINED
-    shareable: Shareable = DXO(kind, data=arrays, meta={_HEADER: message.header}).to_shareable()
+    shareable: Shareable = DXO(kind, data=arrays, meta={_HEADER: json.dumps(message.header)}).to_shareable()
     return shareable
 
 
@@ -33,4 +36,4 @@ def from_shareable_(shareable: Shareable) -> Message:
     for name, array in dxo.data.items():
         whole = np.asarray(array)
         tensors[name] = torch.from_numpy(whole if whole.flags.writeable else whole.copy())
-    return Message(dxo.meta.get(_HEADER, {}), unflatten(tensors))
+    return Message(json.loads(dxo.meta[_HEADER]), unflatten(tensors))

@@ -87,7 +87,7 @@ class SiteRunner:
             "personalised": next(iter(self.method.deploys)),
             "score": self.task.score,
             "classes": self.data.class_names,
-            "versions": {"python": platform.python_version(), "torch": torch.__version__, "medpfl": medpfl.__version__},
+            "versions": {"python": platform.python_version(), "torch": str(torch.__version__), "medpfl": medpfl.__version__},
         }
         return Message(reply, slots)
 

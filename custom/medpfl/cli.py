@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command ``medpfl``: one verb each."""
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+import medpfl
+from medpfl.core.errors import MedPFLError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=medpfl.__doc__)
+site_app = typer.Typer(no_args_is_help=True, help="For a hospital's startup kit and site file.")
+demo_app = typer.Typer(no_args_is_help=True, help="Write demo hospitals: their site files, and data where generated.")
+bench_app = typer.Typer(no_args_is_help=True, help="Benchmarks; each prints its numbers as ratios inside one run.")
+app.add_typer(site_app, name="site")
+app.add_typer(demo_app, name="demo")
+app.add_typer(bench_app, name="bench")
+console = Console()
+
+JobArgument = Annotated[str, typer.Argument(help="A job folder, or the name of a shipped job.")]
+FolderArgument = Annotated[Path, typer.Argument(help="Folder to write into.")]
+
+
+@app.command()
+def jobs() -> None:
+    """List the shipped jobs."""
+    from medpfl.bundle import find_bundle, manifest
+
+    table = Table("job", "method", "task", "data", "paper")
+    for name, entry in manifest(find_bundle())["jobs"].items():
+        table.add_row(name, entry["method"], entry["task"], entry["data"], entry["paper"])
+    console.print(table)
+
+
+@app.command()
+def check_job(job: JobArgument) -> None:
+    """Check a job folder before it is submitted: every key, class, argument and slot."""
+    from medpfl.bundle import find_job
+    from medpfl.job import load_job
+
+    loaded = load_job(find_job(job))
+    slots = ", ".join(f"{slot} ({mixer!r})" for slot, mixer in loaded.mixers.items())
+    console.print(f"{loaded.name} is valid: {loaded.method!r} on {loaded.task!r}; slots: {slots}", markup=False)
+
+
+@app.command()
+def simulate(
+    job: JobArgument,
+    sites: Annotated[Path | None, typer.Option(help="Folder with <hospital>.yaml files; default: demo data.")] = None,
+    results: Annotated[Path | None, typer.Option(help="Default: results/<job>-simulated.")] = None,
+) -> None:
+    """Run a job in this process, hospital after hospital, without FLARE: to debug, or on a lone GPU machine."""
+    from medpfl.bundle import DEMOS, demo_of, find_job
+    from medpfl.evaluate.console import print_results
+    from medpfl.job import load_job
+    from medpfl.rounds.coordinator import Coordinator
+    from medpfl.rounds.simulate import simulate as run
+
+    loaded = load_job(find_job(job))
+    results = results or Path("results") / f"{loaded.name}-simulated"
+    with tempfile.TemporaryDirectory(prefix="medpfl-") as scratch:
+        if sites is None:
+            sites = Path(scratch) / "sites"
+            DEMOS[demo_of(loaded.name)](sites)
+        elif not sites.is_dir():
+            raise MedPFLError(f"--sites: {sites} is not a folder")
+        files = {path.stem: path for path in sorted(sites.glob("*.yaml"))}
+        columns = (TextColumn("round {task.completed}/{task.total}"), BarColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console) as progress:
+            bar = progress.add_task("rounds", total=loaded.settings.rounds)
+
+            def advance(coordinator: Coordinator) -> None:
+                progress.update(bar, completed=coordinator.done)
+
+            run(loaded, files, results, results / "home", advance)
+    print_results(results, console)
+
+
+@app.command()
+def report(folder: Annotated[Path, typer.Argument(help="A job's results folder.")]) -> None:
+    """Print a results folder's table and write its report.html anew."""
+    from medpfl.evaluate.console import print_results
+    from medpfl.evaluate.report import write_report
+
+    write_report(folder)
+    print_results(folder, console)
+
+
+@site_app.command("allow")
+def site_allow(
+    kit: Annotated[Path, typer.Argument(help="Startup kit: the folder that holds startup/ and local/.")],
+    extra: Annotated[list[str] | None, typer.Option("--class", help="Full name of another reviewed class.")] = None,
+) -> None:
+    """Let a startup kit run jobs that name this package's classes: each in full, never by a prefix."""
+    from medpfl.flare.allow import allow, component_classes
+
+    path = allow(kit, extra)
+    console.print(f"{path}: {len(component_classes()) + len(extra or [])} MedPFL classes are allowed by name")
+
+
+@demo_app.command("phantom")
+def demo_phantom(folder: FolderArgument, seed: int = 0) -> None:
+    """Four hospitals with generated MR-like phantoms (NIfTI)."""
+    from medpfl.demo.phantom import write_phantoms
+
+    console.print(f"{folder}: {', '.join(write_phantoms(folder, seed))}")
+
+
+@demo_app.command("heart")
+def demo_heart(
+    folder: FolderArgument,
+    data: Annotated[Path | None, typer.Option(help="Folder with the processed.*.data files.")] = None,
+    split: Annotated[str, typer.Option(help="validated or flamby")] = "validated",
+) -> None:
+    """The four hospitals of the UCI heart-disease data."""
+    from medpfl.demo.heart import SPLITS, write_heart
+
+    if split not in SPLITS:
+        raise MedPFLError(f"--split must be {' or '.join(SPLITS)}, got '{split}'")
+    console.print(f"{folder}: {', '.join(write_heart(folder, data, split))}")
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    console.print(medpfl.__version__)
+
+
+def main() -> None:
+    """Entry point: a MedPFLError is one sentence on stderr and exit code 1, never a traceback."""
+    try:
+        app()
+    except MedPFLError as error:
+        Console(stderr=True).print(f"medpfl: {error}", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(1)

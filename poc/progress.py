@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job's progress as a person can follow it: a live table on a terminal, plain lines elsewhere."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+
+class Progress:
+    """Follows the server's metrics.jsonl while the job writes it."""
+
+    def __init__(self, job: str, rounds: int, file: Path, console: Console):
+        self.job, self.rounds, self.file, self.console = job, rounds, file, console
+        self._read = 0
+        self._round = 0
+        self._began: float | None = None
+        self._scores: dict[str, dict[str, float]] = {}
+        self._live = Live(console=console, refresh_per_second=2, transient=True) if console.is_terminal else None
+
+    def __enter__(self) -> "Progress":
+        if self._live:
+            self._live.start()
+        else:
+            self.console.print(f"{self.job}: submitted, {self.rounds} rounds")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def update(self) -> None:
+        """Read what is new and show it."""
+        for line in self._new_lines():
+            if line["split"] == "validation":
+                value = next(iter(line["metrics"].values()))
+                if value is not None:
+                    self._scores.setdefault(line["site"], {})[line["model"]] = value
+            elif line["split"] == "round":
+                self._round = line["round"]
+                self._began = self._began or time.monotonic() - line["seconds"]
+                if not self._live:
+                    self.console.print(self._plain(), soft_wrap=True)
+        if self._live:
+            self._live.update(self._table())
+
+    def _new_lines(self) -> list[dict[str, Any]]:
+        if not self.file.exists():
+            return []
+        with open(self.file, encoding="utf-8") as stream:
+            stream.seek(self._read)
+            text = stream.read()
+        whole = text[: text.rfind("\n") + 1]  # the last line may still be half-written
+        self._read += len(whole.encode())
+        return [json.loads(line) for line in whole.splitlines()]
+
+    def _left(self) -> str:
+        if self._began is None or not self._round:
+            return "starting"
+        left = (time.monotonic() - self._began) / self._round * (self.rounds - self._round)
+        return f"about {left:.0f} s left" if self._round < self.rounds else "final evaluation"
+
+    def _plain(self) -> str:
+        scores = "; ".join(
+            f"{site} " + " ".join(f"{model} {value:.3f}" for model, value in sorted(models.items()))
+            for site, models in sorted(self._scores.items())
+        )
+        return f"round {self._round}/{self.rounds}, {self._left()}" + (f"; validation: {scores}" if scores else "")
+
+    def _table(self) -> Group:
+        models = sorted({model for found in self._scores.values() for model in found})
+        table = Table("hospital", *models, title=f"{self.job}: validation score")
+        for site in sorted(self._scores, key=lambda name: (name == "mean", name)):
+            table.add_row(site, *(f"{self._scores[site].get(model, float('nan')):.3f}" for model in models))
+        head = Text(f"{self.job}  round {self._round}/{self.rounds}, {self._left()}")
+        bar = ProgressBar(total=self.rounds, completed=self._round, width=50)
+        return Group(head, bar, table) if models else Group(head, bar)
