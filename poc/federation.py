@@ -15,11 +15,12 @@ from typing import Any
 
 import psutil
 import yaml
+from nvflare.fuel.flare_api.api_spec import NoConnection
+from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+
 from medpfl.core.errors import MedPFLError
 from medpfl.flare.allow import allow
 from medpfl.sites.site_file import ENVIRONMENT_VARIABLE
-from nvflare.fuel.flare_api.api_spec import NoConnection
-from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 ADMIN = "admin@medpfl.local"
 PROJECT = "medpfl"
@@ -68,7 +69,7 @@ class Federation:
         return f"PATH={Path(sys.executable).parent}:$PATH bash {self.kits / ADMIN / 'startup' / 'fl_admin.sh'}"
 
     def submit(self, job: Path) -> str:
-        """Submit a copy of a job folder (FLARE signs what it submits by writing files into it); returns the job's id."""
+        """Submit a copy of a job folder (FLARE writes signatures into what it submits); returns the job's id."""
         copy = self.workspace / "submitted" / job.name
         shutil.copytree(job, copy, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".__nvfl_*", "__pycache__"))
         identifier: str = self.session.submit_job(str(copy))
@@ -176,7 +177,9 @@ class Federation:
         """Every process of this federation: FLARE names its workspace in each command line."""
         found = []
         for process in psutil.process_iter(["cmdline"]):
-            if process.pid != os.getpid() and any(str(self.workspace) in part for part in process.info["cmdline"] or []):
+            if process.pid != os.getpid() and any(
+                str(self.workspace) in part for part in process.info["cmdline"] or []
+            ):
                 found.append(process)
         return found
 
@@ -220,7 +223,9 @@ def _usable_port(port: int | None) -> int:
         try:
             probe.bind(("127.0.0.1", port or 0))
         except OSError as error:
-            raise MedPFLError(f"port {port} cannot be used: {error.strerror}; leave --port out to take a free one") from error
+            raise MedPFLError(
+                f"port {port} cannot be used: {error.strerror}; leave --port out to take a free one"
+            ) from error
         number: int = probe.getsockname()[1]
         return number
 

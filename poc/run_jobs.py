@@ -10,12 +10,13 @@ import time
 from pathlib import Path
 
 from federation import Federation
+from progress import Progress
+from rich.console import Console
+
 from medpfl.bundle import DEMOS, demo_of, find_bundle, find_job
 from medpfl.core.errors import MedPFLError
 from medpfl.evaluate.console import print_results
 from medpfl.job import Job, load_job
-from progress import Progress
-from rich.console import Console
 
 DEFAULT_JOB = "softpull_phantom"
 FAILED = "FINISHED:"

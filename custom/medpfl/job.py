@@ -50,7 +50,7 @@ def load_job(folder: Path) -> Job:
     if type(min_clients) is not int or min_clients < 1:
         raise ConfigError(f"{where}: 'min_clients' must be a whole number above 0, got {min_clients!r}")
     if not meta.get("deploy_map"):
-        raise ConfigError(f"{where}: 'deploy_map' is missing or empty; expected {{\"app\": [\"@ALL\"]}}")
+        raise ConfigError(f'{where}: \'deploy_map\' is missing or empty; expected {{"app": ["@ALL"]}}')
 
     where = "config_fed_server.json"
     _known_keys(server, where, {"format_version", "server", "workflows", "components", *_FILTERS})
@@ -83,7 +83,7 @@ def load_job(folder: Path) -> Job:
     if not isinstance(executors, list) or len(executors) != 1 or "executor" not in executors[0]:
         raise ConfigError(f"{where}: 'executors' must hold one entry")
     if executors[0].get("tasks") != ["*"]:
-        raise ConfigError(f"{where}: executors[0].tasks must be [\"*\"], got {executors[0].get('tasks')!r}")
+        raise ConfigError(f'{where}: executors[0].tasks must be ["*"], got {executors[0].get("tasks")!r}')
     executor = executors[0]["executor"]
     if executor.get("path") != EXECUTOR:
         raise ConfigError(f"{where}: the executor's path must be {EXECUTOR}, got {executor.get('path')!r}")

@@ -2,9 +2,9 @@
 """Site files for the four hospitals of the UCI heart-disease data, which the user downloads.
 
 Columns, row filter, coding and standardisation are those of FLamby's Fed-Heart-Disease (Ogier du Terrail et al., NeurIPS
-2022): ten of the thirteen features, rows with a missing value in these dropped, chest pain and resting ECG one-hot without
-their first category, standardised by hospital. Deviation: a column that is constant in a hospital's training part is
-divided by 1 and not by 1e-9, which would make a deviating test row arbitrarily large.
+2022): ten of the thirteen features, rows with a missing value in these dropped, chest pain and resting ECG one-hot
+without their first category, standardised by hospital. Deviation: a column that is constant in a hospital's training
+part is divided by 1 and not by 1e-9, which would make a deviating test row arbitrarily large.
 """
 
 import os
@@ -16,7 +16,7 @@ from medpfl.core.errors import DataError
 
 ENVIRONMENT_VARIABLE = "MEDPFL_HEART_DATA"
 HOSPITALS = {"cleveland": "cleveland", "hungary": "hungarian", "switzerland": "switzerland", "long-beach": "va"}
-COLUMNS = "age sex cp trestbps chol fbs restecg thalach exang oldpeak slope ca thal num".split()
+COLUMNS = "age,sex,cp,trestbps,chol,fbs,restecg,thalach,exang,oldpeak,slope,ca,thal,num".split(",")  # noqa: SIM905
 FEATURES = {
     "age": "number",
     "sex": "number",

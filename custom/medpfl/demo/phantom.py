@@ -81,7 +81,8 @@ def _scan(
     scanner: Scanner, rng: np.random.Generator
 ) -> tuple[NDArray[np.float32], NDArray[np.uint8], NDArray[np.float64]]:
     shape = tuple(round(length / size) for length, size in zip(FIELD, scanner.voxel, strict=True))
-    axes = [(np.arange(n) + 0.5) * size - length / 2 for n, size, length in zip(shape, scanner.voxel, FIELD)]
+    grid = zip(shape, scanner.voxel, FIELD, strict=True)
+    axes = [(np.arange(count) + 0.5) * size - length / 2 for count, size, length in grid]
     x, y, z = np.meshgrid(*axes, indexing="ij")  # mm from the centre: to the right, to the front, upwards
 
     width, depth = rng.uniform(72, 88), rng.uniform(54, 68)
@@ -114,7 +115,9 @@ def _scan(
     affine[:3, 3] = [axis[0] for axis in axes]
     stored = nib.Nifti1Image(np.round(image).astype(np.float32), affine)
     truth = nib.Nifti1Image(target.astype(np.uint8), affine)
-    turn = nib.orientations.ornt_transform(nib.orientations.io_orientation(affine), nib.orientations.axcodes2ornt(scanner.axes))
+    turn = nib.orientations.ornt_transform(
+        nib.orientations.io_orientation(affine), nib.orientations.axcodes2ornt(scanner.axes)
+    )
     stored, truth = stored.as_reoriented(turn), truth.as_reoriented(turn)
     return np.asarray(stored.dataobj), np.asarray(truth.dataobj), stored.affine
 

@@ -53,8 +53,14 @@ def _table(summary: dict[str, Any], choice: str) -> dict[str, Any]:
     if local is not None:
         gains = [None if i == local else _signed(table.mean[i] - table.mean[local]) for i in range(len(table.models))]
     rounds = [summary["best"].get(model, {}).get("round", "") for model in table.models]
-    return {"score": table.score.replace("_", " "), "labels": table.labels, "rows": rows,
-            "mean": [_text(value) for value in table.mean], "gains": gains, "rounds": rounds}  # fmt: skip
+    return {
+        "score": table.score.replace("_", " "),
+        "labels": table.labels,
+        "rows": rows,
+        "mean": [_text(value) for value in table.mean],
+        "gains": gains,
+        "rounds": rounds,
+    }
 
 
 def _text(value: float) -> str:
@@ -136,8 +142,15 @@ def _heatmaps(summary: dict[str, Any], mixing: dict[str, np.ndarray]) -> list[di
         if len(names) <= 12:
             for row, column in np.ndindex(matrix.shape):
                 dark = matrix[row, column] > 0.6 * matrix.max()
-                axis.text(column, row, f"{matrix[row, column]:.2f}", ha="center", va="center", fontsize=7,
-                          color="white" if dark else "#222222")  # fmt: skip
+                axis.text(
+                    column,
+                    row,
+                    f"{matrix[row, column]:.2f}",
+                    ha="center",
+                    va="center",
+                    fontsize=7,
+                    color="white" if dark else "#222222",
+                )
         pictures.append({"slot": slot, "round": str(int(key.rsplit("/", 1)[1])), "svg": _svg(figure)})
     return pictures
 
@@ -151,7 +164,9 @@ def _traffic(traffic: list[dict[str, Any]]) -> list[dict[str, Any]]:
             entry[kind] += line[kind]
     empty = {"raw": 0, "encoded": 0}
     return [
-        {"site": site, **{way: {k: f"{v / 1e6:.2f}" for k, v in ways.get(way, empty).items()}
-                          for way in ("to_site", "from_site")}}
+        {
+            "site": site,
+            **{way: {k: f"{v / 1e6:.2f}" for k, v in ways.get(way, empty).items()} for way in ("to_site", "from_site")},
+        }
         for site, ways in sorted(total.items())
-    ]  # fmt: skip
+    ]

@@ -37,7 +37,9 @@ class ResultTable:
     def mean(self) -> np.ndarray:
         """Unweighted mean over the hospitals that have a result, model by model."""
         known = ~np.isnan(self.values)
-        return np.where(known.any(axis=0), np.where(known, self.values, 0).sum(axis=0) / known.sum(axis=0).clip(1), np.nan)
+        return np.where(
+            known.any(axis=0), np.where(known, self.values, 0).sum(axis=0) / known.sum(axis=0).clip(1), np.nan
+        )
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

@@ -98,9 +98,7 @@ class MixingController(Controller):
                 cleanup_memory()
         sites = self._reachable(coordinator)
         messages = coordinator.validate_messages(sites)
-        coordinator.take_validation(
-            self._exchange(messages, settings.train_timeout, len(sites), abort_signal, fl_ctx)
-        )
+        coordinator.take_validation(self._exchange(messages, settings.train_timeout, len(sites), abort_signal, fl_ctx))
         messages = coordinator.finish_messages(sites)
         coordinator.take_final(self._exchange(messages, settings.train_timeout, len(sites), abort_signal, fl_ctx))
         self.log_info(fl_ctx, f"results are in {coordinator.record.folder}")

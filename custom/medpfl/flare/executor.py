@@ -27,7 +27,9 @@ class SiteExecutor(Executor):
         super().__init__()
         for name, value, kind in (("method", method, Method), ("task", task, Task)):
             if not isinstance(value, kind):
-                raise TypeError(f"the executor's argument '{name}' must be a {kind.__name__}, got {type(value).__name__}")
+                raise TypeError(
+                    f"the executor's argument '{name}' must be a {kind.__name__}, got {type(value).__name__}"
+                )
         self.method, self.task = method, task
         self._runner: SiteRunner | None = None
         self._abort: Signal | None = None

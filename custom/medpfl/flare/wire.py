@@ -22,7 +22,9 @@ def to_shareable(message: Message) -> Shareable:
     arrays = {}
     for name, tensor in flatten(message.slots).items():
         if tensor.dtype == torch.bfloat16:
-            raise ConfigError(f"'{name}' is bfloat16, which FLARE's arrays cannot carry; use float32 or float16 weights")
+            raise ConfigError(
+                f"'{name}' is bfloat16, which FLARE's arrays cannot carry; use float32 or float16 weights"
+            )
         arrays[name] = tensor.numpy()
     kind = DataKind.WEIGHTS if arrays else DataKind.APP_DEFINED
     shareable: Shareable = DXO(kind, data=arrays, meta={_HEADER: json.dumps(message.header)}).to_shareable()

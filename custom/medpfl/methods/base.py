@@ -137,7 +137,7 @@ class Site:
             self._optimizers[model] = self.method.new_optimizer(self.models[model])
         optimizer = self._optimizers[model]
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
         self.last_loss = float(loss.detach())
 

@@ -2,7 +2,7 @@
 """SoftPull alone: one personal model a hospital, pulled softly towards the others' after every round.
 
 Xu et al., "Closing the Generalization Gap of Cross-silo Federated Medical Image Segmentation", CVPR 2022: the personal
-model of Algorithm 1 (line 9) with Eq. (11) at the server. The global model and the selector of FedSM are not part of it.
+model of Algorithm 1 (line 9) with Eq. (11) at the server. FedSM's global model and selector are not part of it.
 """
 
 from collections.abc import Callable

@@ -105,15 +105,18 @@ class Coordinator:
                 self._refuse(site, self._difference(site, header, *first))
                 continue
             elif header["score"] != first[1]["score"] or header["classes"] != first[1]["classes"]:
-                self._refuse(site, f"{site} learns {header['classes']} by {header['score']}, {first[0]} learns "
-                                   f"{first[1]['classes']} by {first[1]['score']}")  # fmt: skip
+                self._refuse(
+                    site,
+                    f"{site} learns {header['classes']} by {header['score']}, {first[0]} learns "
+                    f"{first[1]['classes']} by {first[1]['score']}",
+                )
                 continue
             self.joined.append(site)
             self.sizes[site] = header["sizes"]
         if first is None or len(self.joined) < self.min_sites:
             raise QuorumLost(
-                f"only {len(self.joined)} of {len(self.roster)} hospitals are ready ({', '.join(self.joined) or 'none'}); "
-                f"the job needs {self.min_sites}"
+                f"only {len(self.joined)} of {len(self.roster)} hospitals are ready "
+                f"({', '.join(self.joined) or 'none'}); the job needs {self.min_sites}"
             )
         self.expected = first[1]["table"]
         self.deploys: list[str] = first[1]["deploys"]

@@ -52,9 +52,7 @@ class Record:
     def traffic(self, round_number: int, site: str, sent: int, received: int) -> None:
         """Bytes of the tensors in both directions. Without a codec the encoded payload is the raw one."""
         for direction, raw in (("to_site", sent), ("from_site", received)):
-            self.bytes.append(
-                {"round": round_number, "site": site, "direction": direction, "raw": raw, "encoded": raw}
-            )
+            self.bytes.append({"round": round_number, "site": site, "direction": direction, "raw": raw, "encoded": raw})
 
     def event(self, round_number: int, site: str, text: str) -> None:
         self.events.append({"round": round_number, "site": site, "event": text})

@@ -87,7 +87,11 @@ class SiteRunner:
             "personalised": next(iter(self.method.deploys)),
             "score": self.task.score,
             "classes": self.data.class_names,
-            "versions": {"python": platform.python_version(), "torch": str(torch.__version__), "medpfl": medpfl.__version__},
+            "versions": {
+                "python": platform.python_version(),
+                "torch": str(torch.__version__),
+                "medpfl": medpfl.__version__,
+            },
         }
         return Message(reply, slots)
 
@@ -166,9 +170,18 @@ class SiteRunner:
 
     def _site(self, method: Method, round_number: int) -> Site:
         return Site(
-            method, self.task, self.data, self.models, self._optimizers, self.device, self.roster, self.name,
-            self.seed, round_number, self._stopped,
-        )  # fmt: skip
+            method,
+            self.task,
+            self.data,
+            self.models,
+            self._optimizers,
+            self.device,
+            self.roster,
+            self.name,
+            self.seed,
+            round_number,
+            self._stopped,
+        )
 
     def _look_at_mixed(self, round_number: int, header: dict[str, Any]) -> list[dict[str, Any]]:
         """Validate the models as they came out of a round's mixing and keep them until a better round is known."""

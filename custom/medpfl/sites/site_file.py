@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The site file: a YAML file, owned by the hospital, that declares the datasets jobs may use by name.
 
-    site: hospital-a
-    datasets:
-      organ:                              # the name that jobs use
-        kind: volumes
-        datalist: datalist.json           # relative to the site file
-        labels: {0: background, 1: organ}
-      heart:
-        kind: table
-        files: [processed.cleveland.data]
-        columns: [age, sex, cp, num]      # when the file has no header line
-        features: {age: number, sex: number, cp: [1, 2, 3, 4]}
-        label: {column: num, classes: {absent: [0], present: [1, 2, 3, 4]}}
-        split: {seed: 43, fractions: {train: 0.5, validation: 0.16, test: 0.34}, stratify: true}
+site: hospital-a
+datasets:
+  organ:                              # the name that jobs use
+    kind: volumes
+    datalist: datalist.json           # relative to the site file
+    labels: {0: background, 1: organ}
+  heart:
+    kind: table
+    files: [processed.cleveland.data]
+    columns: [age, sex, cp, num]      # when the file has no header line
+    features: {age: number, sex: number, cp: [1, 2, 3, 4]}
+    label: {column: num, classes: {absent: [0], present: [1, 2, 3, 4]}}
+    split: {seed: 43, fractions: {train: 0.5, validation: 0.16, test: 0.34}, stratify: true}
 """
 
 import os

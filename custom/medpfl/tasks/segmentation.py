@@ -43,7 +43,8 @@ class Segmentation(Task):
         step = 2 ** (len(self.channels) - 1)
         if len(self.size) != 2 or any(length < step or length % step for length in self.size):
             raise ConfigError(
-                f"Segmentation's size must be 2 multiples of {step} for {len(self.channels)} levels, got {list(self.size)}"
+                f"Segmentation's size must be 2 multiples of {step} for {len(self.channels)} levels, "
+                f"got {list(self.size)}"
             )
         if len(self.spacing) != 3 or min(self.spacing) <= 0:
             raise ConfigError(f"Segmentation's spacing must be 3 positive numbers (mm), got {list(self.spacing)}")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Classification of table rows, scored by accuracy, balanced accuracy and AUC."""
 
+import itertools
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -56,7 +57,7 @@ class Tabular(Task):
         # Two classes need one output (logistic regression), more need one each.
         outputs = 1 if len(data.class_names) == 2 else len(data.class_names)
         layers: list[nn.Module] = []
-        for before, after in zip(widths, widths[1:], strict=False):
+        for before, after in itertools.pairwise(widths):
             layers += [nn.Linear(before, after), nn.ReLU()]
         return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
 
@@ -90,7 +91,12 @@ class Tabular(Task):
             "auc": auc,
         }
         cases = [
-            {"case": name, "class": int(truth[i]), "predicted": int(found[i]), "probability": float(probability[i].max())}
+            {
+                "case": name,
+                "class": int(truth[i]),
+                "predicted": int(found[i]),
+                "probability": float(probability[i].max()),
+            }
             for i, name in enumerate(samples.names)
         ]
         return Evaluation(metrics, cases)
