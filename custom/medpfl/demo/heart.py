@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Site files for the four hospitals of the UCI heart-disease data, which the user downloads.
 
-Columns, row filter, coding and standardisation are those of FLamby's Fed-Heart-Disease (Ogier du Terrail et al., NeurIPS
+Columns, row filter, coding and standardisation follow FLamby's Fed-Heart-Disease (Ogier du Terrail et al., NeurIPS
 2022): ten of the thirteen features, rows with a missing value in these dropped, chest pain and resting ECG one-hot
 without their first category, standardised by hospital. Deviation: a column that is constant in a hospital's training
 part is divided by 1 and not by 1e-9, which would make a deviating test row arbitrarily large.
