@@ -23,7 +23,17 @@ from medpfl import store
 from medpfl.core.errors import MedPFLError, RefusedUpdate
 from medpfl.core.mixers import Mixer, RoundInfo
 from medpfl.core.mixing import Matrix
-from medpfl.rounds.messages import Message, byte_count, check_update, digest_of, fingerprint, flatten, number, unflatten
+from medpfl.rounds.messages import (
+    Message,
+    byte_count,
+    check_metrics,
+    check_update,
+    digest_of,
+    fingerprint,
+    flatten,
+    number,
+    unflatten,
+)
 from medpfl.rounds.record import Record
 from medpfl.rounds.settings import Settings
 
@@ -167,6 +177,7 @@ class Coordinator:
         for site in sorted(replies):
             try:
                 check_update(site, replies[site].slots, self.expected)
+                check_metrics(site, replies[site].header.get("metrics"))
             except RefusedUpdate as error:
                 self.record.event(round_number, site, f"update refused: {error}")
                 self._log.warning("round %d: update refused: %s", round_number, error)
@@ -208,8 +219,8 @@ class Coordinator:
         return {site: self._message("validate", self.done, site) for site in sites}
 
     def take_validation(self, replies: Mapping[str, Message]) -> None:
-        for site in sorted(replies):
-            self._take_scores(site, replies[site].header["metrics"])
+        for site, lines in self._metrics_of(replies):
+            self._take_scores(site, lines)
         self._choose_best(self.done)
 
     def finish_messages(self, sites: list[str]) -> dict[str, Message]:
@@ -221,13 +232,26 @@ class Coordinator:
 
     def take_final(self, replies: Mapping[str, Message]) -> None:
         """Record the test results and write everything the job leaves behind at the server."""
-        for site in sorted(replies):
-            for line in replies[site].header["metrics"]:
+        for site, lines in self._metrics_of(replies):
+            for line in lines:
                 self.record.metric(site, line)
             for note in replies[site].header.get("notes", []):
                 self.record.event(self.done, site, note)
         self.record.finish(self.best, {slot: self._compact(slot) for slot in self.travelling})
         self._save(finished=True)
+
+    def _metrics_of(self, replies: Mapping[str, Message]) -> list[tuple[str, list[dict[str, Any]]]]:
+        """Well-formed metric lines by hospital, sorted; malformed ones are noted and left out."""
+        found = []
+        for site in sorted(replies):
+            lines = replies[site].header.get("metrics")
+            try:
+                check_metrics(site, lines)
+            except RefusedUpdate as error:
+                self.refuse(site, self.done, str(error))
+                continue
+            found.append((site, lines))
+        return found
 
     def refuse(self, site: str, round_number: int, reason: str) -> None:
         """Note that a hospital answered with an error."""

@@ -108,6 +108,20 @@ def check_update(site: str, slots: Slots, expected: Mapping[str, Mapping[str, li
                 raise RefusedUpdate(f"{site}: entry '{slot}{SEPARATOR}{key}' holds NaN or infinite values")
 
 
+def check_metrics(site: str, lines: Any) -> None:
+    """Metric lines are a list of {"model", "split", "round", "metrics": {name: number or None}}.
+
+    Raises:
+        RefusedUpdate: naming the hospital.
+    """
+    kinds = {"model": str, "split": str, "round": int, "metrics": dict}
+    for line in lines if isinstance(lines, list) else [None]:
+        values = line["metrics"].values() if isinstance(line, dict) and isinstance(line.get("metrics"), dict) else [""]
+        fits = all(value is None or isinstance(value, int | float) for value in values)
+        if not fits or any(not isinstance(line.get(key), kind) for key, kind in kinds.items()):
+            raise RefusedUpdate(f"{site}: its metrics are malformed: {line!r}")
+
+
 def number(value: Any) -> float | None:
     """A metric as JSON can hold it: None stands for NaN and infinities."""
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None

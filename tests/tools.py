@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Driving the round loop from a test."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from medpfl import store
+from medpfl.job import Job
+from medpfl.rounds.coordinator import Coordinator
+from medpfl.rounds.messages import Message
+from medpfl.rounds.simulate import simulate
+from medpfl.rounds.site import SiteRunner
+from medpfl.sites.site_file import load_site_file
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """Everything a job leaves at the server that must not depend on time or chance."""
+    summary = json.loads((folder / "summary.json").read_text())
+    slots = {path.stem: store.read(path)[0] for path in sorted((folder / "slots").glob("*.safetensors"))}
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    scores = [line for line in lines if line["split"] in ("validation", "test")]
+    return {"test": summary["test"], "best": summary["best"], "slots": slots, "scores": scores}
+
+
+def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one["test"] == other["test"]
+    assert one["best"] == other["best"]
+    assert one["scores"] == other["scores"]
+    assert one["slots"].keys() == other["slots"].keys()
+    for slot, tensors in one["slots"].items():
+        assert tensors.keys() == other["slots"][slot].keys()
+        for key, tensor in tensors.items():
+            assert torch.equal(tensor, other["slots"][slot][key]), f"{slot}: {key}"
+
+
+def run(job: Job, sites: dict[str, Path], folder: Path, **options: Any) -> dict[str, Any]:
+    simulate(job, sites, folder / "results", folder / "home", **options)
+    return outcome(folder / "results")
+
+
+def pieces(job: Job, sites: dict[str, Path], folder: Path) -> tuple[Coordinator, dict[str, SiteRunner]]:
+    runners = {
+        site: SiteRunner(site, job.method, job.task, partial(load_site_file, path, site), folder / site)
+        for site, path in sites.items()
+    }
+    coordinator = Coordinator(
+        job.settings, job.mixers, job.name, list(sites), job.min_clients, folder / "s", folder / "r"
+    )
+    return coordinator, runners
+
+
+def exchange(runners: dict[str, SiteRunner], messages: dict[str, Message]) -> dict[str, Message]:
+    return {site: runners[site].handle(m.header["task"], m) for site, m in messages.items()}

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the server and the hospitals refuse of each other, in which words, and that the rest goes on."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from medpfl.core.errors import ConfigError, DataError, MedPFLError
+from medpfl.core.mixers import Mean, SoftPull
+from medpfl.job import Job
+from medpfl.rounds.coordinator import QuorumLost
+from medpfl.rounds.messages import Message
+from medpfl.rounds.simulate import simulate
+from medpfl.tasks.tabular import Tabular
+from tools import exchange, pieces
+
+Make = Callable[..., Job]
+
+
+def spoil_nan(message: Message) -> None:
+    message.slots["model"]["model.0.weight"][0, 0] = float("nan")
+
+
+def spoil_key(message: Message) -> None:
+    message.slots["model"]["model.9.weight"] = message.slots["model"].pop("model.0.weight")
+
+
+def spoil_shape(message: Message) -> None:
+    message.slots["model"]["model.0.weight"] = message.slots["model"]["model.0.weight"].T.contiguous()
+
+
+def spoil_type(message: Message) -> None:
+    message.slots["model"]["model.0.weight"] = message.slots["model"]["model.0.weight"].double()
+
+
+def spoil_slot(message: Message) -> None:
+    message.slots["local"] = {"local.0.weight": torch.zeros(1)}
+
+
+def spoil_metrics(message: Message) -> None:
+    message.header["metrics"] = [{"model": "personal", "metrics": "very good"}]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (spoil_nan, "berta: entry 'model::model.0.weight' holds NaN"),
+        (spoil_key, "berta: entry 'model::model.0.weight' is missing"),
+        (spoil_shape, "expected shape [4, 3] torch.float32, got [3, 4]"),
+        (spoil_type, "expected shape [4, 3] torch.float32, got [4, 3] torch.float64"),
+        (spoil_slot, "berta: entry 'local::local.0.weight' was not asked for"),
+        (spoil_metrics, "berta: its metrics are malformed"),
+    ],
+)
+def test_bad_updates_are_refused_by_name_and_the_round_goes_on(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, spoil: Callable[[Message], None], words: str
+) -> None:
+    coordinator, runners = pieces(make_job(), table_sites, tmp_path)
+    coordinator.take_init(exchange(runners, coordinator.init_messages()))
+    replies = exchange(runners, coordinator.train_messages(1, coordinator.joined))
+    spoil(replies["berta"])
+    assert coordinator.take_train(1, replies) == ["anna", "clara", "dora"]
+    assert words in coordinator.record.events[0]["event"]
+    weights = coordinator.train_messages(2, ["anna"])["anna"].slots["model"]["model.0.weight"]
+    assert torch.isfinite(weights).all()
+    coordinator.take_train(2, exchange(runners, coordinator.train_messages(2, coordinator.joined)))
+
+
+def test_quorum_lost(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
+    coordinator, runners = pieces(make_job(min_clients=3), table_sites, tmp_path)
+    coordinator.take_init(exchange(runners, coordinator.init_messages()))
+    replies = exchange(runners, coordinator.train_messages(1, ["anna", "clara"]))
+    with pytest.raises(QuorumLost, match=r"round 1: 2 of 4 .* \(anna, clara\); the job needs 3"):
+        coordinator.take_train(1, replies)
+
+
+def test_a_deviating_hospital_takes_no_part(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
+    coordinator, runners = pieces(make_job(), table_sites, tmp_path)
+    runners["clara"].task = Tabular(dataset="blood", hidden=(5,))
+    coordinator.take_init(exchange(runners, coordinator.init_messages()))
+    assert coordinator.joined == ["anna", "berta", "dora"]
+    event = coordinator.record.events[0]["event"]
+    assert (
+        "clara: entry 'fedavg::fedavg.0.bias' is [[5], 'torch.float32'], at anna it is [[4], 'torch.float32']" in event
+    )
+
+
+def test_other_initial_weights_take_no_part(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
+    coordinator, runners = pieces(make_job(), table_sites, tmp_path)
+    messages = coordinator.init_messages()
+    messages["dora"].header["seed"] = 77
+    coordinator.take_init(exchange(runners, messages))
+    assert "dora starts from other initial weights than anna" in coordinator.record.events[0]["event"]
+
+
+def test_lam_is_refused_before_anything_starts(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
+    job = make_job(mixers={"model": SoftPull(lam=0.1)})
+    with pytest.raises(ConfigError, match=r"with 4 hospitals at least 0\.25, got 0\.1"):
+        simulate(job, table_sites, tmp_path / "r", tmp_path / "h")
+
+
+@pytest.mark.parametrize(
+    ("mixers", "words"),
+    [
+        ({"models": Mean()}, "the server mixes slot 'models', which SoftPull does not have; its slots are: model"),
+        ({"fedavg": Mean()}, "SoftPull has slot 'model', but the server mixes no such slot"),
+    ],
+)
+def test_slots_of_server_and_method_must_agree(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, mixers: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        simulate(make_job(mixers=mixers), table_sites, tmp_path / "r", tmp_path / "h")
+
+
+@pytest.mark.parametrize("name", ["../../etc", "a/b", "", ".hidden", "x" + "\0"])
+def test_the_server_cannot_choose_a_folder(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    coordinator, runners = pieces(make_job(), table_sites, tmp_path)
+    message = coordinator.init_messages()["anna"]
+    message.header["job"] = name
+    with pytest.raises(ConfigError, match="cannot be a folder"):
+        runners["anna"].handle("init", message)
+
+
+def test_nothing_private_is_in_any_message(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
+    """The local model, file names and case names stay: looked for in everything that a hospital sends."""
+    coordinator, runners = pieces(make_job(), table_sites, tmp_path)
+    sent: list[Message] = []
+
+    def watched(messages: dict[str, Message]) -> dict[str, Message]:
+        replies = exchange(runners, messages)
+        sent.extend(replies.values())
+        return replies
+
+    coordinator.take_init(watched(coordinator.init_messages()))
+    coordinator.take_train(1, watched(coordinator.train_messages(1, coordinator.joined)))
+    coordinator.take_validation(watched(coordinator.validate_messages(coordinator.joined)))
+    coordinator.take_final(watched(coordinator.finish_messages(coordinator.joined)))
+    for message in sent:
+        assert "local" not in message.slots
+        text = json.dumps(message.header)
+        assert ".csv" not in text and str(tmp_path) not in text
+    with open(tmp_path / "r" / "summary.json") as file:
+        assert ".csv" not in file.read()
+
+
+def test_a_broken_state_file_is_named(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
+    simulate(make_job(), table_sites, tmp_path / "a", tmp_path / "home", stop_after=1)
+    file = next((tmp_path / "home" / "server").rglob("server.safetensors"))
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(MedPFLError, match=r"cannot read .*server\.safetensors"):
+        simulate(make_job(), table_sites, tmp_path / "b", tmp_path / "home")
+
+
+def test_unreadable_data_stop_the_simulation_with_a_sentence(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    (table_sites["anna"].parent / "anna.csv").write_text("a,b,sick\n1,2,0\n")
+    with pytest.raises(DataError, match=r"anna\.csv: column 'c' is missing"):
+        simulate(make_job(), table_sites, tmp_path / "r", tmp_path / "h")
+
+
+def test_too_few_hospitals(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="needs at least 5 hospitals, got 4"):
+        simulate(replace(make_job(), min_clients=5), table_sites, tmp_path / "r", tmp_path / "h")
