@@ -203,8 +203,8 @@ class MixingController(Controller):
         for site, task in tasks.items():
             done = site in results
             self.cancel_task(task, TaskCompletionStatus.OK if done else TaskCompletionStatus.TIMEOUT)
-        round_number = self.coordinator.done + 1
-        for site in messages:
+        for site, message in messages.items():
+            round_number = message.header.get("round", 0)
             result = results.get(site)
             if result is None:
                 self._missed[site] = self._missed.get(site, 0) + 1

@@ -126,7 +126,7 @@ class Coordinator:
         if first is None or len(self.joined) < self.min_sites:
             raise QuorumLost(
                 f"only {len(self.joined)} of {len(self.roster)} hospitals are ready "
-                f"({', '.join(self.joined) or 'none'}); the job needs {self.min_sites}"
+                f"({', '.join(self.joined) or 'none'}); the job needs {self.min_sites}{self._reasons(0)}"
             )
         self.expected = first[1]["table"]
         self.deploys: list[str] = first[1]["deploys"]
@@ -186,7 +186,7 @@ class Coordinator:
         if len(accepted) < self.min_sites:
             raise QuorumLost(
                 f"round {round_number}: {len(accepted)} of {len(self.roster)} hospitals sent a usable update "
-                f"({', '.join(accepted) or 'none'}); the job needs {self.min_sites}"
+                f"({', '.join(accepted) or 'none'}); the job needs {self.min_sites}{self._reasons(round_number)}"
             )
         info = RoundInfo(
             self.roster,
@@ -260,6 +260,11 @@ class Coordinator:
 
     def _refuse(self, site: str, reason: str) -> None:
         self.refuse(site, 0, f"takes no part: {reason}")
+
+    def _reasons(self, round_number: int) -> str:
+        """What kept the others from answering, for the sentence that ends the job."""
+        found = [f"{e['site']} {e['event']}" for e in self.record.events if e["round"] == round_number]
+        return "".join(f"; {reason}" for reason in found)
 
     def _header(self, task: str, round_number: int) -> dict[str, Any]:
         return {"task": task, "run": self.run, "round": round_number, "rounds": self.settings.rounds, "best": self.best}

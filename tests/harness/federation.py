@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A FLARE federation inside one process: the real controller, communicator and executors in threads, every message
+through FLARE's serialiser. Only the network and the processes are missing."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from nvflare.apis.client import Client
+from nvflare.apis.dxo import from_shareable
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext, FLContextManager
+from nvflare.apis.impl.wf_comm_server import WFCommServer
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+from nvflare.apis.workspace import Workspace
+from nvflare.fuel.utils import fobs
+from nvflare.private.fed.utils.fed_utils import nvflare_fobs_initialize
+
+from medpfl.flare.controller import MixingController
+from medpfl.flare.executor import SiteExecutor
+from medpfl.job import Job
+
+Script = Callable[[str, str, int], str | Callable[[Shareable], Shareable] | None]
+"""(site, task, round) to what the hospital does: None answers, "silent" never answers this task, "late" answers when
+the server has stopped waiting, "gone" stops for good, a function changes the answer."""
+
+
+# Real hospitals are processes of their own; here they share torch's global generator, so they must take turns.
+_ONE_AT_A_TIME = threading.Lock()
+
+
+def new_workspace(folder: Path, name: str) -> Workspace:
+    """A real FLARE workspace: startup/ and local/ as in a kit."""
+    for part in ("startup", "local"):
+        (folder / name / part).mkdir(parents=True, exist_ok=True)
+    return Workspace(str(folder / name), site_name=name)
+
+
+class Engine:
+    """What components ask of FLARE's engine."""
+
+    def __init__(self, name: str, workspace: Workspace, meta: dict[str, Any], clients: list[Client]):
+        self.clients, self.workspace = clients, workspace
+        self.components: dict[str, Any] = {}
+        self.handlers: list[Any] = []
+        self.panic: str | None = None
+        self.abort = Signal()
+        stickers = {FLContextKey.WORKSPACE_OBJECT: workspace, FLContextKey.JOB_META: meta}
+        self.manager = FLContextManager(self, name, "job-1", {}, stickers)
+
+    def get_clients(self) -> list[Client]:
+        return self.clients
+
+    def get_component(self, name: str) -> Any:
+        return self.components.get(name)
+
+    def get_workspace(self) -> Workspace:
+        return self.workspace
+
+    def new_context(self) -> FLContext:
+        return self.manager.new_context()
+
+    def fire_event(self, event: str, fl_ctx: FLContext) -> None:
+        if event == EventType.FATAL_SYSTEM_ERROR:
+            self.panic = fl_ctx.get_prop(FLContextKey.EVENT_DATA)
+            self.abort.trigger(True)
+        for handler in self.handlers:
+            handler.handle_event(event, fl_ctx)
+
+
+@dataclass
+class Harness:
+    """Runs a job; afterwards ``engine.panic`` says why it failed (None: it did not) and ``wire`` what was sent."""
+
+    job: Job
+    site_files: dict[str, Path]
+    folder: Path
+    script: Script = lambda site, task, round_number: None
+    wire: list[tuple[str, str, bytes]] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)
+
+    def run(self, timeout: float = 60.0) -> "Harness":
+        nvflare_fobs_initialize()
+        meta = {"name": self.job.name, "min_clients": self.job.min_clients, "deploy_map": {"app": ["@ALL"]}}
+        clients = [Client(name, f"token-{name}") for name in sorted(self.site_files, reverse=True)]
+        self.engine = Engine("server", new_workspace(self.folder, "server"), meta, clients)
+        settings = {name: getattr(self.job.settings, name) for name in self.job.settings.__dataclass_fields__}
+        self.controller = MixingController(**settings)
+        self.engine.components = dict(self.job.mixers)
+        self.communicator = WFCommServer()
+        self.controller.set_communicator(self.communicator)
+        self.engine.handlers = [self.controller, self.communicator]
+        fl_ctx = self.engine.new_context()
+        self.communicator.initialize_run(fl_ctx)
+        self.controller.initialize(fl_ctx)
+        self._over = threading.Event()
+        threads = [threading.Thread(target=self._client, args=(c, meta), daemon=True) for c in clients]
+        server = threading.Thread(target=self.controller.control_flow, args=(self.engine.abort, fl_ctx), daemon=True)
+        for thread in (*threads, server):
+            thread.start()
+        server.join(timeout)
+        hung = server.is_alive()
+        self.engine.abort.trigger(True)
+        self._over.set()
+        for thread in threads:
+            thread.join(5)
+        self.communicator.finalize_run(fl_ctx)
+        assert not hung, "the controller did not come to an end"
+        return self
+
+    @property
+    def results(self) -> Path:
+        """What the job left at the server."""
+        return Path(self.engine.workspace.get_run_dir("job-1")) / "results"
+
+    def _client(self, client: Client, meta: dict[str, Any]) -> None:
+        site = client.name
+        workspace = new_workspace(self.folder, site)
+        local = Path(workspace.get_site_config_dir()) / "site.yaml"
+        if not local.exists():
+            text = (
+                self.site_files[site].read_text().replace(f"{site}.csv", str(self.site_files[site].with_suffix(".csv")))
+            )
+            local.write_text(text)
+        engine = Engine(site, workspace, meta, [])
+        executor = SiteExecutor(self.job.method, self.job.task)
+        ignored: set[str] = set()
+        while not self._over.is_set():
+            fl_ctx = engine.new_context()
+            server_ctx = self.engine.new_context()
+            name, task_id, data = self.communicator.process_task_request(client, server_ctx)
+            if not name or task_id in ignored:
+                time.sleep(0.005)
+                continue
+            received = fobs.loads(fobs.dumps(data))
+            action = self.script(site, name, self._round_of(received))
+            if action == "gone":
+                return
+            if action == "silent":
+                ignored.add(task_id)
+                continue
+            with _ONE_AT_A_TIME:
+                result = executor.execute(name, received, fl_ctx, self.engine.abort)
+            if callable(action):
+                result = action(result)
+            payload = fobs.dumps(result)
+            self.wire.append((site, name, payload))
+            if action == "late":
+                while not self._over.is_set() and self.communicator.process_task_check(task_id, server_ctx):
+                    time.sleep(0.005)
+                self.late.append(site)
+            self.communicator.process_submission(client, name, task_id, fobs.loads(payload), self.engine.new_context())
+
+    @staticmethod
+    def _round_of(shareable: Shareable) -> int:
+        import json
+
+        try:
+            return int(json.loads(from_shareable(shareable).meta["medpfl"]).get("round", 0))
+        except ValueError:  # a probe carries nothing
+            return -1
+
+
+def tensors_of(payload: bytes) -> dict[str, np.ndarray]:
+    """The arrays in an encoded message."""
+    shareable = fobs.loads(payload)
+    try:
+        data: dict[str, np.ndarray] = from_shareable(shareable).data
+    except ValueError:  # a failure's reply holds none
+        return {}
+    return data
