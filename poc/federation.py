@@ -2,6 +2,7 @@
 """A FLARE POC federation on this machine: own HOME, own workspace, free ports, no process left behind."""
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -15,7 +16,7 @@ from typing import Any
 
 import psutil
 import yaml
-from nvflare.fuel.flare_api.api_spec import NoConnection
+from nvflare.fuel.flare_api.api_spec import JobNotFound, NoConnection
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from medpfl.core.errors import MedPFLError
@@ -25,6 +26,10 @@ from medpfl.sites.site_file import ENVIRONMENT_VARIABLE
 ADMIN = "admin@medpfl.local"
 PROJECT = "medpfl"
 START_TIMEOUT = 90  # seconds until server and hospitals must be connected
+# A logged error, or the last line of a traceback.
+_DECISIVE = re.compile(
+    r" - (?:ERROR|CRITICAL) - (?:\[[^]]*\] - )?(?!Traceback)(.+)|^((?:\w+\.)*\w*(?:Error|Exception): .+)"
+)
 
 
 class Federation:
@@ -42,6 +47,7 @@ class Federation:
         self.workspace = Path(tempfile.mkdtemp(prefix="medpfl-poc-"))
         self.kits = self.workspace / "poc" / PROJECT / "prod_00"
         self._session: Session | None = None
+        self._submitted_at: dict[str, int] = {}  # how long the server's console text was then
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> "Federation":
@@ -72,8 +78,18 @@ class Federation:
         """Submit a copy of a job folder (FLARE writes signatures into what it submits); returns the job's id."""
         copy = self.workspace / "submitted" / job.name
         shutil.copytree(job, copy, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".__nvfl_*", "__pycache__"))
+        console = self.workspace / "server.console"
+        start = console.stat().st_size
         identifier: str = self.session.submit_job(str(copy))
+        self._submitted_at[identifier] = start
         return identifier
+
+    def status(self, job_id: str) -> str:
+        """FLARE's word for the job's state; "" while the server does not know it yet."""
+        try:
+            return self.session.get_job_status(job_id) or ""
+        except JobNotFound:
+            return ""
 
     def run_folder(self, site: str, job_id: str) -> Path:
         """Where FLARE runs a job at a site (or at "server")."""
@@ -208,14 +224,16 @@ class Federation:
         return lines[:most] or ["(no error lines in the logs)"]
 
     def _errors_of(self, name: str, job_id: str | None) -> Iterator[str]:
-        folder = self.kits / name
-        files = [folder / job_id / "log.txt"] if job_id else [self.workspace / f"{name}.console", folder / "log.txt"]
-        for file in files:
-            if not file.is_file():
-                continue
-            for line in file.read_text(errors="replace").splitlines():
-                if " - ERROR - " in line or " - CRITICAL - " in line or "Error:" in line:
-                    yield line.rsplit(" - ", 1)[-1].strip()[:400]
+        # A hospital keeps its run folder; the server removes its own, so there the console's text since submission counts.
+        console, start = self.workspace / f"{name}.console", 0
+        if job_id:
+            start = self._submitted_at.get(job_id, 0) if name == "server" else -1
+        sources = [(console, start)] if start >= 0 else [(self.run_folder(name, job_id or "") / "log.txt", 0)]
+        for file, offset in sources:
+            if file.is_file():
+                for line in file.read_bytes()[offset:].decode(errors="replace").splitlines():
+                    if match := _DECISIVE.search(line):
+                        yield (match[1] or match[2]).strip()[:300]
 
 
 def _usable_port(port: int | None) -> int:

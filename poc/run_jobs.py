@@ -74,7 +74,7 @@ def _run(federation: Federation, folder: Path, job: Job, target: Path, timeout: 
     live = federation.run_folder("server", job_id) / "results" / "metrics.jsonl"
     with Progress(job.name, job.settings.rounds, live, console) as progress:
         while True:
-            status = federation.session.get_job_status(job_id) or ""
+            status = federation.status(job_id)
             progress.update()
             if status.startswith(FAILED):
                 break

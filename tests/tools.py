@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from medpfl import store
-from medpfl.job import Job
+from medpfl.component import spec_of
+from medpfl.job import CONTROLLER, EXECUTOR, Job, load_job
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.messages import Message
 from medpfl.rounds.simulate import simulate
@@ -55,3 +56,24 @@ def pieces(job: Job, sites: dict[str, Path], folder: Path) -> tuple[Coordinator,
 
 def exchange(runners: dict[str, SiteRunner], messages: dict[str, Message]) -> dict[str, Message]:
     return {site: runners[site].handle(m.header["task"], m) for site, m in messages.items()}
+
+
+def write_job(job: Job, folder: Path) -> Path:
+    """The job folder that ``load_job`` reads back as ``job``."""
+    settings = {key: value for key, value in vars(job.settings).items()}
+    server = {
+        "format_version": 2,
+        "server": {"heart_beat_timeout": 600, "task_request_interval": 0.05},
+        "workflows": [{"id": "controller", "path": CONTROLLER, "args": settings}],
+        "components": [{"id": slot, **spec_of(mixer)} for slot, mixer in job.mixers.items()],
+    }
+    executor = {"path": EXECUTOR, "args": {"method": spec_of(job.method), "task": spec_of(job.task)}}
+    client = {"format_version": 2, "executors": [{"tasks": ["*"], "executor": executor}], "components": []}
+    meta = {"name": job.name, "min_clients": job.min_clients, "resource_spec": {}, "deploy_map": {"app": ["@ALL"]}}
+    config = folder / "app" / "config"
+    config.mkdir(parents=True)
+    (folder / "meta.json").write_text(json.dumps(meta))
+    (config / "config_fed_server.json").write_text(json.dumps(server))
+    (config / "config_fed_client.json").write_text(json.dumps(client))
+    assert load_job(folder) == job
+    return folder

@@ -83,6 +83,18 @@ def simulate(
 
 
 @app.command()
+def pack(
+    job: JobArgument, output: Annotated[Path, typer.Option("-o", "--output", help="Folder to put the packed job in.")]
+) -> None:
+    """Make a self-contained job folder with the code inside, for FLARE's simulator and sites that allow such jobs."""
+    from medpfl.bundle import find_bundle, find_job, manifest
+    from medpfl.flare.pack import pack as pack_job
+
+    folder = find_job(job)
+    console.print(str(pack_job(folder, output, manifest(find_bundle())["jobs"].get(folder.name))), soft_wrap=True)
+
+
+@app.command()
 def report(folder: Annotated[Path, typer.Argument(help="A job's results folder.")]) -> None:
     """Print a results folder's table and write its report.html anew."""
     from medpfl.evaluate.console import print_results

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from federation import Harness, tensors_of
+from in_process import Harness, tensors_of
 from nvflare.apis.dxo import from_shareable
 from nvflare.apis.shareable import Shareable
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One real POC federation, mTLS-free but with every process and the class allow list, shared by these tests."""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from federation import Federation
+from nvflare.fuel.flare_api.api_spec import JobNotFound
+from nvflare.lighter.utils import load_yaml
+
+from medpfl.core.errors import MedPFLError
+from medpfl.demo.phantom import write_phantoms
+from medpfl.job import load_job
+from tools import assert_same, outcome, run, write_job
+
+pytestmark = [pytest.mark.poc, pytest.mark.timeout(400)]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def hospitals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("phantoms")
+    return {site: folder / f"{site}.yaml" for site in write_phantoms(folder)}
+
+
+@pytest.fixture(scope="module")
+def federation(hospitals: dict[str, Path]) -> Iterator[Federation]:
+    up = Federation(next(iter(hospitals.values())).parent, list(hospitals))
+    with up:
+        yield up
+    assert not up.workspace.exists()
+    assert not up._members()
+
+
+def wait(federation: Federation, job_id: str, patience: float = 200) -> str:
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline:
+        status = federation.status(job_id)
+        if status.startswith("FINISHED"):
+            return status
+        time.sleep(0.5)
+    raise AssertionError(f"job {job_id} did not finish")
+
+
+def small_job(folder: Path, name: str) -> Path:
+    """The shipped phantom job, with fewer and shorter rounds."""
+    job = load_job(ROOT / "jobs" / "softpull_phantom")
+    job = replace(
+        job,
+        name=name,
+        settings=replace(job.settings, rounds=2, finetune=1),
+        method=replace(job.method, steps=3),
+    )
+    return write_job(job, folder / name)
+
+
+def test_a_job_equals_simulate_and_tells_its_progress(
+    federation: Federation, hospitals: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = small_job(tmp_path, "small-phantom")
+    job_id = federation.submit(folder)
+    seen: dict[str, Any] = {}
+    deadline = time.monotonic() + 200
+    while not (status := federation.status(job_id)).startswith("FINISHED"):
+        assert time.monotonic() < deadline
+        if status == "RUNNING" and "best_dice_personal" not in str(seen):
+            with contextlib.suppress(JobNotFound):  # not yet started at the server
+                seen = federation.session.show_stats(job_id, "server")
+        time.sleep(0.2)
+    assert status == "FINISHED:COMPLETED", federation.decisive_lines(job_id)
+    assert "best_dice_personal" in str(seen)
+    downloaded = federation.download(job_id)
+    names = {path.name for path in downloaded.iterdir()}
+    assert names == {"metrics.jsonl", "mixing.npz", "bytes.json", "summary.json", "slots", "report.html"}
+    assert_same(outcome(downloaded), run(load_job(folder), hospitals, tmp_path / "simulated"))
+    for site in hospitals:
+        kept = federation.kits / site / "medpfl" / "small-phantom" / "models"
+        assert (kept / "personal-best.safetensors").is_file()
+        assert f"of {site}" in (kept / "personal-best.md").read_text()
+
+
+FUNCTIONS = [
+    "medpfl.flare.allow.allow",  # functions of the package
+    "medpfl.bundle.find_bundle",
+    "medpfl.flare.pack.shutil.rmtree",  # what a module of the package has imported
+    "subprocess.run",
+]
+
+
+def test_a_job_cannot_call_a_function(federation: Federation, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    shutil.copytree(federation.kits / "hospital-a" / "local", victim / "local")
+    (victim / "local" / "resources.json").unlink()
+    submitted = {}
+    for number, path in enumerate(FUNCTIONS):
+        folder = small_job(tmp_path, f"calls-a-function-{number}")
+        config = folder / "app" / "config" / "config_fed_server.json"
+        content = json.loads(config.read_text())
+        content["components"].append({"id": "evil", "path": path, "args": {"kit": str(victim)}})
+        config.write_text(json.dumps(content))
+        submitted[path] = federation.submit(folder)
+    for path, job_id in submitted.items():
+        assert wait(federation, job_id, 120) != "FINISHED:COMPLETED"
+        refusals = [line for line in federation.decisive_lines(job_id, most=100) if "ComponentNotAuthorized" in line]
+        assert any(f"'path': '{path}'" in line for line in refusals), path
+    assert not (victim / "local" / "resources.json").exists()
+
+
+def test_the_admin_console_submits_a_job_folder(federation: Federation, tmp_path: Path) -> None:
+    transfer = federation.kits / "admin@medpfl.local" / "transfer" / "jobs"
+    small_job(transfer, "from-the-console")
+    done = subprocess.run(
+        ["bash", "-c", federation.console_command()],
+        input="submit_job jobs/from-the-console\nlist_jobs\nbye\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "HOME": str(federation.workspace / "home")},
+    )
+    assert "Submitted job" in done.stdout, done.stdout + done.stderr
+    newest = max(federation.session.list_jobs(), key=lambda entry: entry["submit_time"])
+    assert newest["job_name"] == "from-the-console"
+    assert wait(federation, newest["job_id"]) == "FINISHED:COMPLETED"
+
+
+def test_a_mistyped_argument_is_found_in_the_logs(federation: Federation, tmp_path: Path) -> None:
+    folder = small_job(tmp_path, "mistyped")
+    config = folder / "app" / "config" / "config_fed_server.json"
+    config.write_text(config.read_text().replace('"patience"', '"patiense"'))
+    job_id = federation.submit(folder)
+    assert wait(federation, job_id, 90) != "FINISHED:COMPLETED"
+    assert "patiense" in "\n".join(federation.decisive_lines(job_id))
+
+
+def test_every_site_lists_full_class_names_only(federation: Federation) -> None:
+    for name in ("server", *federation.sites):
+        resources = load_yaml(str(federation.kits / name / "local" / "resources.json"))
+        assert resources["class_list_enforcement_mode"] == "enforce"
+        ours = [entry for entry in resources["class_allow_list"] if "medpfl" in entry]
+        assert "medpfl.core.mixers.SoftPull" in ours and not any(entry.endswith(".") for entry in ours)
+
+
+def test_a_second_federation_at_the_same_time(federation: Federation, hospitals: dict[str, Path]) -> None:
+    folder = next(iter(hospitals.values())).parent
+    with Federation(folder, ["hospital-a"]) as other:
+        assert other.port != federation.port and other.workspace != federation.workspace
+        assert {client.name for client in other.session.get_system_info().client_info} == {"hospital-a"}
+    assert len(federation.session.get_system_info().client_info) == 4
+    with pytest.raises(MedPFLError, match=f"port {federation.port} cannot be used"):
+        Federation(folder, ["hospital-a"], port=federation.port)
+
+
+def test_an_interrupted_run_leaves_no_process(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [shutil.which("python3") or "python3", str(ROOT / "poc" / "run_jobs.py"), "--results", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "submitted" in line:
+            break
+    process.send_signal(2)
+    assert process.wait(30) == 130
+    mine = [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])]
+    assert not mine
+    assert not list(tmp_path.glob("medpfl-poc-*"))

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A packed job runs in FLARE's own simulator, a process for each hospital, and gives what ``simulate`` gives."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from medpfl.core.errors import MedPFLError
+from medpfl.flare.pack import pack
+from medpfl.job import Job, load_job
+from medpfl.sites.site_file import ENVIRONMENT_VARIABLE
+from tools import assert_same, outcome, run, write_job
+
+pytestmark = pytest.mark.simulator
+
+
+def simulator(job: Path, sites: dict[str, Path], workspace: Path) -> None:
+    """FLARE's simulator, with a hard time limit and one more try: one in some thirty runs loses a client for ever."""
+    command = [sys.executable, "-m", "nvflare.cli", "simulator", str(job), "-w", str(workspace)]
+    command += ["-c", ",".join(sites), "-t", str(len(sites))]
+    folder = next(iter(sites.values())).parent
+    environment = {
+        **os.environ,
+        ENVIRONMENT_VARIABLE: str(folder),
+        "HOME": str(workspace.parent),
+        "OMP_NUM_THREADS": "1",
+    }
+    for attempt in (1, 2):
+        try:
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=120, check=False, cwd=workspace.parent
+            )
+        except subprocess.TimeoutExpired:
+            if attempt == 2:
+                raise
+            continue
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        return
+
+
+@pytest.mark.timeout(300)
+def test_packed_job_equals_simulate(make_job: Callable[..., Job], table_sites: dict[str, Path], tmp_path: Path) -> None:
+    job = make_job()
+    packed = pack(write_job(job, tmp_path / "job"), tmp_path / "packed")
+    assert (packed / "app" / "custom" / "medpfl" / "flare" / "controller.py").is_file()
+    simulator(packed, table_sites, tmp_path / "workspace")
+    results = next((tmp_path / "workspace" / "server").rglob("results/summary.json")).parent
+    assert_same(outcome(results), run(job, table_sites, tmp_path / "simulated"))
+
+
+def test_packing_twice_is_refused(make_job: Callable[..., Job], tmp_path: Path) -> None:
+    source = write_job(make_job(), tmp_path / "job")
+    folder = pack(source, tmp_path / "packed")
+    assert load_job(folder).name == "small"
+    with pytest.raises(MedPFLError, match="exists already"):
+        pack(source, tmp_path / "packed")
