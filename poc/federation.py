@@ -224,7 +224,7 @@ class Federation:
         return lines[:most] or ["(no error lines in the logs)"]
 
     def _errors_of(self, name: str, job_id: str | None) -> Iterator[str]:
-        # A hospital keeps its run folder; the server removes its own, so there the console's text since submission counts.
+        # A hospital keeps its run folder; the server removes its own, so there the console since submission counts.
         console, start = self.workspace / f"{name}.console", 0
         if job_id:
             start = self._submitted_at.get(job_id, 0) if name == "server" else -1
