@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The manifest is true, and FLARE itself accepts every shipped job."""
+
+import json
+from pathlib import Path
+
+import pytest
+from nvflare.fuel.utils.zip_utils import zip_directory_to_bytes
+from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
+
+import medpfl
+from medpfl.bundle import DEMOS, find_job, manifest
+from medpfl.core.errors import ConfigError
+from medpfl.flare.allow import component_classes
+from medpfl.job import load_job
+
+ROOT = Path(__file__).resolve().parents[2]
+JOBS = sorted(path.name for path in (ROOT / "jobs").iterdir())
+
+
+def test_the_manifest_lists_exactly_the_jobs() -> None:
+    content = manifest(ROOT)
+    assert sorted(content["jobs"]) == JOBS
+    assert content["version"] == medpfl.__version__
+    for name, entry in content["jobs"].items():
+        assert set(entry) == {"method", "task", "paper", "data", "data_licence", "demo"}
+        assert entry["demo"] in DEMOS
+        assert entry["method"] == type(load_job(ROOT / "jobs" / name).method).__name__
+
+
+def test_versions_in_the_manifest_are_the_pinned_ones() -> None:
+    pins = dict(line.split("==") for line in (ROOT / "requirements.txt").read_text().splitlines() if "==" in line)
+    tested = manifest(ROOT)["tested_with"]
+    for package in ("nvflare", "torch", "monai"):
+        assert tested[package] == pins[package]
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_flare_accepts_the_job(job: str) -> None:
+    valid, error, meta = JobMetaValidator().validate(job, zip_directory_to_bytes(str(ROOT / "jobs"), job))
+    assert valid, error
+    assert meta["name"] == job
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_every_class_of_the_job_is_on_the_allow_list(job: str) -> None:
+    allowed = component_classes()
+
+    def paths(value: object) -> list[str]:
+        if isinstance(value, dict):
+            return [v for k, v in value.items() if k == "path"] + [p for v in value.values() for p in paths(v)]
+        return [p for v in value for p in paths(v)] if isinstance(value, list) else []
+
+    for file in (ROOT / "jobs" / job / "app" / "config").glob("*.json"):
+        for path in paths(json.loads(file.read_text())):
+            assert path in allowed
+
+
+def test_allowed_classes_take_no_path_url_or_code() -> None:
+    """No component a job may build has an argument that could be a file, a URL or something to run."""
+    import importlib
+    import inspect
+    import typing
+    from collections.abc import Callable as AbstractCallable
+
+    for name in component_classes():
+        module, _, attribute = name.rpartition(".")
+        kind = getattr(importlib.import_module(module), attribute)
+        assert isinstance(kind, type)
+        hints = typing.get_type_hints(kind.__init__)
+        for parameter in inspect.signature(kind).parameters.values():
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                continue  # the controller's, checked by Settings
+            hint = hints.get(parameter.name, typing.Any)
+            flat = str(hint)
+            assert "Path" not in flat and hint is not AbstractCallable and "Callable" not in flat, (name, parameter)
+            if hint is str:
+                assert parameter.name == "dataset", f"{name}: text argument '{parameter.name}' needs a closer look"
+
+
+def test_an_unknown_job_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"there is no job 'nothing'.*softpull_phantom"):
+        find_job("nothing")
