@@ -133,7 +133,7 @@ class LabelColumn(_Strict):
     """The column to predict and, class by class in their order, the values that mean it."""
 
     column: str
-    classes: dict[str, list[str | float]] = Field(min_length=2)
+    classes: dict[str, list[str | int | float]] = Field(min_length=2)
 
     @field_validator("classes", mode="before")
     @classmethod
@@ -158,7 +158,7 @@ class Table(_Strict):
     columns: list[str] | None = None
     missing: list[str] = ["", "?", "NA"]
     missing_rows: Literal["drop", "refuse"] = "refuse"
-    features: dict[str, Annotated[Literal["number"] | list[str | float], BeforeValidator(_feature)]] = Field(
+    features: dict[str, Annotated[Literal["number"] | list[str | int | float], BeforeValidator(_feature)]] = Field(
         min_length=1
     )
     label: LabelColumn

@@ -148,7 +148,7 @@ def _numbers(frame: pd.DataFrame, column: str) -> NDArray[np.float64]:
     return numbers
 
 
-def _lookup(frame: pd.DataFrame, column: str, values: list[list[str | float]]) -> NDArray[np.int64]:
+def _lookup(frame: pd.DataFrame, column: str, values: list[list[str | int | float]]) -> NDArray[np.int64]:
     """Position of each cell in ``values``; "3", "3.0" and 3 are the same value."""
     positions = {canonical(value): position for position, group in enumerate(values) for value in group}
     found = np.array([positions.get(canonical(cell), -1) for cell in frame[column]], dtype=np.int64)

@@ -63,7 +63,10 @@ class Segmentation(Task):
             if not volumes:
                 splits[split] = empty_like(splits["train"])
                 continue
-            if len({volume.image.shape[0] for volume in volumes}) > 1:
+            channels = {volume.image.shape[0] for volume in volumes}
+            if "train" in splits:
+                channels.add(splits["train"].inputs.shape[1])
+            if len(channels) > 1:
                 raise DataError(f"{declared.datalist}: its images differ in their number of channels")
             depth = [volume.image.shape[-1] for volume in volumes]
             splits[split] = Samples(
