@@ -30,7 +30,7 @@ def find_class(path: Any, where: str) -> type:
     module, _, name = path.rpartition(".")
     try:
         found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:  # the last two: "a..B", "..a.B"
         raise ConfigError(f"{where}: there is no class '{path}': {error}") from error
     if not isinstance(found, type):
         raise ConfigError(f"{where}: '{path}' is not a class")
@@ -54,8 +54,10 @@ def build(config: Any, base: type, where: str) -> Any:
     if extra:
         raise ConfigError(f"{where}: unknown key '{sorted(extra)[0]}'; a component has 'path' and 'args'")
     kind = find_class(config["path"], where)
-    if not issubclass(kind, base) or inspect.isabstract(kind):
+    if not issubclass(kind, base):
         raise ConfigError(f"{where}: '{config['path']}' is not a {base.__name__}")
+    if inspect.isabstract(kind):
+        raise ConfigError(f"{where}: '{config['path']}' is abstract; name one that implements it")
     return kind(**check_args(kind, config.get("args", {}), where))
 
 

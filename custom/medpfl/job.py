@@ -49,26 +49,31 @@ def load_job(folder: Path) -> Job:
     min_clients = meta.get("min_clients")
     if type(min_clients) is not int or min_clients < 1:
         raise ConfigError(f"{where}: 'min_clients' must be a whole number above 0, got {min_clients!r}")
-    if not meta.get("deploy_map"):
+    if not isinstance(meta.get("deploy_map"), dict) or not meta["deploy_map"]:
         raise ConfigError(f'{where}: \'deploy_map\' is missing or empty; expected {{"app": ["@ALL"]}}')
 
     where = "config_fed_server.json"
     _known_keys(server, where, {"format_version", "server", "workflows", "components", *_FILTERS})
+    _known_keys(server.get("server", {}), f"{where}: server", {"heart_beat_timeout", "task_request_interval"})
     interval = server.get("server", {}).get("task_request_interval")
-    if not isinstance(interval, int | float) or not 0 < interval <= 10:
+    if type(interval) not in (int, float) or not 0 < interval <= 10:
         raise ConfigError(
             f"{where}: server.task_request_interval must be above 0 and at most 10 seconds (0.1 is good; FLARE's own "
             f"default makes every round wait 2 s), got {interval!r}"
         )
     workflows = server.get("workflows")
-    if not isinstance(workflows, list) or len(workflows) != 1 or workflows[0].get("path") != CONTROLLER:
+    if not isinstance(workflows, list) or len(workflows) != 1:
         raise ConfigError(f"{where}: 'workflows' must hold one entry with path {CONTROLLER}")
     _known_keys(workflows[0], f"{where}: workflows[0]", {"id", "path", "args"})
+    if workflows[0].get("path") != CONTROLLER:
+        raise ConfigError(f"{where}: workflows[0].path must be {CONTROLLER}, got {workflows[0].get('path')!r}")
     settings = Settings(**check_args(Settings, workflows[0].get("args", {}), f"{where}: controller"))
-    declared = {}
-    for entry in server.get("components", []):
+    declared: dict[str, Mixer] = {}
+    for entry in _list(server, "components", where):
         if not isinstance(entry, dict) or not isinstance(entry.get("id"), str):
             raise ConfigError(f"{where}: a component needs an 'id', got {entry!r}")
+        if entry["id"] in declared:
+            raise ConfigError(f"{where}: two components have the id '{entry['id']}'")
         declared[entry["id"]] = build(entry, Mixer, f"{where}: component '{entry['id']}'")
     for slot in settings.slots:
         if slot not in declared:
@@ -79,16 +84,20 @@ def load_job(folder: Path) -> Job:
 
     where = "config_fed_client.json"
     _known_keys(client, where, {"format_version", "executors", "components", *_FILTERS})
+    if _list(client, "components", where):
+        raise ConfigError(f"{where}: 'components' must be empty; a hospital builds the executor and nothing else")
     executors = client.get("executors")
-    if not isinstance(executors, list) or len(executors) != 1 or "executor" not in executors[0]:
+    if not isinstance(executors, list) or len(executors) != 1:
         raise ConfigError(f"{where}: 'executors' must hold one entry")
+    _known_keys(executors[0], f"{where}: executors[0]", {"tasks", "executor"})
     if executors[0].get("tasks") != ["*"]:
         raise ConfigError(f'{where}: executors[0].tasks must be ["*"], got {executors[0].get("tasks")!r}')
-    executor = executors[0]["executor"]
+    executor = executors[0].get("executor")
+    _known_keys(executor, f"{where}: executor", {"path", "args"})
     if executor.get("path") != EXECUTOR:
         raise ConfigError(f"{where}: the executor's path must be {EXECUTOR}, got {executor.get('path')!r}")
     args = executor.get("args", {})
-    _known_keys(args, f"{where}: executor", {"method", "task"})
+    _known_keys(args, f"{where}: executor.args", {"method", "task"})
     for key in ("method", "task"):
         if key not in args:
             raise ConfigError(f"{where}: the executor's argument '{key}' is missing")
@@ -102,15 +111,36 @@ _FILTERS = ("task_data_filters", "task_result_filters")
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(
+            path.read_text(encoding="utf-8"), object_pairs_hook=_unique_keys, parse_constant=_no_constant
+        )
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: expected a JSON object, got {type(content).__name__}")
     _no_paths(content, path.name)
     return content
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = [key for key, _ in pairs]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ValueError(f"the key '{key}' is there twice")
+    return dict(pairs)
+
+
+def _no_constant(text: str) -> None:
+    raise ValueError(f"{text} is not a JSON number")
+
+
+def _list(content: dict[str, Any], key: str, where: str) -> list[Any]:
+    value = content.get(key, [])
+    if not isinstance(value, list):
+        raise ConfigError(f"{where}: '{key}' must be a list, got {value!r}")
+    return value
 
 
 def _known_keys(content: Any, where: str, known: set[str]) -> None:
@@ -125,6 +155,7 @@ def _no_paths(value: Any, where: str) -> None:
     """A job names declared datasets; a file path or URL in it is refused, wherever it stands."""
     if isinstance(value, dict):
         for key, inner in value.items():
+            _no_paths(key, where)
             _no_paths(inner, f"{where}: {key}")
     elif isinstance(value, list):
         for inner in value:

@@ -16,12 +16,22 @@ datasets:
     split: {seed: 43, fractions: {train: 0.5, validation: 0.16, test: 0.34}, stratify: true}
 """
 
+import math
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from medpfl.core.errors import SiteFileError
 
@@ -47,9 +57,9 @@ class SplitRule(_Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> "SplitRule":
-        if any(value <= 0 for value in self.fractions.values()):
+        if not all(value > 0 for value in self.fractions.values()):
             raise ValueError("every fraction must be above 0 (leave a split out instead of giving it 0)")
-        if abs(sum(self.fractions.values()) - 1) > 1e-6:
+        if not abs(sum(self.fractions.values()) - 1) <= 1e-6:
             raise ValueError(f"the fractions must sum to 1, got {sum(self.fractions.values()):g}")
         if not {"train", "test"} <= set(self.fractions):
             raise ValueError("the fractions need at least 'train' and 'test'")
@@ -78,12 +88,61 @@ class Volumes(_Strict):
             raise ValueError(f"label values must be 0, 1, 2, ... without gaps, got {sorted(labels)}")
         return labels
 
+    @model_validator(mode="after")
+    def _no_strata(self) -> "Volumes":
+        if self.split.stratify:
+            raise ValueError("'stratify' is for tables; volumes have no class to stratify by")
+        return self
+
+
+def canonical(value: str | float) -> str:
+    """One text for each value of a column: "3", "3.0" and 3 are the same."""
+    try:
+        return repr(float(value))
+    except ValueError:
+        return str(value)
+
+
+def _feature(value: Any) -> Any:
+    """What a feature is declared as; one sentence where pydantic would give one per member of the union."""
+    if value == "number":
+        return value
+    if not isinstance(value, list) or len(value) < 2:
+        raise ValueError("expected 'number' or a list of at least 2 categories")
+    _distinct(value)
+    return value
+
+
+def _distinct(values: list[Any]) -> None:
+    seen: set[str] = set()
+    for value in values:
+        if isinstance(value, bool):
+            raise ValueError("YAML reads yes, no, on, off, true and false as truth values; put them in quotes")
+        if not isinstance(value, str | int | float) or (isinstance(value, float) and not math.isfinite(value)):
+            raise ValueError(f"expected texts or numbers, found {value!r}")
+        try:
+            text = canonical(value)
+        except OverflowError:
+            raise ValueError(f"{value} is too large a number") from None
+        if text in seen:
+            raise ValueError(f"the value {value!r} is listed twice")
+        seen.add(text)
+
 
 class LabelColumn(_Strict):
     """The column to predict and, class by class in their order, the values that mean it."""
 
     column: str
-    classes: dict[str, list[str | float]] = Field(min_length=2)
+    classes: dict[str, list[str | int | float]] = Field(min_length=2)
+
+    @field_validator("classes", mode="before")
+    @classmethod
+    def _one_class_a_value(cls, classes: Any) -> Any:
+        if isinstance(classes, dict) and all(isinstance(values, list) for values in classes.values()):
+            _distinct([value for values in classes.values() for value in values])
+            if not all(classes.values()):
+                raise ValueError("every class needs at least one value")
+        return classes
 
 
 class Table(_Strict):
@@ -95,14 +154,37 @@ class Table(_Strict):
 
     kind: Literal["table"]
     files: list[str] = Field(min_length=1)
-    separator: str = ","
+    separator: str = Field(default=",", min_length=1, max_length=1)
     columns: list[str] | None = None
     missing: list[str] = ["", "?", "NA"]
     missing_rows: Literal["drop", "refuse"] = "refuse"
-    features: dict[str, Literal["number"] | list[str | float]] = Field(min_length=1)
+    features: dict[str, Annotated[Literal["number"] | list[str | int | float], BeforeValidator(_feature)]] = Field(
+        min_length=1
+    )
     label: LabelColumn
     split: SplitRule = SplitRule(stratify=True)
     _folder: Path = PrivateAttr(default=Path())
+
+    @field_validator("separator")
+    @classmethod
+    def _separates(cls, separator: str) -> str:
+        if separator in '\0\r\n"':
+            raise ValueError("expected a comma, semicolon, tab or the like")
+        return separator
+
+    @field_validator("columns")
+    @classmethod
+    def _named_once(cls, columns: list[str] | None) -> list[str] | None:
+        for column in columns or []:
+            if columns and columns.count(column) > 1:
+                raise ValueError(f"the column '{column}' is listed twice")
+        return columns
+
+    @model_validator(mode="after")
+    def _label_is_no_feature(self) -> "Table":
+        if self.label.column in self.features:
+            raise ValueError(f"the column to predict, '{self.label.column}', is also a feature")
+        return self
 
 
 Dataset = Annotated[Volumes | Table, Field(discriminator="kind")]
@@ -155,9 +237,9 @@ def load_site_file(path: Path, site: str | None = None) -> SiteFile:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SiteFileError(f"cannot read the site file {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, or a date such as 2020-13-01
         where = f" (line {mark.line + 1})" if (mark := getattr(error, "problem_mark", None)) else ""
-        raise SiteFileError(f"{path}{where}: not valid YAML: {getattr(error, 'problem', error)}") from error
+        raise SiteFileError(f"{path}{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from error
     if not isinstance(content, dict):
         raise SiteFileError(f"{path}: expected a mapping with the key 'datasets', got {type(content).__name__}")
     try:
@@ -201,13 +283,18 @@ def find_site_file(site: str, scope: dict[str, object] | None, kit_local: Path |
 
 def _first_problem(error: ValidationError) -> str:
     problem = error.errors()[0]
-    tags = {"volumes", "table"}  # pydantic puts the union's tag into the place; it is not a key of the file
-    place = ".".join(str(p) for p in problem["loc"] if p not in tags and p != "[key]") or "the file"
+    # pydantic puts the tag of the union of datasets third; it is not a key of the file.
+    loc = problem["loc"][:2] + problem["loc"][3:] if problem["loc"][:1] == ("datasets",) else problem["loc"]
+    place = ".".join(str(p) for p in loc if p != "[key]") or "the file"
     got = problem.get("input")
     shown = "" if isinstance(got, dict | BaseModel) or problem["type"] == "missing" else f", got {got!r}"
     if problem["type"] == "extra_forbidden":
         return f"unknown key '{place}'"
     if problem["type"] == "missing":
         return f"key '{place}' is missing"
+    if problem["type"] == "union_tag_not_found":
+        return f"key '{place}.kind' is missing; expected 'volumes' or 'table'"
+    if problem["type"] == "union_tag_invalid":
+        return f"'{place}.kind': expected 'volumes' or 'table', got {problem['ctx']['tag']!r}"
     message = problem["msg"].removeprefix("Value error, ")
     return f"'{place}': {message[0].lower()}{message[1:]}{shown}"

@@ -18,6 +18,8 @@ def split_indices(
     The test part is cut off first and does not depend on whether the rest is cut again into train and validation.
     With fractions 0.66 / 0.34, ``stratify`` and seed 43 the test part is FLamby's split of its heart data.
 
+    With so few items that a later part would be left empty, the test part gives one up.
+
     Args:
         rule: fractions, seed, stratification.
         count: number of items.
@@ -51,8 +53,8 @@ def split_indices(
         if name not in rule.fractions:
             continue
         fraction = rule.fractions[name] / share
-        keep = max(1, round(len(rest) * (1 - fraction), 9) // 1)
-        keep = int(min(keep, len(rest) - 1))
+        keep = int(round(len(rest) * (1 - fraction), 9))
+        keep = min(max(keep, wanted.index(name)), len(rest) - 1)  # at least one for each part still to fill
         rest, taken = train_test_split(
             rest,
             train_size=keep,

@@ -45,7 +45,7 @@ def list_cases(dataset: Volumes) -> dict[str, list[Case]]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise DataError(f"cannot read the datalist {path}: {error.strerror}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not valid JSON: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("training"), list):
         raise DataError(f"{path}: expected a Decathlon datalist with a list 'training'")
@@ -56,7 +56,10 @@ def list_cases(dataset: Volumes) -> dict[str, list[Case]]:
     }
     if not listed["validation"] and not listed["test"]:
         cases = listed["train"]
-        chosen = split_indices(dataset.split, len(cases), groups=[case.group for case in cases])
+        try:
+            chosen = split_indices(dataset.split, len(cases), groups=[case.group for case in cases])
+        except DataError as error:
+            raise DataError(f"{path}: {error}") from error
         listed = {split: [cases[index] for index in chosen[split]] for split in SPLITS}
     for split in ("train", "test"):
         if not listed[split]:
@@ -71,7 +74,10 @@ def list_cases(dataset: Volumes) -> dict[str, list[Case]]:
 
 def _cases(path: Path, content: dict[str, Any], key: str, dataset: Volumes) -> list[Case]:
     cases = []
-    for number, item in enumerate(content.get(key) or []):
+    items = content.get(key) or []
+    if not isinstance(items, list):
+        raise DataError(f"{path}: '{key}' must be a list, got {items!r}")
+    for number, item in enumerate(items):
         where = f"{path}: {key}[{number}]"
         if not isinstance(item, dict) or not isinstance(item.get("image"), str):
             raise DataError(f"{where}: expected {{'image': file, 'label': file}}, got {item!r}")
@@ -80,7 +86,7 @@ def _cases(path: Path, content: dict[str, Any], key: str, dataset: Volumes) -> l
         group = item.get(dataset.split.group) if dataset.split.group else None
         # An item without the group's field stands for itself: one volume a patient, the usual Decathlon list.
         image = Path(path.parent, item["image"])
-        name = image.name.removesuffix(".gz").removesuffix(".nii")
+        name = item["image"].removesuffix(".gz").removesuffix(".nii")
         cases.append(Case(name, image, Path(path.parent, item["label"]), str(group) if group is not None else name))
     return cases
 
@@ -112,23 +118,45 @@ def read_volume(case: Case, classes: int, spacing: tuple[float, float, float], s
             cause = error.__cause__ or error
             raise DataError(f"{file}: cannot be read as an image: {type(cause).__name__}: {cause}") from error
     image, label = loaded["image"], loaded["label"]
-    if image.shape[1:] != label.shape[1:]:
-        raise DataError(
-            f"{case.label}: the label map has shape {tuple(label.shape[1:])}, its image {case.image.name} "
-            f"{tuple(image.shape[1:])}"
-        )
     if image.ndim != 4:
         raise DataError(f"{case.image}: expected a volume with 3 axes, got {image.ndim - 1}")
+    if label.shape != (1, *image.shape[1:]):
+        shape = tuple(label.shape[1:]) if len(label) == 1 else (*label.shape[1:], len(label))
+        raise DataError(
+            f"{case.label}: the label map has shape {shape}, its image {case.image.name} {tuple(image.shape[1:])}"
+        )
+    if not min(image.shape):
+        raise DataError(f"{case.image}: holds no voxels, its shape is {tuple(image.shape[1:])}")
+    _same_place(case, image, label)
     if not torch.isfinite(image).all():
         raise DataError(f"{case.image}: holds values that are not finite")
     values = torch.unique(label.as_tensor())
-    wrong = [value for value in values.tolist() if value != int(value) or not 0 <= value < classes]
+    wrong = [value for value in values.tolist() if value not in range(classes)]
     if wrong:
         raise DataError(f"{case.label}: label value {wrong[0]:g} is not declared; expected 0 to {classes - 1}")
     crop = ResizeWithPadOrCrop(spatial_size=(*size, -1))
     orient = Orientation(axcodes="RAS", labels=(("L", "R"), ("P", "A"), ("I", "S")))
     image = crop(NormalizeIntensity()(Spacing(pixdim=spacing, mode="bilinear")(orient(image))))
     label = crop(Spacing(pixdim=spacing, mode="nearest")(orient(label)))
-    if image.shape[1:] != label.shape[1:]:
-        raise DataError(f"{case.label}: its geometry (affine) does not fit that of {case.image.name}")
     return Volume(case.name, image.as_tensor().contiguous(), label.as_tensor()[0].to(torch.uint8).contiguous())
+
+
+def _same_place(case: Case, image: Any, label: Any) -> None:
+    """Refuse a label map that its header puts elsewhere than its image, and give it the image's affine.
+
+    A shifted or mirrored label map would train the model on the wrong voxels without a word. Rounding in the headers
+    is no reason: up to half a voxel at any corner passes.
+    """
+    place, other = image.affine.double(), label.affine.double()
+    sizes = place[:3, :3].norm(dim=0)
+    if not torch.isfinite(place).all() or place[:3, :3].det().abs() < 1e-9 * sizes.prod() or not sizes.min() > 0:
+        raise DataError(f"{case.image}: its header has no usable geometry (affine {place[:3].tolist()})")
+    ends = [torch.tensor([0.0, length - 1.0], dtype=torch.float64) for length in image.shape[1:]]
+    corners = torch.cat([torch.cartesian_prod(*ends), torch.ones(8, 1, dtype=torch.float64)], dim=1)
+    apart = float(((place - other) @ corners.T)[:3].norm(dim=0).max())
+    if not apart <= 0.5 * float(sizes.min()):
+        raise DataError(
+            f"{case.label}: its geometry (affine) does not fit that of {case.image.name}: they lie up to {apart:.3g} "
+            "mm apart"
+        )
+    label.affine = image.affine

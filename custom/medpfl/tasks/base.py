@@ -22,12 +22,14 @@ class Samples:
         targets: N x ... integer.
         case: N indices into ``names``; several samples (slices) may belong to one case (volume).
         names: the cases' names at the hospital; they never leave it.
+        classes: number of declared classes, whether or not each occurs in this split.
     """
 
     inputs: Tensor
     targets: Tensor
     case: NDArray[np.int64]
     names: list[str]
+    classes: int = 2
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -91,7 +93,7 @@ class Task(ABC):
 
 def empty_like(samples: Samples) -> Samples:
     """A split without samples, of the same shapes."""
-    return Samples(samples.inputs[:0], samples.targets[:0], samples.case[:0], [])
+    return Samples(samples.inputs[:0], samples.targets[:0], samples.case[:0], [], samples.classes)
 
 
 def to_tensor(array: NDArray[Any], dtype: torch.dtype) -> Tensor:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """2-D segmentation of volumes, slice by slice along the axial axis, scored by Dice per patient volume."""
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -40,13 +41,17 @@ class Segmentation(Task):
             object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON has lists
         if len(self.channels) < 2:
             raise ConfigError(f"Segmentation's channels: at least 2 levels are needed, got {list(self.channels)}")
+        if min(self.channels) < 1:
+            raise ConfigError(f"Segmentation's channels must be at least 1, got {list(self.channels)}")
+        if self.residual_units < 0:
+            raise ConfigError(f"Segmentation's residual_units must be at least 0, got {self.residual_units}")
         step = 2 ** (len(self.channels) - 1)
         if len(self.size) != 2 or any(length < step or length % step for length in self.size):
             raise ConfigError(
                 f"Segmentation's size must be 2 multiples of {step} for {len(self.channels)} levels, "
                 f"got {list(self.size)}"
             )
-        if len(self.spacing) != 3 or min(self.spacing) <= 0:
+        if len(self.spacing) != 3 or not all(0 < length < math.inf for length in self.spacing):
             raise ConfigError(f"Segmentation's spacing must be 3 positive numbers (mm), got {list(self.spacing)}")
 
     def load(self, site_file: SiteFile) -> SiteData:
@@ -58,7 +63,10 @@ class Segmentation(Task):
             if not volumes:
                 splits[split] = empty_like(splits["train"])
                 continue
-            if len({volume.image.shape[0] for volume in volumes}) > 1:
+            channels = {volume.image.shape[0] for volume in volumes}
+            if "train" in splits:
+                channels.add(splits["train"].inputs.shape[1])
+            if len(channels) > 1:
                 raise DataError(f"{declared.datalist}: its images differ in their number of channels")
             depth = [volume.image.shape[-1] for volume in volumes]
             splits[split] = Samples(
@@ -66,6 +74,7 @@ class Segmentation(Task):
                 torch.cat([volume.label.permute(2, 0, 1) for volume in volumes]).contiguous(),
                 np.repeat(np.arange(len(volumes)), depth),
                 [volume.name for volume in volumes],
+                len(declared.labels),
             )
         return SiteData(splits, [declared.labels[value] for value in sorted(declared.labels)])
 
@@ -91,18 +100,18 @@ class Segmentation(Task):
         return outputs.argmax(dim=1).to(torch.uint8)
 
     def evaluate(self, decisions: Tensor, samples: Samples) -> Evaluation:
-        """Dice of each volume (its slices taken together), averaged over the foreground classes and then over the
-        volumes. A class that is in neither the label map nor the decision of a volume counts as 1 (nothing was there,
-        nothing was found)."""
+        """Dice of each volume (its slices taken together), averaged over the declared foreground classes and then over
+        the volumes. A class that is in neither the label map nor the decision of a volume counts as 1 (nothing was
+        there, nothing was found)."""
         from monai.metrics import compute_dice
         from monai.networks import one_hot
 
-        classes = int(max(decisions.max(), samples.targets.max(), 1)) + 1
         cases = []
         for index, name in enumerate(samples.names):
             mine = torch.from_numpy(samples.case == index)
             found, truth = (
-                one_hot(t[mine].permute(1, 2, 0)[None, None].long(), classes) for t in (decisions, samples.targets)
+                one_hot(labels[mine].permute(1, 2, 0)[None, None].long(), samples.classes)
+                for labels in (decisions, samples.targets)
             )
             dice = compute_dice(found, truth, include_background=False, ignore_empty=False)
             cases.append({"case": name, "dice": float(dice.double().mean())})

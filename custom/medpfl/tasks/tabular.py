@@ -47,6 +47,7 @@ class Tabular(Task):
                 to_tensor(data.classes[data.splits[split]], torch.int64),
                 np.arange(len(data.splits[split])),
                 [data.rows[index] for index in data.splits[split]],
+                len(data.class_names),
             )
             for split in SPLITS
         }
@@ -74,14 +75,15 @@ class Tabular(Task):
         return outputs.float().softmax(dim=1)
 
     def evaluate(self, decisions: Tensor, samples: Samples) -> Evaluation:
-        """AUC (one against the rest for more than 2 classes) is NaN where a class is absent from the split."""
+        """AUC (one against the rest for more than 2 classes) is NaN where a class is absent from the split or a
+        probability is NaN."""
         from sklearn.metrics import accuracy_score, recall_score, roc_auc_score
 
         truth, probability = samples.targets.numpy(), decisions.numpy()
         found = probability.argmax(axis=1)
         present = np.unique(truth)
         auc = float("nan")
-        if len(present) == probability.shape[1]:
+        if len(present) == probability.shape[1] and np.isfinite(probability).all():
             binary = probability.shape[1] == 2
             auc = float(roc_auc_score(truth, probability[:, 1] if binary else probability, multi_class="ovr"))
         metrics = {

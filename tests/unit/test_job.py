@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs: the shipped ones load; a wrong one gets one sentence, with the place in it."""
+
+import copy
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from medpfl.component import build, spec_of
+from medpfl.core.errors import ConfigError
+from medpfl.core.mixers import Identity, Mean, Mixer, SoftPull
+from medpfl.job import load_job
+from medpfl.methods.base import Method
+from medpfl.tasks import Segmentation, Tabular
+from medpfl.tasks.base import Task
+
+JOBS = Path(__file__).resolve().parents[2] / "jobs"
+FILES = {
+    "meta": Path("meta.json"),
+    "server": Path("app", "config", "config_fed_server.json"),
+    "client": Path("app", "config", "config_fed_client.json"),
+}
+GOOD: dict[str, Any] = {
+    name: json.loads((JOBS / "softpull_heart" / path).read_text(encoding="utf-8")) for name, path in FILES.items()
+}
+
+
+def write(folder: Path, job: dict[str, Any]) -> Path:
+    for name, path in FILES.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(json.dumps(job[name]))
+    return folder
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Marks a key to be removed."""
+
+
+DROP = Drop()
+
+
+def changed(keys: tuple[str | int, ...], to: Any) -> dict[str, Any]:
+    job = copy.deepcopy(GOOD)
+    place: Any = job
+    for key in keys[:-1]:
+        place = place[key]
+    if to is DROP:
+        del place[keys[-1]]
+    elif isinstance(place, list) and keys[-1] == len(place):
+        place.append(to)
+    else:
+        place[keys[-1]] = to
+    return job
+
+
+@pytest.mark.parametrize("folder", sorted(JOBS.iterdir()), ids=lambda folder: folder.name)
+def test_shipped_jobs_load(folder: Path) -> None:
+    job = load_job(folder)
+    assert job.name == folder.name
+    assert list(job.mixers) == job.settings.slots
+    for component in (*job.mixers.values(), job.method, job.task):
+        assert build(spec_of(component), object, "copy") == component
+
+
+def test_a_job_is_what_its_files_say() -> None:
+    job = load_job(JOBS / "softpull_heart")
+    assert job.mixers == {"local": Identity(), "fedavg": Mean(), "model": SoftPull(lam=0.5)}
+    assert (job.min_clients, job.settings.rounds, job.method.steps, job.task) == (3, 15, 100, Tabular("heart"))
+
+
+CONTROLLER = ("server", "workflows", 0)
+MIXER = ("server", "components", 2)
+EXECUTOR = ("client", "executors", 0, "executor")
+METHOD = (*EXECUTOR, "args", "method")
+TASK = (*EXECUTOR, "args", "task")
+SERVER_FILE, CLIENT_FILE = "config_fed_server.json", "config_fed_client.json"
+
+WRONG: list[tuple[tuple[str | int, ...], Any, list[str]]] = [
+    # unknown keys, at every level
+    (("meta", "colour"), 1, ["meta.json", "unknown key 'colour'", "min_clients"]),
+    (("server", "colour"), 1, [SERVER_FILE, "unknown key 'colour'", "workflows"]),
+    (("server", "server", "colour"), 1, [f"{SERVER_FILE}: server", "unknown key 'colour'"]),
+    ((*CONTROLLER, "colour"), 1, [f"{SERVER_FILE}: workflows[0]", "unknown key 'colour'"]),
+    ((*MIXER, "colour"), 1, [SERVER_FILE, "'model'", "unknown key 'colour'"]),
+    (("client", "colour"), 1, [CLIENT_FILE, "unknown key 'colour'"]),
+    (("client", "executors", 0, "colour"), 1, [f"{CLIENT_FILE}: executors[0]", "unknown key 'colour'"]),
+    ((*EXECUTOR, "colour"), 1, [f"{CLIENT_FILE}: executor", "unknown key 'colour'"]),
+    ((*EXECUTOR, "args", "colour"), 1, [f"{CLIENT_FILE}: executor.args", "unknown key 'colour'"]),
+    ((*METHOD, "colour"), 1, [f"{CLIENT_FILE}: method", "unknown key 'colour'"]),
+    ((*TASK, "colour"), 1, [f"{CLIENT_FILE}: task", "unknown key 'colour'"]),
+    # arguments
+    ((*CONTROLLER, "args", "rounds"), "15", [SERVER_FILE, "'rounds' of Settings", "valid integer", "got '15'"]),
+    ((*CONTROLLER, "args", "rounds"), 1.5, ["'rounds' of Settings", "valid integer", "got 1.5"]),
+    ((*CONTROLLER, "args", "rounds"), True, ["'rounds' of Settings", "valid integer", "got True"]),
+    ((*CONTROLLER, "args", "rounds"), 0, ["rounds must be at least 1", "got 0"]),
+    ((*CONTROLLER, "args", "rounds"), DROP, ["argument 'rounds' of Settings is missing"]),
+    ((*CONTROLLER, "args", "round"), 1, ["unknown argument 'round' of Settings", "rounds"]),
+    ((*CONTROLLER, "args", "slots"), "model", ["'slots' of Settings", "valid array", "got 'model'"]),
+    ((*CONTROLLER, "args", "slots"), [], ["slots are empty"]),
+    ((*CONTROLLER, "args", "slots"), ["local", "local"], ["name one component twice"]),
+    ((*CONTROLLER, "args"), [], ["'args' must be a mapping", "got []"]),
+    ((*MIXER, "args", "lam"), "0.5", ["component 'model'", "'lam' of SoftPull", "valid number", "got '0.5'"]),
+    ((*MIXER, "args", "lam"), 1.5, ["SoftPull's lam must be in", "1.5"]),
+    ((*MIXER, "args", "lambda"), 0.5, ["unknown argument 'lambda' of SoftPull; it has: lam"]),
+    ((*METHOD, "args", "lr"), "0.1", [f"{CLIENT_FILE}: method", "'lr' of SoftPull", "valid number", "got '0.1'"]),
+    ((*METHOD, "args", "optimizer"), "lamb", ["'optimizer' of SoftPull", "'adam' or 'sgd'", "got 'lamb'"]),
+    ((*METHOD, "args", "epoch"), 1, ["unknown argument 'epoch' of SoftPull", "epochs"]),
+    ((*METHOD, "args", "batch_size"), 0, ["batch_size must be at least 1", "got 0"]),
+    ((*TASK, "args", "dataset"), DROP, [f"{CLIENT_FILE}: task", "argument 'dataset' of Tabular is missing"]),
+    ((*TASK, "args", "dataset"), 5, ["'dataset' of Tabular", "valid string", "got 5"]),
+    ((*TASK, "args", "hidden"), ["8"], ["'hidden' of Tabular", "valid integer"]),
+    ((*TASK, "args", "hidden"), [0], ["Tabular's hidden widths must be at least 1"]),
+    # classes
+    ((*MIXER, "path"), "medpfl.core.mixers.Mode", ["component 'model'", "no class 'medpfl.core.mixers.Mode'"]),
+    ((*MIXER, "path"), "medpfl.nowhere.Mean", ["there is no class 'medpfl.nowhere.Mean'"]),
+    ((*MIXER, "path"), "Mean", ["full class name", "got 'Mean'"]),
+    ((*MIXER, "path"), "..mixers.Mean", ["there is no class '..mixers.Mean'"]),
+    ((*MIXER, "path"), ".Mean", ["there is no class '.Mean'"]),
+    ((*MIXER, "path"), 5, ["full class name", "got 5"]),
+    ((*MIXER, "path"), DROP, ["component 'model'", "expected {'path'"]),
+    ((*MIXER, "path"), "subprocess.run", ["'subprocess.run' is not a class"]),
+    ((*MIXER, "path"), "subprocess.Popen", ["'subprocess.Popen' is not a Mixer"]),
+    ((*MIXER, "path"), "medpfl.tasks.Tabular", ["'medpfl.tasks.Tabular' is not a Mixer"]),
+    ((*MIXER, "path"), "medpfl.core.mixers.Mixer", ["'medpfl.core.mixers.Mixer' is abstract"]),
+    ((*METHOD, "path"), "medpfl.core.mixers.SoftPull", ["method", "is not a Method"]),
+    ((*METHOD, "path"), "os.system", ["'os.system' is not a class"]),
+    ((*TASK, "path"), "medpfl.methods.softpull.SoftPull", ["task", "is not a Task"]),
+    (METHOD, "softpull", ["method", "expected {'path'", "got 'softpull'"]),
+    ((*EXECUTOR, "path"), "subprocess.Popen", ["executor's path must be medpfl", "got 'subprocess.Popen'"]),
+    ((*CONTROLLER, "path"), "os.system", ["workflows[0].path must be medpfl", "got 'os.system'"]),
+    # slots and components
+    ((*CONTROLLER, "args", "slots"), ["other"], ["slot 'other' has no component", "local, fedavg, model"]),
+    ((*CONTROLLER, "args", "slots"), ["local", "model"], ["component 'fedavg' is not among the controller's slots"]),
+    ((*MIXER, "id"), "local", ["two components have the id 'local'"]),
+    ((*MIXER, "id"), DROP, ["a component needs an 'id'"]),
+    (("server", "components"), 5, ["'components' must be a list", "got 5"]),
+    (("client", "components"), [{"id": "x", "path": "os.system"}], [CLIENT_FILE, "'components' must be empty"]),
+    ((*EXECUTOR, "args", "method"), DROP, ["executor's argument 'method' is missing"]),
+    ((*EXECUTOR, "args", "task"), DROP, ["executor's argument 'task' is missing"]),
+    # paths, addresses and variables, in any string
+    ((*TASK, "args", "dataset"), "/etc/passwd", [CLIENT_FILE, "never a path, URL or variable", "'/etc/passwd'"]),
+    ((*TASK, "args", "dataset"), "..\\x", ["never a path", "dataset"]),
+    ((*TASK, "args", "dataset"), "~root", ["never a path", "'~root'"]),
+    ((*TASK, "args", "dataset"), "https://a.example", ["never a path, URL"]),
+    ((*TASK, "args", "dataset"), "{$HOME}", ["variable", "'{$HOME}'"]),
+    ((*TASK, "args", "a/b"), 1, ["never a path", "'a/b'"]),
+    ((*CONTROLLER, "args", "slots"), ["local", "a/b"], [SERVER_FILE, "never a path", "'a/b'"]),
+    (("meta", "scope"), "../x", ["meta.json", "scope", "never a path"]),
+    # meta.json and the shape of the files
+    (("meta", "name"), "a b", ["'name' must be letters", "got 'a b'"]),
+    (("meta", "name"), DROP, ["'name' must be letters", "got None"]),
+    (("meta", "min_clients"), 0, ["'min_clients' must be a whole number above 0", "got 0"]),
+    (("meta", "min_clients"), "3", ["'min_clients'", "got '3'"]),
+    (("meta", "min_clients"), True, ["'min_clients'", "got True"]),
+    (("meta", "min_clients"), DROP, ["'min_clients'", "got None"]),
+    (("meta", "deploy_map"), {}, ["'deploy_map' is missing or empty"]),
+    (("meta", "deploy_map"), ["app"], ["'deploy_map' is missing or empty"]),
+    (("server", "server"), DROP, ["task_request_interval must be above 0", "got None"]),
+    (("server", "server"), 5, [f"{SERVER_FILE}: server", "expected a JSON object", "got 5"]),
+    (("server", "server", "task_request_interval"), DROP, ["task_request_interval", "got None"]),
+    (("server", "server", "task_request_interval"), "0.1", ["task_request_interval", "got '0.1'"]),
+    (("server", "server", "task_request_interval"), True, ["task_request_interval", "got True"]),
+    (("server", "server", "task_request_interval"), 0, ["task_request_interval", "got 0"]),
+    (("server", "workflows", 1), GOOD["server"]["workflows"][0], ["'workflows' must hold one entry"]),
+    (("server", "workflows"), [], ["'workflows' must hold one entry"]),
+    (("server", "workflows"), ["x"], ["workflows[0]", "expected a JSON object", "got 'x'"]),
+    (("client", "executors", 1), GOOD["client"]["executors"][0], ["'executors' must hold one entry"]),
+    (("client", "executors"), [5], ["executors[0]", "expected a JSON object", "got 5"]),
+    (("client", "executors", 0, "executor"), 5, ["executor", "expected a JSON object", "got 5"]),
+    (("client", "executors", 0, "executor"), DROP, ["executor", "expected a JSON object", "got None"]),
+    (("client", "executors", 0, "tasks"), ["train"], ["tasks must be", "got ['train']"]),
+]
+
+
+@pytest.mark.parametrize(("keys", "to", "words"), WRONG)
+def test_one_sentence_names_the_place(tmp_path: Path, keys: tuple[str | int, ...], to: Any, words: list[str]) -> None:
+    folder = write(tmp_path, changed(keys, to))
+    with pytest.raises(ConfigError) as caught:
+        load_job(folder)
+    for word in words:
+        assert word in str(caught.value)
+    assert caught.value.public == str(caught.value)
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"name": "a",}', ["not valid JSON", "line 1"]),
+        ('{"name": NaN}', ["not valid JSON", "NaN is not a JSON number"]),
+        ('{"name": 1, "name": 2}', ["not valid JSON", "'name' is there twice"]),
+        ("[]", ["expected a JSON object, got list"]),
+        ("[" * 100_000, ["not valid JSON"]),
+        (None, ["cannot read", "No such file"]),
+    ],
+)
+def test_files_that_are_no_json(tmp_path: Path, file: str, text: str | None, words: list[str]) -> None:
+    path = write(tmp_path, GOOD) / FILES[file]
+    if text is None:
+        path.unlink()
+    else:
+        path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_job(tmp_path)
+    for word in [path.name, *words]:
+        assert word in str(caught.value)
+
+
+def test_links_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    shutil.copytree(JOBS / "softpull_heart", folder)
+    load_job(folder)
+    (folder / "app" / "more.json").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match=r"more\.json is a symbolic link"):
+        load_job(folder)
+
+
+def test_a_wrong_class_is_never_called(tmp_path: Path) -> None:
+    """What a job names is checked before it is built, so its arguments cannot make anything happen."""
+    marker = tmp_path / "marker"
+    for path in ("subprocess.run", "subprocess.Popen", "os.system"):
+        with pytest.raises(ConfigError, match="is not a"):
+            build({"path": path, "args": {"args": ["touch", str(marker)]}}, Mixer, "here")
+    assert not marker.exists()
+
+
+def test_components_inside_components_are_checked_too() -> None:
+    for base, path in ((Method, "medpfl.methods.softpull.SoftPull"), (Task, "medpfl.tasks.Tabular")):
+        with pytest.raises(ConfigError, match="here"):
+            build({"path": path, "args": {"nothing": {"path": "os.system"}}}, base, "here")
+
+
+def test_whole_numbers_and_lists_pass_for_numbers_and_tuples() -> None:
+    task = build(
+        {"path": "medpfl.tasks.Segmentation", "args": {"dataset": "organ", "spacing": [1, 2, 3], "size": [32, 32]}},
+        Task,
+        "here",
+    )
+    assert task == Segmentation("organ", spacing=(1.0, 2.0, 3.0), size=(32, 32))
