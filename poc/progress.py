@@ -10,7 +10,6 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
-from rich.text import Text
 
 
 class Progress:
@@ -75,9 +74,12 @@ class Progress:
 
     def _table(self) -> Group:
         models = sorted({model for found in self._scores.values() for model in found})
-        table = Table("hospital", *models, title=f"{self.job}: validation score")
+        table = Table("hospital", *models, title="validation score")
         for site in sorted(self._scores, key=lambda name: (name == "mean", name)):
             table.add_row(site, *(f"{self._scores[site].get(model, float('nan')):.3f}" for model in models))
-        head = Text(f"{self.job}  round {self._round}/{self.rounds}, {self._left()}")
-        bar = ProgressBar(total=self.rounds, completed=self._round, width=50)
-        return Group(head, bar, table) if models else Group(head, bar)
+        head = Table.grid(padding=(0, 1))  # a bar on its own would not end its line
+        head.add_row(
+            ProgressBar(total=self.rounds, completed=self._round, width=40),
+            f"{self.job}: round {self._round}/{self.rounds}, {self._left()}",
+        )
+        return Group(head, table) if models else Group(head)

@@ -84,6 +84,8 @@ def test_a_job_equals_simulate_and_tells_its_progress(
     assert names == {"metrics.jsonl", "mixing.npz", "bytes.json", "summary.json", "slots", "report.html"}
     assert_same(outcome(downloaded), run(load_job(folder), hospitals, tmp_path / "simulated"))
     for site in hospitals:
+        log = (federation.run_folder(site, job_id) / "log.txt").read_text()
+        assert "slot 'model':" in log and "never sent" in log  # what leaves and what stays, told at the start
         kept = federation.kits / site / "medpfl" / "small-phantom" / "models"
         assert (kept / "personal-best.safetensors").is_file()
         assert f"of {site}" in (kept / "personal-best.md").read_text()
