@@ -9,13 +9,13 @@ import sys
 import time
 from pathlib import Path
 
-from federation import Federation
 from progress import Progress
 from rich.console import Console
 
 from medpfl.bundle import DEMOS, demo_of, find_bundle, find_job
 from medpfl.core.errors import MedPFLError
 from medpfl.evaluate.console import print_results
+from medpfl.flare.poc import Federation
 from medpfl.job import Job, load_job
 
 DEFAULT_JOB = "softpull_phantom"

@@ -138,6 +138,75 @@ def demo_heart(
     console.print(f"{folder}: {', '.join(write_heart(folder, data, split))}")
 
 
+SeedsOption = Annotated[int, typer.Option(help="Number of seeds.")]
+OutOption = Annotated[Path | None, typer.Option(help="JSON file for the numbers and the machine's facts.")]
+
+
+def _say(text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+@bench_app.command("mixing")
+def bench_mixing(
+    sites: Annotated[int, typer.Option(help="Number of models.")] = 20,
+    values: Annotated[int, typer.Option(help="float32 values of a model.")] = 5_000_000,
+    repeats: Annotated[int, typer.Option(help="Turns; medians are reported.")] = 7,
+    out: OutOption = None,
+) -> None:
+    """Mixing K models, as a multiple of cloning and of copying them."""
+    from medpfl.bench import common, mixing
+
+    facts = common.machine()
+    results = mixing.measure(sites, values, repeats)
+    common.write_json(out, "mixing", facts, results)
+    _say(mixing.table_of(results))
+
+
+@bench_app.command("rounds")
+def bench_rounds(
+    sites: Annotated[int, typer.Option(help="Number of hospitals.")] = 4,
+    rounds: Annotated[int, typer.Option(help="Rounds of each job; the first is not counted.")] = 15,
+    values: Annotated[int, typer.Option(help="float32 values of the model, about.")] = 100_000,
+    interval: Annotated[float, typer.Option(help="task_request_interval of our job, seconds.")] = 0.1,
+    out: OutOption = None,
+) -> None:
+    """A round without training in POC: this package's controller beside FLARE's stock FedAvg recipe."""
+    from medpfl.bench import common
+    from medpfl.bench import rounds as bench
+
+    facts = common.machine()
+    results = bench.measure(sites, rounds, values, interval, _say)
+    common.write_json(out, "rounds", facts, results)
+    _say(bench.table_of(results))
+
+
+@bench_app.command("phantom")
+def bench_phantom(seeds: SeedsOption = 3, out: OutOption = None) -> None:
+    """softpull_phantom against local training, FedAvg and FedAvg + fine-tuning, over several seeds."""
+    from medpfl.bench import common, phantom
+
+    facts = common.machine()
+    results = phantom.measure(seeds, _say)
+    common.write_json(out, "phantom", facts, results)
+    _say(phantom.table_of(results))
+
+
+@bench_app.command("heart")
+def bench_heart(
+    data: Annotated[Path | None, typer.Option(help="Folder with the UCI processed.*.data files.")] = None,
+    flamby: Annotated[Path | None, typer.Option(help="Folder with FLamby's heart_seed<N>.csv.")] = None,
+    seeds: SeedsOption = 5,
+    out: OutOption = None,
+) -> None:
+    """FLamby's Fed-Heart-Disease protocol, with SoftPull beside it."""
+    from medpfl.bench import common, heart
+
+    facts = common.machine()
+    results = heart.measure(data, seeds, flamby, _say)
+    common.write_json(out, "heart", facts, results)
+    _say(heart.table_of(results))
+
+
 @app.command()
 def version() -> None:
     """Print the version."""

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +39,11 @@ class Federation:
         site_files: folder with ``<hospital>.yaml`` for every hospital.
         sites: the hospitals' names.
         port: the server's port; None takes a free one.
+        classes: full names of classes outside the package's component folders that jobs may name here.
     """
 
-    def __init__(self, site_files: Path, sites: list[str], port: int | None = None):
-        self.site_files, self.sites = site_files.resolve(), sites
+    def __init__(self, site_files: Path, sites: list[str], port: int | None = None, classes: Sequence[str] = ()):
+        self.site_files, self.sites, self.classes = site_files.resolve(), sites, list(classes)
         self.port = _usable_port(port)
         self.workspace = Path(tempfile.mkdtemp(prefix="medpfl-poc-"))
         self.kits = self.workspace / "poc" / PROJECT / "prod_00"
@@ -150,7 +151,7 @@ class Federation:
         if done.returncode or not self.kits.is_dir():
             raise MedPFLError(f"FLARE could not prepare the federation: {(done.stderr or done.stdout).strip()[-400:]}")
         for name in ("server", *self.sites):
-            allow(self.kits / name)
+            allow(self.kits / name, self.classes)
 
     def _start(self) -> None:
         self._launch("server")

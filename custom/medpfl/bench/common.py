@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all benchmarks share: facts about the machine, means with deviations, and the JSON file."""
+
+import json
+import os
+import platform
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import medpfl
+from medpfl.core.errors import MedPFLError
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores, versions and, because the machine may be shared, the load average at this moment."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "medpfl": medpfl.__version__,
+        "load_average_at_start": [round(load, 2) for load in os.getloadavg()],
+        "started": time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()) + " UTC",
+    }
+
+
+def _cpu_model() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def write_json(out: Path | None, name: str, facts: dict[str, Any], results: dict[str, Any]) -> None:
+    """Write a benchmark's results with the facts that ``machine`` gave at its start; nothing where ``out`` is None.
+
+    Raises:
+        MedPFLError: the file cannot be written.
+    """
+    if out is None:
+        return
+    text = json.dumps({"bench": name, "machine": facts, **results}, indent=1) + "\n"
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise MedPFLError(f"cannot write {out}: {error.strerror}") from error
+
+
+def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; the first column is text, the others are numbers."""
+    lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def mean_sd(values: Sequence[float]) -> str:
+    """ "mean ± sd" of repeated runs (sample standard deviation; of a single run only the value)."""
+    if len(values) == 1:
+        return f"{values[0]:.3f}"
+    return f"{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}"
