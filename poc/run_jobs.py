@@ -15,7 +15,7 @@ from rich.console import Console
 from medpfl.bundle import DEMOS, demo_of, find_bundle, find_job
 from medpfl.core.errors import MedPFLError
 from medpfl.evaluate.console import print_results
-from medpfl.flare.poc import Federation
+from medpfl.flare.poc import ADMIN, Federation
 from medpfl.job import Job, load_job
 
 DEFAULT_JOB = "softpull_phantom"
@@ -48,7 +48,7 @@ def main() -> int:
                 for folder in folders:
                     _run(federation, folder, jobs[folder], options.results / jobs[folder].name, options.timeout)
                 if options.keep:
-                    _keep(federation)
+                    _keep(federation, folders[0])
     except MedPFLError as error:
         Console(stderr=True).print(f"poc/run: {error}", markup=False, highlight=False, soft_wrap=True)
         return 1
@@ -103,12 +103,12 @@ def _collect(federation: Federation, job: Job, job_id: str, target: Path) -> Non
     fresh.rename(target)
 
 
-def _keep(federation: Federation) -> None:
-    transfer = federation.kits / "admin@medpfl.local" / "transfer" / "jobs"
+def _keep(federation: Federation, job: Path) -> None:
+    transfer = federation.kits / ADMIN / "transfer" / "jobs"
     shutil.copytree(find_bundle() / "jobs", transfer, dirs_exist_ok=True)
     console.print("The federation stays up until Ctrl-C. In another terminal, the admin console:")
     console.print(f"  {federation.console_command()}", markup=False, soft_wrap=True)
-    console.print("and in it, say: submit_job jobs/softpull_phantom | list_jobs | download_job JOB_ID | bye")
+    console.print(f"and in it, for example: submit_job jobs/{job.name}, list_jobs, download_job JOB_ID, bye")
     while True:
         time.sleep(1)
 

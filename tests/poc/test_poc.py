@@ -14,12 +14,12 @@ from typing import Any
 
 import psutil
 import pytest
-from federation import Federation
 from nvflare.fuel.flare_api.api_spec import JobNotFound
 from nvflare.lighter.utils import load_yaml
 
 from medpfl.core.errors import MedPFLError
 from medpfl.demo.phantom import write_phantoms
+from medpfl.flare.poc import Federation
 from medpfl.job import load_job
 from tools import assert_same, outcome, run, write_job
 

@@ -90,7 +90,7 @@ class MixingController(Controller):
             probes = self._probe([site for site in coordinator.joined if site not in sites], fl_ctx)
             messages = coordinator.train_messages(round_number, sites)
             replies = self._exchange(messages, settings.train_timeout, need, abort_signal, fl_ctx)
-            mixed = coordinator.take_train(round_number, replies, time.monotonic() - started)
+            mixed = coordinator.take_train(round_number, replies, started)
             for task in probes:
                 self.cancel_task(task)
             self._tell(round_number, mixed, fl_ctx)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A FLARE POC federation on this machine: own HOME, own workspace, free ports, no process left behind."""
 
+import contextlib
+import io
 import os
 import re
 import shutil
@@ -162,7 +164,8 @@ class Federation:
             self._launch(site)
         while True:
             try:
-                self._session = self._session or new_secure_session(ADMIN, str(self.kits / ADMIN), timeout=20.0)
+                with contextlib.redirect_stdout(io.StringIO()):  # FLARE prints that it connects
+                    self._session = self._session or new_secure_session(ADMIN, str(self.kits / ADMIN), timeout=20.0)
                 if {client.name for client in self._session.get_system_info().client_info} >= set(self.sites):
                     return
             except NoConnection:

@@ -167,8 +167,11 @@ class Coordinator:
     def train_messages(self, round_number: int, sites: list[str]) -> dict[str, Message]:
         return {site: self._message("train", round_number, site) for site in sites}
 
-    def take_train(self, round_number: int, replies: Mapping[str, Message], seconds: float = 0.0) -> list[str]:
+    def take_train(self, round_number: int, replies: Mapping[str, Message], started: float | None = None) -> list[str]:
         """Mix what the hospitals sent and save the checkpoint; returns the hospitals whose updates were mixed.
+
+        Args:
+            started: ``time.monotonic()`` when the round began, to write down how long it took.
 
         Raises:
             QuorumLost: fewer than ``min_sites`` usable updates came; the checkpoint of the last round stands.
@@ -210,6 +213,7 @@ class Coordinator:
             self.record.training(round_number, site, message.header)
             self.record.traffic(round_number, site, sent=self.payload_bytes(), received=byte_count(message.slots))
         self._choose_best(round_number - 1)
+        seconds = time.monotonic() - started if started is not None else 0.0
         self.record.round(round_number, matrices, seconds)
         self.done = round_number
         self._save()

@@ -53,7 +53,7 @@ def simulate(
     for round_number in range(coordinator.done + 1, job.settings.rounds + 1):
         started = time.monotonic()
         replies = exchange(coordinator.train_messages(round_number, sites))
-        coordinator.take_train(round_number, replies, time.monotonic() - started)
+        coordinator.take_train(round_number, replies, started)
         progress(coordinator)
         if round_number == stop_after:
             return coordinator
