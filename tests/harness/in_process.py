@@ -130,20 +130,19 @@ class Harness:
             local.write_text(text)
         engine = Engine(site, workspace, meta, [])
         executor = SiteExecutor(self.job.method, self.job.task)
-        ignored: set[str] = set()
         while not self._over.is_set():
             fl_ctx = engine.new_context()
             server_ctx = self.engine.new_context()
             name, task_id, data = self.communicator.process_task_request(client, server_ctx)
-            if not name or task_id in ignored:
+            if not name:
                 time.sleep(0.005)
                 continue
             received = fobs.loads(fobs.dumps(data))
             action = self.script(site, name, self._round_of(received))
             if action == "gone":
                 return
-            if action == "silent":
-                ignored.add(task_id)
+            if action == "silent":  # a frozen hospital asks for nothing until it wakes up
+                self._until_closed(task_id, server_ctx)
                 continue
             with _ONE_AT_A_TIME:
                 result = executor.execute(name, received, fl_ctx, self.engine.abort)
@@ -152,10 +151,13 @@ class Harness:
             payload = fobs.dumps(result)
             self.wire.append((site, name, payload))
             if action == "late":
-                while not self._over.is_set() and self.communicator.process_task_check(task_id, server_ctx):
-                    time.sleep(0.005)
+                self._until_closed(task_id, server_ctx)
                 self.late.append(site)
             self.communicator.process_submission(client, name, task_id, fobs.loads(payload), self.engine.new_context())
+
+    def _until_closed(self, task_id: str, fl_ctx: FLContext) -> None:
+        while not self._over.is_set() and self.communicator.process_task_check(task_id, fl_ctx):
+            time.sleep(0.005)
 
     @staticmethod
     def _round_of(shareable: Shareable) -> int:

@@ -203,6 +203,9 @@ class MixingController(Controller):
         for site, task in tasks.items():
             done = site in results
             self.cancel_task(task, TaskCompletionStatus.OK if done else TaskCompletionStatus.TIMEOUT)
+            # FLARE 2.9's task monitor dies of a KeyError when a hospital was sent a task twice while others were
+            # waiting; finished tasks then stay in its list for ever, so they must not hold the payload.
+            task.data = Shareable()
         for site, message in messages.items():
             round_number = message.header.get("round", 0)
             result = results.get(site)
