@@ -15,7 +15,7 @@ from medpfl.core.errors import ConfigError
 def spec_of(component: Any) -> dict[str, Any]:
     """The configuration that builds an equal component (a dataclass of plain values)."""
     kind = type(component)
-    args = {field.name: getattr(component, field.name) for field in dataclasses.fields(component)}
+    args = {field.name: getattr(component, field.name) for field in dataclasses.fields(component) if field.init}
     return {"path": f"{kind.__module__}.{kind.__qualname__}", "args": args}
 
 

@@ -27,7 +27,7 @@ from medpfl.evaluate.models import evaluate
 from medpfl.evaluate.tables import read_summary, result_table
 from medpfl.job import Job
 from medpfl.methods import softpull
-from medpfl.methods.base import Method
+from medpfl.methods.base import Build, Method
 from medpfl.methods.references import Local
 from medpfl.rounds.settings import Settings
 from medpfl.rounds.simulate import simulate
@@ -117,7 +117,7 @@ def _pooled(seed: int, task: HeartTabular, method: Local, files: dict[str, Path]
     simulate(job, {"pooled": union}, scratch / "pooled" / "results", scratch / "pooled" / "home")
 
     data = pooled_task.load(load_site_file(union))
-    models = nn.ModuleDict(method.models(lambda: task.network(data)))
+    models = nn.ModuleDict(method.models(Build(task, data, ("pooled",), seed)))
     kept = scratch / "pooled" / "home" / "pooled" / "pooled" / "models" / "local-last.safetensors"
     models.load_state_dict(store.read(kept)[0])
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from medpfl.core.errors import ConfigError, Stopped
 from medpfl.core.groups import under
 from medpfl.core.seeding import derive_seed
-from medpfl.tasks.base import SiteData, Task
+from medpfl.tasks.base import Samples, SiteData, Task
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,30 @@ class Batch:
 
     inputs: Tensor
     targets: Tensor
+
+
+@dataclass(frozen=True)
+class Build:
+    """What a method builds its networks from; equal at every hospital, so all start from the same weights."""
+
+    task: Task
+    data: SiteData
+    roster: tuple[str, ...]
+    seed: int
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input: (C, H, W) for slices, (F,) for rows."""
+        return tuple(self.data.splits["train"].inputs.shape[1:])
+
+    def network(self) -> nn.Module:
+        """The task's network, each time with the same initial weights."""
+        return self.seeded(lambda: self.task.network(self.data))
+
+    def seeded(self, make: Callable[[], nn.Module]) -> nn.Module:
+        """A network of the method's own, with initial weights that depend on the job's seed only."""
+        torch.manual_seed(derive_seed(self.seed, "initial weights"))
+        return make()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +82,8 @@ class Method(ABC):
             raise ConfigError(f"{type(self).__name__}'s lr must be above 0, got {self.lr}")
 
     @abstractmethod
-    def models(self, network: Callable[[], nn.Module]) -> dict[str, nn.Module]:
-        """The networks a hospital holds. ``network()`` builds the task's, each time with the same initial weights."""
+    def models(self, build: Build) -> dict[str, nn.Module]:
+        """The networks a hospital holds; ``build.network()`` makes the task's."""
 
     def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
         """Slot name to keys of ``models.state_dict()``; what is in no slot is private."""
@@ -73,6 +97,10 @@ class Method(ABC):
         """Outputs of the deployed model ``name``; the models are in evaluation mode."""
         outputs: Tensor = models[self.deploys[name]](inputs)
         return outputs
+
+    def diagnose(self, models: nn.ModuleDict, samples: Samples, index: int, device: torch.device) -> dict[str, float]:
+        """Further numbers about the models on a non-empty validation split, by name; none by default."""
+        return {}
 
     def new_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         if self.optimizer == "sgd":
@@ -102,6 +130,8 @@ class Site:
         self.round = round_number
         self._seed, self._optimizers, self._stopped = seed, optimizers, stopped
         self.last_loss = float("nan")
+        self.outbox: dict[str, dict[str, Tensor]] = {}
+        """Slot to what is sent instead of its weights (gradients, say), with the same entries and shapes."""
 
     def training_batches(self) -> Iterator[Batch]:
         """This round's batches: a function of (seed, site, round) alone, so every model of a round sees the same.

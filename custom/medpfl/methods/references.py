@@ -4,13 +4,12 @@
 They ride along in any job whose server lists the slots "local" and "fedavg" (leave them out to switch them off).
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import nn
 
-from medpfl.methods.base import Method, Site
+from medpfl.methods.base import Build, Method, Site
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,8 +18,8 @@ class Local(Method):
 
     deploys: ClassVar = {"local": "local"}
 
-    def models(self, network: Callable[[], nn.Module]) -> dict[str, nn.Module]:
-        return {"local": network()}
+    def models(self, build: Build) -> dict[str, nn.Module]:
+        return {"local": build.network()}
 
     def local_round(self, site: Site) -> None:
         site.fit("local")
@@ -32,8 +31,8 @@ class FedAvg(Method):
 
     deploys: ClassVar = {"fedavg": "fedavg"}
 
-    def models(self, network: Callable[[], nn.Module]) -> dict[str, nn.Module]:
-        return {"fedavg": network()}
+    def models(self, build: Build) -> dict[str, nn.Module]:
+        return {"fedavg": build.network()}
 
     def local_round(self, site: Site) -> None:
         site.fit("fedavg")

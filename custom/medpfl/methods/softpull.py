@@ -5,13 +5,12 @@ Xu et al., "Closing the Generalization Gap of Cross-silo Federated Medical Image
 model of Algorithm 1 (line 9) with Eq. (11) at the server. FedSM's global model and selector are not part of it.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import nn
 
-from medpfl.methods.base import Method, Site
+from medpfl.methods.base import Build, Method, Site
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +19,8 @@ class SoftPull(Method):
 
     deploys: ClassVar = {"personal": "model"}
 
-    def models(self, network: Callable[[], nn.Module]) -> dict[str, nn.Module]:
-        return {"model": network()}
+    def models(self, build: Build) -> dict[str, nn.Module]:
+        return {"model": build.network()}
 
     def local_round(self, site: Site) -> None:
         site.fit("model")  # Alg. 1, line 9

@@ -145,6 +145,7 @@ class Coordinator:
         self._checkpoint = self._home / "state" / self.run / "server.safetensors"
         if not self._resume():
             for slot in self.travelling:
+                self.mixers[slot].start(self._start[slot])
                 self._stack[slot] = [{k: t.clone() for k, t in self._start[slot].items()} for _ in self.roster]
         del self._start
 

@@ -19,9 +19,20 @@ from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.core.groups import check_slots, describe
 from medpfl.core.seeding import derive_seed
 from medpfl.evaluate.models import evaluate, save_deployed
-from medpfl.methods.base import Method, Site
+from medpfl.methods.base import Build, Method, Site
 from medpfl.methods.references import REFERENCES, like
-from medpfl.rounds.messages import Message, byte_count, digest_of, fingerprint, gather, load, number, table
+from medpfl.rounds.messages import (
+    Message,
+    Slots,
+    byte_count,
+    copy_out,
+    digest_of,
+    fingerprint,
+    gather,
+    load,
+    number,
+    table,
+)
 from medpfl.sites.site_file import SiteFile
 from medpfl.tasks.base import Evaluation, SiteData, Task
 
@@ -100,8 +111,9 @@ class SiteRunner:
         self.models = nn.ModuleDict()
         self._owner: dict[str, Method] = {}
         self.slots: dict[str, list[str]] = {}
+        build = Build(self.task, self.data, self.roster, self.seed)
         for method in self.methods:
-            mine = nn.ModuleDict(method.models(self._network))
+            mine = nn.ModuleDict(method.models(build))
             for name in mine:
                 if name in self._owner:
                     raise ConfigError(f"{type(method).__name__} uses the model name '{name}', which is taken")
@@ -115,11 +127,6 @@ class SiteRunner:
         self._run = None
         if hasattr(self, "models"):
             self._build()
-
-    def _network(self) -> nn.Module:
-        """The task's network with the job's initial weights: the same for every model and every hospital."""
-        torch.manual_seed(derive_seed(self.seed, "initial weights"))
-        return self.task.network(self.data)
 
     def _check_slots(self, served: dict[str, bool]) -> None:
         check_slots(self.models, self.slots)
@@ -143,6 +150,7 @@ class SiteRunner:
         load(self.models, message.slots)
         metrics = self._look_at_mixed(current - 1, header) if current > 1 else []
         losses = {}
+        instead: Slots = {}
         for method in self.methods:
             # Dropout and the like draw from the global generator: seeded for each method, so that switching the
             # references on or off changes nothing.
@@ -150,8 +158,10 @@ class SiteRunner:
             site = self._site(method, current)
             method.local_round(site)
             losses[next(iter(method.deploys))] = number(site.last_loss)
+            for slot, state in site.outbox.items():
+                instead[slot] = {key: copy_out(tensor) for key, tensor in state.items()}
         self._save_state(current)
-        slots = gather(self.models, self.slots, self.travelling)
+        slots = {**gather(self.models, self.slots, self.travelling), **instead}
         reply = {
             "round": current,
             "metrics": metrics,
@@ -191,12 +201,24 @@ class SiteRunner:
             for name in method.deploys
             if (evaluation := self._evaluate(method, name, "validation"))
         ]
+        metrics += self._diagnoses(round_number)
         store.save(store.path_of(self._state, "mixed", round_number), self.models.state_dict(), {"round": round_number})
         wanted = {round_number, *(best["round"] for best in header["best"].values())}
         for number_, path in store.numbered(self._state, "mixed").items():
             if number_ not in wanted:
                 path.unlink()
         return metrics
+
+    def _diagnoses(self, round_number: int) -> list[dict[str, Any]]:
+        samples = self.data.splits["validation"]
+        if not len(samples):
+            return []
+        index = self.roster.index(self.name)
+        return [
+            {"model": name, "split": "validation", "round": round_number, "metrics": {name: number(value)}}
+            for method in self.methods
+            for name, value in method.diagnose(self.models, samples, index, self.device).items()
+        ]
 
     def _evaluate(self, method: Method, name: str, split: str) -> Evaluation | None:
         return evaluate(method, name, self.models, self.task, self.data.splits[split], self.device)

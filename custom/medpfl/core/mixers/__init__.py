@@ -4,6 +4,7 @@
 from medpfl.core.mixers.base import Mixer, RoundInfo
 from medpfl.core.mixers.identity import Identity
 from medpfl.core.mixers.mean import Mean
+from medpfl.core.mixers.server_adam import ServerAdam
 from medpfl.core.mixers.soft_pull import SoftPull
 
-__all__ = ["Identity", "Mean", "Mixer", "RoundInfo", "SoftPull"]
+__all__ = ["Identity", "Mean", "Mixer", "RoundInfo", "ServerAdam", "SoftPull"]

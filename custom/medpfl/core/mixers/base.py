@@ -44,6 +44,9 @@ class Mixer(ABC):
             ConfigError: naming the parameter, the value and what this roster allows.
         """
 
+    def start(self, state: State) -> None:
+        """Take the slot's initial tensors; called once, before round 1 of a run that does not resume."""
+
     @abstractmethod
     def matrix(self, info: RoundInfo) -> Matrix:
         """The K x K row-stochastic matrix for the whole roster; absent hospitals are dropped afterwards."""

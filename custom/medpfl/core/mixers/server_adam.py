@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One Adam step at the server on the hospitals' mean gradients (Kingma and Ba, 2015; FedSM's selector).
+
+With every hospital sending the mean gradient over its own data at the common weights, the size-weighted mean is the
+gradient over all data: the steps equal centralised full-batch training, and nothing but gradients travels upwards.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from medpfl.core.errors import ConfigError
+from medpfl.core.mixers.base import Mixer, RoundInfo
+from medpfl.core.mixing import Matrix, State
+
+_STEP = "step"
+
+
+@dataclass(frozen=True)
+class ServerAdam(Mixer):
+    """The slot's hospitals send gradients, entry by entry, and receive weights. There is no mixing matrix.
+
+    Args:
+        lr: Adam's step size, > 0.
+        beta1: decay of the mean gradient, in [0, 1).
+        beta2: decay of the squared gradient, in [0, 1).
+    """
+
+    lr: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.999
+    _state: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0:
+            raise ConfigError(f"ServerAdam's lr must be above 0, got {self.lr}")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"ServerAdam's {name} must be in [0, 1), got {getattr(self, name)}")
+
+    def matrix(self, info: RoundInfo) -> Matrix:
+        raise TypeError("ServerAdam applies no mixing matrix")
+
+    def start(self, state: State) -> None:
+        """Take the initial weights; the moments start at zero."""
+        self._state.clear()
+        self._state[_STEP] = torch.zeros((), dtype=torch.float64)
+        for key, weight in state.items():
+            if not weight.is_floating_point():
+                raise ConfigError(f"ServerAdam can train floating-point weights only, '{key}' is {weight.dtype}")
+            self._state[f"w/{key}"] = weight.clone()
+            self._state[f"m/{key}"] = torch.zeros_like(weight, dtype=torch.float64)
+            self._state[f"v/{key}"] = torch.zeros_like(weight, dtype=torch.float64)
+
+    def mix(self, states: Sequence[State], info: RoundInfo) -> tuple[list[dict[str, Tensor]], None]:
+        """One step on the size-weighted mean of the present hospitals' gradients; everybody gets the new weights."""
+        present = np.asarray(info.present)
+        shares = np.where(present, info.sizes, 0.0)
+        shares = shares / shares.sum()
+        self._state[_STEP] += 1
+        step = float(self._state[_STEP])
+        for key in states[0]:
+            gradient = torch.zeros_like(states[0][key], dtype=torch.float64)
+            for share, state in zip(shares, states, strict=True):
+                if share:
+                    gradient.add_(state[key].double(), alpha=share)
+            mean, square = self._state[f"m/{key}"], self._state[f"v/{key}"]
+            mean.lerp_(gradient, 1 - self.beta1)
+            square.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
+            scale = (square / (1 - self.beta2**step)).sqrt_().add_(1e-8)
+            weight = self._state[f"w/{key}"]
+            weight.copy_(weight.double() - self.lr / (1 - self.beta1**step) * mean / scale)
+        new = {key: self._state[f"w/{key}"] for key in states[0]}
+        return [{key: weight.clone() for key, weight in new.items()} for _ in states], None
+
+    def state(self) -> dict[str, Tensor]:
+        return dict(self._state)
+
+    def load_state(self, state: State) -> None:
+        self._state.clear()
+        self._state.update({key: tensor.clone() for key, tensor in state.items()})
