@@ -37,6 +37,26 @@ def save(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> 
         raise MedPFLError(f"cannot write {path}: {error}") from error
 
 
+def read_meta(path: Path) -> dict[str, Any]:
+    """The ``meta`` that ``save`` wrote, without reading the tensors.
+
+    Raises:
+        MedPFLError: the file is missing, broken or of another format.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            return _meta_of(file, path)
+    except (OSError, SafetensorError, json.JSONDecodeError) as error:
+        raise MedPFLError(f"cannot read {path}: {error}") from error
+
+
+def _meta_of(file: Any, path: Path) -> dict[str, Any]:
+    meta: dict[str, Any] = json.loads((file.metadata() or {}).get(_META, "{}"))
+    if meta.get("format") != FORMAT:
+        raise MedPFLError(f"{path}: not a MedPFL state file of format {FORMAT}")
+    return meta
+
+
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What ``save`` wrote.
 
@@ -45,9 +65,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """
     try:
         with safe_open(path, framework="pt") as file:
-            meta = json.loads((file.metadata() or {}).get(_META, "{}"))
-            if meta.get("format") != FORMAT:
-                raise MedPFLError(f"{path}: not a MedPFL state file of format {FORMAT}")
+            meta = _meta_of(file, path)
             return {name: file.get_tensor(name) for name in file.keys()}, meta  # noqa: SIM118 (not a dict)
     except (OSError, SafetensorError, json.JSONDecodeError) as error:
         raise MedPFLError(f"cannot read {path}: {error}") from error

@@ -170,3 +170,12 @@ def test_unreadable_data_stop_the_simulation_with_a_sentence(
 def test_too_few_hospitals(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="needs at least 5 hospitals, got 4"):
         simulate(replace(make_job(), min_clients=5), table_sites, tmp_path / "r", tmp_path / "h")
+
+
+def test_an_incomplete_first_answer_takes_no_part(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
+    coordinator, runners = pieces(make_job(), table_sites, tmp_path)
+    replies = exchange(runners, coordinator.init_messages())
+    del replies["anna"].header["sizes"]
+    coordinator.take_init(replies)
+    assert coordinator.joined == ["berta", "clara", "dora"]
+    assert "anna did not say its 'sizes'" in coordinator.record.events[0]["event"]

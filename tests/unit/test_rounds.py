@@ -210,3 +210,17 @@ def test_empty_validation_means_last_round(make_job: Make, table_sites: dict[str
     result = run(make_job(), table_sites, tmp_path)
     assert result["best"] == {}
     assert {line["round"] for line in result["test"]} == {3}
+
+
+def test_other_hospitals_do_not_resume_and_are_told(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    whole = run(make_job(rounds=4), table_sites, tmp_path / "whole")
+    simulate(make_job(rounds=4), table_sites, tmp_path / "a", tmp_path / "home", stop_after=2)
+    three = {site: table_sites[site] for site in ("anna", "berta", "clara")}
+    coordinator = simulate(make_job(rounds=4), three, tmp_path / "b", tmp_path / "home", stop_after=1)
+    assert coordinator.done == 1
+    assert "round 2; anna, berta, clara, dora) is kept and not resumed" in coordinator.record.events[0]["event"]
+    simulate(make_job(rounds=4), table_sites, tmp_path / "c", tmp_path / "home")  # and all four can still go on
+    resumed = outcome(tmp_path / "c")
+    assert resumed["best"] == whole["best"]

@@ -32,6 +32,7 @@ from medpfl.rounds.messages import (
     fingerprint,
     flatten,
     number,
+    table,
     unflatten,
 )
 from medpfl.rounds.record import Record
@@ -39,6 +40,9 @@ from medpfl.rounds.settings import Settings
 
 SHARED = "*"
 """In a checkpoint, the owner of a model that all hospitals share."""
+
+
+_INIT_KEYS = {"sizes", "config", "deploys", "personalised", "score", "classes", "versions"}
 
 
 class QuorumLost(MedPFLError):
@@ -108,11 +112,15 @@ class Coordinator:
         first: tuple[str, dict[str, Any]] | None = None
         for site in sorted(replies):
             header, slots = replies[site].header, replies[site].slots
+            missing = sorted(_INIT_KEYS - header.keys())
+            if missing:
+                self._refuse(site, f"{site} did not say its '{missing[0]}'")
+                continue
             if first is None:
                 first = site, header
-                self._start = slots
-            elif header["fingerprint"] != first[1]["fingerprint"] or fingerprint(slots) != first[1]["fingerprint"]:
-                self._refuse(site, self._difference(site, header, *first))
+                self._start, mark = slots, fingerprint(slots)
+            elif fingerprint(slots) != mark:
+                self._refuse(site, self._difference(site, replies[site], first[0], replies[first[0]]))
                 continue
             elif header["score"] != first[1]["score"] or header["classes"] != first[1]["classes"]:
                 self._refuse(
@@ -128,7 +136,7 @@ class Coordinator:
                 f"only {len(self.joined)} of {len(self.roster)} hospitals are ready "
                 f"({', '.join(self.joined) or 'none'}); the job needs {self.min_sites}{self._reasons(0)}"
             )
-        self.expected = first[1]["table"]
+        self.expected = table(self._start)
         self.deploys: list[str] = first[1]["deploys"]
         self.score: str = first[1]["score"]
         self.record.about.update(
@@ -140,28 +148,41 @@ class Coordinator:
             settings=dataclasses.asdict(self.settings),
             components={slot: repr(mixer) for slot, mixer in self.mixers.items()},
         )
-        configs = {site: replies[site].header["config"] for site in self.joined}
-        self.run = digest_of([self.job, dataclasses.asdict(self.settings), self.record.about["components"], configs])
+        # The roster is part of the run's key: a run with other hospitals neither resumes this one nor overwrites it.
+        configs = sorted({replies[site].header["config"] for site in self.joined})
+        components = self.record.about["components"]
+        self.run = digest_of([self.job, dataclasses.asdict(self.settings), components, list(self.roster), configs])
         self._checkpoint = self._home / "state" / self.run / "server.safetensors"
         if not self._resume():
+            self._tell_of_other_runs()
             for slot in self.travelling:
                 self.mixers[slot].start(self._start[slot])
                 self._stack[slot] = [{k: t.clone() for k, t in self._start[slot].items()} for _ in self.roster]
         del self._start
 
-    def _difference(self, site: str, header: dict[str, Any], first: str, reference: dict[str, Any]) -> str:
-        for slot, entries in reference["table"].items():
-            theirs = header["table"].get(slot, {})
-            for key in sorted(entries.keys() | theirs.keys()):
-                if entries.get(key) != theirs.get(key):
+    def _difference(self, site: str, theirs: Message, first: str, reference: Message) -> str:
+        got, expected = table(theirs.slots), table(reference.slots)
+        for slot in {**expected, **got}:
+            here, there = got.get(slot, {}), expected.get(slot, {})
+            for key in sorted(here.keys() | there.keys()):
+                if here.get(key) != there.get(key):
                     return (
-                        f"{site}: entry '{slot}::{key}' is {theirs.get(key, 'missing')}, at {first} it is "
-                        f"{entries.get(key, 'missing')}"
+                        f"{site}: entry '{slot}::{key}' is {here.get(key, 'missing')}, at {first} it is "
+                        f"{there.get(key, 'missing')}"
                     )
-        return (
-            f"{site} starts from other initial weights than {first} with the same shapes "
-            f"(torch {header['versions']['torch']} and {reference['versions']['torch']})"
-        )
+        versions = (theirs.header["versions"].get("torch"), reference.header["versions"].get("torch"))
+        return f"{site} starts from other initial weights than {first} with the same shapes (torch {versions})"
+
+    def _tell_of_other_runs(self) -> None:
+        """Say so when an unfinished run of this job, with other hospitals or settings, is kept and not taken up."""
+        for path in sorted((self._home / "state").glob("*/server.safetensors")):
+            meta = store.read_meta(path)
+            if path != self._checkpoint and not meta["finished"]:
+                who = f"round {meta['done']}; {', '.join(meta['roster'])}"
+                text = (
+                    f"an unfinished run of this job ({who}) is kept and not resumed: its hospitals or settings differ"
+                )
+                self.record.event(0, "server", text)
 
     # -- rounds -------------------------------------------------------------------------------------------------------
 
@@ -209,8 +230,7 @@ class Coordinator:
                 matrices[slot] = matrix
         for site, message in accepted.items():
             self._take_scores(site, message.header["metrics"])
-            for note in message.header.get("notes", []):
-                self.record.event(round_number, site, note)
+            self._take_notes(site, round_number, message)
             self.record.training(round_number, site, message.header)
             self.record.traffic(round_number, site, sent=self.payload_bytes(), received=byte_count(message.slots))
         self._choose_best(round_number - 1)
@@ -240,8 +260,7 @@ class Coordinator:
         for site, lines in self._metrics_of(replies):
             for line in lines:
                 self.record.metric(site, line)
-            for note in replies[site].header.get("notes", []):
-                self.record.event(self.done, site, note)
+            self._take_notes(site, self.done, replies[site])
         self.record.finish(self.best, {slot: self._compact(slot) for slot in self.travelling})
         self._save(finished=True)
 
@@ -257,6 +276,10 @@ class Coordinator:
                 continue
             found.append((site, lines))
         return found
+
+    def _take_notes(self, site: str, round_number: int, message: Message) -> None:
+        for note in message.header.get("notes") or []:
+            self.record.event(round_number, site, str(note))
 
     def refuse(self, site: str, round_number: int, reason: str) -> None:
         """Note that a hospital answered with an error."""
@@ -328,11 +351,11 @@ class Coordinator:
         store.save(self._checkpoint, flatten(tensors), meta)
 
     def _resume(self) -> bool:
-        """Take up an unfinished run of the same job, configuration, seed and roster; a finished one starts fresh."""
+        """Take up an unfinished run of the same job, settings, seed and roster; a finished one starts fresh."""
         if not self._checkpoint.exists():
             return False
         tensors, meta = store.read(self._checkpoint)
-        if meta["finished"] or tuple(meta["roster"]) != self.roster:
+        if meta["finished"]:
             return False
         slots = unflatten(tensors)
         for slot in self.travelling:

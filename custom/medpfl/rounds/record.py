@@ -14,6 +14,7 @@ import medpfl
 from medpfl import store
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mixing import Matrix
+from medpfl.rounds.messages import number
 
 
 class Record:
@@ -39,15 +40,17 @@ class Record:
 
     def metric(self, site: str, line: dict[str, Any]) -> None:
         """One evaluation: which model, of which round, on which split of which hospital."""
-        self.lines.append({"site": site, **{key: line[key] for key in line}})
+        values = {name: number(value) for name, value in line["metrics"].items()}
+        self.lines.append({"site": site, **line, "metrics": values})
 
     def mean_score(self, round_number: int, model: str, value: float) -> None:
         line = {"site": "mean", "model": model, "split": "validation", "round": round_number}
         self.lines.append({**line, "metrics": {self.about["score"]: value}})
 
     def training(self, round_number: int, site: str, header: dict[str, Any]) -> None:
-        line = {"site": site, "split": "train", "round": round_number, "seconds": header["seconds"]}
-        self.lines.append({**line, "loss": header["loss"]})
+        losses = header.get("loss")
+        line = {"site": site, "split": "train", "round": round_number, "seconds": number(header.get("seconds"))}
+        self.lines.append({**line, "loss": losses if isinstance(losses, dict) else {}})
 
     def traffic(self, round_number: int, site: str, sent: int, received: int) -> None:
         """Bytes of the tensors in both directions. Without a codec the encoded payload is the raw one."""

@@ -27,11 +27,9 @@ from medpfl.rounds.messages import (
     byte_count,
     copy_out,
     digest_of,
-    fingerprint,
     gather,
     load,
     number,
-    table,
 )
 from medpfl.sites.site_file import SiteFile
 from medpfl.tasks.base import Evaluation, SiteData, Task
@@ -91,8 +89,6 @@ class SiteRunner:
         slots = gather(self.models, self.slots, self.travelling)
         reply = {
             "sizes": {split: len(samples) for split, samples in self.data.splits.items()},
-            "table": table(slots),
-            "fingerprint": fingerprint(slots),
             "config": digest_of([spec_of(self.method), spec_of(self.task)]),
             "deploys": [name for method in self.methods for name in method.deploys],
             "personalised": next(iter(self.method.deploys)),
