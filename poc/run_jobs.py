@@ -12,7 +12,7 @@ from pathlib import Path
 from progress import Progress
 from rich.console import Console
 
-from medpfl.bundle import DEMOS, demo_of, find_bundle, find_job
+from medpfl.bundle import demo_of, find_bundle, find_job, prepare_demo
 from medpfl.core.errors import MedPFLError
 from medpfl.evaluate.console import print_results
 from medpfl.flare.poc import ADMIN, Federation
@@ -41,7 +41,7 @@ def main() -> int:
             groups.setdefault(demo_of(job.name), []).append(folder)
         for demo, folders in groups.items():
             site_files = find_bundle() / "data" / demo
-            sites = DEMOS[demo](site_files)
+            sites = prepare_demo(demo, site_files)
             console.print(f"Hospitals: {', '.join(sites)}; their data and site files: {site_files}", soft_wrap=True)
             console.print("Starting a federation: one server, the hospitals, an admin")
             with Federation(site_files, sites, options.port) as federation:

@@ -1,17 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
 """The bundle around the package: its manifest (meta.json), its jobs and the demo data they run on."""
 
+import contextlib
 import json
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from medpfl.core.errors import ConfigError
+import medpfl
+from medpfl.core.errors import ConfigError, DataError
+from medpfl.demo.heart import ENVIRONMENT_VARIABLE as HEART_DATA
 from medpfl.demo.heart import write_heart
 from medpfl.demo.phantom import write_phantoms
 
 DEMOS: dict[str, Callable[[Path], list[str]]] = {"phantom": write_phantoms, "heart": write_heart}
 """Name of a demo to the function that writes its site files (and data) into a folder and returns the hospitals."""
+
+
+def prepare_demo(name: str, folder: Path) -> list[str]:
+    """Write a demo's hospitals into ``folder`` unless they are there already; returns their names.
+
+    The folder appears whole and is never rewritten while it is right, so that two runs at once can share it.
+
+    Raises:
+        DataError: the demo needs data that are not there, or the folder cannot be written.
+    """
+    stamp = f"{name} {medpfl.__version__} {os.environ.get(HEART_DATA, '') if name == 'heart' else ''}"
+    mark = folder / ".made-by-medpfl"
+    if not mark.exists() or mark.read_text(encoding="utf-8") != stamp:
+        fresh, old = (folder.with_name(f".{folder.name}-{what}-{os.getpid()}") for what in ("new", "old"))
+        try:
+            DEMOS[name](fresh)
+            (fresh / mark.name).write_text(stamp, encoding="utf-8")
+            if folder.exists():
+                folder.rename(old)
+            with contextlib.suppress(OSError):  # another run was quicker and made the same
+                fresh.rename(folder)
+        except OSError as error:
+            raise DataError(f"cannot write the demo data into {folder}: {error.strerror}") from error
+        finally:
+            for leftover in (fresh, old):
+                shutil.rmtree(leftover, ignore_errors=True)
+    return sorted(path.stem for path in folder.glob("*.yaml"))
 
 
 def find_bundle() -> Path:

@@ -9,8 +9,8 @@ from nvflare.fuel.utils.zip_utils import zip_directory_to_bytes
 from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 
 import medpfl
-from medpfl.bundle import DEMOS, find_job, manifest
-from medpfl.core.errors import ConfigError
+from medpfl.bundle import DEMOS, find_job, manifest, prepare_demo
+from medpfl.core.errors import ConfigError, DataError
 from medpfl.flare.allow import component_classes
 from medpfl.job import load_job
 
@@ -81,3 +81,21 @@ def test_allowed_classes_take_no_path_url_or_code() -> None:
 def test_an_unknown_job_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"there is no job 'nothing'.*softpull_phantom"):
         find_job("nothing")
+
+
+def test_demo_data_are_made_once_and_appear_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "phantom"
+    assert prepare_demo("phantom", folder) == ["hospital-a", "hospital-b", "hospital-c", "hospital-d"]
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.nii.gz")}
+    prepare_demo("phantom", folder)  # a second run, perhaps while the first one reads
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.nii.gz")} == before
+    (folder / ".made-by-medpfl").write_text("another version")
+    prepare_demo("phantom", folder)
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.nii.gz")} != before
+    assert [path.name for path in tmp_path.iterdir()] == ["phantom"]
+    monkeypatch.setenv("MEDPFL_HEART_DATA", str(tmp_path / "nowhere"))
+    with pytest.raises(DataError, match="Download"):
+        prepare_demo("heart", tmp_path / "heart")
+    assert [path.name for path in tmp_path.iterdir()] == ["phantom"]
+    with pytest.raises(DataError, match="cannot write the demo data into"):
+        prepare_demo("phantom", folder / "hospital-a.yaml" / "sub")
