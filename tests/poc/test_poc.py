@@ -91,6 +91,33 @@ def test_a_job_equals_simulate_and_tells_its_progress(
         assert f"of {site}" in (kept / "personal-best.md").read_text()
 
 
+def test_a_killed_hospital_ends_the_job_and_resubmitting_resumes_it(
+    federation: Federation, hospitals: dict[str, Path], tmp_path: Path
+) -> None:
+    job = load_job(small_job(tmp_path, "killed"))
+    job = replace(job, settings=replace(job.settings, rounds=6))
+    folder = write_job(job, tmp_path / "killed-longer" / "killed")
+    job_id = federation.submit(folder)
+    progress = federation.run_folder("server", job_id) / "results" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (progress.exists() and '"split": "round", "round": 2' in progress.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    kit = str(federation.kits / "hospital-b")
+    for process in federation._members():
+        command = " ".join(process.cmdline())
+        if "worker_process" in command and kit in command:  # the job's process there, not the site's own
+            process.kill()
+    assert wait(federation, job_id) == "FINISHED:EXECUTION_EXCEPTION"
+    assert "hospital-b" in "\n".join(federation.decisive_lines(job_id))
+    again = federation.submit(folder)
+    assert wait(federation, again) == "FINISHED:COMPLETED"
+    downloaded = federation.download(again)
+    events = json.loads((downloaded / "summary.json").read_text())["events"]
+    assert events[0]["site"] == "server" and "of an unfinished run" in events[0]["event"]
+    assert_same(outcome(downloaded), run(job, hospitals, tmp_path / "simulated"))
+
+
 FUNCTIONS = [
     "medpfl.flare.allow.allow",  # functions of the package
     "medpfl.bundle.find_bundle",

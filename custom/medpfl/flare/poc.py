@@ -28,9 +28,11 @@ from medpfl.sites.site_file import ENVIRONMENT_VARIABLE
 ADMIN = "admin@medpfl.local"
 PROJECT = "medpfl"
 START_TIMEOUT = 90  # seconds until server and hospitals must be connected
-# A logged error, or the last line of a traceback.
+# A logged error, the last line of a traceback, or the loss of a hospital's process.
 _DECISIVE = re.compile(
-    r" - (?:ERROR|CRITICAL) - (?:\[[^]]*\] - )?(?!Traceback)(.+)|^((?:\w+\.)*\w*(?:Error|Exception): .+)"
+    r" - (?:ERROR|CRITICAL) - (?:\[[^]]*\] - )?(?!Traceback)(?P<logged>.+)"
+    r"|^(?P<raised>(?:\w+\.)*\w*(?:Error|Exception): .+)"
+    r"|(?P<lost>Failing job .+ due to reported failure from .+)"  # FLARE logs a killed hospital as information
 )
 
 
@@ -237,7 +239,7 @@ class Federation:
             if file.is_file():
                 for line in file.read_bytes()[offset:].decode(errors="replace").splitlines():
                     if match := _DECISIVE.search(line):
-                        yield (match[1] or match[2]).strip()[:300]
+                        yield match[match.lastgroup or 0].strip()[:300]
 
 
 def _usable_port(port: int | None) -> int:
