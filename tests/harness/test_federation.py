@@ -14,7 +14,9 @@ from in_process import Harness, tensors_of
 from nvflare.apis.dxo import from_shareable
 from nvflare.apis.shareable import Shareable
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
+from torch import nn
 
+from medpfl.core.groups import BATCH_NORM, of_type
 from medpfl.core.mixers import Mean, SoftPull
 from medpfl.job import Job
 from medpfl.methods.base import Site
@@ -217,6 +219,20 @@ def test_every_hospital_failing_names_the_reason(make_job: Make, table_sites: di
     harness = Harness(job, table_sites, tmp_path).run()
     assert harness.engine.panic is not None and "only 0 of 4 hospitals are ready" in harness.engine.panic
     assert "the server mixes slot 'models', which SoftPull does not have" in harness.engine.panic
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeedsBatchNorm(SoftPullMethod):
+    """Cannot even be set up on a network without BatchNorm."""
+
+    def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
+        return {"model": of_type(models, BATCH_NORM)}
+
+
+def test_a_method_that_cannot_be_set_up_says_why(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
+    job = make_job(mixers={"model": Mean()}, method=NeedsBatchNorm())
+    harness = Harness(job, table_sites, tmp_path).run()
+    assert harness.engine.panic is not None and "anna failed: found no BatchNorm layer" in harness.engine.panic
 
 
 def test_lam_outside_the_roster_ends_the_job(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:

@@ -224,3 +224,14 @@ def test_other_hospitals_do_not_resume_and_are_told(
     simulate(make_job(rounds=4), table_sites, tmp_path / "c", tmp_path / "home")  # and all four can still go on
     resumed = outcome(tmp_path / "c")
     assert resumed["best"] == whole["best"]
+
+
+def test_an_unreadable_checkpoint_of_another_run_is_left_alone(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    broken = tmp_path / "home" / "server" / "small" / "state" / "broken" / "server.safetensors"
+    broken.parent.mkdir(parents=True)
+    broken.write_bytes(b"not a checkpoint")
+    coordinator = simulate(make_job(), table_sites, tmp_path / "a", tmp_path / "home", stop_after=1)
+    assert coordinator.record.events[0]["event"] == "the checkpoint of run broken is unreadable and left alone"
+    assert broken.read_bytes() == b"not a checkpoint"

@@ -42,7 +42,7 @@ SHARED = "*"
 """In a checkpoint, the owner of a model that all hospitals share."""
 
 
-_INIT_KEYS = {"sizes", "config", "deploys", "personalised", "score", "classes", "versions"}
+_INIT_KEYS = {"sizes", "config", "personalised", "score", "classes", "versions"}
 
 
 class QuorumLost(MedPFLError):
@@ -137,7 +137,6 @@ class Coordinator:
                 f"({', '.join(self.joined) or 'none'}); the job needs {self.min_sites}{self._reasons(0)}"
             )
         self.expected = table(self._start)
-        self.deploys: list[str] = first[1]["deploys"]
         self.score: str = first[1]["score"]
         self.record.about.update(
             personalised=first[1]["personalised"],
@@ -176,8 +175,14 @@ class Coordinator:
     def _tell_of_other_runs(self) -> None:
         """Say so when an unfinished run of this job, with other hospitals or settings, is kept and not taken up."""
         for path in sorted((self._home / "state").glob("*/server.safetensors")):
-            meta = store.read_meta(path)
-            if path != self._checkpoint and not meta["finished"]:
+            if path == self._checkpoint:
+                continue
+            try:
+                meta = store.read_meta(path)
+            except MedPFLError:
+                self.record.event(0, "server", f"the checkpoint of run {path.parent.name} is unreadable and left alone")
+                continue
+            if not meta["finished"]:
                 who = f"round {meta['done']}; {', '.join(meta['roster'])}"
                 text = (
                     f"an unfinished run of this job ({who}) is kept and not resumed: its hospitals or settings differ"

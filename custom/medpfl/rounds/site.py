@@ -24,7 +24,6 @@ from medpfl.methods.references import REFERENCES, like
 from medpfl.rounds.messages import (
     Message,
     Slots,
-    byte_count,
     copy_out,
     digest_of,
     gather,
@@ -63,6 +62,7 @@ class SiteRunner:
         self.data: SiteData
         self.models: nn.ModuleDict
         self._run: str | None = None
+        self._ready = False
 
     def handle(self, kind: str, message: Message) -> Message:
         """Answer one message: "init", "train", "validate" or "finish"."""
@@ -85,12 +85,12 @@ class SiteRunner:
         self._build()
         self._check_slots(header["slots"])
         self.travelling = [slot for slot, travels in header["slots"].items() if travels]
+        self._ready = True
         self._log.info(describe(self.models, self.slots, self.travelling))
         slots = gather(self.models, self.slots, self.travelling)
         reply = {
             "sizes": {split: len(samples) for split, samples in self.data.splits.items()},
             "config": digest_of([spec_of(self.method), spec_of(self.task)]),
-            "deploys": [name for method in self.methods for name in method.deploys],
             "personalised": next(iter(self.method.deploys)),
             "score": self.task.score,
             "classes": self.data.class_names,
@@ -121,7 +121,7 @@ class SiteRunner:
     def recover(self) -> None:
         """After a failed task: forget what it half did; the next task starts from the state kept on disk."""
         self._run = None
-        if hasattr(self, "models"):
+        if self._ready:
             self._build()
 
     def _check_slots(self, served: dict[str, bool]) -> None:
@@ -164,7 +164,6 @@ class SiteRunner:
             "loss": losses,
             "notes": notes,
             "seconds": round(time.monotonic() - started, 3),
-            "bytes": byte_count(slots),
         }
         return Message(reply, slots)
 
