@@ -15,9 +15,10 @@ from medpfl.demo import phantom
 from medpfl.demo.heart import ENVIRONMENT_VARIABLE, write_heart
 from medpfl.demo.heart import HOSPITALS as HEART_HOSPITALS
 from medpfl.demo.phantom import HOSPITALS, write_phantoms
-from medpfl.sites.site_file import Table, Volumes, load_site_file
-from medpfl.sites.table import read_table
-from medpfl.sites.volumes import list_cases, read_volume
+from medpfl.sites.declared import Problems
+from medpfl.sites.site_file import load_site_file
+from medpfl.sites.table import Table, read_table
+from medpfl.sites.volumes import Volumes
 
 
 @pytest.fixture(scope="module")
@@ -79,14 +80,15 @@ def test_site_files_load_and_patients_are_in_one_split(phantoms: Path) -> None:
     for site, scanner in HOSPITALS.items():
         dataset = load_site_file(phantoms, site).dataset("organ", Volumes)
         assert isinstance(dataset, Volumes)
-        cases = list_cases(dataset)
+        cases = dataset.cases(Problems())
         assert [len(some) for some in cases.values()] == list(scanner.patients.values())
         assert sum(map(len, cases.values())) == len({case.group for some in cases.values() for case in some})
         items = json.loads((phantoms / site / "datalist.json").read_text())
         patients = [[item["patient"] for item in items[key]] for key in ("training", "validation", "test")]
         assert len(set().union(*patients)) == sum(map(len, patients))
-        volume = read_volume(cases["train"][0], 2, (4.0, 4.0, 8.0), (48, 48))
-        assert volume.image.shape == (1, 48, 48, volume.label.shape[2]) and volume.label.any()
+        volume = dataset.read(cases["train"][0])
+        assert isinstance(volume.target, np.ndarray) and volume.target.any()
+        assert volume.image.shape == (1, *volume.target.shape)
 
 
 def heart_data() -> Path:

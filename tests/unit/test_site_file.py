@@ -12,7 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from medpfl.core.errors import SiteFileError
-from medpfl.sites.site_file import ENVIRONMENT_VARIABLE, SiteFile, Table, Volumes, find_site_file, load_site_file
+from medpfl.sites.site_file import ENVIRONMENT_VARIABLE, SiteFile, find_site_file, load_site_file
+from medpfl.sites.table import Table
+from medpfl.sites.volumes import Volumes
 
 GOOD: dict[str, Any] = {
     "site": "a",
@@ -75,8 +77,8 @@ ORGAN = ("datasets", "organ")
         (("datasets",), None, ["key 'datasets' is missing"]),
         ((*ORGAN, "datalist"), None, ["key 'datasets.organ.datalist' is missing"]),
         ((*HEART, "label"), None, ["key 'datasets.heart.label' is missing"]),
-        ((*HEART, "kind"), None, ["'datasets.heart.kind' is missing", "'volumes' or 'table'"]),
-        ((*HEART, "kind"), "tables", ["'datasets.heart.kind'", "'volumes' or 'table'", "got 'tables'"]),
+        ((*HEART, "kind"), None, ["'datasets.heart.kind' is missing", "'volumes'", "'table'"]),
+        ((*HEART, "kind"), "tables", ["'datasets.heart.kind'", "'volumes'", "'table'", "got 'tables'"]),
         (("datasets", "table"), {"kind": "table"}, ["key 'datasets.table.files' is missing"]),
         (HEART, 5, ["'datasets.heart'", "5"]),
         (("site",), 5, ["'site'", "string", "got 5"]),
@@ -100,10 +102,10 @@ ORGAN = ("datasets", "organ")
         ((*HEART, "label", "classes"), {"one": [1]}, ["label.classes", "at least 2"]),
         ((*HEART, "label", "classes"), {"one": [1], "two": [1, 2]}, ["label.classes", "1 is listed twice"]),
         ((*HEART, "label", "classes"), {"one": [1], "two": []}, ["every class needs at least one value"]),
-        ((*ORGAN, "labels"), {0: "background", 2: "organ"}, ["'datasets.organ.labels'", "without gaps", "[0, 2]"]),
+        ((*ORGAN, "labels"), {0: "background", 2: "organ"}, ["'datasets.organ'", "without gaps", "[0, 2]"]),
         ((*ORGAN, "labels"), {1: "a", 2: "b"}, ["without gaps", "[1, 2]"]),
         ((*ORGAN, "labels"), {0: "background"}, ["'datasets.organ.labels'", "at least 2"]),
-        ((*ORGAN, "split"), {"stratify": True}, ["'stratify' is for tables"]),
+        ((*ORGAN, "split"), {"stratify": True}, ["'stratify' needs one class a case"]),
     ],
 )
 def test_one_sentence_names_the_key(tmp_path: Path, keys: tuple[str, ...], to: Any, words: list[str]) -> None:

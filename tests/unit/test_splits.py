@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sklearn.model_selection import train_test_split
 
 from medpfl.core.errors import DataError
-from medpfl.sites.site_file import SplitRule
+from medpfl.sites.declared import SplitRule
 from medpfl.sites.splits import split_indices
 
 TWO = {"train": 0.66, "test": 0.34}

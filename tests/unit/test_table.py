@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from medpfl.core.errors import DataError
-from medpfl.sites.site_file import Table, load_site_file
-from medpfl.sites.table import TableData, read_table
+from medpfl.sites.site_file import load_site_file
+from medpfl.sites.table import Table, TableData, read_table
 
 HEADER = "age,cp,num\n"
 ROWS = ["40,1,0\n", "50,2,1\n", "60,3,0\n", "70,1,2\n", "45,2,0\n", "55,3,1\n"]

@@ -165,7 +165,7 @@ def test_segmentation_loads_slices_of_volumes(tmp_path: Path) -> None:
 
 
 def test_segmentation_refuses_differing_channels(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"list\.json: its images differ in their number of channels"):
+    with pytest.raises(DataError, match=r"list\.json: test\[0\]: expected 1 channels as in the others, got 2"):
         Segmentation("organ", size=(8, 8), spacing=(1, 1, 1), channels=(2, 4)).load(organ(tmp_path, channels=2))
 
 

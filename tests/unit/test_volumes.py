@@ -2,6 +2,7 @@
 """Volumes: real NIfTI files in, one orientation and spacing out, or one sentence."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from medpfl.core.errors import DataError
-from medpfl.sites.site_file import SplitRule, Volumes
-from medpfl.sites.volumes import Case, Volume, list_cases, read_volume
+from medpfl.sites.declared import Listing, Problems, SplitRule
+from medpfl.sites.volumes import VolumeCase, Volumes, prepare, prepare_label
 
 SHAPE = (8, 10, 6)
 VOXEL = (2.0, 2.0, 4.0)
@@ -42,8 +43,23 @@ def scan() -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
     return rng.normal(100, 20, SHAPE).astype(np.float32), (rng.random(SHAPE) < 0.3).astype(np.uint8)
 
 
-def read(image: Path, label: Path, size: tuple[int, int] = SHAPE[:2]) -> Volume:
-    return read_volume(Case("one", image, label, "one"), 2, VOXEL, size)
+@dataclass
+class Volume:
+    image: torch.Tensor
+    label: torch.Tensor
+
+
+def read(image: Path, label: Path, size: tuple[int, int] = SHAPE[:2], **others: Any) -> Volume:
+    """A listed case as the segmentation task sees it."""
+    dataset = Volumes(kind="volumes", datalist="-", labels={0: "background", 1: "organ"}, **others)
+    item = dataset.read(VolumeCase("one", "one", "list", (image,), label))
+    assert item.affine is not None and isinstance(item.target, np.ndarray)
+    where = (item.affine, VOXEL, size)
+    return Volume(prepare(item.image, *where), prepare_label(item.target, *where))
+
+
+def list_cases(dataset: Volumes) -> Listing:
+    return dataset.cases(Problems())
 
 
 def test_a_volume_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -53,7 +69,6 @@ def test_a_volume_is_read_as_it_was_written(tmp_path: Path) -> None:
     np.testing.assert_allclose(volume.image[0].numpy(), expected, atol=1e-4)
     assert np.array_equal(volume.label.numpy(), label)
     assert volume.image.dtype == torch.float32 and volume.label.dtype == torch.uint8
-    assert type(volume.image) is torch.Tensor and type(volume.label) is torch.Tensor
 
 
 @pytest.mark.parametrize("axes", ["LPS", "RSA", "PIR", "SAL"])
@@ -190,7 +205,7 @@ def item(name: str, **others: Any) -> dict[str, Any]:
 def test_lists_are_used_as_they_are(tmp_path: Path) -> None:
     cases = list_cases(datalist(tmp_path, {"training": [item("b"), item("a")], "test": [item("c")]}))
     assert [case.name for case in cases["train"]] == ["images/b", "images/a"]
-    assert cases["train"][0].image == tmp_path / "images" / "b.nii.gz"
+    assert cases["train"][0].images == (tmp_path / "images" / "b.nii.gz",)
     assert cases["validation"] == [] and len(cases["test"]) == 1
 
 
@@ -218,7 +233,7 @@ def test_equal_file_names_in_folders_of_their_own_are_different_patients(tmp_pat
         ({"test": [item("a")]}, ["expected a Decathlon datalist", "'training'"]),
         ({"training": [{"label": "a"}], "test": []}, ["list.json: training[0]", "'image': file", "{'label': 'a'}"]),
         ({"training": [item("a"), "b"]}, ["training[1]", "got 'b'"]),
-        ({"training": [item("a")], "test": ["b.nii.gz"]}, ["test[0]", "got 'b.nii.gz'"]),
+        ({"training": [item("a")], "test": [{"image": 5, "label": "b"}]}, ["test[0]", "'image': 5"]),
         ({"training": [{"image": "a"}]}, ["training[0]", "'label' is missing"]),
         ({"training": [item("a")], "test": 5}, ["'test' must be a list", "got 5"]),
         ({"training": [item("a")], "validation": [item("b")]}, ["list.json: the test split is empty"]),

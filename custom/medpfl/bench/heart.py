@@ -31,8 +31,8 @@ from medpfl.methods.base import Build, Method
 from medpfl.methods.references import Local
 from medpfl.rounds.settings import Settings
 from medpfl.rounds.simulate import simulate
+from medpfl.sites.samples import Samples
 from medpfl.sites.site_file import load_site_file
-from medpfl.tasks.base import Samples
 
 FIRST_SEED = 42
 EPOCHS = 50

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from medpfl.sites.site_file import SiteFile, Table
-from medpfl.sites.table import TableData, read_table
-from medpfl.tasks.base import Samples, SiteData, empty_like, to_tensor
+from medpfl.sites.samples import Samples, SiteData, empty_like, to_tensor
+from medpfl.sites.site_file import SiteFile
+from medpfl.sites.table import Table, TableData, read_table
 from medpfl.tasks.tabular import Tabular
 
 # FLamby puts the one-hot columns last: position in its order of each of our columns (see demo/heart.py).
@@ -44,7 +44,6 @@ class PooledTabular(HeartTabular):
 
     def load(self, site_file: SiteFile) -> SiteData:
         declared = site_file.dataset(self.dataset, Table)
-        assert isinstance(declared, Table)
         pooled = read_table(declared)
         parts = [read_table(declared.model_copy(update={"files": [file]})) for file in declared.files]
         train, test = (_rows(parts, pooled, split) for split in ("train", "test"))

@@ -15,7 +15,8 @@ import medpfl
 from medpfl import store
 from medpfl.component import spec_of
 from medpfl.methods.base import Method
-from medpfl.tasks.base import Evaluation, Samples, SiteData, Task
+from medpfl.sites.samples import Samples, SiteData
+from medpfl.tasks.base import Evaluation, Task
 
 BATCH = 64
 
@@ -65,6 +66,7 @@ def save_deployed(
         "classes": data.class_names,
         "input_shape": list(data.splits["train"].inputs.shape[1:]),
         "cases": sizes,
+        "preparation": data.preparation,
         "test": {key: round(value, 6) for key, value in evaluation.metrics.items()},
         "versions": {"medpfl": medpfl.__version__, "torch": str(torch.__version__)},
     }

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from medpfl.core.errors import ConfigError, Stopped
 from medpfl.core.groups import under
 from medpfl.core.seeding import derive_seed
-from medpfl.tasks.base import Samples, SiteData, Task
+from medpfl.sites.samples import Samples, SiteData
+from medpfl.tasks.base import Task
 
 
 @dataclass(frozen=True)

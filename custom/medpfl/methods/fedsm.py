@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from medpfl.methods.base import Build, Method, Site
 from medpfl.models.selector import Selector
-from medpfl.tasks.base import Samples
+from medpfl.sites.samples import Samples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +51,8 @@ class FedSM(Method):
     def diagnose(self, models: nn.ModuleDict, samples: Samples, index: int, device: torch.device) -> dict[str, float]:
         """Share of this hospital's samples that the selector gives to this hospital."""
         with torch.inference_mode():
-            parts = torch.split(samples.inputs, 256)
-            chosen: list[Tensor] = [models["selector"](part.to(device)).argmax(dim=1).cpu() for part in parts]
+            chosen: list[Tensor] = [
+                models["selector"](samples.inputs[start : start + 256].to(device)).argmax(dim=1).cpu()
+                for start in range(0, len(samples), 256)
+            ]
         return {"selector_accuracy": float((torch.cat(chosen) == index).double().mean())}

@@ -30,8 +30,9 @@ from medpfl.rounds.messages import (
     load,
     number,
 )
+from medpfl.sites.samples import SiteData
 from medpfl.sites.site_file import SiteFile
-from medpfl.tasks.base import Evaluation, SiteData, Task
+from medpfl.tasks.base import Evaluation, Task
 
 FINE_TUNED = "fedavg_finetuned"
 

@@ -1,13 +1,67 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cut a dataset into train, validation and test, with groups (patients) kept together."""
+"""Train, validation and test: by a column, or cut, with groups (patients) kept together."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from sklearn.model_selection import train_test_split
 
 from medpfl.core.errors import DataError
-from medpfl.sites.site_file import SPLITS, SplitRule
+from medpfl.sites.declared import SPLITS, Case, Problems, SplitRule
+
+_SPELLINGS = {
+    "train": "train", "training": "train",
+    "val": "validation", "valid": "validation", "validation": "validation",
+    "test": "test", "testing": "test",
+}  # fmt: skip
+
+
+def choose(
+    rule: SplitRule,
+    where: Sequence[str],
+    problems: Problems,
+    *,
+    source: str,
+    groups: Sequence[str] | None = None,
+    classes: Sequence[int] | None = None,
+    named: Sequence[str] | None = None,
+) -> dict[str, list[int]]:
+    """Indices of each split, by the text of the rule's ``column`` (``named``) if it has one, else cut.
+
+    Args:
+        where: file and row of each item, for messages.
+        source: the file or list, for messages.
+    """
+    if rule.column is None:
+        try:
+            return split_indices(rule, len(where), groups=groups, classes=classes)
+        except DataError as error:
+            problems.add(f"{source}: {error}")
+            return {split: [] for split in SPLITS}
+    chosen: dict[str, list[int]] = {split: [] for split in SPLITS}
+    for index, text in enumerate(named or []):
+        split = _SPELLINGS.get(text.strip().lower())
+        if split is None:
+            problems.add(f"{where[index]}: '{rule.column}' must be train, validation or test, got '{text}'")
+            continue
+        chosen[split].append(index)
+    return chosen
+
+
+def check_listing(listing: Mapping[str, Sequence[Case]], source: str, problems: Problems) -> None:
+    """Report an empty train or test split, and groups (patients) that are in two splits."""
+    for split in ("train", "test"):
+        if not listing[split]:
+            problems.add(f"{source}: the {split} split is empty")
+    owner: dict[str, str] = {}
+    told: set[str] = set()
+    for split, cases in listing.items():
+        for case in cases:
+            if owner.setdefault(case.group, split) != split and case.group not in told:
+                told.add(case.group)
+                problems.add(
+                    f"{case.where}: '{case.group}' is in the {owner[case.group]} split and in the {split} split"
+                )
 
 
 def split_indices(

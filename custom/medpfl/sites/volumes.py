@@ -1,46 +1,225 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read declared volumes: NIfTI images with label maps, brought to one orientation, spacing and intensity scale."""
+"""Volumes: NIfTI files or DICOM series with label maps, listed in MONAI's Decathlon datalist format."""
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from medpfl.core.errors import DataError
-from medpfl.sites.site_file import SPLITS, Volumes
-from medpfl.sites.splits import split_indices
+from medpfl.sites.declared import SPLITS, Case, Dataset, Item, LabelMap, Listing, Problems, SplitRule
+from medpfl.sites.dicom import check_series
+from medpfl.sites.samples import Budget, Samples, SiteData, Store, empty_like, in_parallel
+from medpfl.sites.splits import check_listing, choose
+
+_LISTS = {"train": ("training",), "validation": ("validation",), "test": ("test", "testing")}
 
 
 @dataclass(frozen=True)
-class Case:
-    """One listed volume: its files and whose it is."""
+class VolumeCase(Case):
+    """One listed volume. ``images``: one file or DICOM folder for each channel."""
 
-    name: str
-    image: Path
+    images: tuple[Path, ...]
     label: Path
-    group: str
 
 
-@dataclass(frozen=True)
-class Volume:
-    """A volume read for training. ``image``: CHWD float32; ``label``: HWD uint8."""
+class Volumes(LabelMap, Dataset):
+    """Images with label maps, listed in MONAI's Decathlon datalist format.
 
-    name: str
-    image: Tensor
-    label: Tensor
+    The datalist's ``training``, ``validation`` and ``test`` (or ``testing``) lists are used as they are; entries
+    without a label are left out of validation and test. If only ``training`` has labels, ``split`` cuts it. Its items
+    are ``{"image": path or list of paths, "label": path, ...}``, paths relative to the datalist; a path that is a
+    folder is a DICOM series.
+    """
+
+    kind: Literal["volumes"]
+    datalist: str
+    split: SplitRule = Field(default=SplitRule(group="patient"))
+
+    @model_validator(mode="after")
+    def _no_strata(self) -> "Volumes":
+        if self.split.stratify:
+            raise ValueError("'stratify' needs one class a case; volumes have none to stratify by")
+        return self
+
+    def class_names(self) -> list[str]:
+        return self.names()
+
+    def cases(self, problems: Problems) -> Listing:
+        """Raises DataError if the datalist itself cannot be read, whatever ``problems`` keeps."""
+        path = Path(self._folder, self.datalist)
+        content = _datalist(path)
+        listed = {split: self._listed(path, content, split, problems) for split in SPLITS}
+        if not listed["validation"] and not listed["test"]:
+            cases = listed["train"]
+            items = [item for item in content["training"] if isinstance(item, dict)]
+            named = [str(item.get(self.split.column)) for item in items] if self.split.column else None
+            groups, places = [case.group for case in cases], [case.where for case in cases]
+            chosen = choose(self.split, places, problems, source=str(path), groups=groups, named=named)
+            listed = {split: [cases[index] for index in chosen[split]] for split in SPLITS}
+        check_listing(listed, str(path), problems)
+        return listed
+
+    def _listed(self, path: Path, content: dict[str, Any], split: str, problems: Problems) -> list[Case]:
+        cases: list[Case] = []
+        key = next((key for key in _LISTS[split] if key in content), _LISTS[split][0])
+        items = content.get(key) or []
+        if not isinstance(items, list):
+            problems.add(f"{path}: '{key}' must be a list, got {items!r}")
+            return cases
+        for number, item in enumerate(items):
+            where = f"{path}: {key}[{number}]"
+            unlabelled = isinstance(item, str) or (isinstance(item, dict) and "label" not in item)
+            if split != "train" and unlabelled:
+                continue  # the Decathlon's own test lists have no labels
+            images = item.get("image") if isinstance(item, dict) else None
+            images = [images] if isinstance(images, str) else images
+            if not isinstance(images, list) or not images or not all(isinstance(image, str) for image in images):
+                problems.add(f"{where}: expected {{'image': file, 'label': file}}, got {item!r}")
+                continue
+            if not isinstance(item.get("label"), str):
+                problems.add(f"{where}: 'label' is missing; training and testing need a label map")
+                continue
+            group = item.get(self.split.group) if self.split.group else None
+            # An item without the group's field stands for itself: one volume a patient, the usual Decathlon list.
+            name = images[0].removesuffix(".gz").removesuffix(".nii")
+            files = tuple(Path(path.parent, image) for image in images)
+            label = Path(path.parent, item["label"])
+            cases.append(VolumeCase(name, str(group) if group is not None else name, where, files, label))
+        return cases
+
+    def read(self, case: VolumeCase) -> Item:
+        """CHWD image as stored, HWD label map in declared values, and where they lie."""
+        image, place = read_image(*case.images)
+        label, other = read_image(case.label, finite=False)  # ``translate`` names a value that is not declared
+        if label.shape != (1, *image.shape[1:]):
+            shape = tuple(label.shape[1:]) if len(label) == 1 else (*label.shape[1:], len(label))
+            raise DataError(
+                f"{case.label}: the label map has shape {shape}, its image {case.images[0].name} {image.shape[1:]}"
+            )
+        _same_place(case.label, case.images[0], image.shape[1:], place, other)
+        return Item(image, self.translate(str(case.label), label[0]), place)
+
+    def slices(self, spacing: tuple[float, float, float], size: tuple[int, int]) -> SiteData:
+        """All axial slices: RAS orientation, resampled to ``spacing`` (mm), centred crop or pad of the first two axes
+        to ``size``, intensities of each volume with mean 0 and deviation 1.
+
+        Raises:
+            DataError: with the file, expected and got.
+        """
+        budget = Budget(self._storage, self._folder)
+        splits: dict[str, Samples] = {}
+        channels: int | None = None
+        for split, cases in self.cases(Problems()).items():
+            if not cases:
+                splits[split] = empty_like(splits["train"])
+                continue
+            inputs, targets, depth = Store(budget), Store(budget), []
+            for case, item in zip(cases, in_parallel(self.read, cases), strict=True):
+                channels = channels or len(item.image)
+                if len(item.image) != channels:
+                    raise DataError(
+                        f"{case.where}: expected {channels} channels as in the others, got {len(item.image)}"
+                    )
+                assert item.affine is not None and isinstance(item.target, np.ndarray)
+                inputs.append(prepare(item.image, item.affine, spacing, size).permute(3, 0, 1, 2))
+                targets.append(prepare_label(item.target, item.affine, spacing, size).permute(2, 0, 1))
+                depth.append(len(inputs) - sum(depth))
+            names = [case.name for case in cases]
+            case_of = np.repeat(np.arange(len(cases)), depth)
+            splits[split] = Samples(inputs.finish(), targets.finish(), case_of, names, len(self.labels))
+        return SiteData(splits, self.names())
 
 
-def list_cases(dataset: Volumes) -> dict[str, list[Case]]:
-    """The cases of each split, in the datalist's order.
+def read_image(*files: Path, finite: bool = True) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+    """An image, CHWD, and its affine (4 x 4, voxel to mm, RAS); several files are stacked as channels.
+
+    Args:
+        finite: refuse NaN and infinity.
 
     Raises:
-        DataError: the datalist cannot be read, an entry is malformed, or a needed split is empty.
+        DataError: a file is missing or broken, holds no volume, no voxels, no usable geometry, or NaN.
     """
-    path = Path(dataset._folder, dataset.datalist)
+    from monai.data import MetaTensor, NibabelReader, PydicomReader
+    from monai.transforms import EnsureChannelFirst
+
+    parts = []
+    for file in files:
+        if file.is_dir():
+            check_series(file)
+        elif not file.is_file():
+            raise DataError(f"{file}: no such file")
+        try:
+            reader = PydicomReader() if file.is_dir() or file.suffix.lower() == ".dcm" else NibabelReader()
+            values, meta = reader.get_data(reader.read(str(file)))
+            image = EnsureChannelFirst()(MetaTensor(torch.from_numpy(values.astype(np.float32)), meta=meta))
+        except Exception as error:  # readers raise anything on a broken file; the sentence keeps the cause
+            cause = error.__cause__ or error
+            raise DataError(f"{file}: cannot be read as an image: {type(cause).__name__}: {cause}") from error
+        array, affine = image.as_tensor().numpy(), image.affine.double().numpy()
+        if array.ndim != 4:
+            raise DataError(f"{file}: expected a volume with 3 axes, got {array.ndim - 1}")
+        if not min(array.shape):
+            raise DataError(f"{file}: holds no voxels, its shape is {array.shape[1:]}")
+        if finite and not np.isfinite(array).all():
+            raise DataError(f"{file}: holds values that are not finite")
+        sizes = np.linalg.norm(affine[:3, :3], axis=0)
+        if not np.isfinite(affine).all() or not abs(np.linalg.det(affine[:3, :3])) > 1e-9 * sizes.prod() > 0:
+            raise DataError(f"{file}: its header has no usable geometry (affine {affine[:3].tolist()})")
+        if parts:
+            if array.shape[1:] != parts[0][0].shape[1:]:
+                expected = parts[0][0].shape[1:]
+                raise DataError(f"{file}: expected the shape of {files[0].name}, {expected}, got {array.shape[1:]}")
+            _same_place(file, files[0], array.shape[1:], parts[0][1], affine)
+        parts.append((array, affine))
+    return np.concatenate([array for array, _ in parts]), parts[0][1]
+
+
+def prepare(
+    image: NDArray[Any], affine: NDArray[np.float64], spacing: tuple[float, float, float], size: tuple[int, int] | None
+) -> Tensor:
+    """An image on the task's grid, CHWD float32 (a MetaTensor that knows its affine); ``size`` None: no crop or pad."""
+    from monai.data import MetaTensor
+    from monai.transforms import NormalizeIntensity, Spacing
+
+    turned = _oriented(MetaTensor(torch.from_numpy(image), affine=torch.from_numpy(affine)))
+    return _cropped(NormalizeIntensity()(Spacing(pixdim=spacing, mode="bilinear")(turned)), size)
+
+
+def prepare_label(
+    label: NDArray[np.uint8],
+    affine: NDArray[np.float64],
+    spacing: tuple[float, float, float],
+    size: tuple[int, int] | None,
+) -> Tensor:
+    """A label map on the task's grid, HWD uint8."""
+    from monai.data import MetaTensor
+    from monai.transforms import Spacing
+
+    turned = _oriented(MetaTensor(torch.from_numpy(label)[None].float(), affine=torch.from_numpy(affine)))
+    cropped: Any = _cropped(Spacing(pixdim=spacing, mode="nearest")(turned), size)
+    return cropped.as_tensor()[0].to(torch.uint8)
+
+
+def _oriented(image: Any) -> Any:
+    from monai.transforms import Orientation
+
+    return Orientation(axcodes="RAS", labels=(("L", "R"), ("P", "A"), ("I", "S")))(image)
+
+
+def _cropped(image: Any, size: tuple[int, int] | None) -> Any:
+    from monai.transforms import ResizeWithPadOrCrop
+
+    return image if size is None else ResizeWithPadOrCrop(spatial_size=(*size, -1))(image)
+
+
+def _datalist(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -49,114 +228,21 @@ def list_cases(dataset: Volumes) -> dict[str, list[Case]]:
         raise DataError(f"{path}: not valid JSON: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("training"), list):
         raise DataError(f"{path}: expected a Decathlon datalist with a list 'training'")
-    listed = {
-        "train": _cases(path, content, "training", dataset),
-        "validation": _cases(path, content, "validation", dataset),
-        "test": _cases(path, content, "test", dataset),
-    }
-    if not listed["validation"] and not listed["test"]:
-        cases = listed["train"]
-        try:
-            chosen = split_indices(dataset.split, len(cases), groups=[case.group for case in cases])
-        except DataError as error:
-            raise DataError(f"{path}: {error}") from error
-        listed = {split: [cases[index] for index in chosen[split]] for split in SPLITS}
-    for split in ("train", "test"):
-        if not listed[split]:
-            raise DataError(f"{path}: the {split} split is empty")
-    owner: dict[str, str] = {}
-    for split, cases in listed.items():
-        for case in cases:
-            if owner.setdefault(case.group, split) != split:
-                raise DataError(f"{path}: '{case.group}' is in the {owner[case.group]} split and in the {split} split")
-    return listed
+    return content
 
 
-def _cases(path: Path, content: dict[str, Any], key: str, dataset: Volumes) -> list[Case]:
-    cases = []
-    items = content.get(key) or []
-    if not isinstance(items, list):
-        raise DataError(f"{path}: '{key}' must be a list, got {items!r}")
-    for number, item in enumerate(items):
-        where = f"{path}: {key}[{number}]"
-        if not isinstance(item, dict) or not isinstance(item.get("image"), str):
-            raise DataError(f"{where}: expected {{'image': file, 'label': file}}, got {item!r}")
-        if not isinstance(item.get("label"), str):
-            raise DataError(f"{where}: 'label' is missing; training and testing need a label map")
-        group = item.get(dataset.split.group) if dataset.split.group else None
-        # An item without the group's field stands for itself: one volume a patient, the usual Decathlon list.
-        image = Path(path.parent, item["image"])
-        name = item["image"].removesuffix(".gz").removesuffix(".nii")
-        cases.append(Case(name, image, Path(path.parent, item["label"]), str(group) if group is not None else name))
-    return cases
-
-
-def read_volume(case: Case, classes: int, spacing: tuple[float, float, float], size: tuple[int, int]) -> Volume:
-    """Read one case: RAS orientation, resampled to ``spacing`` (mm), centred crop or pad of the first two axes to
-    ``size``, intensities with mean 0 and deviation 1.
-
-    Raises:
-        DataError: with the file, expected and got.
-    """
-    from monai.transforms import (
-        Compose,
-        EnsureChannelFirst,
-        LoadImage,
-        NormalizeIntensity,
-        Orientation,
-        ResizeWithPadOrCrop,
-        Spacing,
-    )
-
-    loaded = {}
-    for kind, file in (("image", case.image), ("label", case.label)):
-        if not file.is_file():
-            raise DataError(f"{file}: no such file")
-        try:
-            loaded[kind] = Compose([LoadImage(image_only=True, dtype=np.float32), EnsureChannelFirst()])(str(file))
-        except Exception as error:  # readers raise anything on a broken file; the sentence keeps the cause
-            cause = error.__cause__ or error
-            raise DataError(f"{file}: cannot be read as an image: {type(cause).__name__}: {cause}") from error
-    image, label = loaded["image"], loaded["label"]
-    if image.ndim != 4:
-        raise DataError(f"{case.image}: expected a volume with 3 axes, got {image.ndim - 1}")
-    if label.shape != (1, *image.shape[1:]):
-        shape = tuple(label.shape[1:]) if len(label) == 1 else (*label.shape[1:], len(label))
-        raise DataError(
-            f"{case.label}: the label map has shape {shape}, its image {case.image.name} {tuple(image.shape[1:])}"
-        )
-    if not min(image.shape):
-        raise DataError(f"{case.image}: holds no voxels, its shape is {tuple(image.shape[1:])}")
-    _same_place(case, image, label)
-    if not torch.isfinite(image).all():
-        raise DataError(f"{case.image}: holds values that are not finite")
-    values = torch.unique(label.as_tensor())
-    wrong = [value for value in values.tolist() if value not in range(classes)]
-    if wrong:
-        raise DataError(f"{case.label}: label value {wrong[0]:g} is not declared; expected 0 to {classes - 1}")
-    crop = ResizeWithPadOrCrop(spatial_size=(*size, -1))
-    orient = Orientation(axcodes="RAS", labels=(("L", "R"), ("P", "A"), ("I", "S")))
-    image = crop(NormalizeIntensity()(Spacing(pixdim=spacing, mode="bilinear")(orient(image))))
-    label = crop(Spacing(pixdim=spacing, mode="nearest")(orient(label)))
-    return Volume(case.name, image.as_tensor().contiguous(), label.as_tensor()[0].to(torch.uint8).contiguous())
-
-
-def _same_place(case: Case, image: Any, label: Any) -> None:
-    """Refuse a label map that its header puts elsewhere than its image, and give it the image's affine.
+def _same_place(
+    label: Path, image: Path, shape: tuple[int, ...], place: NDArray[np.float64], other: NDArray[np.float64]
+) -> None:
+    """Refuse a label map that its header puts elsewhere than its image.
 
     A shifted or mirrored label map would train the model on the wrong voxels without a word. Rounding in the headers
-    is no reason: up to half a voxel at any corner passes.
+    is no reason: up to half a voxel at any corner passes, and the image's affine counts.
     """
-    place, other = image.affine.double(), label.affine.double()
-    sizes = place[:3, :3].norm(dim=0)
-    if not torch.isfinite(place).all() or place[:3, :3].det().abs() < 1e-9 * sizes.prod() or not sizes.min() > 0:
-        raise DataError(f"{case.image}: its header has no usable geometry (affine {place[:3].tolist()})")
-    ends = [torch.tensor([0.0, length - 1.0], dtype=torch.float64) for length in image.shape[1:]]
-    corners = torch.cat([torch.cartesian_prod(*ends), torch.ones(8, 1, dtype=torch.float64)], dim=1)
-    apart = float(((place - other) @ corners.T)[:3].norm(dim=0).max())
-    if not apart <= 0.5 * float(sizes.min()):
+    ends = [np.array([0.0, length - 1.0]) for length in shape]
+    corners = np.stack([axis.ravel() for axis in np.meshgrid(*ends, indexing="ij")] + [np.ones(8)])
+    apart = float(np.linalg.norm(((place - other) @ corners)[:3], axis=0).max())
+    if not apart <= 0.5 * float(np.linalg.norm(place[:3, :3], axis=0).min()):
         raise DataError(
-            f"{case.label}: its geometry (affine) does not fit that of {case.image.name}: they lie up to {apart:.3g} "
-            "mm apart"
+            f"{label}: its geometry (affine) does not fit that of {image.name}: they lie up to {apart:.3g} mm apart"
         )
-    label.affine = image.affine

@@ -2,45 +2,16 @@
 """What a task is: how declared data become samples, and what network, loss and metrics go with them."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from medpfl.core.errors import ConfigError
+from medpfl.sites.samples import Samples, SiteData
 from medpfl.sites.site_file import SiteFile
-
-
-@dataclass(frozen=True)
-class Samples:
-    """One split, ready for training.
-
-    Attributes:
-        inputs: N x ... float32.
-        targets: N x ... integer.
-        case: N indices into ``names``; several samples (slices) may belong to one case (volume).
-        names: the cases' names at the hospital; they never leave it.
-        classes: number of declared classes, whether or not each occurs in this split.
-    """
-
-    inputs: Tensor
-    targets: Tensor
-    case: NDArray[np.int64]
-    names: list[str]
-    classes: int = 2
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-
-@dataclass(frozen=True)
-class SiteData:
-    """A hospital's samples of a task, split by split ("validation" may be empty), and the classes' names."""
-
-    splits: dict[str, Samples]
-    class_names: list[str]
 
 
 @dataclass(frozen=True)
@@ -54,6 +25,22 @@ class Evaluation:
 
     metrics: dict[str, float]
     cases: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class NewCase:
+    """A case to predict.
+
+    Attributes:
+        name: its file (and row).
+        inputs: N x ... samples, prepared as in training; several for slices of a volume or windows of a recording.
+        save: writes a segmentation from the network's outputs (N x C x ...) into a folder, in the input's geometry, and
+            returns the file; None for tasks with one class a case.
+    """
+
+    name: str
+    inputs: Tensor
+    save: Callable[[Tensor, Path], Path] | None = None
 
 
 class Task(ABC):
@@ -86,16 +73,17 @@ class Task(ABC):
     def decide(self, outputs: Tensor) -> Tensor:
         """What is kept of a batch's outputs for evaluation (class indices or probabilities), N x ..."""
 
+    def new_cases(self, path: Path, preparation: dict[str, Any]) -> Iterator[NewCase]:
+        """Cases to predict: a file or folder without a site file, prepared as the training data were.
+
+        Args:
+            preparation: what ``SiteData.preparation`` held when the model was trained.
+
+        Raises:
+            DataError: a file cannot be read, with the file, expected and got.
+        """
+        raise ConfigError(f"{type(self).__name__} cannot read new cases")
+
     @abstractmethod
     def evaluate(self, decisions: Tensor, samples: Samples) -> Evaluation:
         """Metrics of the decisions about a non-empty split."""
-
-
-def empty_like(samples: Samples) -> Samples:
-    """A split without samples, of the same shapes."""
-    return Samples(samples.inputs[:0], samples.targets[:0], samples.case[:0], [], samples.classes)
-
-
-def to_tensor(array: NDArray[Any], dtype: torch.dtype) -> Tensor:
-    """A contiguous CPU tensor of ``dtype``."""
-    return torch.from_numpy(np.ascontiguousarray(array)).to(dtype)

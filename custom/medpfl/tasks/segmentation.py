@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from medpfl.core.errors import ConfigError, DataError
-from medpfl.sites.site_file import SiteFile, Volumes
-from medpfl.sites.volumes import list_cases, read_volume
-from medpfl.tasks.base import Evaluation, Samples, SiteData, Task, empty_like
+from medpfl.core.errors import ConfigError
+from medpfl.sites.samples import Samples, SiteData
+from medpfl.sites.site_file import SiteFile
+from medpfl.sites.volumes import Volumes
+from medpfl.tasks.base import Evaluation, Task
 
 
 @dataclass(frozen=True)
@@ -55,28 +56,7 @@ class Segmentation(Task):
             raise ConfigError(f"Segmentation's spacing must be 3 positive numbers (mm), got {list(self.spacing)}")
 
     def load(self, site_file: SiteFile) -> SiteData:
-        declared = site_file.dataset(self.dataset, Volumes)
-        assert isinstance(declared, Volumes)  # what ``dataset`` checked, said again for the type checker
-        splits: dict[str, Samples] = {}
-        for split, cases in list_cases(declared).items():
-            volumes = [read_volume(case, len(declared.labels), self.spacing, self.size) for case in cases]
-            if not volumes:
-                splits[split] = empty_like(splits["train"])
-                continue
-            channels = {volume.image.shape[0] for volume in volumes}
-            if "train" in splits:
-                channels.add(splits["train"].inputs.shape[1])
-            if len(channels) > 1:
-                raise DataError(f"{declared.datalist}: its images differ in their number of channels")
-            depth = [volume.image.shape[-1] for volume in volumes]
-            splits[split] = Samples(
-                torch.cat([volume.image.permute(3, 0, 1, 2) for volume in volumes]).contiguous(),
-                torch.cat([volume.label.permute(2, 0, 1) for volume in volumes]).contiguous(),
-                np.repeat(np.arange(len(volumes)), depth),
-                [volume.name for volume in volumes],
-                len(declared.labels),
-            )
-        return SiteData(splits, [declared.labels[value] for value in sorted(declared.labels)])
+        return site_file.dataset(self.dataset, Volumes).slices(self.spacing, self.size)
 
     def network(self, data: SiteData) -> nn.Module:
         from monai.networks.nets import UNet

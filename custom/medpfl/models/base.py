@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An architecture as a job names it: a frozen dataclass that builds the network for a task's inputs and classes."""
+
+from abc import ABC, abstractmethod
+
+from torch import nn
+
+
+class Architecture(ABC):
+    """A frozen dataclass whose fields are the job's arguments."""
+
+    @abstractmethod
+    def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        """A new network, B x input_shape to B x outputs; its weights come from torch's global generator.
+
+        Raises:
+            ConfigError: the architecture cannot take inputs of this shape.
+        """

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every declared dataset has: a kind, a split rule, cases that can be listed and read one by one."""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
+
+from medpfl.core.errors import DataError
+
+SPLITS = ("train", "validation", "test")
+
+
+class Strict(BaseModel):
+    """Unknown keys are errors; values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class StorageRule(Strict):
+    """Where decoded data are held: in memory up to ``memory_gb`` (2**30 bytes) a dataset, beyond that in an unnamed
+    file in ``scratch`` (default: the system's temporary folder), which is gone when the process ends."""
+
+    memory_gb: float = Field(default=4.0, gt=0, allow_inf_nan=False)
+    scratch: str | None = None
+
+
+class SplitRule(Strict):
+    """How a dataset is cut into train, validation and test when its list does not say so itself.
+
+    ``column``: the column (or datalist field) that says train, validation or test; nothing is cut then.
+    ``group``: the column (or datalist field) whose equal values must stay together, a patient identifier usually.
+    ``stratify``: keep the class proportions (only without ``group``).
+    """
+
+    seed: int = 0
+    fractions: dict[Literal["train", "validation", "test"], float] = {"train": 0.6, "validation": 0.2, "test": 0.2}
+    column: str | None = None
+    group: str | None = None
+    stratify: bool = False
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "SplitRule":
+        if not all(value > 0 for value in self.fractions.values()):
+            raise ValueError("every fraction must be above 0 (leave a split out instead of giving it 0)")
+        if not abs(sum(self.fractions.values()) - 1) <= 1e-6:
+            raise ValueError(f"the fractions must sum to 1, got {sum(self.fractions.values()):g}")
+        if not {"train", "test"} <= set(self.fractions):
+            raise ValueError("the fractions need at least 'train' and 'test'")
+        if self.group and self.stratify:
+            raise ValueError("'group' and 'stratify' cannot be combined; groups are kept together, not stratified")
+        if self.column:
+            for other in ("fractions", "stratify", "seed"):
+                if other in self.model_fields_set:
+                    raise ValueError(f"'column' names the splits, so '{other}' has nothing to cut; leave it out")
+        return self
+
+
+def canonical(value: str | float) -> str:
+    """One text for each value of a column: "3", "3.0" and 3 are the same."""
+    try:
+        return repr(float(value))
+    except ValueError:
+        return str(value)
+
+
+def distinct(values: list[Any]) -> None:
+    """Raises ValueError unless all values are texts or finite numbers, each there once."""
+    seen: set[str] = set()
+    for value in values:
+        if isinstance(value, bool):
+            raise ValueError("YAML reads yes, no, on, off, true and false as truth values; put them in quotes")
+        if not isinstance(value, str | int | float) or (isinstance(value, float) and not math.isfinite(value)):
+            raise ValueError(f"expected texts or numbers, found {value!r}")
+        try:
+            text = canonical(value)
+        except OverflowError:
+            raise ValueError(f"{value} is too large a number") from None
+        if text in seen:
+            raise ValueError(f"the value {value!r} is listed twice")
+        seen.add(text)
+
+
+class Classes(Strict):
+    """Class by class, in their order, the values that mean it; hospitals that code classes differently list their
+    own values under the same names."""
+
+    classes: dict[str, list[str | int | float]] = Field(min_length=2)
+
+    @field_validator("classes", mode="before")
+    @classmethod
+    def _one_class_a_value(cls, classes: Any) -> Any:
+        if isinstance(classes, dict) and all(isinstance(values, list) for values in classes.values()):
+            distinct([value for values in classes.values() for value in values])
+            if not all(classes.values()):
+                raise ValueError("every class needs at least one value")
+        return classes
+
+    def index(self) -> dict[str, int]:
+        """Canonical value to class index."""
+        return {canonical(v): number for number, values in enumerate(self.classes.values()) for v in values}
+
+    def declared(self) -> str:
+        """All declared values, for messages."""
+        return ", ".join(str(value) for values in self.classes.values() for value in values)
+
+
+class LabelColumn(Classes):
+    """The column to predict."""
+
+    column: str
+
+
+class LabelMap(Strict):
+    """The values of a label map: 0, 1, 2, ... with their names; ``label_map`` translates what the hospital's files
+    hold (say 255) to these values, other values stay."""
+
+    labels: dict[int, str] = Field(min_length=2)
+    label_map: dict[int, int] = {}
+
+    @model_validator(mode="after")
+    def _contiguous(self) -> "LabelMap":
+        if sorted(self.labels) != list(range(len(self.labels))):
+            raise ValueError(f"label values must be 0, 1, 2, ... without gaps, got {sorted(self.labels)}")
+        for value, target in self.label_map.items():
+            if target not in self.labels:
+                raise ValueError(f"label_map: {value} is mapped to {target}, which is not among the labels")
+        return self
+
+    def names(self) -> list[str]:
+        """The classes' names in the order of their values."""
+        return [self.labels[value] for value in sorted(self.labels)]
+
+    def translate(self, where: str, values: NDArray[Any]) -> NDArray[np.uint8]:
+        """A label map as declared values.
+
+        Raises:
+            DataError: a value is not declared.
+        """
+        found = np.unique(values)
+        translated = values
+        for value in found.tolist():
+            target = self.label_map.get(value, value)
+            if target not in self.labels:
+                raise DataError(f"{where}: label value {value:g} is not declared; expected {self._expected()}")
+            if target != value:
+                translated = np.where(values == value, target, translated)
+        return translated.astype(np.uint8)
+
+    def _expected(self) -> str:
+        mapped = f" (or {', '.join(map(str, sorted(self.label_map)))} by label_map)" if self.label_map else ""
+        return f"0 to {len(self.labels) - 1}{mapped}"
+
+
+class Problems:
+    """What is wrong with data: by default the first problem is raised; ``keep`` collects all of them."""
+
+    def __init__(self, keep: bool = False):
+        self.keep = keep
+        self.found: list[str] = []
+
+    def add(self, text: str) -> None:
+        """One sentence with file, row or key, expected and got."""
+        if not self.keep:
+            raise DataError(text)
+        self.found.append(text)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case: a volume, an image, a recording, a row.
+
+    Attributes:
+        name: the hospital's name of it; it never leaves the hospital.
+        group: whose it is; equal groups stay in one split.
+        where: file and row or entry, for messages.
+    """
+
+    name: str
+    group: str
+    where: str
+
+
+@dataclass(frozen=True)
+class Item:
+    """A case as it was read.
+
+    Attributes:
+        image: CHW[D] (or C x length, or F features) as in the file; NaN where a value is missing.
+        target: class index, or a label map HW[D] (uint8).
+        affine: 4 x 4 voxel to mm (RAS), where the file has a geometry.
+    """
+
+    image: NDArray[Any]
+    target: int | NDArray[np.uint8]
+    affine: NDArray[np.float64] | None = None
+
+    @property
+    def spacing(self) -> tuple[float, ...] | None:
+        """Voxel size in mm along the image's own axes."""
+        if self.affine is None:
+            return None
+        return tuple(float(length) for length in np.linalg.norm(self.affine[:3, :3], axis=0))
+
+
+Listing = dict[str, list[Case]]
+"""Split to its cases, in the list's order; "validation" may be empty."""
+
+
+class Dataset(Strict, ABC):
+    """A declared dataset; each kind is a subclass in a file of its own."""
+
+    kind: str
+    split: SplitRule = SplitRule()
+    _folder: Path = PrivateAttr(default=Path())
+    """Paths of the site file are relative to it."""
+    _storage: StorageRule = PrivateAttr(default=StorageRule())
+
+    @abstractmethod
+    def class_names(self) -> list[str]:
+        """Names of the classes in their order."""
+
+    @abstractmethod
+    def cases(self, problems: Problems) -> Listing:
+        """All cases, split by split, without reading them."""
+
+    @abstractmethod
+    def read(self, case: Any) -> Item:
+        """Read and check one case.
+
+        Raises:
+            DataError: with the file, expected and got.
+        """

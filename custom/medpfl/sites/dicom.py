@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Is a folder one complete DICOM series? MONAI's reader would stack whatever lies there, in any distance, and warn."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from medpfl.core.errors import DataError
+
+
+def check_series(folder: Path) -> None:
+    """Refuse a folder that is not one regular series of slices.
+
+    Raises:
+        DataError: no slices, a file that is no DICOM, several series, missing tags, other sizes or directions, a
+            missing or double slice.
+    """
+    import pydicom
+
+    files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    if not files:
+        raise DataError(f"{folder}: the folder holds no DICOM files")
+    slices: list[tuple[Path, Any]] = []
+    for file in files:
+        try:
+            slices.append((file, pydicom.dcmread(file, stop_before_pixels=True)))
+        except Exception as error:  # pydicom raises anything on a broken file; the sentence keeps the cause
+            raise DataError(f"{file}: cannot be read as DICOM: {type(error).__name__}: {error}") from error
+    for file, header in slices:
+        for tag in ("InstanceNumber", "ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing", "Rows"):
+            if header.get(tag) is None:
+                raise DataError(f"{file}: the DICOM tag {tag} is missing")
+    first_file, first = slices[0]
+    for file, header in slices[1:]:
+        if header.SeriesInstanceUID != first.SeriesInstanceUID:
+            raise DataError(f"{file}: belongs to another series than {first_file.name}; one folder, one series")
+        if (header.Rows, header.Columns) != (first.Rows, first.Columns):
+            raise DataError(
+                f"{file}: expected {first.Rows} x {first.Columns} pixels as in {first_file.name}, "
+                f"got {header.Rows} x {header.Columns}"
+            )
+        for tag, slack in (("ImageOrientationPatient", 1e-3), ("PixelSpacing", 1e-3)):
+            if not np.allclose(_numbers(header, tag), _numbers(first, tag), atol=slack):
+                raise DataError(f"{file}: its {tag} differs from that of {first_file.name}")
+    slices.sort(key=lambda entry: int(entry[1].InstanceNumber))
+    positions = np.array([_numbers(header, "ImagePositionPatient") for _, header in slices])
+    steps = np.diff(positions, axis=0)
+    lengths = np.linalg.norm(steps, axis=1)
+    if len(steps) and lengths.min() < 1e-3:
+        place = int(lengths.argmin())
+        raise DataError(f"{slices[place + 1][0]}: lies at the position of {slices[place][0].name}")
+    if len(steps) and not np.allclose(steps, np.median(steps, axis=0), atol=0.1 * float(np.median(lengths))):
+        place = int(np.abs(steps - np.median(steps, axis=0)).max(axis=1).argmax())
+        raise DataError(
+            f"{folder}: slices are not evenly spaced: {lengths[place]:.3g} mm between {slices[place][0].name} and "
+            f"{slices[place + 1][0].name}, elsewhere {np.median(lengths):.3g} mm"
+        )
+
+
+def _numbers(header: Any, tag: str) -> list[float]:
+    return [float(value) for value in header[tag].value]
