@@ -105,6 +105,10 @@ ORGAN = ("datasets", "organ")
         ((*ORGAN, "labels"), {0: "background", 2: "organ"}, ["'datasets.organ'", "without gaps", "[0, 2]"]),
         ((*ORGAN, "labels"), {1: "a", 2: "b"}, ["without gaps", "[1, 2]"]),
         ((*ORGAN, "labels"), {0: "background"}, ["'datasets.organ.labels'", "at least 2"]),
+        ((*ORGAN, "label_map"), {255: 4}, ["label_map: 255 is mapped to 4, which is not among the labels"]),
+        ((*ORGAN, "split"), {"column": "part", "seed": 1}, ["'column' names the splits, so 'seed' has nothing to cut"]),
+        (("storage",), {"memory_gb": 0}, ["'storage.memory_gb'", "greater than 0", "got 0"]),
+        (("storage",), {"memory": 5}, ["unknown key 'storage.memory'"]),
         ((*ORGAN, "split"), {"stratify": True}, ["'stratify' needs one class a case"]),
     ],
 )

@@ -102,6 +102,34 @@ def test_crop_and_pad_are_centred(tmp_path: Path) -> None:
     assert torch.equal(read(*paths, size=(4, 14)).label[:, 2:12], torch.from_numpy(label[2:6]))
 
 
+def test_a_hospitals_own_coding(tmp_path: Path) -> None:
+    image, label = scan()
+    paths = save(tmp_path / "i.nii", image), save(tmp_path / "l.nii", label * np.uint8(255))
+    assert np.array_equal(read(*paths, label_map={255: 1}).label.numpy(), label)
+    both = label.astype(np.int16) * 255
+    both[0, 0, 0] = 7
+    save(tmp_path / "l.nii", both)
+    with pytest.raises(
+        DataError, match=r"l\.nii: label value 7 is not declared; expected 0 to 1 \(or 255 by label_map\)"
+    ):
+        read(*paths, label_map={255: 1})
+
+
+def test_several_files_are_channels(tmp_path: Path) -> None:
+    image, label = scan()
+    save(tmp_path / "t1.nii", image), save(tmp_path / "t2.nii", image + 5), save(tmp_path / "l.nii", label)
+    files = [{"image": ["t1.nii", "t2.nii"], "label": "l.nii"}] * 2
+    dataset = datalist(tmp_path, {"training": files[:1], "test": [files[0] | {"patient": "other"}]})
+    case = list_cases(dataset)["train"][0]
+    np.testing.assert_array_equal(dataset.read(case).image, np.stack([image, image + 5]))  # type: ignore[arg-type]
+    save(tmp_path / "t2.nii", image, shifted())
+    with pytest.raises(DataError, match=r"t2\.nii: its geometry \(affine\) does not fit that of t1\.nii"):
+        dataset.read(case)  # type: ignore[arg-type]
+    save(tmp_path / "t2.nii", image[1:])
+    with pytest.raises(DataError, match=r"t2\.nii: expected the shape of t1\.nii, \(8, 10, 6\), got \(7, 10, 6\)"):
+        dataset.read(case)  # type: ignore[arg-type]
+
+
 def shifted() -> NDArray[np.float64]:
     affine = affine_of(VOXEL)
     affine[0, 3] += 6
@@ -215,6 +243,43 @@ def test_a_list_with_only_training_is_cut_by_patient(tmp_path: Path) -> None:
     assert {split: len(some) for split, some in cases.items()} == {"train": 12, "validation": 4, "test": 4}
     owners = [{case.group for case in some} for some in cases.values()]
     assert sum(map(len, owners)) == 10 and set.union(*owners) == {str(patient) for patient in range(10)}
+
+
+def test_lists_without_labels_are_left_out(tmp_path: Path) -> None:
+    """The Decathlon's own dataset.json: the test images have no labels, so the training list is cut."""
+    content = {
+        "name": "Task09_Spleen", "labels": {"0": "background", "1": "spleen"}, "numTraining": 10, "numTest": 2,
+        "training": [item(str(number)) for number in range(10)],
+        "test": ["./imagesTs/spleen_1.nii.gz", "./imagesTs/spleen_7.nii.gz"],
+    }  # fmt: skip
+    cases = list_cases(datalist(tmp_path, content))
+    assert [len(cases[split]) for split in ("train", "validation", "test")] == [6, 2, 2]
+    assert cases["test"][0].where.endswith("list.json: training[" + cases["test"][0].name.removeprefix("images/") + "]")
+    both = list_cases(datalist(tmp_path, {"training": [item("a")], "testing": [item("b"), {"image": "c"}]}))
+    assert [case.name for case in both["test"]] == ["images/b"]
+
+
+def test_a_field_can_name_the_split(tmp_path: Path) -> None:
+    named = ["train", "val", "Training", "test", "validation"]
+    items = [item(str(number), part=part) for number, part in enumerate(named)]
+    dataset = datalist(tmp_path, {"training": items}, column="part")
+    cases = list_cases(dataset)
+    assert [[case.name[-1] for case in cases[s]] for s in cases] == [["0", "2"], ["1", "4"], ["3"]]
+    items[1]["part"] = "hold-out"
+    with pytest.raises(DataError, match=r"training\[1\]: 'part' must be train, validation or test, got 'hold-out'"):
+        list_cases(datalist(tmp_path, {"training": items}, column="part"))
+
+
+def test_every_problem_is_kept_when_asked(tmp_path: Path) -> None:
+    content = {"training": [item("a"), 5, {"image": "b"}], "test": [item("c"), item("a")]}
+    problems = Problems(keep=True)
+    cases = datalist(tmp_path, content).cases(problems)
+    assert [len(problems.found), len(cases["train"]), len(cases["test"])] == [3, 1, 2]
+    assert [
+        "training[1]" in problems.found[0],
+        "training[2]" in problems.found[1],
+        "'images/a' is in" in problems.found[2],
+    ]
 
 
 def test_equal_file_names_in_folders_of_their_own_are_different_patients(tmp_path: Path) -> None:

@@ -23,10 +23,11 @@ _LISTS = {"train": ("training",), "validation": ("validation",), "test": ("test"
 
 @dataclass(frozen=True)
 class VolumeCase(Case):
-    """One listed volume. ``images``: one file or DICOM folder for each channel."""
+    """One listed volume. ``images``: one file or DICOM folder for each channel; ``part``: the text that names its split."""
 
     images: tuple[Path, ...]
     label: Path
+    part: str = ""
 
 
 class Volumes(LabelMap, Dataset):
@@ -58,16 +59,15 @@ class Volumes(LabelMap, Dataset):
         listed = {split: self._listed(path, content, split, problems) for split in SPLITS}
         if not listed["validation"] and not listed["test"]:
             cases = listed["train"]
-            items = [item for item in content["training"] if isinstance(item, dict)]
-            named = [str(item.get(self.split.column)) for item in items] if self.split.column else None
             groups, places = [case.group for case in cases], [case.where for case in cases]
-            chosen = choose(self.split, places, problems, source=str(path), groups=groups, named=named)
+            parts = [case.part for case in cases]
+            chosen = choose(self.split, places, problems, source=str(path), groups=groups, named=parts)
             listed = {split: [cases[index] for index in chosen[split]] for split in SPLITS}
         check_listing(listed, str(path), problems)
         return listed
 
-    def _listed(self, path: Path, content: dict[str, Any], split: str, problems: Problems) -> list[Case]:
-        cases: list[Case] = []
+    def _listed(self, path: Path, content: dict[str, Any], split: str, problems: Problems) -> list[VolumeCase]:
+        cases: list[VolumeCase] = []
         key = next((key for key in _LISTS[split] if key in content), _LISTS[split][0])
         items = content.get(key) or []
         if not isinstance(items, list):
@@ -91,7 +91,8 @@ class Volumes(LabelMap, Dataset):
             name = images[0].removesuffix(".gz").removesuffix(".nii")
             files = tuple(Path(path.parent, image) for image in images)
             label = Path(path.parent, item["label"])
-            cases.append(VolumeCase(name, str(group) if group is not None else name, where, files, label))
+            part = str(item.get(self.split.column, "")) if self.split.column else ""
+            cases.append(VolumeCase(name, str(group) if group is not None else name, where, files, label, part))
         return cases
 
     def read(self, case: VolumeCase) -> Item:
