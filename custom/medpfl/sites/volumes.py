@@ -23,7 +23,7 @@ _LISTS = {"train": ("training",), "validation": ("validation",), "test": ("test"
 
 @dataclass(frozen=True)
 class VolumeCase(Case):
-    """One listed volume. ``images``: one file or DICOM folder for each channel; ``part``: the text that names its split."""
+    """One listed volume. ``images``: a file or DICOM folder for each channel; ``part``: what names its split."""
 
     images: tuple[Path, ...]
     label: Path
