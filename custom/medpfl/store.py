@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """State on disk: one safetensors file with tensors and JSON, written atomically; nothing is ever unpickled."""
 
+import hashlib
 import json
 import os
 import re
@@ -8,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -51,9 +53,11 @@ def read_meta(path: Path) -> dict[str, Any]:
 
 
 def _meta_of(file: Any, path: Path) -> dict[str, Any]:
-    meta: dict[str, Any] = json.loads((file.metadata() or {}).get(_META, "{}"))
-    if meta.get("format") != FORMAT:
-        raise MedPFLError(f"{path}: not a MedPFL state file of format {FORMAT}")
+    meta: Any = json.loads((file.metadata() or {}).get(_META, "{}"))
+    if not isinstance(meta, dict) or type(meta.get("format")) is not int:
+        raise MedPFLError(f"{path}: not a file of MedPFL's")
+    if meta["format"] != FORMAT:
+        raise MedPFLError(f"{path}: expected format {FORMAT}, got {meta['format']}: made by another version of MedPFL")
     return meta
 
 
@@ -69,6 +73,16 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             return {name: file.get_tensor(name) for name in file.keys()}, meta  # noqa: SIM118 (not a dict)
     except (OSError, SafetensorError, json.JSONDecodeError) as error:
         raise MedPFLError(f"cannot read {path}: {error}") from error
+
+
+def fingerprint(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over names, types, shapes and bytes of all tensors, whatever their order."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        whole = tensor.detach().cpu().contiguous()
+        digest.update(f"{name} {whole.dtype} {tuple(whole.shape)}".encode())
+        digest.update(whole.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def numbered(folder: Path, kind: str) -> dict[int, Path]:

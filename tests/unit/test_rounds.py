@@ -12,8 +12,8 @@ import pytest
 import torch
 import yaml
 
-from medpfl import store
 from medpfl.core.mixers import Identity, Mean, SoftPull
+from medpfl.evaluate.deployed import load_deployed
 from medpfl.evaluate.tables import result_table
 from medpfl.job import Job
 from medpfl.methods.references import FedAvg
@@ -159,16 +159,14 @@ def test_saved_models_predict_what_was_reported(make_job: Make, table_sites: dic
     task = Tabular(dataset="blood", hidden=(4,))
     for site, file in table_sites.items():
         data = task.load(load_site_file(file, site))
-        tensors, meta = store.read(tmp_path / "home" / site / "small" / "models" / "personal-best.safetensors")
-        network = task.network(data)
-        network.load_state_dict({key.removeprefix("model."): value for key, value in tensors.items()})
-        found = task.evaluate(task.decide(network(data.splits["test"].inputs)).detach(), data.splits["test"])
+        model = load_deployed(tmp_path / "home" / site / "small" / "models" / "personal-best.safetensors")
+        found = task.evaluate(task.decide(model(data.splits["test"].inputs)), data.splits["test"])
         told = next(
             line for line in result["test"]
             if (line["site"], line["model"], line["choice"]) == (site, "personal", "best")
         )  # fmt: skip
         assert found.metrics == pytest.approx(told["metrics"])
-        assert meta["round"] == told["round"] == result["best"]["personal"]["round"]
+        assert model.meta.history and model.meta.history.round == told["round"] == result["best"]["personal"]["round"]
 
 
 def test_the_best_round_has_the_best_mean_validation_score(

@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluate a deployed model at a hospital, and keep it there with a card that says what it is."""
+"""Evaluate a model at a hospital, and keep it there with a card that says what it is."""
 
 import csv
 import io
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import medpfl
-from medpfl import store
 from medpfl.component import spec_of
+from medpfl.core.errors import MedPFLError
+from medpfl.evaluate.calibration import Calibration, calibration
+from medpfl.evaluate.card import card
+from medpfl.evaluate.deployed import History, ModelMeta, Recipe
 from medpfl.methods.base import Method
 from medpfl.sites.samples import Samples, SiteData
 from medpfl.tasks.base import Evaluation, Task
@@ -27,13 +29,41 @@ def evaluate(
     """Metrics of the deployed model ``name`` on a split; None if the split is empty."""
     if not len(samples):
         return None
+    return task.evaluate(_decide(method, name, models, task, samples, device), samples)
+
+
+def evaluate_test(
+    method: Method, name: str, models: nn.ModuleDict, task: Task, data: SiteData, device: torch.device
+) -> tuple[Evaluation, Calibration | None]:
+    """One reading of the test split: metrics, and calibration where the task's decisions are class probabilities.
+
+    Raises:
+        MedPFLError: the test split is empty.
+    """
+    samples = data.splits["test"]
+    if not len(samples):
+        raise MedPFLError("the test split is empty")
+    decisions = _decide(method, name, models, task, samples, device)
+    found = None
+    if _one_class_each(samples) and decisions.is_floating_point() and decisions.shape[1:] == (samples.classes,):
+        found = calibration(samples.targets.numpy(), decisions.numpy())
+    return task.evaluate(decisions, samples), found
+
+
+def _decide(
+    method: Method, name: str, models: nn.ModuleDict, task: Task, samples: Samples, device: torch.device
+) -> Tensor:
     models.eval()
     decisions = []
     with torch.inference_mode():
         for start in range(0, len(samples), BATCH):
             inputs = samples.inputs[start : start + BATCH].to(device)
             decisions.append(task.decide(method.predict(name, models, inputs)).cpu())
-    return task.evaluate(torch.cat(decisions), samples)
+    return torch.cat(decisions)
+
+
+def _one_class_each(samples: Samples) -> bool:
+    return len(samples.targets.shape) == 1
 
 
 def save_deployed(
@@ -44,7 +74,8 @@ def save_deployed(
     networks: nn.ModuleDict,
     task: Task,
     data: SiteData,
-    evaluation: Evaluation,
+    hospitals: int,
+    tested: tuple[Evaluation, Calibration | None],
 ) -> None:
     """Write ``<model>-<choice>.safetensors`` (the method's networks), its card (.md) and its test cases (.csv).
 
@@ -54,57 +85,68 @@ def save_deployed(
         about: job, site, model, choice ("best" or "last") and round.
         name: the method's own name of the deployed model.
         networks: all networks of ``method``, as they shall be kept.
-        evaluation: the one reading of the test split.
+        hospitals: size of the federation.
+        tested: the one reading of the test split.
     """
-    stem = f"{about['model']}-{about['choice']}"
-    sizes = {split: len(set(samples.case.tolist())) for split, samples in data.splits.items()}
-    meta = {
+    evaluation, found = tested
+    recipe = Recipe(
+        method=spec_of(method),
+        task=spec_of(task),
+        deployed=name,
+        classes=data.class_names,
+        input_shape=list(data.splits["train"].inputs.shape[1:]),
+        hospitals=hospitals,
+    )
+    history = History(
         **about,
-        "deployed": name,
-        "method": spec_of(method),
-        "task": spec_of(task),
-        "classes": data.class_names,
-        "input_shape": list(data.splits["train"].inputs.shape[1:]),
-        "cases": sizes,
-        "preparation": data.preparation,
-        "test": {key: round(value, 6) for key, value in evaluation.metrics.items()},
-        "versions": {"medpfl": medpfl.__version__, "torch": str(torch.__version__)},
-    }
-    store.save(folder / f"{stem}.safetensors", networks.state_dict(), meta)
-    _write(folder / f"{stem}.md", _card(meta))
+        cases={split: len(set(samples.case.tolist())) for split, samples in data.splits.items()},
+        samples_by_class={
+            split: dict(zip(data.class_names, _counts(samples), strict=True))
+            for split, samples in data.splits.items()
+            if _one_class_each(samples)
+        },
+        test={key: round(value, 6) if value == value else None for key, value in evaluation.metrics.items()},
+        calibration=found,
+        preparation=data.preparation,
+    )
+    meta = ModelMeta(
+        recipe=recipe,
+        history=history,
+        parameters=sum(parameter.numel() for parameter in networks.parameters()),
+        versions={"MedPFL": medpfl.__version__, "torch": str(torch.__version__)},
+    )
+    path = folder / f"{about['model']}-{about['choice']}.safetensors"
+    meta = meta.write(path, networks.state_dict())
+    write_text(path.with_suffix(".md"), card(meta, path.name))
+    write_cases(path.with_suffix(".csv"), evaluation)
+
+
+def _counts(samples: Samples) -> list[int]:
+    counts: list[int] = torch.bincount(samples.targets[:], minlength=samples.classes).tolist()
+    return counts
+
+
+def write_cases(path: Path, evaluation: Evaluation) -> None:
+    """Write an evaluation's cases as CSV; nothing is written when it has none."""
     if evaluation.cases:
         text = io.StringIO()
         writer = csv.DictWriter(text, fieldnames=list(evaluation.cases[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(evaluation.cases)
-        _write(folder / f"{stem}.csv", text.getvalue())
+        write_text(path, text.getvalue())
 
 
-def _card(meta: dict[str, Any]) -> str:
-    results = "\n".join(f"| {metric} | {value:.4f} |" for metric, value in meta["test"].items())
-    return f"""# Model card: {meta["model"]} ({meta["choice"]} round) of {meta["site"]}
+def write_text(path: Path, text: str) -> None:
+    """Write a text file; a reader sees the old one or the new one.
 
-**Not a medical device.** For research; it must not be used for decisions about patients.
-
-- Job: {meta["job"]}, model of round {meta["round"]}
-- Method: `{json.dumps(meta["method"])}`
-- Task: `{json.dumps(meta["task"])}`
-- Classes: {", ".join(meta["classes"])}
-- Trained with {meta["cases"]["train"]} local cases, chosen on {meta["cases"]["validation"]}, together with the other
-  hospitals of the federation as the method says
-- Made with MedPFL {meta["versions"]["medpfl"]}, torch {meta["versions"]["torch"]}
-
-Result on this hospital's own {meta["cases"]["test"]} test cases (read once):
-
-| metric | value |
-|---|---|
-{results}
-
-Intended use: images or tables acquired as in this hospital's training data. Anything else is untested.
-"""
-
-
-def _write(path: Path, text: str) -> None:
+    Raises:
+        MedPFLError: it cannot be written.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise MedPFLError(f"cannot write {path}: {error.strerror}") from error

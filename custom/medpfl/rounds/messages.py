@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from medpfl import store
 from medpfl.core.errors import RefusedUpdate
 
 SEPARATOR = "::"
@@ -67,12 +68,8 @@ def table(slots: Slots) -> dict[str, dict[str, list[Any]]]:
 
 
 def fingerprint(slots: Slots) -> str:
-    """SHA-256 over names, types, shapes and bytes of all tensors, whatever their order."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(flatten(slots).items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+    """SHA-256 over all tensors, whatever their order."""
+    return store.fingerprint(flatten(slots))
 
 
 def digest_of(value: Any) -> str:

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 import medpfl
 from medpfl import store
 from medpfl.component import spec_of
-from medpfl.core.errors import ConfigError, MedPFLError
+from medpfl.core.errors import ConfigError
 from medpfl.core.groups import check_slots, describe
 from medpfl.core.seeding import derive_seed
-from medpfl.evaluate.models import evaluate, save_deployed
+from medpfl.evaluate.models import evaluate, evaluate_test, save_deployed
 from medpfl.methods.base import Build, Method, Site
 from medpfl.methods.references import REFERENCES, like
 from medpfl.rounds.messages import (
@@ -314,14 +314,13 @@ class SiteRunner:
     def _test(
         self, method: Method, name: str, choice: str, round_number: int, deployed: str | None = None
     ) -> dict[str, Any]:
-        evaluation = self._evaluate(method, name, "test")
-        if evaluation is None:
-            raise MedPFLError("the test split is empty")
+        tested = evaluate_test(method, name, self.models, self.task, self.data, self.device)
         deployed = deployed or name
         networks = nn.ModuleDict({key: self.models[key] for key, owner in self._owner.items() if owner is method})
         about = {"job": self.home.name, "site": self.name, "model": deployed, "choice": choice, "round": round_number}
-        save_deployed(self.home / "models", about, method, name, networks, self.task, self.data, evaluation)
-        return {**self._line(deployed, "test", round_number, evaluation), "choice": choice}
+        folder, hospitals = self.home / "models", len(self.roster)
+        save_deployed(folder, about, method, name, networks, self.task, self.data, hospitals, tested)
+        return {**self._line(deployed, "test", round_number, tested[0]), "choice": choice}
 
     def _fine_tune(self, method: Method, best: int, last: int, header: dict[str, Any]) -> dict[str, Any]:
         """FedAvg + fine-tuning: local rounds from the best common model, the number of them chosen on validation."""

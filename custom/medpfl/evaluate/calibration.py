@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far a classifier's probabilities can be taken at their word."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+BINS = 10
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Calibration of class probabilities on one split.
+
+    Attributes:
+        ece: expected calibration error in [0, 1]: the mean distance between the probability given to the chosen class
+            and how often that class was right, over ``BINS`` equal bins of that probability (Guo et al., ICML 2017).
+        brier: Brier score: in [0, 1] for two classes, in [0, 2] for more; lower is better.
+        samples: how many samples both were measured on.
+    """
+
+    ece: float
+    brier: float
+    samples: int
+
+
+def calibration(truth: NDArray[np.int64], probability: NDArray[np.float32]) -> Calibration | None:
+    """Calibration of N x C probabilities against N class indices; None when a probability is not finite."""
+    from sklearn.metrics import brier_score_loss
+
+    if not np.isfinite(probability).all():
+        return None
+    top = probability.max(axis=1).astype(np.float64)
+    right = probability.argmax(axis=1) == truth
+    # Bins are (0, 0.1], (0.1, 0.2], ...
+    place = np.clip(np.ceil(top * BINS).astype(int) - 1, 0, BINS - 1)
+    share = np.bincount(place, minlength=BINS)
+    gap = np.abs(np.bincount(place, right, BINS) - np.bincount(place, top, BINS))
+    classes = np.arange(probability.shape[1])
+    given = probability[:, 1] if len(classes) == 2 else probability / probability.sum(axis=1, keepdims=True)
+    brier = brier_score_loss(truth, given, labels=classes)
+    return Calibration(float(gap.sum() / share.sum()), float(brier), len(truth))
