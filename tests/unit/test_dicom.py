@@ -67,7 +67,7 @@ def write_series(
         header.PixelData = pixels.tobytes()
         change(k, header)
         # The file names' order is not the slices' order.
-        header.save_as(folder / f"{(k * 3) % values.shape[2]:03d}.dcm", enforce_file_format=True)
+        header.save_as(folder / f"{(k * 3) % 5 + k // 5 * 5:03d}.dcm", enforce_file_format=True)
     return folder
 
 

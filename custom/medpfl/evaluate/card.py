@@ -58,7 +58,7 @@ On this hospital's own {history.cases["test"]} test cases, which were read after
 
 ## How to use it
 
-    medpfl predict {file} INPUT... -o FOLDER      # new cases
+    medpfl predict {file} INPUT -o FOLDER      # new cases
     medpfl evaluate {file} SITE_FILE              # labelled cases that a site file declares
     medpfl export {file} -o FOLDER --format onnx  # or torchscript, or monai
 """

@@ -34,13 +34,13 @@ class NewCase:
     Attributes:
         name: its file (and row).
         inputs: N x ... samples, prepared as in training; several for slices of a volume or windows of a recording.
-        save: writes a segmentation from the network's outputs (N x C x ...) into a folder, in the input's geometry, and
-            returns the file; None for tasks with one class a case.
+        save: writes a segmentation from the network's outputs (N x C x ...) into a folder, in the input's geometry, on
+            request with probabilities, and returns what to tell about it; None for tasks with one class a case.
     """
 
     name: str
     inputs: Tensor
-    save: Callable[[Tensor, Path], Path] | None = None
+    save: Callable[[Tensor, Path, list[str], bool], dict[str, Any]] | None = None
 
 
 class Task(ABC):

@@ -2,18 +2,21 @@
 """2-D segmentation of volumes, slice by slice along the axial axis, scored by Dice per patient volume."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
+from medpfl.sites.new_volumes import read_new_volumes
 from medpfl.sites.samples import Samples, SiteData
 from medpfl.sites.site_file import SiteFile
 from medpfl.sites.volumes import Volumes
-from medpfl.tasks.base import Evaluation, Task
+from medpfl.tasks.base import Evaluation, NewCase, Task
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,11 @@ class Segmentation(Task):
 
     def load(self, site_file: SiteFile) -> SiteData:
         return site_file.dataset(self.dataset, Volumes).slices(self.spacing, self.size)
+
+    def new_cases(self, path: Path, preparation: dict[str, Any]) -> Iterator[NewCase]:
+        step = 2 ** (len(self.channels) - 1)
+        for volume in read_new_volumes(path, self.spacing, self.size, step):
+            yield NewCase(volume.name, volume.slices, volume.save)
 
     def network(self, data: SiteData) -> nn.Module:
         from monai.networks.nets import UNet
