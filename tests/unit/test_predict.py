@@ -116,7 +116,7 @@ def test_turned_input_gives_turned_output(model: Deployed, tmp_path: Path, axes:
 
 
 def test_dicom_in_nifti_out(model: Deployed, tmp_path: Path) -> None:
-    values, affine = (blob((96, 84, 6)) * 100).astype(np.int16), affine_of(0.2)
+    values, affine = (blob((96, 83, 6)) * 100).astype(np.int16), affine_of(0.2)
     nib.save(nib.Nifti1Image(values.astype(np.float32), affine), tmp_path / "n.nii.gz")
     (tmp_path / "in").mkdir()
     write_series(tmp_path / "in" / "d", values, affine)
