@@ -42,9 +42,14 @@ def jobs() -> None:
 def check_job(job: JobArgument) -> None:
     """Check a job folder before it is submitted: every key, class, argument and slot."""
     from medpfl.bundle import find_job
-    from medpfl.job import load_job
+    from medpfl.job import EvaluationJob, load_job
 
     loaded = load_job(find_job(job))
+    if isinstance(loaded, EvaluationJob):
+        console.print(
+            f"{loaded.name} is valid: evaluates a given model, {loaded.method!r} on {loaded.task!r}", markup=False
+        )
+        return
     slots = ", ".join(f"{slot} ({mixer!r})" for slot, mixer in loaded.mixers.items())
     console.print(f"{loaded.name} is valid: {loaded.method!r} on {loaded.task!r}; slots: {slots}", markup=False)
 
@@ -58,9 +63,10 @@ def simulate(
     """Run a job in this process, hospital after hospital, without FLARE: to debug, or on a lone GPU machine."""
     from medpfl.bundle import DEMOS, demo_of, find_job
     from medpfl.evaluate.console import print_results
-    from medpfl.job import load_job
+    from medpfl.job import EvaluationJob, load_job
     from medpfl.rounds.coordinator import Coordinator
     from medpfl.rounds.simulate import simulate as run
+    from medpfl.rounds.simulate import simulate_evaluation
 
     loaded = load_job(find_job(job))
     results = results or Path("results") / f"{loaded.name}-simulated"
@@ -71,14 +77,17 @@ def simulate(
         elif not sites.is_dir():
             raise MedPFLError(f"--sites: {sites} is not a folder")
         files = {path.stem: path for path in sorted(sites.glob("*.yaml"))}
-        columns = (TextColumn("round {task.completed}/{task.total}"), BarColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=console) as progress:
-            bar = progress.add_task("rounds", total=loaded.settings.rounds)
+        if isinstance(loaded, EvaluationJob):
+            simulate_evaluation(loaded, files, results, results / "home")
+        else:
+            columns = (TextColumn("round {task.completed}/{task.total}"), BarColumn(), TimeRemainingColumn())
+            with Progress(*columns, console=console) as progress:
+                bar = progress.add_task("rounds", total=loaded.settings.rounds)
 
-            def advance(coordinator: Coordinator) -> None:
-                progress.update(bar, completed=coordinator.done)
+                def advance(coordinator: Coordinator) -> None:
+                    progress.update(bar, completed=coordinator.done)
 
-            run(loaded, files, results, results / "home", advance)
+                run(loaded, files, results, results / "home", advance)
     print_results(results, console)
 
 
@@ -92,6 +101,21 @@ def pack(
 
     folder = find_job(job)
     console.print(str(pack_job(folder, output, manifest(find_bundle())["jobs"].get(folder.name))), soft_wrap=True)
+
+
+ModelArgument = Annotated[Path, typer.Argument(help="A deployed model: <model>-<choice>.safetensors at a hospital.")]
+
+
+@app.command()
+def evaluation_job(
+    model: ModelArgument,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder to put the job folder in.")],
+    name: Annotated[str | None, typer.Option(help="The job's name; default: evaluate-<model>.")] = None,
+) -> None:
+    """Write a job that tests a model at every hospital: metrics only, nothing is trained."""
+    from medpfl.rounds.evaluation_job import write_evaluation_job
+
+    console.print(str(write_evaluation_job(model, output, name)), soft_wrap=True)
 
 
 @app.command()

@@ -10,11 +10,14 @@ from typing import Any
 from medpfl.component import build, check_args
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mixer
+from medpfl.evaluate.deployed import load_deployed
 from medpfl.methods.base import Method
-from medpfl.rounds.settings import Settings
+from medpfl.rounds.evaluation import MODEL_FILE, check_no_history, check_recipe
+from medpfl.rounds.settings import EvaluationSettings, Settings
 from medpfl.tasks.base import Task
 
 CONTROLLER = "medpfl.flare.controller.MixingController"
+EVALUATION_CONTROLLER = "medpfl.flare.evaluation.EvaluationController"
 EXECUTOR = "medpfl.flare.executor.SiteExecutor"
 
 
@@ -30,17 +33,48 @@ class Job:
     task: Task
 
 
-def load_job(folder: Path) -> Job:
+@dataclass(frozen=True)
+class EvaluationJob:
+    """A job that evaluates a given model; ``model`` is its file in the job folder."""
+
+    name: str
+    min_clients: int
+    settings: EvaluationSettings
+    method: Method
+    task: Task
+    model: Path
+
+
+def load_job(folder: Path) -> Job | EvaluationJob:
     """Read a job folder and check everything that can be checked without data.
 
     Raises:
         ConfigError: one sentence with the file, the key, expected and got.
+        MedPFLError: the given model of an evaluation job is broken.
     """
     meta = _json(folder / "meta.json")
     server = _json(folder / "app" / "config" / "config_fed_server.json")
     client = _json(folder / "app" / "config" / "config_fed_client.json")
     _no_links(folder)
+    name, min_clients = _check_meta(meta)
+    path, args = _check_server(server)
+    method, task = _check_client(client)
+    where = "config_fed_server.json"
+    if path == EVALUATION_CONTROLLER:
+        if _list(server, "components", where):
+            raise ConfigError(f"{where}: 'components' must be empty: a job that evaluates mixes nothing")
+        evaluation = EvaluationSettings(**check_args(EvaluationSettings, args, f"{where}: controller"))
+        model = folder / "app" / "config" / MODEL_FILE
+        given = load_deployed(model).meta
+        check_no_history(given)
+        check_recipe(given.recipe, method, task)
+        return EvaluationJob(name, min_clients, evaluation, method, task, model)
+    settings = Settings(**check_args(Settings, args, f"{where}: controller"))
+    return Job(name, min_clients, settings, _mixers(server, settings), method, task)
 
+
+def _check_meta(meta: dict[str, Any]) -> tuple[str, int]:
+    """The job's name and how many hospitals it needs."""
     where = "meta.json"
     _known_keys(meta, where, {"name", "resource_spec", "min_clients", "mandatory_clients", "deploy_map", "scope"})
     name = meta.get("name")
@@ -51,7 +85,11 @@ def load_job(folder: Path) -> Job:
         raise ConfigError(f"{where}: 'min_clients' must be a whole number above 0, got {min_clients!r}")
     if not isinstance(meta.get("deploy_map"), dict) or not meta["deploy_map"]:
         raise ConfigError(f'{where}: \'deploy_map\' is missing or empty; expected {{"app": ["@ALL"]}}')
+    return name, min_clients
 
+
+def _check_server(server: dict[str, Any]) -> tuple[str, Any]:
+    """The controller's class and arguments."""
     where = "config_fed_server.json"
     _known_keys(server, where, {"format_version", "server", "workflows", "components", *_FILTERS})
     _known_keys(server.get("server", {}), f"{where}: server", {"heart_beat_timeout", "task_request_interval"})
@@ -65,9 +103,15 @@ def load_job(folder: Path) -> Job:
     if not isinstance(workflows, list) or len(workflows) != 1:
         raise ConfigError(f"{where}: 'workflows' must hold one entry with path {CONTROLLER}")
     _known_keys(workflows[0], f"{where}: workflows[0]", {"id", "path", "args"})
-    if workflows[0].get("path") != CONTROLLER:
-        raise ConfigError(f"{where}: workflows[0].path must be {CONTROLLER}, got {workflows[0].get('path')!r}")
-    settings = Settings(**check_args(Settings, workflows[0].get("args", {}), f"{where}: controller"))
+    path = workflows[0].get("path")
+    if path not in (CONTROLLER, EVALUATION_CONTROLLER):
+        raise ConfigError(f"{where}: workflows[0].path must be {CONTROLLER} or {EVALUATION_CONTROLLER}, got {path!r}")
+    return path, workflows[0].get("args", {})
+
+
+def _mixers(server: dict[str, Any], settings: Settings) -> dict[str, Mixer]:
+    """The server component of each slot, in the settings' order."""
+    where = "config_fed_server.json"
     declared: dict[str, Mixer] = {}
     for entry in _list(server, "components", where):
         if not isinstance(entry, dict) or not isinstance(entry.get("id"), str):
@@ -81,7 +125,10 @@ def load_job(folder: Path) -> Job:
     unused = sorted(set(declared) - set(settings.slots))
     if unused:
         raise ConfigError(f"{where}: component '{unused[0]}' is not among the controller's slots")
+    return {slot: declared[slot] for slot in settings.slots}
 
+
+def _check_client(client: dict[str, Any]) -> tuple[Method, Task]:
     where = "config_fed_client.json"
     _known_keys(client, where, {"format_version", "executors", "components", *_FILTERS})
     if _list(client, "components", where):
@@ -101,9 +148,7 @@ def load_job(folder: Path) -> Job:
     for key in ("method", "task"):
         if key not in args:
             raise ConfigError(f"{where}: the executor's argument '{key}' is missing")
-    method = build(args["method"], Method, f"{where}: method")
-    task = build(args["task"], Task, f"{where}: task")
-    return Job(name, min_clients, settings, {slot: declared[slot] for slot in settings.slots}, method, task)
+    return build(args["method"], Method, f"{where}: method"), build(args["task"], Task, f"{where}: task")
 
 
 _FILTERS = ("task_data_filters", "task_result_filters")

@@ -2,6 +2,7 @@
 """A FLARE federation inside one process: the real controller, communicator and executors in threads, every message
 through FLARE's serialiser. Only the network and the processes are missing."""
 
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -23,8 +24,9 @@ from nvflare.fuel.utils import fobs
 from nvflare.private.fed.utils.fed_utils import nvflare_fobs_initialize
 
 from medpfl.flare.controller import MixingController
+from medpfl.flare.evaluation import EvaluationController
 from medpfl.flare.executor import SiteExecutor
-from medpfl.job import Job
+from medpfl.job import EvaluationJob, Job
 
 Script = Callable[[str, str, int], str | Callable[[Shareable], Shareable] | None]
 """(site, task, round) to what the hospital does: None answers, "silent" never answers this task, "late" answers when
@@ -78,7 +80,7 @@ class Engine:
 class Harness:
     """Runs a job; afterwards ``engine.panic`` says why it failed (None: it did not) and ``wire`` what was sent."""
 
-    job: Job
+    job: Job | EvaluationJob
     site_files: dict[str, Path]
     folder: Path
     script: Script = lambda site, task, round_number: None
@@ -91,8 +93,14 @@ class Harness:
         clients = [Client(name, f"token-{name}") for name in sorted(self.site_files, reverse=True)]
         self.engine = Engine("server", new_workspace(self.folder, "server"), meta, clients)
         settings = {name: getattr(self.job.settings, name) for name in self.job.settings.__dataclass_fields__}
-        self.controller = MixingController(**settings)
-        self.engine.components = dict(self.job.mixers)
+        self.controller: MixingController | EvaluationController
+        if isinstance(self.job, EvaluationJob):
+            self.controller = EvaluationController(**settings)
+            config = Path(self.engine.workspace.get_app_config_dir("job-1"))
+            shutil.copytree(self.job.model.parent, config)  # where FLARE puts a job's app/config
+        else:
+            self.controller = MixingController(**settings)
+            self.engine.components = dict(self.job.mixers)
         self.communicator = WFCommServer()
         self.controller.set_communicator(self.communicator)
         self.engine.handlers = [self.controller, self.communicator]

@@ -4,8 +4,10 @@
 import json
 from typing import TYPE_CHECKING
 
+from medpfl.evaluate.calibration import Calibration
+
 if TYPE_CHECKING:
-    from medpfl.evaluate.deployed import History, ModelMeta
+    from medpfl.evaluate.deployed import History, ModelMeta, Recipe
 
 WARNING = "**Not a medical device.** For research; it must not be used for decisions about patients."
 INTENDED_USE = (
@@ -45,7 +47,7 @@ On this hospital's own {history.cases["test"]} test cases, which were read after
 | metric | value |
 |---|---|
 {_rows(history.test)}
-{_calibration(history)}
+{_calibration(history.calibration)}
 ## Intended use
 
 {INTENDED_USE}
@@ -80,8 +82,33 @@ def _rows(metrics: dict[str, float | None]) -> str:
     )
 
 
-def _calibration(history: "History") -> str:
-    found = history.calibration
+def evaluation_card(
+    recipe: "Recipe",
+    sha256: str,
+    site: str,
+    cases: int,
+    metrics: dict[str, float | None],
+    found: Calibration | None,
+) -> str:
+    """What a hospital keeps of testing a model that it was given."""
+    return f"""# A given model, tested at {site}
+
+{WARNING}
+
+- Method: `{json.dumps(recipe.method)}`, its model "{recipe.deployed}"
+- Task: `{json.dumps(recipe.task)}`
+- Classes: {", ".join(recipe.classes)}
+- SHA-256 of the model: `{sha256}`
+
+On the {cases} cases of this hospital's test split (case by case in the CSV file beside this card):
+
+| metric | value |
+|---|---|
+{_rows(metrics)}
+{_calibration(found)}"""
+
+
+def _calibration(found: Calibration | None) -> str:
     if not found:
         return ""
     return f"""

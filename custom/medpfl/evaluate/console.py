@@ -11,20 +11,24 @@ from medpfl.evaluate.tables import read_summary, result_table
 
 
 def print_results(folder: Path, console: Console) -> None:
-    """Per hospital: Local, FedAvg, FedAvg + fine-tuning and the personalised model on the test set, and the means.
+    """Per hospital: Local, FedAvg, FedAvg + fine-tuning and the personalised model on the test set, and the means; or
+    the metrics of the model that was given.
 
     Raises:
         MedPFLError: the folder holds no results.
     """
     summary = read_summary(folder)
     results = result_table(summary)
-    table = Table(title=f"{summary['job']}: test {results.score.replace('_', ' ')} (best round by validation)")
+    what = f"test {results.score.replace('_', ' ')} (best round by validation)"
+    if not results.compares:
+        what = f"the given model '{summary['evaluated']['model']}' on every hospital's test split"
+    table = Table(title=f"{summary['job']}: {what}")
     table.add_column("hospital")
-    table.add_column("training samples", justify="right")
+    table.add_column(results.heading, justify="right")
     for label in results.labels:
         table.add_column(label, justify="right")
     for site, size, values in zip(results.sites, results.sizes, results.values, strict=True):
-        best = np.nanmax(values) if not np.isnan(values).all() else np.nan
+        best = np.nanmax(values) if results.compares and not np.isnan(values).all() else np.nan
         table.add_row(site, str(size), *(f"[bold]{v:.3f}[/]" if v == best else f"{v:.3f}" for v in values))
     table.add_section()
     table.add_row("mean", "", *(f"{value:.3f}" for value in results.mean))

@@ -160,21 +160,38 @@ def load_deployed(path: Path) -> Deployed:
         MedPFLError: one sentence: the file is missing, broken, altered, made by a newer MedPFL, not a model of
             MedPFL's, or needs a class that is not installed.
     """
-    tensors, content = store.read(path)
-    meta = _parse(path, content)
+    tensors, meta = _read(path)
     try:
-        method, task, networks = rebuild(meta.recipe)
+        method: Method = build(meta.recipe.method, Method, "method")
+        task: Task = build(meta.recipe.task, Task, "task")
+        networks = build_networks(method, task, meta.recipe)
     except ConfigError as error:
         raise MedPFLError(f"{path}: {error}") from error
     if difference := differing_entry(networks, tensors):
         raise MedPFLError(f"{path}: {difference}")
-    if meta.seal(tensors).sha256 != meta.sha256:
-        raise MedPFLError(f"{path}: its content was altered after it was written (its SHA-256 does not fit)")
+    _check_seal(path, meta, tensors)
     networks.load_state_dict(tensors)
     return Deployed(method, meta.recipe.deployed, networks.eval(), task, meta)
 
 
-def _parse(path: Path, content: dict[str, Any]) -> ModelMeta:
+def read_model(path: Path) -> tuple[dict[str, Tensor], ModelMeta]:
+    """A model's tensors and what its file says of them; the networks are not built and no class is imported.
+
+    Raises:
+        MedPFLError: as ``load_deployed``.
+    """
+    tensors, meta = _read(path)
+    _check_seal(path, meta, tensors)
+    return tensors, meta
+
+
+def _check_seal(path: Path, meta: ModelMeta, tensors: Mapping[str, Tensor]) -> None:
+    if meta.seal(tensors).sha256 != meta.sha256:
+        raise MedPFLError(f"{path}: its content was altered after it was written (its SHA-256 does not fit)")
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], ModelMeta]:
+    tensors, content = store.read(path)
     if content.get("kind") != "model":
         raise MedPFLError(f"{path}: not a deployed model but another file of MedPFL's")
     version = content.get("model_format")
@@ -183,21 +200,19 @@ def _parse(path: Path, content: dict[str, Any]) -> ModelMeta:
             f"{path}: made by a newer MedPFL (model format {version}, this one reads {MODEL_FORMAT}); update MedPFL"
         )
     try:
-        return ModelMeta.model_validate({key: value for key, value in content.items() if key != "format"})
+        return tensors, ModelMeta.model_validate({key: value for key, value in content.items() if key != "format"})
     except ValidationError as error:
         problem = error.errors()[0]
         place = ".".join(map(str, problem["loc"]))
         raise MedPFLError(f"{path}: what it says of itself is broken: '{place}': {problem['msg'].lower()}") from error
 
 
-def rebuild(recipe: Recipe) -> tuple[Method, Task, nn.ModuleDict]:
-    """The method, the task and the networks with arbitrary weights; torch's CPU generator is left as it was.
+def build_networks(method: Method, task: Task, recipe: Recipe) -> nn.ModuleDict:
+    """The method's networks with arbitrary weights; torch's CPU generator is left as it was.
 
     Raises:
-        ConfigError: a class is not installed or not of the right kind, or the networks cannot be built.
+        ConfigError: the method deploys no such model, or the networks cannot be built.
     """
-    method: Method = build(recipe.method, Method, "method")
-    task: Task = build(recipe.task, Task, "task")
     if recipe.deployed not in method.deploys:
         known = ", ".join(method.deploys)
         raise ConfigError(f"{type(method).__name__} deploys no model '{recipe.deployed}'; it deploys: {known}")
@@ -212,13 +227,12 @@ def rebuild(recipe: Recipe) -> tuple[Method, Task, nn.ModuleDict]:
     roster = tuple(f"hospital-{number}" for number in range(recipe.hospitals))
     with torch.random.fork_rng(devices=[]):
         try:
-            networks = nn.ModuleDict(method.models(Build(task, data, roster, seed=0)))
+            return nn.ModuleDict(method.models(Build(task, data, roster, seed=0)))
         except (RuntimeError, ValueError, TypeError, IndexError) as error:  # torch's, for shapes that no layer takes
             raise ConfigError(
                 f"the networks of {type(method).__name__} cannot be built for inputs of shape {recipe.input_shape}: "
                 f"{error}"
             ) from error
-    return method, task, networks
 
 
 def differing_entry(networks: nn.Module, tensors: Mapping[str, Tensor]) -> str | None:

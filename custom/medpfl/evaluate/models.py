@@ -42,7 +42,7 @@ def evaluate_test(
     """
     samples = data.splits["test"]
     if not len(samples):
-        raise MedPFLError("the test split is empty")
+        raise MedPFLError("the test split is empty", public="the test split is empty")
     decisions = _decide(method, name, models, task, samples, device)
     found = None
     if _one_class_each(samples) and decisions.is_floating_point() and decisions.shape[1:] == (samples.classes,):

@@ -46,7 +46,7 @@ def _table(summary: dict[str, Any], choice: str) -> dict[str, Any]:
     table = result_table(summary, choice)
     rows = []
     for site, size, values in zip(table.sites, table.sizes, table.values, strict=True):
-        top = np.nanmax(values) if not np.isnan(values).all() else np.nan
+        top = np.nanmax(values) if table.compares and not np.isnan(values).all() else np.nan
         rows.append({"site": site, "size": size, "cells": [(_text(v), v == top) for v in values]})
     local = table.models.index("local") if "local" in table.models else None
     gains = None
@@ -55,6 +55,7 @@ def _table(summary: dict[str, Any], choice: str) -> dict[str, Any]:
     rounds = [summary["best"].get(model, {}).get("round", "") for model in table.models]
     return {
         "score": table.score.replace("_", " "),
+        "heading": table.heading,
         "labels": table.labels,
         "rows": rows,
         "mean": [_text(value) for value in table.mean],
@@ -87,7 +88,7 @@ def _svg(figure: Any) -> str:
 
 def _curves(summary: dict[str, Any], lines: list[dict[str, Any]]) -> str:
     """Validation score of the mixed models by round: the mean, then hospital by hospital."""
-    score = summary["score"]
+    score = summary.get("score", "")  # an evaluation job has no rounds and chooses nothing
     sites = [site for site in summary["roster"] if site in summary["sizes"]]
     points: dict[str, dict[str, list[tuple[int, float]]]] = {}
     for line in lines:

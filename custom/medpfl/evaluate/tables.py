@@ -15,15 +15,16 @@ REFERENCE_NAMES = {"local": "Local", "fedavg": "FedAvg", "fedavg_finetuned": "Fe
 
 @dataclass(frozen=True)
 class ResultTable:
-    """Test scores by hospital and model.
+    """Test scores by hospital and model; of an evaluation job, by hospital and metric.
 
     Attributes:
-        score: the metric's name.
-        models: columns: model names, references first.
+        score: what the values are.
+        models: columns: model names, references first; or metrics.
         labels: the columns' headings.
         sites: rows.
-        sizes: training samples of each hospital.
+        sizes: training samples of each hospital; or its test cases.
         values: sites x models; NaN where there is no result.
+        compares: whether the columns are models, of which one can be the best of a row.
     """
 
     score: str
@@ -32,6 +33,12 @@ class ResultTable:
     sites: list[str]
     sizes: list[int]
     values: np.ndarray
+    compares: bool = True
+
+    @property
+    def heading(self) -> str:
+        """Heading of the column of sizes."""
+        return "training samples" if self.compares else "test cases"
 
     @property
     def mean(self) -> np.ndarray:
@@ -57,6 +64,8 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 def result_table(summary: dict[str, Any], choice: str = "best", score: str | None = None) -> ResultTable:
     """Test scores of the models of the "best" or of the "last" round (fine-tuning has one model only)."""
+    if "evaluated" in summary:
+        return _metric_table(summary)
     score = score or summary["score"]
     found: dict[str, dict[str, float]] = {}
     for line in summary["test"]:
@@ -70,3 +79,14 @@ def result_table(summary: dict[str, Any], choice: str = "best", score: str | Non
     values = np.array([[found[model].get(site, float("nan")) for model in models] for site in sites], dtype=float)
     sizes = [summary["sizes"][site]["train"] for site in sites]
     return ResultTable(score, models, labels, sites, sizes, values.reshape(len(sites), len(models)))
+
+
+def _metric_table(summary: dict[str, Any]) -> ResultTable:
+    """All metrics of the given model, hospital by hospital."""
+    lines = {line["site"]: line["metrics"] for line in summary["test"]}
+    metrics = list(dict.fromkeys(metric for site in sorted(lines) for metric in lines[site]))
+    labels = [metric.replace("_", " ").capitalize() for metric in metrics]
+    sites = sorted(lines)
+    values = np.array([[lines[site].get(metric) for metric in metrics] for site in sites], dtype=float)
+    sizes = [summary["sizes"][site]["test"] for site in sites]
+    return ResultTable("metrics", metrics, labels, sites, sizes, values.reshape(len(sites), len(metrics)), False)

@@ -15,7 +15,7 @@ from pathlib import Path
 import medpfl
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mixers import Mixer
-from medpfl.job import CONTROLLER, EXECUTOR
+from medpfl.job import CONTROLLER, EVALUATION_CONTROLLER, EXECUTOR
 from medpfl.methods.base import Method
 from medpfl.models.base import Architecture
 from medpfl.tasks.base import Task
@@ -23,7 +23,7 @@ from medpfl.tasks.base import Task
 
 def component_classes() -> list[str]:
     """Full names of the classes a job may name: those defined in this package's component folders."""
-    names = {CONTROLLER, EXECUTOR}
+    names = {CONTROLLER, EVALUATION_CONTROLLER, EXECUTOR}
     for package, base in (("core.mixers", Mixer), ("methods", Method), ("models", Architecture), ("tasks", Task)):
         folder = importlib.import_module(f"medpfl.{package}")
         for module_info in pkgutil.iter_modules(folder.__path__, f"{folder.__name__}."):

@@ -45,3 +45,22 @@ class Settings:
             raise ConfigError("the controller's slots are empty: name at least one server component")
         if len(set(self.slots)) < len(self.slots):
             raise ConfigError(f"the controller's slots name one component twice: {self.slots}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSettings:
+    """Arguments of the controller of a job that only evaluates a given model.
+
+    Args:
+        threads: torch threads at every hospital.
+        timeout: seconds until hospitals that have not answered are left out.
+    """
+
+    threads: int = 1
+    timeout: float = 3600.0
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise ConfigError(f"the controller's threads must be at least 1, got {self.threads}")
+        if not self.timeout > 0:
+            raise ConfigError(f"the controller's timeout must be above 0 seconds, got {self.timeout}")

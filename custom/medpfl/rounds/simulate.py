@@ -8,8 +8,9 @@ from functools import partial
 from pathlib import Path
 
 from medpfl.core.errors import ConfigError
-from medpfl.job import Job
+from medpfl.job import EvaluationJob, Job
 from medpfl.rounds.coordinator import Coordinator
+from medpfl.rounds.evaluation import EvaluationCoordinator
 from medpfl.rounds.messages import Message
 from medpfl.rounds.site import SiteRunner
 from medpfl.sites.site_file import load_site_file
@@ -35,12 +36,7 @@ def simulate(
     Raises:
         MedPFLError: as the hospitals and the server raise them.
     """
-    if len(site_files) < job.min_clients:
-        raise ConfigError(f"job '{job.name}' needs at least {job.min_clients} hospitals, got {len(site_files)}")
-    runners = {
-        site: SiteRunner(site, job.method, job.task, partial(load_site_file, path, site), home / site)
-        for site, path in sorted(site_files.items())
-    }
+    runners = _runners(job, site_files, home)
     coordinator = Coordinator(
         job.settings, job.mixers, job.name, list(runners), job.min_clients, home / "server" / job.name, results
     )
@@ -60,3 +56,23 @@ def simulate(
     coordinator.take_validation(exchange(coordinator.validate_messages(sites)))
     coordinator.take_final(exchange(coordinator.finish_messages(sites)))
     return coordinator
+
+
+def simulate_evaluation(
+    job: EvaluationJob, site_files: Mapping[str, Path], results: Path, home: Path
+) -> EvaluationCoordinator:
+    """The same for a job that evaluates a given model."""
+    runners = _runners(job, site_files, home)
+    coordinator = EvaluationCoordinator(job.settings, job.name, list(runners), job.min_clients, job.model, results)
+    messages = coordinator.messages()
+    coordinator.take({site: runners[site].handle("evaluate", message) for site, message in messages.items()})
+    return coordinator
+
+
+def _runners(job: Job | EvaluationJob, site_files: Mapping[str, Path], home: Path) -> dict[str, SiteRunner]:
+    if len(site_files) < job.min_clients:
+        raise ConfigError(f"job '{job.name}' needs at least {job.min_clients} hospitals, got {len(site_files)}")
+    return {
+        site: SiteRunner(site, job.method, job.task, partial(load_site_file, path, site), home / site)
+        for site, path in sorted(site_files.items())
+    }

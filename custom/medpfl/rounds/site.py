@@ -21,6 +21,7 @@ from medpfl.core.seeding import derive_seed
 from medpfl.evaluate.models import evaluate, evaluate_test, save_deployed
 from medpfl.methods.base import Build, Method, Site
 from medpfl.methods.references import REFERENCES, like
+from medpfl.rounds.evaluation import evaluate_given
 from medpfl.rounds.messages import (
     Message,
     Slots,
@@ -66,9 +67,19 @@ class SiteRunner:
         self._ready = False
 
     def handle(self, kind: str, message: Message) -> Message:
-        """Answer one message: "init", "train", "validate" or "finish"."""
-        answers = {"init": self._init, "train": self._train, "validate": self._validate, "finish": self._finish}
+        """Answer one message: "init", "train", "validate" or "finish"; or "evaluate", of a job that only does that."""
+        answers = {
+            "init": self._init,
+            "train": self._train,
+            "validate": self._validate,
+            "finish": self._finish,
+            "evaluate": self._evaluate_given,
+        }
         return answers[kind](message)
+
+    def _evaluate_given(self, message: Message) -> Message:
+        home = self.root / _plain(message.header["job"])
+        return evaluate_given(message, self.name, self.method, self.task, self._site_file(), home, self.device)
 
     # -- init ---------------------------------------------------------------------------------------------------------
 

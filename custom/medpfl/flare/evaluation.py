@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server's FLARE controller of a job that only evaluates a given model."""
+
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.signal import Signal
+
+from medpfl.flare.exchange import ExchangeController
+from medpfl.rounds.evaluation import MODEL_FILE, EvaluationCoordinator
+from medpfl.rounds.settings import EvaluationSettings
+
+
+class EvaluationController(ExchangeController):
+    """Arguments: those of ``medpfl.rounds.settings.EvaluationSettings``. The model lies beside the job's JSON."""
+
+    def __init__(self, **settings: Any):
+        self.settings = EvaluationSettings(**settings)
+        super().__init__(grace=self.settings.timeout)  # all hospitals are waited for
+
+    def _run(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        job, min_clients, roster = self._job_of(fl_ctx)
+        model = Path(fl_ctx.get_workspace().get_app_config_dir(fl_ctx.get_job_id())) / MODEL_FILE
+        self.coordinator = coordinator = EvaluationCoordinator(
+            self.settings, job, roster, min_clients, model, self._results_of(fl_ctx)
+        )
+        messages = coordinator.messages()
+        replies = self._exchange(messages, self.settings.timeout, len(messages), abort_signal, fl_ctx)
+        coordinator.take(replies)
+        self.log_info(fl_ctx, f"results are in {coordinator.record.folder}")

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the server's controllers share: how messages are carried to the hospitals and their replies gathered.
+
+It is a plain ``Controller`` and not a ``ModelController``: the latter sends one model to everybody by a broadcast that
+copies it, and fails the job on a hospital's error; here every hospital has its own payload and errors are counted.
+"""
+
+import threading
+import time
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.client import Client
+from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+
+from medpfl.core.errors import ConfigError, MedPFLError, Stopped
+from medpfl.flare.wire import ERROR, from_shareable_, to_shareable
+from medpfl.rounds.coordinator import Coordinator
+from medpfl.rounds.evaluation import EvaluationCoordinator
+from medpfl.rounds.messages import Message
+
+
+class ExchangeController(Controller):
+    """A controller that runs a coordinator; ``grace``: see ``_exchange``."""
+
+    def __init__(self, grace: float):
+        super().__init__()
+        self.coordinator: Coordinator | EvaluationCoordinator | None = None
+        self._grace = grace
+        self._missed: dict[str, int] = {}
+        self._arrived = threading.Event()
+
+    @abstractmethod
+    def _run(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        """The whole job."""
+
+    def start_controller(self, fl_ctx: FLContext) -> None:
+        pass
+
+    def stop_controller(self, fl_ctx: FLContext) -> None:
+        pass
+
+    def process_result_of_unknown_task(
+        self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
+    ) -> None:
+        self.log_info(fl_ctx, f"late result of task '{task_name}' from {client.name} is dropped")
+
+    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        try:
+            self._run(abort_signal, fl_ctx)
+        except Stopped:
+            self.log_info(fl_ctx, "the job was aborted")
+        except MedPFLError as error:
+            if self.coordinator:
+                self.coordinator.record.fail(str(error))
+            self.log_error(fl_ctx, str(error))
+            self.system_panic(str(error), fl_ctx)
+
+    # -- what a coordinator is made of --------------------------------------------------------------------------------
+
+    def _job_of(self, fl_ctx: FLContext) -> tuple[str, int, list[str]]:
+        """The job's name, how many hospitals it needs, and which are there.
+
+        Raises:
+            ConfigError: its meta.json does not say how many.
+        """
+        meta: dict[str, Any] = fl_ctx.get_prop(FLContextKey.JOB_META) or {}
+        if not isinstance(meta.get("min_clients"), int):
+            raise ConfigError(f"the job's meta.json must give 'min_clients', got {meta.get('min_clients')!r}")
+        roster = [client.name for client in fl_ctx.get_engine().get_clients()]
+        return str(meta.get("name", "job")), meta["min_clients"], roster
+
+    def _results_of(self, fl_ctx: FLContext) -> Path:
+        """Where the job's results are written, to be downloaded with it."""
+        return Path(fl_ctx.get_workspace().get_run_dir(fl_ctx.get_job_id())) / "results"
+
+    # -- exchange -----------------------------------------------------------------------------------------------------
+
+    def _exchange(
+        self, messages: dict[str, Message], timeout: float, quorum: int, abort_signal: Signal, fl_ctx: FLContext
+    ) -> dict[str, Message]:
+        """Send every hospital its own message in parallel and gather the replies.
+
+        Ends when all have answered, ``grace`` seconds after ``quorum`` of them have, or after ``timeout`` seconds.
+
+        Raises:
+            Stopped: the job was aborted.
+        """
+        assert self.coordinator is not None
+        results: dict[str, Shareable] = {}
+
+        def received(client_task: ClientTask, fl_ctx: FLContext) -> None:
+            # Runs under FLARE's locks, which every heartbeat waits for: keep the result, think later.
+            results[client_task.client.name] = client_task.result
+            client_task.result = None
+            self._arrived.set()
+
+        tasks = {}
+        for site, message in messages.items():
+            # The task's own timeout is only a safety net: this loop decides.
+            task = Task(
+                message.header["task"],
+                data=to_shareable(message),
+                timeout=int(timeout) + 60,
+                result_received_cb=received,
+            )
+            self.send(task=task, targets=[site], fl_ctx=fl_ctx)
+            tasks[site] = task
+        started, quorum_at = time.monotonic(), None
+        replies: dict[str, Message] = {}
+        while len(results) < len(tasks):
+            self._arrived.wait(0.2)
+            self._arrived.clear()
+            if abort_signal.triggered:
+                raise Stopped("aborted")
+            now = time.monotonic()
+            good = sum(result.get_return_code() == ReturnCode.OK for result in list(results.values()))
+            if quorum_at is None and good >= quorum:
+                quorum_at = now
+            if now - started > timeout or (quorum_at is not None and now - quorum_at > self._grace):
+                break
+        for site, task in tasks.items():
+            done = site in results
+            self.cancel_task(task, TaskCompletionStatus.OK if done else TaskCompletionStatus.TIMEOUT)
+            # FLARE 2.9's task monitor dies of a KeyError when a hospital was sent a task twice while others were
+            # waiting; finished tasks then stay in its list for ever, so they must not hold the payload.
+            task.data = Shareable()
+        for site, message in messages.items():
+            round_number = message.header.get("round", 0)
+            result = results.get(site)
+            if result is None:
+                self._missed[site] = self._missed.get(site, 0) + 1
+                self.coordinator.refuse(site, round_number, "did not answer in time")
+                continue
+            self._missed[site] = 0
+            if result.get_return_code() != ReturnCode.OK:
+                reason = result.get_header(ERROR, result.get_return_code())
+                self.coordinator.refuse(site, round_number, f"failed: {reason}")
+                continue
+            replies[site] = from_shareable_(result)
+        return replies

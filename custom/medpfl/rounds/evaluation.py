@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job that only evaluates: one given model, tested at every hospital, which answers with metrics and nothing else.
+
+One exchange: the server sends the model's tensors; a hospital rebuilds the networks from the job's own configuration
+(so that the classes are those its allow list has passed), tests them on its test split and keeps the predictions.
+"""
+
+import dataclasses
+import json
+import logging
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from pydantic import ValidationError
+
+import medpfl
+from medpfl.component import spec_of
+from medpfl.core.errors import ConfigError, RefusedUpdate
+from medpfl.evaluate.card import evaluation_card
+from medpfl.evaluate.deployed import ModelMeta, Recipe, build_networks, differing_entry, read_model
+from medpfl.evaluate.models import evaluate_test, write_cases, write_text
+from medpfl.methods.base import Method
+from medpfl.rounds.coordinator import QuorumLost
+from medpfl.rounds.messages import Message, byte_count, check_metrics, digest_of, number
+from medpfl.rounds.record import Record
+from medpfl.rounds.settings import EvaluationSettings
+from medpfl.sites.site_file import SiteFile
+from medpfl.tasks.base import Task
+
+GIVEN = "given"
+"""The model's slot on the wire, and its choice of round in the results."""
+MODEL_FILE = "model.safetensors"
+"""Where a job holds the given model: this name in ``app/config``."""
+
+
+class EvaluationCoordinator:
+    """The server's side.
+
+    Args:
+        settings: the controller's arguments.
+        job: the job's name.
+        roster: the hospitals' names.
+        min_sites: how many hospitals must answer with metrics.
+        model: the given model's file.
+        results: folder for what the job leaves behind.
+
+    Raises:
+        MedPFLError: the model's file is broken, altered, or says more than a job may.
+    """
+
+    def __init__(
+        self,
+        settings: EvaluationSettings,
+        job: str,
+        roster: list[str],
+        min_sites: int,
+        model: Path,
+        results: Path,
+    ):
+        self.settings, self.job, self.min_sites = settings, job, min_sites
+        self.roster = tuple(sorted(roster))
+        self.record = Record(job, self.roster, results)
+        self._log = logging.getLogger(__name__)
+        self._tensors, self._meta = read_model(model)
+        check_no_history(self._meta)
+
+    def messages(self) -> dict[str, Message]:
+        header = {
+            "task": "evaluate",
+            "job": self.job,
+            "threads": self.settings.threads,
+            "recipe": self._meta.recipe.model_dump(mode="json"),
+            "sha256": self._meta.sha256,
+        }
+        return {site: Message(dict(header), {GIVEN: self._tensors}) for site in self.roster}
+
+    def take(self, replies: Mapping[str, Message]) -> None:
+        """Record the metrics and write everything the job leaves behind at the server.
+
+        Raises:
+            QuorumLost: fewer than ``min_sites`` hospitals answered with metrics.
+        """
+        sizes, versions = {}, {}
+        for site in sorted(replies):
+            header = replies[site].header
+            try:
+                _check_reply(site, replies[site])
+            except RefusedUpdate as error:
+                self.refuse(site, 0, str(error))
+                continue
+            sizes[site], versions[site] = {"test": header["cases"]}, header["versions"]
+            self.record.metric(site, header["metrics"][0])
+            self.record.traffic(0, site, sent=byte_count({GIVEN: self._tensors}), received=0)
+        if len(sizes) < self.min_sites:
+            reasons = "".join(f"; {event['site']} {event['event']}" for event in self.record.events)
+            raise QuorumLost(
+                f"{len(sizes)} of {len(self.roster)} hospitals evaluated the model ({', '.join(sizes) or 'none'}); "
+                f"the job needs {self.min_sites}{reasons}"
+            )
+        recipe = self._meta.recipe
+        self.record.about.update(
+            classes=recipe.classes,
+            sizes=sizes,
+            versions=versions,
+            settings=dataclasses.asdict(self.settings),
+            components={},
+            evaluated={
+                "model": recipe.deployed,
+                "method": recipe.method,
+                "task": recipe.task,
+                "parameters": self._meta.parameters,
+                "sha256": self._meta.sha256,
+            },
+        )
+        self.record.finish({}, {})
+
+    def refuse(self, site: str, round_number: int, reason: str) -> None:
+        """Note that a hospital answered with an error."""
+        self.record.event(round_number, site, reason)
+        self._log.warning("%s: %s", site, reason)
+
+
+def _check_reply(site: str, reply: Message) -> None:
+    """One metric line, a number of cases, versions, and no tensors.
+
+    Raises:
+        RefusedUpdate: naming the hospital.
+    """
+    header = reply.header
+    check_metrics(site, header.get("metrics"))
+    if len(header["metrics"]) != 1:
+        raise RefusedUpdate(f"{site}: expected the metrics of one model, got {len(header['metrics'])}")
+    if type(header.get("cases")) is not int or not isinstance(header.get("versions"), dict):
+        raise RefusedUpdate(f"{site}: its answer lacks the number of cases or the versions")
+    if reply.slots:
+        raise RefusedUpdate(f"{site}: it sent tensors, and this job asks for metrics only")
+
+
+def evaluate_given(
+    message: Message,
+    site: str,
+    method: Method,
+    task: Task,
+    site_file: SiteFile,
+    home: Path,
+    device: torch.device,
+) -> Message:
+    """A hospital's side: test the given model and keep a card (.md) and the cases (.csv) in ``home/evaluation``.
+
+    Args:
+        method: the job's own, as is ``task``; the message must describe the same.
+
+    Raises:
+        ConfigError: the model does not fit the job or this hospital's data.
+        MedPFLError: the data cannot be read, or the test split is empty.
+    """
+    header = message.header
+    torch.set_num_threads(header["threads"])
+    try:
+        recipe = Recipe.model_validate(header["recipe"])
+    except ValidationError as error:
+        raise ConfigError(f"what the server says of the given model is broken: {error.errors()[0]['msg']}") from error
+    check_recipe(recipe, method, task)
+    networks = build_networks(method, task, recipe)
+    tensors = message.slots.get(GIVEN, {})
+    if difference := differing_entry(networks, tensors):
+        raise ConfigError(f"the given model does not fit its configuration: {difference}")
+    data = task.load(site_file)
+    shape = list(data.splits["test"].inputs.shape[1:])
+    if shape != recipe.input_shape:
+        raise ConfigError(f"the given model takes inputs of shape {recipe.input_shape}, the data here have {shape}")
+    if data.class_names != recipe.classes:
+        raise ConfigError(
+            f"the given model's classes are {', '.join(recipe.classes)}; the data here have "
+            f"{', '.join(data.class_names)}"
+        )
+    networks.load_state_dict(tensors)
+    evaluation, found = evaluate_test(method, recipe.deployed, networks.to(device), task, data, device)
+    values = {metric: number(value) for metric, value in evaluation.metrics.items()}
+    cases = len(data.splits["test"].names)
+    folder = home / "evaluation"
+    write_text(folder / f"{recipe.deployed}.md", evaluation_card(recipe, header["sha256"], site, cases, values, found))
+    write_cases(folder / f"{recipe.deployed}.csv", evaluation)
+    versions = {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "medpfl": medpfl.__version__,
+    }
+    line = {"model": recipe.deployed, "split": "test", "round": 0, "metrics": values, "choice": GIVEN}
+    return Message({"metrics": [line], "cases": cases, "versions": versions})
+
+
+def check_no_history(meta: ModelMeta) -> None:
+    """A model that goes to other hospitals must not tell of the one that made it.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if meta.history is not None:
+        raise ConfigError(
+            f"the job's {MODEL_FILE} says which hospital made it, from how many cases and with which results; "
+            "'medpfl evaluation-job' writes a job without that"
+        )
+
+
+def check_recipe(recipe: Recipe, method: Method, task: Task) -> None:
+    """The model's file and the job's configuration must name the same method and task.
+
+    Raises:
+        ConfigError: naming which of them differs.
+    """
+    for what, own, given in (("method", method, recipe.method), ("task", task, recipe.task)):
+        if digest_of(spec_of(own)) != digest_of(given):
+            raise ConfigError(
+                f"the job's configuration and its {MODEL_FILE} name different {what}s: {json.dumps(spec_of(own))} and "
+                f"{json.dumps(given)}"
+            )
