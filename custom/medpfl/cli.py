@@ -107,6 +107,18 @@ ModelArgument = Annotated[Path, typer.Argument(help="A deployed model: <model>-<
 
 
 @app.command()
+def export(
+    model: ModelArgument,
+    output: Annotated[Path, typer.Option("-o", "--output", help="New folder to write into.")],
+    form: Annotated[str, typer.Option("--format", help="torchscript, onnx or monai (a MONAI bundle).")],
+) -> None:
+    """Write a model for software that does not know MedPFL."""
+    from medpfl.evaluate.export import export as write
+
+    console.print(str(write(model, output, form)), soft_wrap=True)
+
+
+@app.command()
 def evaluation_job(
     model: ModelArgument,
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder to put the job folder in.")],

@@ -14,13 +14,18 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from nvflare.fuel.flare_api.api_spec import JobNotFound
 from nvflare.lighter.utils import load_yaml
 
 from medpfl.core.errors import MedPFLError
 from medpfl.demo.phantom import write_phantoms
+from medpfl.evaluate.deployed import load_deployed
+from medpfl.evaluate.models import evaluate
 from medpfl.flare.poc import Federation
 from medpfl.job import load_job
+from medpfl.rounds.evaluation_job import write_evaluation_job
+from medpfl.sites.site_file import load_site_file
 from tools import assert_same, outcome, run, write_job
 
 pytestmark = [pytest.mark.poc, pytest.mark.timeout(400)]
@@ -116,6 +121,26 @@ def test_a_killed_hospital_ends_the_job_and_resubmitting_resumes_it(
     events = json.loads((downloaded / "summary.json").read_text())["events"]
     assert events[0]["site"] == "server" and "of an unfinished run" in events[0]["event"]
     assert_same(outcome(downloaded), run(job, hospitals, tmp_path / "simulated"))
+
+
+def test_a_given_model_is_evaluated_at_every_hospital(
+    federation: Federation, hospitals: dict[str, Path], tmp_path: Path
+) -> None:
+    job_id = federation.submit(small_job(tmp_path, "trains-a-model"))
+    assert wait(federation, job_id) == "FINISHED:COMPLETED", federation.decisive_lines(job_id)
+    file = federation.kits / "hospital-b" / "medpfl" / "trains-a-model" / "models" / "personal-best.safetensors"
+    job_id = federation.submit(write_evaluation_job(file, tmp_path))
+    assert wait(federation, job_id) == "FINISHED:COMPLETED", federation.decisive_lines(job_id)
+    summary = json.loads((federation.download(job_id) / "summary.json").read_text())
+    model = load_deployed(file)
+    told = {line["site"]: line["metrics"] for line in summary["test"]}
+    assert set(told) == set(hospitals)
+    for site, path in hospitals.items():
+        samples = model.task.load(load_site_file(path, site)).splits["test"]
+        found = evaluate(model.method, model.name, model.networks, model.task, samples, torch.device("cpu"))
+        assert found and found.metrics == pytest.approx(told[site], abs=1e-9)
+        kept = federation.kits / site / "medpfl" / "evaluate-personal" / "evaluation"
+        assert {entry.name for entry in kept.iterdir()} == {"personal.md", "personal.csv"}
 
 
 FUNCTIONS = [

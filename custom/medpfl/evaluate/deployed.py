@@ -147,10 +147,14 @@ class Predictor(nn.Module):
 
     def __init__(self, method: Method, name: str, networks: nn.ModuleDict):
         super().__init__()
-        self._method, self._name, self.networks = method, name, networks
+        self._method, self._name = method, name
+        # Registered under names of their own: TorchScript cannot load a module that is called "global".
+        self.__dict__["_networks"] = networks
+        for key, network in networks.items():
+            self.add_module(f"network_{key}", network)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self._method.predict(self._name, self.networks, inputs)
+        return self._method.predict(self._name, self.__dict__["_networks"], inputs)
 
 
 def load_deployed(path: Path) -> Deployed:
