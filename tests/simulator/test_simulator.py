@@ -11,7 +11,9 @@ import pytest
 
 from medpfl.core.errors import MedPFLError
 from medpfl.flare.pack import pack
-from medpfl.job import Job, load_job
+from medpfl.job import EvaluationJob, Job, load_job
+from medpfl.rounds.evaluation_job import write_evaluation_job
+from medpfl.rounds.simulate import simulate_evaluation
 from medpfl.sites.site_file import ENVIRONMENT_VARIABLE
 from tools import assert_same, outcome, run, write_job
 
@@ -50,6 +52,21 @@ def test_packed_job_equals_simulate(make_job: Callable[..., Job], table_sites: d
     simulator(packed, table_sites, tmp_path / "workspace")
     results = next((tmp_path / "workspace" / "server").rglob("results/summary.json")).parent
     assert_same(outcome(results), run(job, table_sites, tmp_path / "simulated"))
+
+
+@pytest.mark.timeout(300)
+def test_packed_evaluation_job_equals_simulate(
+    make_job: Callable[..., Job], table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    run(make_job(rounds=1), table_sites, tmp_path / "trained")
+    model = tmp_path / "trained" / "home" / "anna" / "small" / "models" / "personal-best.safetensors"
+    packed = pack(write_evaluation_job(model, tmp_path / "job"), tmp_path / "packed")
+    job = load_job(packed)
+    assert isinstance(job, EvaluationJob)
+    simulator(packed, table_sites, tmp_path / "workspace")
+    results = next((tmp_path / "workspace" / "server").rglob("results/summary.json")).parent
+    simulate_evaluation(job, table_sites, tmp_path / "simulated", tmp_path / "home")
+    assert outcome(results) == outcome(tmp_path / "simulated")
 
 
 def test_packing_twice_is_refused(make_job: Callable[..., Job], tmp_path: Path) -> None:

@@ -264,7 +264,7 @@ def test_an_existing_folder_and_a_missing_package_are_told(
     with pytest.raises(MedPFLError, match="cannot write"):
         export(models["table"], tmp_path / "file" / "x", "torchscript")
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(MedPFLError, match=r"needs onnxscript, not installed here: pip install 'medpfl\[export\]'"):
+    with pytest.raises(MedPFLError, match="needs onnxscript, not installed here: pip install onnxscript"):
         export(models["table"], tmp_path / "other", "onnx")
     assert {path.name for path in tmp_path.iterdir()} == {"out", "file"}
 

@@ -104,7 +104,7 @@ def _write_onnx(deployed: Deployed, path: Path) -> None:
     missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
     if missing:
         raise MedPFLError(
-            f"the export to ONNX needs {' and '.join(missing)}, not installed here: pip install 'medpfl[export]'"
+            f"the export to ONNX needs {' and '.join(missing)}, not installed here: pip install {' '.join(missing)}"
         )
     import onnx
     from onnx.reference import ReferenceEvaluator

@@ -82,7 +82,7 @@ def _metadata(deployed: Deployed) -> dict[str, Any]:
 
 def _inference(task: Segmentation) -> dict[str, Any]:
     preprocessing = [
-        {"_target_": "LoadImaged", "keys": "image"},
+        {"_target_": "LoadImaged", "keys": "image", "reader": "NibabelReader"},
         {"_target_": "EnsureChannelFirstd", "keys": "image"},
         {"_target_": "Orientationd", "keys": "image", "axcodes": "RAS", "labels": [["L", "R"], ["P", "A"], ["I", "S"]]},
         {"_target_": "Spacingd", "keys": "image", "pixdim": list(task.spacing), "mode": "bilinear"},

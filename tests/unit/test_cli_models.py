@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands for a model after its job: export, evaluation-job, and what checks and runs such a job."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from medpfl.cli import app
+from medpfl.job import Job
+from tools import run
+
+
+@pytest.fixture
+def model(make_job: Callable[..., Job], table_sites: dict[str, Path], tmp_path: Path) -> Path:
+    run(make_job(rounds=1), table_sites, tmp_path / "run")
+    return tmp_path / "run" / "home" / "anna" / "small" / "models" / "personal-best.safetensors"
+
+
+def medpfl(*arguments: str | Path) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return " ".join(result.output.split())
+
+
+def test_from_a_model_to_its_evaluation(model: Path, table_sites: dict[str, Path], tmp_path: Path) -> None:
+    assert "out" in medpfl("export", model, "-o", tmp_path / "out", "--format", "torchscript")
+    assert (tmp_path / "out" / "model.ts").is_file()
+    assert "jobs/third-party" in medpfl("evaluation-job", model, "-o", tmp_path / "jobs", "--name", "third-party")
+    job = tmp_path / "jobs" / "third-party"
+    assert "third-party is valid: evaluates a given model, SoftPull(" in medpfl("check-job", job)
+    printed = medpfl("simulate", job, "--sites", table_sites["anna"].parent, "--results", tmp_path / "results")
+    assert "the given model 'personal'" in printed and "Accuracy" in printed and "dora" in printed
+    assert "Accuracy" in medpfl("report", tmp_path / "results")
+    medpfl("pack", job, "-o", tmp_path / "packed")
+    assert (tmp_path / "packed" / "third-party" / "app" / "config" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["export", "nowhere", "-o", "x", "--format", "onnx"], "cannot read nowhere"),
+        (["export", "nowhere", "-o", "x", "--format", "pickle"], "--format must be torchscript, onnx, monai"),
+        (["evaluation-job", "nowhere", "-o", "x"], "cannot read nowhere"),
+    ],
+)
+def test_one_sentence_and_no_traceback(arguments: list[str], words: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from medpfl.cli import main; main()", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 1 and done.stderr.startswith("medpfl: ") and words in done.stderr, done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1 and not list(tmp_path.iterdir())
