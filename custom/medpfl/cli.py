@@ -140,9 +140,6 @@ def report(folder: Annotated[Path, typer.Argument(help="A job's results folder."
     print_results(folder, console)
 
 
-ModelArgument = Annotated[Path, typer.Argument(help="A model that a job left at a hospital (.safetensors).")]
-
-
 @app.command()
 def predict(
     model: ModelArgument,

@@ -7,7 +7,6 @@ import sys
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -22,12 +21,12 @@ from medpfl.demo.phantom import write_phantoms
 from medpfl.evaluate.deployed import load_deployed
 from medpfl.evaluate.export import METADATA, export
 from medpfl.evaluate.monai_bundle import IGNITE
+from medpfl.evaluate.predict import predict
 from medpfl.job import Job
 from medpfl.methods import softpull
 from medpfl.methods.base import Method
 from medpfl.methods.fedsm import FedSM
 from medpfl.rounds.settings import Settings
-from medpfl.sites.volumes import Case, read_volume
 from medpfl.tasks.segmentation import Segmentation
 from medpfl.tasks.tabular import Tabular
 from tools import run
@@ -145,44 +144,7 @@ def write_oblique(phantoms: Path, folder: Path) -> Path:
     folder.mkdir()
     image = nib.Nifti1Image(np.asarray(source.dataobj)[:50, :, 3:], tilt @ affine @ np.diag([0.9, 1.0, 1.2, 1.0]))
     nib.save(image, folder / "scan.nii.gz")
-    label = nib.Nifti1Image(np.zeros(image.shape, np.uint8), image.affine)
-    nib.save(label, folder.parent / "label.nii.gz")
     return folder / "scan.nii.gz"
-
-
-def segmented(model_file: Path, scan: Path) -> np.ndarray[Any, Any]:
-    """The deployed model's own segmentation of a scan, on the scan's voxels."""
-    from monai.data import MetaTensor
-    from monai.transforms import (
-        Compose,
-        EnsureChannelFirst,
-        LoadImage,
-        NormalizeIntensity,
-        Orientation,
-        ResizeWithPadOrCrop,
-        Spacing,
-    )
-
-    model = load_deployed(model_file)
-    task = model.task
-    assert isinstance(task, Segmentation)
-    prepare = Compose(
-        [
-            LoadImage(image_only=True),
-            EnsureChannelFirst(),
-            Orientation(axcodes="RAS", labels=(("L", "R"), ("P", "A"), ("I", "S"))),
-            Spacing(pixdim=task.spacing, mode="bilinear"),
-            NormalizeIntensity(),
-            ResizeWithPadOrCrop(spatial_size=(*task.size, -1)),
-        ]
-    )
-    image = prepare(str(scan))
-    trained_on = read_volume(Case("scan", scan, scan.parents[1] / "label.nii.gz", "p"), 2, task.spacing, task.size)
-    assert torch.equal(image.as_tensor(), trained_on.image)  # what training would have seen
-    outputs = model(trained_on.image.permute(3, 0, 1, 2)).softmax(dim=1).permute(1, 2, 3, 0)
-    back = prepare.inverse(MetaTensor(outputs, affine=image.affine, applied_operations=image.applied_operations))
-    found: np.ndarray[Any, Any] = back.as_tensor().argmax(dim=0).numpy()
-    return found
 
 
 def test_monai_runs_the_bundle_on_an_oblique_scan(
@@ -195,9 +157,13 @@ def test_monai_runs_the_bundle_on_an_oblique_scan(
     original = nib.load(scan)
     assert written.shape == original.shape and written.get_data_dtype() == np.uint8
     np.testing.assert_allclose(written.affine, original.affine, atol=1e-4)
-    found, expected = np.asarray(written.dataobj), segmented(models["segmentation"], scan)
-    assert expected.shape == found.shape and 0.01 < expected.mean() < 0.99  # both classes are there
-    assert (found == expected).mean() > 0.9999
+    predict(load_deployed(models["segmentation"]), scan, tmp_path / "ours")
+    expected = np.asarray(nib.load(next((tmp_path / "ours").glob("*.nii.gz"))).dataobj)
+    found = np.asarray(written.dataobj)
+    assert 0.01 < expected.mean() < 0.99  # both classes are there
+    same = found == expected
+    # Beyond the centres of the outermost voxels the two extrapolate differently when they bring the result back.
+    assert same[1:-1, 1:-1, 1:-1].mean() > 0.9999 and same.mean() > 0.999
 
 
 def test_monais_own_checks_pass(bundle: Path) -> None:

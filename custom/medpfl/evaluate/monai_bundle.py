@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A segmentation model as a MONAI bundle: NIfTI in, label map in the input's geometry out, run by MONAI's own tools.
 
-The network is TorchScript, so the bundle needs no MedPFL. Its preprocessing is that of ``sites.volumes.read_volume``.
+The network is TorchScript, so the bundle needs no MedPFL. It does what ``medpfl predict`` does, in MONAI's own terms.
 """
 
 import json
@@ -29,7 +29,7 @@ def write_bundle(deployed: Deployed, folder: Path) -> None:
     """Write configs/, models/model.ts and docs/license.txt.
 
     Raises:
-        MedPFLError: the model does not segment volumes.
+        MedPFLError: the model does not segment volumes, or takes several channels.
     """
     from medpfl.evaluate.export import write_torchscript
 
@@ -38,6 +38,11 @@ def write_bundle(deployed: Deployed, folder: Path) -> None:
         raise MedPFLError(
             f"a MONAI bundle is written for models that segment volumes; this one's task is {type(task).__name__}: "
             "export it as torchscript or onnx"
+        )
+    if deployed.input_shape[0] != 1:
+        raise MedPFLError(
+            f"a MONAI bundle is written for images of one channel, this model takes {deployed.input_shape[0]}: export "
+            "it as torchscript or onnx"
         )
     for name in ("configs", "models", "docs"):
         (folder / name).mkdir()
@@ -81,13 +86,16 @@ def _metadata(deployed: Deployed) -> dict[str, Any]:
 
 
 def _inference(task: Segmentation) -> dict[str, Any]:
+    step = 2 ** (len(task.channels) - 1)
     preprocessing = [
         {"_target_": "LoadImaged", "keys": "image", "reader": "NibabelReader"},
         {"_target_": "EnsureChannelFirstd", "keys": "image"},
         {"_target_": "Orientationd", "keys": "image", "axcodes": "RAS", "labels": [["L", "R"], ["P", "A"], ["I", "S"]]},
         {"_target_": "Spacingd", "keys": "image", "pixdim": list(task.spacing), "mode": "bilinear"},
         {"_target_": "NormalizeIntensityd", "keys": "image"},
-        {"_target_": "ResizeWithPadOrCropd", "keys": "image", "spatial_size": [*task.size, -1]},
+        # As ``medpfl predict``: whole slices, of at least the training's size and a multiple of what the levels need.
+        {"_target_": "SpatialPadd", "keys": "image", "spatial_size": [*task.size, -1]},
+        {"_target_": "DivisiblePadd", "keys": "image", "k": [step, step, 1]},
     ]
     postprocessing = [
         {"_target_": "Activationsd", "keys": "pred", "softmax": True},
@@ -131,7 +139,7 @@ def _inference(task: Segmentation) -> dict[str, Any]:
         "dataloader": {"_target_": "DataLoader", "dataset": "@dataset", "batch_size": 1},
         "inferer": {
             "_target_": "SliceInferer",
-            "roi_size": list(task.size),
+            "roi_size": [-1, -1],  # the whole slice
             "spatial_dim": 2,
             "sw_batch_size": 16,
             "progress": False,
