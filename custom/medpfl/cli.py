@@ -189,7 +189,7 @@ def site_allow(
     """Let a startup kit run jobs that name this package's classes: each in full, never by a prefix."""
     from medpfl.flare.allow import allow, component_classes
 
-    path = allow(kit, extra)
+    path = allow(kit, extra or [])
     console.print(f"{path}: {len(component_classes()) + len(extra or [])} MedPFL classes are allowed by name")
 
 

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A federation of provisioned hospitals on one machine: real startup kits, mutual TLS, each hospital its own folder."""
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from nvflare.fuel.flare_api.api_spec import NoConnection
+
+from medpfl.core.errors import ConfigError
+from medpfl.flare.allow import allow, forbid_code
+from medpfl.flare.federation import LocalFederation
+from medpfl.flare.provision import provision, read_project
+from medpfl.sites.site_file import ENVIRONMENT_VARIABLE
+
+STOP_TIMEOUT = 40  # seconds that FLARE's shutdown may take; its daemons look every 5 seconds
+_RESTARTED = "start fl because process of"  # a daemon says this when what it started has ended
+
+
+class HospitalFederation(LocalFederation):
+    """Kits handed out, each to a folder of its own, and started as a hospital starts them: by their ``start.sh``.
+
+    In ``workspace`` every participant has a folder: ``server/kit``, ``hospital-a/{kit,data,home}``, ``PERSON/kit``; the
+    kits' makings, with the root certificate's key, are in ``centre``.
+
+    Args:
+        project: FLARE project file. On one machine its port is replaced by a free one, its server is looked for on this
+            machine, and its hospitals are those of ``site_files``.
+        site_files: folder with ``<hospital>.yaml`` and data for every hospital; each gets a copy of its own part.
+        sites, port, classes, workspace: see ``LocalFederation``.
+        allow_code: hospitals that accept code inside jobs; all others refuse it.
+    """
+
+    def __init__(
+        self,
+        project: Path,
+        site_files: Path,
+        sites: list[str],
+        port: int | None = None,
+        classes: Sequence[str] = (),
+        workspace: Path | None = None,
+        allow_code: Sequence[str] = (),
+    ):
+        self.project = localised(read_project(project), sites, 0)
+        self.server = _only(self.project, "server", None)
+        self.lead, self.admin = _only(self.project, "admin", "lead"), _only(self.project, "admin", "project_admin")
+        super().__init__(sites, port, classes, workspace)
+        self.site_files, self.allow_code = site_files.resolve(), allow_code
+
+    @property
+    def submitter(self) -> str:
+        return self.lead
+
+    def kit(self, name: str) -> Path:
+        return self.workspace / name / "kit"
+
+    def console_command(self) -> str:
+        return f"{super().console_command()}   # it asks for a user name: {self.lead}"
+
+    def _command(self, name: str) -> list[str]:
+        return ["bash", str(self.kit(name) / "startup" / "start.sh")]
+
+    def _environment(self, name: str) -> dict[str, str]:
+        own = self._own_home(self.workspace / name / "home")
+        own.pop(ENVIRONMENT_VARIABLE, None)  # each hospital's site file is in its own kit
+        return own
+
+    def _failed_to_start(self) -> bool:
+        consoles = [self._console(name) for name in ("server", *self.sites)]
+        return any(_RESTARTED in text.read_text(errors="replace") for text in consoles if text.exists())
+
+    def _provision(self) -> None:
+        centre = self.workspace / "centre"
+        centre.mkdir()
+        file = centre / "project.yml"
+        file.write_text(yaml.safe_dump(localised(self.project, self.sites, self.port), sort_keys=False))
+        for person in provision(file, centre / "kits").people:
+            name = "server" if person.role == "server" else person.kit.name
+            shutil.copytree(person.kit.folder, self.kit(name))
+        for name in ("server", *self.sites):
+            allow(self.kit(name), self.classes)
+        for site in self.sites:
+            settle(self.site_files, site, self.workspace / site / "data", self.kit(site) / "local")
+            if site not in self.allow_code:
+                forbid_code(self.kit(site))
+
+    def _shut_down(self) -> None:
+        """FLARE's own way: abort what runs, then let the project admin shut everything down."""
+        if self._session is None:
+            return
+        with contextlib.suppress(NoConnection):
+            for job_id in self._submitted_at:
+                if not self.status(job_id).startswith("FINISHED"):
+                    self.session.abort_job(job_id)
+                    _wait_until(lambda: self.status(job_id).startswith("FINISHED"), STOP_TIMEOUT)  # noqa: B023
+            self._session.close()
+            self._open_session(self.admin).shutdown("all", wait=False)
+        _wait_until(lambda: not self._members(), STOP_TIMEOUT)
+
+
+def localised(project: dict[str, Any], sites: list[str], port: int) -> dict[str, Any]:
+    """The project on one machine: this port, a server that is looked for at localhost, and these hospitals."""
+    kept = [dict(entry) for entry in project["participants"] if entry["type"] != "client"]
+    for entry in kept:
+        if entry["type"] == "server":
+            entry |= {"fed_learn_port": port, "admin_port": port, "default_host": "localhost"}
+    clients = {entry["name"]: entry for entry in project["participants"] if entry["type"] == "client"}
+    new = [clients.get(site, {"name": site, "type": "client", "org": site.replace("-", "_")}) for site in sites]
+    return {**project, "participants": [*kept, *new]}
+
+
+def settle(site_files: Path, site: str, data: Path, local: Path) -> Path:
+    """Give a hospital its own copy of its data, and its kit the site file that declares them there.
+
+    Args:
+        site_files: folder with ``<site>.yaml``; every text in its datasets that names a file there is a path.
+        data: folder to copy into.
+        local: the kit's ``local`` folder.
+
+    Returns:
+        The site file in the kit.
+    """
+    site_files = site_files.resolve()
+    content = yaml.safe_load((site_files / f"{site}.yaml").read_text(encoding="utf-8"))
+    data.mkdir(parents=True)
+
+    def own(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: own(entry) for key, entry in value.items()}
+        if isinstance(value, list):
+            return [own(entry) for entry in value]
+        source = (site_files / value).resolve() if isinstance(value, str) and value else None
+        if source is None or not source.exists():
+            return value
+        whole = source
+        if source.is_relative_to(site_files):  # with what it refers to
+            whole = site_files / source.relative_to(site_files).parts[0]
+        target = data / whole.name
+        if whole.is_dir():
+            shutil.copytree(whole, target, dirs_exist_ok=True)
+        else:
+            shutil.copyfile(whole, target)
+        return os.path.relpath(data / source.relative_to(whole.parent), local)
+
+    file = local / f"{site}.yaml"
+    file.write_text(yaml.safe_dump({**content, "datasets": own(content["datasets"])}, sort_keys=False))
+    return file
+
+
+def _only(project: dict[str, Any], kind: str, role: str | None) -> str:
+    for entry in project["participants"]:
+        if entry["type"] == kind and (role is None or entry.get("role") == role):
+            return str(entry["name"])
+    raise ConfigError(f"the project has no participant of type '{kind}' and role '{role}', which a federation needs")
+
+
+def _wait_until(reached: Any, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not reached() and time.monotonic() < deadline:
+        time.sleep(0.2)

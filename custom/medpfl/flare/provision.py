@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Startup kits for real sites, made by ``nvflare provision`` from a project file, and prepared for this package."""
+
+import os
+import stat
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from nvflare.tool.package_checker.check_rule import CHECK_PASSED, CheckRule
+from nvflare.tool.package_checker.server_package_checker import ServerPackageChecker
+
+from medpfl.core.errors import ConfigError, MedPFLError
+from medpfl.flare.kits import Kit, keep_storage, local_json, read_kit, write_json
+
+MUTUAL_TLS = "mtls"
+
+
+@dataclass(frozen=True)
+class Person:
+    """Who gets a kit: ``role`` is "server", "hospital" or one of FLARE's roles for people."""
+
+    kit: Kit
+    role: str
+    org: str
+
+
+@dataclass(frozen=True)
+class Provisioned:
+    """What one provisioning made.
+
+    ``folder`` holds the kits; ``state`` holds the root certificate's private key and never leaves the centre;
+    ``first``: whether the root certificate is new.
+    """
+
+    folder: Path
+    state: Path
+    people: list[Person]
+    root: x509.Certificate
+    first: bool
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the root certificate, to be compared over another channel than the kits."""
+        return fingerprint(self.root)
+
+
+def fingerprint(certificate: x509.Certificate) -> str:
+    """SHA-256 of a certificate as pairs of digits."""
+    return certificate.fingerprint(hashes.SHA256()).hex(":").upper()
+
+
+def read_project(file: Path) -> dict[str, Any]:
+    """Read a FLARE project file.
+
+    Raises:
+        ConfigError: it is not valid, has not exactly one server, or asks for less than mutual TLS.
+    """
+    try:
+        project = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the project file {file}: {error.strerror}") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"{file}: not valid YAML: {getattr(error, 'problem', None) or error}") from error
+    participants = project.get("participants") if isinstance(project, dict) else None
+    if not isinstance(participants, list) or not all(isinstance(entry, dict) for entry in participants):
+        raise ConfigError(f"{file}: expected a mapping with a list 'participants' of mappings (see poc/project.yml)")
+    for entry in participants:
+        for key in ("name", "type", "org"):
+            if not isinstance(entry.get(key), str):
+                raise ConfigError(f"{file}: participant {entry.get('name', entry)}: '{key}' is missing or no text")
+        security = entry.get("connection_security", MUTUAL_TLS)
+        if security != MUTUAL_TLS:
+            raise ConfigError(f"{file}: {entry['name']}: connection_security must be '{MUTUAL_TLS}', got '{security}'")
+    servers = [entry["name"] for entry in participants if entry["type"] == "server"]
+    if len(servers) != 1:
+        raise ConfigError(f"{file}: expected one participant of type 'server', got {len(servers)}")
+    return project
+
+
+def provision(file: Path, output: Path) -> Provisioned:
+    """Make startup kits under ``output``; a repetition keeps the root certificate and makes the next ``prod_NN``.
+
+    Raises:
+        ConfigError: the project file is not valid.
+        MedPFLError: FLARE could not make the kits.
+    """
+    project = read_project(file)
+    place = output / str(project["name"])
+    state = place / "state"
+    first = not (state / "cert.json").exists()
+    before = set(place.glob("prod_*"))
+    command = [sys.executable, "-m", "nvflare.cli", "provision", "-p", str(file), "-w", str(output), "--force"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, umask=0o077)
+    made = sorted(set(place.glob("prod_*")) - before)
+    if done.returncode or len(made) != 1:
+        said = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+        raise MedPFLError(f"FLARE could not provision {file}: {' '.join(said[-4:])[-600:]}")
+    _private(place)
+    people = [_person(made[0], entry) for entry in project["participants"]]
+    for person in people:
+        if person.kit.role == "server":
+            _, resources = local_json(person.kit.folder, "resources.json")
+            keep_storage(person.kit.folder, resources)
+            write_json(person.kit.local / "resources.json", resources)
+    root = x509.load_pem_x509_certificate(people[0].kit.root.read_bytes())
+    return Provisioned(made[0], state, people, root, first)
+
+
+def preflight(kit: Kit) -> list[str]:
+    """FLARE's own preflight rules for a server on this machine; returns the problems.
+
+    Without FLARE's dry run, which starts the server for three seconds and then kills every process that has this kit's
+    command line, a running server included.
+    """
+    checker = ServerPackageChecker()
+    checker.init(str(kit.folder))
+    results = {rule.name: rule(str(kit.folder), data=None) for rule in checker.rules if isinstance(rule, CheckRule)}
+    return [f"{name}: {found.problem}" for name, found in results.items() if found.problem != CHECK_PASSED]
+
+
+def _person(folder: Path, entry: dict[str, Any]) -> Person:
+    kit = read_kit(folder / entry["name"])
+    role = str(entry.get("role", "")) if kit.role == "admin" else kit.role
+    return Person(kit, role, entry["org"])
+
+
+def _private(folder: Path) -> None:
+    """Kits and state hold private keys (the state the root's, too): for their owner only, whatever FLARE wrote."""
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            os.chmod(path, stat.S_IMODE(path.stat().st_mode) & 0o700)

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What poc/run and poc/hospitals share: options, a job from submission to its table, keeping a federation up."""
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from progress import Progress
+from rich.console import Console
+
+from medpfl.bundle import find_bundle
+from medpfl.core.errors import MedPFLError
+from medpfl.evaluate.console import print_results
+from medpfl.flare.federation import LocalFederation
+from medpfl.job import Job
+
+DEFAULT_JOB = "softpull_phantom"
+FAILED = "FINISHED:"
+console = Console()
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options that both commands have."""
+    parser.add_argument("--keep", action="store_true", help="leave the federation up afterwards, until Ctrl-C")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder for results (default: results)")
+    parser.add_argument("--port", type=int, help="the server's port (default: a free one)")
+    parser.add_argument("--timeout", type=float, default=3600, help="seconds a job may take (default: 3600)")
+
+
+def guarded(program: str, work: Callable[[], None]) -> int:
+    """Run ``work``; the exit code. What goes wrong is one sentence; Ctrl-C and a kill, too, stop the federation."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        work()
+    except MedPFLError as error:
+        Console(stderr=True).print(f"{program}: {error}", markup=False, highlight=False, soft_wrap=True)
+        return 1
+    except KeyboardInterrupt:
+        console.print("Stopped; no process is left.")
+        return 130
+    return 0
+
+
+def check_writable(results: Path) -> None:
+    """Before anything is started.
+
+    Raises:
+        MedPFLError: the results could not be written.
+    """
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+        probe = results / f".writable-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise MedPFLError(f"cannot write the results folder {results}: {error.strerror}") from error
+
+
+def run_job(federation: LocalFederation, folder: Path, job: Job, target: Path, timeout: float) -> None:
+    """Submit a job, follow it, put its results into ``target`` and print the table.
+
+    Raises:
+        MedPFLError: the job failed (with the log lines that say why) or took too long.
+    """
+    started = time.monotonic()
+    job_id = federation.submit(folder)
+    live = federation.run_folder("server", job_id) / "results" / "metrics.jsonl"
+    with Progress(job.name, job.settings.rounds, live, console) as progress:
+        while True:
+            status = federation.status(job_id)
+            progress.update()
+            if status.startswith(FAILED):
+                break
+            if time.monotonic() - started > timeout:
+                federation.session.abort_job(job_id)
+                raise MedPFLError(f"{job.name} did not finish within {timeout:g} seconds and was aborted")
+            time.sleep(0.5)
+    if status != "FINISHED:COMPLETED":
+        lines = "\n  ".join(federation.decisive_lines(job_id))
+        raise MedPFLError(f"{job.name} failed ({status}):\n  {lines}")
+    _collect(federation, job, job_id, target)
+    print_results(target, console)
+    console.print(f"{job.name} took {time.monotonic() - started:.0f} s; everything it left: {target}", soft_wrap=True)
+
+
+def _collect(federation: LocalFederation, job: Job, job_id: str, target: Path) -> None:
+    """Put the server's results in place at once, and beside them what stays at each hospital (all on this machine)."""
+    fresh = target.with_name(f".{target.name}-{os.getpid()}")
+    shutil.rmtree(fresh, ignore_errors=True)
+    shutil.copytree(federation.download(job_id), fresh)
+    for site in federation.sites:
+        models = federation.models(site, job.name)
+        if models.is_dir():
+            shutil.copytree(models, fresh / "hospitals" / site)
+    shutil.rmtree(target, ignore_errors=True)
+    fresh.rename(target)
+
+
+def keep_up(federation: LocalFederation, job: Path) -> None:
+    """Until Ctrl-C, with the shipped jobs where the admin console finds them."""
+    transfer = federation.kit(federation.submitter) / "transfer" / "jobs"
+    shutil.copytree(find_bundle() / "jobs", transfer, dirs_exist_ok=True)
+    console.print("The federation stays up until Ctrl-C. In another terminal, the admin console:")
+    console.print(f"  {federation.console_command()}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"and in it, for example: submit_job jobs/{job.name}, list_jobs, download_job JOB_ID, bye")
+    while True:
+        time.sleep(1)
