@@ -24,6 +24,7 @@ app.add_typer(bench_app, name="bench")
 console = Console()
 
 JobArgument = Annotated[str, typer.Argument(help="A job folder, or the name of a shipped job.")]
+KitArgument = Annotated[Path, typer.Argument(help="Startup kit: the folder that holds startup/ and local/.")]
 FolderArgument = Annotated[Path, typer.Argument(help="Folder to write into.")]
 
 
@@ -183,7 +184,7 @@ def evaluate(
 
 @site_app.command("allow")
 def site_allow(
-    kit: Annotated[Path, typer.Argument(help="Startup kit: the folder that holds startup/ and local/.")],
+    kit: KitArgument,
     extra: Annotated[list[str] | None, typer.Option("--class", help="Full name of another reviewed class.")] = None,
 ) -> None:
     """Let a startup kit run jobs that name this package's classes: each in full, never by a prefix."""
@@ -191,6 +192,30 @@ def site_allow(
 
     path = allow(kit, extra or [])
     console.print(f"{path}: {len(component_classes()) + len(extra or [])} MedPFL classes are allowed by name")
+
+
+@site_app.command("forbid-code")
+def site_forbid_code(kit: KitArgument) -> None:
+    """Refuse jobs that bring code, whoever submits them: only installed code runs at this site."""
+    from medpfl.flare.allow import forbid_code
+
+    console.print(f"{forbid_code(kit)}: jobs that bring code are refused here", soft_wrap=True)
+
+
+@site_app.command("doctor")
+def site_doctor(kit: KitArgument) -> None:
+    """Check a startup kit, this machine and the way to the server; one line each, and how to mend each problem."""
+    from medpfl.flare.doctor import examine
+
+    problems = 0
+    for finding in examine(kit):
+        problems += finding.status == "problem"
+        word = {"ok": "ok     ", "note": "note   ", "problem": "PROBLEM"}[finding.status]
+        _say(f"{word} {finding.check}: {finding.text}")
+        if finding.mend:
+            _say(f"        mend: {finding.mend}")
+    _say(f"{problems} problem(s) to mend" if problems else "This kit can run here.")
+    raise typer.Exit(1 if problems else 0)
 
 
 @demo_app.command("phantom")
@@ -220,7 +245,7 @@ OutOption = Annotated[Path | None, typer.Option(help="JSON file for the numbers 
 
 
 def _say(text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
 @bench_app.command("mixing")

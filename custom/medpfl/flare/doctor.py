@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a startup kit can run here: one finding for each thing looked at, and for each problem its mend.
+
+No data are read, nothing is started, and nothing leaves the machine but a TLS handshake with the kit's server.
+"""
+
+import importlib
+import importlib.metadata
+import os
+import platform
+import shutil
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from medpfl.core.errors import MedPFLError, SiteFileError
+from medpfl.flare.allow import component_classes, senders_of_code, why_no_class
+from medpfl.flare.finding import Finding, note, ok, problem
+from medpfl.flare.identity import check_identity, check_server
+from medpfl.flare.kits import DEFAULT_STORAGE, Kit, local_json, read_json, read_kit, storage_of
+from medpfl.sites.site_file import ENVIRONMENT_VARIABLE, SiteFile, find_site_file
+
+PYTHONS = ((3, 11), (3, 12))
+GIB = 1 << 30
+LEAST_DISK, LEAST_MEMORY = 2 * GIB, 2 * GIB  # below it a site does not get through a job
+GOOD_DISK, GOOD_MEMORY = 20 * GIB, 8 * GIB
+PATH_KEYS = ("datalist", "files", "file", "folder", "table", "path", "paths")  # of a site file's datasets
+
+
+def examine(folder: Path) -> Iterator[Finding]:
+    """Look at a startup kit, at this machine, and at the way to the server.
+
+    Raises:
+        MedPFLError: the folder is not a startup kit.
+    """
+    folder = folder.resolve()
+    kit = read_kit(folder)
+    yield ok("kit", f"{kit.role} '{kit.name}', server {kit.host}:{kit.port}")
+    if kit.role == "admin":
+        yield note("kit", "it is a person's kit for the admin console: it needs no site file and no allow list")
+    yield from _versions(kit)
+    yield from _machine(kit)
+    yield from _permissions(kit)
+    yield from check_identity(kit)
+    if kit.role != "admin":
+        yield from _allow_list(kit)
+        yield from _code(kit)
+    if kit.role == "hospital":
+        yield from _site_file(kit)
+    if kit.role == "server":
+        yield from _storage(kit)
+    yield from check_server(kit)
+
+
+# -- the machine ------------------------------------------------------------------------------------------------------
+
+
+def _tested() -> dict[str, str]:
+    """The versions this package was tested with, as it was installed or, in a checkout, as requirements.txt says."""
+    try:
+        lines = importlib.metadata.requires("medpfl") or []
+    except importlib.metadata.PackageNotFoundError:
+        file = Path(__file__).resolve().parents[3] / "requirements.txt"
+        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    pins = (line.split(";")[0].strip().split("==") for line in lines if "==" in line.split(";")[0])
+    return {name.lower(): version for name, version in pins}
+
+
+def _versions(kit: Kit) -> Iterator[Finding]:
+    install = "pip install . in a checkout of MedPFL, in the Python environment that start.sh will find first in PATH"
+    if sys.version_info[:2] in PYTHONS:
+        yield ok("python", f"{platform.python_version()} at {sys.executable}")
+    else:
+        yield problem("python", f"{platform.python_version()}; 3.11 or 3.12 is needed", "install Python 3.11")
+    tested = _tested()
+    for package in ("nvflare", "torch", "monai"):
+        wanted = tested.get(package, "?")
+        try:
+            found = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            if package == "nvflare" or kit.role == "hospital":
+                yield problem(package, "it is not installed", install)
+            else:
+                yield note(package, f"it is not installed; this {kit.role} kit can do without")
+            continue
+        if found.split("+")[0] == wanted:
+            yield ok(package, f"{found}, as tested")
+        elif package == "nvflare" and found.split(".")[:2] != wanted.split(".")[:2]:
+            yield problem(package, f"{found}; kits and jobs need {wanted}", install)
+        else:
+            yield note(package, f"{found}; tested with {wanted}")
+    path = shutil.which("python3")
+    if path is None or not os.path.samefile(Path(path).parent, Path(sys.executable).parent):
+        activate = Path(sys.executable).parent / "activate"
+        yield note("PATH", f"start.sh runs python3, which is {path or 'not there'}", f"first: source {activate}")
+
+
+def _machine(kit: Kit) -> Iterator[Finding]:
+    if kit.role == "hospital":
+        yield _gpu()
+    free, memory = shutil.disk_usage(kit.folder).free, psutil.virtual_memory().total
+    text = f"{free / GIB:.0f} GiB free where the kit lies"
+    if free < LEAST_DISK:
+        yield problem("disk", text, f"free {LEAST_DISK // GIB} GiB or more, or move the kit to a larger disk")
+    elif free < GOOD_DISK:
+        yield note("disk", f"{text}; {GOOD_DISK // GIB} GiB are comfortable")
+    else:
+        yield ok("disk", text)
+    if kit.role == "admin":
+        return
+    text = f"{memory / GIB:.0f} GiB, {os.cpu_count()} cores"
+    if memory < LEAST_MEMORY:
+        yield problem("memory", text, f"use a machine with {GOOD_MEMORY // GIB} GiB")
+    elif memory < GOOD_MEMORY:
+        yield note("memory", f"{text}; {GOOD_MEMORY // GIB} GiB are comfortable")
+    else:
+        yield ok("memory", text)
+
+
+def _gpu() -> Finding:
+    try:
+        cuda = importlib.import_module("torch").cuda
+    except ImportError:
+        return note("gpu", "not known without torch; none is required")
+    if not cuda.is_available():
+        return note("gpu", "none that torch can use; none is required, training takes longer")
+    names = [cuda.get_device_name(number) for number in range(cuda.device_count())]
+    return ok("gpu", ", ".join(names))
+
+
+def _permissions(kit: Kit) -> Iterator[Finding]:
+    check, sound = "permissions", True
+    if not kit.key.is_file():
+        yield problem(check, f"the private key {kit.key} is missing", "ask the coordinating centre for the kit again")
+        sound = False
+    elif (mode := stat.S_IMODE(kit.key.stat().st_mode)) & 0o077:
+        yield problem(check, f"others may read the private key {kit.key} (mode {mode:o})", f"chmod 600 {kit.key}")
+        sound = False
+    for folder in (kit.folder, kit.folder / "startup", kit.local):
+        if folder.is_dir() and folder.stat().st_mode & 0o022:
+            yield problem(check, f"others may write to {folder}", f"chmod go-w {folder}")
+            sound = False
+    for path in (kit.folder, kit.key):
+        if path.exists() and (owner := path.stat().st_uid) != os.getuid():
+            mend = f"start it as that user, or: chown -R {os.getuid()} {kit.folder}"
+            yield problem(check, f"{path} belongs to user {owner}, you are {os.getuid()}", mend)
+            sound = False
+            break
+    if sound:
+        yield ok(check, "the private key is readable, and the kit writable, by its owner only")
+
+
+# -- what the site allows ---------------------------------------------------------------------------------------------
+
+
+def _allow_list(kit: Kit) -> Iterator[Finding]:
+    check, mend = "allow list", f"medpfl site allow {kit.folder}"
+    file = kit.local / "resources.json"
+    if not file.exists():
+        yield problem(check, f"there is no {file}: FLARE would build none of MedPFL's classes", mend)
+        return
+    try:
+        resources = read_json(file)
+    except MedPFLError as error:
+        yield problem(check, str(error), f"remove {file}, then: {mend}")
+        return
+    listed = [str(name) for name in resources.get("class_allow_list", [])]
+    bad = [name for name in listed if name.endswith(".")]
+    if bad:
+        text = f"{', '.join(bad)}: a prefix lets a job call anything a module there has imported"
+        yield problem(check, text, f"remove it from class_allow_list in {file}, then: {mend}")
+    # FLARE's own names may belong to frameworks that are not installed here, so only the others are looked up.
+    strange = [name for name in listed if name not in bad and not name.startswith("nvflare.")]
+    wrong = [f"{name} ({why})" for name in strange if (why := why_no_class(name))]
+    if wrong:
+        yield problem(check, f"not the name of a class: {'; '.join(wrong)}", f"remove it from {file}, then: {mend}")
+    missing = sorted(set(component_classes()) - set(listed))
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        yield problem(check, f"{missing[0]}{more} missing: jobs that need it fail here", mend)
+    if resources.get("class_list_enforcement_mode", "enforce") != "enforce":
+        text = f"class_list_enforcement_mode is '{resources['class_list_enforcement_mode']}': the list is not enforced"
+        yield problem(check, text, mend)
+    elif not (bad or wrong or missing):
+        extra = sorted(set(strange) - set(component_classes()))
+        also = f"; the site's own: {', '.join(extra)}" if extra else ""
+        yield ok(check, f"{len(component_classes())} MedPFL classes, each in full, no prefix{also}")
+
+
+def _code(kit: Kit) -> Iterator[Finding]:
+    try:
+        roles = senders_of_code(kit.folder)
+    except MedPFLError as error:
+        yield problem("code in jobs", str(error), "ask the coordinating centre for the kit again")
+        return
+    if not roles:
+        yield ok("code in jobs", "refused, whoever submits the job: only installed code runs here")
+    elif kit.role == "server":
+        yield note("code in jobs", f"accepted from {' and '.join(roles)}; each hospital decides for itself")
+    else:
+        text = f"accepted: jobs of {' and '.join(roles)} may bring Python code that runs here"
+        yield note("code in jobs", text, f"to run installed code only: medpfl site forbid-code {kit.folder}")
+
+
+def _storage(kit: Kit) -> Iterator[Finding]:
+    try:
+        _, resources = local_json(kit.folder, "resources.json")
+    except MedPFLError:
+        return  # said with the allow list
+    for what, path in storage_of(resources).items():
+        there = next(folder for folder in (path, *path.parents) if folder.exists())
+        mend = f"medpfl site allow {kit.folder}   (it moves the storage into the kit)"
+        if path.is_relative_to(DEFAULT_STORAGE):
+            yield problem("storage", f"{what} are kept in {path}, which a restart of the machine empties", mend)
+        elif not os.access(there, os.W_OK):
+            yield problem("storage", f"{what} are to be kept in {path}, where this user may not write", mend)
+        elif not path.is_relative_to(kit.folder) and not path.exists():
+            yield problem("storage", f"{what} are to be kept in {path}, which is not there (was the kit moved?)", mend)
+        else:
+            yield ok("storage", f"{what} are kept in {path}")
+
+
+# -- the site file ----------------------------------------------------------------------------------------------------
+
+
+def _site_file(kit: Kit) -> Iterator[Finding]:
+    check = "site file"
+    try:
+        scope, way = _scope(kit)
+        found = find_site_file(kit.name, scope, kit.local)
+    except SiteFileError as error:
+        file = kit.local / f"{kit.name}.yaml"
+        yield problem(check, str(error), f"write or mend the site file, usually {file} (docs/site-files.md)")
+        return
+    except MedPFLError as error:
+        yield problem(check, str(error), f"mend {kit.local / 'privacy.json'} (FLARE's documentation: privacy policy)")
+        return
+    yield ok(check, f"{found._path}{way}")
+    if os.environ.get(ENVIRONMENT_VARIABLE) and not way:
+        yield note(check, f"named by {ENVIRONMENT_VARIABLE}; start.sh must run with the same environment")
+    for name, dataset in found.datasets.items():
+        yield _dataset(found, name, dataset)
+
+
+def _scope(kit: Kit) -> tuple[dict[str, object] | None, str]:
+    """The properties of the default privacy scope, which FLARE takes when a job names none."""
+    file = kit.local / "privacy.json"
+    if not file.exists():
+        return None, ""
+    content = read_json(file)
+    name = content.get("default_scope")
+    for scope in content.get("scopes", []):
+        if isinstance(scope, dict) and scope.get("name") == name and scope.get("properties", {}).get("site_file"):
+            return scope["properties"], f" (of the privacy scope '{name}')"
+    return None, ""
+
+
+def _dataset(site_file: SiteFile, name: str, dataset: Any) -> Finding:
+    declared = dataset.model_dump()
+    absent, count = [], 0
+    for key in PATH_KEYS:
+        for text in _texts(declared.get(key)):
+            here = Path(text) if Path(text).is_absolute() else site_file._path.parent / text
+            found = sorted(here.parent.glob(here.name)) if any(sign in text for sign in "*?[") else [here]
+            count += len(found)
+            absent += [str(path) for path in found or [here] if not os.access(path, os.R_OK)]
+    if absent:
+        mend = f"mend the path in {site_file._path}, or let this user read it"
+        return problem("data", f"dataset '{name}': cannot read {', '.join(absent)}", mend)
+    return ok("data", f"dataset '{name}' ({declared['kind']}): {count} declared file(s) readable")
+
+
+def _texts(value: object) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    return [text for text in value if isinstance(text, str)] if isinstance(value, list | tuple) else []

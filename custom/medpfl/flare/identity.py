@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A kit's certificates, and whether its server accepts them: mutual TLS, tried as FLARE uses it."""
+
+import datetime
+import socket
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+from cryptography.x509.oid import NameOID
+from nvflare.lighter.constants import ProvFileName
+from nvflare.lighter.utils import verify_folder_signature
+
+from medpfl.flare.finding import Finding, note, ok, problem
+from medpfl.flare.kits import Kit
+from medpfl.flare.provision import MUTUAL_TLS, fingerprint
+
+SOON = 30  # days before its end in which a certificate is pointed out
+CONNECT_TIMEOUT = 5.0  # seconds
+VERDICT_TIMEOUT = 1.0  # seconds; in TLS 1.3 a refused client learns it only after its own handshake is done
+_AGAIN = "ask the coordinating centre for a new kit"
+
+
+def check_identity(kit: Kit) -> Iterator[Finding]:
+    """Certificates: there, whole, of this root and this participant, valid now."""
+    check = "certificates"
+    if kit.security != MUTUAL_TLS:
+        yield problem(check, f"connection_security is '{kit.security}', expected '{MUTUAL_TLS}'", _AGAIN)
+    try:
+        certificate, root = _load(kit.certificate), _load(kit.root)
+        key = load_pem_private_key(kit.key.read_bytes(), password=None)
+    except OSError as error:
+        yield problem(check, f"cannot read {error.filename}: {error.strerror}", _AGAIN)
+        return
+    except (ValueError, TypeError) as error:
+        yield problem(check, f"a certificate or key in {kit.certificate.parent} is damaged ({error})", _AGAIN)
+        return
+    wrong = list(_disagreements(kit, certificate, root))
+    formats = Encoding.DER, PublicFormat.SubjectPublicKeyInfo
+    if key.public_key().public_bytes(*formats) != certificate.public_key().public_bytes(*formats):
+        wrong.append(f"{kit.key.name} is not the key of {kit.certificate.name}")
+    days = {kit.certificate: _days_left(certificate), kit.root: _days_left(root)}
+    for path, left in days.items():
+        if left < 0:
+            wrong.append(f"{path.name} expired {-left} days ago")
+    now = datetime.datetime.now(datetime.UTC)
+    if certificate.not_valid_before_utc > now:
+        wrong.append(f"{kit.certificate.name} is valid only from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC")
+    if wrong:
+        yield problem(check, "; ".join(wrong), f"{_AGAIN} (and check this machine's clock)")
+    else:
+        path, left = min(days.items(), key=lambda item: item[1])
+        text = f"issued by this federation to '{kit.name}', valid for {left} more days"
+        late = f"ask the coordinating centre for a new kit before {path.name} expires"
+        yield ok(check, text) if left > SOON else note(check, text, late)
+    yield ok("root", f"SHA-256 {fingerprint(root)}")
+    yield from _signatures(kit)
+
+
+def _load(path: Path) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(path.read_bytes())
+
+
+def _disagreements(kit: Kit, certificate: x509.Certificate, root: x509.Certificate) -> Iterator[str]:
+    try:
+        certificate.verify_directly_issued_by(root)
+    except (ValueError, TypeError, InvalidSignature):
+        yield f"{kit.certificate.name} was not issued by {kit.root.name}"
+    names = [str(entry.value) for entry in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    if kit.name not in names:
+        yield f"{kit.certificate.name} is issued to {', '.join(names)}, the kit is '{kit.name}'"
+
+
+def _days_left(certificate: x509.Certificate) -> int:
+    return (certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days
+
+
+def _signatures(kit: Kit) -> Iterator[Finding]:
+    """FLARE signs the files of special kits only (homomorphic encryption, confidential computing)."""
+    for folder in (kit.folder / "startup", kit.local):
+        if (folder / ProvFileName.SIGNATURE_JSON).is_file():
+            signed = verify_folder_signature(
+                str(folder), str(kit.root), single_signer=True, signature_file=ProvFileName.SIGNATURE_JSON
+            )
+            if signed:
+                yield ok("signatures", f"the files in {folder} are as the coordinating centre signed them")
+            else:
+                yield problem("signatures", f"files in {folder} were changed after they were signed", _AGAIN)
+
+
+def handshake(kit: Kit, host: str, certificate: bool = True) -> str:
+    """Connect to the kit's port at ``host`` as FLARE does: TLS with the kit's own certificate, or without one.
+
+    Returns:
+        TLS version and the name the server's certificate is issued to.
+
+    Raises:
+        OSError: no connection (``ssl.SSLError`` is one): who refused whom is in its text.
+    """
+    context = ssl.create_default_context(cafile=str(kit.root))
+    context.check_hostname = False  # as FLARE: the root certificate belongs to this federation alone
+    if certificate:
+        context.load_cert_chain(str(kit.certificate), str(kit.key))
+    with (
+        socket.create_connection((host, kit.port), CONNECT_TIMEOUT) as plain,
+        context.wrap_socket(plain, server_hostname=host) as secure,
+    ):
+        subject = dict(entry[0] for entry in (secure.getpeercert() or {}).get("subject", ()))
+        secure.settimeout(VERDICT_TIMEOUT)
+        try:
+            if secure.recv(1) == b"":
+                raise ConnectionResetError("the server closed the connection")
+        except TimeoutError:
+            pass  # accepted: the server waits for FLARE's first message
+        return f"{secure.version()} with '{subject.get('commonName', '?')}'"
+
+
+def check_server(kit: Kit) -> Iterator[Finding]:
+    """Whether the server is reached and accepts this kit; for a server's own kit, whether it can listen."""
+    check = "server"
+    address = f"{kit.host}:{kit.port}"
+    if kit.role == "server":
+        yield _own_port(kit)
+        return
+    try:
+        yield ok(check, f"{address} is reached: {handshake(kit, kit.host)}, both sides' certificates accepted")
+    except ssl.SSLCertVerificationError as error:
+        text = f"{address} has a certificate that is not of this federation ({error.verify_message})"
+        yield problem(check, text, "ask your network people for a way to it that no proxy opens; else a new kit")
+    except ssl.SSLError as error:
+        text = f"{address} refuses this kit's certificate ({(error.reason or str(error)).lower().replace('_', ' ')})"
+        yield problem(check, text, "see 'certificates' above; else ask the coordinating centre for a new kit")
+    except socket.gaierror as error:
+        mend = f"ask your network people for a DNS entry, or add '{kit.host}' to /etc/hosts"
+        yield problem(check, f"the name {kit.host} is not known here ({error.strerror})", mend)
+    except TimeoutError:
+        text = f"{address} does not answer within {CONNECT_TIMEOUT:g} seconds"
+        yield problem(check, text, f"ask your network people to allow outgoing TCP to {address}")
+    except ConnectionRefusedError:
+        mend = "ask the coordinating centre whether the server runs, and your network people about outgoing TCP"
+        yield problem(check, f"nothing listens at {address}", mend)
+    except OSError as error:
+        if not all(path.is_file() for path in (kit.certificate, kit.key, kit.root)):
+            yield note(check, "not tried: a certificate or the key is missing")
+            return
+        mend = f"ask your network people to allow outgoing TCP to {address}, unchanged"
+        yield problem(check, f"no connection to {address}: {error.strerror or error}", mend)
+
+
+def _own_port(kit: Kit) -> Finding:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", kit.port))
+            return ok("server", f"port {kit.port} is free; hospitals must be able to reach it as {kit.host}:{kit.port}")
+        except OSError as error:
+            reason = error.strerror
+    try:
+        return ok("server", f"it runs: {handshake(kit, 'localhost')} at port {kit.port}")
+    except OSError:
+        mend = "stop what uses the port, or choose another in project.yml and provision again"
+        return problem("server", f"port {kit.port} cannot be used: {reason}, and not by this server", mend)
