@@ -49,23 +49,24 @@ def table_sites(tmp_path: Path) -> dict[str, Path]:
     return write_table_sites(tmp_path / "sites")
 
 
+def small_job(
+    rounds: int = 3,
+    mixers: dict[str, Mixer] | None = None,
+    method: Method | None = None,
+    task: Task | None = None,
+    min_clients: int = 2,
+    **settings: float,
+) -> Job:
+    """A job on the small tables; every part can be replaced."""
+    mixers = mixers or {"local": Identity(), "fedavg": Mean(), "model": SoftPull(lam=0.5)}
+    method = method or softpull.SoftPull(lr=0.05, batch_size=8)
+    return Job(
+        "small", min_clients, Settings(rounds=rounds, slots=list(mixers), finetune=2, **settings),  # type: ignore[arg-type]
+        mixers, method, task or Tabular(dataset="blood", hidden=(4,)),
+    )  # fmt: skip
+
+
 @pytest.fixture
 def make_job() -> Callable[..., Job]:
-    """Build a job on the small tables; every part can be replaced."""
-
-    def make(
-        rounds: int = 3,
-        mixers: dict[str, Mixer] | None = None,
-        method: Method | None = None,
-        task: Task | None = None,
-        min_clients: int = 2,
-        **settings: float,
-    ) -> Job:
-        mixers = mixers or {"local": Identity(), "fedavg": Mean(), "model": SoftPull(lam=0.5)}
-        method = method or softpull.SoftPull(lr=0.05, batch_size=8)
-        return Job(
-            "small", min_clients, Settings(rounds=rounds, slots=list(mixers), finetune=2, **settings),  # type: ignore[arg-type]
-            mixers, method, task or Tabular(dataset="blood", hidden=(4,)),
-        )  # fmt: skip
-
-    return make
+    """``small_job``."""
+    return small_job

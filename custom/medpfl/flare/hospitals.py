@@ -2,10 +2,10 @@
 """A federation of provisioned hospitals on one machine: real startup kits, mutual TLS, each hospital its own folder."""
 
 import contextlib
-import os
+import io
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from medpfl.flare.federation import LocalFederation
 from medpfl.flare.provision import provision, read_project
 from medpfl.sites.site_file import ENVIRONMENT_VARIABLE
 
-STOP_TIMEOUT = 40  # seconds that FLARE's shutdown may take; its daemons look every 5 seconds
+STOP_TIMEOUT = 40  # seconds that an abort or FLARE's shutdown may take; its daemons look every 5 seconds
 _RESTARTED = "start fl because process of"  # a daemon says this when what it started has ended
 
 
@@ -93,14 +93,15 @@ class HospitalFederation(LocalFederation):
         """FLARE's own way: abort what runs, then let the project admin shut everything down."""
         if self._session is None:
             return
-        with contextlib.suppress(NoConnection):
-            for job_id in self._submitted_at:
-                if not self.status(job_id).startswith("FINISHED"):
-                    self.session.abort_job(job_id)
-                    _wait_until(lambda: self.status(job_id).startswith("FINISHED"), STOP_TIMEOUT)  # noqa: B023
-            self._session.close()
-            self._open_session(self.admin).shutdown("all", wait=False)
-        _wait_until(lambda: not self._members(), STOP_TIMEOUT)
+        self._session.close()
+        with contextlib.suppress(NoConnection), contextlib.redirect_stdout(io.StringIO()):
+            session = self._session = self._open_session(self.admin)
+            unfinished = [job["job_id"] for job in session.list_jobs() if not job["status"].startswith("FINISHED")]
+            for job_id in unfinished:
+                session.abort_job(job_id)
+            _wait_until(lambda: all(self.status(job_id).startswith("FINISHED") for job_id in unfinished))
+            session.shutdown("all", wait=False)
+        _wait_until(lambda: not self._members())
 
 
 def localised(project: dict[str, Any], sites: list[str], port: int) -> dict[str, Any]:
@@ -145,7 +146,7 @@ def settle(site_files: Path, site: str, data: Path, local: Path) -> Path:
             shutil.copytree(whole, target, dirs_exist_ok=True)
         else:
             shutil.copyfile(whole, target)
-        return os.path.relpath(data / source.relative_to(whole.parent), local)
+        return str((data / source.relative_to(whole.parent)).resolve())
 
     file = local / f"{site}.yaml"
     file.write_text(yaml.safe_dump({**content, "datasets": own(content["datasets"])}, sort_keys=False))
@@ -159,7 +160,7 @@ def _only(project: dict[str, Any], kind: str, role: str | None) -> str:
     raise ConfigError(f"the project has no participant of type '{kind}' and role '{role}', which a federation needs")
 
 
-def _wait_until(reached: Any, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
+def _wait_until(reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + STOP_TIMEOUT
     while not reached() and time.monotonic() < deadline:
         time.sleep(0.2)

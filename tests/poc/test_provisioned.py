@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One federation of provisioned hospitals (start.sh, mutual TLS, a folder each), shared by these tests.
+
+hospital-d accepts no code inside jobs; the others do.
+"""
+
+import json
+import os
+import shutil
+import signal
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from conftest import small_job, write_table_sites
+from medpfl.demo.phantom import write_phantoms
+from medpfl.flare.doctor import examine
+from medpfl.flare.hospitals import HospitalFederation
+from medpfl.flare.identity import handshake
+from medpfl.flare.kits import read_kit
+from medpfl.flare.pack import pack
+from medpfl.flare.provision import provision
+from medpfl.job import Job, load_job
+from tools import assert_same, outcome, run, write_job
+
+pytestmark = [pytest.mark.poc, pytest.mark.timeout(400)]
+ROOT = Path(__file__).resolve().parents[2]
+SITES = ["hospital-a", "hospital-b", "hospital-c", "hospital-d"]
+FLARE_DEFAULT = Path("/tmp/nvflare")
+
+
+@pytest.fixture(scope="module")
+def hospitals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Site files that declare two datasets each: volumes and a table."""
+    folder = tmp_path_factory.mktemp("sites")
+    tables = {site: yaml.safe_load(file.read_text()) for site, file in write_table_sites(folder, SITES).items()}
+    assert write_phantoms(folder) == SITES
+    files = {site: folder / f"{site}.yaml" for site in SITES}
+    for site, file in files.items():
+        content = yaml.safe_load(file.read_text())
+        file.write_text(yaml.safe_dump({**content, "datasets": {**content["datasets"], **tables[site]["datasets"]}}))
+    return files
+
+
+@pytest.fixture(scope="module")
+def federation(hospitals: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[HospitalFederation]:
+    before = sorted(FLARE_DEFAULT.rglob("*"))
+    up = HospitalFederation(
+        ROOT / "poc" / "project.yml",
+        hospitals["hospital-a"].parent,
+        SITES,
+        workspace=tmp_path_factory.mktemp("federation"),
+        allow_code=SITES[:3],
+    )
+    with up:
+        yield up
+        started = up._members()
+        assert len(started) >= 2 * (1 + len(SITES))  # a daemon and what it watches, at the server and each hospital
+    assert not [p for p in started if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    assert not up._members()
+    for name in ("server", *SITES):  # the daemons ended by themselves, because FLARE told them to
+        assert "shutdown.\n" in up._console(name).read_text()
+        assert not (up.kit(name) / "daemon_pid.fl").exists()
+    assert sorted(FLARE_DEFAULT.rglob("*")) == before
+    assert (up.kit("server") / "storage" / "jobs").is_dir()
+
+
+@pytest.fixture(scope="module")
+def jobs(federation: HospitalFederation, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Job, str]]:
+    """Three jobs, submitted at once: each job and its id."""
+    folder = tmp_path_factory.mktemp("jobs")
+    phantom = load_job(ROOT / "jobs" / "softpull_phantom")
+    phantom = replace(
+        phantom,
+        name="volumes",
+        settings=replace(phantom.settings, rounds=2, finetune=1),
+        method=replace(phantom.method, steps=3),
+    )
+    made = [phantom, replace(small_job(), name="table"), replace(small_job(min_clients=3), name="with-code")]
+    folders = {job.name: write_job(job, folder / job.name) for job in made}
+    folders["with-code"] = pack(folders["with-code"], folder / "packed")
+    version = folders["with-code"] / "app" / "custom" / "medpfl" / "__init__.py"
+    version.write_text(version.read_text().replace('__version__ = "', '__version__ = "from-the-job-'))
+    return {job.name: (job, federation.submit(folders[job.name])) for job in made}
+
+
+def wait(federation: HospitalFederation, job_id: str) -> None:
+    deadline = time.monotonic() + 200
+    while not (status := federation.status(job_id)).startswith("FINISHED"):
+        assert time.monotonic() < deadline
+        time.sleep(0.3)
+    assert status == "FINISHED:COMPLETED", federation.decisive_lines(job_id)
+
+
+def test_each_hospital_has_a_folder_of_its_own(federation: HospitalFederation) -> None:
+    assert sorted(path.name for path in federation.workspace.iterdir() if path.is_dir()) == sorted(
+        ["centre", "server", *SITES, federation.lead, federation.admin]
+    )
+    for site in SITES:
+        kit = federation.kit(site)
+        site_file = yaml.safe_load((kit / "local" / f"{site}.yaml").read_text())
+        for path in (site_file["datasets"]["organ"]["datalist"], *site_file["datasets"]["blood"]["files"]):
+            assert (kit / "local" / path).resolve().is_relative_to(federation.workspace / site / "data")
+        datalist = json.loads((federation.workspace / site / "data" / site / "datalist.json").read_text())
+        assert (federation.workspace / site / "data" / site / datalist["test"][0]["image"]).is_file()
+        assert read_kit(kit).key.read_bytes() != read_kit(federation.kit("server")).key.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["volumes", "table"])
+def test_a_job_gives_what_simulate_gives(
+    federation: HospitalFederation,
+    jobs: dict[str, tuple[Job, str]],
+    hospitals: dict[str, Path],
+    tmp_path: Path,
+    name: str,
+) -> None:
+    job, job_id = jobs[name]
+    wait(federation, job_id)
+    assert_same(outcome(federation.download(job_id)), run(job, hospitals, tmp_path / "simulated"))
+    for site in SITES:
+        assert f"of {site}" in (federation.models(site, name) / "personal-best.md").read_text()
+        log = (federation.run_folder(site, job_id) / "log.txt").read_text()
+        # The job's own process has a connection of its own, with the kit's certificates.
+        assert f"{federation.port} SSL {federation.server}] is created" in log
+
+
+def test_a_hospital_refuses_a_job_with_code_and_the_others_go_on(
+    federation: HospitalFederation, jobs: dict[str, tuple[Job, str]], hospitals: dict[str, Path], tmp_path: Path
+) -> None:
+    job, job_id = jobs["with-code"]
+    wait(federation, job_id)
+    deployed = str(federation.session.get_job_meta(job_id)["job_deploy_detail"])
+    assert "hospital-d: NVFLARE_ERROR: BYOC not permitted" in deployed and deployed.count("ERROR") == 1
+    downloaded = federation.download(job_id)
+    three = {site: hospitals[site] for site in SITES[:3]}
+    assert_same(outcome(downloaded), run(job, three, tmp_path / "simulated"))
+    assert not list(federation.kit("hospital-d").rglob("medpfl_pack.json"))  # the code did not get there
+    assert len(list(federation.kit("hospital-a").rglob("medpfl_pack.json"))) == 1
+    # Where the package is installed, it is what runs: FLARE puts the job's copy behind it.
+    assert "from-the-job" not in (downloaded / "summary.json").read_text()
+    assert "from-the-job" not in (federation.models("hospital-a", "with-code") / "personal-best.md").read_text()
+
+
+def test_the_wire_is_mutual_tls(federation: HospitalFederation) -> None:
+    kit = read_kit(federation.kit("hospital-a"))
+    assert handshake(kit, "localhost").endswith("with 'server.example.org'")
+    with pytest.raises(ssl.SSLError, match="certificate required"):
+        handshake(kit, "localhost", certificate=False)
+    stranger = replace(kit, root=Path(ssl.get_default_verify_paths().cafile or "/etc/ssl/certs/ca-certificates.crt"))
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(stranger, "localhost")
+
+
+@pytest.mark.parametrize("name", ["hospital-a", "server", "lead@hospital-a.example.org"])
+def test_the_doctor_finds_nothing_at_a_running_kit(federation: HospitalFederation, name: str) -> None:
+    findings = list(examine(federation.kit(name)))
+    assert not [finding for finding in findings if finding.status == "problem"]
+    server = next(finding.text for finding in findings if finding.check == "server")
+    assert "it runs: TLS" in server if name == "server" else "both sides' certificates accepted" in server
+
+
+def test_the_doctor_tells_that_the_server_refuses_a_kit(federation: HospitalFederation, tmp_path: Path) -> None:
+    """A certificate of another federation, with the same names."""
+    other = provision(ROOT / "poc" / "project.yml", tmp_path).folder / "hospital-a"
+    kit = tmp_path / "kit"
+    shutil.copytree(federation.kit("hospital-a"), kit)
+    for name in ("client.crt", "client.key"):
+        shutil.copy(other / "startup" / name, kit / "startup" / name)
+    problems = {finding.check: finding for finding in examine(kit) if finding.status == "problem"}
+    assert problems.keys() == {"certificates", "server"}
+    assert "was not issued by rootCA.pem" in problems["certificates"].text
+    assert "refuses this kit's certificate" in problems["server"].text and problems["server"].mend
+
+
+def test_the_leads_console(federation: HospitalFederation, tmp_path: Path) -> None:
+    kit = federation.kit(federation.lead)
+    write_job(replace(small_job(), name="from-the-console"), kit / "transfer" / "jobs" / "from-the-console")
+    commands = [federation.lead, "check_status server", "submit_job jobs/from-the-console"]
+    commands += ["shutdown server", federation.lead, "bye", ""]
+    done = subprocess.run(
+        ["bash", "-c", federation.console_command()],
+        input="\n".join(commands),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "HOME": str(tmp_path)},
+    )
+    assert "Registered clients: 4" in done.stdout and "Submitted job" in done.stdout, done.stdout + done.stderr
+    assert "user is not authorized" in done.stdout.lower()  # to shut down is the project admin's right
+    newest = max(federation.session.list_jobs(), key=lambda entry: entry["submit_time"])
+    assert newest["job_name"] == "from-the-console"  # it still runs when the federation is stopped
+
+
+def test_an_interrupted_run_leaves_no_process(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "poc" / "run_hospitals.py"), "--results", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "submitted" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    assert process.wait(90) == 130
+    mine = [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])]
+    assert not mine
+    assert not list(tmp_path.glob("medpfl-poc-*"))
