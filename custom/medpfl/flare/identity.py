@@ -42,11 +42,12 @@ def check_identity(kit: Kit) -> Iterator[Finding]:
     formats = Encoding.DER, PublicFormat.SubjectPublicKeyInfo
     if key.public_key().public_bytes(*formats) != certificate.public_key().public_bytes(*formats):
         wrong.append(f"{kit.key.name} is not the key of {kit.certificate.name}")
-    days = {kit.certificate: _days_left(certificate), kit.root: _days_left(root)}
-    for path, left in days.items():
-        if left < 0:
-            wrong.append(f"{path.name} expired {-left} days ago")
     now = datetime.datetime.now(datetime.UTC)
+    days = {}
+    for path, found in ((kit.certificate, certificate), (kit.root, root)):
+        days[path] = (found.not_valid_after_utc - now).days
+        if found.not_valid_after_utc < now:
+            wrong.append(f"{path.name} expired on {found.not_valid_after_utc:%Y-%m-%d}")
     if certificate.not_valid_before_utc > now:
         wrong.append(f"{kit.certificate.name} is valid only from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC")
     if wrong:
@@ -72,10 +73,6 @@ def _disagreements(kit: Kit, certificate: x509.Certificate, root: x509.Certifica
     names = [str(entry.value) for entry in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
     if kit.name not in names:
         yield f"{kit.certificate.name} is issued to {', '.join(names)}, the kit is '{kit.name}'"
-
-
-def _days_left(certificate: x509.Certificate) -> int:
-    return (certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days
 
 
 def _signatures(kit: Kit) -> Iterator[Finding]:

@@ -101,13 +101,13 @@ def provision(file: Path, output: Path) -> Provisioned:
     if done.returncode or len(made) != 1:
         said = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
         raise MedPFLError(f"FLARE could not provision {file}: {' '.join(said[-4:])[-600:]}")
-    _private(place)
     people = [_person(made[0], entry) for entry in project["participants"]]
     for person in people:
         if person.kit.role == "server":
             _, resources = local_json(person.kit.folder, "resources.json")
             keep_storage(person.kit.folder, resources)
             write_json(person.kit.local / "resources.json", resources)
+    _private(place)
     root = x509.load_pem_x509_certificate(people[0].kit.root.read_bytes())
     return Provisioned(made[0], state, people, root, first)
 

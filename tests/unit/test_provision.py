@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kits from FLARE's own provisioning: root certificate kept, private for their owner, storage off /tmp."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from medpfl.core.errors import ConfigError, MedPFLError
+from medpfl.flare.allow import allow, forbid_code, senders_of_code
+from medpfl.flare.hospitals import localised, settle
+from medpfl.flare.kits import read_kit
+from medpfl.flare.provision import MUTUAL_TLS, Provisioned, provision, read_project
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = ROOT / "poc" / "project.yml"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Provisioned:
+    return provision(PROJECT, tmp_path_factory.mktemp("kits"))
+
+
+def test_every_participant_has_a_kit_with_mutual_tls(made: Provisioned) -> None:
+    entries = yaml.safe_load(PROJECT.read_text())["participants"]
+    assert [person.kit.name for person in made.people] == [entry["name"] for entry in entries]
+    assert {person.role for person in made.people} == {"server", "hospital", "project_admin", "lead"}
+    assert {person.kit.security for person in made.people} == {MUTUAL_TLS}
+    assert {person.kit.port for person in made.people} == {8002}
+    assert made.first and (made.root.not_valid_after_utc - made.root.not_valid_before_utc).days == 1825
+
+
+def test_a_second_time_keeps_root_and_keys_and_makes_the_next_folder(made: Provisioned) -> None:
+    again = provision(PROJECT, made.folder.parents[1])
+    assert not again.first and again.fingerprint == made.fingerprint
+    assert (made.folder.name, again.folder.name) == ("prod_00", "prod_01")
+    for before, after in zip(made.people, again.people, strict=True):
+        assert before.kit.key.read_bytes() == after.kit.key.read_bytes()
+        assert before.kit.folder != after.kit.folder
+
+
+def test_nothing_is_readable_by_others(made: Provisioned) -> None:
+    """FLARE leaves the root certificate's private key, in state/cert.json, readable by everybody."""
+    place = made.folder.parent
+    for path in (place, *place.rglob("*")):
+        assert path.stat().st_mode & 0o077 == 0, path
+    assert "root_pri_key" in (made.state / "cert.json").read_text()
+
+
+def test_the_server_keeps_its_jobs_in_its_kit(made: Provisioned, tmp_path: Path) -> None:
+    server = next(person.kit for person in made.people if person.role == "server")
+    assert "/tmp/nvflare" in (server.local / "resources.json.default").read_text()
+    text = (server.local / "resources.json").read_text()
+    assert "/tmp/nvflare" not in text and str(server.folder / "storage" / "jobs") in text
+    moved = server.folder.rename(tmp_path / "server")
+    allow(moved)  # at its final place
+    text = (moved / "local" / "resources.json").read_text()
+    assert str(moved / "storage" / "snapshots") in text and str(server.folder) not in text
+    own = json.loads(text)
+    own["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = "/srv/flare"
+    (moved / "local" / "resources.json").write_text(json.dumps(own))
+    allow(moved)
+    assert '"/srv/flare"' in (moved / "local" / "resources.json").read_text()  # a person's choice is kept
+    moved.rename(server.folder)
+
+
+def test_code_is_refused_and_other_rights_stay(made: Provisioned) -> None:
+    kit = next(person.kit for person in made.people if person.role == "hospital")
+    assert senders_of_code(kit.folder) == ["lead", "project_admin"]
+    before = json.loads((kit.local / "authorization.json.default").read_text())["permissions"]
+    for _ in range(2):  # safe to repeat
+        forbid_code(kit.folder)
+    assert senders_of_code(kit.folder) == []
+    after = json.loads((kit.local / "authorization.json").read_text())["permissions"]
+    assert before["project_admin"] == "any" and after["project_admin"]["submit_job"] == "any"
+    assert after["lead"] == {**before["lead"], "byoc": "none"}
+    assert after["member"] == before["member"] and after["org_admin"] == before["org_admin"]
+    (kit.local / "authorization.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda p: p.pop("participants"), "expected a mapping with a list 'participants'"),
+        (lambda p: p["participants"].pop(0), "expected one participant of type 'server', got 0"),
+        (lambda p: p["participants"].append(dict(p["participants"][0])), "of type 'server', got 2"),
+        (lambda p: p["participants"][1].pop("org"), "participant hospital-a: 'org' is missing"),
+        (lambda p: p["participants"][1].update(connection_security="clear"), "must be 'mtls', got 'clear'"),
+        (lambda p: p["participants"][1].update(name="no_under scores!"), "FLARE could not provision"),
+    ],
+)
+def test_a_wrong_project_is_told_in_one_sentence(tmp_path: Path, change: object, words: str) -> None:
+    project = yaml.safe_load(PROJECT.read_text())
+    change(project)  # type: ignore[operator]
+    file = tmp_path / "project.yml"
+    file.write_text(yaml.safe_dump(project))
+    with pytest.raises(MedPFLError, match=words):
+        provision(file, tmp_path / "kits")
+    assert not list((tmp_path / "kits").rglob("prod_*/*/startup/*.key"))
+
+
+def test_a_project_file_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read the project file"):
+        read_project(tmp_path / "nothing.yml")
+    (tmp_path / "bad.yml").write_text("a: [")
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        read_project(tmp_path / "bad.yml")
+
+
+def test_on_one_machine(tmp_path: Path) -> None:
+    project = read_project(PROJECT)
+    local = localised(project, ["hospital-b", "clinic-x"], 4711)["participants"]
+    server = next(entry for entry in local if entry["type"] == "server")
+    assert (server["fed_learn_port"], server["admin_port"], server["default_host"]) == (4711, 4711, "localhost")
+    clients = {entry["name"]: entry["org"] for entry in local if entry["type"] == "client"}
+    assert clients == {"hospital-b": "hospital_b", "clinic-x": "clinic_x"}
+    assert project == read_project(PROJECT)
+
+
+def test_a_hospital_gets_its_own_part_of_the_data_only(tmp_path: Path) -> None:
+    for site in ("a", "b"):
+        (tmp_path / "all" / site).mkdir(parents=True)
+        (tmp_path / "all" / site / "datalist.json").write_text(site)
+        (tmp_path / "all" / site / "image.nii").write_text(site)
+        (tmp_path / "all" / f"{site}.csv").write_text(site)
+        datasets = {"x": {"datalist": f"{site}/datalist.json", "kind": "volumes"}, "y": {"files": [f"{site}.csv"]}}
+        (tmp_path / "all" / f"{site}.yaml").write_text(yaml.safe_dump({"site": site, "datasets": datasets}))
+    (tmp_path / "local").mkdir()
+    file = settle(tmp_path / "all", "a", tmp_path / "data", tmp_path / "local")
+    found = yaml.safe_load(file.read_text())["datasets"]
+    assert found["x"] == {"datalist": str(tmp_path / "data" / "a" / "datalist.json"), "kind": "volumes"}
+    assert Path(found["y"]["files"][0]).read_text() == "a"
+    names = {str(path.relative_to(tmp_path / "data")) for path in (tmp_path / "data").rglob("*")}
+    assert names == {"a", "a/datalist.json", "a/image.nii", "a.csv"}
+
+
+def test_what_is_no_kit(tmp_path: Path) -> None:
+    with pytest.raises(MedPFLError, match="is not a startup kit"):
+        read_kit(tmp_path)
+    (tmp_path / "startup").mkdir()
+    for text, words in (("{", "is not valid JSON"), ("[]", "expected a JSON object"), ("{}", "is not what FLARE 2.9")):
+        (tmp_path / "startup" / "fed_client.json").write_text(text)
+        with pytest.raises(MedPFLError, match=words):
+            read_kit(tmp_path)
+
+
+def test_the_command_says_who_gets_what(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "poc" / "provision_kits.py"), "-o", str(tmp_path)]
+    said = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)]
+    assert "Root certificate (new)" in said[0] and "prod_00" in said[0]
+    assert "the same as before: kits handed out earlier stay valid" in said[1] and "prod_01" in said[1]
+    for words in ("hospital-d", "lead@hospital-a.example.org", "gpg --symmetric", "preflight check", ": passed"):
+        assert words in said[0], words
+    done = subprocess.run([*command, "--project", str(tmp_path / "no")], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stderr.startswith("poc/provision: cannot read the project file")
