@@ -187,7 +187,7 @@ def site_allow(
     kit: KitArgument,
     extra: Annotated[list[str] | None, typer.Option("--class", help="Full name of another reviewed class.")] = None,
 ) -> None:
-    """Let a startup kit run jobs that name this package's classes: each in full, never by a prefix."""
+    """Let a startup kit run jobs that name this package's classes, each in full; keep logs and files at the site."""
     from medpfl.flare.allow import allow, component_classes
 
     path = allow(kit, extra or [])

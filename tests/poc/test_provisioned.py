@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+from nvflare.fuel.flare_api.api_spec import AuthorizationError
 
 from conftest import small_job, write_table_sites
 from medpfl.demo.phantom import write_phantoms
@@ -29,6 +30,7 @@ from medpfl.flare.kits import read_kit
 from medpfl.flare.pack import pack
 from medpfl.flare.provision import provision
 from medpfl.job import Job, load_job
+from medpfl.tasks.tabular import Tabular
 from tools import assert_same, outcome, run, write_job
 
 pytestmark = [pytest.mark.poc, pytest.mark.timeout(400)]
@@ -75,7 +77,7 @@ def federation(hospitals: dict[str, Path], tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def jobs(federation: HospitalFederation, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Job, str]]:
-    """Three jobs, submitted at once: each job and its id."""
+    """Four jobs, submitted at once: each job and its id."""
     folder = tmp_path_factory.mktemp("jobs")
     phantom = load_job(ROOT / "jobs" / "softpull_phantom")
     phantom = replace(
@@ -85,6 +87,7 @@ def jobs(federation: HospitalFederation, tmp_path_factory: pytest.TempPathFactor
         method=replace(phantom.method, steps=3),
     )
     made = [phantom, replace(small_job(), name="table"), replace(small_job(min_clients=3), name="with-code")]
+    made.append(replace(small_job(task=Tabular(dataset="unknown")), name="no-such-data"))
     folders = {job.name: write_job(job, folder / job.name) for job in made}
     folders["with-code"] = pack(folders["with-code"], folder / "packed")
     version = folders["with-code"] / "app" / "custom" / "medpfl" / "__init__.py"
@@ -92,12 +95,12 @@ def jobs(federation: HospitalFederation, tmp_path_factory: pytest.TempPathFactor
     return {job.name: (job, federation.submit(folders[job.name])) for job in made}
 
 
-def wait(federation: HospitalFederation, job_id: str) -> None:
+def wait(federation: HospitalFederation, job_id: str, expected: str = "COMPLETED") -> None:
     deadline = time.monotonic() + 200
     while not (status := federation.status(job_id)).startswith("FINISHED"):
         assert time.monotonic() < deadline
         time.sleep(0.3)
-    assert status == "FINISHED:COMPLETED", federation.decisive_lines(job_id)
+    assert status == f"FINISHED:{expected}", federation.decisive_lines(job_id)
 
 
 def test_each_hospital_has_a_folder_of_its_own(federation: HospitalFederation) -> None:
@@ -149,6 +152,27 @@ def test_a_hospital_refuses_a_job_with_code_and_the_others_go_on(
     assert "from-the-job" not in (federation.models("hospital-a", "with-code") / "personal-best.md").read_text()
 
 
+def test_no_path_and_no_file_leaves_a_hospital(
+    federation: HospitalFederation, jobs: dict[str, tuple[Job, str]]
+) -> None:
+    """FLARE's defaults upload a hospital's error log, and let the project admin read files of its kit."""
+    job_id = jobs["no-such-data"][1]
+    wait(federation, job_id, "EXECUTION_EXCEPTION")
+    place = str(federation.workspace / "hospital-b")
+    assert f"{place}/kit/local" in (federation.run_folder("hospital-b", job_id) / "error_log.txt").read_text()
+    sent = [path for path in federation.kit("server").rglob("*") if path.is_file()]
+    assert not [path for path in sent if place.encode() in path.read_bytes() or "ERRORLOG_" in path.name]
+    assert b"dataset 'unknown' is not declared at this hospital" in b"".join(path.read_bytes() for path in sent)
+    file = "medpfl/table/models/personal-best.csv"
+    assert (federation.kit("hospital-b") / file).is_file()
+    admin = federation._open_session(federation.admin)
+    try:
+        with pytest.raises(AuthorizationError):
+            admin.cat_target("hospital-b", file=file)
+    finally:
+        admin.close()
+
+
 def test_the_wire_is_mutual_tls(federation: HospitalFederation) -> None:
     kit = read_kit(federation.kit("hospital-a"))
     assert handshake(kit, "localhost").endswith("with 'server.example.org'")
@@ -195,7 +219,7 @@ def test_the_leads_console(federation: HospitalFederation, tmp_path: Path) -> No
         env={**os.environ, "HOME": str(tmp_path)},
     )
     assert "Registered clients: 4" in done.stdout and "Submitted job" in done.stdout, done.stdout + done.stderr
-    assert "user is not authorized" in done.stdout.lower()  # to shut down is the project admin's right
+    assert "is not authorized for 'shutdown'" in done.stdout  # to shut down is the project admin's right
     newest = max(federation.session.list_jobs(), key=lambda entry: entry["submit_time"])
     assert newest["job_name"] == "from-the-console"  # it still runs when the federation is stopped
 

@@ -170,6 +170,14 @@ BROKEN: dict[str, tuple[Callable[[Path, Provisioned], object], str, str, str]] =
     "list damaged": (
         lambda kit, made: (kit / "local" / "resources.json").write_text("{"), "allow list", "not valid JSON", "remove",
     ),
+    "logs are sent": (
+        lambda kit, made: edit(kit / "local" / "resources.json", allow_log_streaming=True),
+        "privacy", "sends this site's error log", "medpfl site allow",
+    ),
+    "files can be read": (
+        lambda kit, made: (kit / "local" / "authorization.json").unlink(),
+        "privacy", "lead and org_admin and project_admin may read files", "medpfl site allow",
+    ),
     "no policy": (
         lambda kit, made: [file.unlink() for file in (kit / "local").glob("authorization.*")],
         "code in jobs", "authorization.json.default", "kit again",
@@ -197,14 +205,15 @@ def test_a_broken_kit(kit: Path, made: Provisioned, name: str) -> None:
     breaks(kit, made)
     found = problems(kit)
     assert check in found and words in found[check].text and mend in found[check].mend, found
-    expected = {check, "server"} | ({"certificates"} if name == "key missing" else set())
+    also = {"key missing": {"certificates"}, "no allow list": {"privacy"}}
+    expected = {check, "server"} | also.get(name, set())
     assert found.keys() | {"server"} == expected
 
 
 def test_the_command_prints_a_line_each_and_exits_with_1(kit: Path) -> None:
     (kit / "local" / "resources.json").unlink()
     result = CliRunner().invoke(app, ["site", "doctor", str(kit)])
-    assert result.exit_code == 1 and result.output.splitlines()[-1] == "2 problem(s) to mend"
+    assert result.exit_code == 1 and result.output.splitlines()[-1] == "3 problem(s) to mend"
     lines = result.output.splitlines()
     at = next(number for number, line in enumerate(lines) if line.startswith("PROBLEM allow list"))
     assert lines[at + 1].strip() == f"mend: medpfl site allow {kit}"

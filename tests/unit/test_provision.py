@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from medpfl.core.errors import ConfigError, MedPFLError
-from medpfl.flare.allow import allow, forbid_code, senders_of_code
+from medpfl.flare.allow import CODE_RIGHT, READ_RIGHT, allow, forbid_code, roles_with
 from medpfl.flare.hospitals import localised, settle
 from medpfl.flare.kits import read_kit
 from medpfl.flare.provision import MUTUAL_TLS, Provisioned, provision, read_project
@@ -69,15 +69,26 @@ def test_the_server_keeps_its_jobs_in_its_kit(made: Provisioned, tmp_path: Path)
 
 def test_code_is_refused_and_other_rights_stay(made: Provisioned) -> None:
     kit = next(person.kit for person in made.people if person.role == "hospital")
-    assert senders_of_code(kit.folder) == ["lead", "project_admin"]
+    assert roles_with(kit.folder, CODE_RIGHT) == ["lead", "project_admin"]
     before = json.loads((kit.local / "authorization.json.default").read_text())["permissions"]
     for _ in range(2):  # safe to repeat
         forbid_code(kit.folder)
-    assert senders_of_code(kit.folder) == []
+    assert roles_with(kit.folder, CODE_RIGHT) == []
     after = json.loads((kit.local / "authorization.json").read_text())["permissions"]
     assert before["project_admin"] == "any" and after["project_admin"]["submit_job"] == "any"
     assert after["lead"] == {**before["lead"], "byoc": "none"}
     assert after["member"] == before["member"] and after["org_admin"] == before["org_admin"]
+    (kit.local / "authorization.json").unlink()
+
+
+def test_a_hospitals_logs_and_files_stay(made: Provisioned) -> None:
+    kit = next(person.kit for person in made.people if person.role == "hospital")
+    assert '"allow_log_streaming": true' in (kit.local / "resources.json.default").read_text()
+    assert roles_with(kit.folder, READ_RIGHT) == ["lead", "org_admin", "project_admin"]
+    allow(kit.folder)
+    assert json.loads((kit.local / "resources.json").read_text())["allow_log_streaming"] is False
+    assert roles_with(kit.folder, READ_RIGHT) == []
+    assert roles_with(kit.folder, "operate") == ["lead", "org_admin", "project_admin"]
     (kit.local / "authorization.json").unlink()
 
 

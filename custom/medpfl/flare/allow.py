@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a site that runs installed code only allows: every component class by its full name, never a prefix, and no
-code inside jobs.
+"""What a site allows: every component class by its full name, never a prefix; no files read from outside; and, if it
+likes, no code inside jobs.
 
 FLARE builds a component by ``getattr(module, name)(**args)``: a prefix such as "medpfl." would let a job call anything
 that a module of this package has imported.
@@ -23,8 +23,10 @@ from medpfl.models.base import Architecture
 from medpfl.tasks.base import Task
 
 CODE_RIGHT = "byoc"  # FLARE: "bring your own code"
-_OTHER_RIGHTS = (
-    "submit_job", "clone_job", "manage_job", "download_job", "view", "operate", "shell_commands",
+READ_RIGHT = "shell_commands"  # FLARE's console: cat, head, grep ... of .csv, .json, .txt and .log files in the kit
+LOG_STREAMING = "allow_log_streaming"  # FLARE sends a hospital's error log, paths and all, to the server by default
+_RIGHTS = (
+    "submit_job", "clone_job", "manage_job", "download_job", "view", "operate", READ_RIGHT, CODE_RIGHT,
     "server-predeployed-flwr",
 )  # fmt: skip
 
@@ -50,8 +52,11 @@ def component_classes() -> list[str]:
 
 
 def allow(kit: Path, extra: Sequence[str] = ()) -> Path:
-    """Add this package's classes to a startup kit's allow list; safe to repeat. A server's kit is also told to keep its
-    jobs in its own folder instead of FLARE's default in /tmp.
+    """Add this package's classes to a startup kit's allow list; safe to repeat.
+
+    A hospital's kit is also closed where FLARE's default lets patient data or paths out: the upload of its error log to
+    the server, and the console's commands that show files (a model's test cases lie in the kit's folder). A server's
+    kit is told to keep its jobs in its own folder instead of FLARE's default in /tmp.
 
     Args:
         kit: a server's or client's startup kit (the folder that holds ``startup`` and ``local``).
@@ -72,6 +77,9 @@ def allow(kit: Path, extra: Sequence[str] = ()) -> Path:
     resources["class_allow_list"] = sorted({*kept, *component_classes(), *extra})
     resources["class_list_enforcement_mode"] = "enforce"
     keep_storage(kit, resources)
+    if (kit / "startup" / "fed_client.json").is_file():
+        resources[LOG_STREAMING] = False
+        _deny(kit, READ_RIGHT)
     target = kit / "local" / "resources.json"
     write_json(target, resources)
     return target
@@ -87,15 +95,14 @@ def why_no_class(name: str) -> str | None:
     return None if isinstance(found, type) else "it is not a class"
 
 
-def senders_of_code(kit: Path) -> list[str]:
-    """The roles whose jobs may bring code to this site (FLARE's right "byoc").
+def roles_with(kit: Path, right: str) -> list[str]:
+    """The roles that have a right of FLARE's at this site, perhaps under a condition.
 
     Raises:
         MedPFLError: the kit has no ``local/authorization.json`` or ``.default``, or it cannot be read.
     """
     _, policy = local_json(kit, "authorization.json")
-    rights = policy.get("permissions", {}).items()
-    return sorted(role for role, granted in rights if _grants(granted, CODE_RIGHT))
+    return sorted(role for role, granted in policy.get("permissions", {}).items() if _grants(granted, right))
 
 
 def forbid_code(kit: Path) -> Path:
@@ -107,12 +114,16 @@ def forbid_code(kit: Path) -> Path:
     Raises:
         MedPFLError: not a server's or hospital's startup kit.
     """
+    return _deny(kit, CODE_RIGHT)
+
+
+def _deny(kit: Path, right: str) -> Path:
     _, policy = local_json(kit, "authorization.json")
     permissions = policy.get("permissions", {})
     for role, granted in permissions.items():
-        if _grants(granted, CODE_RIGHT):  # a role may be granted everything by one word: it is spelled out first
-            others = granted if isinstance(granted, dict) else dict.fromkeys(_OTHER_RIGHTS, granted)
-            permissions[role] = {**others, CODE_RIGHT: "none"}
+        if _grants(granted, right):  # a role may be granted everything by one word: it is spelled out first
+            others = granted if isinstance(granted, dict) else dict.fromkeys(_RIGHTS, granted)
+            permissions[role] = {**others, right: "none"}
     target = kit / "local" / "authorization.json"
     write_json(target, policy)
     return target

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from medpfl.core.errors import MedPFLError, SiteFileError
-from medpfl.flare.allow import component_classes, senders_of_code, why_no_class
+from medpfl.flare.allow import CODE_RIGHT, LOG_STREAMING, READ_RIGHT, component_classes, roles_with, why_no_class
 from medpfl.flare.finding import Finding, note, ok, problem
 from medpfl.flare.identity import check_identity, check_server
 from medpfl.flare.kits import DEFAULT_STORAGE, Kit, local_json, read_json, read_kit, storage_of
@@ -50,6 +50,7 @@ def examine(folder: Path) -> Iterator[Finding]:
         yield from _allow_list(kit)
         yield from _code(kit)
     if kit.role == "hospital":
+        yield from _leaks(kit)
         yield from _site_file(kit)
     if kit.role == "server":
         yield from _storage(kit)
@@ -193,7 +194,7 @@ def _allow_list(kit: Kit) -> Iterator[Finding]:
 
 def _code(kit: Kit) -> Iterator[Finding]:
     try:
-        roles = senders_of_code(kit.folder)
+        roles = roles_with(kit.folder, CODE_RIGHT)
     except MedPFLError as error:
         yield problem("code in jobs", str(error), "ask the coordinating centre for the kit again")
         return
@@ -204,6 +205,23 @@ def _code(kit: Kit) -> Iterator[Finding]:
     else:
         text = f"accepted: jobs of {' and '.join(roles)} may bring Python code that runs here"
         yield note("code in jobs", text, f"to run installed code only: medpfl site forbid-code {kit.folder}")
+
+
+def _leaks(kit: Kit) -> Iterator[Finding]:
+    """What FLARE's defaults let out of a hospital."""
+    check, mend = "privacy", f"medpfl site allow {kit.folder}"
+    try:
+        _, resources = local_json(kit.folder, "resources.json")
+        readers = roles_with(kit.folder, READ_RIGHT)
+    except MedPFLError:
+        return  # said above
+    if resources.get(LOG_STREAMING, True) is not False:
+        yield problem(check, f"{LOG_STREAMING} is on: FLARE sends this site's error log, paths and all, away", mend)
+    if readers:
+        text = f"{' and '.join(readers)} may read files of this kit from FLARE's console (right '{READ_RIGHT}')"
+        yield problem(check, text, mend)
+    if not readers and resources.get(LOG_STREAMING, True) is False:
+        yield ok(check, "logs stay here, and no file of the kit can be read from FLARE's console")
 
 
 def _storage(kit: Kit) -> Iterator[Finding]:
