@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""./poc/run answers bad input in one sentence, before it starts anything."""
+"""./poc/run and ./poc/hospitals answer bad input in one sentence, before they start anything."""
 
 import os
 import socket
@@ -13,8 +13,8 @@ pytestmark = pytest.mark.poc
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def poc_run(*arguments: str, **environment: str) -> tuple[int, str]:
-    command = [sys.executable, str(ROOT / "poc" / "run_jobs.py"), *arguments]
+def poc_run(*arguments: str, script: str = "run_jobs.py", **environment: str) -> tuple[int, str]:
+    command = [sys.executable, str(ROOT / "poc" / script), *arguments]
     done = subprocess.run(
         command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, **environment}, check=False, timeout=60
     )
@@ -45,4 +45,18 @@ def test_port_in_use(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         code, text = poc_run("--port", str(port), "--results", str(tmp_path), TMPDIR=str(tmp_path))
     assert code == 1 and f"port {port} cannot be used: Address already in use" in text
+    assert not list(tmp_path.glob("medpfl-poc-*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nothing"], "there is no job 'nothing'"),
+        (["--workspace", "poc"], "the workspace poc is not empty; name a new folder"),
+        (["--workspace", "README.md"], "cannot use the workspace README.md: File exists"),
+    ],
+)
+def test_hospitals(arguments: list[str], words: str, tmp_path: Path) -> None:
+    code, text = poc_run(*arguments, "--results", str(tmp_path), script="run_hospitals.py", TMPDIR=str(tmp_path))
+    assert code == 1 and text.startswith("poc/hospitals: ") and words in text
     assert not list(tmp_path.glob("medpfl-poc-*"))
