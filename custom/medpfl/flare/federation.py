@@ -151,14 +151,20 @@ class LocalFederation(ABC):
             self._check_alive(deadline, "the server did not start")
         for site in self.sites:
             self._launch(site)
-        while True:
+        missing = set(self.sites)
+        while missing:
             try:
                 self._session = self._session or self._open_session(self.submitter)
-                if {client.name for client in self._session.get_system_info().client_info} >= set(self.sites):
-                    return
+                missing = set(self.sites) - {client.name for client in self._session.get_system_info().client_info}
             except NoConnection:
                 pass
-            self._check_alive(deadline, "not all hospitals connected")
+            if missing:
+                said = [f"{name} said last: {self._last_line(name)}" for name in sorted(missing)]
+                self._check_alive(deadline, "\n".join([f"not connected: {', '.join(sorted(missing))}", *said]))
+
+    def _last_line(self, name: str) -> str:
+        lines = self._console(name).read_text(errors="replace").split("\n")
+        return next((line for line in reversed(lines) if line.strip()), "nothing")[:300]
 
     def _open_session(self, person: str) -> Session:
         with contextlib.redirect_stdout(io.StringIO()):  # FLARE prints that it connects

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from nvflare.fuel.flare_api.api_spec import NoConnection
+from nvflare.fuel.flare_api.api_spec import InternalError, JobNotDone, JobNotRunning, NoConnection, SessionClosed
 
 from medpfl.core.errors import ConfigError
 from medpfl.flare.allow import allow, forbid_code
@@ -19,6 +19,7 @@ from medpfl.flare.provision import provision, read_project
 from medpfl.sites.site_file import ENVIRONMENT_VARIABLE
 
 STOP_TIMEOUT = 40  # seconds that an abort or FLARE's shutdown may take; its daemons look every 5 seconds
+_REFUSALS = (NoConnection, SessionClosed, InternalError, JobNotRunning, JobNotDone)  # then signals do it
 _RESTARTED = "start fl because process of"  # a daemon says this when what it started has ended
 
 
@@ -93,15 +94,15 @@ class HospitalFederation(LocalFederation):
         """FLARE's own way: abort what runs, then let the project admin shut everything down."""
         if self._session is None:
             return
-        self._session.close()
-        with contextlib.suppress(NoConnection), contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.suppress(*_REFUSALS), contextlib.redirect_stdout(io.StringIO()):
+            self._session.close()
             session = self._session = self._open_session(self.admin)
             unfinished = [job["job_id"] for job in session.list_jobs() if not job["status"].startswith("FINISHED")]
             for job_id in unfinished:
                 session.abort_job(job_id)
             _wait_until(lambda: all(self.status(job_id).startswith("FINISHED") for job_id in unfinished))
             session.shutdown("all", wait=False)
-        _wait_until(lambda: not self._members())
+            _wait_until(lambda: not self._members())
 
 
 def localised(project: dict[str, Any], sites: list[str], port: int) -> dict[str, Any]:
