@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -46,12 +46,12 @@ class ImageTable(Strict):
     image: str
     where: dict[str, list[str | int | float]] = Field(default={})
 
-    @field_validator("where")
+    @field_validator("where", mode="before")
     @classmethod
-    def _values(cls, where: dict[str, list[str | int | float]]) -> dict[str, list[str | int | float]]:
-        for column, values in where.items():
-            if not values:
-                raise ValueError(f"'{column}' needs at least one value")
+    def _values(cls, where: Any) -> Any:
+        for column, values in where.items() if isinstance(where, dict) else ():
+            if not isinstance(values, list) or not values:
+                raise ValueError(f"'{column}' needs a list of at least one value")
             distinct(values)
         return where
 
@@ -141,7 +141,7 @@ class Images(Dataset):
         """C x H x W image (uint8 or uint16); its class, or its mask (H x W) where no label is declared. A declared
         mask is read and checked in any case."""
         image = read_image(case.path, self.channels)
-        mask = self._mask(case, image.shape[1:]) if self.masks else None
+        mask = prepare_mask(self._mask(case, image.shape[1:]), image.shape[1:]).numpy() if self.masks else None
         return Item(image, mask if self.label is None and mask is not None else case.label)
 
     def load(self, size: tuple[int, int], target: Literal["label", "mask"]) -> SiteData:
@@ -166,8 +166,8 @@ class Images(Dataset):
             for image, truth in in_parallel(partial(self._prepared, size=size, target=target), cases):
                 inputs.append(image[None])
                 targets.append(truth[None])
-            names_ = [case.name for case in cases]
-            splits[split] = Samples(inputs.finish(), targets.finish(), np.arange(len(cases)), names_, len(names))
+            files = [case.name for case in cases]
+            splits[split] = Samples(inputs.finish(), targets.finish(), np.arange(len(cases)), files, len(names))
         return SiteData(splits, names, {"kind": self.kind, "channels": self.channels})
 
     def _prepared(self, case: ImageCase, size: tuple[int, int], target: str) -> tuple[Tensor, Tensor]:
@@ -177,12 +177,14 @@ class Images(Dataset):
         return prepare(image, size), prepare_mask(self._mask(case, image.shape[1:]), size)
 
     def _mask(self, case: ImageCase, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+        """The mask, H x W in declared values; its resolution may be another than its image's, its proportions not."""
         assert case.mask is not None
         values = read_mask(case.mask)
-        if values.shape != shape:
+        finer = values.shape[0] / shape[0]
+        if abs(values.shape[1] - finer * shape[1]) > max(1, finer):
             raise DataError(
-                f"{case.mask}: the mask has {values.shape[0]} x {values.shape[1]} pixels (height x width), its image "
-                f"{case.path.name} {shape[0]} x {shape[1]}"
+                f"{case.mask}: expected the proportions of its image {case.path.name}, {shape[0]} x {shape[1]} pixels "
+                f"(height x width), got {values.shape[0]} x {values.shape[1]}"
             )
         return self._masks().translate(str(case.mask), values)
 
@@ -201,27 +203,23 @@ class Images(Dataset):
             return [_Row(image, image.name, image.fields) for image in found]
         path = self._folder / self.table.file
         known = placeholders(self.files)
-        wanted = [self.table.image, *self.table.where, *(c for c in self._columns() if c not in known)]
-        frame = read_text(path, path.name, "\t" if path.suffix == ".tsv" else ",", None, wanted, [], problems)
-        wheres = {column: {canonical(value) for value in values} for column, values in self.table.where.items()}
+        wanted = [self.table.image, *(column for column in self._columns() if column not in known)]
+        where = {column: {canonical(value) for value in values} for column, values in self.table.where.items()}
+        frame = read_text(path, path.name, "\t" if path.suffix == ".tsv" else ",", None, wanted, [], problems, where)
+        if frame.empty:
+            problems.add(f"{path}: no row has {' and '.join(f'{c} in {v}' for c, v in self.table.where.items())}")
         index = _by_name(found)
         rows: dict[str, _Row] = {}
-        selected = 0
         for cells in _records(frame):
-            if any(canonical(cells[column]) not in values for column, values in wheres.items()):
-                continue
-            selected += 1
-            where, name = cells.pop(ROW), cells[self.table.image]
+            place, name = cells.pop(ROW), cells[self.table.image]
             images = _named(index, name)
             if len(images) != 1:
                 problem = f"names several: {', '.join(image.name for image in images)}" if images else "does not exist"
-                problems.add(f"{where}: the image '{name}' {problem} (files: {', '.join(self.files)})")
+                problems.add(f"{place}: the image '{name}' {problem} (files: {', '.join(self.files)})")
             elif images[0].name in rows:
-                problems.add(f"{where}: the image '{name}' has another row, {rows[images[0].name].where}")
+                problems.add(f"{place}: the image '{name}' has another row, {rows[images[0].name].where}")
             else:
-                rows[images[0].name] = _Row(images[0], where, {**cells, **images[0].fields})
-        if not selected:
-            problems.add(f"{path}: no row has {' and '.join(f'{c} in {v}' for c, v in self.table.where.items())}")
+                rows[images[0].name] = _Row(images[0], place, {**cells, **images[0].fields})
         return list(rows.values())
 
     def _find_masks(self, rows: Sequence[_Row], problems: Problems) -> dict[str, Path]:

@@ -2,6 +2,7 @@
 """Tables: numeric and categorical columns, missing cells, splits."""
 
 import csv
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -201,12 +202,14 @@ def read_text(
     wanted: list[str],
     missing: list[str],
     problems: Problems,
+    where: Mapping[str, Collection[str]] | None = None,
 ) -> pd.DataFrame:
     """The wanted columns of a table file as text, NaN where missing, and ``ROW``, the place of each row.
 
     Args:
         shown: the file's name in the places of its rows.
         columns: the columns' names; None: the first line has them.
+        where: column to (canonical) values; other rows are not looked at, whatever is wrong with them.
 
     Raises:
         DataError: the file cannot be read, has no rows, or lacks a column.
@@ -215,16 +218,16 @@ def read_text(
     columns = columns or (lines.pop(0)[1] if lines else [])
     if not lines:
         raise DataError(f"{path}: it has no rows")
+    _check_columns(path, columns, [*wanted, *(where or ())])
+    for column, values in (where or {}).items():
+        place = columns.index(column)
+        lines = [(line, cells) for line, cells in lines if len(cells) > place and canonical(cells[place]) in values]
     for line, cells in lines:
         # pandas would cut longer rows and fill shorter ones: a comma as decimal sign would shift columns unseen.
         if len(cells) != len(columns):
             problems.add(f"{path}:{line}: expected {len(columns)} columns, got {len(cells)}")
     lines = [(line, cells) for line, cells in lines if len(cells) == len(columns)]
     wanted = list(dict.fromkeys(wanted))
-    for column in wanted:
-        if columns.count(column) != 1:
-            problem = "is there more than once" if column in columns else "is missing"
-            raise DataError(f"{path}: column '{column}' {problem}; the file has: {', '.join(columns)}")
     positions = [columns.index(column) for column in wanted]
     frame = pd.DataFrame([[cells[i] for i in positions] for _, cells in lines], columns=wanted, dtype=str)
     frame = frame.mask(frame.isin(missing))
@@ -234,6 +237,13 @@ def read_text(
 
 ROW = "\n"
 """The frames' own column; a name that no file's column has."""
+
+
+def _check_columns(path: Path, columns: Sequence[str], wanted: Sequence[str]) -> None:
+    for column in wanted:
+        if columns.count(column) != 1:
+            problem = "is there more than once" if column in columns else "is missing"
+            raise DataError(f"{path}: column '{column}' {problem}; the file has: {', '.join(columns)}")
 
 
 def _used(dataset: Table) -> list[str]:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """New images to segment, and their masks as PNG files of the images' own size."""
 
-import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-import torch
+import numpy as np
 from PIL import Image
 from torch import Tensor
 
@@ -16,22 +16,45 @@ from medpfl.tasks.base import NewCase
 
 
 def new_images(path: Path, channels: int, size: tuple[int, int]) -> Iterator[NewCase]:
-    """An image file, or all images of a folder, prepared as ``Images.load`` does."""
-    for file in image_files(path):
-        name = file.relative_to(path) if path.is_dir() else Path(file.name)
+    """An image file, or all images of a folder and its subfolders, prepared as in training.
+
+    Raises:
+        DataError: an image is missing or broken, or two have one name.
+    """
+    files = {file: file.relative_to(path) if path.is_dir() else Path(file.name) for file in image_files(path)}
+    names = [name.with_suffix("") for name in files.values()]
+    for file, name in zip(files, names, strict=True):
+        if names.count(name) > 1:
+            raise DataError(f"{file}: another image would be written to '{name}' too; predict them one by one")
+    for file, name in zip(files, names, strict=True):
         image = read_image(file, channels)
         yield NewCase(str(name), prepare(image, size)[None], partial(_save, name, image.shape[1:]))
 
 
-def _save(name: Path, shape: tuple[int, int], outputs: Tensor, folder: Path) -> Path:
-    """The class of each pixel of the image's own size, from outputs 1 x C x H x W: a PNG of the declared values."""
-    mask = resize(outputs.float(), shape).argmax(dim=1)[0].to(torch.uint8).cpu().numpy()
-    target = folder / name.with_name(f"{name.name}_segmentation.png")
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(mask).save(temporary, format="PNG")
-        os.replace(temporary, target)
-    except OSError as error:
-        raise DataError(f"cannot write {target}: {error.strerror}") from error
-    return target
+def _save(
+    name: Path, shape: tuple[int, int], outputs: Tensor, folder: Path, class_names: list[str], probabilities: bool
+) -> dict[str, Any]:
+    """Write ``<name>.png``: the class (0, 1, 2, ...) of every pixel of the image as it is meant to be seen.
+
+    Args:
+        shape: the image's height and width.
+        outputs: 1 x K x H x W, the network's.
+        probabilities: also write ``<name>_probabilities.npy``, K x height x width (float32).
+
+    Returns:
+        The file and each class's share of the pixels, but the first's.
+    """
+    shares = resize(outputs.float().softmax(dim=1), shape)[0].numpy()
+    classes = shares.argmax(axis=0).astype(np.uint8)
+    target = folder / name.with_name(f"{name.name}.png")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.part")
+    Image.fromarray(classes).save(temporary, format="PNG")
+    temporary.replace(target)
+    if probabilities:
+        with temporary.open("wb") as file:
+            np.save(file, shares)
+        temporary.replace(target.with_name(f"{name.name}_probabilities.npy"))
+    found = np.bincount(classes.ravel(), minlength=len(class_names)) / classes.size
+    named = {f"{class_name}_share": round(float(found[k]), 6) for k, class_name in enumerate(class_names) if k}
+    return {"file": str(target.relative_to(folder)), **named}
