@@ -162,19 +162,21 @@ class Images(Dataset):
             if not cases:
                 splits[split] = empty_like(splits["train"])
                 continue
-            inputs, targets = Store(budget), Store(budget)
-            for image, truth in in_parallel(partial(self._prepared, size=size, target=target), cases):
+            inputs, masks = Store(budget), Store(budget)
+            for image, mask in in_parallel(partial(self._prepared, size=size, masked=target == "mask"), cases):
                 inputs.append(image[None])
-                targets.append(truth[None])
+                if mask is not None:
+                    masks.append(mask[None])
+            labels = torch.tensor([case.label for case in cases])
+            targets = masks.finish() if target == "mask" else labels
             files = [case.name for case in cases]
-            splits[split] = Samples(inputs.finish(), targets.finish(), np.arange(len(cases)), files, len(names))
+            splits[split] = Samples(inputs.finish(), targets, np.arange(len(cases)), files, len(names))
         return SiteData(splits, names, {"kind": self.kind, "channels": self.channels})
 
-    def _prepared(self, case: ImageCase, size: tuple[int, int], target: str) -> tuple[Tensor, Tensor]:
+    def _prepared(self, case: ImageCase, size: tuple[int, int], masked: bool) -> tuple[Tensor, Tensor | None]:
         image = read_image(case.path, self.channels)
-        if target == "label":
-            return prepare(image, size), torch.tensor(case.label)
-        return prepare(image, size), prepare_mask(self._mask(case, image.shape[1:]), size)
+        mask = prepare_mask(self._mask(case, image.shape[1:]), size) if masked else None
+        return prepare(image, size), mask
 
     def _mask(self, case: ImageCase, shape: tuple[int, ...]) -> NDArray[np.uint8]:
         """The mask, H x W in declared values; its resolution may be another than its image's, its proportions not."""
