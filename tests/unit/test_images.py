@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images: what Pillow wrote comes back as it is meant to be seen, with its label and mask, in one split a lesion."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from PIL import Image
 
 from medpfl.sites.declared import Problems
 from medpfl.sites.pixels import prepare, prepare_mask, read_image, read_mask
+from medpfl.sites.site_file import load_site_file
 from pictures import FOLDERS, MASKS, TABLE, images, write_folders, write_images
 
 GREY = np.arange(24, dtype=np.uint8).reshape(4, 6) * 10
@@ -201,3 +203,13 @@ def test_all_problems_are_found_in_one_reading(tmp_path: Path) -> None:
     }.items():
         assert len([text for text in problems.found if text.startswith(f"{place}: ") and words in text]) == 1
     assert len(problems.found) == 5
+
+
+def test_the_documented_site_files_are_valid(tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "site-files.md").read_text()
+    blocks = [block for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "datasets:" in block]
+    kinds = set()
+    for block in blocks:
+        (tmp_path / "site.yaml").write_text(block)
+        kinds |= {dataset.kind for dataset in load_site_file(tmp_path / "site.yaml").datasets.values()}
+    assert kinds >= {"volumes", "table", "images", "arrays"}

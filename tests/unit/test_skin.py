@@ -130,7 +130,7 @@ def test_breastmnist_as_it_is(tmp_path: Path) -> None:
 
 
 def test_fedaps_split_of_twenty_hospitals(tmp_path: Path) -> None:
-    """The lists of FedAP's Table 4 on arrays of the size it was made for (MedMNIST 1): each hospital's rows, and none of another's."""
+    """The lists of FedAP's Table 4 on arrays of the size they were made for (MedMNIST 1): to each hospital its rows."""
     lists = shared("MEDPFL_FEDAP_LISTS", "fedap_splits/organc_alpha0.05.json")
     counts = {"train": 13000, "val": 2392, "test": 8268}
     rng = np.random.default_rng(0)

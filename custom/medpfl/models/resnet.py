@@ -20,7 +20,7 @@ class ResNet(Architecture):
         width: channels of the first of the four stages, >= 1; each later stage doubles them. 64 is the original.
         depth: number of layers.
         pool: max-pooling after the stem, so that the stages see a quarter of the input's height and width instead of
-            a half; without it training takes about 4 times as long, and inputs as small as 28 x 28 keep more detail.
+            a half; without it training takes about 3 times as long, and inputs as small as 28 x 28 keep more detail.
     """
 
     width: int = 16

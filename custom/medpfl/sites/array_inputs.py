@@ -28,8 +28,8 @@ def layout_of(file: Npz, key: str, declared: str | None) -> str:
     """
     shape, dtype = file.header(key)
     place = f"{file.path}: array '{key}'"
-    if dtype.kind not in "biuf":
-        raise DataError(f"{place} is of type {dtype}; expected whole or floating-point numbers")
+    if dtype.kind not in "biuf" or dtype.itemsize > 8:
+        raise DataError(f"{place} is of type {dtype}; expected whole or floating-point numbers of at most 64 bits")
     if 0 in shape[1:]:
         raise DataError(f"{place} has the shape {shape}: its rows are empty")
     if declared:
@@ -84,7 +84,8 @@ def prepare(images: NDArray[Any], size: tuple[int, ...], ranges: Mapping[str, Se
     """
     spatial = images.shape[2:]
     if len(spatial) != len(size) or (len(size) == 3 and spatial != size):
-        raise DataError(f"the task's size {list(size)} does not fit arrays of {' x '.join(map(str, spatial))}")
+        sentence = f"the task's size {list(size)} does not fit arrays of {' x '.join(map(str, spatial))}"
+        raise DataError(sentence, public=sentence)
     axes = (-1, *[1] * len(size))
     mean, scale = (torch.tensor(ranges[key], dtype=torch.float32).reshape(axes) for key in ("mean", "scale"))
     return (resize(torch.from_numpy(images.astype(np.float32)), size) - mean) / scale

@@ -76,7 +76,7 @@ class Arrays(Classes, Dataset):
     labels: str | None = None
     layout: Layout | None = None
     split: ArraySplit = ArraySplit()
-    _stored: dict[str, Rows] = PrivateAttr(default_factory=dict)
+    _stored: dict[str, tuple[str, Rows]] = PrivateAttr(default_factory=dict)
     _reading: Any = PrivateAttr(default_factory=Lock)
 
     @model_validator(mode="after")
@@ -107,18 +107,19 @@ class Arrays(Classes, Dataset):
 
     def read(self, case: ArrayCase) -> Item:
         """C x H x W (or C x D x H x W) as stored, and the class."""
-        file = Npz(self._folder / self.file)
-        layout = layout_of(file, case.key, self.layout)
+        path = self._folder / self.file
         with self._reading:
             if case.key not in self._stored:
+                file = Npz(path)
+                layout = layout_of(file, case.key, self.layout)
                 store = Store(Budget(self._storage, self._folder))
                 for block in file.blocks(case.key):
                     # A copy: torch does not take memory that cannot be written, or numbers of the other byte order.
                     store.append(torch.from_numpy(block.astype(block.dtype.newbyteorder("="))))
-                self._stored[case.key] = store.finish()
-        stored = self._stored[case.key][case.row : case.row + 1].numpy()
-        image = channels_first(stored, layout)
-        check_finite(f"{file.path}: {case.key}", image, [case.row])
+                self._stored[case.key] = (layout, store.finish())
+        layout, rows = self._stored[case.key]
+        image = channels_first(rows[case.row : case.row + 1].numpy(), layout)
+        check_finite(f"{path}: {case.key}", image, [case.row])
         return Item(image[0], case.label)
 
     def load(self, size: tuple[int, ...]) -> SiteData:

@@ -60,7 +60,9 @@ def read_mask(path: Path) -> NDArray[Any]:
 
 def prepare(image: NDArray[Any], size: tuple[int, int]) -> Tensor:
     """A decoded image as network input: C x H x W float32 of ``size``, bilinear and antialiased, about -2 to 2."""
-    values = resize(torch.from_numpy(image.astype(np.float32))[None], size)[0]
+    # Channel by channel: a photograph of 24 million pixels takes 0.3 GB as float32.
+    channels = [resize(torch.from_numpy(channel.astype(np.float32))[None, None], size)[0] for channel in image]
+    values = torch.cat(channels)
     return (values / np.iinfo(image.dtype).max - CENTRE) / SPREAD
 
 

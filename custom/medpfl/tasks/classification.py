@@ -65,5 +65,6 @@ class Classification(Labelled):
 
     def _plane(self) -> tuple[int, int]:
         if len(self.size) != 2:
-            raise DataError(f"the task's size {list(self.size)} does not fit images, which have height and width")
+            sentence = f"the task's size {list(self.size)} does not fit images, which have height and width"
+            raise DataError(sentence, public=sentence)
         return self.size[0], self.size[1]
