@@ -18,6 +18,7 @@ from medpfl.component import build, spec_of
 from medpfl.core.errors import ConfigError, DataError, MedPFLError
 from medpfl.core.mixers import Identity
 from medpfl.evaluate.deployed import load_deployed
+from medpfl.evaluate.export import export
 from medpfl.evaluate.predict import predict
 from medpfl.flare.allow import component_classes
 from medpfl.job import Job, load_job
@@ -229,3 +230,13 @@ def test_flare_builds_nested_components(task: Task) -> None:
     spec = json.loads(json.dumps(spec_of(task)))
     assert FlaresBuilder().build_component(spec) == task
     assert spec_of(task)["args"]["architecture"]["path"] in component_classes()
+
+
+@pytest.mark.parametrize("task", [TASKS[0], TASKS[2]], ids=["classification", "segmentation"])
+def test_export(hospital: Path, tmp_path: Path, task: Task) -> None:
+    """TorchScript is read back and compared by ``export``; a MONAI bundle would read volumes."""
+    deployed(hospital, task, tmp_path)
+    model = tmp_path / "home" / "a" / "small" / "models" / "local-last.safetensors"
+    assert (export(model, tmp_path / "out", "torchscript") / "model.ts").is_file()
+    with pytest.raises(MedPFLError, match=rf"segment volumes; this one's task is {type(task).__name__} of images: "):
+        export(model, tmp_path / "monai", "monai")

@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Broken image data: one sentence with the file and row or key, what was expected and what is there."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from test_site_file import fuzz, only_site_file_errors, values
 
 from medpfl.core.errors import DataError, MedPFLError, SiteFileError
 from medpfl.sites.declared import Problems
-from pictures import FOLDERS, MASKS, TABLE, images, write_folders, write_images
+from pictures import CLASSES, FOLDERS, MASKS, TABLE, images, write_folders, write_images
 
 Break = Callable[[Path], None]
 
@@ -234,3 +237,21 @@ def test_no_table_crashes(tmp_path: Path, rows: list[list[str]], header: bool) -
         assert case.path.is_file() and case.label >= 0 and case.group
     if not problems.found:
         assert listing["train"] and listing["test"]
+
+
+@fuzz
+@given(place=st.sampled_from([(), ("table",), ("table", "where"), ("label",), ("masks",), ("split",)]), data=st.data())
+@pytest.mark.parametrize("kind", ["images", "arrays"])
+def test_any_declaration(
+    tmp_path_factory: pytest.TempPathFactory, kind: str, place: tuple[str, ...], data: Any
+) -> None:
+    dataset = copy.deepcopy({**TABLE, "table": {**TABLE["table"], "where": {"site": ["a"]}}})
+    if kind == "arrays":
+        dataset = {"kind": "arrays", "file": "a.npz", "inputs": "x", "labels": "y", "layout": "NHW", "classes": CLASSES}
+        dataset["split"] = {"lists": {"file": "a.json", "train": 0, "test": 1}}
+    inner = dataset
+    for key in place:
+        inner = inner.get(key, inner)
+    inner[data.draw(st.sampled_from(sorted(inner)))] = data.draw(values)
+    text = yaml.safe_dump({"datasets": {"skin": dataset}})
+    only_site_file_errors(tmp_path_factory, lambda path: path.write_text(text, encoding="utf-8"))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """New images to segment, and their masks as PNG files of the images' own size."""
 
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -23,8 +24,9 @@ def new_images(path: Path, channels: int, size: tuple[int, int]) -> Iterator[New
     """
     files = {file: file.relative_to(path) if path.is_dir() else Path(file.name) for file in image_files(path)}
     names = [name.with_suffix("") for name in files.values()]
+    count = Counter(names)
     for file, name in zip(files, names, strict=True):
-        if names.count(name) > 1:
+        if count[name] > 1:
             raise DataError(f"{file}: another image would be written to '{name}' too; predict them one by one")
     for file, name in zip(files, names, strict=True):
         image = read_image(file, channels)
