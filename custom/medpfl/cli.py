@@ -282,6 +282,22 @@ def bench_rounds(
     _say(bench.table_of(results))
 
 
+@bench_app.command("reading")
+def bench_reading(
+    images: Annotated[int, typer.Option(help="Number of JPEG files.")] = 1000,
+    repeats: Annotated[int, typer.Option(help="Turns; medians are reported.")] = 3,
+    budget_mb: Annotated[float, typer.Option(help="Memory budget for the data larger than it, MB.")] = 100,
+    out: OutOption = None,
+) -> None:
+    """Reading images, as a multiple of the training that waits for them; memory beside its budget."""
+    from medpfl.bench import common, reading
+
+    facts = common.machine()
+    results = reading.measure(images, repeats, budget_mb)
+    common.write_json(out, "reading", facts, results)
+    _say(reading.table_of(results))
+
+
 @bench_app.command("phantom")
 def bench_phantom(seeds: SeedsOption = 3, out: OutOption = None) -> None:
     """softpull_phantom against local training, FedAvg and FedAvg + fine-tuning, over several seeds."""

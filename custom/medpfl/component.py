@@ -13,10 +13,16 @@ from medpfl.core.errors import ConfigError
 
 
 def spec_of(component: Any) -> dict[str, Any]:
-    """The configuration that builds an equal component (a dataclass of plain values)."""
+    """The configuration that builds an equal component (a dataclass of plain values and other components)."""
     kind = type(component)
-    args = {field.name: getattr(component, field.name) for field in dataclasses.fields(component) if field.init}
+    args = {
+        field.name: _argument(getattr(component, field.name)) for field in dataclasses.fields(component) if field.init
+    }
     return {"path": f"{kind.__module__}.{kind.__qualname__}", "args": args}
+
+
+def _argument(value: Any) -> Any:
+    return spec_of(value) if dataclasses.is_dataclass(value) else value
 
 
 def find_class(path: Any, where: str) -> type:

@@ -87,6 +87,15 @@ def test_bench_mixing_measures_and_agrees_with_float64(tmp_path: Path) -> None:
     assert max(found["worst_error"].values()) < 1e-5 and found["to_cloning"]["clone"] == 1.0
 
 
+def test_bench_reading_streams_what_exceeds_the_budget(tmp_path: Path) -> None:
+    options = ("--images", "120", "--repeats", "1", "--budget-mb", "20", "--out", str(tmp_path / "r.json"))
+    medpfl("bench", "reading", *options)
+    found = json.loads((tmp_path / "r.json").read_text())
+    memory = found["memory"]
+    assert memory["data_mb"] > 3 * memory["budget_mb"] and memory["grown_mb"] < memory["budget_mb"] + 40
+    assert found["to_training"]["batches from the scratch file"] > 5 and found["to_training"]["batches from memory"] > 5
+
+
 @pytest.mark.skipif(
     not HEART.is_dir() or not FLAMBY.is_dir(), reason="the UCI heart data or FLamby's results are absent"
 )

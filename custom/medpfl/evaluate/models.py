@@ -46,7 +46,7 @@ def evaluate_test(
     decisions = _decide(method, name, models, task, samples, device)
     found = None
     if _one_class_each(samples) and decisions.is_floating_point() and decisions.shape[1:] == (samples.classes,):
-        found = calibration(samples.targets.numpy(), decisions.numpy())
+        found = calibration(samples.targets[:].numpy(), decisions.numpy())
     return task.evaluate(decisions, samples), found
 
 

@@ -34,10 +34,11 @@ def write_bundle(deployed: Deployed, folder: Path) -> None:
     from medpfl.evaluate.export import write_torchscript
 
     task = deployed.task
-    if not isinstance(task, Segmentation):
+    of_images = deployed.preparation.get("kind") == "images"
+    if not isinstance(task, Segmentation) or of_images:
         raise MedPFLError(
-            f"a MONAI bundle is written for models that segment volumes; this one's task is {type(task).__name__}: "
-            "export it as torchscript or onnx"
+            f"a MONAI bundle is written for models that segment volumes; this one's task is {type(task).__name__}"
+            f"{' of images' if of_images else ''}: export it as torchscript or onnx"
         )
     if deployed.input_shape[0] != 1:
         raise MedPFLError(

@@ -18,19 +18,23 @@ datasets:
 
 import os
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, Field, PrivateAttr, ValidationError
 
 from medpfl.core.errors import SiteFileError
+from medpfl.sites.arrays import Arrays
 from medpfl.sites.declared import Dataset, StorageRule, Strict
+from medpfl.sites.images import Images
 from medpfl.sites.table import Table
 from medpfl.sites.volumes import Volumes
 
 ENVIRONMENT_VARIABLE = "MEDPFL_SITE_FILE"
-KINDS: dict[str, type[Dataset]] = {"volumes": Volumes, "table": Table}
-Declared = Annotated[Volumes | Table, Field(discriminator="kind")]
+Declared = Annotated[Volumes | Table | Images | Arrays, Field(discriminator="kind")]
+KINDS: dict[str, type[Dataset]] = {
+    get_args(kind.model_fields["kind"].annotation)[0]: kind for kind in get_args(get_args(Declared)[0])
+}
 Kind = TypeVar("Kind", bound=Dataset)
 
 

@@ -2,6 +2,7 @@
 """Tables: numeric and categorical columns, missing cells, splits."""
 
 import csv
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -154,7 +155,7 @@ def read_table(dataset: Table, problems: Problems | None = None) -> TableData:
         for row in np.flatnonzero(unknown.to_numpy()).tolist():
             column = next(c for c in used if pd.isna(frame.at[row, c]))
             problems.add(
-                f"{frame.at[row, _ROW]}: column '{column}' is missing ({int(unknown.sum())} rows lack a value); "
+                f"{frame.at[row, ROW]}: column '{column}' is missing ({int(unknown.sum())} rows lack a value); "
                 "declare 'missing_rows: drop' to leave such rows out"
             )
     frame = frame[~unknown].reset_index(drop=True)
@@ -166,7 +167,7 @@ def read_table(dataset: Table, problems: Problems | None = None) -> TableData:
     frame, classes, values = frame[good].reset_index(drop=True), classes[good], values[good]
     if frame.empty:
         raise DataError(f"{source}: no row can be used")
-    rows = frame[_ROW].tolist()
+    rows = frame[ROW].tolist()
     groups = frame[dataset.split.group].tolist() if dataset.split.group else None
     named = frame[dataset.split.column].tolist() if dataset.split.column else None
     splits = choose(dataset.split, rows, problems, source=source, groups=groups, classes=classes.tolist(), named=named)
@@ -187,32 +188,62 @@ def _listing(rows: list[str], groups: list[str], splits: dict[str, list[int]]) -
 
 
 def _read_file(dataset: Table, name: str, problems: Problems) -> pd.DataFrame:
-    """The used columns as text, NaN where missing, and ``_ROW``, the place of each row."""
     path = Path(dataset._folder, name)
-    lines = _read_lines(path, dataset.separator)
-    columns = dataset.columns or (lines.pop(0)[1] if lines else [])
+    alike = [other for other in dataset.files if Path(other).name == path.name]
+    shown = path.name if len(alike) == 1 else name
+    return read_text(path, shown, dataset.separator, dataset.columns, _used(dataset), dataset.missing, problems)
+
+
+def read_text(
+    path: Path,
+    shown: str,
+    separator: str,
+    columns: list[str] | None,
+    wanted: list[str],
+    missing: list[str],
+    problems: Problems,
+    where: Mapping[str, Collection[str]] | None = None,
+) -> pd.DataFrame:
+    """The wanted columns of a table file as text, NaN where missing, and ``ROW``, the place of each row.
+
+    Args:
+        shown: the file's name in the places of its rows.
+        columns: the columns' names; None: the first line has them.
+        where: column to (canonical) values; other rows are not looked at, whatever is wrong with them.
+
+    Raises:
+        DataError: the file cannot be read, has no rows, or lacks a column.
+    """
+    lines = _read_lines(path, separator)
+    columns = columns or (lines.pop(0)[1] if lines else [])
     if not lines:
         raise DataError(f"{path}: it has no rows")
+    _check_columns(path, columns, [*wanted, *(where or ())])
+    for column, values in (where or {}).items():
+        place = columns.index(column)
+        lines = [(line, cells) for line, cells in lines if len(cells) > place and canonical(cells[place]) in values]
     for line, cells in lines:
         # pandas would cut longer rows and fill shorter ones: a comma as decimal sign would shift columns unseen.
         if len(cells) != len(columns):
             problems.add(f"{path}:{line}: expected {len(columns)} columns, got {len(cells)}")
     lines = [(line, cells) for line, cells in lines if len(cells) == len(columns)]
-    wanted = _used(dataset)
+    wanted = list(dict.fromkeys(wanted))
+    positions = [columns.index(column) for column in wanted]
+    frame = pd.DataFrame([[cells[i] for i in positions] for _, cells in lines], columns=wanted, dtype=str)
+    frame = frame.mask(frame.isin(missing))
+    frame[ROW] = [f"{shown}:{line}" for line, _ in lines]
+    return frame
+
+
+ROW = "\n"
+"""The frames' own column; a name that no file's column has."""
+
+
+def _check_columns(path: Path, columns: Sequence[str], wanted: Sequence[str]) -> None:
     for column in wanted:
         if columns.count(column) != 1:
             problem = "is there more than once" if column in columns else "is missing"
             raise DataError(f"{path}: column '{column}' {problem}; the file has: {', '.join(columns)}")
-    positions = [columns.index(column) for column in wanted]
-    frame = pd.DataFrame([[cells[i] for i in positions] for _, cells in lines], columns=wanted, dtype=str)
-    frame = frame.mask(frame.isin(dataset.missing))
-    alike = [other for other in dataset.files if Path(other).name == path.name]
-    shown = path.name if len(alike) == 1 else name
-    frame[_ROW] = [f"{shown}:{line}" for line, _ in lines]
-    return frame
-
-
-_ROW = "\n"  # the frame's own column; a name that no file's column has
 
 
 def _used(dataset: Table) -> list[str]:
@@ -256,7 +287,7 @@ def _numbers(frame: pd.DataFrame, column: str, problems: Problems) -> NDArray[np
     numbers = pd.to_numeric(frame[column], errors="coerce").to_numpy(dtype=np.float64)
     for row in np.flatnonzero(~np.isfinite(numbers)).tolist():
         problems.add(
-            f"{frame.at[row, _ROW]}: column '{column}': expected a number, got '{frame.at[row, column]}'"
+            f"{frame.at[row, ROW]}: column '{column}': expected a number, got '{frame.at[row, column]}'"
             " (list it under 'missing' if it means not known)"
         )
     return numbers
@@ -271,7 +302,7 @@ def _lookup(
     declared = ", ".join(str(value) for group in values for value in group)
     for row in np.flatnonzero(found < 0).tolist():
         problems.add(
-            f"{frame.at[row, _ROW]}: column '{column}': '{frame.at[row, column]}' is not among the declared values "
+            f"{frame.at[row, ROW]}: column '{column}': '{frame.at[row, column]}' is not among the declared values "
             f"({declared})"
         )
     return found

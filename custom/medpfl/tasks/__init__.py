@@ -3,7 +3,8 @@
 
 from medpfl.sites.samples import Samples, SiteData
 from medpfl.tasks.base import Evaluation, Task
+from medpfl.tasks.classification import Classification
 from medpfl.tasks.segmentation import Segmentation
 from medpfl.tasks.tabular import Tabular
 
-__all__ = ["Evaluation", "Samples", "Segmentation", "SiteData", "Tabular", "Task"]
+__all__ = ["Classification", "Evaluation", "Samples", "Segmentation", "SiteData", "Tabular", "Task"]

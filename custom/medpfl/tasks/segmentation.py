@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""2-D segmentation of volumes, slice by slice along the axial axis, scored by Dice per patient volume."""
+"""2-D segmentation of images, or of volumes slice by slice along the axial axis, scored by Dice per image or volume."""
 
 import math
 from collections.abc import Iterator
@@ -12,21 +12,24 @@ import torch
 from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
+from medpfl.sites.images import Images
 from medpfl.sites.new_volumes import read_new_volumes
 from medpfl.sites.samples import Samples, SiteData
 from medpfl.sites.site_file import SiteFile
 from medpfl.sites.volumes import Volumes
 from medpfl.tasks.base import Evaluation, NewCase, Task
+from medpfl.tasks.new_masks import new_images
 
 
 @dataclass(frozen=True)
 class Segmentation(Task):
-    """MONAI's UNet with BatchNorm on axial slices; loss: Dice + cross-entropy.
+    """MONAI's UNet with BatchNorm on images or axial slices; loss: Dice + cross-entropy.
 
     Args:
-        dataset: name of a declared dataset of kind ``volumes``.
-        size: height and width of a slice in voxels, each a multiple of 2 ** (len(channels) - 1).
-        spacing: voxel size in mm to which every volume is resampled (right-left, posterior-anterior, axial).
+        dataset: name of a declared dataset of kind ``volumes``, or ``images`` with ``masks``.
+        size: each a multiple of 2 ** (len(channels) - 1): height and width to which images are resized, or to which
+            slices are cropped or padded (voxels).
+        spacing: of volumes: voxel size in mm to which each is resampled (right-left, posterior-anterior, axial).
         channels: UNet's channels from the top level down.
         residual_units: residual units per level, 0 for plain convolutions (quicker on a CPU).
         score: metric that chooses the best round.
@@ -59,9 +62,16 @@ class Segmentation(Task):
             raise ConfigError(f"Segmentation's spacing must be 3 positive numbers (mm), got {list(self.spacing)}")
 
     def load(self, site_file: SiteFile) -> SiteData:
-        return site_file.dataset(self.dataset, Volumes).slices(self.spacing, self.size)
+        dataset = site_file.dataset(self.dataset, Volumes, Images)
+        if isinstance(dataset, Images):
+            return dataset.load(self.size, "mask")
+        assert isinstance(dataset, Volumes)
+        return dataset.slices(self.spacing, self.size)
 
     def new_cases(self, path: Path, preparation: dict[str, Any]) -> Iterator[NewCase]:
+        if preparation.get("kind") == "images":
+            yield from new_images(path, preparation["channels"], self.size)
+            return
         step = 2 ** (len(self.channels) - 1)
         for volume in read_new_volumes(path, self.spacing, self.size, step):
             yield NewCase(volume.name, volume.slices, volume.save)
@@ -88,9 +98,9 @@ class Segmentation(Task):
         return outputs.argmax(dim=1).to(torch.uint8)
 
     def evaluate(self, decisions: Tensor, samples: Samples) -> Evaluation:
-        """Dice of each volume (its slices taken together), averaged over the declared foreground classes and then over
-        the volumes. A class that is in neither the label map nor the decision of a volume counts as 1 (nothing was
-        there, nothing was found)."""
+        """Dice of each image or volume (its slices taken together), averaged over the declared foreground classes and
+        then over the cases. A class that is in neither the label map nor the decision of a case counts as 1 (nothing
+        was there, nothing was found). Images count at the task's size."""
         from monai.metrics import compute_dice
         from monai.networks import one_hot
 
