@@ -13,9 +13,10 @@ from medpfl.core.errors import ConfigError
 
 
 def spec_of(component: Any) -> dict[str, Any]:
-    """The configuration that builds an equal component (a dataclass of plain values)."""
+    """The configuration that builds an equal component (a dataclass of plain values and of components)."""
     kind = type(component)
-    args = {field.name: getattr(component, field.name) for field in dataclasses.fields(component) if field.init}
+    values = {field.name: getattr(component, field.name) for field in dataclasses.fields(component) if field.init}
+    args = {name: spec_of(value) if dataclasses.is_dataclass(value) else value for name, value in values.items()}
     return {"path": f"{kind.__module__}.{kind.__qualname__}", "args": args}
 
 

@@ -25,12 +25,13 @@ from pydantic import BaseModel, Field, PrivateAttr, ValidationError
 
 from medpfl.core.errors import SiteFileError
 from medpfl.sites.declared import Dataset, StorageRule, Strict
+from medpfl.sites.series import Series
 from medpfl.sites.table import Table
 from medpfl.sites.volumes import Volumes
 
 ENVIRONMENT_VARIABLE = "MEDPFL_SITE_FILE"
-KINDS: dict[str, type[Dataset]] = {"volumes": Volumes, "table": Table}
-Declared = Annotated[Volumes | Table, Field(discriminator="kind")]
+KINDS: dict[str, type[Dataset]] = {"volumes": Volumes, "table": Table, "series": Series}
+Declared = Annotated[Volumes | Table | Series, Field(discriminator="kind")]
 Kind = TypeVar("Kind", bound=Dataset)
 
 

@@ -5,5 +5,6 @@ from medpfl.sites.samples import Samples, SiteData
 from medpfl.tasks.base import Evaluation, Task
 from medpfl.tasks.segmentation import Segmentation
 from medpfl.tasks.tabular import Tabular
+from medpfl.tasks.time_series import TimeSeries
 
-__all__ = ["Evaluation", "Samples", "Segmentation", "SiteData", "Tabular", "Task"]
+__all__ = ["Evaluation", "Samples", "Segmentation", "SiteData", "Tabular", "Task", "TimeSeries"]
