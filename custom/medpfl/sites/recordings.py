@@ -125,7 +125,8 @@ def _text(value: Any) -> str | None:
 
 def _load(path: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
+        with path.open("rb") as file:
+            content = np.load(file, allow_pickle=False)
             if not isinstance(content, np.lib.npyio.NpzFile):
                 raise DataError(f"{path}: expected an .npz file with named arrays, got a single array")
             for name in names:
@@ -154,7 +155,7 @@ def windows(values: NDArray[np.float32], length: int, step: int) -> NDArray[np.f
     """T x C to N x C x length, a window every ``step`` time steps; none if T is below ``length``."""
     if len(values) < length:
         return np.empty((0, values.shape[1], length), dtype=values.dtype)
-    return np.lib.stride_tricks.sliding_window_view(values, length, axis=0)[::step]
+    return np.array(np.lib.stride_tricks.sliding_window_view(values, length, axis=0)[::step], order="C")
 
 
 def missing_samples(recording: Recording, used: NDArray[np.bool_]) -> Iterator[str]:
@@ -201,4 +202,4 @@ def new_recordings(path: Path, preparation: Mapping[str, Any]) -> Iterator[tuple
             for sentence in missing_samples(recording, np.ones(steps, dtype=bool)):
                 raise DataError(sentence)
             made = windows(((recording.values - mean) / scale).astype(np.float32), length, preparation["step"])
-            yield recording.name, torch.from_numpy(np.ascontiguousarray(made))
+            yield recording.name, torch.from_numpy(made)

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from medpfl.core.errors import DataError
 from medpfl.sites.cells import Cells, shown_names
@@ -43,6 +43,13 @@ class SeriesLabel(LabelColumn):
     """The column to predict; steps whose value is in ``ignore`` belong to no window."""
 
     ignore: list[str | int | float] = Field(default=[])
+
+    @field_validator("ignore", mode="before")
+    @classmethod
+    def _plain(cls, ignore: Any) -> Any:
+        if isinstance(ignore, list):
+            distinct(ignore)
+        return ignore
 
     @model_validator(mode="after")
     def _ignored_once(self) -> "SeriesLabel":
@@ -142,7 +149,7 @@ class Series(Cells, Dataset):
             inputs, targets = Store(plan.budget), Store(plan.budget)
             for run in runs:
                 made = windows(((plan.values(run) - mean) / scale).astype(np.float32), plan.length, plan.step)
-                inputs.append(torch.from_numpy(np.ascontiguousarray(made)))
+                inputs.append(torch.from_numpy(made))
                 targets.append(torch.full((len(made),), run.label, dtype=torch.int64))
             names = [case.name for case in listing[split]]
             classes = len(self.label.classes)
