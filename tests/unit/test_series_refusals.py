@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time series that cannot be used: each answered with one sentence that names the place, expected and got."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -288,3 +289,29 @@ def test_any_column_type_is_a_series_or_a_sentence(
         assert "odd.parquet" in str(error) and "\n" not in str(error)
         return
     assert all(bool(np.isfinite(samples.inputs[:].numpy()).all()) for samples in found.splits.values())
+
+
+texts = st.sampled_from(["x", "a.csv"]) | st.text(max_size=5)
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | texts
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["time", "column", "x"]), inner),
+    max_leaves=6,
+)
+
+
+@fuzz
+@given(base=st.sampled_from([DECLARED, ARRAYS]), data=st.data())
+def test_any_value_in_a_declaration(tmp_path_factory: pytest.TempPathFactory, base: dict[str, Any], data: Any) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    for name in DECLARED["files"]:
+        (folder / name).write_text(GOOD)
+    np.savez(folder / "e.npz", x=X, y=Y)
+    content = copy.deepcopy(base)
+    place = data.draw(st.sampled_from([content, content["label"], content.get("window", content)]))
+    key = data.draw(st.sampled_from([*place, "split", "missing_samples", "step"]))
+    place[key] = data.draw(values)
+    try:
+        declare(folder, content).load()
+    except (SiteFileError, DataError) as error:
+        assert "\n" not in str(error)

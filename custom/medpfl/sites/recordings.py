@@ -71,8 +71,8 @@ def read_recording(
             if channel not in told:
                 told.add(channel)
                 problems.add(
-                    f"{shown}:{frame.at[row, PLACE]}: channel '{channel}': expected a number, got "
-                    f"'{frame.at[row, channel]}' (list it under 'missing' if it means not known)"
+                    f"{shown}:{frame[PLACE].iloc[row]}: channel '{channel}': expected a number, got "
+                    f"'{frame[channel].iloc[row]}' (list it under 'missing' if it means not known)"
                 )
         values.append(small)
         places.append(frame[PLACE].to_numpy(dtype=np.int64))
@@ -109,12 +109,12 @@ def read_arrays(path: Path, shown: str, inputs: str, marks: Sequence[str], probl
         with np.errstate(over="ignore"):
             small = np.ascontiguousarray(values[number].T, dtype=np.float32)
         name = f"{shown}[{number}]"
-        infinite = np.isinf(small)
+        infinite: NDArray[np.bool_] = np.isinf(small)
         for step, channel in np.argwhere(infinite)[:1].tolist():
             got = values[number, channel, step]
             problems.add(f"{name}:{step}: channel '{channel}': expected a number, got '{got}'")
         marked = {mark: np.full(len(steps), texts[mark][number], dtype=object) for mark in marks}
-        yield Recording(name, channels, small, steps, marked, infinite.any(axis=1))
+        yield Recording(name, channels, small, steps, marked, np.any(infinite, axis=1))
 
 
 def _text(value: Any) -> str | None:

@@ -188,10 +188,10 @@ def new_rows(path: Path, preparation: Mapping[str, Any]) -> tuple[list[str], NDA
     frame = pd.concat(list(pieces), ignore_index=True)
     frame[_ROW] = [f"{path.name}:{place}" for place in frame[PLACE]]
     for column in features:
-        missing = np.flatnonzero(frame[column].isna())
-        if len(missing) and column not in imputed:
+        missing = frame[_ROW][frame[column].isna()].tolist()
+        if missing and column not in imputed:
             raise DataError(
-                f"{frame.at[int(missing[0]), _ROW]}: column '{column}' is missing; the model was trained on rows "
+                f"{missing[0]}: column '{column}' is missing; the model was trained on rows "
                 "without missing values, so it has no value to put there"
             )
     _, raw = _coded(features, frame, np.zeros(len(frame), dtype=bool), Problems())
@@ -231,19 +231,19 @@ def _known(dataset: Table, frame: pd.DataFrame, problems: Problems) -> pd.DataFr
     """The rows that lack no value that cannot be imputed; the others are told of, or dropped if that is declared."""
     impute = dataset.missing_rows == "impute"
     used = list(dict.fromkeys([*([] if impute else dataset.features), *_given(dataset)]))
-    unknown = frame[used].isna().any(axis=1)
+    missing = frame[used].isna().to_numpy()
+    unknown = missing.any(axis=1)
     if unknown.any() and dataset.missing_rows != "drop":
         mend = (
             "a label, group or split is never imputed, so remove such rows"
             if impute
             else "declare 'missing_rows: drop' to leave such rows out, or 'impute'"
         )
-        for row in np.flatnonzero(unknown.to_numpy()).tolist():
-            column = next(c for c in used if pd.isna(frame.at[row, c]))
-            problems.add(
-                f"{frame.at[row, _ROW]}: column '{column}' is missing ({int(unknown.sum())} rows lack a value); {mend}"
-            )
-    return frame[~unknown].reset_index(drop=True)
+        rows = frame[_ROW].tolist()
+        for row in np.flatnonzero(unknown).tolist():
+            column = used[int(missing[row].argmax())]
+            problems.add(f"{rows[row]}: column '{column}' is missing ({int(unknown.sum())} rows lack a value); {mend}")
+    return frame.loc[~unknown].reset_index(drop=True)
 
 
 def _coded(
@@ -269,7 +269,7 @@ def _numbers(frame: pd.DataFrame, column: str, bad: NDArray[np.bool_], problems:
     for row in np.flatnonzero(~np.isfinite(numbers) & frame[column].notna().to_numpy()).tolist():
         bad[row] = True
         problems.add(
-            f"{frame.at[row, _ROW]}: column '{column}': expected a number, got '{frame.at[row, column]}'"
+            f"{frame[_ROW].iloc[row]}: column '{column}': expected a number, got '{frame[column].iloc[row]}'"
             " (list it under 'missing' if it means not known)"
         )
     return numbers
@@ -281,16 +281,14 @@ def _lookup(
     """Position of each cell in ``values``, -1 where it is missing; "3", "3.0" and 3 are the same value."""
     positions = {canonical(value): position for position, group in enumerate(values) for value in group}
     known = frame[column].notna().to_numpy()
-    found = np.array(
-        [positions.get(canonical(cell), -1) if there else -1 for cell, there in zip(frame[column], known, strict=True)],
-        dtype=np.int64,
-    )
+    cells = frame[column].tolist()
+    places = [positions.get(canonical(cell), -1) if there else -1 for cell, there in zip(cells, known, strict=True)]
+    found = np.array(places, dtype=np.int64)
     declared = ", ".join(str(value) for group in values for value in group)
     for row in np.flatnonzero((found < 0) & known).tolist():
         bad[row] = True
         problems.add(
-            f"{frame.at[row, _ROW]}: column '{column}': '{frame.at[row, column]}' is not among the declared values "
-            f"({declared})"
+            f"{frame[_ROW].iloc[row]}: column '{column}': '{cells[row]}' is not among the declared values ({declared})"
         )
     return found
 
