@@ -243,7 +243,7 @@ def _known(dataset: Table, frame: pd.DataFrame, problems: Problems) -> pd.DataFr
         for row in np.flatnonzero(unknown).tolist():
             column = used[int(missing[row].argmax())]
             problems.add(f"{rows[row]}: column '{column}' is missing ({int(unknown.sum())} rows lack a value); {mend}")
-    return frame.loc[~unknown].reset_index(drop=True)
+    return frame.iloc[np.flatnonzero(~unknown)].reset_index(drop=True)
 
 
 def _coded(
