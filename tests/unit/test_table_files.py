@@ -16,10 +16,13 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from medpfl.core.errors import DataError, SiteFileError
+from medpfl.evaluate.deployed import load_deployed
+from medpfl.evaluate.predict import predict
 from medpfl.sites.declared import Problems
 from medpfl.sites.site_file import load_site_file
 from medpfl.sites.table import Table, TableData, new_rows, read_table
 from medpfl.tasks import Tabular
+from tools import run
 
 SPLIT = [*["train"] * 5, "validation", *["test"] * 3]
 FRAME = pd.DataFrame(
@@ -260,6 +263,22 @@ def test_new_rows_refused(tmp_path: Path, text: str, words: list[str]) -> None:
         list(Tabular("t").new_cases(tmp_path / "new.csv", preparation))
     for word in words:
         assert word in str(caught.value)
+
+
+def test_a_models_own_test_rows_are_predicted_as_in_its_test(
+    tmp_path: Path, table_sites: dict[str, Path], make_job: Any
+) -> None:
+    """Federation, deployed model and prediction from a bare file agree on the hospital's own test rows."""
+    run(make_job(), table_sites, tmp_path)
+    models = tmp_path / "home" / "clara" / "small" / "models"
+    tested = pd.read_csv(models / "personal-last.csv").set_index("case")
+    model = load_deployed(models / "personal-last.safetensors")
+    rows = predict(model, table_sites["clara"].with_suffix(".csv"), tmp_path / "predictions").rows
+    found = pd.DataFrame(rows).set_index("case").loc[tested.index]
+    assert (found["predicted"] == tested["predicted"].map({0: "no", 1: "yes"})).all()
+    np.testing.assert_allclose(found[["p_no", "p_yes"]].max(axis=1), tested["probability"], atol=1e-5)
+    with pytest.raises(DataError, match="given away without its hospital's preparation"):
+        list(model.task.new_cases(table_sites["clara"].with_suffix(".csv"), {}))
 
 
 def test_missing_rows_has_three_answers(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from torch import nn
 
 from medpfl.component import build, spec_of
 from medpfl.core.errors import ConfigError, DataError
+from medpfl.evaluate.deployed import load_deployed
+from medpfl.evaluate.predict import predict
 from medpfl.job import Job
 from medpfl.models.base import Architecture
 from medpfl.models.conv1d import Conv1d, Pamap2Cnn
@@ -49,7 +51,8 @@ def write_sites(folder: Path) -> dict[str, Path]:
             "window": {"length": 20, "step": 10},
         }
         files[site] = folder / f"{site}.yaml"
-        files[site].write_text(yaml.safe_dump({"site": site, "datasets": {"motion": dataset}}))
+        content = {"site": site, "datasets": {"motion": dataset}}
+        files[site].write_text(yaml.safe_dump(content, sort_keys=False))  # the classes in their order
     return files
 
 
@@ -64,6 +67,17 @@ def test_a_federation_learns_and_gives_the_same_bits_twice(tmp_path: Path, make_
     assert any(key.endswith("running_mean") for key in one["slots"]["fedavg"])
     last = [line for line in one["test"] if line["choice"] == "last" and line["model"] in ("personal", "local")]
     assert len(last) == 6 and min(line["metrics"]["accuracy"] for line in last) > 0.8
+
+    model = load_deployed(tmp_path / "one" / "home" / "berta" / "small" / "models" / "personal-last.safetensors")
+    recording = pd.read_csv(tmp_path / "sites" / "berta0.csv")[["x", "y"]]
+    (tmp_path / "new").mkdir()
+    for name, part in (("slow", recording[:60]), ("fast", recording[60:])):
+        part.to_csv(tmp_path / "new" / f"{name}.csv", index=False)
+    rows = predict(model, tmp_path / "new", tmp_path / "predictions").rows
+    assert [(row["case"], row["predicted"]) for row in rows] == [("fast.csv", "fast"), ("slow.csv", "slow")]
+    for row, case in zip(rows, TASK.new_cases(tmp_path / "new", model.preparation), strict=True):
+        windows = TASK.decide(model(case.inputs))
+        assert len(windows) == 5 and row["p_fast"] == pytest.approx(float(windows[:, 1].mean()), abs=1e-5)
 
 
 def test_the_configuration_of_a_nested_component_comes_back_as_it_was(tmp_path: Path, make_job: Any) -> None:
@@ -167,6 +181,8 @@ def test_new_recordings_are_prepared_as_the_trained_ones(tmp_path: Path) -> None
         assert len(same) == 10 and all(same)
     network = TASK.network(data).eval()
     assert TASK.decide(network(cases[0].inputs)).shape == (11, 2)
+    with pytest.raises(DataError, match="given away without its hospital's preparation"):
+        list(TASK.new_cases(tmp_path / "new", {}))
     with pytest.raises(DataError, match=r"nowhere\.csv: no such file"):
         list(TASK.new_cases(tmp_path / "nowhere.csv", kept))
 

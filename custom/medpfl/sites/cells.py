@@ -3,7 +3,7 @@
 
 import csv
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,17 @@ class Cells(Strict):
             if columns and columns.count(column) > 1:
                 raise ValueError(f"the column '{column}' is listed twice")
         return columns
+
+
+def kept_form(preparation: Mapping[str, Any], path: Path) -> Cells:
+    """How the files of the training data were written, as a deployed model keeps it.
+
+    Raises:
+        DataError: the model was given away without what prepares its inputs.
+    """
+    if "cells" not in preparation:
+        raise DataError(f"{path}: cannot be prepared: the model was given away without its hospital's preparation")
+    return Cells.model_validate(preparation["cells"])
 
 
 def shown_names(files: Sequence[str]) -> list[str]:

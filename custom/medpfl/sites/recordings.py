@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from medpfl.core.errors import DataError
-from medpfl.sites.cells import PLACE, Cells, read_cells, to_numbers
+from medpfl.sites.cells import PLACE, Cells, kept_form, read_cells, to_numbers
 from medpfl.sites.declared import Problems
 
 
@@ -181,7 +181,7 @@ def new_recordings(path: Path, preparation: Mapping[str, Any]) -> Iterator[tuple
     files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
     if not files:
         raise DataError(f"{path}: the folder has no files")
-    form, channels = Cells.model_validate(preparation["cells"]), preparation["channels"]
+    form, channels = kept_form(preparation, path), preparation["channels"]
     mean, scale = np.array(preparation["mean"]), np.array(preparation["scale"])
     for file in files:
         recordings: Iterator[Recording]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from medpfl.core.errors import DataError
-from medpfl.sites.cells import PLACE, Cells, read_cells, shown_names, to_numbers
+from medpfl.sites.cells import PLACE, Cells, kept_form, read_cells, shown_names, to_numbers
 from medpfl.sites.declared import (
     SPLITS,
     Case,
@@ -182,8 +182,8 @@ def new_rows(path: Path, preparation: Mapping[str, Any]) -> tuple[list[str], NDA
     Raises:
         DataError: with the file, the line and the column, expected and got.
     """
+    form = kept_form(preparation, path)
     features, imputed = preparation["features"], preparation["imputed"]
-    form = Cells.model_validate(preparation["cells"])
     pieces = read_cells(path, path.name, form, Problems(), list(features), _numeric(features), preparation["label"])
     frame = pd.concat(list(pieces), ignore_index=True)
     frame[_ROW] = [f"{path.name}:{place}" for place in frame[PLACE]]
