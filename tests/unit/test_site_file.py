@@ -93,7 +93,7 @@ ORGAN = ("datasets", "organ")
         ((*HEART, "separator"), ",,", ["'datasets.heart.separator'", "at most 1"]),
         ((*HEART, "separator"), "\n", ["'datasets.heart.separator'", "comma"]),
         ((*HEART, "columns"), ["a", "b", "a"], ["'datasets.heart.columns'", "'a' is listed twice"]),
-        ((*HEART, "missing_rows"), "keep", ["missing_rows", "'drop' or 'refuse'", "got 'keep'"]),
+        ((*HEART, "missing_rows"), "keep", ["missing_rows", "'drop', 'refuse' or 'impute'", "got 'keep'"]),
         ((*HEART, "features", "age"), "numeric", ["'datasets.heart.features.age'", "'number' or a list", "'numeric'"]),
         ((*HEART, "features", "cp"), [1], ["features.cp'", "at least 2 categories"]),
         ((*HEART, "features", "cp"), [1, 2, 1.0], ["features.cp'", "1.0 is listed twice"]),

@@ -15,6 +15,7 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from medpfl.core.errors import DataError
+from medpfl.sites.cells import PLACE, Cells, read_cells
 from medpfl.sites.declared import (
     SPLITS,
     Case,
@@ -32,11 +33,10 @@ from medpfl.sites.patterns import Found, Patterns, find_files, placeholders
 from medpfl.sites.pixels import prepare, prepare_mask, read_image, read_mask
 from medpfl.sites.samples import Budget, Samples, SiteData, Store, empty_like, in_parallel
 from medpfl.sites.splits import check_listing, choose
-from medpfl.sites.table import ROW, read_text
 
 
 class ImageTable(Strict):
-    """A table (CSV, or TSV by its suffix) with one row an image.
+    """A table (CSV, or TSV or Parquet by its suffix) with one row an image.
 
     ``image``: the column with the file's name, with or without suffix and folders. ``where``: column to values; only
     rows with one of them are used.
@@ -208,13 +208,14 @@ class Images(Dataset):
         known = placeholders(self.files)
         wanted = [self.table.image, *(column for column in self._columns() if column not in known)]
         where = {column: {canonical(value) for value in values} for column, values in self.table.where.items()}
-        frame = read_text(path, path.name, "\t" if path.suffix == ".tsv" else ",", None, wanted, [], problems, where)
+        frames = read_cells(path, path.name, Cells(missing=[]), problems, wanted, where=where)
+        frame = pd.concat(frames, ignore_index=True).fillna("")
         if frame.empty:
             problems.add(f"{path}: no row has {' and '.join(f'{c} in {v}' for c, v in self.table.where.items())}")
         index = _by_name(found)
         rows: dict[str, _Row] = {}
         for cells in _records(frame):
-            place, name = cells.pop(ROW), cells[self.table.image]
+            place, name = f"{path.name}:{cells.pop(PLACE)}", cells[self.table.image]
             images = _named(index, name)
             if len(images) != 1:
                 problem = f"names several: {', '.join(image.name for image in images)}" if images else "does not exist"

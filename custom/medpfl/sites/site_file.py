@@ -27,11 +27,12 @@ from medpfl.core.errors import SiteFileError
 from medpfl.sites.arrays import Arrays
 from medpfl.sites.declared import Dataset, StorageRule, Strict
 from medpfl.sites.images import Images
+from medpfl.sites.series import Series
 from medpfl.sites.table import Table
 from medpfl.sites.volumes import Volumes
 
 ENVIRONMENT_VARIABLE = "MEDPFL_SITE_FILE"
-Declared = Annotated[Volumes | Table | Images | Arrays, Field(discriminator="kind")]
+Declared = Annotated[Volumes | Table | Images | Arrays | Series, Field(discriminator="kind")]
 KINDS: dict[str, type[Dataset]] = {
     get_args(kind.model_fields["kind"].annotation)[0]: kind for kind in get_args(get_args(Declared)[0])
 }

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables: numeric and categorical columns, missing cells, splits."""
 
-import csv
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -10,9 +9,10 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, Field, PrivateAttr, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from medpfl.core.errors import DataError
+from medpfl.sites.cells import PLACE, Cells, kept_form, read_cells, shown_names, to_numbers
 from medpfl.sites.declared import (
     SPLITS,
     Case,
@@ -39,40 +39,26 @@ def _feature(value: Any) -> Any:
 
 
 Feature = Annotated[Literal["number"] | list[str | int | float], BeforeValidator(_feature)]
+Features = Mapping[str, Any]
+"""Column to ``number`` or the list of its categories."""
 
 
-class Table(Dataset):
-    """One row a patient (or visit), read from CSV-like files.
+class Table(Cells, Dataset):
+    """One row a patient (or visit), read from CSV, TSV or Parquet files.
 
     ``features`` maps a column to ``number`` or to the list of its categories (coded one-hot without the first).
-    ``missing``: cell texts that mean "not known"; ``missing_rows``: what to do with rows that lack a used value.
+    ``missing_rows``: what to do with rows that lack a used value: ``refuse`` them, ``drop`` them, or ``impute``
+    features by the training part's median (numbers) and most frequent category; a label, group or split is never
+    imputed, so rows that lack one are refused then.
     """
 
     kind: Literal["table"]
     files: list[str] = Field(min_length=1)
-    separator: str = Field(default=",", min_length=1, max_length=1)
-    columns: list[str] | None = None
-    missing: list[str] = Field(default=["", "?", "NA"])
-    missing_rows: Literal["drop", "refuse"] = "refuse"
+    missing_rows: Literal["drop", "refuse", "impute"] = "refuse"
     features: dict[str, Feature] = Field(min_length=1)
     label: LabelColumn
     split: SplitRule = SplitRule(stratify=True)
     _read: "TableData | None" = PrivateAttr(default=None)
-
-    @field_validator("separator")
-    @classmethod
-    def _separates(cls, separator: str) -> str:
-        if separator in '\0\r\n"':
-            raise ValueError("expected a comma, semicolon, tab or the like")
-        return separator
-
-    @field_validator("columns")
-    @classmethod
-    def _named_once(cls, columns: list[str] | None) -> list[str] | None:
-        for column in columns or []:
-            if columns and columns.count(column) > 1:
-                raise ValueError(f"the column '{column}' is listed twice")
-        return columns
 
     @model_validator(mode="after")
     def _label_is_no_feature(self) -> "Table":
@@ -88,12 +74,12 @@ class Table(Dataset):
         return _listing(data.rows, data.groups, data.splits)
 
     def read(self, case: "RowCase") -> Item:
-        """One row: F values as numbers, categories one-hot, before standardisation."""
+        """One row: F values as numbers, categories one-hot, before imputing and standardising (NaN: missing)."""
         data = self._data(Problems())
         return Item(data.raw[case.row], int(data.classes[case.row]))
 
     def load(self) -> "TableData":
-        """Read, check, code and standardise all rows.
+        """Read, check, code, impute and standardise all rows.
 
         Raises:
             DataError: with the file, the line and the column, expected and got.
@@ -118,15 +104,15 @@ class TableData:
     """A table as numbers.
 
     Attributes:
-        raw: N x F float64 as coded.
-        features: the same, standardised with the training part's mean and standard deviation.
+        raw: N x F float64 as coded; NaN where a value is missing.
+        features: the same, imputed, and standardised with the training part's mean and standard deviation.
         classes: N class indices.
         splits: indices of each split.
         rows: N names of the rows ("file:line"), for messages and prediction files.
         groups: N groups, a row's name where none are declared.
         columns: F feature names.
         class_names: names of the classes.
-        preparation: the training part's statistics.
+        preparation: how new rows are read and prepared alike; see ``new_rows``.
     """
 
     raw: NDArray[np.float64]
@@ -141,168 +127,191 @@ class TableData:
 
 
 def read_table(dataset: Table, problems: Problems | None = None) -> TableData:
-    """Read, check, code and standardise a declared table; rows with problems are left out where they are kept.
+    """Read, check, code, impute and standardise a declared table; rows with problems are left out where they are kept.
 
     Raises:
         DataError: with the file, the line and the column, expected and got.
     """
     problems = problems or Problems()
     source = ", ".join(dataset.files)
-    frame = pd.concat([_read_file(dataset, name, problems) for name in dataset.files], ignore_index=True)
-    used = _used(dataset)
-    unknown = frame[used].isna().any(axis=1)
-    if unknown.any() and dataset.missing_rows == "refuse":
-        for row in np.flatnonzero(unknown.to_numpy()).tolist():
-            column = next(c for c in used if pd.isna(frame.at[row, c]))
-            problems.add(
-                f"{frame.at[row, ROW]}: column '{column}' is missing ({int(unknown.sum())} rows lack a value); "
-                "declare 'missing_rows: drop' to leave such rows out"
-            )
-    frame = frame[~unknown].reset_index(drop=True)
+    frame = _known(dataset, _read_files(dataset, problems), problems)
     if frame.empty:
         raise DataError(f"{source}: no row is left once rows with missing values are dropped")
-    classes = _lookup(frame, dataset.label.column, list(dataset.label.classes.values()), problems)
-    columns, values = _features(dataset, frame, problems)
-    good = (classes >= 0) & np.isfinite(values).all(axis=1)
-    frame, classes, values = frame[good].reset_index(drop=True), classes[good], values[good]
+    bad = np.zeros(len(frame), dtype=bool)
+    label = dataset.label
+    classes = _lookup(frame, label.column, list(label.classes.values()), bad, problems)
+    columns, raw = _coded(dataset.features, frame, bad, problems)
+    frame, classes, raw = frame[~bad].reset_index(drop=True), classes[~bad], raw[~bad]
     if frame.empty:
         raise DataError(f"{source}: no row can be used")
-    rows = frame[ROW].tolist()
+    rows = frame[_ROW].tolist()
     groups = frame[dataset.split.group].tolist() if dataset.split.group else None
     named = frame[dataset.split.column].tolist() if dataset.split.column else None
     splits = choose(dataset.split, rows, problems, source=source, groups=groups, classes=classes.tolist(), named=named)
     owners = groups or rows
     check_listing(_listing(rows, owners, splits), source, problems)
+    imputed = {}
+    if dataset.missing_rows == "impute":
+        imputed = _typical(dataset.features, frame.iloc[splits["train"]], source, problems)
+    values = _filled(dataset.features, raw, imputed)
     train = values[splits["train"]]
     mean = train.mean(axis=0) if len(train) else np.zeros(values.shape[1])
     deviation = train.std(axis=0, ddof=1) if len(train) > 1 else np.zeros(train.shape[1])
     # A column that is constant in the training part carries nothing; dividing by its zero would blow the others up.
     scale = np.where(deviation > 0, deviation, 1.0)
-    preparation = {"columns": columns, "mean": mean.tolist(), "scale": scale.tolist()}
-    names = list(dataset.label.classes)
-    return TableData(values, (values - mean) / scale, classes, splits, rows, owners, columns, names, preparation)
+    preparation = {
+        "cells": Cells.model_validate(dataset.model_dump(include=set(Cells.model_fields))).model_dump(),
+        "features": dict(dataset.features),
+        "label": label.column,
+        "imputed": imputed,
+        "mean": mean.tolist(),
+        "scale": scale.tolist(),
+    }
+    names = list(label.classes)
+    return TableData(raw, (values - mean) / scale, classes, splits, rows, owners, columns, names, preparation)
+
+
+def new_rows(path: Path, preparation: Mapping[str, Any]) -> tuple[list[str], NDArray[np.float64]]:
+    """Rows of a file that no site file declares, prepared as the training rows were: names, and N x F values.
+
+    Other columns, the label among them, may be there or not.
+
+    Args:
+        preparation: ``TableData.preparation`` of the training data.
+
+    Raises:
+        DataError: with the file, the line and the column, expected and got.
+    """
+    form = kept_form(preparation, path)
+    features, imputed = preparation["features"], preparation["imputed"]
+    pieces = read_cells(path, path.name, form, Problems(), list(features), _numeric(features), preparation["label"])
+    frame = pd.concat(list(pieces), ignore_index=True)
+    frame[_ROW] = [f"{path.name}:{place}" for place in frame[PLACE]]
+    for column in features:
+        missing = frame[_ROW][frame[column].isna()].tolist()
+        if missing and column not in imputed:
+            raise DataError(
+                f"{missing[0]}: column '{column}' is missing; the model was trained on rows "
+                "without missing values, so it has no value to put there"
+            )
+    _, raw = _coded(features, frame, np.zeros(len(frame), dtype=bool), Problems())
+    values = _filled(features, raw, imputed)
+    return frame[_ROW].tolist(), (values - np.array(preparation["mean"])) / np.array(preparation["scale"])
+
+
+_ROW = "\n\n"  # the frame's own column beside PLACE: file and line
 
 
 def _listing(rows: list[str], groups: list[str], splits: dict[str, list[int]]) -> Listing:
     return {split: [RowCase(rows[i], groups[i], rows[i], i) for i in splits[split]] for split in SPLITS}
 
 
-def _read_file(dataset: Table, name: str, problems: Problems) -> pd.DataFrame:
-    path = Path(dataset._folder, name)
-    alike = [other for other in dataset.files if Path(other).name == path.name]
-    shown = path.name if len(alike) == 1 else name
-    return read_text(path, shown, dataset.separator, dataset.columns, _used(dataset), dataset.missing, problems)
+def _numeric(features: Features) -> list[str]:
+    return [column for column, kind in features.items() if kind == "number"]
 
 
-def read_text(
-    path: Path,
-    shown: str,
-    separator: str,
-    columns: list[str] | None,
-    wanted: list[str],
-    missing: list[str],
-    problems: Problems,
-    where: Mapping[str, Collection[str]] | None = None,
-) -> pd.DataFrame:
-    """The wanted columns of a table file as text, NaN where missing, and ``ROW``, the place of each row.
-
-    Args:
-        shown: the file's name in the places of its rows.
-        columns: the columns' names; None: the first line has them.
-        where: column to (canonical) values; other rows are not looked at, whatever is wrong with them.
-
-    Raises:
-        DataError: the file cannot be read, has no rows, or lacks a column.
-    """
-    lines = _read_lines(path, separator)
-    columns = columns or (lines.pop(0)[1] if lines else [])
-    if not lines:
-        raise DataError(f"{path}: it has no rows")
-    _check_columns(path, columns, [*wanted, *(where or ())])
-    for column, values in (where or {}).items():
-        place = columns.index(column)
-        lines = [(line, cells) for line, cells in lines if len(cells) > place and canonical(cells[place]) in values]
-    for line, cells in lines:
-        # pandas would cut longer rows and fill shorter ones: a comma as decimal sign would shift columns unseen.
-        if len(cells) != len(columns):
-            problems.add(f"{path}:{line}: expected {len(columns)} columns, got {len(cells)}")
-    lines = [(line, cells) for line, cells in lines if len(cells) == len(columns)]
-    wanted = list(dict.fromkeys(wanted))
-    positions = [columns.index(column) for column in wanted]
-    frame = pd.DataFrame([[cells[i] for i in positions] for _, cells in lines], columns=wanted, dtype=str)
-    frame = frame.mask(frame.isin(missing))
-    frame[ROW] = [f"{shown}:{line}" for line, _ in lines]
-    return frame
+def _read_files(dataset: Table, problems: Problems) -> pd.DataFrame:
+    given = _given(dataset)
+    numbers = set(_numeric(dataset.features)) - set(given)
+    frames = []
+    for name, shown in zip(dataset.files, shown_names(dataset.files), strict=True):
+        path = Path(dataset._folder, name)
+        for frame in read_cells(path, shown, dataset, problems, [*dataset.features, *given], numbers):
+            frame[_ROW] = [f"{shown}:{place}" for place in frame[PLACE]]
+            frames.append(frame)
+    return pd.concat(frames, ignore_index=True)
 
 
-ROW = "\n"
-"""The frames' own column; a name that no file's column has."""
+def _given(dataset: Table) -> list[str]:
+    """The columns that are never imputed."""
+    return [column for column in (dataset.label.column, dataset.split.group, dataset.split.column) if column]
 
 
-def _check_columns(path: Path, columns: Sequence[str], wanted: Sequence[str]) -> None:
-    for column in wanted:
-        if columns.count(column) != 1:
-            problem = "is there more than once" if column in columns else "is missing"
-            raise DataError(f"{path}: column '{column}' {problem}; the file has: {', '.join(columns)}")
+def _known(dataset: Table, frame: pd.DataFrame, problems: Problems) -> pd.DataFrame:
+    """The rows that lack no value that cannot be imputed; the others are told of, or dropped if that is declared."""
+    impute = dataset.missing_rows == "impute"
+    used = list(dict.fromkeys([*([] if impute else dataset.features), *_given(dataset)]))
+    missing = frame[used].isna().to_numpy()
+    unknown = missing.any(axis=1)
+    if unknown.any() and dataset.missing_rows != "drop":
+        mend = (
+            "a label, group or split is never imputed, so remove such rows"
+            if impute
+            else "declare 'missing_rows: drop' to leave such rows out, or 'impute'"
+        )
+        rows = frame[_ROW].tolist()
+        for row in np.flatnonzero(unknown).tolist():
+            column = used[int(missing[row].argmax())]
+            problems.add(f"{rows[row]}: column '{column}' is missing ({int(unknown.sum())} rows lack a value); {mend}")
+    return frame.iloc[np.flatnonzero(~unknown)].reset_index(drop=True)
 
 
-def _used(dataset: Table) -> list[str]:
-    """The columns that are read, each once."""
-    others = [column for column in (dataset.split.group, dataset.split.column) if column]
-    return list(dict.fromkeys([*dataset.features, dataset.label.column, *others]))
-
-
-def _read_lines(path: Path, separator: str) -> list[tuple[int, list[str]]]:
-    """Line number and stripped cells of every line that is not blank."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, delimiter=separator, skipinitialspace=separator != " ")
-            rows = ((reader.line_num, [cell.strip() for cell in cells]) for cells in reader)
-            return [(line, cells) for line, cells in rows if cells not in ([], [""])]
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: no such file") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: it is not a text file in UTF-8: {error}") from error
-    except (csv.Error, OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as a table: {error}") from error
-
-
-def _features(dataset: Table, frame: pd.DataFrame, problems: Problems) -> tuple[list[str], NDArray[np.float64]]:
-    """Names and N x F values; NaN in a row with a problem."""
+def _coded(
+    features: Features, frame: pd.DataFrame, bad: NDArray[np.bool_], problems: Problems
+) -> tuple[list[str], NDArray[np.float64]]:
+    """Names and N x F values, NaN where a cell is missing; rows with a problem are marked in ``bad``."""
     names: list[str] = []
     parts: list[NDArray[np.float64]] = []
-    for column, kind in dataset.features.items():
+    for column, kind in features.items():
         if kind == "number":
             names.append(column)
-            parts.append(_numbers(frame, column, problems))
+            parts.append(_numbers(frame, column, bad, problems))
             continue
-        positions = _lookup(frame, column, [[category] for category in kind], problems)
+        positions = _lookup(frame, column, [[category] for category in kind], bad, problems)
         for position, category in enumerate(kind[1:], start=1):
             names.append(f"{column}={category}")
             parts.append(np.where(positions < 0, np.nan, positions == position))
     return names, np.stack(parts, axis=1)
 
 
-def _numbers(frame: pd.DataFrame, column: str, problems: Problems) -> NDArray[np.float64]:
-    numbers = pd.to_numeric(frame[column], errors="coerce").to_numpy(dtype=np.float64)
-    for row in np.flatnonzero(~np.isfinite(numbers)).tolist():
+def _numbers(frame: pd.DataFrame, column: str, bad: NDArray[np.bool_], problems: Problems) -> NDArray[np.float64]:
+    numbers = to_numbers(frame, column)
+    for row in np.flatnonzero(~np.isfinite(numbers) & frame[column].notna().to_numpy()).tolist():
+        bad[row] = True
         problems.add(
-            f"{frame.at[row, ROW]}: column '{column}': expected a number, got '{frame.at[row, column]}'"
+            f"{frame[_ROW].iloc[row]}: column '{column}': expected a number, got '{frame[column].iloc[row]}'"
             " (list it under 'missing' if it means not known)"
         )
     return numbers
 
 
 def _lookup(
-    frame: pd.DataFrame, column: str, values: list[list[str | int | float]], problems: Problems
+    frame: pd.DataFrame, column: str, values: list[list[str | int | float]], bad: NDArray[np.bool_], problems: Problems
 ) -> NDArray[np.int64]:
-    """Position of each cell in ``values``, -1 where it is not there; "3", "3.0" and 3 are the same value."""
+    """Position of each cell in ``values``, -1 where it is missing; "3", "3.0" and 3 are the same value."""
     positions = {canonical(value): position for position, group in enumerate(values) for value in group}
-    found = np.array([positions.get(canonical(cell), -1) for cell in frame[column]], dtype=np.int64)
+    known = frame[column].notna().to_numpy()
+    cells = frame[column].tolist()
+    places = [positions.get(canonical(cell), -1) if there else -1 for cell, there in zip(cells, known, strict=True)]
+    found = np.array(places, dtype=np.int64)
     declared = ", ".join(str(value) for group in values for value in group)
-    for row in np.flatnonzero(found < 0).tolist():
+    for row in np.flatnonzero((found < 0) & known).tolist():
+        bad[row] = True
         problems.add(
-            f"{frame.at[row, ROW]}: column '{column}': '{frame.at[row, column]}' is not among the declared values "
-            f"({declared})"
+            f"{frame[_ROW].iloc[row]}: column '{column}': '{cells[row]}' is not among the declared values ({declared})"
         )
     return found
+
+
+def _typical(features: Features, train: pd.DataFrame, source: str, problems: Problems) -> dict[str, str | int | float]:
+    """Each feature's median, or its most frequent category (the first declared of equals), among the known cells."""
+    found: dict[str, str | int | float] = {}
+    for column, kind in features.items():
+        known = train[train[column].notna()]
+        if known.empty:
+            problems.add(f"{source}: column '{column}' has no value in the training part, so nothing can be imputed")
+        elif kind == "number":
+            found[column] = float(np.median(to_numbers(known, column)))
+        else:
+            values = [canonical(cell) for cell in known[column]]
+            found[column] = max(kind, key=lambda category: values.count(canonical(category)))
+    return found
+
+
+def _filled(features: Features, raw: NDArray[np.float64], imputed: Mapping[str, Any]) -> NDArray[np.float64]:
+    """``raw`` with the imputed values where it is NaN."""
+    fill: list[float] = []
+    for column, kind in features.items():
+        value = imputed.get(column, np.nan)
+        fill += [value] if kind == "number" else [float(category == value) for category in kind[1:]]
+    return np.where(np.isnan(raw), np.array(fill), raw)

@@ -6,5 +6,6 @@ from medpfl.tasks.base import Evaluation, Task
 from medpfl.tasks.classification import Classification
 from medpfl.tasks.segmentation import Segmentation
 from medpfl.tasks.tabular import Tabular
+from medpfl.tasks.time_series import TimeSeries
 
-__all__ = ["Classification", "Evaluation", "Samples", "Segmentation", "SiteData", "Tabular", "Task"]
+__all__ = ["Classification", "Evaluation", "Samples", "Segmentation", "SiteData", "Tabular", "Task", "TimeSeries"]

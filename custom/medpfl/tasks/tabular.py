@@ -2,8 +2,10 @@
 """Classification of table rows, scored by accuracy, balanced accuracy and AUC."""
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,7 +15,8 @@ from medpfl.core.errors import ConfigError
 from medpfl.sites.declared import SPLITS
 from medpfl.sites.samples import Samples, SiteData, to_tensor
 from medpfl.sites.site_file import SiteFile
-from medpfl.sites.table import Table
+from medpfl.sites.table import Table, new_rows
+from medpfl.tasks.base import NewCase
 from medpfl.tasks.labelled import Labelled
 
 
@@ -49,6 +52,12 @@ class Tabular(Labelled):
             for split in SPLITS
         }
         return SiteData(splits, data.class_names, data.preparation)
+
+    def new_cases(self, path: Path, preparation: dict[str, Any]) -> Iterator[NewCase]:
+        """The rows of a CSV, TSV or Parquet file; a label is not needed."""
+        names, values = new_rows(path, preparation)
+        for name, row in zip(names, values, strict=True):
+            yield NewCase(name, to_tensor(row[None], torch.float32))
 
     def network(self, data: SiteData) -> nn.Module:
         widths = [data.splits["train"].inputs.shape[1], *self.hidden]
