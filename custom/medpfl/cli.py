@@ -55,6 +55,26 @@ def check_job(job: JobArgument) -> None:
 
 
 @app.command()
+def check_data(
+    site_file: Annotated[Path, typer.Argument(help="A site file, or a folder that holds <site>.yaml.")],
+    site: Annotated[str | None, typer.Option(help="The hospital's name in the federation.")] = None,
+    job: Annotated[str | None, typer.Option(help="Could this job run here? A folder, or a shipped job's name.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Default: <site file>.check.html beside it.")] = None,
+) -> None:
+    """Read all declared data once and report counts, ranges, duplicates and every problem; nothing leaves the site.
+
+    With --job, only the dataset the job uses is read, and the job's data and network are tried. Exit code 1: there
+    are problems, or the job could not run."""
+    from medpfl.bundle import find_job
+    from medpfl.job import load_job
+    from medpfl.sites.check.console import run
+
+    loaded = load_job(find_job(job)) if job else None
+    if not run(site_file, site, (loaded.name, loaded.task) if loaded else None, page, console):
+        raise typer.Exit(1)
+
+
+@app.command()
 def simulate(
     job: JobArgument,
     sites: Annotated[Path | None, typer.Option(help="Folder with <hospital>.yaml files; default: demo data.")] = None,

@@ -99,6 +99,11 @@ class Table(Dataset):
         """
         return self._data(Problems())
 
+    def cells(self) -> pd.DataFrame:
+        """The used columns as text, NaN where missing, by the rows' names; also rows that are then dropped."""
+        frames = [_read_file(self, name, Problems(keep=True)) for name in self.files]
+        return pd.concat(frames, ignore_index=True).set_index(_ROW)
+
     def _data(self, problems: Problems) -> "TableData":
         if self._read is None:
             self._read = read_table(self, problems)
