@@ -213,6 +213,31 @@ def site_allow(
     console.print(f"{path}: {len(component_classes()) + len(extra or [])} MedPFL classes are allowed by name")
 
 
+@site_app.command("init")
+def site_init(
+    place: Annotated[Path, typer.Argument(help="A folder with data, a table, an .npz file or a datalist.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The site file to write.")] = Path("site.yaml"),
+    site: Annotated[str | None, typer.Option(help="This hospital's name in the federation.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Name of the dataset, as jobs call it.")] = None,
+    label: Annotated[str | None, typer.Option(help="Column (or array) to predict.")] = None,
+    group: Annotated[str | None, typer.Option(help="Column that names the patient, or none.")] = None,
+    patient: Annotated[str | None, typer.Option(help="Volumes: a regular expression for the patient, or file.")] = None,
+    inputs: Annotated[str | None, typer.Option(help="Array of an .npz file that holds the images.")] = None,
+    classes: Annotated[list[str] | None, typer.Option("--class", help="NAME=VALUE[,VALUE...], class by class.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Ask nothing; take the guesses.")] = False,
+) -> None:
+    """Look at a folder or a table and write a site file for it; asks what cannot be seen there."""
+    from medpfl.sites.init.answers import Answers, parse_classes
+    from medpfl.sites.init.write import write_site_file
+
+    flags = {"site": site, "dataset": dataset, "label": label, "group": group, "patient": patient, "inputs": inputs}
+    given = {flag: value for flag, value in flags.items() if value is not None}
+    ask = None if yes else lambda question, guess: str(typer.prompt(question, default=guess or None))
+    for path in write_site_file(place, output, Answers(given, parse_classes(classes or []), ask)):
+        _say(f"wrote {path}")
+    _say(f"Read it, then check the data: medpfl check-data {output}")
+
+
 @demo_app.command("phantom")
 def demo_phantom(folder: FolderArgument, seed: int = 0) -> None:
     """Four hospitals with generated MR-like phantoms (NIfTI)."""

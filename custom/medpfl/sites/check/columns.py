@@ -47,7 +47,8 @@ def columns_of(table: Table, listing: Listing) -> list[Column]:
         name: "number" if kind == "number" else "categories" for name, kind in table.features.items()
     }
     roles[table.label.column] = "label"
-    for column, role in ((rule.group, "group"), (rule.column, "split")):
+    others: list[tuple[str | None, Role]] = [(rule.group, "group"), (rule.column, "split")]
+    for column, role in others:
         if column:
             roles.setdefault(column, role)
     places = {split: [case.where for case in cases] for split, cases in listing.items()}
@@ -64,5 +65,5 @@ def columns_of(table: Table, listing: Listing) -> list[Column]:
 
 
 def _finite(numbers: "pd.Series[float]") -> NDArray[np.float64]:
-    values = numbers.to_numpy(np.float64)
+    values = np.asarray(numbers, np.float64)
     return values[np.isfinite(values)]

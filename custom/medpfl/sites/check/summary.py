@@ -51,7 +51,7 @@ def summarise(dataset: Dataset, case: Case, classes: int, sampled: int) -> Summa
     channels = [channel[~hole] if hole.any() else channel for channel, hole in zip(flat, holes, strict=True)]
     chosen = np.random.default_rng(0).integers(flat.shape[1], size=min(sampled, flat.shape[1]))
     content = hashlib.blake2b(repr((image.shape, str(image.dtype))).encode(), digest_size=16)
-    content.update(image)
+    content.update(image.data)
     target = item.target
     return Summary(
         shape=image.shape,
