@@ -64,10 +64,10 @@ def cut_inside(folder: Path) -> None:
 
 
 def flat_header(folder: Path) -> None:
-    """No thickness in the affine (srow_z, four float32 from byte 312, is all zero), which nibabel would not write."""
+    """No thickness in the affine (srow_z, from byte 312) nor in pixdim (from byte 76), which nibabel would not write."""
     data = bytearray(gzip.decompress((folder / "images/p02.nii.gz").read_bytes()))
     assert np.frombuffer(data, "<f4", 4, 312).tolist() == [0, 0, 4, 0]
-    data[312:328] = bytes(16)
+    data[312:328], data[88:92] = bytes(16), bytes(4)
     (folder / "images/p02.nii.gz").write_bytes(gzip.compress(data))
 
 
