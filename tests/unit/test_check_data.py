@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The data check on real files: what it counts, what it finds, what it shows, and whether a job could run."""
 
+import base64
+import io
 import re
 import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
 
+import nibabel as nib
 import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from hospitals import AFFINE, SHAPE, change_json, change_yaml, save, scan, write_table, write_volumes
@@ -47,7 +51,7 @@ def test_volumes_are_counted(tmp_path: Path) -> None:
     assert (channel.low, channel.high) == (values.min(), values.max())
     assert channel.mean == pytest.approx(values.mean(dtype=np.float64)) and channel.missing == 0
     assert np.percentile(channel.sample(), 50) == pytest.approx(np.median(values), abs=3)
-    assert len(found.pictures) == 6 + 5 + 5 and all(shown.picture.png for shown in found.pictures)
+    assert len(found.pictures) == 6 + 5 + 5 and all(shown.picture.pixels is not None for shown in found.pictures)
 
 
 def test_tables_are_counted_column_by_column(tmp_path: Path) -> None:
@@ -257,12 +261,6 @@ def test_the_page_cannot_be_written(tmp_path: Path) -> None:
 
 def test_an_oblique_volume_is_drawn_upright(tmp_path: Path) -> None:
     """The picture shows the patient's right on the left, the front above, whatever the file's axes are."""
-    import base64
-    import io
-
-    import nibabel as nib
-    from PIL import Image
-
     label = np.zeros((20, 20, 6), np.uint8)
     label[15:18, 14:17, 3] = 1  # to the right (RAS: first axis grows to the right), to the front
     image = np.where(label > 0, 200, 10).astype(np.float32)
@@ -277,7 +275,7 @@ def test_an_oblique_volume_is_drawn_upright(tmp_path: Path) -> None:
             )
             nib.save(stored.as_reoriented(turn), folder / part / "p00.nii.gz")
         shown = next(shown for shown in look(path).pictures if shown.split == "train")
-        pictures.append(np.array(Image.open(io.BytesIO(base64.b64decode(shown.picture.png)))))
+        pictures.append(np.array(Image.open(io.BytesIO(base64.b64decode(shown.picture.png())))))
     assert np.array_equal(pictures[0], pictures[1]) and np.array_equal(pictures[0], pictures[2])
     rows, columns = np.nonzero(pictures[0][..., 0].astype(int) - pictures[0][..., 2] > 100)  # the red outline
     height, width = pictures[0].shape[:2]

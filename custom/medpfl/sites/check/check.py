@@ -51,11 +51,13 @@ class Report:
         count = len(self.problems)
         found = f"{count} problem{'s' * (count != 1)} in the data" if count else "no problem in the data"
         if self.trial is None:
-            return f"These data can be used: {found}." if self.passed else f"These data cannot be used yet: {found}."
+            return (
+                f"These data can be used: {found}." if self.passed else f"These data should not be used yet: {found}."
+            )
         if self.trial.failure:
             return f"The job {self.trial.job} cannot run here: {self.trial.failure.rstrip('.')}."
         if count:
-            return f"The job {self.trial.job} would run here, but its result would be wrong: {found}."
+            return f"The job {self.trial.job} would run here, but its results could not be trusted: {found}."
         return f"The job {self.trial.job} can run here: {found}."
 
 

@@ -22,10 +22,16 @@ COLOURS = ["#ff5d4d", "#36c98f", "#4aa8ff", "#f5c542", "#c77dff", "#ff9f43", "#2
 
 @dataclass(frozen=True)
 class Picture:
-    """``png``: base64; or ``lines``: SVG points in a box of 100 x 40, one text a channel."""
+    """``pixels``: H x W x 3, uint8; or ``lines``: SVG points in a box of 100 x 40, one text a channel."""
 
-    png: str = ""
+    pixels: NDArray[np.uint8] | None = None
     lines: tuple[str, ...] = ()
+
+    def png(self) -> str:
+        """The pixels as a PNG in base64; encoded late, as most cases are never shown."""
+        buffer = io.BytesIO()
+        Image.fromarray(self.pixels).save(buffer, format="PNG")
+        return base64.b64encode(buffer.getvalue()).decode()
 
 
 def picture_of(item: Item) -> Picture | None:
@@ -42,7 +48,7 @@ def picture_of(item: Item) -> Picture | None:
     image, size = item.image, (1.0, 1.0)
     if image.ndim == 4:
         image, label, size = _slice(image, label, item.affine)
-    return Picture(png=_png(image, label, size))
+    return Picture(_pixels(image, label, size))
 
 
 def _slice(
@@ -68,7 +74,7 @@ def _slice(
     return shown, None if outlined is None else np.flip(outlined.T), size
 
 
-def _png(image: NDArray[Any], label: NDArray[np.uint8] | None, size: tuple[float, float]) -> str:
+def _pixels(image: NDArray[Any], label: NDArray[np.uint8] | None, size: tuple[float, float]) -> NDArray[np.uint8]:
     colour = len(image) == 3
     values = np.nan_to_num(image.astype(np.float32)) if colour else np.nan_to_num(image[0].astype(np.float32))
     low, high = (0.0, 255.0 if values.max() > 1 else 1.0) if colour else np.percentile(values, (1, 99))
@@ -85,9 +91,7 @@ def _png(image: NDArray[Any], label: NDArray[np.uint8] | None, size: tuple[float
         for value in np.unique(shown[shown > 0]).tolist():
             code = COLOURS[(value - 1) % len(COLOURS)]
             pixels[edge & (shown == value)] = [int(code[i : i + 2], 16) for i in (1, 3, 5)]
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, format="PNG", optimize=True)
-    return base64.b64encode(buffer.getvalue()).decode()
+    return pixels
 
 
 def _line(values: NDArray[Any]) -> str:
