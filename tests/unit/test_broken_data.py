@@ -64,7 +64,7 @@ def cut_inside(folder: Path) -> None:
 
 
 def flat_header(folder: Path) -> None:
-    """No thickness in the affine (srow_z, from byte 312) nor in pixdim (from byte 76), which nibabel would not write."""
+    """No thickness in the affine (srow_z, from byte 312) nor in pixdim (from byte 76); nibabel would not write it."""
     data = bytearray(gzip.decompress((folder / "images/p02.nii.gz").read_bytes()))
     assert np.frombuffer(data, "<f4", 4, 312).tolist() == [0, 0, 4, 0]
     data[312:328], data[88:92] = bytes(16), bytes(4)

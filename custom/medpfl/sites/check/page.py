@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The data check as one self-contained HTML page. It shows patients' data: it is written for its owner's eyes only."""
 
-import itertools
 import os
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 import medpfl
 from medpfl.core.errors import DataError
 from medpfl.sites.check.check import Report
-from medpfl.sites.check.inspection import Inspection
+from medpfl.sites.check.inspection import Inspection, Shown
 from medpfl.sites.check.pictures import COLOURS
 from medpfl.sites.check.trial import size
 
@@ -74,10 +73,14 @@ def _dataset(inspection: Inspection) -> dict[str, Any]:
         "more_shapes": max(0, len(inspection.shapes) - SHAPES),
         "spacings": [(" x ".join(f"{v:g}" for v in s), n) for s, n in inspection.spacings.most_common(SHAPES)],
         "more_spacings": max(0, len(inspection.spacings) - SHAPES),
-        "pictures": [
-            (split, list(shown)) for split, shown in itertools.groupby(inspection.pictures, key=lambda p: p.split)
-        ],
+        "pictures": [(split, _of_split(inspection, split)) for split in splits],
     }
+
+
+def _of_split(inspection: Inspection, split: str) -> list[Shown]:
+    """The split's pictures, class by class."""
+    shown = [shown for shown in inspection.pictures if shown.split == split]
+    return sorted(shown, key=lambda one: inspection.class_names.index(one.label) if one.label else 0)
 
 
 def _percent(share: float) -> str:
