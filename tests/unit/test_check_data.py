@@ -280,3 +280,5 @@ def test_an_oblique_volume_is_drawn_upright(tmp_path: Path) -> None:
     rows, columns = np.nonzero(pictures[0][..., 0].astype(int) - pictures[0][..., 2] > 100)  # the red outline
     height, width = pictures[0].shape[:2]
     assert rows.mean() < 0.4 * height and columns.mean() < 0.4 * width
+    inside = pictures[0][round(rows.mean()), round(columns.mean())]
+    assert inside.min() > 200 and pictures[0][-round(rows.mean()), -round(columns.mean())].max() < 50

@@ -122,11 +122,13 @@ def test_a_patient_by_a_regular_expression(tmp_path: Path) -> None:
 def test_a_table(tmp_path: Path) -> None:
     write_table(tmp_path)
     lines = (tmp_path / "blood.csv").read_text().splitlines()
-    lines = [lines[0] + ",ward,remark", *(f"{line},3,text {number}" for number, line in enumerate(lines[1:]))]
+    grades = ["1", "2", "2b"]
+    lines[1:] = [f"{line},3,{grades[number % 3]},text {number}" for number, line in enumerate(lines[1:])]
+    lines[0] += ",ward,grade,remark"
     lines[3] = lines[3].replace(",m,", ",n/a,")
     (tmp_path / "blood.csv").write_text("\n".join(lines) + "\n")
     found = init(tmp_path / "blood.csv", tmp_path / "new.yaml", ["well=0", "ill=1"], label="sick")
-    assert found["features"] == {"age": "number", "sex": ["f", "m"], "crp": "number"}
+    assert found["features"] == {"age": "number", "sex": ["f", "m"], "crp": "number", "grade": [1, 2, "2b"]}
     assert found["label"] == {"column": "sick", "classes": {"well": [0], "ill": [1]}}
     assert found["split"]["group"] == "patient_id" and "n/a" in found["missing"] and found["missing_rows"] == "drop"
     text = (tmp_path / "new.yaml").read_text()
@@ -196,6 +198,17 @@ def refused(place: Path, output: Path, **flags: str) -> str:
     assert sorted(output.parent.rglob("*")) == before, "nothing is left behind"
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def test_what_would_not_load_is_not_left_behind(tmp_path: Path) -> None:
+    write_table(tmp_path)
+    with pytest.raises(SiteFileError, match=r"label\.classes'.*at least 2"):
+        write_site_file(
+            tmp_path / "blood.csv",
+            tmp_path / "new.yaml",
+            Answers({"site": "a", "dataset": "b", "label": "sick"}, parse_classes(["all=0,1"])),
+        )
+    assert not (tmp_path / "new.yaml").exists()
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
