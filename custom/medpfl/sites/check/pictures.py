@@ -29,6 +29,7 @@ class Picture:
 
     def png(self) -> str:
         """The pixels as a PNG in base64; encoded late, as most cases are never shown."""
+        assert self.pixels is not None
         buffer = io.BytesIO()
         Image.fromarray(self.pixels).save(buffer, format="PNG")
         return base64.b64encode(buffer.getvalue()).decode()
