@@ -56,6 +56,26 @@ def check_job(job: JobArgument) -> None:
 
 
 @app.command()
+def check_data(
+    site_file: Annotated[Path, typer.Argument(help="A site file, or a folder that holds <site>.yaml.")],
+    site: Annotated[str | None, typer.Option(help="The hospital's name in the federation.")] = None,
+    job: Annotated[str | None, typer.Option(help="Could this job run here? A folder, or a shipped job's name.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Default: <site file>.check.html beside it.")] = None,
+) -> None:
+    """Read all declared data once and report counts, ranges, duplicates and every problem; nothing leaves the site.
+
+    With --job, only the dataset the job uses is read, and the job's data and network are tried. Exit code 1: there
+    are problems, or the job could not run."""
+    from medpfl.bundle import find_job
+    from medpfl.job import load_job
+    from medpfl.sites.check.console import run
+
+    loaded = load_job(find_job(job)) if job else None
+    if not run(site_file, site, (loaded.name, loaded.task) if loaded else None, page, console):
+        raise typer.Exit(1)
+
+
+@app.command()
 def simulate(
     job: JobArgument,
     sites: Annotated[Path | None, typer.Option(help="Folder with <hospital>.yaml files; default: demo data.")] = None,
@@ -216,6 +236,31 @@ def site_doctor(kit: KitArgument) -> None:
             _say(f"        mend: {finding.mend}")
     _say(f"{problems} problem(s) to mend" if problems else "This kit can run here.")
     raise typer.Exit(1 if problems else 0)
+
+
+@site_app.command("init")
+def site_init(
+    place: Annotated[Path, typer.Argument(help="A folder with data, a table, an .npz file or a datalist.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The site file to write.")] = Path("site.yaml"),
+    site: Annotated[str | None, typer.Option(help="This hospital's name in the federation.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Name of the dataset, as jobs call it.")] = None,
+    label: Annotated[str | None, typer.Option(help="Column (or array) to predict.")] = None,
+    group: Annotated[str | None, typer.Option(help="Column that names the patient, or none.")] = None,
+    patient: Annotated[str | None, typer.Option(help="Volumes: a regular expression for the patient, or file.")] = None,
+    inputs: Annotated[str | None, typer.Option(help="Array of an .npz file that holds the images.")] = None,
+    classes: Annotated[list[str] | None, typer.Option("--class", help="NAME=VALUE[,VALUE...], class by class.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Ask nothing; take the guesses.")] = False,
+) -> None:
+    """Look at a folder or a table and write a site file for it; asks what cannot be seen there."""
+    from medpfl.sites.init.answers import Answers, parse_classes
+    from medpfl.sites.init.write import write_site_file
+
+    flags = {"site": site, "dataset": dataset, "label": label, "group": group, "patient": patient, "inputs": inputs}
+    given = {flag: value for flag, value in flags.items() if value is not None}
+    ask = None if yes else lambda question, guess: str(typer.prompt(question, default=guess or None))
+    for path in write_site_file(place, output, Answers(given, parse_classes(classes or []), ask)):
+        _say(f"wrote {path}")
+    _say(f"Read it, then check the data: medpfl check-data {output}")
 
 
 @demo_app.command("phantom")

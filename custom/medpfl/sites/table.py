@@ -86,6 +86,10 @@ class Table(Cells, Dataset):
         """
         return self._data(Problems())
 
+    def cells(self) -> pd.DataFrame:
+        """The used columns as text, NaN where missing, by the rows' names; also rows that are then dropped."""
+        return _read_files(self, Problems(keep=True)).set_index(_ROW)
+
     def _data(self, problems: Problems) -> "TableData":
         if self._read is None:
             self._read = read_table(self, problems)

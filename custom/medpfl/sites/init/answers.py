@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What looking at the data cannot tell: answered by flags, by guesses, or by asking."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from medpfl.core.errors import SiteFileError
+
+Value = str | int | float
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A key of the declared dataset, with a comment for the one who edits it."""
+
+    key: str
+    value: Any
+    comment: str = ""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Flags of the command line and a way to ask.
+
+    Attributes:
+        given: flag (without dashes) to its value; absent if not given.
+        classes: class name to its values, from --class.
+        prompt: asks a question with a default ("" if there is none) and returns the answer; None: do not ask, take
+            the guesses.
+    """
+
+    given: Mapping[str, str] = field(default_factory=dict)
+    classes: Mapping[str, Sequence[Value]] = field(default_factory=dict)
+    prompt: Callable[[str, str], str] | None = None
+
+    def get(self, flag: str, question: str, guess: str | None = None, allowed: Sequence[str] | None = None) -> str:
+        """The flag's value, else the answer to the question, else the guess.
+
+        Raises:
+            SiteFileError: it is not among the allowed; or there is no flag, no guess and nobody to ask.
+        """
+        answer = self.given.get(flag)
+        if answer is None and self.prompt:
+            answer = self.prompt(question, guess or "")
+        elif answer is None:
+            answer = guess
+        options = f" ({', '.join(allowed)})" if allowed else ""
+        if not answer:
+            raise SiteFileError(f"--{flag} is needed: {question}{options}")
+        if allowed is not None and answer not in allowed:
+            raise SiteFileError(f"--{flag}: '{answer}' is not there; expected one of: {', '.join(allowed)}")
+        return answer
+
+    def class_values(self, found: Sequence[Value], names: Sequence[str], what: str) -> dict[str, list[Value]]:
+        """Class names to values: those of --class, else one class a value, named as guessed or answered."""
+        if self.classes:
+            declared = {str(value) for values in self.classes.values() for value in values}
+            for value in found:
+                if str(value) not in declared:
+                    raise SiteFileError(f"--class: {what} holds the value {value!r}, which no --class mentions")
+            return {name: list(values) for name, values in self.classes.items()}
+        if self.prompt:
+            names = [self.prompt(f"Name of the class with the value {v}", n) for v, n in zip(found, names, strict=True)]
+        if len(set(names)) != len(names):
+            raise SiteFileError(f"two classes have one name: {', '.join(names)}")
+        return {name: [value] for name, value in zip(names, found, strict=True)}
+
+
+def as_value(text: str) -> Value:
+    """3 for "3" and "3.0", 0.5 for "0.5", else the text ("nan" too)."""
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    if not math.isfinite(number):
+        return text
+    return int(number) if number.is_integer() else number
+
+
+def parse_classes(flags: Sequence[str]) -> dict[str, list[Value]]:
+    """``NAME=VALUE[,VALUE...]`` of each --class.
+
+    Raises:
+        SiteFileError: one is not of that form.
+    """
+    classes: dict[str, list[Value]] = {}
+    for flag in flags:
+        name, equals, values = flag.partition("=")
+        if not name.strip() or not equals or not values.strip() or name.strip() in classes:
+            raise SiteFileError(f"--class: expected NAME=VALUE or NAME=VALUE,VALUE, each name once, got '{flag}'")
+        classes[name.strip()] = [as_value(value.strip()) for value in values.split(",")]
+    return classes
