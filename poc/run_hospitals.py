@@ -5,9 +5,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from running import DEFAULT_JOB, add_options, check_writable, console, guarded, keep_up, run_job
+from running import DEFAULT_JOB, add_options, check_writable, console, guarded, hospitals_of, keep_up, run_job
 
-from medpfl.bundle import demo_of, find_bundle, find_job, prepare_demo
+from medpfl.bundle import find_bundle, find_job
 from medpfl.flare.hospitals import HospitalFederation
 from medpfl.job import load_job
 
@@ -26,15 +26,14 @@ def _run(options: argparse.Namespace) -> None:
     folder = find_job(options.job)
     job = load_job(folder)
     check_writable(options.results)
-    demo = demo_of(job.name)
-    bundle = find_bundle()
-    sites = prepare_demo(demo, bundle / "data" / demo)
+    site_files, sites = hospitals_of(job, options.sites)
     federation = HospitalFederation(
-        bundle / "poc" / "project.yml",
-        bundle / "data" / demo,
+        find_bundle() / "poc" / "project.yml",
+        site_files,
         sites,
         options.port,
         workspace=options.workspace,
+        copy_data=options.sites is None,
     )
     console.print("Provisioning, and starting the server and the hospitals by their start.sh (about 20 s)")
     with federation:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run jobs on a FLARE POC federation of demo hospitals on this machine, and show who gained."""
+"""Run jobs on a FLARE POC federation on this machine, of demo hospitals or your own, and show who gained."""
 
 import argparse
 import sys
 from pathlib import Path
 
-from running import DEFAULT_JOB, add_options, check_writable, console, guarded, keep_up, run_job
+from running import DEFAULT_JOB, add_options, check_writable, console, guarded, hospitals_of, keep_up, run_job
 
-from medpfl.bundle import demo_of, find_bundle, find_job, prepare_demo
+from medpfl.bundle import find_job
 from medpfl.flare.poc import Federation
 from medpfl.job import load_job
 
@@ -24,12 +24,12 @@ def main() -> int:
 def _run(options: argparse.Namespace) -> None:
     jobs = {find_job(name): load_job(find_job(name)) for name in options.jobs or [DEFAULT_JOB]}
     check_writable(options.results)
-    groups: dict[str, list[Path]] = {}
+    groups: dict[tuple[Path, tuple[str, ...]], list[Path]] = {}
     for folder, job in jobs.items():
-        groups.setdefault(demo_of(job.name), []).append(folder)
-    for demo, folders in groups.items():
-        site_files = find_bundle() / "data" / demo
-        sites = prepare_demo(demo, site_files)
+        site_files, sites = hospitals_of(job, options.sites)
+        groups.setdefault((site_files, tuple(sites)), []).append(folder)
+    for (site_files, names), folders in groups.items():
+        sites = list(names)
         console.print(f"Hospitals: {', '.join(sites)}; their data and site files: {site_files}", soft_wrap=True)
         console.print("Starting a federation: one server, the hospitals, an admin")
         with Federation(site_files, sites, options.port) as federation:

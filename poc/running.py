@@ -13,11 +13,11 @@ from pathlib import Path
 from progress import Progress
 from rich.console import Console
 
-from medpfl.bundle import find_bundle
+from medpfl.bundle import demo_of, find_bundle, prepare_demo
 from medpfl.core.errors import MedPFLError
 from medpfl.evaluate.console import print_results
 from medpfl.flare.federation import LocalFederation
-from medpfl.job import Job
+from medpfl.job import EvaluationJob, Job
 
 DEFAULT_JOB = "softpull_phantom"
 FAILED = "FINISHED:"
@@ -26,6 +26,8 @@ console = Console()
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options that both commands have."""
+    sites = "folder with <hospital>.yaml site files and their data (default: the job's demo data)"
+    parser.add_argument("--sites", type=Path, help=sites)
     parser.add_argument("--keep", action="store_true", help="leave the federation up afterwards, until Ctrl-C")
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder for results (default: results)")
     parser.add_argument("--port", type=int, help="the server's port (default: a free one)")
@@ -46,6 +48,22 @@ def guarded(program: str, work: Callable[[], None]) -> int:
     return 0
 
 
+def hospitals_of(job: Job | EvaluationJob, sites: Path | None) -> tuple[Path, list[str]]:
+    """The folder of site files and the hospitals' names: the given ones, else the job's demo, written if need be.
+
+    Raises:
+        MedPFLError: the folder holds no site files, or the job has no demo data.
+    """
+    if sites is None:
+        demo = demo_of(job.name)
+        folder = find_bundle() / "data" / demo
+        return folder, prepare_demo(demo, folder)
+    names = sorted(path.stem for path in sites.glob("*.yaml"))
+    if not names:
+        raise MedPFLError(f"--sites: {sites} holds no site file (<hospital>.yaml)")
+    return sites, names
+
+
 def check_writable(results: Path) -> None:
     """Before anything is started.
 
@@ -61,7 +79,7 @@ def check_writable(results: Path) -> None:
         raise MedPFLError(f"cannot write the results folder {results}: {error.strerror}") from error
 
 
-def run_job(federation: LocalFederation, folder: Path, job: Job, target: Path, timeout: float) -> None:
+def run_job(federation: LocalFederation, folder: Path, job: Job | EvaluationJob, target: Path, timeout: float) -> None:
     """Submit a job, follow it, put its results into ``target`` and print the table.
 
     Raises:
@@ -70,7 +88,8 @@ def run_job(federation: LocalFederation, folder: Path, job: Job, target: Path, t
     started = time.monotonic()
     job_id = federation.submit(folder)
     live = federation.run_folder("server", job_id) / "results" / "metrics.jsonl"
-    with Progress(job.name, job.settings.rounds, live, console) as progress:
+    rounds = job.settings.rounds if isinstance(job, Job) else 0
+    with Progress(job.name, rounds, live, console) as progress:
         while True:
             status = federation.status(job_id)
             progress.update()
@@ -88,7 +107,7 @@ def run_job(federation: LocalFederation, folder: Path, job: Job, target: Path, t
     console.print(f"{job.name} took {time.monotonic() - started:.0f} s; everything it left: {target}", soft_wrap=True)
 
 
-def _collect(federation: LocalFederation, job: Job, job_id: str, target: Path) -> None:
+def _collect(federation: LocalFederation, job: Job | EvaluationJob, job_id: str, target: Path) -> None:
     """Put the server's results in place at once, and beside them what stays at each hospital (all on this machine)."""
     fresh = target.with_name(f".{target.name}-{os.getpid()}")
     shutil.rmtree(fresh, ignore_errors=True)

@@ -148,6 +148,19 @@ def test_a_hospital_gets_its_own_part_of_the_data_only(tmp_path: Path) -> None:
     assert names == {"a", "a/datalist.json", "a/image.nii", "a.csv"}
 
 
+def test_patterns_and_nested_paths_move_with_their_folder(tmp_path: Path) -> None:
+    images = {"files": ["pictures/{dx}/*.png"], "masks": {"files": "masks/*.png"}, "table": {"file": "t.csv"}}
+    for name in ("pictures/nv/1.png", "masks/1.png", "t.csv"):
+        (tmp_path / "all" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "all" / name).write_text(name)
+    (tmp_path / "all" / "a.yaml").write_text(yaml.safe_dump({"datasets": {"x": {"kind": "images", **images}}}))
+    (tmp_path / "local").mkdir()
+    for data, root in ((tmp_path / "data", tmp_path / "data"), (None, tmp_path / "all")):
+        found = yaml.safe_load(settle(tmp_path / "all", "a", data, tmp_path / "local").read_text())["datasets"]["x"]
+        assert found["files"] == [f"{root}/pictures/{{dx}}/*.png"] and found["masks"]["files"] == f"{root}/masks/*.png"
+        assert found["table"]["file"] == f"{root}/t.csv" and (root / "pictures" / "nv" / "1.png").is_file()
+
+
 def test_what_is_no_kit(tmp_path: Path) -> None:
     with pytest.raises(MedPFLError, match="is not a startup kit"):
         read_kit(tmp_path)

@@ -13,7 +13,6 @@ import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -22,13 +21,14 @@ from medpfl.flare.allow import CODE_RIGHT, LOG_STREAMING, READ_RIGHT, component_
 from medpfl.flare.finding import Finding, note, ok, problem
 from medpfl.flare.identity import check_identity, check_server
 from medpfl.flare.kits import DEFAULT_STORAGE, Kit, local_json, read_json, read_kit, storage_of
+from medpfl.sites.declared import Dataset
+from medpfl.sites.paths import paths_of, split_pattern
 from medpfl.sites.site_file import ENVIRONMENT_VARIABLE, SiteFile, find_site_file
 
 PYTHONS = ((3, 11), (3, 12))
 GIB = 1 << 30
 LEAST_DISK, LEAST_MEMORY = 2 * GIB, 2 * GIB  # below it a site does not get through a job
 GOOD_DISK, GOOD_MEMORY = 20 * GIB, 8 * GIB
-PATH_KEYS = ("datalist", "files", "file", "folder", "table", "path", "paths")  # of a site file's datasets
 
 
 def examine(folder: Path) -> Iterator[Finding]:
@@ -277,22 +277,10 @@ def _scope(kit: Kit) -> tuple[dict[str, object] | None, str]:
     return None, ""
 
 
-def _dataset(site_file: SiteFile, name: str, dataset: Any) -> Finding:
-    declared = dataset.model_dump()
-    absent, count = [], 0
-    for key in PATH_KEYS:
-        for text in _texts(declared.get(key)):
-            here = Path(text) if Path(text).is_absolute() else site_file._path.parent / text
-            found = sorted(here.parent.glob(here.name)) if any(sign in text for sign in "*?[") else [here]
-            count += len(found)
-            absent += [str(path) for path in found or [here] if not os.access(path, os.R_OK)]
+def _dataset(site_file: SiteFile, name: str, dataset: Dataset) -> Finding:
+    places = [site_file._path.parent / split_pattern(text)[0] for text in paths_of(dataset.model_dump())]
+    absent = [str(place) for place in places if not os.access(place, os.R_OK)]
     if absent:
         mend = f"mend the path in {site_file._path}, or let this user read it"
         return problem("data", f"dataset '{name}': cannot read {', '.join(absent)}", mend)
-    return ok("data", f"dataset '{name}' ({declared['kind']}): {count} declared file(s) readable")
-
-
-def _texts(value: object) -> list[str]:
-    if isinstance(value, str):
-        return [value]
-    return [text for text in value if isinstance(text, str)] if isinstance(value, list | tuple) else []
+    return ok("data", f"dataset '{name}' ({dataset.kind}): {len(places)} declared path(s) readable")

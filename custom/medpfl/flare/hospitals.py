@@ -16,6 +16,7 @@ from medpfl.core.errors import ConfigError
 from medpfl.flare.allow import allow, forbid_code
 from medpfl.flare.federation import LocalFederation
 from medpfl.flare.provision import provision, read_project
+from medpfl.sites.paths import map_paths, split_pattern
 from medpfl.sites.site_file import ENVIRONMENT_VARIABLE
 
 STOP_TIMEOUT = 40  # seconds that an abort or FLARE's shutdown may take; its daemons look every 5 seconds
@@ -32,9 +33,10 @@ class HospitalFederation(LocalFederation):
     Args:
         project: FLARE project file. On one machine its port is replaced by a free one, its server is looked for on this
             machine, and its hospitals are those of ``site_files``.
-        site_files: folder with ``<hospital>.yaml`` and data for every hospital; each gets a copy of its own part.
+        site_files: folder with ``<hospital>.yaml`` and data for every hospital.
         sites, port, classes, workspace: see ``LocalFederation``.
         allow_code: hospitals that accept code inside jobs; all others refuse it.
+        copy_data: give every hospital a copy of its data in its folder; else they stay where the site files have them.
     """
 
     def __init__(
@@ -46,12 +48,13 @@ class HospitalFederation(LocalFederation):
         classes: Sequence[str] = (),
         workspace: Path | None = None,
         allow_code: Sequence[str] = (),
+        copy_data: bool = True,
     ):
         self.project = localised(read_project(project), sites, 0)
         self.server = _only(self.project, "server", None)
         self.lead, self.admin = _only(self.project, "admin", "lead"), _only(self.project, "admin", "project_admin")
         super().__init__(sites, port, classes, workspace)
-        self.site_files, self.allow_code = site_files.resolve(), allow_code
+        self.site_files, self.allow_code, self.copy_data = site_files.resolve(), allow_code, copy_data
 
     @property
     def submitter(self) -> str:
@@ -86,7 +89,8 @@ class HospitalFederation(LocalFederation):
         for name in ("server", *self.sites):
             allow(self.kit(name), self.classes)
         for site in self.sites:
-            settle(self.site_files, site, self.workspace / site / "data", self.kit(site) / "local")
+            data = self.workspace / site / "data" if self.copy_data else None
+            settle(self.site_files, site, data, self.kit(site) / "local")
             if site not in self.allow_code:
                 forbid_code(self.kit(site))
 
@@ -116,12 +120,12 @@ def localised(project: dict[str, Any], sites: list[str], port: int) -> dict[str,
     return {**project, "participants": [*kept, *new]}
 
 
-def settle(site_files: Path, site: str, data: Path, local: Path) -> Path:
-    """Give a hospital its own copy of its data, and its kit the site file that declares them there.
+def settle(site_files: Path, site: str, data: Path | None, local: Path) -> Path:
+    """Give a hospital's kit the site file that declares its data.
 
     Args:
-        site_files: folder with ``<site>.yaml``; every text in its datasets that names a file there is a path.
-        data: folder to copy into.
+        site_files: folder with ``<site>.yaml``.
+        data: folder to copy the declared data into, so that the hospital has its own; None: they stay where they are.
         local: the kit's ``local`` folder.
 
     Returns:
@@ -129,29 +133,32 @@ def settle(site_files: Path, site: str, data: Path, local: Path) -> Path:
     """
     site_files = site_files.resolve()
     content = yaml.safe_load((site_files / f"{site}.yaml").read_text(encoding="utf-8"))
-    data.mkdir(parents=True)
 
-    def own(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: own(entry) for key, entry in value.items()}
-        if isinstance(value, list):
-            return [own(entry) for entry in value]
-        source = (site_files / value).resolve() if isinstance(value, str) and value else None
-        if source is None or not source.exists():
-            return value
-        whole = source
-        if source.is_relative_to(site_files):  # with what it refers to
-            whole = site_files / source.relative_to(site_files).parts[0]
-        target = data / whole.name
-        if whole.is_dir():
-            shutil.copytree(whole, target, dirs_exist_ok=True)
-        else:
-            shutil.copyfile(whole, target)
-        return str((data / source.relative_to(whole.parent)).resolve())
+    def own(text: str) -> str:
+        fixed, pattern = split_pattern(text)
+        source = (site_files / fixed).resolve()
+        if not source.exists():
+            return text  # the data check says what is missing, in words of the hospital's own
+        place = source if data is None else _copied(source, site_files, data)
+        return str(place / pattern) if pattern else str(place)
 
     file = local / f"{site}.yaml"
-    file.write_text(yaml.safe_dump({**content, "datasets": own(content["datasets"])}, sort_keys=False))
+    file.write_text(yaml.safe_dump({**content, "datasets": map_paths(content["datasets"], own)}, sort_keys=False))
     return file
+
+
+def _copied(source: Path, site_files: Path, data: Path) -> Path:
+    """Where ``source`` lies in ``data``, once it is copied there with what it may refer to."""
+    whole = source
+    if source.is_relative_to(site_files) and source != site_files:
+        whole = site_files / source.relative_to(site_files).parts[0]
+    data.mkdir(parents=True, exist_ok=True)
+    target = data / whole.name
+    if whole.is_dir():
+        shutil.copytree(whole, target, dirs_exist_ok=True)
+    else:
+        shutil.copyfile(whole, target)
+    return (data / source.relative_to(whole.parent)).resolve()
 
 
 def _only(project: dict[str, Any], kind: str, role: str | None) -> str:

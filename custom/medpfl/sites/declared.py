@@ -3,6 +3,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -208,8 +209,8 @@ class Item:
         return tuple(float(length) for length in np.linalg.norm(self.affine[:3, :3], axis=0))
 
 
-Listing = dict[str, list[Case]]
-"""Split to its cases, in the list's order; "validation" may be empty."""
+Listing = Mapping[str, Sequence[Any]]
+"""Split to its cases (each kind has a ``Case`` of its own), in the list's order; "validation" may be empty."""
 
 
 class Dataset(Strict, ABC):

@@ -49,7 +49,7 @@ class FileRows:
             numbers = (index.nonzero()[:, 0] if index.dtype == torch.bool else index).tolist()
         rows = self._like.new_empty((len(numbers), *self._like.shape[1:]))
         if numbers and self._size:
-            bytes_ = memoryview(rows.numpy()).cast("B")
+            bytes_ = memoryview(rows.numpy().data).cast("B")
             for place, number in enumerate(numbers):
                 part = bytes_[place * self._size : (place + 1) * self._size]
                 if os.preadv(self._file.fileno(), [part], number * self._size) != self._size:

@@ -121,7 +121,8 @@ class Volumes(LabelMap, Dataset):
             if not cases:
                 splits[split] = empty_like(splits["train"])
                 continue
-            inputs, targets, depth = Store(budget), Store(budget), []
+            inputs, targets = Store(budget), Store(budget)
+            depth: list[int] = []
             for case, item in zip(cases, in_parallel(self.read, cases), strict=True):
                 channels = channels or len(item.image)
                 if len(item.image) != channels:
@@ -150,7 +151,7 @@ def read_image(*files: Path, finite: bool = True) -> tuple[NDArray[np.float32], 
     from monai.data import MetaTensor, NibabelReader, PydicomReader
     from monai.transforms import EnsureChannelFirst
 
-    parts = []
+    parts: list[tuple[NDArray[np.float32], NDArray[np.float64]]] = []
     for file in files:
         if file.is_dir():
             check_series(file)
@@ -190,7 +191,8 @@ def prepare(
     from monai.transforms import NormalizeIntensity, Spacing
 
     turned = _oriented(MetaTensor(torch.from_numpy(image), affine=torch.from_numpy(affine)))
-    return _cropped(NormalizeIntensity()(Spacing(pixdim=spacing, mode="bilinear")(turned)), size)
+    prepared: Tensor = _cropped(NormalizeIntensity()(Spacing(pixdim=spacing, mode="bilinear")(turned)), size)
+    return prepared
 
 
 def prepare_label(
@@ -205,7 +207,8 @@ def prepare_label(
 
     turned = _oriented(MetaTensor(torch.from_numpy(label)[None].float(), affine=torch.from_numpy(affine)))
     cropped: Any = _cropped(Spacing(pixdim=spacing, mode="nearest")(turned), size)
-    return cropped.as_tensor()[0].to(torch.uint8)
+    values: Tensor = cropped.as_tensor()[0].to(torch.uint8)
+    return values
 
 
 def _oriented(image: Any) -> Any:

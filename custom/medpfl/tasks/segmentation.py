@@ -79,7 +79,7 @@ class Segmentation(Task):
     def network(self, data: SiteData) -> nn.Module:
         from monai.networks.nets import UNet
 
-        return UNet(
+        network: nn.Module = UNet(
             spatial_dims=2,
             in_channels=data.splits["train"].inputs.shape[1],
             out_channels=len(data.class_names),
@@ -88,11 +88,14 @@ class Segmentation(Task):
             num_res_units=self.residual_units,
             norm="batch",
         )
+        return network
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         from monai.losses import DiceCELoss
 
-        return DiceCELoss(to_onehot_y=True, softmax=True, include_background=False)(outputs, targets.unsqueeze(1))
+        dice = DiceCELoss(to_onehot_y=True, softmax=True, include_background=False)
+        loss: Tensor = dice(outputs, targets.unsqueeze(1))
+        return loss
 
     def decide(self, outputs: Tensor) -> Tensor:
         return outputs.argmax(dim=1).to(torch.uint8)
