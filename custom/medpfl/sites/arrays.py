@@ -130,7 +130,7 @@ class Arrays(Classes, Dataset):
             DataError: with the file, the array and the row, expected and got.
         """
         file = Npz(self._folder / self.file)
-        listing: dict[str, list[Any]] = self.cases(Problems())
+        listing = self.cases(Problems())
         layouts = {key: layout_of(file, key, self.layout) for key, _ in self._parts(file).values()}
         dtype, channels = _one_form(file, layouts)
 
@@ -204,7 +204,7 @@ class Arrays(Classes, Dataset):
     def _listed(self, lists: Lists, rows: list[ArrayCase | None], problems: Problems) -> Listing:
         path = self._folder / lists.file
         content = _read_lists(path)
-        listing: Listing = {split: [] for split in SPLITS}
+        listing: dict[str, list[ArrayCase]] = {split: [] for split in SPLITS}
         for split in SPLITS:
             number = getattr(lists, split)
             if number is None:

@@ -158,7 +158,7 @@ class Images(Dataset):
         names = declared.names() if isinstance(declared, LabelMap) else list(declared.classes)
         budget = Budget(self._storage, self._folder)
         splits: dict[str, Samples] = {}
-        listing: dict[str, list[Any]] = self.cases(Problems())
+        listing = self.cases(Problems())
         for split, cases in listing.items():
             if not cases:
                 splits[split] = empty_like(splits["train"])
