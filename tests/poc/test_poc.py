@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+import yaml
 from nvflare.fuel.flare_api.api_spec import JobNotFound
 from nvflare.lighter.utils import load_yaml
 
@@ -23,9 +24,12 @@ from medpfl.demo.phantom import write_phantoms
 from medpfl.evaluate.deployed import load_deployed
 from medpfl.evaluate.models import evaluate
 from medpfl.flare.poc import Federation
-from medpfl.job import load_job
+from medpfl.job import Job, load_job
+from medpfl.models.resnet import ResNet
 from medpfl.rounds.evaluation_job import write_evaluation_job
 from medpfl.sites.site_file import load_site_file
+from medpfl.tasks.classification import Classification
+from pictures import TABLE, write_images
 from tools import assert_same, outcome, run, write_job
 
 pytestmark = [pytest.mark.poc, pytest.mark.timeout(400)]
@@ -34,8 +38,18 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def hospitals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Phantoms, and at each hospital the same few pictures, split in its own way."""
     folder = tmp_path_factory.mktemp("phantoms")
-    return {site: folder / f"{site}.yaml" for site in write_phantoms(folder)}
+    files = {site: folder / f"{site}.yaml" for site in write_phantoms(folder)}
+    write_images(folder / "pictures", count=24)
+    for seed, file in enumerate(files.values()):
+        content = yaml.safe_load(file.read_text())
+        pictures = {**TABLE, "files": "pictures/images/*.png", "split": {**TABLE["split"], "seed": seed}}
+        pictures |= {"table": {**TABLE["table"], "file": "pictures/list.csv"}}
+        pictures |= {"masks": {**TABLE["masks"], "files": "pictures/masks/*.png"}}
+        content["datasets"]["skin"] = pictures
+        file.write_text(yaml.safe_dump(content, sort_keys=False))
+    return files
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +155,19 @@ def test_a_given_model_is_evaluated_at_every_hospital(
         assert found and found.metrics == pytest.approx(told[site], abs=1e-9)
         kept = federation.kits / site / "medpfl" / "evaluate-personal" / "evaluation"
         assert {entry.name for entry in kept.iterdir()} == {"personal.md", "personal.csv"}
+
+
+def test_a_job_with_a_component_inside_a_component(
+    federation: Federation, hospitals: dict[str, Path], tmp_path: Path
+) -> None:
+    """Classification names its network by class: FLARE builds it inside the task, from the allow list."""
+    job = load_job(small_job(tmp_path, "pictures"))
+    assert isinstance(job, Job)
+    job = replace(job, task=Classification("skin", size=(16, 16), architecture=ResNet(width=4)))
+    folder = write_job(job, tmp_path / "classification" / "pictures")
+    job_id = federation.submit(folder)
+    assert wait(federation, job_id) == "FINISHED:COMPLETED", federation.decisive_lines(job_id)
+    assert_same(outcome(federation.download(job_id)), run(job, hospitals, tmp_path / "simulated"))
 
 
 FUNCTIONS = [

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from medpfl.core.errors import ConfigError
-from medpfl.core.groups import BATCH_NORM, check_slots, describe, of_type, under, without
+from medpfl.core.groups import BATCH_NORM, check_slots, describe, head_of, of_type, under, without
 
 
 class Net(nn.Module):
@@ -27,6 +27,22 @@ def test_batch_norm_is_found_by_type() -> None:
     assert {key.rsplit(".", 1)[0] for key in keys} == {"body.1", "head.1"}
     assert "body.1.num_batches_tracked" in keys and "subnet_bn.weight" not in keys
     assert {key.rsplit(".", 1)[0] for key in of_type(Net(), BATCH_NORM, "head")} == {"head.1"}
+
+
+def test_the_head_is_the_last_layer_that_computes() -> None:
+    from monai.networks.nets import UNet
+
+    from medpfl.models.resnet import ResNet
+
+    assert head_of(Net()) == "head.0"  # what follows it are normalisations
+    resnet = ResNet(width=4).build((3, 32, 32), 5)
+    assert isinstance(resnet.get_submodule(head_of(resnet)), nn.Linear)
+    assert resnet.get_submodule(head_of(resnet)).out_features == 5
+    unet = UNet(spatial_dims=2, in_channels=1, out_channels=7, channels=(4, 8), strides=(2,), num_res_units=1)
+    last = unet.get_submodule(head_of(unet))
+    assert isinstance(last, nn.Conv2d | nn.ConvTranspose2d) and last.out_channels == 7
+    with pytest.raises(ConfigError, match="cannot be split into a base and a head: it has 1 layers"):
+        head_of(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
 
 
 def test_monai_unet_has_batch_norm_under_any_name() -> None:

@@ -7,11 +7,12 @@ A *slot* is a named group of tensors that one server component mixes. What is in
 from collections.abc import Iterable, Mapping, Sequence
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from medpfl.core.errors import ConfigError
 
 BATCH_NORM: tuple[type[nn.Module], ...] = (_BatchNorm,)
+_NO_HEAD = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.PReLU)
 
 
 def under(root: nn.Module, path: str = "") -> list[str]:
@@ -45,6 +46,27 @@ def of_type(root: nn.Module, types: tuple[type[nn.Module], ...], path: str = "")
         wanted = " or ".join(t.__name__.lstrip("_") for t in types)
         raise ConfigError(f"found no {wanted} layer in '{path or type(root).__name__}': this method needs at least one")
     return keys
+
+
+def head_of(network: nn.Module) -> str:
+    """Path of the network's head: its last module with parameters of its own that is no normalisation or activation.
+
+    "Last" is the order of definition, which for the networks here is the order of computation: the final linear layer of
+    a classifier, the last convolution of a UNet.
+
+    Raises:
+        ConfigError: the network has no such module below itself, so that there is nothing to split.
+    """
+    found = [
+        name
+        for name, module in network.named_modules()
+        if name and not isinstance(module, _NO_HEAD) and any(True for _ in module.parameters(recurse=False))
+    ]
+    if len(found) < 2:
+        raise ConfigError(
+            f"{type(network).__name__} cannot be split into a base and a head: it has {len(found)} layers"
+        )
+    return found[-1]
 
 
 def without(keys: Sequence[str], removed: Iterable[str]) -> list[str]:
