@@ -51,21 +51,20 @@ def of_type(root: nn.Module, types: tuple[type[nn.Module], ...], path: str = "")
 def head_of(network: nn.Module) -> str:
     """Path of the network's head: its last module with parameters of its own that is no normalisation or activation.
 
-    "Last" is the order of definition, which for the networks here is the order of computation: the final linear layer of
-    a classifier, the last convolution of a UNet.
+    "Last" is the order of definition, for the networks here also that of computation: the final linear layer of a
+    classifier, the last convolution of a UNet.
 
     Raises:
         ConfigError: the network has no such module below itself, so that there is nothing to split.
     """
-    found = [
+    found: list[str] = [
         name
         for name, module in network.named_modules()
         if name and not isinstance(module, _NO_HEAD) and any(True for _ in module.parameters(recurse=False))
     ]
     if len(found) < 2:
-        raise ConfigError(
-            f"{type(network).__name__} cannot be split into a base and a head: it has {len(found)} layers"
-        )
+        layers = f"it has {len(found)} layers"
+        raise ConfigError(f"{type(network).__name__} cannot be split into a base and a head: {layers}")
     return found[-1]
 
 
