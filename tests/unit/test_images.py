@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -205,6 +206,23 @@ def test_all_problems_are_found_in_one_reading(tmp_path: Path) -> None:
     assert len(problems.found) == 5
 
 
+def test_the_table_may_be_tsv_or_parquet(tmp_path: Path) -> None:
+    write_images(tmp_path)
+    frame = pd.read_csv(tmp_path / "list.csv")
+    frame.to_csv(tmp_path / "list.tsv", sep="\t", index=False)
+    frame.to_parquet(tmp_path / "list.parquet")
+    listings = []
+    for file in ("list.csv", "list.tsv", "list.parquet"):
+        table = {"file": file, "image": "id", "where": {"site": ["a"], "dx": ["nv", "mel"]}}
+        cases = images(tmp_path, table=table).cases(Problems())
+        listings.append({split: [case.name for case in some] for split, some in cases.items()})
+    assert listings[0] == listings[1] == listings[2]
+    expected = frame[(frame["site"] == "a") & frame["dx"].isin(["nv", "mel"])]["id"].tolist()
+    assert sorted(name.split("/")[-1] for some in listings[0].values() for name in some) == [
+        f"{n}.png" for n in expected
+    ]
+
+
 def test_the_documented_site_files_are_valid(tmp_path: Path) -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "site-files.md").read_text()
     blocks = [block for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "datasets:" in block]
@@ -212,4 +230,4 @@ def test_the_documented_site_files_are_valid(tmp_path: Path) -> None:
     for block in blocks:
         (tmp_path / "site.yaml").write_text(block)
         kinds |= {dataset.kind for dataset in load_site_file(tmp_path / "site.yaml").datasets.values()}
-    assert kinds >= {"volumes", "table", "images", "arrays"}
+    assert kinds == {"volumes", "table", "images", "arrays", "series"}
