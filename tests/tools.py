@@ -2,6 +2,7 @@
 """Driving the round loop from a test."""
 
 import json
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,11 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
 def run(job: Job, sites: dict[str, Path], folder: Path, **options: Any) -> dict[str, Any]:
     simulate(job, sites, folder / "results", folder / "home", **options)
     return outcome(folder / "results")
+
+
+def heed_ctrl_c() -> None:
+    """For ``preexec_fn``: a shell's background jobs ignore Ctrl-C, and so would the processes that a test starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def pieces(job: Job, sites: dict[str, Path], folder: Path) -> tuple[Coordinator, dict[str, SiteRunner]]:

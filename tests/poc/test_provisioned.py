@@ -31,7 +31,7 @@ from medpfl.flare.pack import pack
 from medpfl.flare.provision import provision
 from medpfl.job import Job, load_job
 from medpfl.tasks.tabular import Tabular
-from tools import assert_same, outcome, run, write_job
+from tools import assert_same, heed_ctrl_c, outcome, run, write_job
 
 pytestmark = [pytest.mark.poc, pytest.mark.timeout(400)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -232,6 +232,7 @@ def test_an_interrupted_run_leaves_no_process(tmp_path: Path) -> None:
         text=True,
         cwd=ROOT,
         env={**os.environ, "TMPDIR": str(tmp_path)},
+        preexec_fn=heed_ctrl_c,
     )
     assert process.stdout is not None
     for line in process.stdout:
