@@ -1,10 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Server components, one file each: the rule that mixes the hospitals' copies of one slot."""
 
+from medpfl.core.mixers.attentive import AttentiveMessages
 from medpfl.core.mixers.base import Mixer, RoundInfo
+from medpfl.core.mixers.cluster_mean import ClusterMean
+from medpfl.core.mixers.control_variates import ControlVariates
 from medpfl.core.mixers.identity import Identity
 from medpfl.core.mixers.mean import Mean
 from medpfl.core.mixers.server_adam import ServerAdam
 from medpfl.core.mixers.soft_pull import SoftPull
 
-__all__ = ["Identity", "Mean", "Mixer", "RoundInfo", "ServerAdam", "SoftPull"]
+__all__ = [
+    "AttentiveMessages",
+    "ClusterMean",
+    "ControlVariates",
+    "Identity",
+    "Mean",
+    "Mixer",
+    "RoundInfo",
+    "ServerAdam",
+    "SoftPull",
+]

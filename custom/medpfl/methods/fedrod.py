@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FedRoD: a generic head learned with a class-balanced loss, and a personal head on the same features beside it.
+
+Chen and Chao, "On Bridging Generic and Personalized Federated Learning for Image Classification", ICLR 2022: balanced
+softmax for the generic head, a linear personal head. Its hypernetwork variant is not here.
+"""
+
+import copy
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from medpfl.core.errors import ConfigError
+from medpfl.core.groups import head_of, under
+from medpfl.methods.base import Build, Method, Site
+from medpfl.methods.features import with_features
+from medpfl.tasks.labelled import Labelled
+
+
+def balanced_loss(outputs: Tensor, targets: Tensor, prior: Tensor) -> Tensor:
+    """Cross-entropy of softmax(outputs + log prior). A class that the hospital lacks (prior 0) is left out.
+
+    One output is the difference of two classes' outputs, so that it stands for the pair (0, output).
+    """
+    logits = outputs.float()
+    if logits.shape[1] == 1:
+        logits = torch.cat([torch.zeros_like(logits), logits], dim=1)
+    return nn.functional.cross_entropy(logits + prior.log(), targets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedRoD(Method):
+    """Slot "generic" (mean). Private: "head", zero at first, so that the personal model starts as the generic one.
+
+    Args:
+        gamma: exponent of the class prior, >= 0; 1 is the balanced softmax, 0 plain cross-entropy.
+    """
+
+    gamma: float = 1.0
+
+    deploys: ClassVar = {"personal": "head", "generic": "generic"}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.gamma >= 0:
+            raise ConfigError(f"FedRoD's gamma must be at least 0, got {self.gamma}")
+
+    def models(self, build: Build) -> dict[str, nn.Module]:
+        if not isinstance(build.task, Labelled):
+            raise ConfigError(f"FedRoD needs a task with one class a sample, {type(build.task).__name__} is none")
+        network = build.network()
+        head = copy.deepcopy(network.get_submodule(head_of(network)))
+        for weight in head.parameters():
+            nn.init.zeros_(weight)
+        return {"generic": network, "head": head}
+
+    def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
+        return {"generic": under(models, "generic")}
+
+    def local_round(self, site: Site) -> None:
+        generic, head = site.models["generic"].train(), site.models["head"].train()
+        train = site.data.splits["train"]
+        counts = torch.bincount(train.targets[:].long(), minlength=train.classes)
+        prior = torch.where(counts > 0, (counts / counts.sum()) ** self.gamma, 0.0).to(site.device)
+        for batch in site.training_batches():
+            with site.autocast():
+                outputs, features = with_features(generic, batch.inputs)
+                # Nothing of the personal loss reaches the generic network.
+                together = outputs.detach() + head(features.detach())
+                personal_loss = site.task.loss(together, batch.targets)
+            site.step("generic", balanced_loss(outputs, batch.targets, prior))
+            site.step("head", personal_loss)
+
+    def predict(self, name: str, models: nn.ModuleDict, inputs: Tensor) -> Tensor:
+        outputs, features = with_features(models["generic"], inputs)
+        if name == "generic":
+            return outputs
+        personal: Tensor = outputs + models["head"](features)
+        return personal

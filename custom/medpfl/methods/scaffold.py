@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SCAFFOLD: local steps corrected by control variates, so that hospitals do not drift apart.
+
+Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020, Algorithm 1 with
+option II and a global step size of 1.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import nn
+
+from medpfl.core.errors import ConfigError
+from medpfl.core.groups import under
+from medpfl.methods.base import Build, Method, Site
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaffold(Method):
+    """Slots: "model" (mean) and "control" (``ControlVariates``: the hospital's own c_i up, the common c down).
+
+    Control variates correct parameters; buffers such as BatchNorm's statistics are averaged with the model.
+    """
+
+    optimizer: Literal["adam", "sgd"] = "sgd"
+
+    deploys: ClassVar = {"scaffold": "model"}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.optimizer != "sgd":
+            raise ConfigError(
+                f"Scaffold needs the optimizer 'sgd', got '{self.optimizer}': its control variates are mean gradients "
+                "only if every step is lr times a gradient"
+            )
+
+    def models(self, build: Build) -> dict[str, nn.Module]:
+        network = build.network()
+        zeros = [nn.Parameter(torch.zeros_like(weight), requires_grad=False) for weight in network.parameters()]
+        return {"model": network, "control": nn.ParameterList(zeros), "own": nn.ParameterList(w.clone() for w in zeros)}
+
+    def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
+        return {name: under(models, name) for name in ("model", "control")}
+
+    def local_round(self, site: Site) -> None:
+        network = site.models["model"].train()
+        weights, own = list(network.parameters()), list(site.models["own"].parameters())
+        start = [weight.detach().clone() for weight in weights]
+        shift = [c - c_i for c, c_i in zip(site.models["control"].parameters(), own, strict=True)]
+        steps = 0
+        for batch in site.training_batches():
+            with site.autocast():
+                loss = site.task.loss(network(batch.inputs), batch.targets)
+            # The gradient of <c - c_i, w> is c - c_i: the correction of Algorithm 1's local step.
+            linear = torch.stack([(d * w).sum() for d, w in zip(shift, weights, strict=True)]).sum()
+            site.step("model", loss + linear)
+            site.last_loss = float(loss.detach())
+            steps += 1
+        with torch.no_grad():
+            for c_i, d, x, y in zip(own, shift, start, weights, strict=True):
+                c_i.copy_((x - y) / (steps * self.lr) - d)  # option II: c_i - c + (x - y_i) / (K lr)
+        site.outbox["control"] = {f"control.{index}": c_i for index, c_i in enumerate(own)}
