@@ -157,6 +157,10 @@ class Site:
                 if done == limit:
                     return
 
+    def common_draw(self, purpose: str) -> float:
+        """A number in [0, 1) that is the same at every hospital: a function of the seed, the round and ``purpose``."""
+        return derive_seed(self._seed, self.round, purpose) / 2**63
+
     def autocast(self) -> AbstractContextManager[None]:
         """Mixed precision (bfloat16) where the device has it; nothing on a CPU, where results stay exact."""
         enabled = self.device.type == "cuda" and torch.cuda.is_bf16_supported()

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""IFCA: several common models; every hospital trains the one that fits its data best.
+
+Ghosh et al., "An Efficient Framework for Clustered Federated Learning", NeurIPS 2020, Algorithm 1, model averaging.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from medpfl.core.errors import ConfigError
+from medpfl.core.groups import under
+from medpfl.core.mixers.cluster_mean import CHOSEN
+from medpfl.methods.base import Build, Method, Site
+
+
+@dataclass(frozen=True, kw_only=True)
+class IFCA(Method):
+    """Slots "cluster0", "cluster1", ... (``ClusterMean``), each a model and one value, 1 from those who chose it.
+    Models not chosen go back as they came. Private: the hospital's last choice, with which it predicts; before it has
+    trained, the first model.
+
+    Args:
+        clusters: number of models, >= 1; 1 is FedAvg. Their initial weights differ, else all would choose the first.
+    """
+
+    clusters: int = 2
+
+    deploys: ClassVar = {"personal": "choice"}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.clusters < 1:
+            raise ConfigError(f"IFCA's clusters must be at least 1, got {self.clusters}")
+
+    def models(self, build: Build) -> dict[str, nn.Module]:
+        networks = build.seeded(lambda: nn.ModuleList(build.task.network(build.data) for _ in range(self.clusters)))
+        found: dict[str, nn.Module] = {f"cluster{index}": network for index, network in enumerate(networks.children())}
+        for name in (CHOSEN, "choice"):
+            flags = [nn.Parameter(torch.zeros(()), requires_grad=False) for _ in range(self.clusters)]
+            found[name] = nn.ParameterList(flags)
+        return found
+
+    def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
+        return {f"cluster{i}": [*under(models, f"cluster{i}"), f"{CHOSEN}.{i}"] for i in range(self.clusters)}
+
+    def local_round(self, site: Site) -> None:
+        losses = [_training_loss(site, site.models[f"cluster{index}"]) for index in range(self.clusters)]
+        best = losses.index(min(losses))
+        for name in (CHOSEN, "choice"):
+            for index, flag in enumerate(site.models[name].parameters()):
+                flag.fill_(index == best)
+        site.fit(f"cluster{best}")
+
+    def predict(self, name: str, models: nn.ModuleDict, inputs: Tensor) -> Tensor:
+        best = int(torch.stack(list(models["choice"].parameters())).argmax())
+        outputs: Tensor = models[f"cluster{best}"](inputs)
+        return outputs
+
+
+def _training_loss(site: Site, network: nn.Module) -> float:
+    """Mean task loss over the training split, in evaluation mode."""
+    samples, total = site.data.splits["train"], 0.0
+    network.eval()
+    with torch.inference_mode(), site.autocast():
+        for start in range(0, len(samples), 64):
+            inputs, targets = samples.inputs[start : start + 64], samples.targets[start : start + 64]
+            loss = site.task.loss(network(inputs.to(site.device)), targets.to(site.device))
+            total += float(loss) * len(inputs)
+    return total / len(samples)

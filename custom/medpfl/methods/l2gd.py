@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""L2GD: by the toss of a coin, either all hospitals train or all move towards their mean.
+
+Hanzely and Richtarik, "Federated Learning of a Mixture of Global and Local Models", 2020, Algorithm 1, with one local
+round in place of one gradient step (``steps=1`` is the paper's, with a mini-batch).
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import nn
+
+from medpfl.core.errors import ConfigError
+from medpfl.core.groups import under
+from medpfl.methods.base import Build, Method, Site
+
+
+@dataclass(frozen=True, kw_only=True)
+class L2GD(Method):
+    """Slot "mixed" (``SoftPull``): the model up, the model moved towards the mean down. Private: the model itself.
+
+    The server mixes in every round and the hospitals take the result up in rounds of heads only, so that the coin and
+    p are needed in one place. The move (1 - c) w + c mean is ``SoftPull`` with lam = 1 - c (K - 1) / K. The paper's c
+    is lr lambda / p, with lr its alpha / n.
+
+    Args:
+        p: probability of moving instead of training, in [0, 1); 0 is local training.
+    """
+
+    p: float = 0.1
+    optimizer: Literal["adam", "sgd"] = "sgd"
+
+    deploys: ClassVar = {"personal": "model"}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.p < 1:
+            raise ConfigError(f"L2GD's p must be in [0, 1), got {self.p}")
+        if self.optimizer != "sgd":
+            raise ConfigError(
+                f"L2GD needs the optimizer 'sgd', got '{self.optimizer}': its gradients are scaled by 1 / (1 - p), "
+                "which Adam would undo"
+            )
+
+    def models(self, build: Build) -> dict[str, nn.Module]:
+        return {"model": build.network(), "mixed": build.network()}
+
+    def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
+        return {"mixed": under(models, "mixed")}
+
+    def local_round(self, site: Site) -> None:
+        network = site.models["model"].train()
+        if site.common_draw("l2gd") < self.p:
+            network.load_state_dict(site.models["mixed"].state_dict())
+        else:
+            for batch in site.training_batches():
+                with site.autocast():
+                    loss = site.task.loss(network(batch.inputs), batch.targets)
+                site.step("model", loss / (1 - self.p))
+        site.outbox["mixed"] = {f"mixed.{key}": tensor for key, tensor in network.state_dict().items()}
