@@ -5,13 +5,14 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from baselines import Normed, assert_resumes, begin, close, combine, held, play, same, served, slope
 from medpfl.core.errors import ConfigError
-from medpfl.core.mixers import ControlVariates, Mean, Mixer
+from medpfl.core.mixers import ControlVariates, Mean, Mixer, RoundInfo
 from medpfl.evaluate.deployed import load_deployed
 from medpfl.evaluate.export import export
 from medpfl.job import Job
@@ -54,6 +55,20 @@ def test_the_common_control_is_the_mean_of_the_hospitals(
         for site in table_sites:
             assert close(served(coordinator, "control", site), mean)
         assert max(t.abs().max() for t in mean.values()) > 1e-3
+
+
+def test_the_controls_of_the_absent_survive_a_restart() -> None:
+    sent = [{"c": torch.tensor([4.0])}, {"c": torch.tensor([-1.0])}]
+    before, after = ControlVariates(), ControlVariates()
+    new, _ = before.mix(sent, RoundInfo(("a", "b"), np.array([30.0, 10.0]), (True, True)))
+    assert [state["c"].item() for state in new] == [1.5, 1.5]
+    after.load_state(before.state())
+    for mixer in (before, after):  # b is away: its stack holds what it was sent last, which counts for nothing
+        new, _ = mixer.mix(
+            [{"c": torch.tensor([6.0])}, {"c": torch.tensor([1.5])}],
+            RoundInfo(("a", "b"), np.array([30.0, 10.0]), (True, False)),
+        )
+        assert [state["c"].item() for state in new] == [2.5, 2.5]
 
 
 def test_scaffold_two_rounds_by_hand(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
