@@ -12,14 +12,26 @@ import torch
 from baselines import Normed, State, assert_resumes, begin, close, combine, held, play, same, served, slope
 from conftest import SITES, write_table_sites
 from medpfl.core.errors import ConfigError
-from medpfl.core.mixers import AttentiveMessages, ClusterMean, Identity, Mean, Mixer, RoundInfo, SoftPull
-from medpfl.job import Job
-from medpfl.methods.base import Site
+from medpfl.core.mixers import (
+    AttentiveMessages,
+    ClusterMean,
+    ControlVariates,
+    Identity,
+    Mean,
+    Mixer,
+    RoundInfo,
+    SoftPull,
+)
+from medpfl.job import Job, load_job
+from medpfl.methods.base import Method, Site
 from medpfl.methods.fedamp import FedAMP
+from medpfl.methods.fedrod import FedRoD
 from medpfl.methods.ifca import IFCA
 from medpfl.methods.l2gd import L2GD
+from medpfl.methods.moon import Moon
+from medpfl.methods.scaffold import Scaffold
 from medpfl.rounds.site import SiteRunner
-from tools import run
+from tools import run, write_job
 
 Make = Callable[..., Job]
 
@@ -294,3 +306,25 @@ def test_ifca_resumes(make_job: Make, table_sites: dict[str, Path], tmp_path: Pa
 def test_ifca_needs_a_cluster() -> None:
     with pytest.raises(ConfigError, match="clusters must be at least 1, got 0"):
         ifca(0)
+
+
+# -- jobs -------------------------------------------------------------------------------------------------------------
+
+JOBS: list[tuple[Method, dict[str, Mixer]]] = [
+    (Scaffold(lr=0.1), {"model": Mean(uniform=True), "control": ControlVariates()}),
+    (Moon(mu=0.5), {"model": Mean()}),
+    (FedRoD(gamma=0.5), {"generic": Mean()}),
+    (FedAMP(mu=0.2), {"anchor": AttentiveMessages(alpha=0.1, sigma=2.0)}),
+    (L2GD(p=0.3), {"mixed": SoftPull(lam=1.0)}),  # all that SoftPull allows one hospital
+    (ifca(2), {"cluster0": ClusterMean(), "cluster1": ClusterMean()}),
+]
+
+
+@pytest.mark.parametrize(("method", "mixers"), JOBS, ids=lambda value: type(value).__name__)
+def test_each_can_be_a_job_folder_and_takes_a_hospital_alone(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, method: Method, mixers: dict[str, Mixer]
+) -> None:
+    job = load_job(write_job(make_job(mixers=mixers, method=method, min_clients=1), tmp_path / "job"))
+    assert isinstance(job, Job)
+    result = run(job, {"anna": table_sites["anna"]}, tmp_path / "alone")
+    assert {line["site"] for line in result["test"]} == {"anna"}
