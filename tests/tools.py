@@ -2,11 +2,14 @@
 """Driving the round loop from a test."""
 
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from medpfl import store
 from medpfl.component import spec_of
@@ -15,7 +18,24 @@ from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.messages import Message
 from medpfl.rounds.simulate import simulate
 from medpfl.rounds.site import SiteRunner
+from medpfl.sites.samples import SiteData
 from medpfl.sites.site_file import load_site_file
+from medpfl.tasks.tabular import Tabular
+
+Make = Callable[..., Job]
+
+
+@dataclass(frozen=True)
+class NormedTabular(Tabular):
+    """A table's network with BatchNorm: Linear, BatchNorm, ReLU, Linear (its head, "3")."""
+
+    def network(self, data: SiteData) -> nn.Module:
+        first, relu, last = super().network(data).children()
+        return nn.Sequential(first, nn.BatchNorm1d(self.hidden[0]), relu, last)
+
+
+def normed() -> NormedTabular:
+    return NormedTabular(dataset="blood", hidden=(4,))
 
 
 def outcome(folder: Path) -> dict[str, Any]:

@@ -134,8 +134,11 @@ class Site:
         self.outbox: dict[str, dict[str, Tensor]] = {}
         """Slot to what is sent instead of its weights (gradients, say), with the same entries and shapes."""
 
-    def training_batches(self) -> Iterator[Batch]:
+    def training_batches(self, epochs: int | None = None, steps: int | None = None) -> Iterator[Batch]:
         """This round's batches: a function of (seed, site, round) alone, so every model of a round sees the same.
+
+        Args:
+            epochs, steps: how many, if not as many as the method's ``epochs`` and ``steps`` say (a phase of its own).
 
         Raises:
             Stopped: the job was aborted.
@@ -143,8 +146,9 @@ class Site:
         samples = self.data.splits["train"]
         generator = torch.Generator().manual_seed(derive_seed(self._seed, self.name, self.round, "batches"))
         size, done = self.method.batch_size, 0
-        limit = self.method.steps
-        for epoch in range(self.method.epochs if limit is None else limit):
+        if epochs is None and steps is None:
+            epochs, steps = self.method.epochs, self.method.steps
+        for epoch in range(steps or epochs or 0):
             order = torch.randperm(len(samples), generator=generator)
             for start in range(0, len(samples), size):
                 chosen = order[start : start + size]
@@ -154,7 +158,7 @@ class Site:
                     raise Stopped(f"the job was aborted in round {self.round}, epoch {epoch + 1}")
                 yield Batch(samples.inputs[chosen].to(self.device), samples.targets[chosen].to(self.device))
                 done += 1
-                if done == limit:
+                if done == steps:
                     return
 
     def autocast(self) -> AbstractContextManager[None]:
@@ -172,10 +176,10 @@ class Site:
         optimizer.step()
         self.last_loss = float(loss.detach())
 
-    def fit(self, model: str) -> None:
-        """Plain training of ``models[model]`` on the task loss over this round's batches."""
+    def fit(self, model: str, penalty: Callable[[], Tensor] | None = None) -> None:
+        """Training of ``models[model]`` over this round's batches on the task loss, plus a scalar ``penalty``."""
         self.models[model].train()
         for batch in self.training_batches():
             with self.autocast():
                 loss = self.task.loss(self.models[model](batch.inputs), batch.targets)
-            self.step(model, loss)
+            self.step(model, loss if penalty is None else loss + penalty())
