@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from medpfl.core.mixers import Mean, Mixer
+from medpfl.core.mixers import Mean, Mixer, RelaxedMean
 from medpfl.evaluate.deployed import load_deployed
+from medpfl.methods.apfl import APFL
 from medpfl.methods.base import Method
 from medpfl.methods.ditto import Ditto
 from medpfl.methods.fedbn import FedBN
@@ -17,6 +18,8 @@ from medpfl.methods.fedper import FedPer
 from medpfl.methods.fedprox import FedProx
 from medpfl.methods.fedrep import FedRep
 from medpfl.methods.lg_fedavg import LGFedAvg
+from medpfl.methods.per_fedavg import PerFedAvg
+from medpfl.methods.pfedme import PFedMe
 from medpfl.rounds.simulate import simulate
 from medpfl.sites.site_file import load_site_file
 from tools import Make, assert_same, exchange, normed, outcome, pieces, run
@@ -29,6 +32,10 @@ METHODS: dict[str, tuple[Method, str, Mixer]] = {  # the method, its slot that t
     "FedRep": (FedRep(head_epochs=2, **SETTINGS), "model", Mean()),
     "LGFedAvg": (LGFedAvg(**SETTINGS), "model", Mean()),
     "Ditto": (Ditto(lam=0.5, **SETTINGS), "global", Mean()),
+    "APFL": (APFL(alpha_lr=0.5, **SETTINGS), "global", Mean()),
+    "PFedMe": (PFedMe(lam=5.0, outer_lr=0.1, inner_steps=2, **SETTINGS), "global", RelaxedMean(beta=0.7)),
+    "PerFedAvg": (PerFedAvg(inner_lr=0.1, **SETTINGS), "model", Mean()),
+    "PerFedAvg-HF": (PerFedAvg(inner_lr=0.1, variant="hessian-free", **SETTINGS), "model", Mean()),
 }
 
 

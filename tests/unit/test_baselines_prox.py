@@ -9,39 +9,14 @@ import torch
 from torch import nn
 
 from medpfl.core.errors import ConfigError
-from medpfl.core.mixers import Identity, Mean, Mixer
-from medpfl.methods.base import Method
+from medpfl.core.mixers import Mean, Mixer
 from medpfl.methods.ditto import Ditto
 from medpfl.methods.fedprox import FedProx
 from medpfl.methods.proximal import Proximal
-from medpfl.rounds.site import SiteRunner
 from medpfl.tasks.tabular import Tabular
-from tools import Make, exchange, normed, pieces
+from tools import Make, entries, exchange, normed, pieces, same, train
 
 SETTINGS: dict[str, Any] = {"lr": 0.05, "batch_size": 8}
-
-
-def train(
-    make_job: Make, sites: dict[str, Path], folder: Path, method: Method, slot: str, rounds: int = 3, **job: Any
-) -> tuple[dict[str, SiteRunner], dict[str, dict[str, torch.Tensor]]]:
-    """Rounds with both references beside the method; returns the hospitals after the last local round, and the
-    server's slots after the last mixing."""
-    mixers: dict[str, Mixer] = {"local": Identity(), "fedavg": Mean(), slot: Mean()}
-    coordinator, runners = pieces(make_job(mixers=mixers, method=method, **job), sites, folder)
-    coordinator.take_init(exchange(runners, coordinator.init_messages()))
-    for number in range(1, rounds + 1):
-        coordinator.take_train(number, exchange(runners, coordinator.train_messages(number, coordinator.joined)))
-    return runners, coordinator.train_messages(rounds + 1, ["anna"])["anna"].slots
-
-
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    stripped = [{key.split(".", 1)[1]: value for key, value in state.items()} for state in (one, other)]
-    assert stripped[0].keys() == stripped[1].keys() and stripped[0]
-    return all(torch.equal(value, stripped[1][key]) for key, value in stripped[0].items())
-
-
-def of(runner: SiteRunner, model: str) -> dict[str, torch.Tensor]:
-    return {key: value for key, value in runner.models.state_dict().items() if key.startswith(f"{model}.")}
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
@@ -50,7 +25,7 @@ def test_fedprox_without_its_term_is_fedavg(
 ) -> None:
     for mu, equal in ((0.0, True), (0.3, False)):
         method = FedProx(mu=mu, optimizer=optimizer, **SETTINGS)
-        _, slots = train(make_job, table_sites, tmp_path / str(mu), method, "model", task=normed())
+        _, slots = train(make_job, table_sites, tmp_path / str(mu), method, "model", Mean(), task=normed())
         assert same(slots["model"], slots["fedavg"]) is equal
 
 
@@ -100,7 +75,7 @@ def test_two_steps_by_hand(make_job: Make, table_sites: dict[str, Path], tmp_pat
     coordinator.take_init(exchange(runners, coordinator.init_messages()))
     runner = runners["clara"]
     model = slot if kind is FedProx else "personal"
-    start = {key: value.clone().double() for key, value in of(runner, model).items()}
+    start = {key: value.clone().double() for key, value in entries(runner, model).items()}
     exchange(runners, coordinator.train_messages(1, coordinator.joined))
     data = runner.data.splits["train"]
     x = torch.cat([data.inputs[:], torch.ones(len(data), 1)], dim=1).double()
@@ -110,7 +85,7 @@ def test_two_steps_by_hand(make_job: Make, table_sites: dict[str, Path], tmp_pat
     for _ in range(2):
         gradient = x.T @ ((x @ w).sigmoid() - y) / len(y)
         w = w - lr * (gradient + strength * (w - a))
-    after = of(runner, model)
+    after = entries(runner, model)
     got = torch.cat([after[f"{model}.0.weight"][0], after[f"{model}.0.bias"]]).double()
     torch.testing.assert_close(got, w, atol=1e-6, rtol=0)
 
@@ -119,10 +94,10 @@ def test_two_steps_by_hand(make_job: Make, table_sites: dict[str, Path], tmp_pat
 def test_dittos_limits(make_job: Make, table_sites: dict[str, Path], tmp_path: Path, optimizer: str) -> None:
     for lam, equal in ((0.0, True), (0.5, False)):
         method = Ditto(lam=lam, optimizer=optimizer, **SETTINGS)
-        runners, slots = train(make_job, table_sites, tmp_path / str(lam), method, "global", task=normed())
+        runners, slots = train(make_job, table_sites, tmp_path / str(lam), method, "global", Mean(), task=normed())
         assert same(slots["global"], slots["fedavg"])  # whatever lam is
         for runner in runners.values():
-            assert same(of(runner, "personal"), of(runner, "local")) is equal
+            assert same(entries(runner, "personal"), entries(runner, "local")) is equal
 
 
 def test_dittos_anchor_is_the_common_model_as_received(
@@ -137,7 +112,7 @@ def test_dittos_anchor_is_the_common_model_as_received(
     messages = coordinator.train_messages(2, coordinator.joined)
     received = {key: value.clone() for key, value in messages["anna"].slots["global"].items()}
     runner = runners["anna"]
-    before = {key: value.clone() for key, value in of(runner, "personal").items()}
+    before = {key: value.clone() for key, value in entries(runner, "personal").items()}
     net = runner.task.network(runner.data)
     net.load_state_dict({key.removeprefix("personal."): value for key, value in before.items()})
     data = runner.data.splits["train"]
@@ -146,7 +121,7 @@ def test_dittos_anchor_is_the_common_model_as_received(
     for key, gradient in ((f"personal.{name}", parameter.grad) for name, parameter in net.named_parameters()):
         anchor = received[key.replace("personal", "global")]
         expected = before[key] - lr * (gradient + lam * (before[key] - anchor))
-        torch.testing.assert_close(of(runner, "personal")[key], expected, atol=1e-6, rtol=0)
+        torch.testing.assert_close(entries(runner, "personal")[key], expected, atol=1e-6, rtol=0)
 
 
 def test_dittos_personal_model_never_travels(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
@@ -156,7 +131,7 @@ def test_dittos_personal_model_never_travels(make_job: Make, table_sites: dict[s
     trained = exchange(runners, coordinator.train_messages(1, coordinator.joined))
     for message in [*replies.values(), *trained.values()]:
         assert set(message.slots) == {"global"}
-        assert set(message.slots["global"]) == set(of(runners["anna"], "global"))
+        assert set(message.slots["global"]) == set(entries(runners["anna"], "global"))
 
 
 @pytest.mark.parametrize(("kind", "name"), [(FedProx, "mu"), (Ditto, "lam")])

@@ -94,6 +94,9 @@ class Method(ABC):
     def local_round(self, site: "Site") -> None:
         """Train ``site.models`` for one round."""
 
+    def after_mixing(self, site: "Site") -> None:
+        """Make of what the server sent the networks that predict; before they are evaluated. Nothing by default."""
+
     def predict(self, name: str, models: nn.ModuleDict, inputs: Tensor) -> Tensor:
         """Outputs of the deployed model ``name``; the models are in evaluation mode."""
         outputs: Tensor = models[self.deploys[name]](inputs)
@@ -168,13 +171,23 @@ class Site:
 
     def step(self, model: str, loss: Tensor) -> None:
         """One optimiser step of ``models[model]`` down a scalar loss."""
-        if model not in self._optimizers:
-            self._optimizers[model] = self.method.new_optimizer(self.models[model])
-        optimizer = self._optimizers[model]
+        optimizer = self._optimizer(model)
         optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
         optimizer.step()
         self.last_loss = float(loss.detach())
+
+    def descend(self, model: str, gradient: Mapping[str, Tensor], loss: float) -> None:
+        """One optimiser step of ``models[model]`` with a given gradient, by parameter; ``loss`` is only reported."""
+        for key, parameter in self.models[model].named_parameters():
+            parameter.grad = gradient[key].clone()
+        self._optimizer(model).step()
+        self.last_loss = loss
+
+    def _optimizer(self, model: str) -> torch.optim.Optimizer:
+        if model not in self._optimizers:
+            self._optimizers[model] = self.method.new_optimizer(self.models[model])
+        return self._optimizers[model]
 
     def fit(self, model: str, penalty: Callable[[], Tensor] | None = None) -> None:
         """Training of ``models[model]`` over this round's batches on the task loss, plus a scalar ``penalty``."""

@@ -4,7 +4,8 @@
 from medpfl.core.mixers.base import Mixer, RoundInfo
 from medpfl.core.mixers.identity import Identity
 from medpfl.core.mixers.mean import Mean
+from medpfl.core.mixers.relaxed_mean import RelaxedMean
 from medpfl.core.mixers.server_adam import ServerAdam
 from medpfl.core.mixers.soft_pull import SoftPull
 
-__all__ = ["Identity", "Mean", "Mixer", "RoundInfo", "ServerAdam", "SoftPull"]
+__all__ = ["Identity", "Mean", "Mixer", "RelaxedMean", "RoundInfo", "ServerAdam", "SoftPull"]
