@@ -2,6 +2,7 @@
 """What every baseline must do: come back from a kill as if nothing had been, live with absent hospitals, and leave
 models that load and predict what was reported."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from medpfl.core.mixers import Mean, Mixer, RelaxedMean
+from medpfl.demo.phantom import write_phantoms
 from medpfl.evaluate.deployed import load_deployed
 from medpfl.methods.apfl import APFL
 from medpfl.methods.base import Method
@@ -22,6 +24,7 @@ from medpfl.methods.per_fedavg import PerFedAvg
 from medpfl.methods.pfedme import PFedMe
 from medpfl.rounds.simulate import simulate
 from medpfl.sites.site_file import load_site_file
+from medpfl.tasks.segmentation import Segmentation
 from tools import Make, assert_same, exchange, normed, outcome, pieces, run
 
 SETTINGS: dict[str, Any] = {"lr": 0.05, "batch_size": 8}
@@ -98,3 +101,19 @@ def test_deployed_models_predict_what_was_reported(
                 model = load_deployed(tmp_path / "home" / site / "small" / "models" / f"{name}-{choice}.safetensors")
                 found = task.evaluate(task.decide(model(data.splits["test"].inputs)), data.splits["test"])
                 assert found.metrics == pytest.approx(told[site, name, choice], nan_ok=True)
+
+
+@pytest.fixture(scope="module")
+def phantoms(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("phantoms")
+    return {site: folder / f"{site}.yaml" for site in write_phantoms(folder)[2:]}
+
+
+def test_trains_a_unet_on_volumes(
+    make_job: Make, phantoms: dict[str, Path], tmp_path: Path, arguments: dict[str, Any]
+) -> None:
+    task = Segmentation(dataset="organ", size=(16, 16), spacing=(12.0, 12.0, 24.0), channels=(4, 8))
+    method = dataclasses.replace(arguments["method"], steps=3)
+    result = run(make_job(rounds=1, mixers=arguments["mixers"], method=method, task=task), phantoms, tmp_path)
+    scores = [line["metrics"]["dice"] for line in result["test"]]
+    assert len(scores) == 2 * 2 * len(method.deploys) and all(0 <= score <= 1 for score in scores)
