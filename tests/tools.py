@@ -3,20 +3,42 @@
 
 import json
 import signal
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from medpfl import store
 from medpfl.component import spec_of
+from medpfl.core.mixers import Identity, Mean, Mixer
 from medpfl.job import CONTROLLER, EXECUTOR, Job, load_job
+from medpfl.methods.base import Method
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.messages import Message
 from medpfl.rounds.simulate import simulate
 from medpfl.rounds.site import SiteRunner
+from medpfl.sites.samples import SiteData
 from medpfl.sites.site_file import load_site_file
+from medpfl.tasks.tabular import Tabular
+
+Make = Callable[..., Job]
+
+
+@dataclass(frozen=True)
+class NormedTabular(Tabular):
+    """A table's network with BatchNorm: Linear, BatchNorm, ReLU, Linear (its head, "3")."""
+
+    def network(self, data: SiteData) -> nn.Module:
+        first, relu, last = super().network(data).children()
+        return nn.Sequential(first, nn.BatchNorm1d(self.hidden[0]), relu, last)
+
+
+def normed() -> NormedTabular:
+    return NormedTabular(dataset="blood", hidden=(4,))
 
 
 def outcome(folder: Path) -> dict[str, Any]:
@@ -83,3 +105,33 @@ def write_job(job: Job, folder: Path) -> Path:
     (config / "config_fed_client.json").write_text(json.dumps(client))
     assert load_job(folder) == job
     return folder
+
+
+def train(
+    make_job: Make,
+    sites: dict[str, Path],
+    folder: Path,
+    method: Method,
+    slot: str,
+    mixer: Mixer,
+    **job: Any,
+) -> tuple[dict[str, SiteRunner], dict[str, dict[str, torch.Tensor]]]:
+    """Three rounds with both references beside the method; returns the hospitals after the last local round, and
+    the server's slots after the last mixing."""
+    mixers: dict[str, Mixer] = {"local": Identity(), "fedavg": Mean(), slot: mixer}
+    coordinator, runners = pieces(make_job(mixers=mixers, method=method, **job), sites, folder)
+    coordinator.take_init(exchange(runners, coordinator.init_messages()))
+    for number in (1, 2, 3):
+        coordinator.take_train(number, exchange(runners, coordinator.train_messages(number, coordinator.joined)))
+    return runners, coordinator.train_messages(4, ["anna"])["anna"].slots
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    """Whether two networks are equal bit for bit, each under its own name."""
+    stripped = [{key.split(".", 1)[1]: value for key, value in state.items()} for state in (one, other)]
+    assert stripped[0].keys() == stripped[1].keys() and stripped[0]
+    return all(torch.equal(value, stripped[1][key]) for key, value in stripped[0].items())
+
+
+def entries(runner: SiteRunner, model: str) -> dict[str, torch.Tensor]:
+    return {key: value for key, value in runner.models.state_dict().items() if key.startswith(f"{model}.")}

@@ -94,6 +94,9 @@ class Method(ABC):
     def local_round(self, site: "Site") -> None:
         """Train ``site.models`` for one round."""
 
+    def after_mixing(self, site: "Site") -> None:
+        """Make of what the server sent the networks that predict; before they are evaluated. Nothing by default."""
+
     def predict(self, name: str, models: nn.ModuleDict, inputs: Tensor) -> Tensor:
         """Outputs of the deployed model ``name``; the models are in evaluation mode."""
         outputs: Tensor = models[self.deploys[name]](inputs)
@@ -134,8 +137,11 @@ class Site:
         self.outbox: dict[str, dict[str, Tensor]] = {}
         """Slot to what is sent instead of its weights (gradients, say), with the same entries and shapes."""
 
-    def training_batches(self) -> Iterator[Batch]:
+    def training_batches(self, epochs: int | None = None, steps: int | None = None) -> Iterator[Batch]:
         """This round's batches: a function of (seed, site, round) alone, so every model of a round sees the same.
+
+        Args:
+            epochs, steps: how many, if not as many as the method's ``epochs`` and ``steps`` say (a phase of its own).
 
         Raises:
             Stopped: the job was aborted.
@@ -143,8 +149,9 @@ class Site:
         samples = self.data.splits["train"]
         generator = torch.Generator().manual_seed(derive_seed(self._seed, self.name, self.round, "batches"))
         size, done = self.method.batch_size, 0
-        limit = self.method.steps
-        for epoch in range(self.method.epochs if limit is None else limit):
+        if epochs is None and steps is None:
+            epochs, steps = self.method.epochs, self.method.steps
+        for epoch in range(steps or epochs or 0):
             order = torch.randperm(len(samples), generator=generator)
             for start in range(0, len(samples), size):
                 chosen = order[start : start + size]
@@ -154,7 +161,7 @@ class Site:
                     raise Stopped(f"the job was aborted in round {self.round}, epoch {epoch + 1}")
                 yield Batch(samples.inputs[chosen].to(self.device), samples.targets[chosen].to(self.device))
                 done += 1
-                if done == limit:
+                if done == steps:
                     return
 
     def common_draw(self, purpose: str) -> float:
@@ -168,18 +175,28 @@ class Site:
 
     def step(self, model: str, loss: Tensor) -> None:
         """One optimiser step of ``models[model]`` down a scalar loss."""
-        if model not in self._optimizers:
-            self._optimizers[model] = self.method.new_optimizer(self.models[model])
-        optimizer = self._optimizers[model]
+        optimizer = self._optimizer(model)
         optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
         optimizer.step()
         self.last_loss = float(loss.detach())
 
-    def fit(self, model: str) -> None:
-        """Plain training of ``models[model]`` on the task loss over this round's batches."""
+    def descend(self, model: str, gradient: Mapping[str, Tensor], loss: float) -> None:
+        """One optimiser step of ``models[model]`` with a given gradient, by parameter; ``loss`` is only reported."""
+        for key, parameter in self.models[model].named_parameters():
+            parameter.grad = gradient[key].clone()
+        self._optimizer(model).step()
+        self.last_loss = loss
+
+    def _optimizer(self, model: str) -> torch.optim.Optimizer:
+        if model not in self._optimizers:
+            self._optimizers[model] = self.method.new_optimizer(self.models[model])
+        return self._optimizers[model]
+
+    def fit(self, model: str, penalty: Callable[[], Tensor] | None = None) -> None:
+        """Training of ``models[model]`` over this round's batches on the task loss, plus a scalar ``penalty``."""
         self.models[model].train()
         for batch in self.training_batches():
             with self.autocast():
                 loss = self.task.loss(self.models[model](batch.inputs), batch.targets)
-            self.step(model, loss)
+            self.step(model, loss if penalty is None else loss + penalty())

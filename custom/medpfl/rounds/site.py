@@ -202,6 +202,10 @@ class SiteRunner:
 
     def _look_at_mixed(self, round_number: int, header: dict[str, Any]) -> list[dict[str, Any]]:
         """Validate the models as they came out of a round's mixing and keep them until a better round is known."""
+        with torch.random.fork_rng(devices=[]):
+            for method in self.methods:
+                torch.manual_seed(derive_seed(self.seed, self.name, round_number, type(method).__name__, "mixed"))
+                method.after_mixing(self._site(method, round_number))
         metrics = [
             self._line(name, "validation", round_number, evaluation)
             for method in self.methods

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Per-FedAvg: a common model from which one local gradient step leads to a good personal one.
+
+Fallah, Mokhtari, Ozdaglar, "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning
+Approach", NeurIPS 2020, Algorithm 1, in its first-order (FO) and Hessian-free (HF) forms. With batches D, D', D'' and
+v = w - inner_lr grad f(w, D),  the model is moved down  grad f(v, D')  (FO), or in HF down
+grad f(v, D') - inner_lr [grad f(w + delta g, D'') - grad f(w - delta g, D'')] / (2 delta),  g = grad f(v, D').
+Every batch of the round is D' once; the next two (the last go on with the first) are D and D''. Running statistics of
+BatchNorm follow the pass at v on D'. Deployed is the model after one step on the whole local training data.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from medpfl.core.errors import ConfigError
+from medpfl.core.groups import under
+from medpfl.methods.base import Batch, Build, Method, Site
+
+Weights = dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerFedAvg(Method):
+    """Slot "model" (mean): the common network. Private: what one step makes of it, which predicts.
+
+    Args:
+        lr: of the steps of the common network, with the method's optimiser.
+        inner_lr: size of the adapting step (plain gradient descent), >= 0. 0 is FedAvg.
+        variant: "first-order" or "hessian-free".
+        delta: of the Hessian-free difference, > 0.
+    """
+
+    inner_lr: float = 0.01
+    variant: Literal["first-order", "hessian-free"] = "first-order"
+    delta: float = 1e-3
+
+    deploys: ClassVar = {"personal": "personal"}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.inner_lr < float("inf"):
+            raise ConfigError(f"PerFedAvg's inner_lr must be at least 0 and finite, got {self.inner_lr}")
+        if not 0 < self.delta < float("inf"):
+            raise ConfigError(f"PerFedAvg's delta must be above 0 and finite, got {self.delta}")
+
+    def models(self, build: Build) -> dict[str, nn.Module]:
+        return {"model": build.network(), "personal": build.network()}
+
+    def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
+        return {"model": under(models, "model")}
+
+    def local_round(self, site: Site) -> None:
+        site.models["model"].train()
+        weights = {key: weight.detach() for key, weight in site.models["model"].named_parameters()}
+        for batch, next_, after in _threes(site.training_batches()):
+            first, _ = _gradient(site, weights, next_)
+            gradient, loss = _gradient(site, _moved(weights, first, -self.inner_lr), batch, follow=True)
+            if self.variant == "hessian-free":
+                ahead, _ = _gradient(site, _moved(weights, gradient, self.delta), after)
+                behind, _ = _gradient(site, _moved(weights, gradient, -self.delta), after)
+                product = {key: (ahead[key] - behind[key]) / (2 * self.delta) for key in weights}
+                gradient = _moved(gradient, product, -self.inner_lr)
+            site.descend("model", gradient, loss)
+
+    def after_mixing(self, site: Site) -> None:
+        site.models["model"].train()
+        weights = {key: weight.detach() for key, weight in site.models["model"].named_parameters()}
+        total, seen = {key: torch.zeros_like(weight) for key, weight in weights.items()}, 0
+        for batch in site.training_batches(epochs=1):
+            gradient, _ = _gradient(site, weights, batch)
+            total = _moved(total, gradient, len(batch.inputs))
+            seen += len(batch.inputs)
+        adapted = _moved(weights, total, -self.inner_lr / seen)
+        site.models["personal"].load_state_dict({**site.models["model"].state_dict(), **adapted})
+
+
+def _moved(weights: Weights, direction: Weights, length: float) -> Weights:
+    return {key: weight + length * direction[key] for key, weight in weights.items()}
+
+
+def _gradient(site: Site, weights: Weights, batch: Batch, follow: bool = False) -> tuple[Weights, float]:
+    """Gradient and value of the loss at ``weights``; BatchNorm's statistics move only if they shall ``follow``."""
+    network = site.models["model"]
+    at = {key: weight.detach().requires_grad_() for key, weight in weights.items()}
+    buffers = {} if follow else {key: buffer.clone() for key, buffer in network.named_buffers()}
+    with site.autocast():
+        loss = site.task.loss(functional_call(network, {**at, **buffers}, (batch.inputs,)), batch.targets)
+    found = torch.autograd.grad(loss, list(at.values()), allow_unused=True, materialize_grads=True)
+    return dict(zip(at, found, strict=True)), float(loss.detach())
+
+
+def _threes(batches: Iterator[Batch]) -> Iterator[tuple[Batch, Batch, Batch]]:
+    """Every batch with the two that follow it, round the corner."""
+    first = list(islice(batches, 2))
+    around = (first * 2)[:2]
+    stream = chain(first, batches, around)
+    window: deque[Batch] = deque(islice(stream, 2), maxlen=3)
+    for batch in stream:
+        window.append(batch)
+        yield window[0], window[1], window[2]
