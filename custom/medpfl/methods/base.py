@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError, Stopped
 from medpfl.core.groups import under
+from medpfl.core.mixers import Mixer
 from medpfl.core.seeding import derive_seed
 from medpfl.sites.samples import Samples, SiteData
 from medpfl.tasks.base import Task
@@ -73,6 +74,8 @@ class Method(ABC):
 
     deploys: ClassVar[Mapping[str, str]]
     """Deployed model's name to the network that predicts; the first is the one a hospital would use."""
+    components: ClassVar[Mapping[str, Mixer]] = {}
+    """Slot to the server component a comparison takes where its file names none; a slot left out gets the mean."""
 
     def __post_init__(self) -> None:
         for name, least in (("epochs", 1), ("batch_size", 1), ("steps", 1)):

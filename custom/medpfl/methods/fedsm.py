@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from medpfl.core.mixers import ServerAdam, SoftPull
 from medpfl.methods.base import Build, Method, Site
 from medpfl.models.selector import Selector
 from medpfl.sites.samples import Samples
@@ -22,6 +23,7 @@ class FedSM(Method):
     """Slots: "global" (mean), "personal" (SoftPull), "selector" (ServerAdam: gradients up, weights down)."""
 
     deploys: ClassVar = {"personal": "personal", "global": "global"}
+    components: ClassVar = {"personal": SoftPull(), "selector": ServerAdam()}
 
     def models(self, build: Build) -> dict[str, nn.Module]:
         selector = build.seeded(lambda: Selector(build.input_shape, len(build.roster)))

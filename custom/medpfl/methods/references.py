@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from torch import nn
 
+from medpfl.core.mixers import Identity
 from medpfl.methods.base import Build, Method, Site
 
 
@@ -17,6 +18,7 @@ class Local(Method):
     """Training alone: nothing is exchanged (its server component is the identity, and the slot stays home)."""
 
     deploys: ClassVar = {"local": "local"}
+    components: ClassVar = {"local": Identity()}
 
     def models(self, build: Build) -> dict[str, nn.Module]:
         return {"local": build.network()}

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from torch import nn
 
+from medpfl.core import mixers
 from medpfl.methods.base import Build, Method, Site
 
 
@@ -18,6 +19,7 @@ class SoftPull(Method):
     """The pull itself, and its lam, are the server component ``medpfl.core.mixers.SoftPull`` of slot "model"."""
 
     deploys: ClassVar = {"personal": "model"}
+    components: ClassVar = {"model": mixers.SoftPull()}
 
     def models(self, build: Build) -> dict[str, nn.Module]:
         return {"model": build.network()}
