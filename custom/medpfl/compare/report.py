@@ -7,7 +7,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, select_autoescape
 
-from medpfl.compare.console import bytes_text, gain_text, hospitals, p_text, ranked, score_text
+from medpfl.compare.console import bytes_text, hospitals, p_text, ranked
 from medpfl.compare.plan import FEDAVG, FINE_TUNED, LOCAL
 from medpfl.evaluate.models import write_text
 
@@ -22,8 +22,7 @@ def write_report(content: dict[str, Any], folder: Path) -> Path:
         MedPFLError: it cannot be written.
     """
     environment = Environment(loader=PackageLoader("medpfl.compare", "."), autoescape=select_autoescape())
-    environment.globals.update(zip=zip, score_text=score_text, gain_text=gain_text, bytes_text=bytes_text)
-    environment.globals.update(p_text=p_text)
+    environment.globals.update(zip=zip, bytes_text=bytes_text, p_text=p_text)
     rows = ranked(content)
     page = environment.get_template("report.html").render(
         c=content,
