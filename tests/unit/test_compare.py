@@ -77,22 +77,23 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_killed_comparison_goes_on_and_equals_the_parallel_one(done: Path) -> None:
     results = done / "serial"
-    command = [sys.executable, "-c", "from medpfl.cli import main; main()", "compare", str(write(done))]
+    command = [sys.executable, "-c", "from medpfl.cli import main; main()", "compare", str(write(done, seeds=[0]))]
     command += ["--sites", str(done / "sites"), "-o", str(results), "--jobs", "1"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     process = subprocess.Popen(command, env=environment, start_new_session=True, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 200
-    while len(list(results.glob("runs/*/run.json"))) < 2 and process.poll() is None and time.monotonic() < deadline:
+    while not list(results.glob("runs/*/run.json")) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     before = {path: path.stat().st_mtime_ns for path in results.glob("runs/*/run.json")}
-    assert 2 <= len(before) < 6
-    result = compare(done, "serial", jobs=1)
-    assert result.exit_code == 0 and f"{len(before)} of 6 runs are done already" in result.output
+    assert 1 <= len(before) < 3
+    result = compare(done, "serial", jobs=1, seeds=[0])
+    assert result.exit_code == 0 and f"{len(before)} of 3 runs are done already" in result.output
     assert {path: path.stat().st_mtime_ns for path in before} == before  # not repeated
     assert not list(results.glob("runs/*.part"))
-    assert len(outcomes(results)) == 6 and outcomes(results) == outcomes(done / "parallel")
+    found, parallel = outcomes(results), outcomes(done / "parallel")
+    assert len(found) == 3 and all(content == parallel[digest] for digest, content in found.items())
 
 
 def test_a_changed_file_makes_new_runs_beside_the_old(done: Path) -> None:
@@ -110,7 +111,7 @@ def test_results_hold_what_the_runs_found(done: Path) -> None:
     assert list(rows) == ["Local", "FedAvg", "FedAvg + fine-tuning", "Bounded"] and not results["failures"]
     assert len({run["initial"]["digest"] for run in results["runs"] if run["seed"] == 0}) == 1
     assert rows["Local"]["bytes"] == {"to_site": 0, "from_site": 0} and rows["Local"]["gain"] is None
-    assert rows["FedAvg"]["bytes"]["from_site"] == 4 * (3 * 4 + 4 + 4 * 2 + 2)  # float32 weights of 3-4-2
+    assert rows["FedAvg"]["bytes"]["from_site"] == 4 * (3 * 4 + 4 + 4 * 1 + 1)  # float32 weights of 3-4-1
     digest = next(run["digest"] for run in results["runs"] if (run["method"], run["seed"]) == ("Bounded", 1))
     home = done / "parallel" / "runs" / digest / "home"
     for row, site in enumerate(results["hospitals"]):
@@ -135,7 +136,7 @@ def test_one_failing_method_is_told_and_the_others_go_on(done: Path) -> None:
     result = compare(done, "failing", methods=methods)
     output = " ".join(result.output.split())
     assert result.exit_code == 1 and "Traceback" not in output
-    assert "Wild, seed 0 failed: round" in output and "not finite" in output.replace("non-finite", "not finite")
+    assert "Wild, seed 0 failed: round" in output and "holds NaN or infinite values" in output
     results = json.loads((done / "failing" / "results.json").read_text())
     assert [failure["seed"] for failure in results["failures"]] == [0, 1]
     assert "Bounded" in [row["name"] for row in results["rows"]]
