@@ -92,7 +92,7 @@ def _curves(rows: list[dict[str, Any]], content: dict[str, Any]) -> str:
     shown = [row for row in rows if row["curve"]]
     if not shown:
         return ""
-    figure = Figure(figsize=(6.2, 3.9), layout="constrained")
+    figure = Figure(figsize=(5.0, 3.7), layout="constrained")
     axis = figure.subplots()
     palette = iter([*matplotlib.color_sequences["tab10"], *matplotlib.color_sequences["Dark2"]] * 3)
     for row in shown:
@@ -109,7 +109,7 @@ def _curves(rows: list[dict[str, Any]], content: dict[str, Any]) -> str:
     if content["target"] is not None:
         axis.axhline(content["target"], color="#555555", linewidth=0.8, linestyle=":")
     axis.grid(alpha=0.25)
-    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.locator_params(axis="x", integer=True)
     axis.set_xlabel("round")
     axis.set_ylabel(f"validation {content['score'].replace('_', ' ')}")
     for side in ("top", "right"):

@@ -37,7 +37,7 @@ class Gain:
 
 def smallest_p(pairs: int) -> float:
     """The smallest two-sided p-value that so many pairs can give."""
-    return min(1.0, 2.0 / 2**pairs)
+    return min(1.0, 2.0 ** (1 - pairs))
 
 
 def paired_gain(scores: Sequence[float], reference: Sequence[float]) -> Gain:
