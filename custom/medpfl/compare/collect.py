@@ -13,11 +13,13 @@ import numpy as np
 import torch
 
 import medpfl
-from medpfl.compare.plan import FEDAVG, FINE_TUNED, LOCAL, Plan
+from medpfl.compare.plan import FEDAVG, FINE_TUNED, LOCAL, Plan, Run
 from medpfl.compare.runner import finished, read_run
 from medpfl.compare.statistics import paired_gain, smallest_p
+from medpfl.component import build
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.evaluate.models import write_text
+from medpfl.tasks.base import Task
 
 RESULTS = "results.json"
 
@@ -29,21 +31,16 @@ def collect(plan: Plan, results: Path, failures: dict[str, str]) -> dict[str, An
         ConfigError: runs of one seed did not start from the same weights.
         MedPFLError: no run is finished, or a file cannot be read or written.
     """
-    found = [read_run(results, run) | {"digest": run.digest} for run in plan.runs if finished(results, run)]
-    # Two entries that compute the same share a run; each has its own name in the table.
-    for entry, run in zip([r for r in plan.runs if finished(results, r)], found, strict=True):
-        if run["method"] != entry.name:
-            run["rows"] = {label.replace(run["method"], entry.name, 1): row for label, row in run["rows"].items()}
-            run["method"] = entry.name
+    found = [_named(read_run(results, run), run) for run in plan.runs if finished(results, run)]
     if not found:
         raise MedPFLError(f"no run of comparison '{plan.file.name}' is finished; there is nothing to compare")
     check_initial_weights(found)
-    score = plan.runs[0].order["task"]["args"].get("score") or _score_of(plan)
+    score = _score_of(plan)
     rows = _rows(found, plan, score)
     target = plan.file.target
-    if target is None and LOCAL in rows:
-        target = float(np.mean([max(curve) for curve in rows[LOCAL]["curves"]]))
     local = rows.get(LOCAL)
+    if target is None and local and local["curves"]:
+        target = float(np.mean([max(curve) for curve in local["curves"]]))
     content = {
         "comparison": plan.file.name,
         "file": plan.file.model_dump(mode="json", exclude_none=True),
@@ -62,7 +59,7 @@ def collect(plan: Plan, results: Path, failures: dict[str, str]) -> dict[str, An
         "test": "two-sided exact sign-flip permutation test, paired by seed",
         "smallest_p": smallest_p(len(plan.file.seeds)),
         "target": target,
-        "rows": [_summary(name, row, local, target, plan, score) for name, row in rows.items()],
+        "rows": [_summary(name, row, local, target, plan) for name, row in rows.items()],
         "failures": [
             {"method": run.name, "seed": run.seed, "reason": failures.get(run.digest, "not done")}
             for run in plan.runs
@@ -74,10 +71,13 @@ def collect(plan: Plan, results: Path, failures: dict[str, str]) -> dict[str, An
     return content
 
 
-def _score_of(plan: Plan) -> str:
-    from medpfl.component import build
-    from medpfl.tasks.base import Task
+def _named(found: dict[str, Any], run: Run) -> dict[str, Any]:
+    """A run under this plan's name for its method: the same may have been run under another one."""
+    rows = {label.replace(found["method"], run.name, 1): row for label, row in found["rows"].items()}
+    return {**found, "method": run.name, "rows": rows, "digest": run.digest}
 
+
+def _score_of(plan: Plan) -> str:
     return str(build(plan.file.task.model_dump(), Task, "task").score)
 
 
@@ -115,12 +115,12 @@ def _rows(runs: list[dict[str, Any]], plan: Plan, score: str) -> dict[str, dict[
 
 
 def _summary(
-    name: str, row: dict[str, Any], local: dict[str, Any] | None, target: float | None, plan: Plan, score: str
+    name: str, row: dict[str, Any], local: dict[str, Any] | None, target: float | None, plan: Plan
 ) -> dict[str, Any]:
     """One row of the leaderboard with all that belongs to it."""
     sites = list(plan.sizes)
     best, last = np.array(row["scores"]["best"]), np.array(row["scores"]["last"])
-    hospitals = {
+    hospitals: dict[str, dict[str, Any]] = {
         site: {"best": _stat(best[:, k]), "last": _stat(last[:, k]), "gain": None} for k, site in enumerate(sites)
     }
     gain = None
