@@ -132,15 +132,18 @@ def test_results_hold_what_the_runs_found(done: Path) -> None:
 def test_one_failing_method_is_told_and_the_others_go_on(done: Path) -> None:
     shutil.copytree(done / "parallel", done / "failing")
     wild = {"path": "bounded_fedavg.BoundedFedAvg", "args": {"lr": 1e38, "optimizer": "sgd", "bound": 1e38}}
-    methods = {**FILE["methods"], "Wild": wild}
-    result = compare(done, "failing", methods=methods)
+    others = {"SM": {"path": "medpfl.methods.fedsm.FedSM"}, "Broken": {"path": "bounded_fedavg.Broken"}}
+    result = compare(done, "failing", seeds=[0], methods={"Wild": wild, **FILE["methods"], **others})
     output = " ".join(result.output.split())
     assert result.exit_code == 1 and "Traceback" not in output
     assert "Wild, seed 0 failed: round" in output and "holds NaN or infinite values" in output
     results = json.loads((done / "failing" / "results.json").read_text())
-    assert [failure["seed"] for failure in results["failures"]] == [0, 1]
-    assert "Bounded" in [row["name"] for row in results["rows"]]
-    assert "Wild, seed 1" in (done / "failing" / "report.html").read_text()
+    assert [failure["method"] for failure in results["failures"]] == ["Wild", "Broken"]
+    assert "Broken, seed 0 failed: KeyError: 'modle'" in output and "log.txt" in output
+    assert {"Bounded", "SM", "SM (global)"} < {row["name"] for row in results["rows"]}  # every deployed model is a row
+    assert all(row["gain"]["p"] is None for row in results["rows"] if row["gain"])  # one seed says nothing
+    page = (done / "failing" / "report.html").read_text()
+    assert "Wild, seed 0" in page and "<h2>Gain over local training" in page
 
 
 def test_data_that_change_meanwhile_stop_the_run(tmp_path: Path) -> None:

@@ -46,3 +46,11 @@ class OtherStart(BoundedFedAvg):
         with torch.no_grad():
             next(network.parameters()).add_(0.1)
         return {"model": network}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Broken(BoundedFedAvg):
+    """Has a mistake in its code, as a method under development may."""
+
+    def local_round(self, site: Site) -> None:
+        site.models["modle"].train()
