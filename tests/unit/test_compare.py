@@ -41,7 +41,7 @@ FILE: dict[str, Any] = {
 
 def write(folder: Path, **changes: Any) -> Path:
     path = folder / "compare.yaml"
-    path.write_text(yaml.safe_dump({**FILE, **changes}))
+    path.write_text(yaml.safe_dump({**FILE, **changes}, sort_keys=False))
     return path
 
 
