@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import medpfl
 from medpfl.component import build, check_args, find_class, spec_of
 from medpfl.core.errors import ConfigError
-from medpfl.core.mixers import Mean, Mixer
+from medpfl.core.mixers import Identity, Mean, Mixer
 from medpfl.job import Job
 from medpfl.methods.base import Build, Method
 from medpfl.methods.references import REFERENCES, FedAvg, Local
@@ -194,7 +194,7 @@ def build_entries(file: Comparison, data: SiteData, task: Task, roster: tuple[st
         mixers = {
             slot: build(given.model_dump(), Mixer, f"{where}.slots.{slot}")
             if (given := entry.slots.get(slot))
-            else copy.deepcopy(method.components.get(slot, Mean()))
+            else copy.deepcopy(method.components().get(slot, Mean()))
             for slot in slots
         }
         if not mixers:
@@ -205,7 +205,7 @@ def build_entries(file: Comparison, data: SiteData, task: Task, roster: tuple[st
     common = {"lr": file.lr, "batch_size": file.batch_size, "optimizer": file.optimizer, "steps": file.steps}
     common["epochs"] = file.epochs or 1
     references = [
-        Entry(LOCAL, Local(**check_args(Local, common, LOCAL)), {"local": Local.components["local"]}),
+        Entry(LOCAL, Local(**check_args(Local, common, LOCAL)), {"local": Identity()}),
         Entry(FEDAVG, FedAvg(**check_args(FedAvg, common, FEDAVG)), {"fedavg": Mean()}),
     ]
     entries = [*references, *entries]
@@ -241,22 +241,23 @@ def initial_weights(entry: Entry, made: Build) -> dict[str, Any]:
     """Digest of the task's network, and which of the method's networks start from it.
 
     Raises:
-        ConfigError: a network of the same shapes starts from other weights than every other method's.
+        ConfigError: networks of the same shapes are there and all start from other weights than every other method's.
     """
     reference = made.network().state_dict()
     digest, shapes = fingerprint(reference), _shapes(reference)
     same, own = [], []
+    differing = None
     for name, network in entry.method.models(made).items():
         state = network.state_dict()
-        if _shapes(state) != shapes:
-            own.append(name)
-        elif fingerprint(state) == digest:
-            same.append(name)
-        else:
-            raise ConfigError(
-                f"unfair: {entry.name} starts its network '{name}' from other initial weights than the other methods "
-                f"(seed {made.seed}); make it with build.network()"
-            )
+        equal = fingerprint(state) == digest
+        (same if equal else own).append(name)
+        if not equal and _shapes(state) == shapes:
+            differing = name
+    if differing and not same:  # some of several models may differ: IFCA's have to
+        raise ConfigError(
+            f"unfair: {entry.name} starts its network '{differing}' from other initial weights than the other methods "
+            f"(seed {made.seed}); make it with build.network()"
+        )
     return {"digest": digest, "same": same, "own": own}
 
 

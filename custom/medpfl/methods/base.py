@@ -74,8 +74,6 @@ class Method(ABC):
 
     deploys: ClassVar[Mapping[str, str]]
     """Deployed model's name to the network that predicts; the first is the one a hospital would use."""
-    components: ClassVar[Mapping[str, Mixer]] = {}
-    """Slot to the server component a comparison takes where its file names none; a slot left out gets the mean."""
 
     def __post_init__(self) -> None:
         for name, least in (("epochs", 1), ("batch_size", 1), ("steps", 1)):
@@ -92,6 +90,10 @@ class Method(ABC):
     def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
         """Slot name to keys of ``models.state_dict()``; what is in no slot is private."""
         return {name: under(models, name) for name in models}
+
+    def components(self) -> dict[str, Mixer]:
+        """Slot to the server component a comparison takes where its file names none; a slot left out gets the mean."""
+        return {}
 
     @abstractmethod
     def local_round(self, site: "Site") -> None:

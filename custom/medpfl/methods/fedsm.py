@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from medpfl.core.mixers import ServerAdam, SoftPull
+from medpfl.core.mixers import Mixer, ServerAdam, SoftPull
 from medpfl.methods.base import Build, Method, Site
 from medpfl.models.selector import Selector
 from medpfl.sites.samples import Samples
@@ -23,11 +23,13 @@ class FedSM(Method):
     """Slots: "global" (mean), "personal" (SoftPull), "selector" (ServerAdam: gradients up, weights down)."""
 
     deploys: ClassVar = {"personal": "personal", "global": "global"}
-    components: ClassVar = {"personal": SoftPull(), "selector": ServerAdam()}
 
     def models(self, build: Build) -> dict[str, nn.Module]:
         selector = build.seeded(lambda: Selector(build.input_shape, len(build.roster)))
         return {"global": build.network(), "personal": build.network(), "selector": selector}
+
+    def components(self) -> dict[str, Mixer]:
+        return {"personal": SoftPull(), "selector": ServerAdam()}
 
     def local_round(self, site: Site) -> None:
         site.models.train()

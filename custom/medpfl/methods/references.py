@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from torch import nn
 
-from medpfl.core.mixers import Identity
+from medpfl.core.mixers import Identity, Mixer
 from medpfl.methods.base import Build, Method, Site
 
 
@@ -18,10 +18,12 @@ class Local(Method):
     """Training alone: nothing is exchanged (its server component is the identity, and the slot stays home)."""
 
     deploys: ClassVar = {"local": "local"}
-    components: ClassVar = {"local": Identity()}
 
     def models(self, build: Build) -> dict[str, nn.Module]:
         return {"local": build.network()}
+
+    def components(self) -> dict[str, Mixer]:
+        return {"local": Identity()}
 
     def local_round(self, site: Site) -> None:
         site.fit("local")

@@ -19,10 +19,12 @@ class SoftPull(Method):
     """The pull itself, and its lam, are the server component ``medpfl.core.mixers.SoftPull`` of slot "model"."""
 
     deploys: ClassVar = {"personal": "model"}
-    components: ClassVar = {"model": mixers.SoftPull()}
 
     def models(self, build: Build) -> dict[str, nn.Module]:
         return {"model": build.network()}
+
+    def components(self) -> dict[str, mixers.Mixer]:
+        return {"model": mixers.SoftPull()}
 
     def local_round(self, site: Site) -> None:
         site.fit("model")  # Alg. 1, line 9
