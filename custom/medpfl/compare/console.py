@@ -73,7 +73,7 @@ def hospitals(content: dict[str, Any], choice: str = "best") -> tuple[list[str],
 def print_comparison(content: dict[str, Any], folder: Path, console: Console) -> None:
     """Leaderboard, gains, failures, and where the report is."""
     seeds = len(content["seeds"])
-    title = f"{content['comparison']}: test {content['score'].replace('_', ' ')}, mean of the hospitals, {seeds} seeds"
+    title = f"{content['comparison']}: test {content['score'].replace('_', ' ')}, mean of the hospitals; seeds: {seeds}"
     for heading, (head, rows) in ((title, leaderboard(content)), ("Gain over local training", gains(content))):
         table = Table(title=heading)
         for number, name in enumerate(head):
@@ -81,7 +81,7 @@ def print_comparison(content: dict[str, Any], folder: Path, console: Console) ->
         for row in rows:
             table.add_row(*(cell.replace(" (p", "\n(p") for cell in row))
         console.print(table)
-    console.print(f"p: {content['test']}; smallest possible with {seeds} seeds: {content['smallest_p']:.3g}")
+    console.print(f"p: {content['test']}; smallest possible p: {content['smallest_p']:.3g}")
     for failure in content["failures"]:
         text = f"{failure['method']}, seed {failure['seed']} failed: {failure['reason']}"
         console.print(text, markup=False, highlight=False, soft_wrap=True)
