@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 import medpfl
+from medpfl.cli_compare import compare
 from medpfl.core.errors import MedPFLError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=medpfl.__doc__)
@@ -21,6 +22,7 @@ bench_app = typer.Typer(no_args_is_help=True, help="Benchmarks; each prints its 
 app.add_typer(site_app, name="site")
 app.add_typer(demo_app, name="demo")
 app.add_typer(bench_app, name="bench")
+app.command()(compare)
 console = Console()
 
 JobArgument = Annotated[str, typer.Argument(help="A job folder, or the name of a shipped job.")]

@@ -19,8 +19,9 @@ LAYERS = [
     ["methods"],
     ["evaluate"],
     ["rounds", "job", "demo", "bundle"],
+    ["compare"],
     ["flare"],
-    ["bench", "cli"],
+    ["bench", "cli", "cli_compare"],
 ]
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
 

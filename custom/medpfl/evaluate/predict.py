@@ -11,6 +11,7 @@ import torch
 from medpfl.core.errors import DataError, MedPFLError
 from medpfl.evaluate.deployed import Deployed
 from medpfl.evaluate.models import evaluate, write_cases
+from medpfl.sites.samples import SiteData
 from medpfl.sites.site_file import SiteFile
 from medpfl.tasks.base import Evaluation, NewCase
 
@@ -118,7 +119,15 @@ def evaluate_at(model: Deployed, site_file: SiteFile, split: str) -> Evaluation:
     Raises:
         MedPFLError: the dataset is not declared, does not fit the model, or the split is empty.
     """
-    data = model.task.load(site_file)
+    return evaluate_on(model, model.task.load(site_file), split)
+
+
+def evaluate_on(model: Deployed, data: SiteData, split: str) -> Evaluation:
+    """The same for data that were read already.
+
+    Raises:
+        DataError: the data do not fit the model, or the split is empty.
+    """
     shape = tuple(data.splits["train"].inputs.shape[1:])
     if data.class_names != model.class_names:
         raise DataError(f"the model knows the classes {model.class_names}, the site file declares {data.class_names}")

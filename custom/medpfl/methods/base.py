@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError, Stopped
 from medpfl.core.groups import under
+from medpfl.core.mixers import Mixer
 from medpfl.core.seeding import derive_seed
 from medpfl.sites.samples import Samples, SiteData
 from medpfl.tasks.base import Task
@@ -89,6 +90,10 @@ class Method(ABC):
     def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
         """Slot name to keys of ``models.state_dict()``; what is in no slot is private."""
         return {name: under(models, name) for name in models}
+
+    def components(self) -> dict[str, Mixer]:
+        """Slot to the server component a comparison takes where its file names none; a slot left out gets the mean."""
+        return {}
 
     @abstractmethod
     def local_round(self, site: "Site") -> None:

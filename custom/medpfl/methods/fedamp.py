@@ -13,6 +13,7 @@ from torch import nn
 
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import under
+from medpfl.core.mixers import Mixer
 from medpfl.methods.base import Build, Method, Site
 
 
@@ -40,6 +41,9 @@ class FedAMP(Method):
 
     def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
         return {"anchor": under(models, "anchor")}
+
+    def components(self) -> dict[str, Mixer]:
+        raise ConfigError("FedAMP has no default for slot 'anchor': name AttentiveMessages with its alpha and sigma")
 
     def local_round(self, site: Site) -> None:
         network = site.models["model"].train()

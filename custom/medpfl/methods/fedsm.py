@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from medpfl.core.mixers import Mixer, ServerAdam, SoftPull
 from medpfl.methods.base import Build, Method, Site
 from medpfl.models.selector import Selector
 from medpfl.sites.samples import Samples
@@ -26,6 +27,9 @@ class FedSM(Method):
     def models(self, build: Build) -> dict[str, nn.Module]:
         selector = build.seeded(lambda: Selector(build.input_shape, len(build.roster)))
         return {"global": build.network(), "personal": build.network(), "selector": selector}
+
+    def components(self) -> dict[str, Mixer]:
+        return {"personal": SoftPull(), "selector": ServerAdam()}
 
     def local_round(self, site: Site) -> None:
         site.models.train()

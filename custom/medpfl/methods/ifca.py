@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import under
+from medpfl.core.mixers import ClusterMean, Mixer
 from medpfl.core.mixers.cluster_mean import CHOSEN
 from medpfl.methods.base import Build, Method, Site
 
@@ -45,6 +46,9 @@ class IFCA(Method):
 
     def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
         return {f"cluster{i}": [*under(models, f"cluster{i}"), f"{CHOSEN}.{i}"] for i in range(self.clusters)}
+
+    def components(self) -> dict[str, Mixer]:
+        return {f"cluster{i}": ClusterMean() for i in range(self.clusters)}
 
     def local_round(self, site: Site) -> None:
         losses = [_training_loss(site, site.models[f"cluster{index}"]) for index in range(self.clusters)]

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from torch import nn
 
+from medpfl.core.mixers import Identity, Mixer
 from medpfl.methods.base import Build, Method, Site
 
 
@@ -20,6 +21,9 @@ class Local(Method):
 
     def models(self, build: Build) -> dict[str, nn.Module]:
         return {"local": build.network()}
+
+    def components(self) -> dict[str, Mixer]:
+        return {"local": Identity()}
 
     def local_round(self, site: Site) -> None:
         site.fit("local")

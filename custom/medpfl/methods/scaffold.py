@@ -13,6 +13,7 @@ from torch import nn
 
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import under
+from medpfl.core.mixers import ControlVariates, Mixer
 from medpfl.methods.base import Build, Method, Site
 
 
@@ -42,6 +43,9 @@ class Scaffold(Method):
 
     def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
         return {name: under(models, name) for name in ("model", "control")}
+
+    def components(self) -> dict[str, Mixer]:
+        return {"control": ControlVariates()}
 
     def local_round(self, site: Site) -> None:
         network = site.models["model"].train()

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from torch import nn
 
+from medpfl.core import mixers
 from medpfl.methods.base import Build, Method, Site
 
 
@@ -21,6 +22,9 @@ class SoftPull(Method):
 
     def models(self, build: Build) -> dict[str, nn.Module]:
         return {"model": build.network()}
+
+    def components(self) -> dict[str, mixers.Mixer]:
+        return {"model": mixers.SoftPull()}
 
     def local_round(self, site: Site) -> None:
         site.fit("model")  # Alg. 1, line 9

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Do a plan's runs, several at a time, each in a process of its own; a finished run is never repeated."""
+
+import contextlib
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+from medpfl.compare.plan import Plan, Run
+from medpfl.compare.worker import FAILURE, ORDER, PROGRESS, RESULT
+from medpfl.core.errors import MedPFLError
+from medpfl.evaluate.models import write_text
+
+
+def do_runs(
+    plan: Plan, results: Path, jobs: int, tell: Callable[[Run, str | None], None], tick: Callable[[int], None]
+) -> dict[str, str]:
+    """Do what is not done yet.
+
+    Args:
+        results: the comparison's folder; runs are kept under ``runs/<digest>/``.
+        jobs: how many at a time, >= 1.
+        tell: called with each run that ends and, where it failed, why.
+        tick: called now and then with the number of rounds done in the runs that are not finished.
+
+    Returns:
+        Why each failed run failed, by digest.
+
+    Raises:
+        MedPFLError: the folder cannot be written, or another comparison is using it.
+    """
+    open_runs = [run for run in plan.runs if not finished(results, run)]
+    failures: dict[str, str] = {}
+    processes: dict[str, subprocess.Popen[str]] = {}
+    with _locked(results), ThreadPoolExecutor(jobs) as pool:
+        # Two entries that compute the same share one run.
+        unique = {run.digest: run for run in open_runs}
+        waiting: dict[Future[str | None], Run] = {
+            pool.submit(_one, run, plan, results, processes): run for run in unique.values()
+        }
+        try:
+            while waiting:
+                done, _ = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
+                for future in done:
+                    run, reason = waiting.pop(future), future.result()
+                    if reason:
+                        failures[run.digest] = reason
+                    tell(run, reason)
+                tick(sum(_rounds(results, run) for run in waiting.values()))
+        except BaseException:
+            for future in waiting:
+                future.cancel()
+            for process in list(processes.values()):
+                process.terminate()
+            raise
+    return failures
+
+
+def finished(results: Path, run: Run) -> bool:
+    """Whether the run's results are there, whole."""
+    return (results / "runs" / run.digest / RESULT).is_file()
+
+
+def read_run(results: Path, run: Run) -> dict[str, Any]:
+    """What a finished run left.
+
+    Raises:
+        MedPFLError: it cannot be read.
+    """
+    path = results / "runs" / run.digest / RESULT
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise MedPFLError(f"cannot read {path}: {error}; remove its folder to repeat that run") from error
+    return found
+
+
+def _one(run: Run, plan: Plan, results: Path, processes: dict[str, subprocess.Popen[str]]) -> str | None:
+    """Run the worker; returns why it failed, or None."""
+    part = results / "runs" / f"{run.digest}.part"
+    order = {**run.order, "site_files": {site: str(path.resolve()) for site, path in plan.site_files.items()}}
+    write_text(part / ORDER, json.dumps(order, indent=1))
+    (part / FAILURE).unlink(missing_ok=True)
+    # One thread each; the same search path, so that a method found here is found there.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-m", "medpfl.compare.worker", str(part)]
+    with open(part / "log.txt", "w", encoding="utf-8") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, text=True, env=environment)
+        processes[run.digest] = process
+        code = process.wait()
+        del processes[run.digest]
+    if finished(results, run):
+        return None
+    if (part / FAILURE).is_file():
+        return (part / FAILURE).read_text(encoding="utf-8")
+    if code < 0:
+        return f"its process was killed by signal {-code} (out of memory?)"
+    lines = (part / "log.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return f"{lines[-1] if lines else f'exit code {code}'} (all of it: {part / 'log.txt'})"
+
+
+def _rounds(results: Path, run: Run) -> int:
+    """How many rounds an unfinished run has done."""
+    try:
+        text = (results / "runs" / f"{run.digest}.part" / PROGRESS).read_text(encoding="utf-8")
+    except OSError:
+        return 0
+    return text.count('"split": "round"')
+
+
+@contextlib.contextmanager
+def _locked(results: Path) -> Iterator[None]:
+    try:
+        (results / "runs").mkdir(parents=True, exist_ok=True)
+        lock = open(results / "runs" / ".lock", "w", encoding="utf-8")  # noqa: SIM115 (held while it runs)
+    except OSError as error:
+        raise MedPFLError(f"cannot write into {results}: {error.strerror}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise MedPFLError(f"another comparison is running in {results}; wait for it or name another -o") from error
+        yield

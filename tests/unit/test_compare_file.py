@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Comparison files, fairness refusals and the paired test: nothing is trained here."""
+
+import dataclasses
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from conftest import write_table_sites
+from medpfl.compare.collect import check_initial_weights
+from medpfl.compare.plan import Comparison, check_equal_work, load_comparison, make_plan
+from medpfl.compare.statistics import paired_gain, smallest_p
+from medpfl.core.errors import ConfigError
+from medpfl.core.mixers import Identity, Mean, ServerAdam, SoftPull
+
+SOFT_PULL = {"path": "medpfl.methods.softpull.SoftPull"}
+GOOD: dict[str, Any] = {
+    "name": "small",
+    "task": {"path": "medpfl.tasks.tabular.Tabular", "args": {"dataset": "blood", "hidden": [4]}},
+    "rounds": 3,
+    "seeds": [0, 1],
+    "steps": 5,
+    "lr": 0.05,
+    "methods": {"Soft": SOFT_PULL},
+}
+
+
+def write(folder: Path, **changes: Any) -> Path:
+    path = folder / "compare.yaml"
+    path.write_text(yaml.safe_dump({**GOOD, **changes}, sort_keys=False))
+    return path
+
+
+def plan_of(folder: Path, **changes: Any) -> Any:
+    return make_plan(load_comparison(write(folder, **changes)), write_table_sites(folder / "sites"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"color": "red"}, "unknown key 'color'"),
+        ({"rounds": 0}, "'rounds': input should be greater than 0, got 0"),
+        ({"rounds": "3"}, "'rounds': input should be a valid integer, got '3'"),
+        ({"seeds": []}, "'seeds': list should have at least 1 item"),
+        ({"seeds": [0, 1, 0]}, "'seeds' names a seed twice: [0, 1, 0]"),
+        ({"seeds": [-1]}, "'seeds.0': input should be greater than or equal to 0, got -1"),
+        ({"epochs": 2}, "give 'steps' or 'epochs', not both"),
+        ({"lr": 0.0}, "'lr': input should be greater than 0"),
+        ({"optimizer": "lion"}, "'optimizer': input should be 'adam' or 'sgd', got 'lion'"),
+        ({"name": "../up"}, "'name': string should match pattern"),
+        ({"target": float("nan")}, "'target' must be a finite score"),
+        ({"demo": "skin"}, "'demo': input should be 'heart' or 'phantom'"),
+        ({"methods": {"FedAvg": SOFT_PULL}}, "'FedAvg' is in every comparison already"),
+        ({"methods": {"Soft": {**SOFT_PULL, "args": {"steps": 9}}}}, "methods.Soft.args may not set 'steps'"),
+        ({"methods": {"Soft": {**SOFT_PULL, "kwargs": {}}}}, "unknown key 'methods.Soft.kwargs'"),
+        ({"methods": {"Soft": {}}}, "'methods.Soft.path' is missing"),
+        ({"methods": [SOFT_PULL]}, "'methods': input should be a valid dictionary"),
+    ],
+)
+def test_a_broken_file_gets_one_sentence(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_comparison(write(tmp_path, **changes))
+    assert words in str(caught.value) and "compare.yaml" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: [1", "not valid YAML"),
+        ("- 1", "expected a mapping"),
+        ("rounds: 3\nrounds: 4", "the key 'rounds' is there twice"),
+    ],
+)
+def test_a_file_that_is_no_mapping_gets_one_sentence(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "broken.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        load_comparison(tmp_path / "broken.yaml")
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_comparison(tmp_path / "missing.yaml")
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({"path": "medpfl.methods.softpull.Pull"}, "methods.Soft: there is no class"),
+        ({"path": "medpfl.core.mixers.Mean"}, "methods.Soft: 'medpfl.core.mixers.Mean' is not a Method"),
+        ({"path": "medpfl.methods.references.Local"}, "methods.Soft: Local is in every comparison already"),
+        ({**SOFT_PULL, "args": {"mu": 1}}, "methods.Soft: unknown argument 'mu' of SoftPull"),
+        (
+            {**SOFT_PULL, "slots": {"head": {"path": "medpfl.core.mixers.Mean"}}},
+            "there is no slot 'head'; its slots are",
+        ),
+        ({**SOFT_PULL, "slots": {"model": SOFT_PULL}}, "is not a Mixer"),
+        (
+            {**SOFT_PULL, "slots": {"model": {"path": "medpfl.core.mixers.SoftPull", "args": {"lam": 0.1}}}},
+            "SoftPull's lam must be in",
+        ),
+        ({"path": "bounded_fedavg.OtherStart"}, "unfair: Soft starts its network 'model' from other initial weights"),
+    ],
+)
+def test_a_wrong_method_gets_one_sentence(tmp_path: Path, entry: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan_of(tmp_path, methods={"Soft": entry})
+    assert words in str(caught.value)
+
+
+def test_slots_take_the_methods_components_else_the_mean(tmp_path: Path) -> None:
+    methods = {
+        "Soft": SOFT_PULL,
+        "Softer": {**SOFT_PULL, "slots": {"model": {"path": "medpfl.core.mixers.SoftPull", "args": {"lam": 0.5}}}},
+        "SM": {"path": "medpfl.methods.fedsm.FedSM"},
+        "Bounded": {"path": "bounded_fedavg.BoundedFedAvg", "args": {"bound": 0.5}},
+    }
+    entries = {entry.name: entry for entry in plan_of(tmp_path, methods=methods).entries}
+    assert list(entries) == ["Local", "FedAvg", *methods]
+    assert entries["Local"].mixers == {"local": Identity()}
+    assert entries["Soft"].mixers == {"model": SoftPull()} and entries["Softer"].mixers == {"model": SoftPull(lam=0.5)}
+    assert entries["SM"].mixers == {"global": Mean(), "personal": SoftPull(), "selector": ServerAdam()}
+    assert entries["Bounded"].mixers == {"model": Mean()}
+    assert {entry.method.steps for entry in entries.values()} == {5}
+
+
+def test_what_changes_a_result_changes_the_runs_name(tmp_path: Path) -> None:
+    def digests(**changes: Any) -> dict[tuple[str, int], str]:
+        return {(run.name, run.seed): run.digest for run in plan_of(tmp_path, **changes).runs}
+
+    first = digests()
+    assert digests() == first and len(set(first.values())) == 6
+    assert digests(name="other", target=0.9) == first  # a title and a line in a table
+    for change in ({"rounds": 4}, {"lr": 0.1}, {"steps": 6}, {"task": {**GOOD["task"], "args": {"dataset": "blood"}}}):
+        assert not set(digests(**change).values()) & set(first.values())
+    tuned = digests(finetune=2)  # only FedAvg's runs have that phase
+    assert {key[0] for key in first if tuned[key] != first[key]} == {"FedAvg"}
+    table = tmp_path / "sites" / "anna.csv"
+    plan = load_comparison(write(tmp_path))
+    table.write_text(table.read_text().replace(table.read_text().splitlines()[1].split(",")[0], "0.5", 1))
+    files = {path.stem: path for path in (tmp_path / "sites").glob("*.yaml")}
+    assert not {run.digest for run in make_plan(plan, files).runs} & set(first.values())
+
+
+def test_unequal_work_and_unequal_starts_are_refused(tmp_path: Path) -> None:
+    entries = plan_of(tmp_path).entries
+    more = dataclasses.replace(entries[2], method=dataclasses.replace(entries[2].method, steps=50))
+    with pytest.raises(ConfigError, match="unfair: Soft trains with steps 50, Local with 5"):
+        check_equal_work([*entries[:2], more])
+    runs = [{"method": name, "seed": 3, "initial": {"digest": name}} for name in "AB"]
+    with pytest.raises(ConfigError, match="unfair: with seed 3, B started from other initial weights than A"):
+        check_initial_weights(runs)
+
+
+def test_a_comparison_needs_hospitals_with_all_splits(tmp_path: Path) -> None:
+    file = Comparison.model_validate(GOOD)
+    files = write_table_sites(tmp_path / "sites")
+    with pytest.raises(ConfigError, match="at least 2 hospitals, got 1: anna"):
+        make_plan(file, {"anna": files["anna"]})
+    declared = yaml.safe_load(files["berta"].read_text())
+    declared["datasets"]["blood"]["split"] = {"fractions": {"train": 0.7, "test": 0.3}}
+    files["berta"].write_text(yaml.safe_dump(declared))
+    with pytest.raises(ConfigError, match="berta has no validation samples"):
+        make_plan(file, files)
+
+
+def test_paired_gain_by_hand() -> None:
+    # Differences 0.1, 0.2, 0.3: of the 8 sign patterns only +++ and --- have a mean as far from 0 as 0.2.
+    found = paired_gain([0.6, 0.7, 0.8], [0.5, 0.5, 0.5])
+    assert (
+        found.mean == pytest.approx(0.2) and found.deviation == pytest.approx(0.1) and found.p == pytest.approx(2 / 8)
+    )
+    assert (found.wins, found.losses, found.pairs) == (3, 0, 3)
+    # Differences 1, -1, 2: means 4/3 (+++), 0 and 2/3 (two patterns each sign); |mean| >= 2/3 in 6 of 8.
+    assert paired_gain([1, 0, 2], [0, 1, 0]).p == pytest.approx(6 / 8)
+    # A tie doubles the patterns without changing their means: 0, 1, 1 has p = 4 / 8.
+    assert paired_gain([0.0, 1.0, 1.0], [0.0, 0.0, 0.0]).p == pytest.approx(4 / 8)
+    assert paired_gain([0.5, 0.5], [0.5, 0.5]).p == 1.0
+    assert paired_gain([0.5], [0.4]).p is None
+    assert paired_gain([0.5, float("nan"), 0.7], [0.4, 0.1, 0.5]).pairs == 2
+    with pytest.raises(ValueError, match="no pair"):
+        paired_gain([float("nan")], [0.1])
+
+
+@pytest.mark.parametrize("pairs", [2, 5, 8])
+def test_p_equals_counting_all_sign_patterns(pairs: int) -> None:
+    rng = np.random.default_rng(pairs)
+    for _ in range(5):
+        scores, reference = rng.integers(0, 20, (2, pairs)) / 20  # ties and zeros, as small test sets give
+        difference = np.round(scores - reference, 9)
+        means = [abs(np.mean(signs * difference)) for signs in itertools.product([1, -1], repeat=pairs)]
+        expected = np.mean(np.array(means) >= abs(difference.mean()) - 1e-12)
+        assert paired_gain(scores.tolist(), reference.tolist()).p == pytest.approx(expected)
+    assert paired_gain([1.0] * pairs, [0.0] * pairs).p == pytest.approx(smallest_p(pairs))
