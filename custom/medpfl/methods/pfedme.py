@@ -15,6 +15,7 @@ from torch import nn
 
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import under
+from medpfl.core.mixers import Mixer, RelaxedMean
 from medpfl.methods.base import Build, Method, Site
 from medpfl.methods.proximal import Proximal
 
@@ -50,6 +51,9 @@ class PFedMe(Method):
 
     def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
         return {"global": under(models, "global")}
+
+    def components(self) -> dict[str, Mixer]:
+        return {"global": RelaxedMean()}
 
     def local_round(self, site: Site) -> None:
         common, personal = site.models["global"], site.models["personal"]
