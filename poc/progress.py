@@ -27,7 +27,8 @@ class Progress:
         if self._live:
             self._live.start()
         else:
-            self.console.print(f"{self.job}: submitted, {self.rounds} rounds")
+            length = f"{self.rounds} rounds" if self.rounds else "evaluation only"
+            self.console.print(f"{self.job}: submitted, {length}")
         return self
 
     def __exit__(self, *_: object) -> None:
