@@ -2,13 +2,17 @@
 """Driving the round loop from a test."""
 
 import json
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import nn
 
@@ -66,9 +70,26 @@ def run(job: Job, sites: dict[str, Path], folder: Path, **options: Any) -> dict[
     return outcome(folder / "results")
 
 
-def heed_ctrl_c() -> None:
-    """For ``preexec_fn``: a shell's background jobs ignore Ctrl-C, and so would the processes that a test starts."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def interrupt(script: Path, folder: Path, patience: float) -> None:
+    """Start a script of poc/, press Ctrl-C once its job is submitted, and check that nothing is left of it."""
+    process = subprocess.Popen(
+        [sys.executable, str(script), "--results", str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=script.parents[1],
+        env={**os.environ, "TMPDIR": str(folder)},
+        # A shell's background jobs ignore Ctrl-C, and so would the processes that a test starts there.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "submitted" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    assert process.wait(patience) == 130
+    assert not [p for p in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(p.info["cmdline"] or [])]
+    assert not list(folder.glob("medpfl-poc-*"))
 
 
 def pieces(job: Job, sites: dict[str, Path], folder: Path) -> tuple[Coordinator, dict[str, SiteRunner]]:

@@ -6,14 +6,12 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 import yaml
@@ -31,7 +29,7 @@ from medpfl.rounds.evaluation_job import write_evaluation_job
 from medpfl.sites.site_file import load_site_file
 from medpfl.tasks.classification import Classification
 from pictures import TABLE, write_images
-from tools import assert_same, heed_ctrl_c, outcome, run, write_job
+from tools import assert_same, interrupt, outcome, run, write_job
 
 pytestmark = [pytest.mark.poc, pytest.mark.timeout(400)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -244,21 +242,4 @@ def test_a_second_federation_at_the_same_time(federation: Federation, hospitals:
 
 
 def test_an_interrupted_run_leaves_no_process(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, str(ROOT / "poc" / "run_jobs.py"), "--results", str(tmp_path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-        preexec_fn=heed_ctrl_c,
-    )
-    assert process.stdout is not None
-    for line in process.stdout:
-        if "submitted" in line:
-            break
-    process.send_signal(2)
-    assert process.wait(30) == 130
-    mine = [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])]
-    assert not mine
-    assert not list(tmp_path.glob("medpfl-poc-*"))
+    interrupt(ROOT / "poc" / "run_jobs.py", tmp_path, 30)

@@ -7,10 +7,8 @@ hospital-d accepts no code inside jobs; the others do.
 import json
 import os
 import shutil
-import signal
 import ssl
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -31,7 +29,7 @@ from medpfl.flare.pack import pack
 from medpfl.flare.provision import provision
 from medpfl.job import Job, load_job
 from medpfl.tasks.tabular import Tabular
-from tools import assert_same, heed_ctrl_c, outcome, run, write_job
+from tools import assert_same, interrupt, outcome, run, write_job
 
 pytestmark = [pytest.mark.poc, pytest.mark.timeout(400)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -225,21 +223,4 @@ def test_the_leads_console(federation: HospitalFederation, tmp_path: Path) -> No
 
 
 def test_an_interrupted_run_leaves_no_process(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, str(ROOT / "poc" / "run_hospitals.py"), "--results", str(tmp_path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-        preexec_fn=heed_ctrl_c,
-    )
-    assert process.stdout is not None
-    for line in process.stdout:
-        if "submitted" in line:
-            break
-    process.send_signal(signal.SIGINT)
-    assert process.wait(90) == 130
-    mine = [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])]
-    assert not mine
-    assert not list(tmp_path.glob("medpfl-poc-*"))
+    interrupt(ROOT / "poc" / "run_hospitals.py", tmp_path, 90)

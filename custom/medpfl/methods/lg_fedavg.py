@@ -7,32 +7,21 @@ auxiliary losses on the representation, and without its FedAvg warm-up.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import nn
 
 from medpfl.core.groups import base_and_head
-from medpfl.methods.base import Build, Method, Site
+from medpfl.methods.fedper import FedPer
 
 
 @dataclass(frozen=True, kw_only=True)
-class LGFedAvg(Method):
+class LGFedAvg(FedPer):
     """Slot "model" (mean): the head. Private: the base, its BatchNorm statistics included.
 
     Args:
         head: module path of the head inside the network; None: its last layer.
     """
 
-    head: str | None = None
-
-    deploys: ClassVar = {"personal": "model"}
-
-    def models(self, build: Build) -> dict[str, nn.Module]:
-        return {"model": build.network()}
-
     def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
         _, head = base_and_head(models, "model", self.head)
         return {"model": head}
-
-    def local_round(self, site: Site) -> None:
-        site.fit("model")
