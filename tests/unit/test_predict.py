@@ -142,6 +142,12 @@ def test_the_header_says_the_same_place(model: Deployed, tmp_path: Path) -> None
     assert header.get_xyzt_units()[0] == "mm" and header.get_zooms() == (4.0, 4.0, 8.0)
 
 
+def test_a_link_gives_its_own_name(model: Deployed, tmp_path: Path) -> None:
+    write(tmp_path / "8f3a.nii.gz", blob((16, 16, 3)))
+    (tmp_path / "patient.nii.gz").symlink_to(tmp_path / "8f3a.nii.gz")
+    assert predict(model, tmp_path / "patient.nii.gz", tmp_path / "out").rows[0]["case"] == "patient"
+
+
 def test_slices_larger_than_in_training_are_seen_whole(model: Deployed, tmp_path: Path) -> None:
     image = np.random.default_rng(0).normal(1.0, 0.1, (101, 90, 4)).astype(np.float32)
     image[4:14, 4:14] = 2.0  # in the corner that training would crop

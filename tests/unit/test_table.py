@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from medpfl.core.errors import DataError
+from medpfl.sites.declared import Problems
 from medpfl.sites.site_file import load_site_file
 from medpfl.sites.table import Table, TableData, read_table
 
@@ -83,6 +84,15 @@ def test_missing_cells(tmp_path: Path) -> None:
     dropped = read(tmp_path, text, missing_rows="drop")
     assert dropped.rows == [f"t.csv:{line}" for line in range(2, 8)]
     assert np.array_equal(dropped.features, read(tmp_path, HEADER + "".join(ROWS)).features)
+
+
+def test_training_after_a_check_still_refuses(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(HEADER + "".join(ROWS) + "old,1,0\n")
+    table, problems = declare(tmp_path), Problems(keep=True)
+    table.cases(problems)
+    assert len(problems.found) == 1
+    with pytest.raises(DataError, match="expected a number, got 'old'"):
+        table.load()
 
 
 def test_groups_stay_together_and_a_missing_group_is_a_missing_value(tmp_path: Path) -> None:

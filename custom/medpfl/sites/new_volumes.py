@@ -64,7 +64,8 @@ def _listed(path: Path) -> list[tuple[str, tuple[Path, ...]]]:
 
 
 def _name(path: Path) -> str:
-    return path.resolve().name.removesuffix(".gz").removesuffix(".nii").removesuffix(".dcm")
+    # Not resolve(): where data are links into a store, the link has the name and its target a hash.
+    return path.absolute().name.removesuffix(".gz").removesuffix(".nii").removesuffix(".dcm")
 
 
 def _is_nifti(path: Path) -> bool:

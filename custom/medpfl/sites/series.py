@@ -138,7 +138,7 @@ class Series(Cells, Dataset):
         Raises:
             DataError: with the file, the line and the column, expected and got.
         """
-        plan = self._plan(Problems())
+        plan = _planned(self, Problems())  # afresh: a data check may have kept what has no problem only
         mean, scale = plan.statistics()
         listing = plan.listing()
         splits: dict[str, Samples] = {}

@@ -84,7 +84,7 @@ class Table(Cells, Dataset):
         Raises:
             DataError: with the file, the line and the column, expected and got.
         """
-        return self._data(Problems())
+        return read_table(self)  # afresh: a data check may have kept the rows without problems only
 
     def cells(self) -> pd.DataFrame:
         """The used columns as text, NaN where missing, by the rows' names; also rows that are then dropped."""
