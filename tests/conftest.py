@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from hypothesis import settings
 
 from medpfl.core.mixers import Identity, Mean, Mixer, SoftPull
 from medpfl.job import Job
@@ -15,6 +16,10 @@ from medpfl.methods.base import Method
 from medpfl.rounds.settings import Settings
 from medpfl.tasks.base import Task
 from medpfl.tasks.tabular import Tabular
+
+# A test run says the same every time. To look for new examples: pytest --hypothesis-profile=default
+settings.register_profile("repeatable", derandomize=True)
+settings.load_profile("repeatable")
 
 SITES = ["anna", "berta", "clara", "dora"]
 

@@ -21,7 +21,7 @@ LAYERS = [
     ["rounds", "job", "demo", "bundle"],
     ["compare"],
     ["flare"],
-    ["bench", "cli", "cli_compare"],
+    ["bench", "cli"],
 ]
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
 

@@ -26,7 +26,8 @@ Make = Callable[..., Job]
 
 def stored(rows: torch.Tensor, parts: list[int], budget_rows: float) -> tuple[torch.Tensor | FileRows, Budget]:
     size = rows[0].numel() * rows.element_size()
-    budget = Budget(StorageRule(memory_gb=max(budget_rows * size, 1) / 2**30), Path())
+    # Half a byte is the least budget that is not refused: nothing fits into it, not even one row of one byte.
+    budget = Budget(StorageRule(memory_gb=max(budget_rows * size, 0.5) / 2**30), Path())
     store = Store(budget)
     for part in torch.split(rows, parts):
         store.append(part)

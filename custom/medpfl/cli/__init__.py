@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command ``medpfl``: one verb each."""
+
+import sys
+
+import typer
+from rich.console import Console
+
+import medpfl
+from medpfl.cli import bench, demo, jobs, models, sites
+from medpfl.cli.common import console
+from medpfl.cli.compare import compare
+from medpfl.core.errors import MedPFLError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=medpfl.__doc__)
+for verbs in (jobs, models, sites):
+    app.add_typer(verbs.app)
+app.add_typer(demo.app, name="demo")
+app.add_typer(bench.app, name="bench")
+app.command()(compare)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    console.print(medpfl.__version__)
+
+
+def main() -> None:
+    """Entry point: a MedPFLError is one sentence on stderr and exit code 1, never a traceback."""
+    try:
+        app()
+    except MedPFLError as error:
+        Console(stderr=True).print(f"medpfl: {error}", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(1)

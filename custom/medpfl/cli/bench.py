@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verb ``medpfl bench``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from medpfl.cli.common import say
+
+app = typer.Typer(no_args_is_help=True, help="Benchmarks; each prints its numbers as ratios inside one run.")
+
+SeedsOption = Annotated[int, typer.Option(help="Number of seeds.")]
+OutOption = Annotated[Path | None, typer.Option(help="JSON file for the numbers and the machine's facts.")]
+
+
+@app.command("mixing")
+def bench_mixing(
+    sites: Annotated[int, typer.Option(help="Number of models.")] = 20,
+    values: Annotated[int, typer.Option(help="float32 values of a model.")] = 5_000_000,
+    repeats: Annotated[int, typer.Option(help="Turns; medians are reported.")] = 7,
+    out: OutOption = None,
+) -> None:
+    """Mixing K models, as a multiple of cloning and of copying them."""
+    from medpfl.bench import common, mixing
+
+    facts = common.machine()
+    results = mixing.measure(sites, values, repeats)
+    common.write_json(out, "mixing", facts, results)
+    say(mixing.table_of(results))
+
+
+@app.command("rounds")
+def bench_rounds(
+    sites: Annotated[int, typer.Option(help="Number of hospitals.")] = 4,
+    rounds: Annotated[int, typer.Option(help="Rounds of each job; the first is not counted.")] = 15,
+    values: Annotated[int, typer.Option(help="float32 values of the model, about.")] = 100_000,
+    interval: Annotated[float, typer.Option(help="task_request_interval of our job, seconds.")] = 0.1,
+    out: OutOption = None,
+) -> None:
+    """A round without training in POC: this package's controller beside FLARE's stock FedAvg recipe."""
+    from medpfl.bench import common
+    from medpfl.bench import rounds as bench
+
+    facts = common.machine()
+    results = bench.measure(sites, rounds, values, interval, say)
+    common.write_json(out, "rounds", facts, results)
+    say(bench.table_of(results))
+
+
+@app.command("reading")
+def bench_reading(
+    images: Annotated[int, typer.Option(help="Number of JPEG files.")] = 1000,
+    repeats: Annotated[int, typer.Option(help="Turns; medians are reported.")] = 3,
+    budget_mb: Annotated[float, typer.Option(help="Memory budget for the data larger than it, MB.")] = 100,
+    out: OutOption = None,
+) -> None:
+    """Reading images, as a multiple of the training that waits for them; memory beside its budget."""
+    from medpfl.bench import common, reading
+
+    facts = common.machine()
+    results = reading.measure(images, repeats, budget_mb)
+    common.write_json(out, "reading", facts, results)
+    say(reading.table_of(results))
+
+
+@app.command("phantom")
+def bench_phantom(seeds: SeedsOption = 3, out: OutOption = None) -> None:
+    """softpull_phantom against local training, FedAvg and FedAvg + fine-tuning, over several seeds."""
+    from medpfl.bench import common, phantom
+
+    facts = common.machine()
+    results = phantom.measure(seeds, say)
+    common.write_json(out, "phantom", facts, results)
+    say(phantom.table_of(results))
+
+
+@app.command("heart")
+def bench_heart(
+    data: Annotated[Path | None, typer.Option(help="Folder with the UCI processed.*.data files.")] = None,
+    flamby: Annotated[Path | None, typer.Option(help="Folder with FLamby's heart_seed<N>.csv.")] = None,
+    seeds: SeedsOption = 5,
+    out: OutOption = None,
+) -> None:
+    """FLamby's Fed-Heart-Disease protocol, with SoftPull beside it."""
+    from medpfl.bench import common, heart
+
+    facts = common.machine()
+    results = heart.measure(data, seeds, flamby, say)
+    common.write_json(out, "heart", facts, results)
+    say(heart.table_of(results))

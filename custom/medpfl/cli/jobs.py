@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verbs for jobs: list, check, simulate, pack, show what they left behind."""
+
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from medpfl.cli.common import JobArgument, ModelArgument, console
+from medpfl.core.errors import MedPFLError
+
+app = typer.Typer()
+
+
+@app.command()
+def jobs() -> None:
+    """List the shipped jobs."""
+    from medpfl.bundle import find_bundle, manifest
+
+    table = Table("job", "method", "task", "data", "paper")
+    for name, entry in manifest(find_bundle())["jobs"].items():
+        table.add_row(name, entry["method"], entry["task"], entry["data"], entry["paper"])
+    console.print(table)
+
+
+@app.command()
+def check_job(job: JobArgument) -> None:
+    """Check a job folder before it is submitted: every key, class, argument and slot."""
+    from medpfl.bundle import find_job
+    from medpfl.job import EvaluationJob, load_job
+
+    loaded = load_job(find_job(job))
+    if isinstance(loaded, EvaluationJob):
+        console.print(
+            f"{loaded.name} is valid: evaluates a given model, {loaded.method!r} on {loaded.task!r}", markup=False
+        )
+        return
+    slots = ", ".join(f"{slot} ({mixer!r})" for slot, mixer in loaded.mixers.items())
+    console.print(f"{loaded.name} is valid: {loaded.method!r} on {loaded.task!r}; slots: {slots}", markup=False)
+
+
+@app.command()
+def simulate(
+    job: JobArgument,
+    sites: Annotated[Path | None, typer.Option(help="Folder with <hospital>.yaml files; default: demo data.")] = None,
+    results: Annotated[Path | None, typer.Option(help="Default: results/<job>-simulated.")] = None,
+) -> None:
+    """Run a job in this process, hospital after hospital, without FLARE: to debug, or on a lone GPU machine."""
+    from medpfl.bundle import DEMOS, demo_of, find_job
+    from medpfl.evaluate.console import print_results
+    from medpfl.job import EvaluationJob, load_job
+    from medpfl.rounds.coordinator import Coordinator
+    from medpfl.rounds.simulate import simulate as run
+    from medpfl.rounds.simulate import simulate_evaluation
+
+    loaded = load_job(find_job(job))
+    results = results or Path("results") / f"{loaded.name}-simulated"
+    with tempfile.TemporaryDirectory(prefix="medpfl-") as scratch:
+        if sites is None:
+            sites = Path(scratch) / "sites"
+            DEMOS[demo_of(loaded.name)](sites)
+        elif not sites.is_dir():
+            raise MedPFLError(f"--sites: {sites} is not a folder")
+        files = {path.stem: path for path in sorted(sites.glob("*.yaml"))}
+        if isinstance(loaded, EvaluationJob):
+            simulate_evaluation(loaded, files, results, results / "home")
+        else:
+            columns = (TextColumn("round {task.completed}/{task.total}"), BarColumn(), TimeRemainingColumn())
+            with Progress(*columns, console=console) as progress:
+                bar = progress.add_task("rounds", total=loaded.settings.rounds)
+
+                def advance(coordinator: Coordinator) -> None:
+                    progress.update(bar, completed=coordinator.done)
+
+                run(loaded, files, results, results / "home", advance)
+    print_results(results, console)
+
+
+@app.command()
+def pack(
+    job: JobArgument, output: Annotated[Path, typer.Option("-o", "--output", help="Folder to put the packed job in.")]
+) -> None:
+    """Make a self-contained job folder with the code inside, for FLARE's simulator and sites that allow such jobs."""
+    from medpfl.bundle import find_bundle, find_job, manifest
+    from medpfl.flare.pack import pack as pack_job
+
+    folder = find_job(job)
+    console.print(str(pack_job(folder, output, manifest(find_bundle())["jobs"].get(folder.name))), soft_wrap=True)
+
+
+@app.command()
+def evaluation_job(
+    model: ModelArgument,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder to put the job folder in.")],
+    name: Annotated[str | None, typer.Option(help="The job's name; default: evaluate-<model>.")] = None,
+) -> None:
+    """Write a job that tests a model at every hospital: metrics only, nothing is trained."""
+    from medpfl.rounds.evaluation_job import write_evaluation_job
+
+    console.print(str(write_evaluation_job(model, output, name)), soft_wrap=True)
+
+
+@app.command()
+def report(folder: Annotated[Path, typer.Argument(help="A job's results folder.")]) -> None:
+    """Print a results folder's table and write its report.html anew."""
+    from medpfl.evaluate.console import print_results
+    from medpfl.evaluate.report import write_report
+
+    write_report(folder)
+    print_results(folder, console)

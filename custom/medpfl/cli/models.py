@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verbs for a model that a job left at a hospital."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from medpfl.cli.common import ModelArgument, console, say
+from medpfl.core.errors import MedPFLError
+
+app = typer.Typer()
+
+
+@app.command()
+def predict(
+    model: ModelArgument,
+    source: Annotated[Path, typer.Argument(help="A file, a folder, a DICOM series or a datalist to predict.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="New folder for the predictions.")],
+    probabilities: Annotated[bool, typer.Option(help="Segmentations: write each class's probability too.")] = False,
+) -> None:
+    """Predict new cases: segmentations in the input's geometry, classes with their probabilities as CSV."""
+    from medpfl.evaluate.deployed import load_deployed
+    from medpfl.evaluate.predict import predict as run
+
+    deployed = load_deployed(model)
+    with console.status("reading") as status:
+        done = run(deployed, source, output, probabilities, lambda name: status.update(f"{name} is done"))
+    say(f"{len(done.rows)} cases: {done.file}\n{done.note}")
+
+
+@app.command()
+def evaluate(
+    model: ModelArgument,
+    site_file: Annotated[Path, typer.Argument(help="Site file that declares the dataset the model was trained on.")],
+    split: Annotated[str, typer.Option(help="train, validation or test")] = "test",
+    cases: Annotated[Path | None, typer.Option(help="CSV file for one row a case.")] = None,
+) -> None:
+    """Test a model on a hospital's own declared data, without a federation."""
+    from medpfl.evaluate.deployed import load_deployed
+    from medpfl.evaluate.models import write_cases
+    from medpfl.evaluate.predict import evaluate_at
+    from medpfl.sites.declared import SPLITS
+    from medpfl.sites.site_file import load_site_file
+
+    if split not in SPLITS:
+        raise MedPFLError(f"--split must be {', '.join(SPLITS)}, got '{split}'")
+    found = evaluate_at(load_deployed(model), load_site_file(site_file), split)
+    for metric, value in found.metrics.items():
+        say(f"{metric} {value:.4f}")
+    if cases:
+        write_cases(cases, found)
+        say(str(cases))
+
+
+@app.command()
+def export(
+    model: ModelArgument,
+    output: Annotated[Path, typer.Option("-o", "--output", help="New folder to write into.")],
+    form: Annotated[str, typer.Option("--format", help="torchscript, onnx or monai (a MONAI bundle).")],
+) -> None:
+    """Write a model for software that does not know MedPFL."""
+    from medpfl.evaluate.export import export as write
+
+    console.print(str(write(model, output, form)), soft_wrap=True)

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verbs for a hospital: its data, its site file, its startup kit."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from medpfl.cli.common import console, say
+
+app = typer.Typer()
+site_app = typer.Typer(no_args_is_help=True, help="For a hospital's startup kit and site file.")
+app.add_typer(site_app, name="site")
+
+KitArgument = Annotated[Path, typer.Argument(help="Startup kit: the folder that holds startup/ and local/.")]
+
+
+@app.command()
+def check_data(
+    site_file: Annotated[Path, typer.Argument(help="A site file, or a folder that holds <site>.yaml.")],
+    site: Annotated[str | None, typer.Option(help="The hospital's name in the federation.")] = None,
+    job: Annotated[str | None, typer.Option(help="Could this job run here? A folder, or a shipped job's name.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Default: <site file>.check.html beside it.")] = None,
+) -> None:
+    """Read all declared data once and report counts, ranges, duplicates and every problem; nothing leaves the site.
+
+    With --job, only the dataset the job uses is read, and the job's data and network are tried. Exit code 1: there
+    are problems, or the job could not run."""
+    from medpfl.bundle import find_job
+    from medpfl.job import load_job
+    from medpfl.sites.check.console import run
+
+    loaded = load_job(find_job(job)) if job else None
+    if not run(site_file, site, (loaded.name, loaded.task) if loaded else None, page, console):
+        raise typer.Exit(1)
+
+
+@site_app.command("allow")
+def site_allow(
+    kit: KitArgument,
+    extra: Annotated[list[str] | None, typer.Option("--class", help="Full name of another reviewed class.")] = None,
+) -> None:
+    """Let a startup kit run jobs that name this package's classes, each in full; keep logs and files at the site."""
+    from medpfl.flare.allow import allow, component_classes
+
+    path = allow(kit, extra or [])
+    console.print(f"{path}: {len(component_classes()) + len(extra or [])} MedPFL classes are allowed by name")
+
+
+@site_app.command("forbid-code")
+def site_forbid_code(kit: KitArgument) -> None:
+    """Refuse jobs that bring code, whoever submits them: only installed code runs at this site."""
+    from medpfl.flare.allow import forbid_code
+
+    console.print(f"{forbid_code(kit)}: jobs that bring code are refused here", soft_wrap=True)
+
+
+@site_app.command("doctor")
+def site_doctor(kit: KitArgument) -> None:
+    """Check a startup kit, this machine and the way to the server; one line each, and how to mend each problem."""
+    from medpfl.flare.doctor import examine
+
+    problems = 0
+    for finding in examine(kit):
+        problems += finding.status == "problem"
+        word = {"ok": "ok     ", "note": "note   ", "problem": "PROBLEM"}[finding.status]
+        say(f"{word} {finding.check}: {finding.text}")
+        if finding.mend:
+            say(f"        mend: {finding.mend}")
+    say(f"{problems} problem(s) to mend" if problems else "This kit can run here.")
+    raise typer.Exit(1 if problems else 0)
+
+
+@site_app.command("init")
+def site_init(
+    place: Annotated[Path, typer.Argument(help="A folder with data, a table, an .npz file or a datalist.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The site file to write.")] = Path("site.yaml"),
+    site: Annotated[str | None, typer.Option(help="This hospital's name in the federation.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Name of the dataset, as jobs call it.")] = None,
+    label: Annotated[str | None, typer.Option(help="Column (or array) to predict.")] = None,
+    group: Annotated[str | None, typer.Option(help="Column that names the patient, or none.")] = None,
+    patient: Annotated[str | None, typer.Option(help="Volumes: a regular expression for the patient, or file.")] = None,
+    inputs: Annotated[str | None, typer.Option(help="Array of an .npz file that holds the images.")] = None,
+    classes: Annotated[list[str] | None, typer.Option("--class", help="NAME=VALUE[,VALUE...], class by class.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Ask nothing; take the guesses.")] = False,
+) -> None:
+    """Look at a folder or a table and write a site file for it; asks what cannot be seen there."""
+    from medpfl.sites.init.answers import Answers, parse_classes
+    from medpfl.sites.init.write import write_site_file
+
+    flags = {"site": site, "dataset": dataset, "label": label, "group": group, "patient": patient, "inputs": inputs}
+    given = {flag: value for flag, value in flags.items() if value is not None}
+    ask = None if yes else lambda question, guess: str(typer.prompt(question, default=guess or None))
+    for path in write_site_file(place, output, Answers(given, parse_classes(classes or []), ask)):
+        say(f"wrote {path}")
+    say(f"Read it, then check the data: medpfl check-data {output}")
