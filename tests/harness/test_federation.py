@@ -16,6 +16,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 from torch import nn
 
+from exchanging import Asked, slots
 from medpfl.core.groups import BATCH_NORM, of_type
 from medpfl.core.mixers import Mean, SoftPull
 from medpfl.job import Job
@@ -50,6 +51,19 @@ def test_equals_simulate_bit_for_bit(make_job: Make, table_sites: dict[str, Path
     harness = Harness(make_job(), table_sites, tmp_path / "flare").run()
     assert harness.engine.panic is None
     assert_same(outcome(harness.results), run(make_job(), table_sites, tmp_path / "simulated"))
+
+
+def test_statistics_and_exchanges_within_a_round_equal_simulate(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    def job() -> Job:
+        return make_job(mixers=slots(), method=Asked(lr=0.05, batch_size=8))
+
+    harness = Harness(job(), table_sites, tmp_path / "flare").run()
+    assert harness.engine.panic is None
+    assert_same(outcome(harness.results), run(job(), table_sites, tmp_path / "simulated"))
+    names = [name for _, name, _ in harness.wire]
+    assert names.count("statistics") and names.count("refine")
 
 
 def test_only_the_travelling_slots_are_on_the_wire(

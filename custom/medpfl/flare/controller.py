@@ -52,9 +52,15 @@ class MixingController(ExchangeController):
             started = time.monotonic()
             sites = self._reachable(coordinator)
             probes = self._probe([site for site in coordinator.joined if site not in sites], fl_ctx)
+            if messages := coordinator.statistics_messages(round_number, sites):
+                replies = self._exchange(messages, settings.train_timeout, need, abort_signal, fl_ctx)
+                coordinator.take_statistics(round_number, replies)
             messages = coordinator.train_messages(round_number, sites)
             replies = self._exchange(messages, settings.train_timeout, need, abort_signal, fl_ctx)
             mixed = coordinator.take_train(round_number, replies, started)
+            while messages := coordinator.refine_messages():
+                replies = self._exchange(messages, settings.train_timeout, need, abort_signal, fl_ctx)
+                coordinator.take_refined(replies)
             for task in probes:
                 self.cancel_task(task)
             self._tell(round_number, mixed, fl_ctx)

@@ -2,7 +2,7 @@
 """What a method is, and what of a hospital it sees while it trains."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -98,6 +98,26 @@ class Method(ABC):
     @abstractmethod
     def local_round(self, site: "Site") -> None:
         """Train ``site.models`` for one round."""
+
+    def statistics(self, name: str, site: "Site") -> dict[str, Tensor]:
+        """What this hospital tells of its data when a server component wants the statistics ``name``: float64 tensors,
+        of the same shapes everywhere. They leave the hospital: say so in the method's documentation.
+
+        Raises:
+            ConfigError: the method has no such statistics.
+        """
+        raise ConfigError(f"the server wants the statistics '{name}', which {type(self).__name__} does not have")
+
+    refined: ClassVar[Sequence[str]] = ()
+    """Slots that are exchanged again within a round, ``refinements`` times after its training."""
+
+    def refinements(self, round_number: int, rounds: int) -> int:
+        """How many further exchanges of the ``refined`` slots follow the training of this round of ``rounds``."""
+        return 0
+
+    def refine(self, site: "Site", step: int) -> None:
+        """This hospital's part in such an exchange, ``step`` counted from 1: change the refined slots' networks, or put
+        into ``site.outbox`` what is to be sent instead of them. Optimisers kept across rounds must not be touched."""
 
     def after_mixing(self, site: "Site") -> None:
         """Make of what the server sent the networks that predict; before they are evaluated. Nothing by default."""

@@ -5,7 +5,9 @@ The caller (FLARE's controller, or ``simulate``) carries the messages:
 
     messages = c.init_messages(); c.take_init(replies)
     for round in range(c.done + 1, rounds + 1):
+        messages = c.statistics_messages(round); c.take_statistics(round, replies)    # empty if nobody needs any
         messages = c.train_messages(round); c.take_train(round, replies)
+        while messages := c.refine_messages(): c.take_refined(replies)                # empty if nobody asks for it
     messages = c.validate_messages(); c.take_validation(replies)
     messages = c.finish_messages(); c.take_final(replies)
 """
@@ -19,30 +21,24 @@ from typing import Any
 
 import numpy as np
 
-from medpfl import store
 from medpfl.core.errors import MedPFLError, RefusedUpdate
 from medpfl.core.mixers import Mixer, RoundInfo
 from medpfl.core.mixing import Matrix
+from medpfl.rounds import checkpoint
+from medpfl.rounds.best import BestRounds
+from medpfl.rounds.joining import join
 from medpfl.rounds.messages import (
     Message,
     byte_count,
     check_metrics,
+    check_statistics,
     check_update,
     digest_of,
-    fingerprint,
-    flatten,
-    number,
     table,
-    unflatten,
 )
 from medpfl.rounds.record import Record
+from medpfl.rounds.refining import Refining, refining
 from medpfl.rounds.settings import Settings
-
-SHARED = "*"
-"""In a checkpoint, the owner of a model that all hospitals share."""
-
-
-_INIT_KEYS = {"sizes", "config", "personalised", "score", "classes", "versions"}
 
 
 class QuorumLost(MedPFLError):
@@ -82,11 +78,10 @@ class Coordinator:
         self.joined: list[str] = []
         """Hospitals that passed the init task; the others take no part."""
         self.sizes: dict[str, dict[str, int]] = {}
-        self.best: dict[str, dict[str, Any]] = {}
         self._home = home
         self._log = logging.getLogger(__name__)
         self._stack: dict[str, list[dict[str, Any]]] = {}
-        self._scores: dict[str, dict[str, float]] = {}
+        self._refining: Refining | None = None
         for mixer in self.mixers.values():
             mixer.check(self.roster)
 
@@ -109,39 +104,22 @@ class Coordinator:
         Raises:
             QuorumLost: fewer than ``min_sites`` hospitals fit together.
         """
-        first: tuple[str, dict[str, Any]] | None = None
-        for site in sorted(replies):
-            header, slots = replies[site].header, replies[site].slots
-            missing = sorted(_INIT_KEYS - header.keys())
-            if missing:
-                self._refuse(site, f"{site} did not say its '{missing[0]}'")
-                continue
-            if first is None:
-                first = site, header
-                self._start, mark = slots, fingerprint(slots)
-            elif fingerprint(slots) != mark:
-                self._refuse(site, self._difference(site, replies[site], first[0], replies[first[0]]))
-                continue
-            elif header["score"] != first[1]["score"] or header["classes"] != first[1]["classes"]:
-                self._refuse(
-                    site,
-                    f"{site} learns {header['classes']} by {header['score']}, {first[0]} learns "
-                    f"{first[1]['classes']} by {first[1]['score']}",
-                )
-                continue
-            self.joined.append(site)
-            self.sizes[site] = header["sizes"]
-        if first is None or len(self.joined) < self.min_sites:
+        found = join(replies, self._refuse)
+        self.joined = list(found.sizes)
+        self.sizes = found.sizes
+        if found.header is None or len(self.joined) < self.min_sites:
             raise QuorumLost(
                 f"only {len(self.joined)} of {len(self.roster)} hospitals are ready "
                 f"({', '.join(self.joined) or 'none'}); the job needs {self.min_sites}{self._reasons(0)}"
             )
-        self.expected = table(self._start)
-        self.score: str = first[1]["score"]
+        header = found.header
+        self.expected = table(found.slots)
+        self.score: str = header["score"]
+        self._best = BestRounds(self.record, self.score)
         self.record.about.update(
-            personalised=first[1]["personalised"],
+            personalised=header["personalised"],
             score=self.score,
-            classes=first[1]["classes"],
+            classes=header["classes"],
             sizes=self.sizes,
             versions={site: replies[site].header["versions"] for site in self.joined},
             settings=dataclasses.asdict(self.settings),
@@ -153,41 +131,11 @@ class Coordinator:
         self.run = digest_of([self.job, dataclasses.asdict(self.settings), components, list(self.roster), configs])
         self._checkpoint = self._home / "state" / self.run / "server.safetensors"
         if not self._resume():
-            self._tell_of_other_runs()
-            for slot in self.travelling:
-                self.mixers[slot].start(self._start[slot])
-                self._stack[slot] = [{k: t.clone() for k, t in self._start[slot].items()} for _ in self.roster]
-        del self._start
-
-    def _difference(self, site: str, theirs: Message, first: str, reference: Message) -> str:
-        got, expected = table(theirs.slots), table(reference.slots)
-        for slot in {**expected, **got}:
-            here, there = got.get(slot, {}), expected.get(slot, {})
-            for key in sorted(here.keys() | there.keys()):
-                if here.get(key) != there.get(key):
-                    return (
-                        f"{site}: entry '{slot}::{key}' is {here.get(key, 'missing')}, at {first} it is "
-                        f"{there.get(key, 'missing')}"
-                    )
-        versions = (theirs.header["versions"].get("torch"), reference.header["versions"].get("torch"))
-        return f"{site} starts from other initial weights than {first} with the same shapes (torch {versions})"
-
-    def _tell_of_other_runs(self) -> None:
-        """Say so when an unfinished run of this job, with other hospitals or settings, is kept and not taken up."""
-        for path in sorted((self._home / "state").glob("*/server.safetensors")):
-            if path == self._checkpoint:
-                continue
-            try:
-                meta = store.read_meta(path)
-            except MedPFLError:
-                self.record.event(0, "server", f"the checkpoint of run {path.parent.name} is unreadable and left alone")
-                continue
-            if not meta["finished"]:
-                who = f"round {meta['done']}; {', '.join(meta['roster'])}"
-                text = (
-                    f"an unfinished run of this job ({who}) is kept and not resumed: its hospitals or settings differ"
-                )
+            for text in checkpoint.other_runs(self._checkpoint):
                 self.record.event(0, "server", text)
+            for slot in self.travelling:
+                self.mixers[slot].start(found.slots[slot])
+                self._stack[slot] = [{k: t.clone() for k, t in found.slots[slot].items()} for _ in self.roster]
 
     # -- rounds -------------------------------------------------------------------------------------------------------
 
@@ -213,45 +161,129 @@ class Coordinator:
                 self._log.warning("round %d: update refused: %s", round_number, error)
                 continue
             accepted[site] = replies[site]
-        if len(accepted) < self.min_sites:
-            raise QuorumLost(
-                f"round {round_number}: {len(accepted)} of {len(self.roster)} hospitals sent a usable update "
-                f"({', '.join(accepted) or 'none'}); the job needs {self.min_sites}{self._reasons(round_number)}"
-            )
-        info = RoundInfo(
-            self.roster,
-            np.array([float(self.sizes.get(site, {}).get("train", 0)) for site in self.roster]),
-            tuple(site in accepted for site in self.roster),
-        )
+        self._check_quorum(round_number, accepted, "a usable update")
+        matrices = self._mix(self.travelling, accepted)
+        for site, message in accepted.items():
+            self._best.take(site, message.header["metrics"])
+            self._take_notes(site, round_number, message)
+            self.record.training(round_number, site, message.header)
+            self.record.traffic(round_number, site, sent=self.payload_bytes(), received=byte_count(message.slots))
+        self._best.choose(round_number - 1)
+        self._refining = refining(round_number, accepted, self.travelling, matrices, started)
+        if self._refining is None:
+            self._end_round(round_number, matrices, started)
+        return list(accepted)
+
+    def _mix(self, slots: list[str], accepted: Mapping[str, Message]) -> dict[str, Matrix]:
+        """Mix the slots over the hospitals that answered; returns the matrices that were applied."""
         matrices: dict[str, Matrix] = {}
-        for slot in self.travelling:
+        for slot in slots:
             # Mixing is in place. An absent hospital's copy is cloned first: it may still be downloading the old one.
             stack = [
                 accepted[site].slots[slot] if site in accepted else {key: t.clone() for key, t in kept.items()}
                 for site, kept in zip(self.roster, self._stack[slot], strict=True)
             ]
-            self._stack[slot], matrix = self.mixers[slot].mix(stack, info)
+            self._stack[slot], matrix = self.mixers[slot].mix(stack, self._info(accepted))
             if matrix is not None:
                 matrices[slot] = matrix
-        for site, message in accepted.items():
-            self._take_scores(site, message.header["metrics"])
-            self._take_notes(site, round_number, message)
-            self.record.training(round_number, site, message.header)
-            self.record.traffic(round_number, site, sent=self.payload_bytes(), received=byte_count(message.slots))
-        self._choose_best(round_number - 1)
-        seconds = time.monotonic() - started if started is not None else 0.0
-        self.record.round(round_number, matrices, seconds)
+        return matrices
+
+    def _info(self, present: Mapping[str, Any]) -> RoundInfo:
+        sizes = [float(self.sizes.get(site, {}).get("train", 0)) for site in self.roster]
+        return RoundInfo(self.roster, np.array(sizes), tuple(site in present for site in self.roster))
+
+    def _end_round(self, round_number: int, matrices: dict[str, Matrix], started: float | None) -> None:
+        self.record.round(round_number, matrices, time.monotonic() - started if started is not None else 0.0)
         self.done = round_number
         self._save()
-        return list(accepted)
+
+    # -- statistics ---------------------------------------------------------------------------------------------------
+
+    def statistics_messages(self, round_number: int, sites: list[str]) -> dict[str, Message]:
+        """Requests for the statistics that components need before this round; empty if none does."""
+        names = self._statistics_wanted(round_number)
+        if not names:
+            return {}
+        return {
+            site: Message({**self._header("statistics", round_number), "statistics": sorted(set(names.values()))})
+            for site in sites
+        }
+
+    def _statistics_wanted(self, round_number: int) -> dict[str, str]:
+        wanted = {slot: self.mixers[slot].wants(round_number) for slot in self.travelling}
+        return {slot: name for slot, name in wanted.items() if name is not None}
+
+    def take_statistics(self, round_number: int, replies: Mapping[str, Message]) -> None:
+        """Hand the hospitals' statistics to the components that need them.
+
+        Raises:
+            QuorumLost: fewer than ``min_sites`` hospitals sent usable ones.
+        """
+        accepted: dict[str, Message] = {}
+        names = self._statistics_wanted(round_number)
+        for site in sorted(replies):
+            first = next(iter(accepted.items()), None)
+            try:
+                check_statistics(site, replies[site].slots, sorted(set(names.values())), first)
+            except RefusedUpdate as error:
+                self.refuse(site, round_number, f"statistics refused: {error}")
+                continue
+            accepted[site] = replies[site]
+            self.record.traffic(round_number - 1, site, sent=0, received=byte_count(replies[site].slots))
+        self._check_quorum(round_number, accepted, "usable statistics")
+        for slot, name in names.items():
+            given = [accepted[site].slots[name] if site in accepted else None for site in self.roster]
+            self.mixers[slot].take_statistics(given, self._info(accepted))
+
+    # -- exchanges within a round -------------------------------------------------------------------------------------
+
+    def refine_messages(self) -> dict[str, Message]:
+        """The next exchange within the round, for the hospitals that trained in it; empty when the round is over."""
+        if self._refining is None:
+            return {}
+        now = self._refining
+        header = {**self._header("refine", now.round), "step": now.step}
+        return {site: Message(dict(header), self._slots_of(site, now.slots)) for site in now.sites}
+
+    def take_refined(self, replies: Mapping[str, Message]) -> None:
+        """Mix the refined slots; the last exchange ends the round.
+
+        Raises:
+            QuorumLost: fewer than ``min_sites`` usable answers came; the checkpoint of the last round stands.
+        """
+        now = self._refining
+        assert now is not None, "no exchange within a round is under way"
+        accepted: dict[str, Message] = {}
+        for site in sorted(replies):
+            try:
+                check_update(site, replies[site].slots, {slot: self.expected[slot] for slot in now.slots})
+            except RefusedUpdate as error:
+                self.refuse(site, now.round, f"update refused in step {now.step}: {error}")
+                continue
+            accepted[site] = replies[site]
+        self._check_quorum(now.round, accepted, "a usable update")
+        for site, message in accepted.items():
+            sent = byte_count(self._slots_of(site, now.slots))
+            self.record.traffic(now.round, site, sent=sent, received=byte_count(message.slots))
+        now.matrices.update(self._mix(now.slots, accepted))
+        now.step += 1
+        if now.step > now.steps:
+            self._refining = None
+            self._end_round(now.round, now.matrices, now.started)
+
+    def _slots_of(self, site: str, slots: list[str]) -> dict[str, dict[str, Any]]:
+        index = self.roster.index(site)
+        return {slot: self._stack[slot][index] for slot in slots}
+
+    # -- the end ------------------------------------------------------------------------------------------------------
 
     def validate_messages(self, sites: list[str]) -> dict[str, Message]:
         return {site: self._message("validate", self.done, site) for site in sites}
 
     def take_validation(self, replies: Mapping[str, Message]) -> None:
         for site, lines in self._metrics_of(replies):
-            self._take_scores(site, lines)
-        self._choose_best(self.done)
+            self._best.take(site, lines)
+        self._best.choose(self.done)
 
     def finish_messages(self, sites: list[str]) -> dict[str, Message]:
         messages = {}
@@ -266,7 +298,8 @@ class Coordinator:
             for line in lines:
                 self.record.metric(site, line)
             self._take_notes(site, self.done, replies[site])
-        self.record.finish(self.best, {slot: self._compact(slot) for slot in self.travelling})
+        slots = {slot: checkpoint.compact(self._stack[slot], self.roster) for slot in self.travelling}
+        self.record.finish(self.best, slots)
         self._save(finished=True)
 
     def _metrics_of(self, replies: Mapping[str, Message]) -> list[tuple[str, list[dict[str, Any]]]]:
@@ -291,6 +324,13 @@ class Coordinator:
         self.record.event(round_number, site, reason)
         self._log.warning("round %d: %s: %s", round_number, site, reason)
 
+    def _check_quorum(self, round_number: int, accepted: Mapping[str, Message], what: str) -> None:
+        if len(accepted) < self.min_sites:
+            raise QuorumLost(
+                f"round {round_number}: {len(accepted)} of {len(self.roster)} hospitals sent {what} "
+                f"({', '.join(accepted) or 'none'}); the job needs {self.min_sites}{self._reasons(round_number)}"
+            )
+
     def _refuse(self, site: str, reason: str) -> None:
         self.refuse(site, 0, f"takes no part: {reason}")
 
@@ -303,73 +343,42 @@ class Coordinator:
         return {"task": task, "run": self.run, "round": round_number, "rounds": self.settings.rounds, "best": self.best}
 
     def _message(self, task: str, round_number: int, site: str) -> Message:
-        index = self.roster.index(site)
-        slots = {slot: self._stack[slot][index] for slot in self.travelling}
-        return Message(self._header(task, round_number), slots)
+        return Message(self._header(task, round_number), self._slots_of(site, self.travelling))
 
     def payload_bytes(self) -> int:
         """Bytes of the tensors that one hospital is sent a round."""
         return byte_count({slot: self._stack[slot][0] for slot in self.travelling})
 
-    # -- best round ---------------------------------------------------------------------------------------------------
-
-    def _take_scores(self, site: str, lines: list[dict[str, Any]]) -> None:
-        for line in lines:
-            self.record.metric(site, line)
-            value = number(line["metrics"].get(self.score))
-            if value is not None:
-                self._scores.setdefault(line["model"], {})[site] = value
-
-    def _choose_best(self, round_number: int) -> None:
-        """The best unweighted mean validation score so far, model by model; a hospital that did not answer counts
-        with its last known score, ties go to the earlier round."""
-        if round_number < 1:
-            return
-        for model, scores in self._scores.items():
-            mean = float(np.mean([scores[site] for site in sorted(scores)]))
-            self.record.mean_score(round_number, model, mean)
-            if model not in self.best or mean > self.best[model]["score"]:
-                self.best[model] = {"round": round_number, "score": mean}
+    @property
+    def best(self) -> dict[str, dict[str, Any]]:
+        """Model to its best round so far and the score there."""
+        return self._best.best
 
     # -- checkpoint ---------------------------------------------------------------------------------------------------
 
-    def _compact(self, slot: str) -> dict[str, dict[str, Any]]:
-        """Owner to state; one entry for everybody where all hospitals have the same."""
-        states = self._stack[slot]
-        same = all((state[key] == states[0][key]).all() for state in states[1:] for key in states[0])
-        return {SHARED: states[0]} if same else dict(zip(self.roster, states, strict=True))
-
     def _save(self, finished: bool = False) -> None:
-        tensors = {}
-        for slot in self.travelling:
-            tensors.update({f"{slot}/{owner}": state for owner, state in self._compact(slot).items()})
-            tensors[f"mixer:{slot}/"] = self.mixers[slot].state()
+        slots = {slot: checkpoint.compact(self._stack[slot], self.roster) for slot in self.travelling}
+        mixers = {slot: self.mixers[slot].state() for slot in self.travelling}
         meta = {
             "done": self.done,
             "finished": finished,
             "roster": list(self.roster),
-            "best": self.best,
-            "scores": self._scores,
+            **self._best.dump(),
             "record": self.record.dump(),
             "saved": time.time(),
         }
-        store.save(self._checkpoint, flatten(tensors), meta)
+        checkpoint.save(self._checkpoint, slots, mixers, meta)
 
     def _resume(self) -> bool:
         """Take up an unfinished run of the same job, settings, seed and roster; a finished one starts fresh."""
-        if not self._checkpoint.exists():
+        found = checkpoint.load(self._checkpoint, self.travelling, self.roster)
+        if found is None:
             return False
-        tensors, meta = store.read(self._checkpoint)
-        if meta["finished"]:
-            return False
-        slots = unflatten(tensors)
+        self._stack, mixers, meta = found
         for slot in self.travelling:
-            shared = slots.get(f"{slot}/{SHARED}")
-            self._stack[slot] = [
-                {key: t.clone() for key, t in (shared or slots[f"{slot}/{site}"]).items()} for site in self.roster
-            ]
-            self.mixers[slot].load_state(slots.get(f"mixer:{slot}/", {}))
-        self.done, self.best, self._scores = meta["done"], meta["best"], meta["scores"]
+            self.mixers[slot].load_state(mixers[slot])
+        self.done = meta["done"]
+        self._best.restore(meta)
         self.record.restore(meta["record"])
         self.record.event(self.done, "server", f"resumed after round {self.done} of an unfinished run")
         self._log.info("resumed after round %d of an unfinished run", self.done)

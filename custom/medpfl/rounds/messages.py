@@ -105,6 +105,22 @@ def check_update(site: str, slots: Slots, expected: Mapping[str, Mapping[str, li
                 raise RefusedUpdate(f"{site}: entry '{slot}{SEPARATOR}{key}' holds NaN or infinite values")
 
 
+def check_statistics(site: str, given: Slots, names: list[str], first: tuple[str, Message] | None) -> None:
+    """Statistics are finite float64 tensors under the names asked for, of the same shapes as the ``first`` hospital's.
+
+    Raises:
+        RefusedUpdate: naming the hospital, the entry, expected and got.
+    """
+    if sorted(given) != names:
+        raise RefusedUpdate(f"{site}: expected the statistics {', '.join(names)}, got {', '.join(sorted(given))}")
+    for name, entries in given.items():
+        for key, tensor in entries.items():
+            if tensor.dtype != torch.float64 or not torch.isfinite(tensor).all():
+                raise RefusedUpdate(f"{site}: statistic '{name}{SEPARATOR}{key}' must hold finite float64 values only")
+    if first:
+        check_update(site, given, table(first[1].slots))
+
+
 def check_metrics(site: str, lines: Any) -> None:
     """Metric lines are a list of {"model", "split", "round", "metrics": {name: number or None}}.
 

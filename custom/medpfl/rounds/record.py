@@ -53,9 +53,17 @@ class Record:
         self.lines.append({**line, "loss": losses if isinstance(losses, dict) else {}})
 
     def traffic(self, round_number: int, site: str, sent: int, received: int) -> None:
-        """Bytes of the tensors in both directions. Without a codec the encoded payload is the raw one."""
+        """Bytes of the tensors in both directions, added up over a round's exchanges. Without a codec the encoded
+        payload is the raw one."""
         for direction, raw in (("to_site", sent), ("from_site", received)):
-            self.bytes.append({"round": round_number, "site": site, "direction": direction, "raw": raw, "encoded": raw})
+            place = {"round": round_number, "site": site, "direction": direction}
+            for line in reversed(self.bytes[-2 * len(self.roster) :]):
+                if all(line[key] == value for key, value in place.items()):
+                    line["raw"] += raw
+                    line["encoded"] += raw
+                    break
+            else:
+                self.bytes.append({**place, "raw": raw, "encoded": raw})
 
     def event(self, round_number: int, site: str, text: str) -> None:
         self.events.append({"round": round_number, "site": site, "event": text})

@@ -48,8 +48,12 @@ def simulate(
     sites = coordinator.joined
     for round_number in range(coordinator.done + 1, job.settings.rounds + 1):
         started = time.monotonic()
+        if messages := coordinator.statistics_messages(round_number, sites):
+            coordinator.take_statistics(round_number, exchange(messages))
         replies = exchange(coordinator.train_messages(round_number, sites))
         coordinator.take_train(round_number, replies, started)
+        while messages := coordinator.refine_messages():
+            coordinator.take_refined(exchange(messages))
         progress(coordinator)
         if round_number == stop_after:
             return coordinator

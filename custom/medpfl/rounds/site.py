@@ -67,10 +67,12 @@ class SiteRunner:
         self._ready = False
 
     def handle(self, kind: str, message: Message) -> Message:
-        """Answer one message: "init", "train", "validate" or "finish"; or "evaluate", of a job that only does that."""
+        """Answer one message, by its task's name; "evaluate" is that of a job that only does that."""
         answers = {
             "init": self._init,
+            "statistics": self._statistics,
             "train": self._train,
+            "refine": self._refine,
             "validate": self._validate,
             "finish": self._finish,
             "evaluate": self._evaluate_given,
@@ -177,7 +179,31 @@ class SiteRunner:
             "notes": notes,
             "seconds": round(time.monotonic() - started, 3),
         }
+        if steps := self.method.refinements(current, header["rounds"]):
+            reply["refine"] = {"slots": list(self.method.refined), "steps": steps}
         return Message(reply, slots)
+
+    def _statistics(self, message: Message) -> Message:
+        """What the server's components want to know of the data here before the round."""
+        header = message.header
+        notes = self._enter_run(header)
+        site = self._site(self.method, header["round"])
+        given = {
+            name: {key: copy_out(tensor) for key, tensor in self.method.statistics(name, site).items()}
+            for name in header["statistics"]
+        }
+        return Message({"notes": notes}, given)
+
+    def _refine(self, message: Message) -> Message:
+        """One further exchange of some slots within a round that this hospital has trained in."""
+        header = message.header
+        load(self.models, message.slots)
+        current, step = header["round"], header["step"]
+        torch.manual_seed(derive_seed(self.seed, self.name, current, type(self.method).__name__, step))
+        site = self._site(self.method, current)
+        self.method.refine(site, step)
+        sent = {slot: {k: copy_out(t) for k, t in state.items()} for slot, state in site.outbox.items()}
+        return Message({"step": step}, {**gather(self.models, self.slots, list(message.slots)), **sent})
 
     def _validate(self, message: Message) -> Message:
         """After the last round: look at its mixed models too, so that the last round can be the best."""
@@ -247,7 +273,7 @@ class SiteRunner:
         self._run = header["run"]
         self._state = self.home / "state" / _plain(header["run"])
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
-        done: int = header["round"] - (header["task"] == "train")
+        done: int = header["round"] - (header["task"] in ("statistics", "train"))
         if done == 0:
             for kind in ("private", "mixed"):
                 for path in store.numbered(self._state, kind).values():

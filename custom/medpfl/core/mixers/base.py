@@ -47,6 +47,14 @@ class Mixer(ABC):
     def start(self, state: State) -> None:
         """Take the slot's initial tensors; called once, before round 1 of a run that does not resume."""
 
+    def wants(self, round_number: int) -> str | None:
+        """Name of the statistics of the hospitals' data that are needed before this round; none by default."""
+        return None
+
+    def take_statistics(self, statistics: Sequence[State | None], info: RoundInfo) -> None:
+        """Take what was wanted: K entries of float64 tensors, None for a hospital that sent none."""
+        raise TypeError(f"{type(self).__name__} wants no statistics")
+
     @abstractmethod
     def matrix(self, info: RoundInfo) -> Matrix:
         """The K x K row-stochastic matrix for the whole roster; absent hospitals are dropped afterwards."""

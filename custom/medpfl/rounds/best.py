@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which round was the best, model by model: by the hospitals' mean validation score, never by a test."""
+
+from typing import Any
+
+import numpy as np
+
+from medpfl.rounds.messages import number
+from medpfl.rounds.record import Record
+
+
+class BestRounds:
+    """The best unweighted mean of the hospitals' validation ``score`` so far, for every deployed model.
+
+    A hospital that did not answer counts with its last known score; ties go to the earlier round.
+    """
+
+    def __init__(self, record: Record, score: str):
+        self.best: dict[str, dict[str, Any]] = {}
+        self._record, self._score = record, score
+        self._scores: dict[str, dict[str, float]] = {}
+
+    def take(self, site: str, lines: list[dict[str, Any]]) -> None:
+        """Record a hospital's metric lines and keep its scores."""
+        for line in lines:
+            self._record.metric(site, line)
+            value = number(line["metrics"].get(self._score))
+            if value is not None:
+                self._scores.setdefault(line["model"], {})[site] = value
+
+    def choose(self, round_number: int) -> None:
+        """Compare the scores at hand, which are those of ``round_number``, with the best so far."""
+        if round_number < 1:
+            return
+        for model, scores in self._scores.items():
+            mean = float(np.mean([scores[site] for site in sorted(scores)]))
+            self._record.mean_score(round_number, model, mean)
+            if model not in self.best or mean > self.best[model]["score"]:
+                self.best[model] = {"round": round_number, "score": mean}
+
+    def dump(self) -> dict[str, Any]:
+        """For the checkpoint, as JSON values."""
+        return {"best": self.best, "scores": self._scores}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        self.best, self._scores = saved["best"], saved["scores"]

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which hospitals can train together: those whose first message fits the first hospital's."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from medpfl.rounds.messages import Message, Slots, fingerprint, table
+
+_KEYS = {"sizes", "config", "personalised", "score", "classes", "versions"}
+
+
+@dataclass
+class Joined:
+    """``sizes``: joined hospital to its samples by split; ``header`` and ``slots``: the first one's message."""
+
+    sizes: dict[str, dict[str, int]] = field(default_factory=dict)
+    header: dict[str, Any] | None = None
+    slots: Slots = field(default_factory=dict)
+
+
+def join(replies: Mapping[str, Message], refuse: Callable[[str, str], None]) -> Joined:
+    """Compare every hospital with the first in the order of their names; ``refuse`` is told who differs and how."""
+    found = Joined()
+    first, mark = "", ""
+    for site in sorted(replies):
+        header, slots = replies[site].header, replies[site].slots
+        missing = sorted(_KEYS - header.keys())
+        if missing:
+            refuse(site, f"{site} did not say its '{missing[0]}'")
+            continue
+        if found.header is None:
+            found.header, found.slots, first, mark = header, slots, site, fingerprint(slots)
+        elif fingerprint(slots) != mark:
+            refuse(site, _difference(site, replies[site], first, replies[first]))
+            continue
+        elif header["score"] != found.header["score"] or header["classes"] != found.header["classes"]:
+            refuse(
+                site,
+                f"{site} learns {header['classes']} by {header['score']}, {first} learns "
+                f"{found.header['classes']} by {found.header['score']}",
+            )
+            continue
+        found.sizes[site] = header["sizes"]
+    return found
+
+
+def _difference(site: str, theirs: Message, first: str, reference: Message) -> str:
+    """A sentence on how a hospital's first message differs from the first hospital's."""
+    got, expected = table(theirs.slots), table(reference.slots)
+    for slot in {**expected, **got}:
+        here, there = got.get(slot, {}), expected.get(slot, {})
+        for key in sorted(here.keys() | there.keys()):
+            if here.get(key) != there.get(key):
+                return (
+                    f"{site}: entry '{slot}::{key}' is {here.get(key, 'missing')}, at {first} it is "
+                    f"{there.get(key, 'missing')}"
+                )
+    versions = (theirs.header["versions"].get("torch"), reference.header["versions"].get("torch"))
+    return f"{site} starts from other initial weights than {first} with the same shapes (torch {versions})"
