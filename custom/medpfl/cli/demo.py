@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The verb ``medpfl demo``."""
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -34,3 +35,22 @@ def demo_heart(
     if split not in SPLITS:
         raise MedPFLError(f"--split must be {' or '.join(SPLITS)}, got '{split}'")
     console.print(f"{folder}: {', '.join(write_heart(folder, data, split))}")
+
+
+@app.command("skin")
+def demo_skin(
+    folder: FolderArgument,
+    data: Annotated[Path | None, typer.Option(help="HAM10000 as ZIP or folder; default: $MEDPFL_HAM10000.")] = None,
+    hospitals: Annotated[str, typer.Option(help="sources (four sites) or hospitals (two)")] = "sources",
+    size: Annotated[str, typer.Option(help="Pixels of the copies, WIDTHxHEIGHT, or original.")] = "64x48",
+) -> None:
+    """The four sources of HAM10000's dermatoscopic images: diagnosis, malignant or not, lesion masks."""
+    from medpfl.demo.skin import SITES, write_skin
+
+    if hospitals not in SITES:
+        raise MedPFLError(f"--hospitals must be {' or '.join(SITES)}, got '{hospitals}'")
+    lengths = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", size)
+    if size != "original" and lengths is None:
+        raise MedPFLError(f"--size must be WIDTHxHEIGHT, such as 64x48, or original; got '{size}'")
+    pixels = (int(lengths[1]), int(lengths[2])) if lengths else None
+    console.print(f"{folder}: {', '.join(write_skin(folder, data, hospitals, pixels))}")

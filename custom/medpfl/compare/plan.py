@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, V
 from torch import Tensor, nn
 
 import medpfl
+from medpfl.bundle import DEMOS
 from medpfl.component import build, check_args, find_class, spec_of
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Identity, Mean, Mixer
@@ -76,7 +77,7 @@ class Comparison(_Strict):
     optimizer: Literal["adam", "sgd"] = "adam"
     finetune: Annotated[int, Field(ge=1)] = 5
     target: float | None = None
-    demo: Literal["heart", "phantom"] | None = None
+    demo: str | None = None
 
 
 @dataclass(frozen=True)
@@ -160,6 +161,8 @@ def _check(file: Comparison, path: Path) -> None:
         raise ConfigError(f"{path}: 'seeds' names a seed twice: {file.seeds}")
     if file.steps is not None and file.epochs is not None:
         raise ConfigError(f"{path}: give 'steps' or 'epochs', not both: it is the local training of every method")
+    if file.demo is not None and file.demo not in DEMOS:
+        raise ConfigError(f"{path}: 'demo' must be {', '.join(DEMOS)}; got '{file.demo}'")
     if file.target is not None and not np.isfinite(file.target):
         raise ConfigError(f"{path}: 'target' must be a finite score, got {file.target}")
     for name, entry in file.methods.items():

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Site files, images, masks and tables for the sources of HAM10000 (Tschandl et al., 2018), which the user downloads.
+
+Dermatoscopic images of four sources: Rosendahl's practice, and three cameras of the department in Vienna. Every source
+(or, as in the CusFL paper, every one of the two hospitals) is a site. Images of one lesion stay in one split, at all
+sites together: nine lesions occur in two sources. The split is stratified by source and diagnosis.
+"""
+
+import csv
+import io
+import os
+import zipfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from PIL import Image
+
+from medpfl.core.errors import DataError
+from medpfl.core.seeding import derive_seed
+from medpfl.sites.samples import in_parallel
+
+ENVIRONMENT_VARIABLE = "MEDPFL_HAM10000"
+SITES = {
+    "sources": {name: (name,) for name in ("rosendahl", "vidir_modern", "vidir_molemax", "vienna_dias")},
+    "hospitals": {"rosendahl": ("rosendahl",), "vidir": ("vidir_modern", "vidir_molemax", "vienna_dias")},
+}
+"""What the sites are: name to its sources."""
+DIAGNOSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
+MALIGNANT = ("akiec", "bcc", "mel")
+SIZE = (64, 48)
+"""Width and height of the copies, unless another size is asked for."""
+TEST, VALIDATION = 0.2, 0.16
+_MASK = "_segmentation"
+_COLUMNS = ("image_id", "lesion_id", "dx", "dataset")
+
+Rows = list[dict[str, str]]
+
+
+def write_skin(
+    folder: Path, data: Path | None = None, sites: str = "sources", size: tuple[int, int] | None = SIZE
+) -> list[str]:
+    """Write ``<site>.yaml`` and ``<site>/`` (images, masks, table.csv) for every site; returns their names.
+
+    Each site declares three datasets of the same images and split: ``skin_diagnosis`` (seven classes),
+    ``skin_malignant`` (benign, malignant) and ``skin_lesion`` (masks).
+
+    Args:
+        data: the ZIP file or folder with images (ID.jpg), masks (ID_segmentation.png) and metadata.csv, in any
+            subfolders; None: $MEDPFL_HAM10000.
+        sites: "sources" (four) or "hospitals" (two, as in the CusFL paper).
+        size: width and height in pixels of the copies, which are quick to read; None: the files as they are, as links
+            where ``data`` is a folder.
+
+    Raises:
+        DataError: the data are not there or not whole; says what to download and where to put it.
+    """
+    data = data or Path(os.environ.get(ENVIRONMENT_VARIABLE, "data/ham10000"))
+    with _opened(data) as source:
+        rows = _rows(source)
+        source.check(f"{row['image_id']}{suffix}" for row in rows for suffix in (".jpg", f"{_MASK}.png"))
+        part = _parts(rows)
+        for site, names in SITES[sites].items():
+            mine = [row for row in rows if row["dataset"] in names]
+            _write_site(folder, site, mine, part, source, size)
+    return list(SITES[sites])
+
+
+class _Source:
+    """The files of an archive or a folder, by name without folders."""
+
+    def __init__(self, place: Path, archive: zipfile.ZipFile | None):
+        self.place, self.archive = place, archive
+        found = archive.namelist() if archive else [str(path) for path in sorted(place.rglob("*"))]
+        self.files = {Path(name).name: name for name in found}
+
+    def check(self, names: Iterable[str]) -> None:
+        """Raises DataError unless all are there."""
+        missing = [name for name in names if name not in self.files]
+        if missing:
+            raise DataError(f"{self.place}: {len(missing)} files of its table are not there, such as {missing[0]}")
+
+    def read(self, name: str) -> bytes:
+        return self.archive.read(self.files[name]) if self.archive else Path(self.files[name]).read_bytes()
+
+    def put(self, name: str, target: Path) -> None:
+        """The file itself: out of the archive, or a link to it."""
+        if self.archive:
+            target.write_bytes(self.read(name))
+        else:
+            target.symlink_to(Path(self.files[name]).resolve())
+
+
+@contextmanager
+def _opened(data: Path) -> Iterator[_Source]:
+    if data.is_dir():
+        yield _Source(data, None)
+    elif data.is_file():
+        try:
+            with zipfile.ZipFile(data) as archive:
+                yield _Source(data, archive)
+        except zipfile.BadZipFile as error:
+            raise DataError(f"{data}: expected a ZIP file or a folder, got a broken archive: {error}") from error
+    else:
+        raise DataError(
+            f"HAM10000 is not at {data}. Download the dataset 'HAM10000' (images, lesion segmentations and metadata; "
+            f"doi:10.7910/DVN/DBW86T), put it into one folder or ZIP file, and set {ENVIRONMENT_VARIABLE} to it"
+        )
+
+
+def _rows(source: _Source) -> Rows:
+    """The table's rows of the four sources, each with its ``image_id`` without suffix, sorted by it."""
+    tables = sorted(name for name in source.files if name.endswith("metadata.csv"))
+    if len(tables) != 1:
+        raise DataError(f"{source.place}: expected one table *metadata.csv, found {', '.join(tables) or 'none'}")
+    reader = csv.DictReader(io.StringIO(source.read(tables[0]).decode("utf-8-sig")))
+    missing = [column for column in _COLUMNS if column not in (reader.fieldnames or [])]
+    if missing:
+        raise DataError(f"{source.place}: {tables[0]} has no column {', '.join(missing)}")
+    known = SITES["sources"]
+    rows = []
+    for row in reader:
+        if row["dataset"] in known:  # others are rows of other collections, or empty
+            if row["dx"] not in DIAGNOSES:
+                raise DataError(f"{source.place}: {tables[0]}:{reader.line_num}: unknown diagnosis '{row['dx']}'")
+            rows.append({column: row[column] for column in _COLUMNS} | {"image_id": Path(row["image_id"]).stem})
+    absent = sorted(set(known) - {row["dataset"] for row in rows})
+    if absent:
+        raise DataError(f"{source.place}: {tables[0]} has no row of the source {', '.join(absent)}")
+    return sorted(rows, key=lambda row: row["image_id"])
+
+
+def _parts(rows: Rows) -> dict[str, str]:
+    """Lesion to train, validation or test: of every source's lesions with one diagnosis the same shares."""
+    strata: dict[tuple[str, str], list[str]] = {}
+    seen: set[str] = set()
+    for row in rows:
+        if row["lesion_id"] not in seen:
+            seen.add(row["lesion_id"])
+            strata.setdefault((row["dataset"], row["dx"]), []).append(row["lesion_id"])
+    part = {}
+    for (source, diagnosis), lesions in strata.items():
+        rng = np.random.default_rng(derive_seed(0, source, diagnosis))
+        tests, validations = round(TEST * len(lesions)), round(VALIDATION * len(lesions))
+        for place, index in enumerate(rng.permutation(len(lesions))):
+            split = "test" if place < tests else "validation" if place < tests + validations else "train"
+            part[lesions[index]] = split
+    return part
+
+
+def _write_site(
+    folder: Path, site: str, rows: Rows, part: dict[str, str], source: _Source, size: tuple[int, int] | None
+) -> None:
+    base = folder / site
+    for name in ("images", "masks"):
+        (base / name).mkdir(parents=True, exist_ok=True)
+    suffix = ".png" if size else ".jpg"
+    with open(base / "table.csv", "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, (*_COLUMNS, "split"))
+        writer.writeheader()
+        writer.writerows({**row, "split": part[row["lesion_id"]]} for row in rows)
+
+    def copy(image_id: str) -> None:
+        image, mask = f"{image_id}.jpg", f"{image_id}{_MASK}.png"
+        pairs = ((image, base / "images" / (image_id + suffix)), (mask, base / "masks" / mask))
+        for name, target in pairs:
+            target.unlink(missing_ok=True)
+            if size is None:
+                source.put(name, target)
+            else:
+                _resized(source, name, size).save(target)
+
+    for _ in in_parallel(copy, [row["image_id"] for row in rows]):
+        pass
+    text = yaml.safe_dump({"site": site, "datasets": _datasets(site, suffix)}, sort_keys=False)
+    (folder / f"{site}.yaml").write_text(
+        "# HAM10000 (CC BY-NC 4.0): Tschandl, Rosendahl, Kittler. Paths are relative to this file.\n" + text
+    )
+
+
+def _resized(source: _Source, name: str, size: tuple[int, int]) -> Image.Image:
+    try:
+        with Image.open(io.BytesIO(source.read(name))) as image:
+            # A mask stays a mask: its values are the nearest pixels'.
+            how = Image.Resampling.NEAREST if name.endswith(".png") else Image.Resampling.BILINEAR
+            return image.resize(size, how)
+    except OSError as error:
+        raise DataError(f"{source.place}: {name} cannot be read as an image: {error}") from error
+
+
+def _datasets(site: str, suffix: str) -> dict[str, Any]:
+    classes = {
+        "skin_diagnosis": {name: [name] for name in DIAGNOSES},
+        "skin_malignant": {
+            "benign": [name for name in DIAGNOSES if name not in MALIGNANT],
+            "malignant": list(MALIGNANT),
+        },
+    }
+    masks = {
+        "files": f"{site}/masks/*.png",
+        "suffix": _MASK,
+        "labels": {0: "background", 1: "lesion"},
+        "label_map": {255: 1},
+    }
+    targets: dict[str, dict[str, Any]] = {
+        **{name: {"label": {"column": "dx", "classes": found}} for name, found in classes.items()},
+        "skin_lesion": {"masks": masks},
+    }
+    return {
+        name: {
+            "kind": "images",
+            "files": f"{site}/images/*{suffix}",
+            "table": {"file": f"{site}/table.csv", "image": "image_id"},
+            **target,
+            "split": {"column": "split", "group": "lesion_id"},
+        }
+        for name, target in targets.items()
+    }
