@@ -28,12 +28,14 @@ class Batch:
 
 @dataclass(frozen=True)
 class Build:
-    """What a method builds its networks from; equal at every hospital, so all start from the same weights."""
+    """What a method builds its networks from. All but ``site``, the hospital's own name, is equal at every hospital,
+    so that all start from the same weights."""
 
     task: Task
     data: SiteData
     roster: tuple[str, ...]
     seed: int
+    site: str = ""
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -131,7 +133,8 @@ class Method(ABC):
         """Further numbers about the models on a non-empty validation split, by name; none by default."""
         return {}
 
-    def new_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+    def new_optimizer(self, model: nn.Module, name: str) -> torch.optim.Optimizer:
+        """The optimiser of the network called ``name``."""
         if self.optimizer == "sgd":
             return torch.optim.SGD(model.parameters(), lr=self.lr)
         return torch.optim.Adam(model.parameters(), lr=self.lr)
@@ -198,12 +201,14 @@ class Site:
         enabled = self.device.type == "cuda" and torch.cuda.is_bf16_supported()
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=enabled)
 
-    def step(self, model: str, loss: Tensor) -> None:
-        """One optimiser step of ``models[model]`` down a scalar loss."""
-        optimizer = self._optimizer(model)
-        optimizer.zero_grad(set_to_none=True)
+    def step(self, model: str, loss: Tensor, *others: str) -> None:
+        """One optimiser step of ``models[model]``, and of ``others`` if named, down a scalar loss."""
+        optimizers = [self._optimizer(name) for name in (model, *others)]
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         self.last_loss = float(loss.detach())
 
     def descend(self, model: str, gradient: Mapping[str, Tensor], loss: float) -> None:
@@ -215,7 +220,7 @@ class Site:
 
     def _optimizer(self, model: str) -> torch.optim.Optimizer:
         if model not in self._optimizers:
-            self._optimizers[model] = self.method.new_optimizer(self.models[model])
+            self._optimizers[model] = self.method.new_optimizer(self.models[model], model)
         return self._optimizers[model]
 
     def fit(self, model: str, penalty: Callable[[], Tensor] | None = None) -> None:

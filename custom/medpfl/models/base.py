@@ -9,6 +9,10 @@ from torch import nn
 class Architecture(ABC):
     """A frozen dataclass whose fields are the job's arguments."""
 
+    def at(self, site: str) -> "Architecture":
+        """The architecture that this hospital uses; the same everywhere, unless the job says otherwise."""
+        return self
+
     @abstractmethod
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         """A new network, B x input_shape to B x outputs; its weights come from torch's global generator.

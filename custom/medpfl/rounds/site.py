@@ -57,7 +57,9 @@ class SiteRunner:
         root: Path,
         stopped: Callable[[], bool] = lambda: False,
     ):
-        self.name, self.method, self.task, self.root = name, method, task, root
+        self.name, self.method, self.root = name, method, root
+        self.task = task.at(name)
+        self._config = digest_of([spec_of(method), spec_of(task)])
         self._site_file, self._stopped = site_file, stopped
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._log = logging.getLogger(f"{__name__}.{name}")
@@ -104,7 +106,7 @@ class SiteRunner:
         slots = gather(self.models, self.slots, self.travelling)
         reply = {
             "sizes": {split: len(samples) for split, samples in self.data.splits.items()},
-            "config": digest_of([spec_of(self.method), spec_of(self.task)]),
+            "config": self._config,
             "personalised": next(iter(self.method.deploys)),
             "score": self.task.score,
             "classes": self.data.class_names,
@@ -121,7 +123,7 @@ class SiteRunner:
         self.models = nn.ModuleDict()
         self._owner: dict[str, Method] = {}
         self.slots: dict[str, list[str]] = {}
-        build = Build(self.task, self.data, self.roster, self.seed)
+        build = Build(self.task, self.data, self.roster, self.seed, self.name)
         for method in self.methods:
             mine = nn.ModuleDict(method.models(build))
             for name in mine:
@@ -307,7 +309,7 @@ class SiteRunner:
     def _restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
         load(self.models, {"": {k.removeprefix("model/"): t for k, t in tensors.items() if k.startswith("model/")}})
         for model in meta["optimizers"]:
-            optimizer = self._owner[model].new_optimizer(self.models[model])
+            optimizer = self._owner[model].new_optimizer(self.models[model], model)
             state: dict[int, dict[str, Tensor]] = {}
             prefix = f"optimizer/{model}/"
             for name, tensor in tensors.items():
