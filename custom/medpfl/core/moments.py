@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
 
+_BLOCK_VALUES = 1 << 19  # 4 MB
+
 
 class Moments:
     """Streaming mean and population variance of C channels, float64."""
@@ -24,8 +26,11 @@ class Moments:
         self._squares = torch.zeros((), dtype=torch.float64)
 
     def add(self, values: Tensor) -> None:
-        """Take in C x n values, n >= 1."""
-        values = values.double()
+        """Take in C x n values, n >= 1; a part at a time, so that the float64 copy stays small."""
+        for part in torch.split(values, max(1, _BLOCK_VALUES // len(values)), dim=1):
+            self._add(part.double())
+
+    def _add(self, values: Tensor) -> None:
         size = values.shape[1]
         squares, mean = torch.var_mean(values, dim=1, correction=0)
         total = self.count + size

@@ -38,7 +38,7 @@ def distances(statistics: Sequence[State]) -> NDArray[np.float64]:
     """d_ij = sum over layers of sqrt(|mu_i - mu_j|^2 + |sqrt(r_i) - sqrt(r_j)|^2), K x K.  Eq. (6)
 
     Args:
-        statistics: K times ``<layer>.mean`` and ``<layer>.variance`` of every layer, as ``check_statistics`` wants them.
+        statistics: K times ``<layer>.mean`` and ``<layer>.variance`` of every layer, checked.
     """
     layers = [key.removesuffix(MEAN) for key in statistics[0] if key.endswith(MEAN)]
     result = np.zeros((len(statistics), len(statistics)))
