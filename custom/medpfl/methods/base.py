@@ -97,6 +97,10 @@ class Method(ABC):
         """Slot to the server component a comparison takes where its file names none; a slot left out gets the mean."""
         return {}
 
+    def checkpoints(self) -> list[str]:
+        """Names of the checkpoints it uses, which every hospital's site file must declare; none by default."""
+        return []
+
     @abstractmethod
     def local_round(self, site: "Site") -> None:
         """Train ``site.models`` for one round."""
@@ -156,11 +160,14 @@ class Site:
         seed: int,
         round_number: int,
         stopped: Callable[[], bool],
+        checkpoints: Mapping[str, Mapping[str, Tensor]],
     ):
         self.method, self.task, self.data, self.models, self.device = method, task, data, models, device
         self.roster, self.name, self.index = roster, name, roster.index(name)
         self.round = round_number
         self._seed, self._optimizers, self._stopped = seed, optimizers, stopped
+        self.checkpoints = checkpoints
+        """Name to tensors, of the checkpoints that the method uses; the same at every hospital."""
         self.last_loss = float("nan")
         self.outbox: dict[str, dict[str, Tensor]] = {}
         """Slot to what is sent instead of its weights (gradients, say), with the same entries and shapes."""
@@ -191,6 +198,18 @@ class Site:
                 done += 1
                 if done == steps:
                     return
+
+    def training_inputs(self, size: int = 64) -> Iterator[Tensor]:
+        """The inputs of the training split once, ``size`` at a time, in their own order.
+
+        Raises:
+            Stopped: the job was aborted.
+        """
+        samples = self.data.splits["train"]
+        for start in range(0, len(samples), size):
+            if self._stopped():
+                raise Stopped(f"the job was aborted before round {self.round}")
+            yield samples.inputs[start : start + size].to(self.device)
 
     def common_draw(self, purpose: str) -> float:
         """A number in [0, 1) that is the same at every hospital: a function of the seed, the round and ``purpose``."""

@@ -59,7 +59,7 @@ class SiteRunner:
     ):
         self.name, self.method, self.root = name, method, root
         self.task = task.at(name)
-        self._config = digest_of([spec_of(method), spec_of(task)])
+        self._config = [spec_of(method), spec_of(task)]
         self._site_file, self._stopped = site_file, stopped
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._log = logging.getLogger(f"{__name__}.{name}")
@@ -93,7 +93,10 @@ class SiteRunner:
         self.home = self.root / _plain(header["job"])
         self.roster = tuple(header["roster"])
         self.seed: int = header["seed"]
-        self.data = self.task.load(self._site_file())
+        site_file = self._site_file()
+        self.data = self.task.load(site_file)
+        self.checkpoints = {name: site_file.checkpoint(name) for name in self.method.checkpoints()}
+        checkpoints = {name: store.fingerprint(tensors) for name, tensors in self.checkpoints.items()}
         self.methods = [self.method]
         for name in header["slots"]:
             if name in REFERENCES and not isinstance(self.method, REFERENCES[name]):
@@ -106,7 +109,8 @@ class SiteRunner:
         slots = gather(self.models, self.slots, self.travelling)
         reply = {
             "sizes": {split: len(samples) for split, samples in self.data.splits.items()},
-            "config": self._config,
+            "config": digest_of([*self._config, checkpoints]),
+            "checkpoints": checkpoints,
             "personalised": next(iter(self.method.deploys)),
             "score": self.task.score,
             "classes": self.data.class_names,
@@ -226,6 +230,7 @@ class SiteRunner:
             self.seed,
             round_number,
             self._stopped,
+            self.checkpoints,
         )
 
     def _look_at_mixed(self, round_number: int, header: dict[str, Any]) -> list[dict[str, Any]]:

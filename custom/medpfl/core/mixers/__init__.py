@@ -10,6 +10,7 @@ from medpfl.core.mixers.mean import Mean
 from medpfl.core.mixers.relaxed_mean import RelaxedMean
 from medpfl.core.mixers.server_adam import ServerAdam
 from medpfl.core.mixers.soft_pull import SoftPull
+from medpfl.core.mixers.statistics_distance import StatisticsDistance
 
 __all__ = [
     "AttentiveMessages",
@@ -22,4 +23,5 @@ __all__ = [
     "RoundInfo",
     "ServerAdam",
     "SoftPull",
+    "StatisticsDistance",
 ]
