@@ -5,6 +5,7 @@ A round's seconds are from the end of the round before to its own end, so they h
 """
 
 import argparse
+import contextlib
 import copy
 import functools
 import importlib
@@ -224,10 +225,8 @@ def theirs(setting: Setting, clock: Clock, cached: bool) -> Weights:
 
     server = Timed(_arguments(setting), 0)
     clock.begin()
-    try:
+    with contextlib.suppress(_Enough):
         server.train()
-    except _Enough:
-        pass
     personal = {f"site-{c.id}": c.model_per for c in server.clients} if setting.method == "Ditto" else {}
     return _named(server.global_model.state_dict(), personal)
 
