@@ -39,6 +39,12 @@ def _cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
+def resident(key: str) -> float:
+    """Resident memory (VmRSS) or its peak (VmHWM) in MB; getrusage would count the parent process's too."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
+    return int(line.split()[1]) * 1024 / 1e6
+
+
 def write_json(out: Path | None, name: str, facts: dict[str, Any], results: dict[str, Any]) -> None:
     """Write a benchmark's results with the facts that ``machine`` gave at its start; nothing where ``out`` is None.
 
