@@ -7,6 +7,7 @@ from medpfl.core.mixers.cluster_mean import ClusterMean
 from medpfl.core.mixers.control_variates import ControlVariates
 from medpfl.core.mixers.identity import Identity
 from medpfl.core.mixers.mean import Mean
+from medpfl.core.mixers.network_prox import NetworkProx
 from medpfl.core.mixers.relaxed_mean import RelaxedMean
 from medpfl.core.mixers.server_adam import ServerAdam
 from medpfl.core.mixers.soft_pull import SoftPull
@@ -19,6 +20,7 @@ __all__ = [
     "Identity",
     "Mean",
     "Mixer",
+    "NetworkProx",
     "RelaxedMean",
     "RoundInfo",
     "ServerAdam",
