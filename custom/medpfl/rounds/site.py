@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import medpfl
 from medpfl import store
@@ -31,6 +31,7 @@ from medpfl.rounds.messages import (
     load,
     number,
 )
+from medpfl.rounds.private import PRIVATE, restore_private, save_private
 from medpfl.sites.samples import SiteData
 from medpfl.sites.site_file import SiteFile
 from medpfl.tasks.base import Evaluation, Task
@@ -176,7 +177,7 @@ class SiteRunner:
             losses[next(iter(method.deploys))] = number(site.last_loss)
             for slot, state in site.outbox.items():
                 instead[slot] = {key: copy_out(tensor) for key, tensor in state.items()}
-        self._save_state(current)
+        save_private(self._state, current, self.models, self._private_keys(), self._optimizers)
         slots = {**gather(self.models, self.slots, self.travelling), **instead}
         reply = {
             "round": current,
@@ -282,47 +283,20 @@ class SiteRunner:
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
         done: int = header["round"] - (header["task"] in ("statistics", "train"))
         if done == 0:
-            for kind in ("private", "mixed"):
+            for kind in (PRIVATE, "mixed"):
                 for path in store.numbered(self._state, kind).values():
                     path.unlink()
             return []
-        kept = {number_: path for number_, path in store.numbered(self._state, "private").items() if number_ <= done}
+        kept = {number_: path for number_, path in store.numbered(self._state, PRIVATE).items() if number_ <= done}
         if not kept:
             return [f"no state of this run is kept here; the private part starts anew in round {done + 1}"]
         newest = max(kept)
-        tensors, meta = store.read(kept[newest])
-        self._restore(tensors, meta)
+        self._optimizers = restore_private(kept[newest], self.models, self._owner)
         return [f"resumed from the state after round {newest}"]
 
     def _private_keys(self) -> list[str]:
         sent = {key for slot in self.travelling for key in self.slots[slot]}
         return [key for key in self.models.state_dict() if key not in sent]
-
-    def _save_state(self, round_number: int) -> None:
-        """What the server does not hold: private entries and optimisers. The last two rounds are kept, because the
-        server's checkpoint may be one round behind."""
-        state = self.models.state_dict()
-        tensors: dict[str, Tensor] = {f"model/{key}": state[key] for key in self._private_keys()}
-        for model, optimizer in self._optimizers.items():
-            for index, entries in optimizer.state_dict()["state"].items():
-                tensors.update({f"optimizer/{model}/{index}/{key}": value for key, value in entries.items()})
-        store.save(store.path_of(self._state, "private", round_number), tensors, {"optimizers": list(self._optimizers)})
-        for number_, path in store.numbered(self._state, "private").items():
-            if not round_number - 1 <= number_ <= round_number:
-                path.unlink()
-
-    def _restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        load(self.models, {"": {k.removeprefix("model/"): t for k, t in tensors.items() if k.startswith("model/")}})
-        for model in meta["optimizers"]:
-            optimizer = self._owner[model].new_optimizer(self.models[model], model)
-            state: dict[int, dict[str, Tensor]] = {}
-            prefix = f"optimizer/{model}/"
-            for name, tensor in tensors.items():
-                if name.startswith(prefix):
-                    index, key = name.removeprefix(prefix).split("/", 1)
-                    state.setdefault(int(index), {})[key] = tensor
-            optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-            self._optimizers[model] = optimizer
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
