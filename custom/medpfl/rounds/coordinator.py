@@ -117,6 +117,7 @@ class Coordinator:
         self.score: str = header["score"]
         self._best = BestRounds(self.record, self.score)
         self.record.about.update(
+            recipe=header.get("recipe"),
             personalised=header["personalised"],
             score=self.score,
             classes=header["classes"],

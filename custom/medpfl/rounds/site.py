@@ -112,6 +112,7 @@ class SiteRunner:
             "sizes": {split: len(samples) for split, samples in self.data.splits.items()},
             "config": digest_of([*self._config, checkpoints]),
             "checkpoints": checkpoints,
+            "recipe": self._recipe(),
             "personalised": next(iter(self.method.deploys)),
             "score": self.task.score,
             "classes": self.data.class_names,
@@ -122,6 +123,17 @@ class SiteRunner:
             },
         }
         return Message(reply, slots)
+
+    def _recipe(self) -> dict[str, Any]:
+        """What rebuilds the networks from the slots that the server keeps; nothing in it was fitted on the data."""
+        known = self.data.preparation if self.data.preparation.get("kind") == "images" else {}
+        shape = list(self.data.splits["train"].inputs.shape[1:])
+        return {
+            "method": spec_of(self.method),
+            "task": spec_of(self.task),
+            "input_shape": shape,
+            "preparation": {key: known[key] for key in ("kind", "channels") if key in known},
+        }
 
     def _build(self) -> None:
         """All networks with the job's initial weights."""
