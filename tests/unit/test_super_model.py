@@ -165,7 +165,7 @@ def test_in_process_and_by_an_evaluation_job_the_same_gamma(
     result: Path, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:
     model = read_result(result)
-    here, found = chosen(model, study_here(model, table_sites, CPU))
+    here, found = chosen(model, study_here(model, table_sites))
     path = tmp_path / "super.safetensors"
     model.write(path, None)
     job = load_job(write_evaluation_job(path, tmp_path / "jobs"))
@@ -188,7 +188,7 @@ def test_in_process_and_by_an_evaluation_job_the_same_gamma(
 
 def test_a_strange_answer_about_the_thresholds_is_refused(result: Path, table_sites: dict[str, Path]) -> None:
     model = read_result(result)
-    found = study_here(model, {"anna": table_sites["anna"]}, CPU)["anna"]
+    found = study_here(model, {"anna": table_sites["anna"]})["anna"]
     content = found.model_dump(mode="json")
     assert read_study("anna", content, 4) == found
     for change, words in (
@@ -240,4 +240,4 @@ def test_a_result_that_was_altered_is_refused(
 def test_a_hospital_that_the_selector_does_not_know_is_refused(result: Path, table_sites: dict[str, Path]) -> None:
     files = {**table_sites, "emil": table_sites["anna"]}
     with pytest.raises(MedPFLError, match="emil is not among the selector's classes: anna, berta, clara, dora"):
-        study_here(read_result(result), files, CPU)
+        study_here(read_result(result), files)

@@ -24,8 +24,6 @@ def super_(
 
     Gamma is chosen on the hospitals' pooled validation cases; the table shows their test cases. Beside the file lies
     the same table as Markdown."""
-    import torch
-
     from medpfl.evaluate.deployed import load_deployed
     from medpfl.evaluate.gamma import markdown, table
     from medpfl.evaluate.models import write_text
@@ -44,9 +42,8 @@ def super_(
         files = {path.stem: path for path in sorted(sites.glob("*.yaml"))}
         if not files:
             raise MedPFLError(f"--sites: {sites} holds no <hospital>.yaml")
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         with console.status("testing the super model at every hospital"):
-            model, found = chosen(model, study_here(model, files, device))
+            model, found = chosen(model, study_here(model, files))
     elif evaluation is not None:
         if deployed is None:
             raise MedPFLError("--evaluation needs the super model's file that was evaluated, not a results folder")
@@ -55,12 +52,15 @@ def super_(
     how = "given" if gamma is not None else "the usual one; choose it with --sites or an evaluation job"
     if found:
         how = f"chosen on validation, where the super model has {model.task.score} {found.validation:.4f}"
-        head, rows = table(found, model.method.hospitals, model.task.score)
-        shown = Table(*head, title=f"test, gamma {found.gamma}")
+        head, rows = table(found, model.method.hospitals)
+        score = model.task.score.replace("_", " ")
+        shown = Table(title=f"test {score} with gamma {found.gamma}")
+        for number, heading in enumerate(head):
+            shown.add_column(heading, justify="right" if number else "left", no_wrap=not number)
         for row in rows:
             shown.add_row(*row)
         console.print(shown)
-        text = f"# Super model of job {model.job}, round {model.round}, gamma {found.gamma} ({how})\n\n"
+        text = f"# Super model of job {model.job}, round {model.round}: test {score}, gamma {found.gamma} ({how})\n\n"
         write_text(output.with_suffix(".md"), f"{text}{markdown(head, rows)}\n\nSHA-256: {meta.sha256}\n")
     say(f"{output}: {len(model.method.hospitals)} personal models, the global one, a selector; gamma "
         f"{model.method.gamma} ({how})")  # fmt: skip

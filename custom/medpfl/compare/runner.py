@@ -7,19 +7,40 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from medpfl.compare.plan import Plan, Run
 from medpfl.compare.worker import FAILURE, ORDER, PROGRESS, RESULT
 from medpfl.core.errors import MedPFLError
 from medpfl.evaluate.models import write_text
 
 
+class Run(Protocol):
+    """``digest``: over everything that the result depends on; ``order``: what the worker is told, as JSON values; its
+    "worker" names the module that does such runs, if it is not that of a comparison."""
+
+    @property
+    def digest(self) -> str: ...
+    @property
+    def order(self) -> dict[str, Any]: ...
+
+
+R = TypeVar("R", bound=Run, covariant=True)
+
+
+class Plan(Protocol[R]):
+    """``runs``: those wanted; ``site_files``: of all hospitals."""
+
+    @property
+    def runs(self) -> Sequence[R]: ...
+    @property
+    def site_files(self) -> dict[str, Path]: ...
+
+
 def do_runs(
-    plan: Plan, results: Path, jobs: int, tell: Callable[[Run, str | None], None], tick: Callable[[int], None]
+    plan: Plan[R], results: Path, jobs: int, tell: Callable[[R, str | None], None], tick: Callable[[int], None]
 ) -> dict[str, str]:
     """Do what is not done yet.
 
@@ -41,7 +62,7 @@ def do_runs(
     with _locked(results), ThreadPoolExecutor(jobs) as pool:
         # Two entries that compute the same share one run.
         unique = {run.digest: run for run in open_runs}
-        waiting: dict[Future[str | None], Run] = {
+        waiting: dict[Future[str | None], R] = {
             pool.submit(_one, run, plan, results, processes): run for run in unique.values()
         }
         try:
@@ -81,7 +102,7 @@ def read_run(results: Path, run: Run) -> dict[str, Any]:
     return found
 
 
-def _one(run: Run, plan: Plan, results: Path, processes: dict[str, subprocess.Popen[str]]) -> str | None:
+def _one(run: Run, plan: Plan[Any], results: Path, processes: dict[str, subprocess.Popen[str]]) -> str | None:
     """Run the worker; returns why it failed, or None."""
     part = results / "runs" / f"{run.digest}.part"
     order = {**run.order, "site_files": {site: str(path.resolve()) for site, path in plan.site_files.items()}}
@@ -89,7 +110,7 @@ def _one(run: Run, plan: Plan, results: Path, processes: dict[str, subprocess.Po
     (part / FAILURE).unlink(missing_ok=True)
     # One thread each; the same search path, so that a method found here is found there.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-m", "medpfl.compare.worker", str(part)]
+    command = [sys.executable, "-m", run.order.get("worker", "medpfl.compare.worker"), str(part)]
     with open(part / "log.txt", "w", encoding="utf-8") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, text=True, env=environment)
         processes[run.digest] = process

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,11 @@ ORDER, RESULT, FAILURE = "order.json", "run.json", "failure.txt"
 PROGRESS = "results/metrics.jsonl"
 
 
-def work(folder: Path) -> None:
+def work(folder: Path, run: Callable[[dict[str, Any], Path], dict[str, Any]]) -> None:
     """Do the run that ``folder``/order.json describes, and give the folder its final name.
+
+    Args:
+        run: does it, given the order and the folder; returns what run.json holds.
 
     Raises:
         MedPFLError: as the hospitals, the server and the fairness checks raise them.
@@ -44,7 +48,7 @@ def work(folder: Path) -> None:
             order = json.loads((folder / ORDER).read_text(encoding="utf-8"))
             result = run(order, folder)
             shutil.rmtree(folder / "home" / "server", ignore_errors=True)
-            for state in folder.glob("home/*/compared/state"):
+            for state in folder.glob("home/*/*/state"):
                 shutil.rmtree(state)
             (folder / FAILURE).unlink(missing_ok=True)
             write_text(folder / RESULT, json.dumps(result, indent=1))
@@ -152,10 +156,10 @@ def _mixing(folder: Path) -> dict[str, Any]:
         return {slot: np.round(stored[name], 6).tolist() for slot, name in last.items()}
 
 
-def main(folder: Path) -> int:
+def main(folder: Path, run: Callable[[dict[str, Any], Path], dict[str, Any]] = run) -> int:
     """Exit code 1 and a sentence in failure.txt where the run could not be done."""
     try:
-        work(folder)
+        work(folder, run)
     except MedPFLError as error:
         write_text(folder / FAILURE, str(error))
         return 1

@@ -90,12 +90,11 @@ def read_study(site: str, content: Any, hospitals: int) -> Study:
     return found
 
 
-def table(found: Found, hospitals: Sequence[str], score: str) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows: the hospitals, their unweighted mean ("client average"), and the mean over all cases
-    ("global")."""
-    name = score.replace("_", " ")
-    head = ["hospital", "test cases", f"global {name}", f"own personal {name}", f"super {name}"]
-    head += ["by the global model", "by its own", "by another's"]
+def table(found: Found, hospitals: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows: test scores of the global, the hospital's own personal and the super model, and the share of
+    cases served by the global model, the hospital's own and another's; below, the hospitals' unweighted mean and the
+    mean over all cases."""
+    head = ["hospital", "cases", "global", "personal", "super", "by global", "by own", "by others"]
     rows = []
     for line in found.lines:
         own = line.served[1 + hospitals.index(line.hospital)] if line.hospital in hospitals else 0
@@ -106,7 +105,7 @@ def table(found: Found, hospitals: Sequence[str], score: str) -> tuple[list[str]
             *(f"{count / line.cases:.0%}" for count in shares),
         ])  # fmt: skip
     trained = [line for line in found.lines if line.hospital in hospitals]
-    for title, weights in (("client average", [1] * len(trained)), ("global", [line.cases for line in trained])):
+    for title, weights in (("client average", [1] * len(trained)), ("all cases", [line.cases for line in trained])):
         columns = ([getattr(line, name) for line in trained] for name in ("global_", "own", "super_"))
         means = [_text(_mean(column, weights)) for column in columns]
         rows.append([title, str(sum(line.cases for line in trained)), *means, "", "", ""])

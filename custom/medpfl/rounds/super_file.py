@@ -179,8 +179,8 @@ def from_file(deployed: Deployed, path: Path) -> Super:
     )
 
 
-def study_here(model: Super, site_files: Mapping[str, Path], device: torch.device) -> dict[str, Study]:
-    """The super model's validation and test at every hospital, in this process.
+def study_here(model: Super, site_files: Mapping[str, Path]) -> dict[str, Study]:
+    """The super model's validation and test at every hospital that took part, in this process.
 
     Raises:
         MedPFLError: a hospital is not among the selector's classes, or its data cannot be read or do not fit.
@@ -191,21 +191,26 @@ def study_here(model: Super, site_files: Mapping[str, Path], device: torch.devic
                 f"{site} is not among the selector's classes: {', '.join(model.method.hospitals)}; gamma is chosen "
                 "on the hospitals that took part in training"
             )
-    found = {}
-    for site, path in sorted(site_files.items()):
-        data = model.task.load(load_site_file(path, site))
-        _check_fit(model, site, data)
-        found[site] = study(model.method, model.networks.to(device), model.task, data, device)
-    return found
+    return {
+        site: study_of(model, site, model.task.load(load_site_file(path, site)))
+        for site, path in sorted(site_files.items())
+    }
 
 
-def _check_fit(model: Super, site: str, data: SiteData) -> None:
+def study_of(model: Super, site: str, data: SiteData) -> Study:
+    """The super model's validation and test at one hospital, also one that took no part.
+
+    Raises:
+        MedPFLError: its data do not fit.
+    """
     expected, got = model.recipe.input_shape, list(data.splits["test"].inputs.shape[1:])
     if got != expected or data.class_names != model.recipe.classes:
         raise DataError(
             f"{site}: the super model takes inputs of shape {expected} with the classes "
             f"{', '.join(model.recipe.classes)}; the data have {got} and {', '.join(data.class_names)}"
         )
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return study(model.method, model.networks.to(device), model.task, data, device)
 
 
 def studies_of(model: Deployed, evaluation: Path) -> dict[str, Study]:
