@@ -63,21 +63,19 @@ def frequencies(content: dict[str, Any]) -> Table | None:
     runs = [run for run in content["runs"] if "super" in run["rows"]]
     if not runs:
         return None
+    names = ["global", *content["hospitals"]]
     rows = []
     for site in content["hospitals"]:
         mine = [run["rows"]["super"] for run in runs if run["without"] == site]
         if not mine:
             continue
         total = sum(row["cases"] for row in mine)
-        share = [sum(row["served"].get(name, 0) for row in mine) / total for name in ("global", *content["hospitals"])]
-        cells = [
-            "–" if name == site else f"{s:.2f}"
-            for name, s in zip(("global", *content["hospitals"]), share, strict=True)
-        ]
+        share = {name: sum(row["served"].get(name, 0) for row in mine) / total for name in names}
+        cells = ["–" if name == site else f"{share[name]:.2f}" for name in names]
         gammas = sorted({row["gamma"] for row in mine}, key=str)
         tops = [max((p["score"] for p in row["points"] if p["score"] is not None), default=np.nan) for row in mine]
         rows.append([site, *cells, ", ".join(map(str, gammas)), f"{np.mean(tops):.3f}"])
-    return ["left out", "global", *content["hospitals"], "gamma", "best gamma's score"], rows
+    return ["left out", *names, "gamma", "best gamma's score"], rows
 
 
 def page(content: dict[str, Any], job: str) -> str:
