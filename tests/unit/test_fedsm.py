@@ -14,7 +14,8 @@ from medpfl.core.mixers import Mean, Mixer, RoundInfo, ServerAdam, SoftPull
 from medpfl.job import Job
 from medpfl.methods.fedsm import FedSM
 from medpfl.methods.softpull import SoftPull as SoftPullMethod
-from medpfl.models.selector import Selector
+from medpfl.models.base import Architecture
+from medpfl.models.selector import Signature, SmallCnn
 from medpfl.rounds.simulate import simulate
 from tools import assert_same, exchange, outcome, pieces, run
 
@@ -49,7 +50,7 @@ def test_selector_equals_centralised_full_batch_adam(
     job = make_job(rounds=rounds, mixers=slots(), method=fedsm())
     coordinator, runners = pieces(job, table_sites, tmp_path)
     coordinator.take_init(exchange(runners, coordinator.init_messages()))
-    central = Selector((3,), 4)
+    central = Signature().build((3,), 4)
     start = coordinator.train_messages(1, ["anna"])["anna"].slots["selector"]
     central.load_state_dict({key.removeprefix("selector."): value.clone() for key, value in start.items()})
     adam = torch.optim.Adam(central.parameters(), lr=0.02)
@@ -125,9 +126,11 @@ def test_integer_weights_are_refused() -> None:
         ServerAdam().start({"n": torch.tensor(3)})
 
 
-def test_the_selector_is_small_and_sees_images_and_rows() -> None:
-    image = Selector((1, 48, 48), 4)
-    assert image(torch.zeros(2, 1, 48, 48)).shape == (2, 4)
+@pytest.mark.parametrize("kind", [Signature(), SmallCnn()])
+def test_the_selectors_are_small_and_see_images_and_series(kind: Architecture) -> None:
+    image, series = kind.build((1, 48, 48), 4), kind.build((6, 100), 4)
+    assert image(torch.rand(2, 1, 48, 48)).shape == image(torch.rand(2, 1, 57, 40)).shape == (2, 4)
+    assert series(torch.rand(3, 6, 100)).shape == (3, 4)
     assert sum(p.numel() for p in image.parameters()) * 4 < 200_000  # bytes
     assert not list(image.buffers())
-    assert Selector((13,), 3)(torch.zeros(5, 13)).shape == (5, 3)
+    assert kind != Signature() or kind.build((13,), 3)(torch.zeros(5, 13)).shape == (5, 3)

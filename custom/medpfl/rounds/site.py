@@ -93,6 +93,9 @@ class SiteRunner:
         self.home = self.root / _plain(header["job"])
         self.roster = tuple(header["roster"])
         self.seed: int = header["seed"]
+        if self.name not in self.roster:
+            raise ConfigError(f"{self.name} is not one of this job's hospitals: {', '.join(self.roster)}")
+        self._kept: dict[str, Any] = {}
         site_file = self._site_file()
         self.data = self.task.load(site_file)
         self.checkpoints = {name: site_file.checkpoint(name) for name in self.method.checkpoints()}
@@ -231,6 +234,7 @@ class SiteRunner:
             round_number,
             self._stopped,
             self.checkpoints,
+            self._kept,
         )
 
     def _look_at_mixed(self, round_number: int, header: dict[str, Any]) -> list[dict[str, Any]]:
