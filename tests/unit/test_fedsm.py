@@ -17,7 +17,7 @@ from medpfl.methods.softpull import SoftPull as SoftPullMethod
 from medpfl.models.base import Architecture
 from medpfl.models.selector import Signature, SmallCnn
 from medpfl.rounds.simulate import simulate
-from tools import assert_same, exchange, outcome, pieces, run
+from tools import assert_same, exchange, outcome, pieces, round_of, run
 
 Make = Callable[..., Job]
 
@@ -43,27 +43,31 @@ def test_global_is_fedavg_and_personal_is_softpull(
             assert torch.equal(tensor, alone["slots"][other][key.replace(f"::{slot}.", f"::{other}.")])
 
 
+@pytest.mark.parametrize("uniform", [False, True])
 def test_selector_equals_centralised_full_batch_adam(
-    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, uniform: bool
 ) -> None:
-    rounds = 12
-    job = make_job(rounds=rounds, mixers=slots(), method=fedsm())
+    rounds, steps = 4, 5
+    mixers = {**slots(), "selector": ServerAdam(lr=0.02, uniform=uniform)}
+    job = make_job(rounds=rounds, mixers=mixers, method=fedsm(selector_steps=steps))
     coordinator, runners = pieces(job, table_sites, tmp_path)
     coordinator.take_init(exchange(runners, coordinator.init_messages()))
     central = Signature().build((3,), 4)
     start = coordinator.train_messages(1, ["anna"])["anna"].slots["selector"]
     central.load_state_dict({key.removeprefix("selector."): value.clone() for key, value in start.items()})
     adam = torch.optim.Adam(central.parameters(), lr=0.02)
-    inputs = torch.cat([runners[site].data.splits["train"].inputs for site in coordinator.roster])
-    classes = torch.cat(
-        [torch.full((len(runners[s].data.splits["train"]),), i) for i, s in enumerate(coordinator.roster)]
+    parts = [runners[site].data.splits["train"].inputs[:] for site in coordinator.roster]
+    shares = torch.cat(
+        [torch.full((len(p),), 1 / (4 * len(p)) if uniform else 1 / sum(map(len, parts))) for p in parts]
     )
+    classes = torch.cat([torch.full((len(part),), index) for index, part in enumerate(parts)])
     for number in range(1, rounds + 1):
-        replies = exchange(runners, coordinator.train_messages(number, coordinator.joined))
-        coordinator.take_train(number, replies)
-        adam.zero_grad()
-        torch.nn.functional.cross_entropy(central(inputs), classes).backward()  # the mean over all hospitals' samples
-        adam.step()
+        round_of(coordinator, runners, number)
+        for _ in range(steps):
+            adam.zero_grad()
+            losses = torch.nn.functional.cross_entropy(central(torch.cat(parts)), classes, reduction="none")
+            (losses * shares).sum().backward()
+            adam.step()
     after = coordinator.train_messages(rounds + 1, ["anna"])["anna"].slots["selector"]
     for key, value in central.state_dict().items():
         torch.testing.assert_close(after[f"selector.{key}"], value, atol=2e-5, rtol=0)
@@ -85,12 +89,13 @@ def test_only_those_who_answer_move_the_selector(
     job = make_job(mixers=slots(), method=fedsm(), min_clients=1)
     coordinator, runners = pieces(job, table_sites, tmp_path)
     coordinator.take_init(exchange(runners, coordinator.init_messages()))
-    coordinator.take_train(1, exchange(runners, coordinator.train_messages(1, answering)))
+    round_of(coordinator, runners, 1, answering)
     messages = coordinator.train_messages(2, list(coordinator.roster))
     for message in messages.values():  # everybody, absent or not, gets the same new selector
         for key, tensor in message.slots["selector"].items():
             assert torch.equal(tensor, messages["anna"].slots["selector"][key]) and torch.isfinite(tensor).all()
-    coordinator.take_train(2, exchange(runners, messages))
+    round_of(coordinator, runners, 2)  # those who were away are back
+    assert coordinator.done == 2
 
 
 def test_one_hospital_alone(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:

@@ -119,6 +119,10 @@ class Method(ABC):
     refined: ClassVar[Sequence[str]] = ()
     """Slots that are exchanged again within a round, ``refinements`` times after its training."""
 
+    shown: ClassVar[Sequence[str]] = ()
+    """Slots of which every hospital is sent all hospitals' mixed models with the first of these exchanges. A hospital
+    then holds the others' models: say so in the method's documentation."""
+
     def refinements(self, round_number: int, rounds: int) -> int:
         """How many further exchanges of the ``refined`` slots follow the training of this round of ``rounds``."""
         return 0
@@ -175,6 +179,8 @@ class Site:
         self.last_loss = float("nan")
         self.outbox: dict[str, dict[str, Tensor]] = {}
         """Slot to what is sent instead of its weights (gradients, say), with the same entries and shapes."""
+        self.shown: dict[str, list[dict[str, Tensor]]] = {}
+        """Slot that the method wants to be ``shown`` to all hospitals' models in the roster's order; in ``refine``."""
 
     def training_batches(self, epochs: int | None = None, steps: int | None = None) -> Iterator[Batch]:
         """This round's batches: a function of (seed, site, round) alone, so every model of a round sees the same.

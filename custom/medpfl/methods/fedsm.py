@@ -97,6 +97,10 @@ class FedSM(Method):
                 with site.autocast():
                     loss = site.task.loss(site.models[name](batch.inputs), batch.targets)
                 site.step(name, loss)
+        self.train_selector(site)
+
+    def train_selector(self, site: Site) -> None:
+        """The selector's part in the exchange of all slots; after the local training."""
         if self.selector_training != "local_steps":
             self.refine(site, 0)
 

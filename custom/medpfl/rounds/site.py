@@ -31,6 +31,7 @@ from medpfl.rounds.messages import (
     load,
     number,
 )
+from medpfl.rounds.refining import take_shown
 from medpfl.sites.samples import SiteData
 from medpfl.sites.site_file import SiteFile
 from medpfl.tasks.base import Evaluation, Task
@@ -189,7 +190,7 @@ class SiteRunner:
             "seconds": round(time.monotonic() - started, 3),
         }
         if steps := self.method.refinements(current, header["rounds"]):
-            reply["refine"] = {"slots": list(self.method.refined), "steps": steps}
+            reply["refine"] = {"slots": list(self.method.refined), "shown": list(self.method.shown), "steps": steps}
         return Message(reply, slots)
 
     def _statistics(self, message: Message) -> Message:
@@ -206,13 +207,15 @@ class SiteRunner:
     def _refine(self, message: Message) -> Message:
         """One further exchange of some slots within a round that this hospital has trained in."""
         header = message.header
-        load(self.models, message.slots)
+        own = {slot: state for slot, state in message.slots.items() if slot in self.slots}
+        load(self.models, own)
         current, step = header["round"], header["step"]
         torch.manual_seed(derive_seed(self.seed, self.name, current, type(self.method).__name__, step))
         site = self._site(self.method, current)
+        site.shown = site.keep(f"shown in round {current}", lambda: take_shown(message.slots, self.roster))
         self.method.refine(site, step)
         sent = {slot: {k: copy_out(t) for k, t in state.items()} for slot, state in site.outbox.items()}
-        return Message({"step": step}, {**gather(self.models, self.slots, list(message.slots)), **sent})
+        return Message({"step": step}, {**gather(self.models, self.slots, own), **sent})
 
     def _validate(self, message: Message) -> Message:
         """After the last round: look at its mixed models too, so that the last round can be the best."""

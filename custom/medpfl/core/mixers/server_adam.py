@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from medpfl.core.adam import adam_step
@@ -25,6 +26,8 @@ _STEP = "step"
 @dataclass(frozen=True)
 class ServerAdam(Mixer):
     """The slot's hospitals send gradients, entry by entry, and receive weights. There is no mixing matrix.
+
+    Steps are counted from the first gradient that is not zero: a slot whose training begins later starts then.
 
     Args:
         lr: Adam's step size, > 0.
@@ -67,6 +70,13 @@ class ServerAdam(Mixer):
         counts = np.ones(len(info.roster)) if self.uniform else info.sizes
         shares = np.where(np.asarray(info.present), counts, 0.0)
         shares = shares / shares.sum()
+        sent = [state for share, state in zip(shares, states, strict=True) if share]
+        if self._state[_STEP] or any(gradient.any() for state in sent for gradient in state.values()):
+            self._step(states, shares)
+        new = {key: self._state[f"w/{key}"] for key in states[0]}
+        return [{key: weight.clone() for key, weight in new.items()} for _ in states], None
+
+    def _step(self, states: Sequence[State], shares: NDArray[np.float64]) -> None:
         self._state[_STEP] += 1
         step = float(self._state[_STEP])
         for key in states[0]:
@@ -76,8 +86,6 @@ class ServerAdam(Mixer):
                     gradient.add_(state[key].double(), alpha=share)
             weight, moments = self._state[f"w/{key}"], (self._state[f"m/{key}"], self._state[f"v/{key}"])
             adam_step(weight, gradient, *moments, step, self.lr, self.beta1, self.beta2)
-        new = {key: self._state[f"w/{key}"] for key in states[0]}
-        return [{key: weight.clone() for key, weight in new.items()} for _ in states], None
 
     def state(self) -> dict[str, Tensor]:
         return dict(self._state)
