@@ -107,6 +107,15 @@ def exchange(runners: dict[str, SiteRunner], messages: dict[str, Message]) -> di
     return {site: runners[site].handle(m.header["task"], m) for site, m in messages.items()}
 
 
+def round_of(
+    coordinator: Coordinator, runners: dict[str, SiteRunner], number: int, sites: list[str] | None = None
+) -> None:
+    """One whole round with these hospitals (all that joined), its further exchanges included."""
+    coordinator.take_train(number, exchange(runners, coordinator.train_messages(number, sites or coordinator.joined)))
+    while messages := coordinator.refine_messages():
+        coordinator.take_refined(exchange(runners, messages))
+
+
 def write_job(job: Job, folder: Path) -> Path:
     """The job folder that ``load_job`` reads back as ``job``."""
     settings = {key: value for key, value in vars(job.settings).items()}

@@ -32,6 +32,17 @@ class Job:
     method: Method
     task: Task
 
+    def __post_init__(self) -> None:
+        """Refuse a component that takes gradients where the method sends weights, or the other way round."""
+        usual = self.method.components()
+        for slot, mixer in self.mixers.items():
+            sent = usual[slot].takes if slot in usual else "weights"
+            if mixer.takes != sent:
+                raise ConfigError(
+                    f"component '{slot}': {type(mixer).__name__} takes {mixer.takes}, but {type(self.method).__name__} "
+                    f"as it is configured sends {sent}"
+                )
+
 
 @dataclass(frozen=True)
 class EvaluationJob:

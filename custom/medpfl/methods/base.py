@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,8 @@ from medpfl.core.mixers import Mixer
 from medpfl.core.seeding import derive_seed
 from medpfl.sites.samples import Samples, SiteData
 from medpfl.tasks.base import Task
+
+Kept = TypeVar("Kept")
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,10 @@ class Method(ABC):
     refined: ClassVar[Sequence[str]] = ()
     """Slots that are exchanged again within a round, ``refinements`` times after its training."""
 
+    shown: ClassVar[Sequence[str]] = ()
+    """Slots of which every hospital is sent all hospitals' mixed models with the first of these exchanges. A hospital
+    then holds the others' models: say so in the method's documentation."""
+
     def refinements(self, round_number: int, rounds: int) -> int:
         """How many further exchanges of the ``refined`` slots follow the training of this round of ``rounds``."""
         return 0
@@ -161,6 +167,7 @@ class Site:
         round_number: int,
         stopped: Callable[[], bool],
         checkpoints: Mapping[str, Mapping[str, Tensor]],
+        kept: dict[str, Any] | None = None,
     ):
         self.method, self.task, self.data, self.models, self.device = method, task, data, models, device
         self.roster, self.name, self.index = roster, name, roster.index(name)
@@ -168,9 +175,12 @@ class Site:
         self._seed, self._optimizers, self._stopped = seed, optimizers, stopped
         self.checkpoints = checkpoints
         """Name to tensors, of the checkpoints that the method uses; the same at every hospital."""
+        self._kept = {} if kept is None else kept
         self.last_loss = float("nan")
         self.outbox: dict[str, dict[str, Tensor]] = {}
         """Slot to what is sent instead of its weights (gradients, say), with the same entries and shapes."""
+        self.shown: dict[str, list[dict[str, Tensor]]] = {}
+        """Slot that the method wants to be ``shown`` to all hospitals' models in the roster's order; in ``refine``."""
 
     def training_batches(self, epochs: int | None = None, steps: int | None = None) -> Iterator[Batch]:
         """This round's batches: a function of (seed, site, round) alone, so every model of a round sees the same.
@@ -210,6 +220,19 @@ class Site:
             if self._stopped():
                 raise Stopped(f"the job was aborted before round {self.round}")
             yield samples.inputs[start : start + size].to(self.device)
+
+    def keep(self, name: str, make: Callable[[], Kept]) -> Kept:
+        """What ``make`` returned the first time in this process: for what is computed of the data once."""
+        if name not in self._kept:
+            self._kept[name] = make()
+        kept: Kept = self._kept[name]
+        return kept
+
+    def chosen(self, purpose: str, most: int) -> Tensor:
+        """Indices, ascending, of at most ``most`` training samples; the same whenever the seed is."""
+        count = len(self.data.splits["train"])
+        generator = torch.Generator().manual_seed(derive_seed(self._seed, self.name, purpose))
+        return torch.randperm(count, generator=generator)[:most].sort().values
 
     def common_draw(self, purpose: str) -> float:
         """A number in [0, 1) that is the same at every hospital: a function of the seed, the round and ``purpose``."""

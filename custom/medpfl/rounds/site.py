@@ -32,6 +32,7 @@ from medpfl.rounds.messages import (
     number,
 )
 from medpfl.rounds.private import PRIVATE, restore_private, save_private
+from medpfl.rounds.refining import take_shown
 from medpfl.sites.samples import SiteData
 from medpfl.sites.site_file import SiteFile
 from medpfl.tasks.base import Evaluation, Task
@@ -94,6 +95,9 @@ class SiteRunner:
         self.home = self.root / _plain(header["job"])
         self.roster = tuple(header["roster"])
         self.seed: int = header["seed"]
+        if self.name not in self.roster:
+            raise ConfigError(f"{self.name} is not one of this job's hospitals: {', '.join(self.roster)}")
+        self._kept: dict[str, Any] = {}
         site_file = self._site_file()
         self.data = self.task.load(site_file)
         self.checkpoints = {name: site_file.checkpoint(name) for name in self.method.checkpoints()}
@@ -128,12 +132,9 @@ class SiteRunner:
         """What rebuilds the networks from the slots that the server keeps; nothing in it was fitted on the data."""
         known = self.data.preparation if self.data.preparation.get("kind") == "images" else {}
         shape = list(self.data.splits["train"].inputs.shape[1:])
-        return {
-            "method": spec_of(self.method),
-            "task": spec_of(self.task),
-            "input_shape": shape,
-            "preparation": {key: known[key] for key in ("kind", "channels") if key in known},
-        }
+        method, task = self._config
+        kept = {key: known[key] for key in ("kind", "channels") if key in known}
+        return {"method": method, "task": task, "input_shape": shape, "preparation": kept}
 
     def _build(self) -> None:
         """All networks with the job's initial weights."""
@@ -199,7 +200,7 @@ class SiteRunner:
             "seconds": round(time.monotonic() - started, 3),
         }
         if steps := self.method.refinements(current, header["rounds"]):
-            reply["refine"] = {"slots": list(self.method.refined), "steps": steps}
+            reply["refine"] = {"slots": list(self.method.refined), "shown": list(self.method.shown), "steps": steps}
         return Message(reply, slots)
 
     def _statistics(self, message: Message) -> Message:
@@ -216,13 +217,15 @@ class SiteRunner:
     def _refine(self, message: Message) -> Message:
         """One further exchange of some slots within a round that this hospital has trained in."""
         header = message.header
-        load(self.models, message.slots)
+        own = {slot: state for slot, state in message.slots.items() if slot in self.slots}
+        load(self.models, own)
         current, step = header["round"], header["step"]
         torch.manual_seed(derive_seed(self.seed, self.name, current, type(self.method).__name__, step))
         site = self._site(self.method, current)
+        site.shown = site.keep(f"shown in round {current}", lambda: take_shown(message.slots, self.roster))
         self.method.refine(site, step)
         sent = {slot: {k: copy_out(t) for k, t in state.items()} for slot, state in site.outbox.items()}
-        return Message({"step": step}, {**gather(self.models, self.slots, list(message.slots)), **sent})
+        return Message({"step": step}, {**gather(self.models, self.slots, own), **sent})
 
     def _validate(self, message: Message) -> Message:
         """After the last round: look at its mixed models too, so that the last round can be the best."""
@@ -244,6 +247,7 @@ class SiteRunner:
             round_number,
             self._stopped,
             self.checkpoints,
+            self._kept,
         )
 
     def _look_at_mixed(self, round_number: int, header: dict[str, Any]) -> list[dict[str, Any]]:
