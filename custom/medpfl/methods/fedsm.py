@@ -82,8 +82,8 @@ class FedSM(Method):
         selector = ServerAdam() if self.selector_training == "server_adam" else Mean()
         return {"personal": SoftPull(), "selector": selector}
 
-    def new_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        optimizer = super().new_optimizer(model)
+    def new_optimizer(self, model: nn.Module, name: str) -> torch.optim.Optimizer:
+        optimizer = super().new_optimizer(model, name)
         if isinstance(model, Selector):
             optimizer.param_groups[0]["lr"] = self.selector_lr
         return optimizer
