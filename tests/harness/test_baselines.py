@@ -24,7 +24,7 @@ CASES: list[tuple[Method, dict[str, Mixer]]] = [
     (Scaffold(lr=0.05, batch_size=8, optimizer="sgd"), {"model": Mean(), "control": ControlVariates()}),
     (Ditto(lr=0.05, batch_size=8), {"global": Mean()}),
     (IFCA(lr=0.05, batch_size=8), {"cluster0": ClusterMean(), "cluster1": ClusterMean()}),
-    (L2GD(lr=0.05, batch_size=8, optimizer="sgd"), {"mixed": SoftPull(lam=0.5)}),
+    (L2GD(lr=0.05, batch_size=8, optimizer="sgd", p=0.2), {"mixed": SoftPull(lam=0.5)}),
 ]
 
 
@@ -33,7 +33,7 @@ def test_over_flare_equals_simulate(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, method: Method, mixers: dict[str, Mixer]
 ) -> None:
     def job() -> Job:
-        return make_job(rounds=2, method=method, mixers=mixers, task=normed())
+        return make_job(rounds=2, method=method, mixers=mixers, task=normed(), seed=1)  # L2GD: round 2 is one of heads
 
     harness = Harness(job(), table_sites, tmp_path / "flare").run()
     assert harness.engine.panic is None

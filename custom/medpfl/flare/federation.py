@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -128,6 +128,28 @@ class LocalFederation(ABC):
             return self.session.get_job_status(job_id) or ""
         except JobNotFound:
             return ""
+
+    def follow(self, job_id: str, name: str, timeout: float, tick: Callable[[], None] = lambda: None) -> None:
+        """Wait for a job's end.
+
+        Args:
+            name: the job's, for messages.
+            timeout: seconds until it is aborted.
+            tick: called about twice a second.
+
+        Raises:
+            MedPFLError: the job failed (with the log lines that say why) or took too long.
+        """
+        deadline = time.monotonic() + timeout
+        while not (status := self.status(job_id)).startswith("FINISHED:"):
+            tick()
+            if time.monotonic() > deadline:
+                self.session.abort_job(job_id)
+                raise MedPFLError(f"{name} did not finish within {timeout:g} seconds and was aborted")
+            time.sleep(0.5)
+        tick()
+        if status != "FINISHED:COMPLETED":
+            raise MedPFLError("\n  ".join([f"{name} failed ({status}):", *self.decisive_lines(job_id)]))
 
     def run_folder(self, site: str, job_id: str) -> Path:
         """Where FLARE runs a job at a site (or at "server")."""
