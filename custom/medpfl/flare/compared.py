@@ -7,12 +7,12 @@ of a run in process. All hospitals are on this machine, so tables that need ever
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from medpfl.compare.plan import Plan, Run, job_of, rebuild
 from medpfl.compare.runner import finished, locked, part_of, work_on
+from medpfl.component import class_paths
 from medpfl.core.errors import MedPFLError
 from medpfl.flare.allow import component_classes
 from medpfl.flare.federation import LocalFederation
@@ -38,13 +38,25 @@ def do_runs_over_flare(
     Raises:
         MedPFLError: the federation did not start, the folder cannot be written, or another comparison is using it.
     """
-    unique = {run.digest: run for run in plan.runs if not finished(results, run)}
-    failures: dict[str, str] = {}
-    if not unique:
-        return failures
+    if all(finished(results, run) for run in plan.runs):
+        return {}
     folder = next(iter(plan.site_files.values())).parent
-    with locked(results), Federation(folder, list(plan.site_files), classes=foreign_classes(plan)) as federation:
-        for run in unique.values():
+    with Federation(folder, list(plan.site_files), classes=foreign_classes(plan)) as federation:
+        return do_runs_on(federation, plan, results, timeout, tell, tick)
+
+
+def do_runs_on(
+    federation: LocalFederation,
+    plan: Plan,
+    results: Path,
+    timeout: float,
+    tell: Callable[[Run, str | None], None],
+    tick: Callable[[int], None],
+) -> dict[str, str]:
+    """The same on a federation that is up, which allows the plan's classes."""
+    failures: dict[str, str] = {}
+    with locked(results):
+        for run in {run.digest: run for run in plan.runs if not finished(results, run)}.values():
             reason = _one(run, plan, results, timeout, federation, tick)
             if reason:
                 failures[run.digest] = reason
@@ -55,15 +67,8 @@ def do_runs_over_flare(
 
 def foreign_classes(plan: Plan) -> list[str]:
     """What sites must allow beyond this package's own components."""
-    named = {path for run in plan.runs for path in _paths([run.order[key] for key in ("task", "method", "slots")])}
+    named = {path for run in plan.runs for path in class_paths([run.order[key] for key in ("task", "method", "slots")])}
     return sorted(named - set(component_classes()))
-
-
-def _paths(spec: Any) -> Iterator[str]:
-    if isinstance(spec, dict) and isinstance(spec.get("path"), str):
-        yield spec["path"]
-    for inner in spec.values() if isinstance(spec, dict) else spec if isinstance(spec, list) else ():
-        yield from _paths(inner)
 
 
 def _one(

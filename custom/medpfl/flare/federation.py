@@ -155,6 +155,17 @@ class LocalFederation(ABC):
         """Where FLARE runs a job at a site (or at "server")."""
         return self.kit(site) / job_id
 
+    def job_processes(self, job_id: str) -> dict[str, list[int]]:
+        """The processes that run a job now: "server" or hospital to their ids."""
+        found: dict[str, list[int]] = {}
+        for process in self._members():
+            with contextlib.suppress(psutil.Error):
+                command = " ".join(process.cmdline())
+                for name in ("server", *self.sites):
+                    if job_id in command and f"{self.kit(name)}" in command:
+                        found.setdefault(name, []).append(process.pid)
+        return found
+
     def models(self, site: str, job_name: str) -> Path:
         """The folder of the models that a job left at a hospital."""
         return self.kit(site) / "medpfl" / job_name / "models"
