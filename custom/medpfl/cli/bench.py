@@ -51,8 +51,8 @@ def bench_rounds(
 @app.command("pfllib")
 def bench_pfllib(
     pfllib: Annotated[Path, typer.Option(help="Checkout of github.com/TsingZ0/PFLlib; it needs h5py installed.")],
-    rounds: Annotated[int, typer.Option(help="Rounds of a run; the first is not counted.")] = 5,
-    repeats: Annotated[int, typer.Option(help="Turns; medians are reported.")] = 5,
+    rounds: Annotated[int, typer.Option(help="Rounds of a run; the first is not counted.")] = 7,
+    repeats: Annotated[int, typer.Option(help="How often the arms start anew; medians are reported.")] = 3,
     out: OutOption = None,
 ) -> None:
     """FedAvg and Ditto in process: this package's engine beside PFLlib's own code and the bare loop."""
