@@ -14,6 +14,7 @@ import medpfl
 from medpfl.core.errors import ConfigError, DataError
 from medpfl.demo.heart import ENVIRONMENT_VARIABLE as HEART_DATA
 from medpfl.demo.heart import write_heart
+from medpfl.demo.patterns import KINDS, write_patterns
 from medpfl.demo.phantom import write_phantoms
 from medpfl.demo.skin import ENVIRONMENT_VARIABLE as SKIN_DATA
 from medpfl.demo.skin import write_skin
@@ -23,6 +24,7 @@ DEMOS: dict[str, Callable[[Path], list[str]]] = {
     "heart": write_heart,
     "skin": write_skin,
     "skin_hospitals": partial(write_skin, sites="hospitals"),
+    **{f"patterns_{kind}": partial(write_patterns, kind=kind) for kind in KINDS},
 }
 """Name of a demo to the function that writes its site files (and data) into a folder and returns the hospitals."""
 _DATA = {"heart": HEART_DATA, "skin": SKIN_DATA, "skin_hospitals": SKIN_DATA}
