@@ -53,7 +53,10 @@ def write_patterns(folder: Path, kind: str = "none", seed: int = 0) -> list[str]
         for split, count in _counts(kind, index).items():
             rng = np.random.default_rng(derive_seed(seed, site, split))
             patterns = rng.choice(CLASSES, count, p=_shares(kind, index))
-            arrays[f"{split}_images"] = np.stack([_image(rng, templates[one], kind, index) for one in patterns])
+            images = np.stack([_image(rng, templates[one]) for one in patterns])
+            if kind == "feature_shift":
+                images = _scanned(images, index, rng)
+            arrays[f"{split}_images"] = np.clip(np.round(128 + 32 * images), 0, 255).astype(np.uint8)
             arrays[f"{split}_labels"] = _named(kind, index, patterns).astype(np.uint8)[:, None]
         np.savez(folder / f"{site}.npz", **arrays)
         dataset = {
@@ -102,18 +105,16 @@ def _smooth(rng: np.random.Generator, waves: int) -> NDArray[np.float64]:
     return field / spread if spread > 1e-6 else _smooth(rng, waves)
 
 
-def _image(rng: np.random.Generator, template: NDArray[np.float64], kind: str, index: int) -> NDArray[np.uint8]:
+def _image(rng: np.random.Generator, template: NDArray[np.float64]) -> NDArray[np.float64]:
     shift = tuple(rng.integers(-2, 3, 2).tolist())
     image = rng.uniform(0.5, 1.0) * np.roll(template, shift, axis=(0, 1)) + 0.8 * _smooth(rng, 3)
-    image += rng.normal(0, 0.8, image.shape)
-    if kind == "feature_shift":
-        contrast, brightness, blurs, noise = _SCANNERS[index]
-        for _ in range(blurs):
-            image = _blurred(image)
-        image = contrast * image + brightness + rng.normal(0, 1, image.shape) * noise
-    return np.clip(np.round(128 + 32 * image), 0, 255).astype(np.uint8)
+    return np.asarray(image + rng.normal(0, 0.8, image.shape))
 
 
-def _blurred(image: NDArray[np.float64]) -> NDArray[np.float64]:
-    shifted = [np.roll(image, (dy, dx), axis=(0, 1)) for dy in (-1, 0, 1) for dx in (-1, 0, 1)]
-    return np.asarray(np.mean(shifted, axis=0))
+def _scanned(images: NDArray[np.float64], index: int, rng: np.random.Generator) -> NDArray[np.float64]:
+    """What a hospital's scanner makes of images, N x H x W."""
+    contrast, brightness, blurs, noise = _SCANNERS[index]
+    for _ in range(blurs):
+        shifted = [np.roll(images, (dy, dx), axis=(1, 2)) for dy in (-1, 0, 1) for dx in (-1, 0, 1)]
+        images = np.mean(shifted, axis=0)
+    return contrast * images + brightness + noise * rng.normal(size=images.shape)
