@@ -12,7 +12,9 @@ import yaml
 
 from conftest import write_table_sites
 from medpfl.compare.collect import check_initial_weights
-from medpfl.compare.plan import Comparison, check_equal_work, load_comparison, make_plan
+from medpfl.compare.entries import check_equal_work
+from medpfl.compare.file import Comparison, load_comparison
+from medpfl.compare.plan import make_plan
 from medpfl.compare.statistics import paired_gain, smallest_p
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Identity, Mean, ServerAdam, SoftPull
@@ -54,7 +56,7 @@ def plan_of(folder: Path, **changes: Any) -> Any:
         ({"name": "../up"}, "'name': string should match pattern"),
         ({"target": float("nan")}, "'target' must be a finite score"),
         ({"demo": "liver"}, "'demo' must be phantom, heart, skin, skin_hospitals; got 'liver'"),
-        ({"methods": {"FedAvg": SOFT_PULL}}, "'FedAvg' is in every comparison already"),
+        ({"methods": {"FedAvg": SOFT_PULL}}, "'FedAvg' is taken: it is in every comparison already"),
         ({"methods": {"Soft": {**SOFT_PULL, "args": {"steps": 9}}}}, "methods.Soft.args may not set 'steps'"),
         ({"methods": {"Soft": {**SOFT_PULL, "kwargs": {}}}}, "unknown key 'methods.Soft.kwargs'"),
         ({"methods": {"Soft": {}}}, "'methods.Soft.path' is missing"),

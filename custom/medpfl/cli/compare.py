@@ -4,13 +4,17 @@
 import os
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from medpfl.core.errors import ConfigError, MedPFLError
+
+if TYPE_CHECKING:
+    from medpfl.compare.plan import Plan
+    from medpfl.compare.runs import Run
 
 
 def compare(
@@ -19,15 +23,15 @@ def compare(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Default: results/compare-<name>.")] = None,
     jobs: Annotated[int, typer.Option(help="Runs at a time, one torch thread each.")] = os.cpu_count() or 1,
 ) -> None:
-    """Compare methods over seeds on the same hospitals: leaderboard, gains over local training, and a report.
+    """Compare methods over seeds (and splits) on the same hospitals: leaderboard, gains over local training, a report.
 
     Finished runs are kept and not repeated. Exit code 1: a run failed; the others are in the report."""
     from medpfl.bundle import DEMOS
     from medpfl.compare.collect import collect
     from medpfl.compare.console import markdown, print_comparison
-    from medpfl.compare.plan import Run, load_comparison, make_plan
+    from medpfl.compare.file import load_comparison
+    from medpfl.compare.plan import decide, make_plan
     from medpfl.compare.report import write_report
-    from medpfl.compare.runner import do_runs, finished
     from medpfl.evaluate.models import write_text
 
     console = Console()
@@ -45,29 +49,44 @@ def compare(
             raise MedPFLError(f"--sites: {sites} is not a folder")
         with console.status("reading the data"):
             plan = make_plan(loaded, {path.stem: path for path in sorted(sites.glob("*.yaml"))})
-        kept = sum(finished(results, run) for run in plan.runs)
-        if kept:
-            console.print(f"{kept} of {len(plan.runs)} runs are done already and kept in {results}", soft_wrap=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=console) as progress:
-            total = len(plan.runs) * loaded.rounds
-            bar = progress.add_task(f"{kept}/{len(plan.runs)} runs", total=total, completed=kept * loaded.rounds)
+        failures: dict[str, str] = {}
+        if plan.searches:
+            searching = [run for search in plan.searches for runs in search.runs for run in runs]
+            failures.update(_do(searching, "searching runs", plan, results, jobs, console))
+            plan = decide(plan, results)
+        failures.update(_do(plan.runs, "runs", plan, results, jobs, console))
+        content = collect(plan, results, failures)
+        examples = None
+        if loaded.examples:
+            from medpfl.compare.examples import examples_of
 
-            def advance(rounds: int) -> None:
-                done = sum(finished(results, run) for run in plan.runs)
-                text = f"{done}/{len(plan.runs)} runs"
-                progress.update(bar, completed=done * loaded.rounds + rounds, description=text)
-
-            def tell(run: Run, reason: str | None) -> None:
-                if reason:
-                    progress.console.print(
-                        f"{run.name}, seed {run.seed} failed: {reason}", markup=False, highlight=False, soft_wrap=True
-                    )
-
-            failures = do_runs(plan, results, jobs, tell, advance)
-    content = collect(plan, results, failures)
-    write_report(content, results)
+            examples = examples_of(plan, content, results)
+    write_report(content, results, examples)
     write_text(results / "results.md", markdown(content))
     print_comparison(content, results, console)
     if content["failures"]:
         raise typer.Exit(1)
+
+
+def _do(runs: "list[Run]", what: str, plan: "Plan", results: Path, jobs: int, console: Console) -> dict[str, str]:
+    """Do what is not done yet, with its progress shown; returns why runs failed, by digest."""
+    from medpfl.compare.runner import do_runs, finished
+
+    rounds = plan.file.rounds
+    kept = sum(finished(results, run) for run in runs)
+    if kept:
+        console.print(f"{kept} of {len(runs)} {what} are done already and kept in {results}", soft_wrap=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task(f"{kept}/{len(runs)} {what}", total=len(runs) * rounds, completed=kept * rounds)
+
+        def advance(rounds_of_open_runs: int) -> None:
+            done = sum(finished(results, run) for run in runs)
+            text = f"{done}/{len(runs)} {what}"
+            progress.update(bar, completed=done * rounds + rounds_of_open_runs, description=text)
+
+        def tell(run: "Run", reason: str | None) -> None:
+            if reason:
+                progress.console.print(f"{run.title} failed: {reason}", markup=False, highlight=False, soft_wrap=True)
+
+        return do_runs(runs, plan.site_files, results, jobs, tell, advance)

@@ -7,23 +7,29 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-from medpfl.compare.plan import Plan, Run
+from medpfl.compare.runs import Run
 from medpfl.compare.worker import FAILURE, ORDER, PROGRESS, RESULT
 from medpfl.core.errors import MedPFLError
 from medpfl.evaluate.models import write_text
 
 
 def do_runs(
-    plan: Plan, results: Path, jobs: int, tell: Callable[[Run, str | None], None], tick: Callable[[int], None]
+    runs: Sequence[Run],
+    site_files: Mapping[str, Path],
+    results: Path,
+    jobs: int,
+    tell: Callable[[Run, str | None], None],
+    tick: Callable[[int], None],
 ) -> dict[str, str]:
     """Do what is not done yet.
 
     Args:
+        runs: those wanted; ``site_files``: of all hospitals.
         results: the comparison's folder; runs are kept under ``runs/<digest>/``.
         jobs: how many at a time, >= 1.
         tell: called with each run that ends and, where it failed, why.
@@ -35,14 +41,14 @@ def do_runs(
     Raises:
         MedPFLError: the folder cannot be written, or another comparison is using it.
     """
-    open_runs = [run for run in plan.runs if not finished(results, run)]
+    open_runs = [run for run in runs if not finished(results, run)]
     failures: dict[str, str] = {}
     processes: dict[str, subprocess.Popen[str]] = {}
     with _locked(results), ThreadPoolExecutor(jobs) as pool:
         # Two entries that compute the same share one run.
         unique = {run.digest: run for run in open_runs}
         waiting: dict[Future[str | None], Run] = {
-            pool.submit(_one, run, plan, results, processes): run for run in unique.values()
+            pool.submit(_one, run, site_files, results, processes): run for run in unique.values()
         }
         try:
             while waiting:
@@ -81,10 +87,12 @@ def read_run(results: Path, run: Run) -> dict[str, Any]:
     return found
 
 
-def _one(run: Run, plan: Plan, results: Path, processes: dict[str, subprocess.Popen[str]]) -> str | None:
+def _one(
+    run: Run, site_files: Mapping[str, Path], results: Path, processes: dict[str, subprocess.Popen[str]]
+) -> str | None:
     """Run the worker; returns why it failed, or None."""
     part = results / "runs" / f"{run.digest}.part"
-    order = {**run.order, "site_files": {site: str(path.resolve()) for site, path in plan.site_files.items()}}
+    order = {**run.order, "site_files": {site: str(path.resolve()) for site, path in site_files.items()}}
     write_text(part / ORDER, json.dumps(order, indent=1))
     (part / FAILURE).unlink(missing_ok=True)
     # One thread each; the same search path, so that a method found here is found there.
