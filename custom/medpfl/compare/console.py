@@ -200,7 +200,7 @@ def budget_text(content: dict[str, Any]) -> str:
         return "Tuning budget: none; nothing was searched, arguments are as written in the comparison file."
     each = " on each split" if len(content["splits"]) > 1 else ""
     return (
-        f"Tuning budget: {tuning['budget']} candidates for every method{each}, references included, judged by the mean "
-        f"validation score of their best round with the seeds {', '.join(map(str, tuning['seeds']))}. These take no part "
+        f"Tuning budget: {tuning['budget']} candidates for every method{each}, references included, by the mean "
+        f"validation score of their best round; seeds {', '.join(map(str, tuning['seeds']))}, which take no part "
         "in the results, and no test set was read."
     )

@@ -22,6 +22,11 @@ PAGES = {"medpfl.evaluate.report", "medpfl.evaluate.card"}
 
 def source_digest(roots: Iterable[str]) -> str:
     """One digest over the code of ``roots`` (module names) and of all that they import."""
+    return digest_of(sources_of(roots))
+
+
+def sources_of(roots: Iterable[str]) -> dict[str, str]:
+    """Module to the digest of its code."""
     waiting, found = set(roots), dict[str, str]()
     packages = {"medpfl", *(name.partition(".")[0] for name in waiting)}
     while waiting:
@@ -29,7 +34,7 @@ def source_digest(roots: Iterable[str]) -> str:
         if name not in found and name not in PAGES:
             found[name], imported = _module(name)
             waiting |= {_defining(*pair) for pair in imported if pair[0].partition(".")[0] in packages}
-    return digest_of(found)
+    return found
 
 
 @functools.cache
