@@ -56,6 +56,8 @@ def plan_of(folder: Path, **changes: Any) -> Any:
         ({"name": "../up"}, "'name': string should match pattern"),
         ({"target": float("nan")}, "'target' must be a finite score"),
         ({"demo": "liver"}, "'demo' must be phantom, heart, skin, skin_hospitals; got 'liver'"),
+        ({"methods": {"Pooled": SOFT_PULL}}, "'Pooled' is taken: 'pooled: true' adds it"),
+        ({"pooled": "yes"}, "'pooled': input should be a valid boolean, got 'yes'"),
         ({"methods": {"FedAvg": SOFT_PULL}}, "'FedAvg' is taken: it is in every comparison already"),
         ({"methods": {"Soft": {**SOFT_PULL, "args": {"steps": 9}}}}, "methods.Soft.args may not set 'steps'"),
         ({"methods": {"Soft": {**SOFT_PULL, "kwargs": {}}}}, "unknown key 'methods.Soft.kwargs'"),
@@ -100,6 +102,22 @@ def test_a_file_that_is_no_mapping_gets_one_sentence(tmp_path: Path, text: str, 
         (
             {**SOFT_PULL, "slots": {"model": {"path": "medpfl.core.mixers.SoftPull", "args": {"lam": 0.1}}}},
             "SoftPull's lam must be in",
+        ),
+        (
+            {"path": "medpfl.methods.fedamp.FedAMP"},
+            "methods.Soft: FedAMP has no default for slot 'anchor': name AttentiveMessages with its alpha and sigma; "
+            "write it in the comparison file as methods.Soft.slots.anchor: {path: ..., args: ...}",
+        ),
+        (
+            {"path": "medpfl.methods.l2gd.L2GD", "args": {"optimizer": "sgd"}},
+            "in the comparison file as methods.Soft.slots.mixed: {path: ..., args: ...}",
+        ),
+        (
+            {
+                "path": "medpfl.methods.fedamp.FedAMP",
+                "slots": {"anchor": {"path": "medpfl.core.mixers.AttentiveMessages", "args": {"alpha": 9, "sigma": 1}}},
+            },
+            "methods.Soft.slots.anchor: AttentiveMessages' alpha must be at most sigma / (K - 1)",
         ),
         ({"path": "bounded_fedavg.OtherStart"}, "unfair: Soft starts its network 'model' from other initial weights"),
     ],

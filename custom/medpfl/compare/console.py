@@ -114,7 +114,7 @@ def cost(content: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
             cells = [rounds, bytes_text(reach["bytes_per_hospital"]), seconds]
         sent, received = (bytes_text(row["bytes"][way]) for way in ("from_site", "to_site"))
         lines.append([row["name"], sent, received, f"{row['seconds']['mean']:.3f}", *cells])
-    head = ["bytes up, a round", "bytes down", "seconds, a round", "rounds to target", "bytes to target", "s to target"]
+    head = ["up, a round", "down, a round", "s, a round", "rounds to target", "bytes to target", "s to target"]
     return ["method", *head], lines
 
 

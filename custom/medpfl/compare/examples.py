@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from medpfl.compare.collect import in_order
 from medpfl.compare.console import ranked
 from medpfl.compare.data import reader
-from medpfl.compare.file import FEDAVG, FINE_TUNED, LOCAL
+from medpfl.compare.file import FEDAVG, FINE_TUNED, LOCAL, POOLED
 from medpfl.compare.plan import Plan
 from medpfl.compare.runner import finished, read_run
 from medpfl.compare.runs import Run
@@ -64,9 +64,9 @@ def examples_of(plan: Plan, content: dict[str, Any], results: Path) -> list[dict
 
 
 def _wanted(content: dict[str, Any]) -> list[str]:
-    """Local, FedAvg, and the best of the others on the leaderboard."""
+    """Local, FedAvg, and the best of the file's methods on the leaderboard."""
     names = [row["name"] for row in ranked(content)]
-    best = next((name for name in names if name not in (LOCAL, FEDAVG, FINE_TUNED)), FINE_TUNED)
+    best = next((name for name in names if name not in (LOCAL, FEDAVG, FINE_TUNED, POOLED)), FINE_TUNED)
     return in_order(name for name in (LOCAL, FEDAVG, best) if name in names)
 
 

@@ -52,10 +52,14 @@ def _module(name: str) -> tuple[str, frozenset[tuple[str, str]]]:
             relative = "." * node.level + (node.module or "")
             module = importlib.util.resolve_name(relative, spec.parent) if node.level else relative
             imported |= {(module, alias.name) for alias in node.names}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            node.value.value = None  # a docstring
-    return digest_of(ast.unparse(tree)), frozenset(imported)
+    return digest_of(ast.unparse(_NoDocstrings().visit(tree))), frozenset(imported)
+
+
+class _NoDocstrings(ast.NodeTransformer):
+    """Drops statements that are a constant; the tree is for reading, not for running."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:  # noqa: N802 (the name is ast's)
+        return None if isinstance(node.value, ast.Constant) else node
 
 
 @functools.cache
