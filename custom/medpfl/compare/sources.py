@@ -58,7 +58,7 @@ def _module(name: str) -> tuple[str, frozenset[tuple[str, str]]]:
 class _NoDocstrings(ast.NodeTransformer):
     """Drops statements that are a constant; the tree is for reading, not for running."""
 
-    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:  # noqa: N802 (the name is ast's)
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
         return None if isinstance(node.value, ast.Constant) else node
 
 
