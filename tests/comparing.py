@@ -11,9 +11,9 @@ import yaml
 from medpfl.compare.collect import collect
 from medpfl.compare.file import load_comparison
 from medpfl.compare.plan import Plan, decide, make_plan
-from medpfl.compare.runner import finished
+from medpfl.compare.runner import finished, part_of
 from medpfl.compare.runs import Run
-from medpfl.compare.worker import ORDER, work
+from medpfl.compare.worker import ORDER, run, work
 
 FILE: dict[str, Any] = {
     "name": "small",
@@ -40,13 +40,13 @@ def plan_of(folder: Path, sites: dict[str, Path], **changes: Any) -> Plan:
 
 def do(runs: Iterable[Run], sites: dict[str, Path], results: Path) -> None:
     """What the runner has a process do for each run that is not finished."""
-    for run in runs:
-        if not finished(results, run):
-            part = results / "runs" / f"{run.digest}.part"
+    for each in runs:
+        if not finished(results, each):
+            part = part_of(results, each)
             part.mkdir(parents=True, exist_ok=True)
-            order = {**run.order, "site_files": {site: str(path) for site, path in sites.items()}}
+            order = {**each.order, "trained": False, "site_files": {site: str(path) for site, path in sites.items()}}
             (part / ORDER).write_text(json.dumps(order))
-            work(part)
+            work(part, run)
 
 
 def compared(folder: Path, sites: dict[str, Path], **changes: Any) -> tuple[Plan, dict[str, Any]]:

@@ -12,19 +12,20 @@ from typing import Any
 
 import medpfl
 from medpfl.core.errors import ConfigError, DataError
+from medpfl.demo import phantom
 from medpfl.demo.heart import ENVIRONMENT_VARIABLE as HEART_DATA
 from medpfl.demo.heart import write_heart
-from medpfl.demo.phantom import write_phantoms
 from medpfl.demo.skin import ENVIRONMENT_VARIABLE as SKIN_DATA
 from medpfl.demo.skin import write_skin
 
 DEMOS: dict[str, Callable[[Path], list[str]]] = {
-    "phantom": write_phantoms,
+    "phantom": phantom.write_phantoms,
     "heart": write_heart,
     "skin": write_skin,
     "skin_hospitals": partial(write_skin, sites="hospitals"),
 }
 """Name of a demo to the function that writes its site files (and data) into a folder and returns the hospitals."""
+_MADE = {"phantom": str(phantom.HOSPITALS)}
 _DATA = {"heart": HEART_DATA, "skin": SKIN_DATA, "skin_hospitals": SKIN_DATA}
 
 
@@ -36,7 +37,7 @@ def prepare_demo(name: str, folder: Path) -> list[str]:
     Raises:
         DataError: the demo needs data that are not there, or the folder cannot be written.
     """
-    stamp = f"{name} {medpfl.__version__} {os.environ.get(_DATA.get(name, ''), '')}"
+    stamp = f"{name} {medpfl.__version__} {_MADE.get(name, '')} {os.environ.get(_DATA.get(name, ''), '')}"
     mark = folder / ".made-by-medpfl"
     if not mark.exists() or mark.read_text(encoding="utf-8") != stamp:
         fresh, old = (folder.with_name(f".{folder.name}-{what}-{os.getpid()}") for what in ("new", "old"))

@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import inspect
 import typing
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -13,16 +14,27 @@ from medpfl.core.errors import ConfigError
 
 
 def spec_of(component: Any) -> dict[str, Any]:
-    """The configuration that builds an equal component (a dataclass of plain values and other components)."""
+    """The configuration that builds an equal component: a dataclass of plain values and other components, or a class
+    with a method ``arguments`` that returns such values by name."""
     kind = type(component)
-    args = {
-        field.name: _argument(getattr(component, field.name)) for field in dataclasses.fields(component) if field.init
-    }
+    if hasattr(component, "arguments"):
+        given = component.arguments()
+    else:
+        given = {field.name: getattr(component, field.name) for field in dataclasses.fields(component) if field.init}
+    args = {name: _argument(value) for name, value in given.items()}
     return {"path": f"{kind.__module__}.{kind.__qualname__}", "args": args}
 
 
 def _argument(value: Any) -> Any:
-    return spec_of(value) if dataclasses.is_dataclass(value) else value
+    return spec_of(value) if dataclasses.is_dataclass(value) or hasattr(value, "arguments") else value
+
+
+def class_paths(config: Any) -> Iterator[str]:
+    """Every class that a configuration names, however deep."""
+    if isinstance(config, dict) and isinstance(config.get("path"), str):
+        yield config["path"]
+    for inner in config.values() if isinstance(config, dict) else config if isinstance(config, list) else ():
+        yield from class_paths(inner)
 
 
 def find_class(path: Any, where: str) -> type:
@@ -76,15 +88,19 @@ def check_args(kind: type, args: Any, where: str) -> dict[str, Any]:
     if not isinstance(args, dict):
         raise ConfigError(f"{where}: 'args' must be a mapping, got {args!r}")
     parameters = inspect.signature(kind).parameters
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind if dataclasses.is_dataclass(kind) else kind.__init__)
+    further = next((n for n, p in parameters.items() if p.kind is inspect.Parameter.VAR_KEYWORD), None)
     for name in args:
-        if name not in parameters:
+        if name not in parameters and further is None:
             known = ", ".join(parameters) or "none"
             raise ConfigError(f"{where}: unknown argument '{name}' of {kind.__name__}; it has: {known}")
     for name, parameter in parameters.items():
-        if parameter.default is inspect.Parameter.empty and name not in args:
+        if parameter.default is inspect.Parameter.empty and name not in args and name != further:
             raise ConfigError(f"{where}: argument '{name}' of {kind.__name__} is missing")
-    return {name: _checked(kind, name, hints[name], value, where) for name, value in args.items()}
+    return {
+        name: _checked(kind, name, hints[name if name in parameters else str(further)], value, where)
+        for name, value in args.items()
+    }
 
 
 def _checked(kind: type, name: str, hint: Any, value: Any, where: str) -> Any:

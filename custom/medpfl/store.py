@@ -85,6 +85,19 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file.
+
+    Raises:
+        MedPFLError: it cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise MedPFLError(f"cannot read {path}: {error.strerror}") from error
+
+
 def numbered(folder: Path, kind: str) -> dict[int, Path]:
     """Files ``<kind>-<round>.safetensors`` in a folder, by round."""
     pattern = re.compile(rf"{re.escape(kind)}-(\d+)\.safetensors")

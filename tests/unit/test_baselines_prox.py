@@ -139,3 +139,16 @@ def test_dittos_personal_model_never_travels(make_job: Make, table_sites: dict[s
 def test_ranges(kind: Any, name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"{kind.__name__}'s {name} must be at least 0 and finite, got {value}"):
         kind(**{name: value})
+
+
+def test_the_term_adds_to_a_loss_as_autograd_would() -> None:
+    """Its own backward is there for speed: value and gradients are those of the plain expression, bit for bit."""
+    torch.manual_seed(0)
+    model, anchor, inputs = nn.Linear(5, 3), nn.Linear(5, 3), torch.randn(7, 5)
+    term = Proximal(model, 0.37, anchor)
+    pairs = list(zip(model.parameters(), anchor.parameters(), strict=True))
+    plain = 0.37 / 2 * sum((weight - a.detach()).square().sum() for weight, a in pairs)
+    assert torch.equal(term(), plain)
+    wanted = torch.autograd.grad(model(inputs).square().mean() + plain, list(model.parameters()))
+    found = torch.autograd.grad(model(inputs).square().mean() + term(), list(model.parameters()))
+    assert all(torch.equal(one, other) for one, other in zip(wanted, found, strict=True))

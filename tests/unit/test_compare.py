@@ -53,7 +53,7 @@ def compare(folder: Path, output: str, jobs: int = 2, **changes: Any) -> Any:
 
 
 def do(plan: Plan, results: Path, jobs: int) -> dict[str, str]:
-    return do_runs(plan.runs, plan.site_files, results, jobs, lambda run, reason: None, lambda rounds: None)
+    return do_runs(plan, results, jobs, lambda run, reason: None, lambda rounds: None)
 
 
 def outcomes(results: Path) -> dict[str, Any]:

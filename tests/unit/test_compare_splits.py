@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import yaml
 
-from comparing import SOFT, compared, plan_of
+from comparing import SOFT, compared, do, plan_of
 from conftest import write_table_sites
 from medpfl.compare.console import markdown
 from medpfl.compare.data import reader
+from medpfl.compare.runner import read_run
 from medpfl.core.errors import ConfigError
 from medpfl.evaluate.deployed import load_deployed
 from medpfl.evaluate.predict import evaluate_on
@@ -106,6 +107,21 @@ def test_a_hospital_left_out_is_tested_with_the_others_models(
     means = [[row["hospitals"][site]["values"] for site in sites] for row in content["unseen"]]
     assert [row["mean"]["values"] for row in content["unseen"]] == np.mean(means, axis=1).round(6).tolist()
     assert "## Tested at a hospital that took no part" in markdown(content)
+
+
+def test_what_serves_an_unseen_hospital_may_be_a_model_of_its_own(tmp_path: Path) -> None:
+    """FedSM's super model, chosen on the validation cases of those that took part, as the split cut them."""
+    sites = write_table_sites(tmp_path / "sites", ["anna", "berta", "clara"])
+    plan = plan_of(tmp_path, sites, splits=[5, 6], unseen=True, methods={"SM": {"path": "medpfl.methods.fedsm.FedSM"}})
+    run = next(run for run in plan.runs if (run.name, run.split, run.without) == ("SM", 6, "berta"))
+    do([run], sites, tmp_path / "results")
+    rows = read_run(tmp_path / "results", run)["rows"]
+    assert {"SM", "SM (global)", "SM (super)"} <= rows.keys()
+    assert (
+        sum(rows["SM (super)"]["served"].values())
+        == rows["SM (super)"]["cases"]
+        == plan.splits[1].sizes["berta"]["test"]
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,10 @@ from medpfl.core.mixers import Mean, Mixer, RoundInfo, ServerAdam, SoftPull
 from medpfl.job import Job
 from medpfl.methods.fedsm import FedSM
 from medpfl.methods.softpull import SoftPull as SoftPullMethod
-from medpfl.models.selector import Selector
+from medpfl.models.base import Architecture
+from medpfl.models.selector import Signature, SmallCnn
 from medpfl.rounds.simulate import simulate
-from tools import assert_same, exchange, outcome, pieces, run
+from tools import assert_same, exchange, outcome, pieces, round_of, run
 
 Make = Callable[..., Job]
 
@@ -42,27 +43,31 @@ def test_global_is_fedavg_and_personal_is_softpull(
             assert torch.equal(tensor, alone["slots"][other][key.replace(f"::{slot}.", f"::{other}.")])
 
 
+@pytest.mark.parametrize("uniform", [False, True])
 def test_selector_equals_centralised_full_batch_adam(
-    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, uniform: bool
 ) -> None:
-    rounds = 12
-    job = make_job(rounds=rounds, mixers=slots(), method=fedsm())
+    rounds, steps = 4, 5
+    mixers = {**slots(), "selector": ServerAdam(lr=0.02, uniform=uniform)}
+    job = make_job(rounds=rounds, mixers=mixers, method=fedsm(selector_steps=steps))
     coordinator, runners = pieces(job, table_sites, tmp_path)
     coordinator.take_init(exchange(runners, coordinator.init_messages()))
-    central = Selector((3,), 4)
+    central = Signature().build((3,), 4)
     start = coordinator.train_messages(1, ["anna"])["anna"].slots["selector"]
     central.load_state_dict({key.removeprefix("selector."): value.clone() for key, value in start.items()})
     adam = torch.optim.Adam(central.parameters(), lr=0.02)
-    inputs = torch.cat([runners[site].data.splits["train"].inputs for site in coordinator.roster])
-    classes = torch.cat(
-        [torch.full((len(runners[s].data.splits["train"]),), i) for i, s in enumerate(coordinator.roster)]
+    parts = [runners[site].data.splits["train"].inputs[:] for site in coordinator.roster]
+    shares = torch.cat(
+        [torch.full((len(p),), 1 / (4 * len(p)) if uniform else 1 / sum(map(len, parts))) for p in parts]
     )
+    classes = torch.cat([torch.full((len(part),), index) for index, part in enumerate(parts)])
     for number in range(1, rounds + 1):
-        replies = exchange(runners, coordinator.train_messages(number, coordinator.joined))
-        coordinator.take_train(number, replies)
-        adam.zero_grad()
-        torch.nn.functional.cross_entropy(central(inputs), classes).backward()  # the mean over all hospitals' samples
-        adam.step()
+        round_of(coordinator, runners, number)
+        for _ in range(steps):
+            adam.zero_grad()
+            losses = torch.nn.functional.cross_entropy(central(torch.cat(parts)), classes, reduction="none")
+            (losses * shares).sum().backward()
+            adam.step()
     after = coordinator.train_messages(rounds + 1, ["anna"])["anna"].slots["selector"]
     for key, value in central.state_dict().items():
         torch.testing.assert_close(after[f"selector.{key}"], value, atol=2e-5, rtol=0)
@@ -84,12 +89,13 @@ def test_only_those_who_answer_move_the_selector(
     job = make_job(mixers=slots(), method=fedsm(), min_clients=1)
     coordinator, runners = pieces(job, table_sites, tmp_path)
     coordinator.take_init(exchange(runners, coordinator.init_messages()))
-    coordinator.take_train(1, exchange(runners, coordinator.train_messages(1, answering)))
+    round_of(coordinator, runners, 1, answering)
     messages = coordinator.train_messages(2, list(coordinator.roster))
     for message in messages.values():  # everybody, absent or not, gets the same new selector
         for key, tensor in message.slots["selector"].items():
             assert torch.equal(tensor, messages["anna"].slots["selector"][key]) and torch.isfinite(tensor).all()
-    coordinator.take_train(2, exchange(runners, messages))
+    round_of(coordinator, runners, 2)  # those who were away are back
+    assert coordinator.done == 2
 
 
 def test_one_hospital_alone(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
@@ -125,9 +131,11 @@ def test_integer_weights_are_refused() -> None:
         ServerAdam().start({"n": torch.tensor(3)})
 
 
-def test_the_selector_is_small_and_sees_images_and_rows() -> None:
-    image = Selector((1, 48, 48), 4)
-    assert image(torch.zeros(2, 1, 48, 48)).shape == (2, 4)
+@pytest.mark.parametrize("kind", [Signature(), SmallCnn()])
+def test_the_selectors_are_small_and_see_images_and_series(kind: Architecture) -> None:
+    image, series = kind.build((1, 48, 48), 4), kind.build((6, 100), 4)
+    assert image(torch.rand(2, 1, 48, 48)).shape == image(torch.rand(2, 1, 57, 40)).shape == (2, 4)
+    assert series(torch.rand(3, 6, 100)).shape == (3, 4)
     assert sum(p.numel() for p in image.parameters()) * 4 < 200_000  # bytes
     assert not list(image.buffers())
-    assert Selector((13,), 3)(torch.zeros(5, 13)).shape == (5, 3)
+    assert kind != Signature() or kind.build((13,), 3)(torch.zeros(5, 13)).shape == (5, 3)

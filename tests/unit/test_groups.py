@@ -84,6 +84,13 @@ def test_description_says_what_leaves_and_what_stays() -> None:
     assert "private: 2 tensors, 8 values, never sent" in text
 
 
+def test_description_lists_every_batch_norm_layer() -> None:
+    net = nn.ModuleDict({"model": nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)), "more": nn.BatchNorm2d(4)})
+    text = describe(net, {"model": under(net, "model.0"), "more": under(net, "more")}, ["model", "more"])
+    assert "BatchNorm1d 'model.1' (2 channels) stays" in text
+    assert "BatchNorm2d 'more' (4 channels) travels" in text
+
+
 def test_tied_weights_are_listed_under_both_names() -> None:
     net = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
     net["b"].weight = net["a"].weight

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from medpfl.bench.common import markdown
+from medpfl.bench.common import markdown, resident
 from medpfl.core.errors import MedPFLError
 
 SIZE = (48, 64)  # height and width the images are trained at
@@ -134,20 +134,14 @@ def _memory(folder: str, budget_mb: float) -> dict[str, float]:
     site_file = _site_file(Path(folder), budget_mb)
     dataset = site_file.dataset("a", Images)
     dataset.load((8, 8), "label")  # loads the libraries' code
-    before = _resident("VmRSS")
+    before = resident("VmRSS")
     data = dataset.load(LARGE, "label")
     inputs = data.splits["train"].inputs
     assert isinstance(inputs, FileRows)
     for start in range(0, len(inputs), BATCH):
         assert len(inputs[start : start + BATCH])
     total = sum(len(samples) for samples in data.splits.values()) * 4 * 3 * LARGE[0] * LARGE[1]
-    return {"data_mb": total / 1e6, "budget_mb": budget_mb, "grown_mb": round(_resident("VmHWM") - before, 1)}
-
-
-def _resident(key: str) -> float:
-    """Resident memory (VmRSS) or its peak (VmHWM) in MB; getrusage would count the parent process's too."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
-    return int(line.split()[1]) * 1024 / 1e6
+    return {"data_mb": total / 1e6, "budget_mb": budget_mb, "grown_mb": round(resident("VmHWM") - before, 1)}
 
 
 def table_of(results: dict[str, Any]) -> str:

@@ -10,6 +10,8 @@ import medpfl
 from medpfl.cli import bench, demo, jobs, models, sites
 from medpfl.cli.common import console
 from medpfl.cli.compare import compare
+from medpfl.cli.leave_one_out import leave_one_out
+from medpfl.cli.super import super_
 from medpfl.core.errors import MedPFLError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=medpfl.__doc__)
@@ -18,6 +20,8 @@ for verbs in (jobs, models, sites):
 app.add_typer(demo.app, name="demo")
 app.add_typer(bench.app, name="bench")
 app.command()(compare)
+app.command("super")(super_)
+app.command()(leave_one_out)
 
 
 @app.command()

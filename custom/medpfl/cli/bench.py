@@ -48,6 +48,23 @@ def bench_rounds(
     say(bench.table_of(results))
 
 
+@app.command("pfllib")
+def bench_pfllib(
+    pfllib: Annotated[Path, typer.Option(help="Checkout of github.com/TsingZ0/PFLlib; it needs h5py installed.")],
+    rounds: Annotated[int, typer.Option(help="Rounds of a run; the first is not counted.")] = 7,
+    repeats: Annotated[int, typer.Option(help="How often the arms start anew; medians are reported.")] = 3,
+    out: OutOption = None,
+) -> None:
+    """FedAvg and Ditto in process: this package's engine beside PFLlib's own code and the bare loop."""
+    from medpfl.bench import common
+    from medpfl.bench import pfllib as bench
+
+    facts = common.machine()
+    results = bench.measure(pfllib, rounds, repeats, say)
+    common.write_json(out, "pfllib", facts, results)
+    say(bench.table_of(results))
+
+
 @app.command("reading")
 def bench_reading(
     images: Annotated[int, typer.Option(help="Number of JPEG files.")] = 1000,

@@ -3,13 +3,16 @@
 
 import os
 import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from medpfl.cli.common import console, say
 from medpfl.core.errors import ConfigError, MedPFLError
 
 if TYPE_CHECKING:
@@ -22,6 +25,8 @@ def compare(
     sites: Annotated[Path | None, typer.Option(help="Folder with <hospital>.yaml files; default: the demo.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Default: results/compare-<name>.")] = None,
     jobs: Annotated[int, typer.Option(help="Runs at a time, one torch thread each.")] = os.cpu_count() or 1,
+    flare: Annotated[bool, typer.Option("--flare", help="Each run as a job on a FLARE POC federation here.")] = False,
+    timeout: Annotated[float, typer.Option(help="With --flare: seconds a run may take.")] = 3600,
 ) -> None:
     """Compare methods over seeds (and splits) on the same hospitals: leaderboard, gains over local training, a report.
 
@@ -32,9 +37,9 @@ def compare(
     from medpfl.compare.file import load_comparison
     from medpfl.compare.plan import decide, make_plan
     from medpfl.compare.report import write_report
+    from medpfl.compare.runner import do_runs
     from medpfl.evaluate.models import write_text
 
-    console = Console()
     if jobs < 1:
         raise MedPFLError(f"--jobs must be at least 1, got {jobs}")
     loaded = load_comparison(file)
@@ -49,12 +54,21 @@ def compare(
             raise MedPFLError(f"--sites: {sites} is not a folder")
         with console.status("reading the data"):
             plan = make_plan(loaded, {path.stem: path for path in sorted(sites.glob("*.yaml"))})
+        if flare:
+            from medpfl.flare.compared import over_flare
+
+            plan = over_flare(plan)
         failures: dict[str, str] = {}
         if plan.searches:
             searching = [run for search in plan.searches for runs in search.runs for run in runs]
-            failures.update(_do(searching, "searching runs", plan, results, jobs, console))
+            failures.update(_do(replace(plan, runs=searching), "searching runs", results, partial(do_runs, jobs=jobs)))
             plan = decide(plan, results)
-        failures.update(_do(plan.runs, "runs", plan, results, jobs, console))
+        if flare:
+            from medpfl.flare.compared import do_runs_over_flare
+
+            failures.update(_do(plan, "runs", results, partial(do_runs_over_flare, timeout=timeout)))
+        else:
+            failures.update(_do(plan, "runs", results, partial(do_runs, jobs=jobs)))
         content = collect(plan, results, failures)
         examples = None
         if loaded.examples:
@@ -68,11 +82,11 @@ def compare(
         raise typer.Exit(1)
 
 
-def _do(runs: "list[Run]", what: str, plan: "Plan", results: Path, jobs: int, console: Console) -> dict[str, str]:
-    """Do what is not done yet, with its progress shown; returns why runs failed, by digest."""
-    from medpfl.compare.runner import do_runs, finished
+def _do(plan: "Plan", what: str, results: Path, do: Callable[..., dict[str, str]]) -> dict[str, str]:
+    """Do the plan's runs that are not done yet, with their progress shown; returns why runs failed, by digest."""
+    from medpfl.compare.runner import finished
 
-    rounds = plan.file.rounds
+    runs, rounds = plan.runs, plan.file.rounds
     kept = sum(finished(results, run) for run in runs)
     if kept:
         console.print(f"{kept} of {len(runs)} {what} are done already and kept in {results}", soft_wrap=True)
@@ -80,13 +94,12 @@ def _do(runs: "list[Run]", what: str, plan: "Plan", results: Path, jobs: int, co
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task(f"{kept}/{len(runs)} {what}", total=len(runs) * rounds, completed=kept * rounds)
 
-        def advance(rounds_of_open_runs: int) -> None:
+        def advance(begun: int) -> None:
             done = sum(finished(results, run) for run in runs)
-            text = f"{done}/{len(runs)} {what}"
-            progress.update(bar, completed=done * rounds + rounds_of_open_runs, description=text)
+            progress.update(bar, completed=done * rounds + begun, description=f"{done}/{len(runs)} {what}")
 
         def tell(run: "Run", reason: str | None) -> None:
             if reason:
-                progress.console.print(f"{run.title} failed: {reason}", markup=False, highlight=False, soft_wrap=True)
+                say(f"{run.title} failed: {reason}")
 
-        return do_runs(runs, plan.site_files, results, jobs, tell, advance)
+        return do(plan, results, tell=tell, tick=advance)

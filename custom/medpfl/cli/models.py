@@ -18,6 +18,7 @@ def predict(
     source: Annotated[Path, typer.Argument(help="A file, a folder, a DICOM series or a datalist to predict.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="New folder for the predictions.")],
     probabilities: Annotated[bool, typer.Option(help="Segmentations: write each class's probability too.")] = False,
+    labels: Annotated[Path | None, typer.Option(help="Segmentations: a folder of label maps, for Dice.")] = None,
 ) -> None:
     """Predict new cases: segmentations in the input's geometry, classes with their probabilities as CSV."""
     from medpfl.evaluate.deployed import load_deployed
@@ -25,7 +26,7 @@ def predict(
 
     deployed = load_deployed(model)
     with console.status("reading") as status:
-        done = run(deployed, source, output, probabilities, lambda name: status.update(f"{name} is done"))
+        done = run(deployed, source, output, probabilities, lambda name: status.update(f"{name} is done"), labels)
     say(f"{len(done.rows)} cases: {done.file}\n{done.note}")
 
 

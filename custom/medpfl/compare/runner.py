@@ -7,29 +7,44 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from medpfl.compare.runs import Run
 from medpfl.compare.worker import FAILURE, ORDER, PROGRESS, RESULT
 from medpfl.core.errors import MedPFLError
 from medpfl.evaluate.models import write_text
 
 
+class Run(Protocol):
+    """``digest``: over everything that the result depends on; ``order``: what the worker is told, as JSON values; its
+    "worker" names the module that does such runs, if it is not that of a comparison."""
+
+    @property
+    def digest(self) -> str: ...
+    @property
+    def order(self) -> dict[str, Any]: ...
+
+
+R = TypeVar("R", bound=Run, covariant=True)
+
+
+class Plan(Protocol[R]):
+    """``runs``: those wanted; ``site_files``: of all hospitals."""
+
+    @property
+    def runs(self) -> Sequence[R]: ...
+    @property
+    def site_files(self) -> dict[str, Path]: ...
+
+
 def do_runs(
-    runs: Sequence[Run],
-    site_files: Mapping[str, Path],
-    results: Path,
-    jobs: int,
-    tell: Callable[[Run, str | None], None],
-    tick: Callable[[int], None],
+    plan: Plan[R], results: Path, jobs: int, tell: Callable[[R, str | None], None], tick: Callable[[int], None]
 ) -> dict[str, str]:
     """Do what is not done yet.
 
     Args:
-        runs: those wanted; ``site_files``: of all hospitals.
         results: the comparison's folder; runs are kept under ``runs/<digest>/``.
         jobs: how many at a time, >= 1.
         tell: called with each run that ends and, where it failed, why.
@@ -41,14 +56,14 @@ def do_runs(
     Raises:
         MedPFLError: the folder cannot be written, or another comparison is using it.
     """
-    open_runs = [run for run in runs if not finished(results, run)]
+    open_runs = [run for run in plan.runs if not finished(results, run)]
     failures: dict[str, str] = {}
     processes: dict[str, subprocess.Popen[str]] = {}
-    with _locked(results), ThreadPoolExecutor(jobs) as pool:
+    with locked(results), ThreadPoolExecutor(jobs) as pool:
         # Two entries that compute the same share one run.
         unique = {run.digest: run for run in open_runs}
-        waiting: dict[Future[str | None], Run] = {
-            pool.submit(_one, run, site_files, results, processes): run for run in unique.values()
+        waiting: dict[Future[str | None], R] = {
+            pool.submit(work_on, run, plan, results, processes): run for run in unique.values()
         }
         try:
             while waiting:
@@ -87,17 +102,30 @@ def read_run(results: Path, run: Run) -> dict[str, Any]:
     return found
 
 
-def _one(
-    run: Run, site_files: Mapping[str, Path], results: Path, processes: dict[str, subprocess.Popen[str]]
+def part_of(results: Path, run: Run) -> Path:
+    """Where an unfinished run lies."""
+    return results / "runs" / f"{run.digest}.part"
+
+
+def work_on(
+    run: Run, plan: Plan[Any], results: Path, processes: dict[str, subprocess.Popen[str]], trained: bool = False
 ) -> str | None:
-    """Run the worker; returns why it failed, or None."""
-    part = results / "runs" / f"{run.digest}.part"
-    order = {**run.order, "site_files": {site: str(path.resolve()) for site, path in site_files.items()}}
+    """Run the worker; returns why it failed, or None.
+
+    Args:
+        trained: the run's results and models are in its folder already, from FLARE.
+    """
+    part = part_of(results, run)
+    order = {
+        **run.order,
+        "trained": trained,
+        "site_files": {site: str(path.resolve()) for site, path in plan.site_files.items()},
+    }
     write_text(part / ORDER, json.dumps(order, indent=1))
     (part / FAILURE).unlink(missing_ok=True)
     # One thread each; the same search path, so that a method found here is found there.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-m", "medpfl.compare.worker", str(part)]
+    command = [sys.executable, "-m", run.order.get("worker", "medpfl.compare.worker"), str(part)]
     with open(part / "log.txt", "w", encoding="utf-8") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, text=True, env=environment)
         processes[run.digest] = process
@@ -116,14 +144,15 @@ def _one(
 def _rounds(results: Path, run: Run) -> int:
     """How many rounds an unfinished run has done."""
     try:
-        text = (results / "runs" / f"{run.digest}.part" / PROGRESS).read_text(encoding="utf-8")
+        text = (part_of(results, run) / PROGRESS).read_text(encoding="utf-8")
     except OSError:
         return 0
     return text.count('"split": "round"')
 
 
 @contextlib.contextmanager
-def _locked(results: Path) -> Iterator[None]:
+def locked(results: Path) -> Iterator[None]:
+    """Only one comparison at a time writes into a folder."""
     try:
         (results / "runs").mkdir(parents=True, exist_ok=True)
         lock = open(results / "runs" / ".lock", "w", encoding="utf-8")  # noqa: SIM115 (held while it runs)

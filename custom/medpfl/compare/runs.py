@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One run of a comparison: what its worker is told, and the digest that names it."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ from medpfl.compare.data import Split
 from medpfl.compare.entries import Entry
 from medpfl.compare.file import FEDAVG, POOLED, Comparison
 from medpfl.compare.sources import source_digest
-from medpfl.component import build, spec_of
+from medpfl.component import build, class_paths, spec_of
 from medpfl.core.mixers import Mixer
 from medpfl.job import Job
 from medpfl.methods.base import Method
@@ -93,19 +92,12 @@ def run_of(
     # counts is how the data are cut.
     content = {key: value for key, value in order.items() if key not in ("name", "split")}
     versions = {"medpfl": medpfl.__version__, "torch": str(torch.__version__), "format": FORMAT}
-    roots = {"medpfl.rounds.simulate", *_modules([order["task"], order["method"], order["slots"]])}
-    if order["pooled"]:
-        roots.add("medpfl.compare.pooled")
+    named = class_paths([order["task"], order["method"], order["slots"]])
+    roots = {"medpfl.rounds.simulate", *(path.rpartition(".")[0] for path in named)}
+    if without:
+        roots.add("medpfl.compare.unseen")
     digest = digest_of([content, versions, source_digest(roots)])
     return Run(entry, seed, split.seed, without, searching, digest, order)
-
-
-def _modules(spec: Any) -> Iterator[str]:
-    """The modules of all classes that a configuration names."""
-    if isinstance(spec, dict) and isinstance(spec.get("path"), str):
-        yield spec["path"].rpartition(".")[0]
-    for inner in spec.values() if isinstance(spec, dict) else spec if isinstance(spec, list) else ():
-        yield from _modules(inner)
 
 
 def rebuild(order: dict[str, Any]) -> tuple[Entry, Task]:

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from medpfl.compare.entries import initial_weights
 from medpfl.compare.file import FEDAVG, FINE_TUNED, LOCAL, POOLED
 from medpfl.compare.pooled import train_pooled
 from medpfl.compare.runs import job_of, rebuild
+from medpfl.compare.unseen import served
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.evaluate.calibration import reliability
 from medpfl.evaluate.deployed import Deployed, load_deployed
@@ -37,8 +39,11 @@ ORDER, RESULT, FAILURE = "order.json", "run.json", "failure.txt"
 PROGRESS = "results/metrics.jsonl"
 
 
-def work(folder: Path) -> None:
+def work(folder: Path, run: Callable[[dict[str, Any], Path], dict[str, Any]]) -> None:
     """Do the run that ``folder``/order.json describes, and give the folder its final name.
+
+    Args:
+        run: does it, given the order and the folder; returns what run.json holds.
 
     Raises:
         MedPFLError: as the hospitals, the server and the fairness checks raise them.
@@ -49,7 +54,7 @@ def work(folder: Path) -> None:
             order = json.loads((folder / ORDER).read_text(encoding="utf-8"))
             result = run(order, folder)
             shutil.rmtree(folder / "home" / "server", ignore_errors=True)
-            for state in folder.glob("home/*/compared/state"):
+            for state in folder.glob("home/*/*/state"):
                 shutil.rmtree(state)
             (folder / FAILURE).unlink(missing_ok=True)
             write_text(folder / RESULT, json.dumps(result, indent=1))
@@ -76,13 +81,13 @@ def run(order: dict[str, Any], folder: Path) -> dict[str, Any]:
     }
     job = job_of(entry, task, order, len(roster))
     test = not order["searching"]
+    lines = None
     try:
         if order["pooled"]:
             coordinator, lines = train_pooled(job, taking_part, files[roster[0]], folder, test)
-        else:
+        elif not order["trained"]:
             there = {site: files[site] for site in roster}
             coordinator = simulate(job, there, folder / "results", folder / "home", read=read, test=test)
-            lines = coordinator.record.lines
     except QuorumLost as error:
         if test:
             raise
@@ -91,14 +96,19 @@ def run(order: dict[str, Any], folder: Path) -> dict[str, Any]:
         best = coordinator.best.get(next(iter(entry.method.deploys)))
         return {**result, "score": best["score"] if best else None, "reason": None}
     summary = read_summary(folder / "results")
-    lines = [line for line in lines if "choice" in line]
-    labels = {line["model"]: _label(entry.name, line["model"], summary["personalised"]) for line in lines}
+    lines = lines or summary["test"]
+
+    def label(model: str) -> str:
+        return _label(entry.name, model, summary["personalised"])
+
     if order["without"]:
-        unseen = data[order["without"]]
-        return {**result, "rows": {label: _unseen(folder, model, roster, unseen) for model, label in labels.items()}}
+        there = {site: files[site] for site in roster}
+        found = served(folder / "results", folder / "home", there, data[order["without"]], read)
+        return {**result, "rows": {label(model): row for model, row in found.items()}}
+    models = dict.fromkeys(line["model"] for line in lines)
     return {
         **result,
-        "rows": {label: _row(model, task, folder, data, lines, summary) for model, label in labels.items()},
+        "rows": {label(model): _row(model, task, folder, data, lines, summary) for model in models},
         "bytes": _bytes(folder),
         "seconds": _seconds(folder),
         "mixing": _mixing(folder),
@@ -139,16 +149,6 @@ def _row(
 
 def _best(folder: Path, site: str, model: str) -> Deployed:
     return load_deployed(folder / "home" / site / "compared" / "models" / f"{model}-best.safetensors")
-
-
-def _unseen(folder: Path, model: str, roster: tuple[str, ...], unseen: SiteData) -> dict[str, Any]:
-    """The score of the other hospitals' models on data that none of them has seen: each one's, and their mean."""
-    each = {}
-    for site in roster:
-        deployed = _best(folder, site, model)
-        each[site] = number(evaluate_on(deployed, unseen, "test").metrics[deployed.task.score])
-    known = [score for score in each.values() if score is not None]
-    return {"models": each, "score": float(np.mean(known)) if known else None}
 
 
 def _calibration(deployed: Deployed, found: Evaluation) -> dict[str, Any] | None:
@@ -207,10 +207,10 @@ def _mixing(folder: Path) -> dict[str, Any]:
         return {slot: np.round(stored[name], 6).tolist() for slot, name in last.items()}
 
 
-def main(folder: Path) -> int:
+def main(folder: Path, run: Callable[[dict[str, Any], Path], dict[str, Any]] = run) -> int:
     """Exit code 1 and a sentence in failure.txt where the run could not be done."""
     try:
-        work(folder)
+        work(folder, run)
     except MedPFLError as error:
         write_text(folder / FAILURE, str(error))
         return 1

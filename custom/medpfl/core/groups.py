@@ -104,7 +104,8 @@ def check_slots(root: nn.Module, slots: Mapping[str, Sequence[str]]) -> None:
 
 
 def describe(root: nn.Module, slots: Mapping[str, Sequence[str]], travelling: Iterable[str]) -> str:
-    """What leaves the hospital and what stays, one line a slot: logged at the start of every job."""
+    """What leaves the hospital and what stays, one line a slot and one a BatchNorm layer: logged at the start of every
+    job."""
     state = root.state_dict()
     leaves = set(travelling)
     in_leaving = {key for slot in leaves & set(slots) for key in slots[slot]}
@@ -113,6 +114,11 @@ def describe(root: nn.Module, slots: Mapping[str, Sequence[str]], travelling: It
         size = sum(state[key].numel() for key in keys)
         verb = "travels" if slot in leaves else "stays (its component keeps it at the hospital)"
         lines.append(f"slot '{slot}': {len(keys)} tensors, {size:,} values, {verb}")
+    for path, module in root.named_modules():
+        if isinstance(module, BATCH_NORM):
+            mine = [key for key in state if key.startswith(f"{path}.")]
+            verb = "travels" if in_leaving.intersection(mine) else "stays"
+            lines.append(f"{type(module).__name__} '{path}' ({module.num_features} channels) {verb}")
     private = [key for key in state if key not in in_leaving]
     lines.append(f"private: {len(private)} tensors, {sum(state[key].numel() for key in private):,} values, never sent")
     return "\n".join(lines)

@@ -4,7 +4,8 @@
 These are phantoms: geometry and numbers, no patient. Every patient has a body, a spine, one organ to find (the target,
 an ellipsoid with a bulge, on the patient's right) and a look-alike (same size, on the left or above). What a scanner
 does differs by hospital: tissue contrast (at two hospitals the target is brighter than the look-alike, at two it is
-darker), bias field, noise, voxel size, orientation of the axes and number of patients.
+darker; fat is bright, as muscle, or suppressed), bias field, noise, voxel size, orientation of the axes and number of
+patients.
 """
 
 import json
@@ -36,10 +37,10 @@ class Scanner:
 
 
 HOSPITALS = {
-    "hospital-a": Scanner(1.50, 0.65, 1.9, 0.12, 0.15, (3.0, 3.0, 8.0), "RAS", {"train": 10, "val": 4, "test": 8}),
-    "hospital-b": Scanner(1.35, 1.85, 1.3, 0.14, 0.30, (2.5, 2.5, 8.0), "LPS", {"train": 6, "val": 3, "test": 8}),
+    "hospital-a": Scanner(1.50, 0.65, 1.9, 0.08, 0.15, (3.0, 3.0, 8.0), "RAS", {"train": 10, "val": 4, "test": 8}),
+    "hospital-b": Scanner(1.35, 1.85, 1.3, 0.13, 0.30, (2.5, 2.5, 8.0), "LPS", {"train": 6, "val": 3, "test": 8}),
     "hospital-c": Scanner(1.45, 1.90, 0.5, 0.16, 0.20, (3.5, 3.5, 8.0), "RSA", {"train": 3, "val": 2, "test": 8}),
-    "hospital-d": Scanner(1.40, 0.70, 1.6, 0.18, 0.35, (3.0, 3.0, 6.0), "PIR", {"train": 2, "val": 2, "test": 8}),
+    "hospital-d": Scanner(1.40, 0.70, 1.0, 0.18, 0.35, (3.0, 3.0, 6.0), "PIR", {"train": 2, "val": 2, "test": 8}),
 }
 
 

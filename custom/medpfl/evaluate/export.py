@@ -22,6 +22,7 @@ from torch import Tensor
 from medpfl.core.errors import MedPFLError
 from medpfl.evaluate.card import INTENDED_USE, card
 from medpfl.evaluate.deployed import Deployed, load_deployed
+from medpfl.methods.super_model import SuperModel
 
 TOLERANCE = 1e-5
 """Largest difference of an exported model's outputs from the model's; of the largest output where that is above 1."""
@@ -52,6 +53,8 @@ def export(model: Path, target: Path, kind: str) -> Path:
     if target.exists():
         raise MedPFLError(f"{target} exists already; remove it or export into another folder")
     deployed = load_deployed(model)
+    if isinstance(deployed.method, SuperModel):
+        raise MedPFLError(f"{model}: a super model chooses a network case by case, which no export format can hold")
     unfinished = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         unfinished.mkdir(parents=True)

@@ -16,11 +16,11 @@ from medpfl.core.errors import MedPFLError
 from medpfl.evaluate.calibration import Calibration, calibration
 from medpfl.evaluate.card import card
 from medpfl.evaluate.deployed import History, ModelMeta, Recipe
+from medpfl.evaluate.selection import BATCH, decide_by_case
 from medpfl.methods.base import Method
+from medpfl.methods.super_model import SuperModel
 from medpfl.sites.samples import Samples, SiteData
 from medpfl.tasks.base import Evaluation, Task
-
-BATCH = 64
 
 
 def evaluate(
@@ -54,6 +54,8 @@ def _decide(
     method: Method, name: str, models: nn.ModuleDict, task: Task, samples: Samples, device: torch.device
 ) -> Tensor:
     models.eval()
+    if isinstance(method, SuperModel):
+        return decide_by_case(method, models, task, samples, device)
     decisions = []
     with torch.inference_mode():
         for start in range(0, len(samples), BATCH):
@@ -130,7 +132,8 @@ def write_cases(path: Path, evaluation: Evaluation) -> None:
     """Write an evaluation's cases as CSV; nothing is written when it has none."""
     if evaluation.cases:
         text = io.StringIO()
-        writer = csv.DictWriter(text, fieldnames=list(evaluation.cases[0]), lineterminator="\n")
+        columns = list(dict.fromkeys(name for case in evaluation.cases for name in case))
+        writer = csv.DictWriter(text, fieldnames=columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(evaluation.cases)
         write_text(path, text.getvalue())

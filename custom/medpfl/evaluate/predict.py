@@ -1,22 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Predict new cases with a deployed model, and test it on a declared dataset; no federation is needed."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from medpfl.core.errors import DataError, MedPFLError
 from medpfl.evaluate.deployed import Deployed
+from medpfl.evaluate.labels import dice_of, find_labels
 from medpfl.evaluate.models import evaluate, write_cases
+from medpfl.evaluate.selection import mean_scores
+from medpfl.methods.super_model import SuperModel
 from medpfl.sites.samples import SiteData
 from medpfl.sites.site_file import SiteFile
 from medpfl.tasks.base import Evaluation, NewCase
 
 SUMMARY = "predictions.csv"
 _BATCH = 16  # whole slices are larger than the samples of training
+_WINDOW = 512  # pixels; longer slices are segmented window by window, so that memory does not grow with them
 
 
 @dataclass(frozen=True)
@@ -24,10 +30,11 @@ class Predictions:
     """What was predicted.
 
     Attributes:
-        rows: one a case: its name and, for classes, the class found and the probability of each; for segmentations,
-            the file written and the volume of each class.
+        rows: one a case: its name; of a super model, which of its models served ("global" or a hospital's name) and how
+            sure the selector was; for classes, the class found and the probability of each; for segmentations, the file
+            written, the volume of each class and, where there is a label, Dice.
         file: the CSV file with these rows.
-        note: what the model's own hospital found about its calibration or results; how far to trust the numbers.
+        note: what is known of the model's results; how far to trust the numbers.
     """
 
     rows: list[dict[str, Any]]
@@ -41,6 +48,7 @@ def predict(
     folder: Path,
     probabilities: bool = False,
     progress: Callable[[str], None] = lambda name: None,
+    labels: Path | None = None,
 ) -> Predictions:
     """Predict every case in ``source`` and write the results into a new folder.
 
@@ -48,16 +56,25 @@ def predict(
         source: what the task reads: a file, a folder or a list.
         probabilities: for segmentations, write each class's probability beside the segmentation.
         progress: called with each case's name when it is done.
+        labels: for segmentations: a folder with a label map of each case, under the name of its segmentation. Without
+            it, the labels that a datalist names count.
 
     Raises:
-        DataError: a case cannot be read or does not fit the model; the cases before it are written.
+        DataError: a case or its label cannot be read or does not fit; the cases before it are written.
         MedPFLError: the folder exists already and holds something, or cannot be written.
     """
+    label_of = find_labels(source, labels)
     _prepare_folder(folder)
     rows: list[dict[str, Any]] = []
     try:
         for case in model.task.new_cases(source, model.preparation):
-            rows.append({"case": case.name, **_predict_case(model, case, folder, probabilities)})
+            if labels is not None and case.save is None:
+                raise DataError(f"{labels}: labels are for models that segment; test this one with 'medpfl evaluate'")
+            label = label_of(case.name)
+            row = {"case": case.name, **_predict_case(model, case, folder, probabilities)}
+            if label is not None:
+                row["dice"] = round(dice_of(folder / row["file"], label, len(model.class_names)), 6)
+            rows.append(row)
             progress(case.name)
     except OSError as error:
         raise MedPFLError(f"cannot write into {folder}: {error}") from error
@@ -66,7 +83,18 @@ def predict(
             write_cases(folder / SUMMARY, Evaluation({}, rows))
     if not rows:
         raise DataError(f"{source}: holds nothing to predict")
-    return Predictions(rows, folder / SUMMARY, _note(model))
+    return Predictions(rows, folder / SUMMARY, "\n".join([*_totals(rows), _note(model)]))
+
+
+def _totals(rows: list[dict[str, Any]]) -> list[str]:
+    """Mean Dice over the cases with a label, and how often each model of a super model served."""
+    lines = []
+    if known := [row["dice"] for row in rows if "dice" in row]:
+        lines.append(f"Dice {sum(known) / len(known):.4f}, mean of {len(known)} labelled cases.")
+    if "served_by" in rows[0]:
+        served = Counter(row["served_by"] for row in rows)
+        lines.append("Served by: " + ", ".join(f"{name} {count}" for name, count in served.most_common()) + ".")
+    return lines
 
 
 def _prepare_folder(folder: Path) -> None:
@@ -86,14 +114,47 @@ def _predict_case(model: Deployed, case: NewCase, folder: Path, probabilities: b
         raise DataError(f"{case.name}: the model takes inputs of {what}, got {found}")
     device = _device()
     model.networks.to(device)
-    outputs = torch.cat([model(part.to(device)).float().cpu() for part in torch.split(case.inputs, _BATCH)])
+    network, told = _choose(model, case.inputs, device)
+    outputs = torch.cat([_run(network, part.to(device)).cpu() for part in torch.split(case.inputs, _BATCH)])
     if case.save:
-        return case.save(outputs, folder, model.class_names, probabilities)
+        return {**told, **case.save(outputs, folder, model.class_names, probabilities)}
     # A recording's windows count alike.
     shares = model.task.decide(outputs).double().mean(dim=0)
     found_class = model.class_names[int(shares.argmax())]
     named = zip(model.class_names, shares.tolist(), strict=True)
-    return {"predicted": found_class, **{f"p_{name}": round(share, 6) for name, share in named}}
+    return {**told, "predicted": found_class, **{f"p_{name}": round(share, 6) for name, share in named}}
+
+
+def _choose(model: Deployed, inputs: Tensor, device: torch.device) -> tuple[Callable[[Tensor], Tensor], dict[str, Any]]:
+    """What predicts this case; of a super model, the network chosen for it, and what to tell of the choice."""
+    method = model.method
+    if not isinstance(method, SuperModel):
+        return model, {}
+    seen = _as_in_training(inputs, model.input_shape)
+    case = torch.zeros(len(inputs), dtype=torch.int64)
+    chosen, sure = method.choose(mean_scores(method, model.networks, seen, case, 1, device))
+    name = method.networks[int(chosen)]
+    return model.networks[name], {"served_by": method.labels[int(chosen)], "selector": round(float(sure), 6)}
+
+
+def _as_in_training(inputs: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Slices cut to the size that training saw: the selector averages over all that it is shown."""
+    for axis, length in enumerate(shape[1:], start=2):
+        inputs = inputs.narrow(axis, (inputs.shape[axis] - length) // 2, length)
+    return inputs
+
+
+def _run(network: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+    """Outputs, float32. Slices (N x C x H x W) longer than a window are taken window by window."""
+    with torch.inference_mode():
+        if inputs.dim() != 4 or max(inputs.shape[2:]) <= _WINDOW:
+            return network(inputs).float()
+        from monai.inferers import sliding_window_inference
+
+        size = [min(_WINDOW, length) for length in inputs.shape[2:]]
+        found: Any = sliding_window_inference(inputs, size, 1, network, overlap=0.25, mode="gaussian")
+        outputs: Tensor = found.float()
+        return outputs
 
 
 def _device() -> torch.device:
@@ -102,7 +163,7 @@ def _device() -> torch.device:
 
 def _note(model: Deployed) -> str:
     history = model.meta.history
-    if history is None:
+    if history is None or not history.test:
         return "This file does not say how well the model did at its own hospital."
     results = ", ".join(f"{name} {value:.3f}" for name, value in history.test.items() if value is not None)
     note = f"On {history.cases['test']} test cases of {history.site}: {results}."

@@ -143,7 +143,10 @@ def settle(site_files: Path, site: str, data: Path | None, local: Path) -> Path:
         return str(place / pattern) if pattern else str(place)
 
     file = local / f"{site}.yaml"
-    file.write_text(yaml.safe_dump({**content, "datasets": map_paths(content["datasets"], own)}, sort_keys=False))
+    content["datasets"] = map_paths(content["datasets"], own)
+    if "checkpoints" in content:
+        content["checkpoints"] = {name: own(text) for name, text in content["checkpoints"].items()}
+    file.write_text(yaml.safe_dump(content, sort_keys=False))
     return file
 
 

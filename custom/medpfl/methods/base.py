@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,8 @@ from medpfl.core.mixers import Mixer
 from medpfl.core.seeding import derive_seed
 from medpfl.sites.samples import Samples, SiteData
 from medpfl.tasks.base import Task
+
+Kept = TypeVar("Kept")
 
 
 @dataclass(frozen=True)
@@ -28,12 +30,14 @@ class Batch:
 
 @dataclass(frozen=True)
 class Build:
-    """What a method builds its networks from; equal at every hospital, so all start from the same weights."""
+    """What a method builds its networks from. All but ``site``, the hospital's own name, is equal at every hospital,
+    so that all start from the same weights."""
 
     task: Task
     data: SiteData
     roster: tuple[str, ...]
     seed: int
+    site: str = ""
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -95,6 +99,10 @@ class Method(ABC):
         """Slot to the server component a comparison takes where its file names none; a slot left out gets the mean."""
         return {}
 
+    def checkpoints(self) -> list[str]:
+        """Names of the checkpoints it uses, which every hospital's site file must declare; none by default."""
+        return []
+
     @abstractmethod
     def local_round(self, site: "Site") -> None:
         """Train ``site.models`` for one round."""
@@ -110,6 +118,10 @@ class Method(ABC):
 
     refined: ClassVar[Sequence[str]] = ()
     """Slots that are exchanged again within a round, ``refinements`` times after its training."""
+
+    shown: ClassVar[Sequence[str]] = ()
+    """Slots of which every hospital is sent all hospitals' mixed models with the first of these exchanges. A hospital
+    then holds the others' models: say so in the method's documentation."""
 
     def refinements(self, round_number: int, rounds: int) -> int:
         """How many further exchanges of the ``refined`` slots follow the training of this round of ``rounds``."""
@@ -131,7 +143,8 @@ class Method(ABC):
         """Further numbers about the models on a non-empty validation split, by name; none by default."""
         return {}
 
-    def new_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+    def new_optimizer(self, model: nn.Module, name: str) -> torch.optim.Optimizer:
+        """The optimiser of the network called ``name``."""
         if self.optimizer == "sgd":
             return torch.optim.SGD(model.parameters(), lr=self.lr)
         return torch.optim.Adam(model.parameters(), lr=self.lr)
@@ -153,14 +166,21 @@ class Site:
         seed: int,
         round_number: int,
         stopped: Callable[[], bool],
+        checkpoints: Mapping[str, Mapping[str, Tensor]],
+        kept: dict[str, Any] | None = None,
     ):
         self.method, self.task, self.data, self.models, self.device = method, task, data, models, device
         self.roster, self.name, self.index = roster, name, roster.index(name)
         self.round = round_number
         self._seed, self._optimizers, self._stopped = seed, optimizers, stopped
+        self.checkpoints = checkpoints
+        """Name to tensors, of the checkpoints that the method uses; the same at every hospital."""
+        self._kept = {} if kept is None else kept
         self.last_loss = float("nan")
         self.outbox: dict[str, dict[str, Tensor]] = {}
         """Slot to what is sent instead of its weights (gradients, say), with the same entries and shapes."""
+        self.shown: dict[str, list[dict[str, Tensor]]] = {}
+        """Slot that the method wants to be ``shown`` to all hospitals' models in the roster's order; in ``refine``."""
 
     def training_batches(self, epochs: int | None = None, steps: int | None = None) -> Iterator[Batch]:
         """This round's batches: a function of (seed, site, round) alone, so every model of a round sees the same.
@@ -189,6 +209,31 @@ class Site:
                 if done == steps:
                     return
 
+    def training_inputs(self, size: int = 64) -> Iterator[Tensor]:
+        """The inputs of the training split once, ``size`` at a time, in their own order.
+
+        Raises:
+            Stopped: the job was aborted.
+        """
+        samples = self.data.splits["train"]
+        for start in range(0, len(samples), size):
+            if self._stopped():
+                raise Stopped(f"the job was aborted before round {self.round}")
+            yield samples.inputs[start : start + size].to(self.device)
+
+    def keep(self, name: str, make: Callable[[], Kept]) -> Kept:
+        """What ``make`` returned the first time in this process: for what is computed of the data once."""
+        if name not in self._kept:
+            self._kept[name] = make()
+        kept: Kept = self._kept[name]
+        return kept
+
+    def chosen(self, purpose: str, most: int) -> Tensor:
+        """Indices, ascending, of at most ``most`` training samples; the same whenever the seed is."""
+        count = len(self.data.splits["train"])
+        generator = torch.Generator().manual_seed(derive_seed(self._seed, self.name, purpose))
+        return torch.randperm(count, generator=generator)[:most].sort().values
+
     def common_draw(self, purpose: str) -> float:
         """A number in [0, 1) that is the same at every hospital: a function of the seed, the round and ``purpose``."""
         return derive_seed(self._seed, self.round, purpose) / 2**63
@@ -198,12 +243,14 @@ class Site:
         enabled = self.device.type == "cuda" and torch.cuda.is_bf16_supported()
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=enabled)
 
-    def step(self, model: str, loss: Tensor) -> None:
-        """One optimiser step of ``models[model]`` down a scalar loss."""
-        optimizer = self._optimizer(model)
-        optimizer.zero_grad(set_to_none=True)
+    def step(self, model: str, loss: Tensor, *others: str) -> None:
+        """One optimiser step of ``models[model]``, and of ``others`` if named, down a scalar loss."""
+        optimizers = [self._optimizer(name) for name in (model, *others)]
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         self.last_loss = float(loss.detach())
 
     def descend(self, model: str, gradient: Mapping[str, Tensor], loss: float) -> None:
@@ -215,7 +262,7 @@ class Site:
 
     def _optimizer(self, model: str) -> torch.optim.Optimizer:
         if model not in self._optimizers:
-            self._optimizers[model] = self.method.new_optimizer(self.models[model])
+            self._optimizers[model] = self.method.new_optimizer(self.models[model], model)
         return self._optimizers[model]
 
     def fit(self, model: str, penalty: Callable[[], Tensor] | None = None) -> None:

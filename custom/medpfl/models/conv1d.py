@@ -31,7 +31,7 @@ class Conv1d(Architecture):
             raise ConfigError(f"Conv1d's kernel must be odd and at least 1, got {self.kernel}")
 
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
-        inputs, length = _series_shape(self, input_shape)
+        inputs, length = series_shape(self, input_shape)
         needed = 2 ** (len(self.channels) - 1)
         if length < needed:
             raise ConfigError(f"Conv1d with {len(self.channels)} blocks needs {needed} time steps, got {length}")
@@ -54,7 +54,7 @@ class Pamap2Cnn(Architecture):
     """
 
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
-        inputs, length = _series_shape(self, input_shape)
+        inputs, length = series_shape(self, input_shape)
         left = ((length - 8) // 2 - 8) // 2
         if left < 1:
             raise ConfigError(f"Pamap2Cnn needs at least 28 time steps, got {length}")
@@ -64,7 +64,12 @@ class Pamap2Cnn(Architecture):
         return nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * left, 64), nn.ReLU(), nn.Linear(64, outputs))
 
 
-def _series_shape(architecture: Architecture, input_shape: tuple[int, ...]) -> tuple[int, int]:
+def series_shape(architecture: Architecture, input_shape: tuple[int, ...]) -> tuple[int, int]:
+    """Channels and length of inputs channels x length.
+
+    Raises:
+        ConfigError: the inputs have another form.
+    """
     if len(input_shape) != 2:
         raise ConfigError(f"{type(architecture).__name__} takes channels x length, got inputs of shape {input_shape}")
     return input_shape[0], input_shape[1]

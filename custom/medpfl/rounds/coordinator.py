@@ -37,7 +37,7 @@ from medpfl.rounds.messages import (
     table,
 )
 from medpfl.rounds.record import Record
-from medpfl.rounds.refining import Refining, refining
+from medpfl.rounds.refining import Refining, refining, show
 from medpfl.rounds.settings import Settings
 
 
@@ -117,6 +117,7 @@ class Coordinator:
         self.score: str = header["score"]
         self._best = BestRounds(self.record, self.score)
         self.record.about.update(
+            recipe=header.get("recipe"),
             personalised=header["personalised"],
             score=self.score,
             classes=header["classes"],
@@ -243,7 +244,11 @@ class Coordinator:
             return {}
         now = self._refining
         header = {**self._header("refine", now.round), "step": now.step}
-        return {site: Message(dict(header), self._slots_of(site, now.slots)) for site in now.sites}
+        return {site: Message(dict(header), self._refined_slots(site, now)) for site in now.sites}
+
+    def _refined_slots(self, site: str, now: Refining) -> dict[str, dict[str, Any]]:
+        shown = show(self._stack, now.shown, self.roster) if now.step == 1 else {}
+        return {**self._slots_of(site, now.slots), **shown}
 
     def take_refined(self, replies: Mapping[str, Message]) -> None:
         """Mix the refined slots; the last exchange ends the round.
@@ -263,7 +268,7 @@ class Coordinator:
             accepted[site] = replies[site]
         self._check_quorum(now.round, accepted, "a usable update")
         for site, message in accepted.items():
-            sent = byte_count(self._slots_of(site, now.slots))
+            sent = byte_count(self._refined_slots(site, now))
             self.record.traffic(now.round, site, sent=sent, received=byte_count(message.slots))
         now.matrices.update(self._mix(now.slots, accepted))
         now.step += 1

@@ -20,8 +20,11 @@ from medpfl.component import spec_of
 from medpfl.core.errors import ConfigError, RefusedUpdate
 from medpfl.evaluate.card import evaluation_card
 from medpfl.evaluate.deployed import ModelMeta, Recipe, build_networks, differing_entry, read_model
+from medpfl.evaluate.gamma import read_study
 from medpfl.evaluate.models import evaluate_test, write_cases, write_text
+from medpfl.evaluate.selection import study
 from medpfl.methods.base import Method
+from medpfl.methods.super_model import SuperModel
 from medpfl.rounds.coordinator import QuorumLost
 from medpfl.rounds.messages import Message, byte_count, check_metrics, digest_of, number
 from medpfl.rounds.record import Record
@@ -82,11 +85,14 @@ class EvaluationCoordinator:
         Raises:
             QuorumLost: fewer than ``min_sites`` hospitals answered with metrics.
         """
-        sizes, versions = {}, {}
+        sizes, versions, studies = {}, {}, {}
+        recipe = self._meta.recipe
         for site in sorted(replies):
             header = replies[site].header
             try:
                 _check_reply(site, replies[site])
+                if "study" in header:
+                    studies[site] = read_study(site, header["study"], recipe.hospitals).model_dump(mode="json")
             except RefusedUpdate as error:
                 self.refuse(site, 0, str(error))
                 continue
@@ -99,7 +105,6 @@ class EvaluationCoordinator:
                 f"{len(sizes)} of {len(self.roster)} hospitals evaluated the model ({', '.join(sizes) or 'none'}); "
                 f"the job needs {self.min_sites}{reasons}"
             )
-        recipe = self._meta.recipe
         self.record.about.update(
             classes=recipe.classes,
             sizes=sizes,
@@ -113,6 +118,7 @@ class EvaluationCoordinator:
                 "parameters": self._meta.parameters,
                 "sha256": self._meta.sha256,
             },
+            **({"study": studies} if studies else {}),
         )
         self.record.finish({}, {})
 
@@ -189,7 +195,10 @@ def evaluate_given(
         "medpfl": medpfl.__version__,
     }
     line = {"model": recipe.deployed, "split": "test", "round": 0, "metrics": values, "choice": GIVEN}
-    return Message({"metrics": [line], "cases": cases, "versions": versions})
+    reply = {"metrics": [line], "cases": cases, "versions": versions}
+    if isinstance(method, SuperModel):
+        reply["study"] = study(method, networks, task, data, device).model_dump(mode="json")
+    return Message(reply)
 
 
 def check_no_history(meta: ModelMeta) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from medpfl.rounds.messages import Message, Slots, fingerprint, table
 
-_KEYS = {"sizes", "config", "personalised", "score", "classes", "versions"}
+_KEYS = {"sizes", "config", "personalised", "score", "classes", "versions", "checkpoints"}
 
 
 @dataclass
@@ -41,8 +41,17 @@ def join(replies: Mapping[str, Message], refuse: Callable[[str, str], None]) -> 
                 f"{found.header['classes']} by {found.header['score']}",
             )
             continue
+        elif header["checkpoints"] != found.header["checkpoints"]:
+            refuse(
+                site, f"{site} has {_named(header['checkpoints'])}, {first} has {_named(found.header['checkpoints'])}"
+            )
+            continue
         found.sizes[site] = header["sizes"]
     return found
+
+
+def _named(checkpoints: dict[str, str]) -> str:
+    return ", ".join(f"checkpoint '{name}' of SHA-256 {mark[:12]}" for name, mark in checkpoints.items()) or "none"
 
 
 def _difference(site: str, theirs: Message, first: str, reference: Message) -> str:

@@ -89,15 +89,19 @@ class Record:
         with open(self.folder / "mixing.npz", "wb") as file:
             np.savez_compressed(file, roster=np.array(self.roster), **self.matrices)  # type: ignore[arg-type]
         self._json("bytes.json", self.bytes)
+        files = {}
         for slot, states in slots.items():
             tensors = {f"{owner}::{key}": tensor for owner, state in states.items() for key, tensor in state.items()}
-            store.save(self.folder / "slots" / f"{slot}.safetensors", tensors, {"slot": slot, "job": self.job})
+            path = self.folder / "slots" / f"{slot}.safetensors"
+            store.save(path, tensors, {"slot": slot, "job": self.job})
+            files[slot] = store.file_digest(path)
         summary = {
             "job": self.job,
             "medpfl": medpfl.__version__,
             "written": time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()),
             "roster": list(self.roster),
             "best": best,
+            "slots": files,
             **self.about,
             "test": [line for line in self.lines if line["split"] == "test"],
             "events": self.events,

@@ -4,16 +4,26 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from medpfl.core.mixing import Matrix
-from medpfl.rounds.messages import Message
+from medpfl.rounds.checkpoint import SHARED, Stack, compact
+from medpfl.rounds.messages import Message, Slots
+
+_OF = "@"
+"""Between the slot and the hospital in the name of a model that is shown."""
 
 
 @dataclass
 class Refining:
-    """A round that is not over: exchange ``step`` of ``steps`` of ``slots`` with ``sites`` comes next."""
+    """A round that is not over: exchange ``step`` of ``steps`` of ``slots`` with ``sites`` comes next.
+
+    ``shown``: slots of which every hospital is sent all hospitals' models with the first step.
+    """
 
     round: int
     slots: list[str]
+    shown: list[str]
     steps: int
     sites: list[str]
     matrices: dict[str, Matrix]
@@ -33,5 +43,23 @@ def refining(
     asked = next(iter(accepted.values())).header.get("refine")
     if not asked:
         return None
-    slots = [slot for slot in asked["slots"] if slot in travelling]
-    return Refining(round_number, slots, int(asked["steps"]), list(accepted), matrices, started)
+    slots, shown = ([slot for slot in asked[key] if slot in travelling] for key in ("slots", "shown"))
+    return Refining(round_number, slots, shown, int(asked["steps"]), list(accepted), matrices, started)
+
+
+def show(stack: Stack, slots: Sequence[str], roster: Sequence[str]) -> Slots:
+    """All hospitals' models of these slots as slots of a message; a model that all share, once."""
+    return {f"{slot}{_OF}{who}": state for slot in slots for who, state in compact(stack[slot], roster).items()}
+
+
+def take_shown(slots: Slots, roster: Sequence[str]) -> dict[str, list[dict[str, Tensor]]]:
+    """The inverse: slot to the models in the roster's order; what is not ``show``'s is left out."""
+    found: dict[str, dict[str, dict[str, Tensor]]] = {}
+    for name, state in slots.items():
+        slot, of, who = name.partition(_OF)
+        if of:
+            found.setdefault(slot, {})[who] = state
+    return {
+        slot: [states[SHARED]] * len(roster) if SHARED in states else [states[site] for site in roster]
+        for slot, states in found.items()
+    }

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import medpfl
 from medpfl import store
@@ -31,6 +31,8 @@ from medpfl.rounds.messages import (
     load,
     number,
 )
+from medpfl.rounds.private import PRIVATE, restore_private, save_private
+from medpfl.rounds.refining import take_shown
 from medpfl.sites.samples import SiteData
 from medpfl.sites.site_file import SiteFile
 from medpfl.tasks.base import Evaluation, Task
@@ -57,7 +59,9 @@ class SiteRunner:
         root: Path,
         stopped: Callable[[], bool] = lambda: False,
     ):
-        self.name, self.method, self.task, self.root = name, method, task, root
+        self.name, self.method, self.root = name, method, root
+        self.task = task.at(name)
+        self._config = [spec_of(method), spec_of(task)]
         self._site_file, self._stopped = site_file, stopped
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._log = logging.getLogger(f"{__name__}.{name}")
@@ -91,7 +95,13 @@ class SiteRunner:
         self.home = self.root / _plain(header["job"])
         self.roster = tuple(header["roster"])
         self.seed: int = header["seed"]
-        self.data = self.task.load(self._site_file())
+        if self.name not in self.roster:
+            raise ConfigError(f"{self.name} is not one of this job's hospitals: {', '.join(self.roster)}")
+        self._kept: dict[str, Any] = {}
+        site_file = self._site_file()
+        self.data = self.task.load(site_file)
+        self.checkpoints = {name: site_file.checkpoint(name) for name in self.method.checkpoints()}
+        checkpoints = {name: store.fingerprint(tensors) for name, tensors in self.checkpoints.items()}
         self.methods = [self.method]
         for name in header["slots"]:
             if name in REFERENCES and not isinstance(self.method, REFERENCES[name]):
@@ -104,7 +114,9 @@ class SiteRunner:
         slots = gather(self.models, self.slots, self.travelling)
         reply = {
             "sizes": {split: len(samples) for split, samples in self.data.splits.items()},
-            "config": digest_of([spec_of(self.method), spec_of(self.task)]),
+            "config": digest_of([*self._config, checkpoints]),
+            "checkpoints": checkpoints,
+            "recipe": self._recipe(),
             "personalised": next(iter(self.method.deploys)),
             "score": self.task.score,
             "classes": self.data.class_names,
@@ -116,12 +128,20 @@ class SiteRunner:
         }
         return Message(reply, slots)
 
+    def _recipe(self) -> dict[str, Any]:
+        """What rebuilds the networks from the slots that the server keeps; nothing in it was fitted on the data."""
+        known = self.data.preparation if self.data.preparation.get("kind") == "images" else {}
+        shape = list(self.data.splits["train"].inputs.shape[1:])
+        method, task = self._config
+        kept = {key: known[key] for key in ("kind", "channels") if key in known}
+        return {"method": method, "task": task, "input_shape": shape, "preparation": kept}
+
     def _build(self) -> None:
         """All networks with the job's initial weights."""
         self.models = nn.ModuleDict()
         self._owner: dict[str, Method] = {}
         self.slots: dict[str, list[str]] = {}
-        build = Build(self.task, self.data, self.roster, self.seed)
+        build = Build(self.task, self.data, self.roster, self.seed, self.name)
         for method in self.methods:
             mine = nn.ModuleDict(method.models(build))
             for name in mine:
@@ -170,7 +190,7 @@ class SiteRunner:
             losses[next(iter(method.deploys))] = number(site.last_loss)
             for slot, state in site.outbox.items():
                 instead[slot] = {key: copy_out(tensor) for key, tensor in state.items()}
-        self._save_state(current)
+        save_private(self._state, current, self.models, self._private_keys(), self._optimizers)
         slots = {**gather(self.models, self.slots, self.travelling), **instead}
         reply = {
             "round": current,
@@ -180,7 +200,7 @@ class SiteRunner:
             "seconds": round(time.monotonic() - started, 3),
         }
         if steps := self.method.refinements(current, header["rounds"]):
-            reply["refine"] = {"slots": list(self.method.refined), "steps": steps}
+            reply["refine"] = {"slots": list(self.method.refined), "shown": list(self.method.shown), "steps": steps}
         return Message(reply, slots)
 
     def _statistics(self, message: Message) -> Message:
@@ -197,13 +217,15 @@ class SiteRunner:
     def _refine(self, message: Message) -> Message:
         """One further exchange of some slots within a round that this hospital has trained in."""
         header = message.header
-        load(self.models, message.slots)
+        own = {slot: state for slot, state in message.slots.items() if slot in self.slots}
+        load(self.models, own)
         current, step = header["round"], header["step"]
         torch.manual_seed(derive_seed(self.seed, self.name, current, type(self.method).__name__, step))
         site = self._site(self.method, current)
+        site.shown = site.keep(f"shown in round {current}", lambda: take_shown(message.slots, self.roster))
         self.method.refine(site, step)
         sent = {slot: {k: copy_out(t) for k, t in state.items()} for slot, state in site.outbox.items()}
-        return Message({"step": step}, {**gather(self.models, self.slots, list(message.slots)), **sent})
+        return Message({"step": step}, {**gather(self.models, self.slots, own), **sent})
 
     def _validate(self, message: Message) -> Message:
         """After the last round: look at its mixed models too, so that the last round can be the best."""
@@ -224,6 +246,8 @@ class SiteRunner:
             self.seed,
             round_number,
             self._stopped,
+            self.checkpoints,
+            self._kept,
         )
 
     def _look_at_mixed(self, round_number: int, header: dict[str, Any]) -> list[dict[str, Any]]:
@@ -275,47 +299,20 @@ class SiteRunner:
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
         done: int = header["round"] - (header["task"] in ("statistics", "train"))
         if done == 0:
-            for kind in ("private", "mixed"):
+            for kind in (PRIVATE, "mixed"):
                 for path in store.numbered(self._state, kind).values():
                     path.unlink()
             return []
-        kept = {number_: path for number_, path in store.numbered(self._state, "private").items() if number_ <= done}
+        kept = {number_: path for number_, path in store.numbered(self._state, PRIVATE).items() if number_ <= done}
         if not kept:
             return [f"no state of this run is kept here; the private part starts anew in round {done + 1}"]
         newest = max(kept)
-        tensors, meta = store.read(kept[newest])
-        self._restore(tensors, meta)
+        self._optimizers = restore_private(kept[newest], self.models, self._owner)
         return [f"resumed from the state after round {newest}"]
 
     def _private_keys(self) -> list[str]:
         sent = {key for slot in self.travelling for key in self.slots[slot]}
         return [key for key in self.models.state_dict() if key not in sent]
-
-    def _save_state(self, round_number: int) -> None:
-        """What the server does not hold: private entries and optimisers. The last two rounds are kept, because the
-        server's checkpoint may be one round behind."""
-        state = self.models.state_dict()
-        tensors: dict[str, Tensor] = {f"model/{key}": state[key] for key in self._private_keys()}
-        for model, optimizer in self._optimizers.items():
-            for index, entries in optimizer.state_dict()["state"].items():
-                tensors.update({f"optimizer/{model}/{index}/{key}": value for key, value in entries.items()})
-        store.save(store.path_of(self._state, "private", round_number), tensors, {"optimizers": list(self._optimizers)})
-        for number_, path in store.numbered(self._state, "private").items():
-            if not round_number - 1 <= number_ <= round_number:
-                path.unlink()
-
-    def _restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        load(self.models, {"": {k.removeprefix("model/"): t for k, t in tensors.items() if k.startswith("model/")}})
-        for model in meta["optimizers"]:
-            optimizer = self._owner[model].new_optimizer(self.models[model])
-            state: dict[int, dict[str, Tensor]] = {}
-            prefix = f"optimizer/{model}/"
-            for name, tensor in tensors.items():
-                if name.startswith(prefix):
-                    index, key = name.removeprefix(prefix).split("/", 1)
-                    state.setdefault(int(index), {})[key] = tensor
-            optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-            self._optimizers[model] = optimizer
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

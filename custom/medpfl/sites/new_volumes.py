@@ -55,12 +55,22 @@ def _listed(path: Path) -> list[tuple[str, tuple[Path, ...]]]:
     lists = [items for items in content.values() if isinstance(items, list)] if isinstance(content, dict) else []
     found = []
     for item in (item for items in lists for item in items):
-        images = item.get("image") if isinstance(item, dict) else item
-        images = [images] if isinstance(images, str) else images
-        if isinstance(images, list) and images and all(isinstance(image, str) for image in images):
-            files = tuple(Path(path.parent, image) for image in images)
-            found.append((_name(Path(images[0].removeprefix("./").replace("/", "_"))), files))
+        if images := _images(item):
+            found.append((name_of_item(item), tuple(Path(path.parent, image) for image in images)))
     return sorted(found)
+
+
+def _images(item: Any) -> list[str]:
+    """The image files of a datalist's item, one a channel; empty if it names none."""
+    images = item.get("image") if isinstance(item, dict) else item
+    images = [images] if isinstance(images, str) else images
+    return images if isinstance(images, list) and all(isinstance(image, str) for image in images) else []
+
+
+def name_of_item(item: Any) -> str:
+    """What a datalist's item is called, and its segmentation; empty for an item that names no image."""
+    images = _images(item)
+    return _name(Path(images[0].removeprefix("./").replace("/", "_"))) if images else ""
 
 
 def _name(path: Path) -> str:

@@ -14,6 +14,8 @@ datasets:
     features: {age: number, sex: number, cp: [1, 2, 3, 4]}
     label: {column: num, classes: {absent: [0], present: [1, 2, 3, 4]}}
     split: {seed: 43, fractions: {train: 0.5, validation: 0.16, test: 0.34}, stratify: true}
+checkpoints:
+  public_lenet: lenet.safetensors     # made by ``medpfl pretrain``
 """
 
 import os
@@ -22,8 +24,10 @@ from typing import Annotated, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, Field, PrivateAttr, ValidationError
+from torch import Tensor
 
-from medpfl.core.errors import SiteFileError
+from medpfl import store
+from medpfl.core.errors import MedPFLError, SiteFileError
 from medpfl.sites.arrays import Arrays
 from medpfl.sites.declared import Dataset, StorageRule, Strict
 from medpfl.sites.images import Images
@@ -36,15 +40,18 @@ Declared = Annotated[Volumes | Table | Images | Arrays | Series, Field(discrimin
 KINDS: dict[str, type[Dataset]] = {
     get_args(kind.model_fields["kind"].annotation)[0]: kind for kind in get_args(get_args(Declared)[0])
 }
+CHECKPOINT = "checkpoint"
+"""What a checkpoint's file says it is."""
 Kind = TypeVar("Kind", bound=Dataset)
 
 
 class SiteFile(Strict):
-    """A hospital's declaration of its datasets."""
+    """A hospital's declaration of its datasets, and of model files (``checkpoints``) that jobs may use by name."""
 
     site: str | None = None
     storage: StorageRule = StorageRule()
     datasets: dict[str, Declared] = Field(min_length=1)
+    checkpoints: dict[str, str] = Field(default={})
     _path: Path = PrivateAttr(default=Path())
 
     def dataset(self, name: str, *kinds: type[Kind]) -> Kind:
@@ -67,6 +74,32 @@ class SiteFile(Strict):
                 public=f"dataset '{name}' is of another kind than the job's task needs",
             )
         return dataset
+
+    def checkpoint(self, name: str) -> dict[str, Tensor]:
+        """The tensors of the declared checkpoint ``name``.
+
+        Raises:
+            SiteFileError: it is not declared, or its file cannot be read.
+        """
+        if name not in self.checkpoints:
+            raise SiteFileError(
+                f"{self._path}: the job asks for checkpoint '{name}', which this hospital does not declare; "
+                f"declared: {', '.join(sorted(self.checkpoints)) or 'none'}",
+                public=f"checkpoint '{name}' is not declared at this hospital",
+            )
+        try:
+            tensors, meta = store.read(self._path.parent / self.checkpoints[name])
+        except MedPFLError as error:
+            raise SiteFileError(
+                f"{self._path}: checkpoint '{name}': {error}", public=f"checkpoint '{name}' cannot be read"
+            ) from error
+        if meta.get("kind") != CHECKPOINT:
+            raise SiteFileError(
+                f"{self._path}: checkpoint '{name}': expected a file made by 'medpfl pretrain', got one of kind "
+                f"{meta.get('kind')!r}",
+                public=f"checkpoint '{name}' is not one of 'medpfl pretrain'",
+            )
+        return tensors
 
 
 def load_site_file(path: Path, site: str | None = None) -> SiteFile:

@@ -104,7 +104,7 @@ class Volumes(LabelMap, Dataset):
             raise DataError(
                 f"{case.label}: the label map has shape {shape}, its image {case.images[0].name} {image.shape[1:]}"
             )
-        _same_place(case.label, case.images[0], image.shape[1:], place, other)
+        same_place(case.label, case.images[0], image.shape[1:], place, other)
         return Item(image, self.translate(str(case.label), label[0]), place)
 
     def slices(self, spacing: tuple[float, float, float], size: tuple[int, int]) -> SiteData:
@@ -178,7 +178,7 @@ def read_image(*files: Path, finite: bool = True) -> tuple[NDArray[np.float32], 
             if array.shape[1:] != parts[0][0].shape[1:]:
                 expected = parts[0][0].shape[1:]
                 raise DataError(f"{file}: expected the shape of {files[0].name}, {expected}, got {array.shape[1:]}")
-            _same_place(file, files[0], array.shape[1:], parts[0][1], affine)
+            same_place(file, files[0], array.shape[1:], parts[0][1], affine)
         parts.append((array, affine))
     return np.concatenate([array for array, _ in parts]), parts[0][1]
 
@@ -235,7 +235,7 @@ def _datalist(path: Path) -> dict[str, Any]:
     return content
 
 
-def _same_place(
+def same_place(
     label: Path, image: Path, shape: tuple[int, ...], place: NDArray[np.float64], other: NDArray[np.float64]
 ) -> None:
     """Refuse a label map that its header puts elsewhere than its image.

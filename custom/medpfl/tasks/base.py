@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a task is: how declared data become samples, and what network, loss and metrics go with them."""
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
+from medpfl.models.base import Architecture
 from medpfl.sites.samples import Samples, SiteData
 from medpfl.sites.site_file import SiteFile
 
@@ -51,6 +53,13 @@ class Task(ABC):
     """Name of the metric that chooses the best round; higher is better."""
     scores: ClassVar[tuple[str, ...]]
     """Names of all metrics that ``evaluate`` returns."""
+
+    def at(self, site: str) -> "Task":
+        """The task as this hospital does it: with its own network, where the job gives hospitals different ones."""
+        architecture = getattr(self, "architecture", None)
+        if not isinstance(architecture, Architecture):
+            return self
+        return dataclasses.replace(self, architecture=architecture.at(site))  # type: ignore[type-var]
 
     @abstractmethod
     def load(self, site_file: SiteFile) -> SiteData:

@@ -4,7 +4,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,8 @@ class Mixer(ABC):
 
     travels: ClassVar[bool] = True
     """False: the slot stays at the hospital and the server never sees it."""
+    takes: ClassVar[Literal["weights", "gradients"]] = "weights"
+    """What hospitals send it; a job whose method sends the other is refused."""
 
     def check(self, roster: Sequence[str]) -> None:
         """Refuse parameters that do not fit the roster; called once, before round 1.

@@ -2,16 +2,20 @@
 """One Adam step at the server on the hospitals' mean gradients (Kingma and Ba, 2015; FedSM's selector).
 
 With every hospital sending the mean gradient over its own data at the common weights, the size-weighted mean is the
-gradient over all data: the steps equal centralised full-batch training, and nothing but gradients travels upwards.
+gradient over all data: the steps equal centralised full-batch training, and nothing but gradients travels upwards. The
+uniform mean is the gradient of a loss in which every hospital, and so every class of a selector, counts alike.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from medpfl.core.adam import adam_step
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers.base import Mixer, RoundInfo
 from medpfl.core.mixing import Matrix, State
@@ -23,16 +27,22 @@ _STEP = "step"
 class ServerAdam(Mixer):
     """The slot's hospitals send gradients, entry by entry, and receive weights. There is no mixing matrix.
 
+    Steps are counted from the first gradient that is not zero: a slot whose training begins later starts then.
+
     Args:
         lr: Adam's step size, > 0.
         beta1: decay of the mean gradient, in [0, 1).
         beta2: decay of the squared gradient, in [0, 1).
+        uniform: every hospital counts alike; else by its number of training samples.
     """
 
     lr: float = 0.01
     beta1: float = 0.9
     beta2: float = 0.999
+    uniform: bool = False
     _state: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    takes: ClassVar = "gradients"
 
     def __post_init__(self) -> None:
         if not self.lr > 0:
@@ -56,10 +66,17 @@ class ServerAdam(Mixer):
             self._state[f"v/{key}"] = torch.zeros_like(weight, dtype=torch.float64)
 
     def mix(self, states: Sequence[State], info: RoundInfo) -> tuple[list[dict[str, Tensor]], None]:
-        """One step on the size-weighted mean of the present hospitals' gradients; everybody gets the new weights."""
-        present = np.asarray(info.present)
-        shares = np.where(present, info.sizes, 0.0)
+        """One step on the mean of the present hospitals' gradients; everybody gets the new weights."""
+        counts = np.ones(len(info.roster)) if self.uniform else info.sizes
+        shares = np.where(np.asarray(info.present), counts, 0.0)
         shares = shares / shares.sum()
+        sent = [state for share, state in zip(shares, states, strict=True) if share]
+        if self._state[_STEP] or any(gradient.any() for state in sent for gradient in state.values()):
+            self._step(states, shares)
+        new = {key: self._state[f"w/{key}"] for key in states[0]}
+        return [{key: weight.clone() for key, weight in new.items()} for _ in states], None
+
+    def _step(self, states: Sequence[State], shares: NDArray[np.float64]) -> None:
         self._state[_STEP] += 1
         step = float(self._state[_STEP])
         for key in states[0]:
@@ -67,14 +84,8 @@ class ServerAdam(Mixer):
             for share, state in zip(shares, states, strict=True):
                 if share:
                     gradient.add_(state[key].double(), alpha=share)
-            mean, square = self._state[f"m/{key}"], self._state[f"v/{key}"]
-            mean.lerp_(gradient, 1 - self.beta1)
-            square.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
-            scale = (square / (1 - self.beta2**step)).sqrt_().add_(1e-8)
-            weight = self._state[f"w/{key}"]
-            weight.copy_(weight.double() - self.lr / (1 - self.beta1**step) * mean / scale)
-        new = {key: self._state[f"w/{key}"] for key in states[0]}
-        return [{key: weight.clone() for key, weight in new.items()} for _ in states], None
+            weight, moments = self._state[f"w/{key}"], (self._state[f"m/{key}"], self._state[f"v/{key}"])
+            adam_step(weight, gradient, *moments, step, self.lr, self.beta1, self.beta2)
 
     def state(self) -> dict[str, Tensor]:
         return dict(self._state)

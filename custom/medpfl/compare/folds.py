@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leave one hospital out: the job without it, and what is left serves its patients. One run a hospital and seed.
+
+``python -m medpfl.compare.folds FOLDER`` does one run, like ``medpfl.compare.worker``.
+"""
+
+import dataclasses
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import medpfl
+from medpfl.compare.data import split_digest
+from medpfl.compare.sources import source_digest
+from medpfl.compare.unseen import served
+from medpfl.compare.worker import main
+from medpfl.component import build, class_paths, spec_of
+from medpfl.core.errors import ConfigError
+from medpfl.core.mixers import Identity, Mean, Mixer
+from medpfl.evaluate.tables import read_summary
+from medpfl.job import Job
+from medpfl.methods.base import Method
+from medpfl.rounds.messages import digest_of
+from medpfl.rounds.settings import Settings
+from medpfl.rounds.simulate import simulate
+from medpfl.sites.site_file import load_site_file
+from medpfl.tasks.base import Task
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One run: ``without`` takes no part and is tested. The rest as ``medpfl.compare.runner`` takes it."""
+
+    without: str
+    seed: int
+    digest: str
+    order: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Folds:
+    """All runs of a leave-one-out."""
+
+    job: Job
+    site_files: dict[str, Path]
+    runs: list[Fold]
+
+
+def make_folds(job: Job, site_files: dict[str, Path], seeds: int) -> Folds:
+    """Every hospital left out in turn, with ``seeds`` seeds from the job's own on. The references are always trained.
+
+    Raises:
+        ConfigError: fewer than 3 hospitals, or the job cannot run with one less.
+        MedPFLError: a site file or the data are wrong.
+    """
+    if len(site_files) < 3:
+        raise ConfigError(f"leaving one out needs at least 3 hospitals, got {len(site_files)}: {', '.join(site_files)}")
+    if seeds < 1:
+        raise ConfigError(f"--seeds must be at least 1, got {seeds}")
+    mixers: dict[str, Mixer] = {"local": Identity(), "fedavg": Mean(), **job.mixers}
+    roster = sorted(site_files)
+    splits = {}
+    for site in roster:
+        rest = tuple(other for other in roster if other != site)
+        for mixer in mixers.values():
+            try:
+                mixer.check(rest)
+            except ConfigError as error:
+                raise ConfigError(f"without {site}: {error}") from error
+        data = job.task.load(load_site_file(site_files[site], site))
+        for split in ("validation", "test"):
+            if not len(data.splits[split]):
+                raise ConfigError(f"{site} has no {split} samples; leaving one out needs them at every hospital")
+        splits[site] = split_digest(data)
+    slots = [*mixers]
+    runs = []
+    for seed in range(job.settings.seed, job.settings.seed + seeds):
+        settings = dataclasses.replace(job.settings, slots=slots, seed=seed, finetune=0)
+        for site in roster:
+            order = {
+                "worker": "medpfl.compare.folds",
+                "job": job.name,
+                "without": site,
+                "settings": dataclasses.asdict(settings),
+                "mixers": {slot: spec_of(mixer) for slot, mixer in mixers.items()},
+                "method": spec_of(job.method),
+                "task": spec_of(job.task),
+                "splits": splits,
+            }
+            named = {
+                path.rpartition(".")[0] for path in class_paths([order[key] for key in ("method", "task", "mixers")])
+            }
+            code = source_digest({"medpfl.rounds.simulate", "medpfl.compare.unseen", *named})
+            digest = digest_of([order, medpfl.__version__, str(torch.__version__), code])
+            runs.append(Fold(site, seed, digest, order))
+    return Folds(job, dict(site_files), runs)
+
+
+def run(order: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Train without the hospital, then test on it; returns what run.json holds.
+
+    Raises:
+        MedPFLError: as the hospitals and the server raise them, or the data changed meanwhile.
+    """
+    task: Task = build(order["task"], Task, "task")
+    files = {site: Path(path) for site, path in order["site_files"].items()}
+    without = order["without"]
+    unseen = task.load(load_site_file(files[without], without))
+    if split_digest(unseen) != order["splits"][without]:
+        raise ConfigError(f"{without}'s data or split changed while the folds were running; start them again")
+    there = {site: path for site, path in files.items() if site != without}
+    mixers = {slot: build(spec, Mixer, f"slot '{slot}'") for slot, spec in order["mixers"].items()}
+    method: Method = build(order["method"], Method, "method")
+    job = Job(order["job"], len(there), Settings(**order["settings"]), mixers, method, task)
+    simulate(job, there, folder / "results", folder / "home")
+    summary = read_summary(folder / "results")
+    return {
+        "without": without,
+        "seed": order["settings"]["seed"],
+        "score": summary["score"],
+        "cases": len(unseen.splits["test"].names),
+        "rows": served(folder / "results", folder / "home", there, unseen),
+        "events": summary["events"],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), run))

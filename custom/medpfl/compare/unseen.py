@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How what a job left serves a hospital that took no part in it (Xu et al., CVPR 2022, Tables 5, 11 and 12)."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from medpfl.compare.data import Read
+from medpfl.evaluate.deployed import load_deployed
+from medpfl.evaluate.predict import evaluate_on
+from medpfl.evaluate.tables import read_summary
+from medpfl.rounds.messages import number
+from medpfl.rounds.super_file import chosen, read_result, study_here, study_of
+from medpfl.sites.samples import SiteData
+from medpfl.sites.site_file import load_site_file
+
+SUPER = "super"
+SLOTS = {"global", "personal", "selector"}
+"""A job that left these at the server makes a super model."""
+
+
+def served(
+    results: Path, home: Path, site_files: Mapping[str, Path], unseen: SiteData, read: Read = load_site_file
+) -> dict[str, dict[str, Any]]:
+    """Model to how it does on the test split of the hospital that took no part.
+
+    Every hospital's best model of each name is tried: "models" has each one's score, "score" their mean, "best" the
+    best of them, which nobody could have known. A model that all hospitals share has one score. The super model
+    ("super", of the last round) has besides its gamma, chosen on the validation cases of those that took part, how
+    many cases each model served, and what other thresholds would have given.
+
+    Args:
+        results, home: of the run, as ``simulate`` wrote them.
+        site_files: of the hospitals that took part; ``read`` reads them.
+
+    Raises:
+        MedPFLError: a file of the run cannot be read, or the data do not fit.
+    """
+    summary = read_summary(results)
+    score = summary["score"]
+    found: dict[str, dict[str, Any]] = {}
+    for model in dict.fromkeys(line["model"] for line in summary["test"]):
+        each = {}
+        for site in sorted(site_files):
+            path = home / site / summary["job"] / "models" / f"{model}-best.safetensors"
+            if path.exists():  # a hospital that missed the best round has no such model
+                each[site] = number(evaluate_on(load_deployed(path), unseen, "test").metrics[score])
+        known = [value for value in each.values() if value is not None]
+        found[model] = {
+            "models": each,
+            "score": float(np.mean(known)) if known else None,
+            "best": max(known) if known else None,
+        }
+    if summary["slots"].keys() >= SLOTS:
+        found[SUPER] = _super(results, site_files, unseen, read)
+    return found
+
+
+def _super(results: Path, site_files: Mapping[str, Path], unseen: SiteData, read: Read) -> dict[str, Any]:
+    model = read_result(results)
+    model, _ = chosen(model, study_here(model, site_files, read))
+    test = study_of(model, "the hospital left out", unseen).test
+    here = next(point for point in test.points if point.gamma == model.method.gamma)
+    return {
+        "score": here.score,
+        "best": here.score,
+        "gamma": model.method.gamma,
+        "served": dict(zip(model.method.labels, here.counts, strict=True)),
+        "cases": test.cases,
+        "points": [point.model_dump() for point in test.points],
+    }

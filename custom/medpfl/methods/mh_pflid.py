@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MH-pFLID: hospitals with different networks learn from one another through a light messenger.
+
+Xie et al., "MH-pFLID: Model Heterogeneous Personalized Federated Learning via Injection and Distillation for Medical
+Data Analysis", ICML 2024. A round: knowledge injection (Eq. 2: the local model and the receiver learn, the messenger is
+frozen), knowledge distillation (Eq. 5: the messenger and the transmitter learn, the local model is frozen); the server
+averages the messengers. Deviations: Eq. (15) is not the KL divergence that the text names, its gradient does not even
+depend on the local model; here it is KL(local || messenger). Attention runs over the positions of one sample's map.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from medpfl.core.errors import ConfigError
+from medpfl.core.groups import under
+from medpfl.methods.base import Batch, Build, Method, Site
+from medpfl.models.messenger import Messenger
+from medpfl.models.split import body_shape, find_body, output_shape, watched
+from medpfl.models.token_attention import Addition, TokenAttention
+from medpfl.sites.samples import Samples
+
+
+def divergence(local: Tensor, messenger: Tensor) -> Tensor:
+    """KL(local || messenger) of class logits, B x C x ..., averaged over samples (and positions); one output is a
+    sigmoid's. The gradient in the messenger's logits is (softmax messenger - softmax local) / B."""
+    local, messenger = local.detach().float(), messenger.float()
+    if local.shape[1] == 1:
+        zero = torch.zeros_like(local)
+        local, messenger = torch.cat([zero, local], dim=1), torch.cat([zero, messenger], dim=1)
+    log_local, log_messenger = local.log_softmax(dim=1), messenger.log_softmax(dim=1)
+    return (log_local.exp() * (log_local - log_messenger)).sum(dim=1).mean()
+
+
+class LocalNetwork(nn.Module):
+    """The hospital's own network, and the path of the module that ends its body."""
+
+    def __init__(self, network: nn.Module, body: str):
+        super().__init__()
+        self.network, self.body = network, body
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.network(inputs)
+        return outputs
+
+    def with_features(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """L_h(L_b(x)) and L_b(x), from one pass."""
+        with watched(self.network, self.body) as seen:
+            outputs: Tensor = self.network(inputs)
+        return outputs, seen[-1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MHpFLID(Method):
+    """Slot "messenger" (mean). Private: the local network, the receiver and the transmitter; the local network alone
+    predicts. Networks may differ from hospital to hospital (``medpfl.models.by_hospital.ByHospital``).
+
+    Args:
+        epochs, lr: of the injection; local models train as long as in local training with the same ``epochs``.
+        distill_epochs: passes over the data in the distillation, >= 1.
+        distill_lr: learning rate of the distillation, > 0.
+        inject_messenger: weight of the messenger's loss in Eq. (2), in [0, 1]; the local loss has the rest.
+        distill_local: weight of the KL term in Eq. (5), in [0, 1]; the labels' loss has the rest.
+        shared: what of the messenger is averaged; the rest stays home (Table 6).
+        receiver, transmitter: attention, or plain addition (Table 6).
+        bodies: hospital to the path of the module that ends its network's body; others are found by a trial run.
+    """
+
+    epochs: int = 4
+    lr: float = 1e-4
+    distill_epochs: int = 1
+    distill_lr: float = 1e-5
+    inject_messenger: float = 0.1
+    distill_local: float = 0.1
+    shared: Literal["all", "body", "head"] = "all"
+    receiver: Literal["attention", "add"] = "attention"
+    transmitter: Literal["attention", "add"] = "attention"
+    bodies: dict[str, str] = field(default_factory=dict)
+
+    deploys: ClassVar = {"personal": "local_network"}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.distill_epochs < 1:
+            raise ConfigError(f"MHpFLID's distill_epochs must be at least 1, got {self.distill_epochs}")
+        if not self.distill_lr > 0:
+            raise ConfigError(f"MHpFLID's distill_lr must be above 0, got {self.distill_lr}")
+        for name in ("inject_messenger", "distill_local"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"MHpFLID's {name} must be in [0, 1], got {getattr(self, name)}")
+
+    def models(self, build: Build) -> dict[str, nn.Module]:
+        network, shape = build.network(), build.input_shape
+        body = self.bodies.get(build.site) or find_body(network, shape)
+        local = body_shape(network, body, shape)
+        outputs = output_shape(network, shape)
+        # Only the messenger must start alike everywhere; its seed is its own, whatever the local network draws.
+        messenger = build.seeded(lambda: Messenger(shape, outputs[0], dense=len(outputs) > 1))
+        grid = output_shape(messenger.get_submodule("body"), shape)
+        if math.prod(grid[1:]) == 1:  # attention over one position is a constant: the receiver would hear nothing
+            raise ConfigError(f"MHpFLID's messenger needs larger inputs: of {shape} its map keeps a single position")
+        parts = {
+            "receiver": build.seeded(lambda: _exchange(self.receiver, local[0], grid[0], "messenger")),
+            "transmitter": build.seeded(lambda: _exchange(self.transmitter, local[0], grid[0], "local")),
+        }
+        return {"local_network": LocalNetwork(network, body), "messenger": messenger, **parts}
+
+    def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
+        path = "messenger" if self.shared == "all" else f"messenger.{self.shared}"
+        return {"messenger": under(models, path)}
+
+    def new_optimizer(self, model: nn.Module, name: str) -> torch.optim.Optimizer:
+        optimizer = super().new_optimizer(model, name)
+        if name in ("messenger", "transmitter"):
+            for group in optimizer.param_groups:
+                group["lr"] = self.distill_lr
+        return optimizer
+
+    def local_round(self, site: Site) -> None:
+        for batch in site.training_batches():
+            self._inject(site, batch)
+        loss = site.last_loss
+        steps = None if self.steps is None else max(1, round(self.steps * self.distill_epochs / self.epochs))
+        for batch in site.training_batches(None if steps else self.distill_epochs, steps):
+            self._distill(site, batch)
+        site.last_loss = loss  # the local model's is the one that is reported
+
+    def _inject(self, site: Site, batch: Batch) -> None:
+        """Eq. (2)."""
+        local, messenger = _networks(site)
+        receiver = site.models["receiver"]
+        local.train()
+        receiver.train()
+        weight = self.inject_messenger
+        with _frozen(messenger):
+            with site.autocast():
+                outputs, mine = local.with_features(batch.inputs)
+                own = site.task.loss(outputs, batch.targets)
+                with torch.no_grad():
+                    theirs = messenger.body(batch.inputs)
+                guided = site.task.loss(messenger.head(receiver(mine, theirs)), batch.targets)
+            site.step("local_network", (1 - weight) * own + weight * guided, "receiver")
+        site.last_loss = float(own.detach())
+
+    def _distill(self, site: Site, batch: Batch) -> None:
+        """Eq. (5), with KL(local || messenger) for its second term."""
+        local, messenger = _networks(site)
+        transmitter = site.models["transmitter"]
+        messenger.train()
+        transmitter.train()
+        weight = self.distill_local
+        with _frozen(local):
+            with site.autocast():
+                with torch.no_grad():
+                    teacher, mine = local.with_features(batch.inputs)
+                outputs = messenger.head(transmitter(mine, messenger.body(batch.inputs)))
+                learnt = site.task.loss(outputs, batch.targets)
+            loss = (1 - weight) * learnt + weight * divergence(teacher, outputs)
+            site.step("messenger", loss, "transmitter")
+
+    def diagnose(self, models: nn.ModuleDict, samples: Samples, index: int, device: torch.device) -> dict[str, float]:
+        """How far the receiver's and the transmitter's bases are from orthogonal (Table 8, our definition)."""
+        parts = {name: models[name] for name in ("receiver", "transmitter")}
+        return {f"{n}_correlation": part.correlation() for n, part in parts.items() if isinstance(part, TokenAttention)}
+
+
+def _networks(site: Site) -> tuple[LocalNetwork, Messenger]:
+    local, messenger = site.models["local_network"], site.models["messenger"]
+    assert isinstance(local, LocalNetwork) and isinstance(messenger, Messenger)
+    return local, messenger
+
+
+def _exchange(kind: str, local: int, width: int, queries: str) -> nn.Module:
+    return TokenAttention(local, width, queries) if kind == "attention" else Addition(local, width)
+
+
+@contextmanager
+def _frozen(network: nn.Module) -> Iterator[None]:
+    """Evaluation mode (running statistics stand still) and no gradients of its own; they still flow through it."""
+    network.eval().requires_grad_(False)
+    try:
+        yield
+    finally:
+        network.requires_grad_(True)

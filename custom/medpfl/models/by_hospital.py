@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Another network at every hospital."""
+
+from typing import Any
+
+from torch import nn
+
+from medpfl.core.errors import ConfigError
+from medpfl.models.base import Architecture
+
+
+class ByHospital(Architecture):
+    """One argument a hospital: its name, and the architecture it uses; ``default`` is for those that are not named.
+
+    In a job: {"path": "medpfl.models.by_hospital.ByHospital",
+               "args": {"berlin": {"path": "medpfl.models.resnet.ResNet"}, "default": {...}}}
+    """
+
+    def __init__(self, **hospitals: Architecture):
+        for name, given in hospitals.items():
+            if not isinstance(given, Architecture) or isinstance(given, ByHospital):
+                raise ConfigError(f"ByHospital: '{name}' must be an architecture, got {given!r}")
+        if not hospitals:
+            raise ConfigError("ByHospital needs at least one hospital or 'default'")
+        self.hospitals = dict(sorted(hospitals.items()))
+
+    def at(self, site: str) -> Architecture:
+        found = self.hospitals.get(site, self.hospitals.get("default"))
+        if found is None:
+            raise ConfigError(
+                f"the job names no network for {site}, nor a default; it names {', '.join(self.hospitals)}"
+            )
+        return found
+
+    def arguments(self) -> dict[str, Architecture]:
+        """For its configuration."""
+        return dict(self.hospitals)
+
+    def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        raise ConfigError("ByHospital has a network for each hospital, and none without a hospital's name")
+
+    def __repr__(self) -> str:
+        return f"ByHospital({', '.join(f'{name}={given!r}' for name, given in self.hospitals.items())})"
+
+    def __eq__(self, other: Any) -> bool:
+        return isinstance(other, ByHospital) and self.hospitals == other.hospitals
+
+    def __hash__(self) -> int:
+        return hash(repr(self))

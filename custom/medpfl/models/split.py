@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a network's body ends and its head begins, found by running it once."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from medpfl.core.errors import ConfigError
+
+
+def find_body(network: nn.Module, input_shape: tuple[int, ...]) -> str:
+    """Path of the last module to give the smallest feature map of more than one position: the last stage of a
+    classifier before its pooling, the bottleneck of a UNet.
+
+    Raises:
+        ConfigError: no module below the network gives a feature map.
+    """
+    maps = {path: shape for path, shape in _run(network, input_shape).items() if path and _is_map(shape, input_shape)}
+    if not maps:
+        raise ConfigError(
+            f"{type(network).__name__} gives no feature map for inputs of shape {input_shape}; name the module that "
+            "ends its body"
+        )
+    least = min(math.prod(shape[2:]) for shape in maps.values())
+    return [path for path, shape in maps.items() if math.prod(shape[2:]) == least][-1]
+
+
+def body_shape(network: nn.Module, path: str, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """C x grid of what the module at ``path`` gives.
+
+    Raises:
+        ConfigError: there is no such module, it is not used, or it gives no feature map.
+    """
+    shapes = _run(network, input_shape)
+    if path not in dict(network.named_modules()):
+        children = ", ".join(name for name, _ in network.named_children())
+        raise ConfigError(f"no module '{path}' in {type(network).__name__}; its children are: {children}")
+    if path not in shapes or not _is_map(shapes[path], input_shape):
+        got = f"gives {tuple(shapes[path][1:])}" if path in shapes else "gives no tensor"
+        raise ConfigError(
+            f"module '{path}' of {type(network).__name__} cannot end its body: it {got} for inputs of shape "
+            f"{input_shape}, and a feature map C x {' x '.join('DHW'[-(len(input_shape) - 1) :])} of more than one "
+            "position is needed"
+        )
+    return tuple(shapes[path][1:])
+
+
+def output_shape(network: nn.Module, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of what the network gives for one input of shape ``input_shape``."""
+    return tuple(_run(network, input_shape)[""][1:])
+
+
+def _is_map(shape: torch.Size, input_shape: tuple[int, ...]) -> bool:
+    return len(shape) == len(input_shape) + 1 and math.prod(shape[2:]) > 1
+
+
+def _run(network: nn.Module, input_shape: tuple[int, ...]) -> dict[str, torch.Size]:
+    """Path to output shape of every module that gives a tensor, in the order in which they (last) finish. Neither
+    weights, nor running statistics, nor the random generator change."""
+    found: dict[str, torch.Size] = {}
+
+    def watch(path: str) -> None:
+        def note(module: nn.Module, args: object, output: object) -> None:
+            if isinstance(output, Tensor):
+                found.pop(path, None)
+                found[path] = output.shape
+
+        handles.append(network.get_submodule(path).register_forward_hook(note))
+
+    handles: list[torch.utils.hooks.RemovableHandle] = []
+    for path, _ in network.named_modules():
+        watch(path)
+    training = [module for module in network.modules() if module.training]
+    parameter = next(network.parameters())
+    try:
+        with torch.inference_mode():
+            network.eval()(torch.zeros(1, *input_shape, device=parameter.device))
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module in training:
+            module.training = True
+    return found
+
+
+@contextmanager
+def watched(network: nn.Module, path: str) -> Iterator[list[Tensor]]:
+    """What the module at ``path`` gave in each forward pass inside the block."""
+    seen: list[Tensor] = []
+    handle = network.get_submodule(path).register_forward_hook(lambda module, args, output: seen.append(output))
+    try:
+        yield seen
+    finally:
+        handle.remove()

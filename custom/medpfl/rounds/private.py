@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of a run only the hospital holds, on its disk: private entries of the networks, and the optimisers' state."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from medpfl import store
+from medpfl.methods.base import Method
+from medpfl.rounds.messages import load
+
+PRIVATE = "private"
+
+
+def save_private(
+    folder: Path,
+    round_number: int,
+    models: nn.ModuleDict,
+    keys: Sequence[str],
+    optimizers: Mapping[str, torch.optim.Optimizer],
+) -> None:
+    """Keep the state after a round. That of the round before stays too, because the server's checkpoint may be one
+    round behind.
+
+    Args:
+        keys: the private entries of ``models.state_dict()``.
+        optimizers: by network.
+    """
+    state = models.state_dict()
+    tensors: dict[str, Tensor] = {f"model/{key}": state[key] for key in keys}
+    for model, optimizer in optimizers.items():
+        for index, entries in optimizer.state_dict()["state"].items():
+            tensors.update({f"optimizer/{model}/{index}/{key}": value for key, value in entries.items()})
+    store.save(store.path_of(folder, PRIVATE, round_number), tensors, {"optimizers": list(optimizers)})
+    for kept, path in store.numbered(folder, PRIVATE).items():
+        if not round_number - 1 <= kept <= round_number:
+            path.unlink()
+
+
+def restore_private(path: Path, models: nn.ModuleDict, owner: Mapping[str, Method]) -> dict[str, torch.optim.Optimizer]:
+    """Copy what ``save_private`` kept into the networks; returns the optimisers.
+
+    Args:
+        owner: network to the method that made it, which makes its optimiser too.
+    """
+    tensors, meta = store.read(path)
+    load(models, {"": {k.removeprefix("model/"): t for k, t in tensors.items() if k.startswith("model/")}})
+    optimizers = {}
+    for model in meta["optimizers"]:
+        optimizer = owner[model].new_optimizer(models[model], model)
+        state: dict[int, dict[str, Tensor]] = {}
+        prefix = f"optimizer/{model}/"
+        for name, tensor in tensors.items():
+            if name.startswith(prefix):
+                index, key = name.removeprefix(prefix).split("/", 1)
+                state.setdefault(int(index), {})[key] = tensor
+        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+        optimizers[model] = optimizer
+    return optimizers

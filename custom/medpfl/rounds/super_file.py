@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Put a super model together from what a job left at the server, and give it the threshold that validation chose."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+import medpfl
+from medpfl import store
+from medpfl.component import build, spec_of
+from medpfl.core.errors import ConfigError, DataError, MedPFLError
+from medpfl.evaluate.deployed import Deployed, History, ModelMeta, Recipe, build_networks, differing_entry
+from medpfl.evaluate.gamma import Found, choose_gamma, read_study
+from medpfl.evaluate.selection import Study, study
+from medpfl.evaluate.tables import read_summary
+from medpfl.methods.base import Method
+from medpfl.methods.super_model import SuperModel
+from medpfl.rounds.checkpoint import SHARED
+from medpfl.rounds.messages import unflatten
+from medpfl.sites.samples import SiteData
+from medpfl.sites.site_file import SiteFile, load_site_file
+from medpfl.tasks.base import Task
+
+USUAL_GAMMA = 0.9
+"""Where nothing is said: what NVFlare's research example tests with."""
+
+
+@dataclass(frozen=True)
+class Super:
+    """A super model that is not written yet.
+
+    Attributes:
+        job: the job whose last round's models it holds; ``round``: that round's number.
+        preparation: as ``SiteData.preparation``, where it tells nothing of a hospital's data.
+    """
+
+    method: SuperModel
+    task: Task
+    networks: nn.ModuleDict
+    recipe: Recipe
+    job: str
+    round: int
+    preparation: dict[str, Any]
+
+    def with_gamma(self, gamma: float | None) -> "Super":
+        """The same with another threshold.
+
+        Raises:
+            ConfigError: it is not in [0, 1], or the selector needs none.
+        """
+        if gamma is not None and self.method.gamma is None:
+            raise ConfigError("this selector has the global model among its classes, so it takes no gamma")
+        method = replace(self.method, gamma=gamma)
+        return replace(self, method=method, recipe=self.recipe.model_copy(update={"method": spec_of(method)}))
+
+    def write(self, path: Path, found: Found | None) -> ModelMeta:
+        """Write the deployed model's file.
+
+        Args:
+            found: how it did, if it was tested.
+
+        Raises:
+            MedPFLError: it cannot be written.
+        """
+        lines = [line for line in found.lines if line.hospital in self.method.hospitals] if found else []
+        cases = sum(line.cases for line in lines)
+        whole = bool(lines) and all(line.super_ is not None for line in lines)
+        pooled = sum(line.cases * (line.super_ or 0.0) for line in lines) / cases if whole else None
+        history = History(
+            job=self.job,
+            site="all hospitals",
+            model="super",
+            choice="last",
+            round=self.round,
+            cases={"test": cases},
+            samples_by_class={},
+            test={} if pooled is None else {self.task.score: round(pooled, 6)},
+            calibration=None,
+            preparation=self.preparation,
+        )
+        parameters = sum(parameter.numel() for parameter in self.networks.parameters())
+        versions = {"MedPFL": medpfl.__version__, "torch": str(torch.__version__)}
+        meta = ModelMeta(recipe=self.recipe, history=history, parameters=parameters, versions=versions)
+        return meta.write(path, self.networks.state_dict())
+
+
+def read_result(folder: Path) -> Super:
+    """The super model of a job's results folder, after its last round, with the usual threshold.
+
+    Raises:
+        MedPFLError: a file is missing or altered, the job's method has no such networks, or the hospitals of the
+            files are not those of the selector.
+    """
+    summary = read_summary(folder)
+    recipe, hashes = summary.get("recipe"), summary.get("slots")
+    if not isinstance(recipe, dict) or not isinstance(hashes, dict):
+        raise MedPFLError(f"{folder}: its summary.json does not say how to rebuild the models; run the job again")
+    try:
+        trained: Method = build(recipe["method"], Method, "method")
+        task: Task = build(recipe["task"], Task, "task")
+        roster = tuple(summary["roster"])
+        found = Recipe(
+            method=recipe["method"],
+            task=recipe["task"],
+            deployed=next(iter(trained.deploys)),
+            classes=summary["classes"],
+            input_shape=recipe["input_shape"],
+            hospitals=len(roster),
+        )
+        parts = build_networks(trained, task, found)
+        if list(roster) != sorted(set(roster)):
+            raise ConfigError(f"its roster is not in order: {', '.join(roster)}")
+        last = summary["settings"]["rounds"]
+        preparation = dict(recipe["preparation"])
+    except (KeyError, TypeError, ValidationError, ConfigError) as error:
+        raise MedPFLError(f"{folder / 'summary.json'} was altered or is of another version: {error}") from error
+    for slot in ("global", "personal", "selector"):
+        if slot not in hashes or slot not in parts:
+            raise MedPFLError(
+                f"{folder}: {type(trained).__name__} left no slot '{slot}' at the server, so it makes no super model"
+            )
+    classes = _selector_classes(parts, found)
+    if classes not in (len(roster), len(roster) + 1):
+        raise MedPFLError(f"{folder}: the selector has {classes} classes, the job had {len(roster)} hospitals")
+    method = SuperModel(trained=trained, hospitals=roster, gamma=USUAL_GAMMA if classes == len(roster) else None)
+    found = found.model_copy(update={"method": spec_of(method), "deployed": "super"})
+    networks = build_networks(method, task, found)
+    state = _state(folder, roster, hashes)
+    if difference := differing_entry(networks, state):
+        raise MedPFLError(f"{folder}: the slots do not fit the job's configuration: {difference}")
+    networks.load_state_dict(state)
+    return Super(method, task, networks.eval(), found, summary["job"], last, preparation)
+
+
+def _selector_classes(parts: nn.ModuleDict, recipe: Recipe) -> int:
+    with torch.inference_mode():
+        return int(parts["selector"].eval()(torch.zeros(1, *recipe.input_shape)).shape[1])
+
+
+def _state(folder: Path, roster: tuple[str, ...], hashes: dict[str, str]) -> dict[str, Tensor]:
+    """The super model's entries, from the three slots' files."""
+    state: dict[str, Tensor] = {}
+    for slot in ("global", "personal", "selector"):
+        path = folder / "slots" / f"{slot}.safetensors"
+        if store.file_digest(path) != hashes[slot]:
+            raise MedPFLError(f"{path}: it was altered after the job (its SHA-256 does not fit summary.json)")
+        owners = unflatten(store.read(path)[0])
+        for index, site in enumerate(roster if slot == "personal" else [SHARED]):
+            owner = owners.get(site, owners.get(SHARED))
+            if owner is None:
+                raise MedPFLError(f"{path}: holds no model of {site}; it has: {', '.join(owners)}")
+            name = f"personal_{index}" if slot == "personal" else slot
+            state.update({f"{name}.{key.removeprefix(f'{slot}.')}": tensor for key, tensor in owner.items()})
+    return state
+
+
+def from_file(deployed: Deployed, path: Path) -> Super:
+    """A super model's file, to give it another threshold.
+
+    Raises:
+        MedPFLError: the file holds another model, or was given away without its history.
+    """
+    method, history = deployed.method, deployed.meta.history
+    if not isinstance(method, SuperModel) or history is None:
+        raise MedPFLError(f"{path}: not a super model's file, as 'medpfl super' writes it")
+    return Super(
+        method,
+        deployed.task,
+        deployed.networks,
+        deployed.meta.recipe,
+        history.job,
+        history.round,
+        history.preparation,
+    )
+
+
+def study_here(
+    model: Super, site_files: Mapping[str, Path], read: Callable[[Path, str], SiteFile] = load_site_file
+) -> dict[str, Study]:
+    """The super model's validation and test at every hospital that took part, in this process.
+
+    Args:
+        read: reads a hospital's site file, given its path and the hospital's name.
+
+    Raises:
+        MedPFLError: a hospital is not among the selector's classes, or its data cannot be read or do not fit.
+    """
+    for site in site_files:
+        if site not in model.method.hospitals:
+            raise MedPFLError(
+                f"{site} is not among the selector's classes: {', '.join(model.method.hospitals)}; gamma is chosen "
+                "on the hospitals that took part in training"
+            )
+    return {site: study_of(model, site, model.task.load(read(path, site))) for site, path in sorted(site_files.items())}
+
+
+def study_of(model: Super, site: str, data: SiteData) -> Study:
+    """The super model's validation and test at one hospital, also one that took no part.
+
+    Raises:
+        MedPFLError: its data do not fit.
+    """
+    expected, got = model.recipe.input_shape, list(data.splits["test"].inputs.shape[1:])
+    if got != expected or data.class_names != model.recipe.classes:
+        raise DataError(
+            f"{site}: the super model takes inputs of shape {expected} with the classes "
+            f"{', '.join(model.recipe.classes)}; the data have {got} and {', '.join(data.class_names)}"
+        )
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return study(model.method, model.networks.to(device), model.task, data, device)
+
+
+def studies_of(model: Deployed, evaluation: Path) -> dict[str, Study]:
+    """What the hospitals told in an evaluation job of just this model.
+
+    Raises:
+        MedPFLError: the folder holds the results of another job or model, or was altered.
+    """
+    summary = read_summary(evaluation)
+    given = model.meta.model_copy(update={"history": None}).seal(model.networks.state_dict())
+    if summary.get("evaluated", {}).get("sha256") != given.sha256:
+        raise MedPFLError(f"{evaluation}: not the results of an evaluation job of this super model")
+    if not isinstance(summary.get("study"), dict):
+        raise MedPFLError(f"{evaluation / 'summary.json'} was altered: it says nothing of the thresholds")
+    return {site: read_study(site, found, given.recipe.hospitals) for site, found in summary["study"].items()}
+
+
+def chosen(model: Super, studies: Mapping[str, Study]) -> tuple[Super, Found]:
+    """The model with the threshold that validation chose, and its tests."""
+    found = choose_gamma(studies, model.method.hospitals)
+    return model.with_gamma(found.gamma), found
