@@ -19,8 +19,10 @@ from nvflare.fuel.flare_api.api_spec import JobNotFound
 from nvflare.lighter.utils import load_yaml
 
 from conftest import write_table_sites
-from medpfl.compare.plan import Run, load_comparison, make_plan
+from medpfl.compare.file import load_comparison
+from medpfl.compare.plan import make_plan
 from medpfl.compare.runner import do_runs, read_run
+from medpfl.compare.runs import Run
 from medpfl.core.errors import MedPFLError
 from medpfl.demo.phantom import write_phantoms
 from medpfl.evaluate.deployed import load_deployed

@@ -20,7 +20,8 @@ from typer.testing import CliRunner
 
 from conftest import write_table_sites
 from medpfl.cli import app
-from medpfl.compare.plan import load_comparison, make_plan
+from medpfl.compare.file import load_comparison
+from medpfl.compare.plan import Plan, make_plan
 from medpfl.compare.runner import do_runs
 from medpfl.core.errors import MedPFLError
 from medpfl.evaluate.deployed import load_deployed
@@ -51,6 +52,10 @@ def compare(folder: Path, output: str, jobs: int = 2, **changes: Any) -> Any:
     return CliRunner().invoke(app, arguments, catch_exceptions=False)
 
 
+def do(plan: Plan, results: Path, jobs: int) -> dict[str, str]:
+    return do_runs(plan, results, jobs, lambda run, reason: None, lambda rounds: None)
+
+
 def outcomes(results: Path) -> dict[str, Any]:
     """What every run computed, its deployed models' bytes included, without times."""
     found = {}
@@ -60,7 +65,7 @@ def outcomes(results: Path) -> dict[str, Any]:
             str(model.relative_to(path.parent)): hashlib.sha256(model.read_bytes()).hexdigest()
             for model in path.parent.rglob("models/*.safetensors")
         }
-        del content["seconds"], content["events"]
+        content.pop("seconds", None), content.pop("events", None)
         found[path.parent.name] = content
     return found
 
@@ -140,7 +145,7 @@ def test_one_failing_method_is_told_and_the_others_go_on(done: Path) -> None:
     assert result.exit_code == 1 and "Traceback" not in output
     assert "Wild, seed 0 failed: round" in output and "holds NaN or infinite values" in output
     results = json.loads((done / "failing" / "results.json").read_text())
-    assert [failure["method"] for failure in results["failures"]] == ["Wild", "Broken"]
+    assert [failure["run"] for failure in results["failures"]] == ["Wild, seed 0", "Broken, seed 0"]
     assert "Broken, seed 0 failed: KeyError: 'modle'" in output and "log.txt" in output
     assert {"Bounded", "SM", "SM (global)"} < {row["name"] for row in results["rows"]}  # every deployed model is a row
     assert all(row["gain"]["p"] is None for row in results["rows"] if row["gain"])  # one seed says nothing
@@ -153,7 +158,7 @@ def test_data_that_change_meanwhile_stop_the_run(tmp_path: Path) -> None:
     plan = make_plan(load_comparison(write(tmp_path, seeds=[0], methods={})), files)
     table = tmp_path / "sites" / "clara.csv"
     table.write_text(table.read_text().rsplit("\n", 2)[0] + "\n")
-    failures = do_runs(plan, tmp_path / "results", 2, lambda run, reason: None, lambda rounds: None)
+    failures = do(plan, tmp_path / "results", 2)
     assert len(failures) == 2 and all("clara's data or split changed" in reason for reason in failures.values())
 
 
@@ -165,7 +170,7 @@ def test_two_comparisons_cannot_share_a_folder(tmp_path: Path) -> None:
     with open(tmp_path / "results" / "runs" / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(MedPFLError, match="another comparison is running in"):
-            do_runs(plan, tmp_path / "results", 1, lambda run, reason: None, lambda rounds: None)
+            do(plan, tmp_path / "results", 1)
 
 
 class _Page(html.parser.HTMLParser):

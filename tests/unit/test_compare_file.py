@@ -12,7 +12,9 @@ import yaml
 
 from conftest import write_table_sites
 from medpfl.compare.collect import check_initial_weights
-from medpfl.compare.plan import Comparison, check_equal_work, load_comparison, make_plan
+from medpfl.compare.entries import check_equal_work
+from medpfl.compare.file import Comparison, load_comparison
+from medpfl.compare.plan import make_plan
 from medpfl.compare.statistics import paired_gain, smallest_p
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Identity, Mean, ServerAdam, SoftPull
@@ -54,7 +56,9 @@ def plan_of(folder: Path, **changes: Any) -> Any:
         ({"name": "../up"}, "'name': string should match pattern"),
         ({"target": float("nan")}, "'target' must be a finite score"),
         ({"demo": "liver"}, "'demo' must be one of phantom, heart, skin,"),
-        ({"methods": {"FedAvg": SOFT_PULL}}, "'FedAvg' is in every comparison already"),
+        ({"methods": {"Pooled": SOFT_PULL}}, "'Pooled' is taken: 'pooled: true' adds it"),
+        ({"pooled": "yes"}, "'pooled': input should be a valid boolean, got 'yes'"),
+        ({"methods": {"FedAvg": SOFT_PULL}}, "'FedAvg' is taken: it is in every comparison already"),
         ({"methods": {"Soft": {**SOFT_PULL, "args": {"steps": 9}}}}, "methods.Soft.args may not set 'steps'"),
         ({"methods": {"Soft": {**SOFT_PULL, "kwargs": {}}}}, "unknown key 'methods.Soft.kwargs'"),
         ({"methods": {"Soft": {}}}, "'methods.Soft.path' is missing"),
@@ -98,6 +102,22 @@ def test_a_file_that_is_no_mapping_gets_one_sentence(tmp_path: Path, text: str, 
         (
             {**SOFT_PULL, "slots": {"model": {"path": "medpfl.core.mixers.SoftPull", "args": {"lam": 0.1}}}},
             "SoftPull's lam must be in",
+        ),
+        (
+            {"path": "medpfl.methods.fedamp.FedAMP"},
+            "methods.Soft: FedAMP has no default for slot 'anchor': name AttentiveMessages with its alpha and sigma; "
+            "write it in the comparison file as methods.Soft.slots.anchor: {path: ..., args: ...}",
+        ),
+        (
+            {"path": "medpfl.methods.l2gd.L2GD", "args": {"optimizer": "sgd"}},
+            "in the comparison file as methods.Soft.slots.mixed: {path: ..., args: ...}",
+        ),
+        (
+            {
+                "path": "medpfl.methods.fedamp.FedAMP",
+                "slots": {"anchor": {"path": "medpfl.core.mixers.AttentiveMessages", "args": {"alpha": 9, "sigma": 1}}},
+            },
+            "methods.Soft.slots.anchor: AttentiveMessages' alpha must be at most sigma / (K - 1)",
         ),
         ({"path": "bounded_fedavg.OtherStart"}, "unfair: Soft starts its network 'model' from other initial weights"),
     ],

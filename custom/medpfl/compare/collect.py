@@ -5,7 +5,7 @@ import dataclasses
 import json
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,19 @@ import numpy as np
 import torch
 
 import medpfl
-from medpfl.compare.plan import FEDAVG, FINE_TUNED, LOCAL, Plan, Run
+from medpfl.compare.entries import Entry
+from medpfl.compare.file import FEDAVG, FINE_TUNED, LOCAL, POOLED
+from medpfl.compare.plan import Plan
 from medpfl.compare.runner import finished, read_run
+from medpfl.compare.runs import Run
 from medpfl.compare.statistics import paired_gain, smallest_p
-from medpfl.component import build
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.evaluate.models import write_text
-from medpfl.tasks.base import Task
+from medpfl.rounds.messages import digest_of
 
 RESULTS = "results.json"
+Pair = tuple[int | None, int]
+"""Split and seed: methods are compared under the same one."""
 
 
 def collect(plan: Plan, results: Path, failures: dict[str, str]) -> dict[str, Any]:
@@ -31,24 +35,26 @@ def collect(plan: Plan, results: Path, failures: dict[str, str]) -> dict[str, An
         ConfigError: runs of one seed did not start from the same weights.
         MedPFLError: no run is finished, or a file cannot be read or written.
     """
-    found = [_named(read_run(results, run), run) for run in plan.runs if finished(results, run)]
+    everything = [(run, _named(read_run(results, run), run)) for run in plan.runs if finished(results, run)]
+    found = [(run, each) for run, each in everything if run.without is None]
     if not found:
         raise MedPFLError(f"no run of comparison '{plan.file.name}' is finished; there is nothing to compare")
-    check_initial_weights(found)
-    score = _score_of(plan)
+    check_initial_weights([each for _, each in everything])
+    score = plan.task.score
     rows = _rows(found, plan, score)
     target = plan.file.target
     local = rows.get(LOCAL)
     if target is None and local and local["curves"]:
         target = float(np.mean([max(curve) for curve in local["curves"]]))
+    pairs = len(plan.file.seeds) * len(plan.splits)
     content = {
         "comparison": plan.file.name,
         "file": plan.file.model_dump(mode="json", exclude_none=True),
         "score": score,
-        "hospitals": list(plan.sizes),
-        "sizes": plan.sizes,
-        "splits": plan.splits,
+        "hospitals": plan.hospitals,
+        "splits": [dataclasses.asdict(split) for split in plan.splits],
         "seeds": plan.file.seeds,
+        "pairs": pairs,
         "versions": {
             "medpfl": medpfl.__version__,
             "torch": str(torch.__version__),
@@ -56,29 +62,43 @@ def collect(plan: Plan, results: Path, failures: dict[str, str]) -> dict[str, An
             "machine": platform.machine(),
         },
         "written": time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()) + " UTC",
-        "test": "two-sided exact sign-flip permutation test, paired by seed",
-        "smallest_p": smallest_p(len(plan.file.seeds)),
+        "test": f"two-sided exact sign-flip permutation test, paired by {paired_by(plan)}",
+        "smallest_p": smallest_p(pairs),
         "target": target,
+        "tuning": plan.found or None,
         "rows": [_summary(name, row, local, target, plan) for name, row in rows.items()],
-        "failures": [
-            {"method": run.name, "seed": run.seed, "reason": failures.get(run.digest, "not done")}
-            for run in plan.runs
-            if not finished(results, run)
+        "unseen": _unseen([each for run, each in everything if run.without], plan),
+        "failures": _failures(plan, results, failures),
+        "runs": [
+            {key: each.get(key) for key in ("method", "split", "seed", "without", "digest", "initial", "events")}
+            for _, each in everything
         ],
-        "runs": [{key: run[key] for key in ("method", "seed", "digest", "initial", "events")} for run in found],
     }
     write_text(results / RESULTS, json.dumps(content, indent=1))
     return content
 
 
+def paired_by(plan: Plan) -> str:
+    return "split and seed" if len(plan.splits) > 1 else "seed"
+
+
+def _failures(plan: Plan, results: Path, failures: dict[str, str]) -> list[dict[str, Any]]:
+    """What is missing: runs, and methods for which nothing could be chosen."""
+    missing = [run for run in plan.runs if not finished(results, run)]
+    for search, found in zip(plan.searches, plan.found, strict=True):
+        if found["chosen"] is None:
+            open_runs = [run for runs in search.runs for run in runs if not finished(results, run)]
+            missing += open_runs
+            if not open_runs:
+                missing.append(search.runs[0][0])
+                failures = {**failures, search.runs[0][0].digest: "no candidate of its search could be trained"}
+    return [{"run": run.title, "reason": failures.get(run.digest, "not done")} for run in missing]
+
+
 def _named(found: dict[str, Any], run: Run) -> dict[str, Any]:
-    """A run under this plan's name for its method: the same may have been run under another one."""
+    """A run under this plan's names: the same may have been run as another method's, or with a split's other name."""
     rows = {label.replace(found["method"], run.name, 1): row for label, row in found["rows"].items()}
-    return {**found, "method": run.name, "rows": rows, "digest": run.digest}
-
-
-def _score_of(plan: Plan) -> str:
-    return str(build(plan.file.task.model_dump(), Task, "task").score)
+    return {**found, "method": run.name, "split": run.split, "rows": rows, "digest": run.digest}
 
 
 def check_initial_weights(runs: Sequence[dict[str, Any]]) -> None:
@@ -97,52 +117,57 @@ def check_initial_weights(runs: Sequence[dict[str, Any]]) -> None:
             )
 
 
-def _rows(runs: list[dict[str, Any]], plan: Plan, score: str) -> dict[str, dict[str, Any]]:
-    """Label to what its runs gave, seed by seed."""
+def _rows(found: list[tuple[Run, dict[str, Any]]], plan: Plan, score: str) -> dict[str, dict[str, Any]]:
+    """Label to what its runs gave, one entry a split and seed."""
     rows: dict[str, dict[str, Any]] = {}
-    for run in runs:
-        for label, found in run["rows"].items():
-            row = rows.setdefault(label, {"method": run["method"], "seeds": [], "runs": [], "curves": [], "scores": {}})
-            row["seeds"].append(run["seed"])
-            row["runs"].append((run, found))
-            if found["curve"]:
-                row["curves"].append(found["curve"])
+    for run, each in found:
+        for label, part in each["rows"].items():
+            row = rows.setdefault(label, {"pairs": [], "runs": [], "curves": [], "scores": {}})
+            row["pairs"].append((run.split, run.seed))
+            row["runs"].append((run, each, part))
+            if part["curve"]:
+                row["curves"].append(part["curve"])
             for choice in ("best", "last"):
-                values = [found[choice].get(site, {}).get(score) for site in plan.sizes]
+                values = [part[choice].get(site, {}).get(score) for site in plan.hospitals]
                 row["scores"].setdefault(choice, []).append([np.nan if v is None else v for v in values])
-    order = [LOCAL, FEDAVG, FINE_TUNED]
-    return {name: rows[name] for name in [*(n for n in order if n in rows), *(n for n in rows if n not in order)]}
+    return {name: rows[name] for name in in_order(rows)}
+
+
+def in_order(labels: Iterable[str]) -> list[str]:
+    """References first."""
+    labels = list(labels)
+    order = [LOCAL, FEDAVG, FINE_TUNED, POOLED]
+    return [*(name for name in order if name in labels), *(name for name in labels if name not in order)]
 
 
 def _summary(
     name: str, row: dict[str, Any], local: dict[str, Any] | None, target: float | None, plan: Plan
 ) -> dict[str, Any]:
     """One row of the leaderboard with all that belongs to it."""
-    sites = list(plan.sizes)
+    sites = plan.hospitals
     best, last = np.array(row["scores"]["best"]), np.array(row["scores"]["last"])
     hospitals: dict[str, dict[str, Any]] = {
         site: {"best": _stat(best[:, k]), "last": _stat(last[:, k]), "gain": None} for k, site in enumerate(sites)
     }
     gain = None
     if local is not None and name != LOCAL:
-        shared = [seed for seed in row["seeds"] if seed in local["seeds"]]
-        mine = best[[row["seeds"].index(seed) for seed in shared]]
-        alone = np.array(local["scores"]["best"])[[local["seeds"].index(seed) for seed in shared]]
+        shared = [pair for pair in row["pairs"] if pair in local["pairs"]]
+        mine = best[[row["pairs"].index(pair) for pair in shared]]
+        alone = np.array(local["scores"]["best"])[[local["pairs"].index(pair) for pair in shared]]
         gain = _gain(mine.mean(axis=1), alone.mean(axis=1))
         for k, site in enumerate(sites):
             hospitals[site]["gain"] = _gain(mine[:, k], alone[:, k])
     means = {site: hospitals[site]["best"]["mean"] for site in sites if hospitals[site]["best"]["mean"] is not None}
     worst = min(means, key=lambda site: means[site]) if means else None
-    runs = [run for run, _ in row["runs"]]
-    found = [part for _, part in row["runs"]]
-    entry = next(entry for entry in plan.entries if entry.name == row["method"])
-    traffic = sum(runs[0]["bytes"].values())
+    runs = [each for _, each, _ in row["runs"]]
+    found = [part for _, _, part in row["runs"]]
+    seconds = _stat(np.array([run["seconds"] for run in runs]))
+    made = {digest_of(run.entry.spec()): run.entry for run, _, _ in row["runs"]}
     return {
         "name": name,
-        "method": repr(entry.method),
-        "slots": {slot: repr(mixer) for slot, mixer in entry.mixers.items()},
+        "made": [_how(entry) for entry in made.values()],
         "own_networks": runs[0]["initial"]["own"],
-        "seeds": row["seeds"],
+        "pairs": row["pairs"],
         "best": _stat(best.mean(axis=1)),
         "last": _stat(last.mean(axis=1)),
         "best_rounds": [part["best_round"] for part in found],
@@ -153,12 +178,37 @@ def _summary(
         "curve": np.round(np.mean(row["curves"], axis=0), 6).tolist() if row["curves"] else [],
         "curves": row["curves"],
         "bytes": runs[0]["bytes"],
-        "seconds": _stat(np.array([run["seconds"] for run in runs])),
-        "reach": _reach(row["curves"], target, traffic),
+        "seconds": seconds,
+        "reach": _reach(row["curves"], target, sum(runs[0]["bytes"].values()), seconds["mean"]),
         "cross": _cross(found, sites),
         "calibration": _calibration(found, sites),
-        "mixing": {"seed": runs[0]["seed"], "slots": runs[0]["mixing"]},
+        "mixing": {"split": runs[0]["split"], "seed": runs[0]["seed"], "slots": runs[0]["mixing"]},
     }
+
+
+def _how(entry: Entry) -> dict[str, Any]:
+    return {"method": repr(entry.method), "slots": {slot: repr(mixer) for slot, mixer in entry.mixers.items()}}
+
+
+def _unseen(found: list[dict[str, Any]], plan: Plan) -> list[dict[str, Any]]:
+    """What the others' models reach at a hospital that took no part, by label; empty where none was left out."""
+    scores: dict[str, dict[str, dict[Pair, float | None]]] = {}
+    for each in found:
+        for label, row in each["rows"].items():
+            place = scores.setdefault(label, {}).setdefault(each["without"], {})
+            place[each["split"], each["seed"]] = row["score"]
+    rows = []
+    for label in in_order(scores):
+        sites = scores[label]
+        table = {
+            site: _stat(np.array([np.nan if v is None else v for v in values.values()]))
+            for site, values in sites.items()
+        }
+        whole = [pair for pair in sites[next(iter(sites))] if all(pair in values for values in sites.values())]
+        means = [np.mean([np.nan if (v := sites[site][pair]) is None else v for site in sites]) for pair in whole]
+        complete = len(sites) == len(plan.hospitals) and means
+        rows.append({"name": label, "mean": _stat(np.array(means)) if complete else None, "hospitals": table})
+    return rows
 
 
 def _stat(values: np.ndarray) -> dict[str, Any]:
@@ -188,8 +238,11 @@ def _gain(scores: np.ndarray, reference: np.ndarray) -> dict[str, Any] | None:
     return dataclasses.asdict(paired_gain(scores.tolist(), reference.tolist()))
 
 
-def _reach(curves: list[list[float]], target: float | None, traffic: int) -> dict[str, Any] | None:
-    """First round whose mean validation score is at least ``target``: median over the seeds that reached it."""
+def _reach(
+    curves: list[list[float]], target: float | None, traffic: int, seconds: float | None
+) -> dict[str, Any] | None:
+    """First round whose mean validation score is at least ``target``: median over the runs that reached it, with what
+    one hospital had sent and received and how long it had worked by then."""
     if target is None or not curves:
         return None
     rounds = [next((i for i, value in enumerate(curve, 1) if value >= target - 1e-9), None) for curve in curves]
@@ -200,6 +253,7 @@ def _reach(curves: list[list[float]], target: float | None, traffic: int) -> dic
         "median_round": median,
         "reached": len(reached),
         "bytes_per_hospital": None if median is None else round(median * traffic),
+        "seconds": None if median is None or seconds is None else round(median * seconds, 3),
     }
 
 
@@ -211,10 +265,14 @@ def _cross(found: list[dict[str, Any]], sites: list[str]) -> list[list[float | N
 
 
 def _calibration(found: list[dict[str, Any]], sites: list[str]) -> dict[str, Any] | None:
-    """Expected calibration error and Brier score by hospital, mean over the seeds; None where it is not defined."""
+    """Expected calibration error and Brier score by hospital, mean over the runs, and the bins of all runs together
+    (number, how often right, sum of the probabilities); None where they are not defined."""
     if any(part["calibration"][site] is None for part in found for site in sites):
         return None
     return {
-        site: {kind: float(np.mean([part["calibration"][site][kind] for part in found])) for kind in ("ece", "brier")}
+        site: {
+            **{kind: float(np.mean([part["calibration"][site][kind] for part in found])) for kind in ("ece", "brier")},
+            "bins": np.sum([part["calibration"][site]["bins"] for part in found], axis=0).round(6).tolist(),
+        }
         for site in sites
     }

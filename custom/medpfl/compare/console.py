@@ -7,6 +7,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from medpfl.compare.file import LOCAL
+from medpfl.compare.runs import values_text
+
 
 def ranked(content: dict[str, Any]) -> list[dict[str, Any]]:
     """The rows, best mean first."""
@@ -71,17 +74,78 @@ def hospitals(content: dict[str, Any], choice: str = "best") -> tuple[list[str],
 
 
 def metrics(content: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of the table of all metrics: test of the best round, mean of the hospitals."""
+    """Every metric, tested at the best round, mean of the hospitals; no lines where there is only one."""
     names = list(ranked(content)[0]["metrics"])
     rows = [[row["name"], *(score_text(row["metrics"].get(name)) for name in names)] for row in ranked(content)]
-    return ["method", *(name.replace("_", " ") for name in names)], rows
+    return ["method", *(name.replace("_", " ") for name in names)], rows if len(names) > 1 else []
+
+
+def unseen(content: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """What models reach at a hospital that took no part in their training: methods by hospitals left out."""
+    sites = content["hospitals"]
+    lines = [
+        [row["name"], score_text(row["mean"]), *(score_text(row["hospitals"].get(site)) for site in sites)]
+        for row in content["unseen"]
+    ]
+    lines.sort(key=lambda line: line[1], reverse=True)
+    alone = next((row for row in content["rows"] if row["name"] == LOCAL), None)
+    if alone:
+        own = [score_text(alone["hospitals"][site]["best"]) for site in sites]
+        lines.append(["(for comparison: its own local model)", score_text(alone["best"]), *own])
+    return ["method", "mean", *sites], lines
+
+
+def searches(content: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Every candidate of every search with its validation score; the chosen ones are marked."""
+    lines = []
+    for search in content["tuning"] or []:
+        name = search["method"] + (f", split {search['split']}" if search["split"] is not None else "")
+        for place, candidate in enumerate(search["candidates"]):
+            failed = "could not be trained" if candidate["reason"] else "not done"
+            text = f"{candidate['mean']:.4f}" if candidate["mean"] is not None else failed
+            chosen = "chosen" if place == search["chosen"] else ""
+            lines.append([name, values_text(candidate["values"]), text, chosen])
+    return ["method", "candidate", "mean validation score", ""], lines
+
+
+def cost(content: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Bytes and seconds of one hospital: a round, and until the target."""
+    lines = []
+    for row in ranked(content):
+        reach, cells = row["reach"], ["–"] * 3
+        if reach and reach["median_round"] is None:
+            cells[0] = "not reached"
+        elif reach:
+            seconds = f"{reach['seconds']:.1f}" if reach["seconds"] is not None else "n/a"
+            rounds = f"{reach['median_round']:g} ({reach['reached']} of {len(row['pairs'])} runs)"
+            cells = [rounds, bytes_text(reach["bytes_per_hospital"]), seconds]
+        sent, received = (bytes_text(row["bytes"][way]) for way in ("from_site", "to_site"))
+        lines.append([row["name"], sent, received, f"{row['seconds']['mean']:.3f}", *cells])
+    head = ["up, a round", "down, a round", "s, a round", "rounds to target", "bytes to target", "s to target"]
+    return ["method", *head], lines
+
+
+def calibrations(content: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Expected calibration error and Brier score: methods by hospitals; no lines where they are not defined."""
+    sites = content["hospitals"]
+    lines = [
+        [
+            row["name"],
+            *(f"{row['calibration'][site]['ece']:.3f} / {row['calibration'][site]['brier']:.3f}" for site in sites),
+        ]
+        for row in ranked(content)
+        if row["calibration"]
+    ]
+    return ["method", *sites], lines
 
 
 def print_comparison(content: dict[str, Any], folder: Path, console: Console) -> None:
     """Leaderboard, gains, failures, and where the report is."""
-    seeds = len(content["seeds"])
-    title = f"{content['comparison']}: test {content['score'].replace('_', ' ')}, mean of the hospitals; seeds: {seeds}"
-    for heading, (head, rows) in ((title, leaderboard(content)), ("Gain over local training", gains(content))):
+    title = f"{content['comparison']}: test {content['score'].replace('_', ' ')}, mean of the hospitals"
+    tables = [(f"{title}; {runs_text(content)}", leaderboard(content)), ("Gain over local training", gains(content))]
+    if content["unseen"]:
+        tables.append(("Tested at a hospital that took no part", unseen(content)))
+    for heading, (head, rows) in tables:
         table = Table(title=heading)
         for number, name in enumerate(head):
             table.add_column(name, justify="right" if number else "left")
@@ -90,33 +154,61 @@ def print_comparison(content: dict[str, Any], folder: Path, console: Console) ->
         console.print(table)
     console.print(f"p: {content['test']}; smallest possible p: {content['smallest_p']:.3g}")
     for failure in content["failures"]:
-        text = f"{failure['method']}, seed {failure['seed']} failed: {failure['reason']}"
+        text = f"{failure['run']} failed: {failure['reason']}"
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     console.print(f"Report: {folder / 'report.html'}", soft_wrap=True)
 
 
+def runs_text(content: dict[str, Any]) -> str:
+    """ "3 splits x 5 seeds" """
+    texts = [(len(content["splits"]), "split"), (len(content["seeds"]), "seed")]
+    if len(content["splits"]) == 1:
+        del texts[0]
+    return " x ".join(f"{count} {what}{'s' if count > 1 else ''}" for count, what in texts)
+
+
 def markdown(content: dict[str, Any]) -> str:
-    """The same as Markdown, with the scores hospital by hospital and all metrics."""
+    """The same as Markdown, with every other table."""
     parts = []
-    tables = [
+    tables = (
         ("Leaderboard", leaderboard(content)),
         ("Hospital by hospital", hospitals(content)),
         ("Gain over local training", gains(content)),
-    ]
-    if len(content["rows"][0]["metrics"]) > 1:
-        tables.append(("All metrics, mean of the hospitals", metrics(content)))
+        ("All metrics, mean of the hospitals", metrics(content)),
+        ("Tested at a hospital that took no part", unseen(content) if content["unseen"] else ([], [])),
+        ("Cost of one hospital", cost(content)),
+        ("Calibration on the test sets: expected calibration error / Brier score", calibrations(content)),
+        ("Search of arguments", searches(content)),
+    )
     for title, (head, rows) in tables:
-        lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-        parts.append(f"## {title}\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines))
+        if rows:
+            lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+            parts.append(f"## {title}\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines))
     text = "\n\n".join(parts)
     return f"# {content['comparison']}\n\n{_caption(content)}\n\n{text}\n"
 
 
 def _caption(content: dict[str, Any]) -> str:
     versions = content["versions"]
+    splits = [split["seed"] for split in content["splits"]]
+    cut = f"the splits {', '.join(map(str, splits))} and " if len(splits) > 1 else ""
     return (
-        f"Test {content['score'].replace('_', ' ')}, mean ± standard deviation over the seeds "
+        f"Test {content['score'].replace('_', ' ')}, mean ± standard deviation over {cut}the seeds "
         f"{', '.join(map(str, content['seeds']))}; the round was chosen by the mean validation score. "
-        f"p: {content['test']}; the smallest possible is {content['smallest_p']:.3g}. Written {content['written']}; "
+        f"{budget_text(content)} p: {content['test']}; the smallest possible is {content['smallest_p']:.3g}. "
+        f"Written {content['written']}; "
         f"MedPFL {versions['medpfl']}, torch {versions['torch']}, Python {versions['python']}."
+    )
+
+
+def budget_text(content: dict[str, Any]) -> str:
+    """What was searched, in a sentence or two."""
+    tuning = content["file"].get("tuning")
+    if not tuning:
+        return "Tuning budget: none; nothing was searched, arguments are as written in the comparison file."
+    each = " on each split" if len(content["splits"]) > 1 else ""
+    return (
+        f"Tuning budget: {tuning['budget']} candidates for every method{each}, references included, by the mean "
+        f"validation score of their best round; seeds {', '.join(map(str, tuning['seeds']))}, which take no part "
+        "in the results, and no test set was read."
     )

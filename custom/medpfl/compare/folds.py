@@ -5,9 +5,7 @@
 """
 
 import dataclasses
-import inspect
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +13,11 @@ from typing import Any
 import torch
 
 import medpfl
-from medpfl.compare.plan import split_digest
+from medpfl.compare.data import split_digest
+from medpfl.compare.sources import source_digest
 from medpfl.compare.unseen import served
 from medpfl.compare.worker import main
-from medpfl.component import build, spec_of
+from medpfl.component import build, class_paths, spec_of
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Identity, Mean, Mixer
 from medpfl.evaluate.tables import read_summary
@@ -91,16 +90,13 @@ def make_folds(job: Job, site_files: dict[str, Path], seeds: int) -> Folds:
                 "task": spec_of(job.task),
                 "splits": splits,
             }
-            code = _code([job.method, job.task, *mixers.values()])
+            named = {
+                path.rpartition(".")[0] for path in class_paths([order[key] for key in ("method", "task", "mixers")])
+            }
+            code = source_digest({"medpfl.rounds.simulate", "medpfl.compare.unseen", *named})
             digest = digest_of([order, medpfl.__version__, str(torch.__version__), code])
             runs.append(Fold(site, seed, digest, order))
     return Folds(job, dict(site_files), runs)
-
-
-def _code(components: Sequence[Any]) -> dict[str, str]:
-    """Digest of the file that defines each component: a changed method is another method."""
-    modules = {type(component).__module__ for component in components}
-    return {name: digest_of(inspect.getsource(sys.modules[name])) for name in sorted(modules)}
 
 
 def run(order: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -7,19 +7,23 @@ from typing import Any
 
 import numpy as np
 
+from medpfl.compare.data import Read
 from medpfl.evaluate.deployed import load_deployed
 from medpfl.evaluate.predict import evaluate_on
 from medpfl.evaluate.tables import read_summary
 from medpfl.rounds.messages import number
 from medpfl.rounds.super_file import chosen, read_result, study_here, study_of
 from medpfl.sites.samples import SiteData
+from medpfl.sites.site_file import load_site_file
 
 SUPER = "super"
 SLOTS = {"global", "personal", "selector"}
 """A job that left these at the server makes a super model."""
 
 
-def served(results: Path, home: Path, site_files: Mapping[str, Path], unseen: SiteData) -> dict[str, dict[str, Any]]:
+def served(
+    results: Path, home: Path, site_files: Mapping[str, Path], unseen: SiteData, read: Read = load_site_file
+) -> dict[str, dict[str, Any]]:
     """Model to how it does on the test split of the hospital that took no part.
 
     Every hospital's best model of each name is tried: "models" has each one's score, "score" their mean, "best" the
@@ -29,7 +33,7 @@ def served(results: Path, home: Path, site_files: Mapping[str, Path], unseen: Si
 
     Args:
         results, home: of the run, as ``simulate`` wrote them.
-        site_files: of the hospitals that took part.
+        site_files: of the hospitals that took part; ``read`` reads them.
 
     Raises:
         MedPFLError: a file of the run cannot be read, or the data do not fit.
@@ -50,13 +54,13 @@ def served(results: Path, home: Path, site_files: Mapping[str, Path], unseen: Si
             "best": max(known) if known else None,
         }
     if summary["slots"].keys() >= SLOTS:
-        found[SUPER] = _super(results, site_files, unseen)
+        found[SUPER] = _super(results, site_files, unseen, read)
     return found
 
 
-def _super(results: Path, site_files: Mapping[str, Path], unseen: SiteData) -> dict[str, Any]:
+def _super(results: Path, site_files: Mapping[str, Path], unseen: SiteData, read: Read) -> dict[str, Any]:
     model = read_result(results)
-    model, _ = chosen(model, study_here(model, site_files))
+    model, _ = chosen(model, study_here(model, site_files, read))
     test = study_of(model, "the hospital left out", unseen).test
     here = next(point for point in test.points if point.gamma == model.method.gamma)
     return {

@@ -16,18 +16,24 @@ from typing import Any
 
 import numpy as np
 
-from medpfl.compare.plan import FEDAVG, FINE_TUNED, LOCAL, Entry, initial_weights, job_of, rebuild, split_digest
+from medpfl.compare.data import reader, split_digest
+from medpfl.compare.entries import initial_weights
+from medpfl.compare.file import FEDAVG, FINE_TUNED, LOCAL, POOLED
+from medpfl.compare.pooled import train_pooled
+from medpfl.compare.runs import job_of, rebuild
+from medpfl.compare.unseen import served
 from medpfl.core.errors import ConfigError, MedPFLError
-from medpfl.evaluate.deployed import load_deployed
+from medpfl.evaluate.calibration import reliability
+from medpfl.evaluate.deployed import Deployed, load_deployed
 from medpfl.evaluate.models import write_text
 from medpfl.evaluate.predict import evaluate_on
 from medpfl.evaluate.tables import read_summary
 from medpfl.methods.base import Build
+from medpfl.rounds.coordinator import QuorumLost
 from medpfl.rounds.messages import number
 from medpfl.rounds.simulate import simulate
 from medpfl.sites.samples import SiteData
-from medpfl.sites.site_file import load_site_file
-from medpfl.tasks.base import Task
+from medpfl.tasks.base import Evaluation, Task
 
 ORDER, RESULT, FAILURE = "order.json", "run.json", "failure.txt"
 PROGRESS = "results/metrics.jsonl"
@@ -60,63 +66,107 @@ def work(folder: Path, run: Callable[[dict[str, Any], Path], dict[str, Any]]) ->
 def run(order: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Train, choose by validation, test; returns what run.json holds."""
     entry, task = rebuild(order)
+    read = reader(order["split"])
     files = {site: Path(path) for site, path in order["site_files"].items()}
-    data = {site: task.load(load_site_file(path, site)) for site, path in files.items()}
+    data = {site: task.load(read(path, site)) for site, path in files.items()}
     for site, found in data.items():
         if split_digest(found) != order["splits"][site]:
             raise ConfigError(f"{site}'s data or split changed while the comparison was running; start it again")
-    roster = tuple(sorted(files))
-    initial = initial_weights(entry, Build(task, data[roster[0]], roster, order["seed"]))
-    job = job_of(entry, task, order["rounds"], order["seed"], order["finetune"], len(files))
-    if not order["trained"]:
-        simulate(job, files, folder / "results", folder / "home")
-    return {
+    taking_part = {site: found for site, found in sorted(data.items()) if site != order["without"]}
+    roster = tuple(taking_part)
+    result = {
+        **{key: order[key] for key in ("seed", "split", "without")},
         "method": order["name"],
-        "seed": order["seed"],
-        "initial": initial,
-        "rows": _rows(entry, task, folder, data),
+        "initial": initial_weights(entry, Build(task, data[roster[0]], roster, order["seed"])),
+    }
+    job = job_of(entry, task, order, len(roster))
+    test = not order["searching"]
+    lines = None
+    try:
+        if order["pooled"]:
+            coordinator, lines = train_pooled(job, taking_part, files[roster[0]], folder, test)
+        elif not order["trained"]:
+            there = {site: files[site] for site in roster}
+            coordinator = simulate(job, there, folder / "results", folder / "home", read=read, test=test)
+    except QuorumLost as error:
+        if test:
+            raise
+        return {**result, "score": None, "reason": str(error)}  # such arguments cannot be chosen
+    if not test:
+        best = coordinator.best.get(next(iter(entry.method.deploys)))
+        return {**result, "score": best["score"] if best else None, "reason": None}
+    summary = read_summary(folder / "results")
+    lines = lines or summary["test"]
+
+    def label(model: str) -> str:
+        return _label(entry.name, model, summary["personalised"])
+
+    if order["without"]:
+        there = {site: files[site] for site in roster}
+        found = served(folder / "results", folder / "home", there, data[order["without"]], read)
+        return {**result, "rows": {label(model): row for model, row in found.items()}}
+    models = dict.fromkeys(line["model"] for line in lines)
+    return {
+        **result,
+        "rows": {label(model): _row(model, task, folder, data, lines, summary) for model in models},
         "bytes": _bytes(folder),
         "seconds": _seconds(folder),
         "mixing": _mixing(folder),
-        "events": read_summary(folder / "results")["events"],
+        "events": summary["events"],
     }
 
 
-def _rows(entry: Entry, task: Task, folder: Path, data: dict[str, SiteData]) -> dict[str, Any]:
-    """One row a deployed model: its scores, its learning curve, calibration, and its test on every hospital's data."""
-    summary = read_summary(folder / "results")
-    rows: dict[str, Any] = {}
-    for model in dict.fromkeys(line["model"] for line in summary["test"]):
-        tested: dict[str, dict[str, Any]] = {}
-        for line in summary["test"]:
-            if line["model"] == model:
-                tested.setdefault(line["choice"], {})[line["site"]] = line["metrics"]
-        best = summary["best"].get(model)
-        cross, calibration = {}, {}
-        for site in data:
-            deployed = load_deployed(folder / "home" / site / "compared" / "models" / f"{model}-best.safetensors")
-            cross[site] = {
-                other: number(evaluate_on(deployed, theirs, "test").metrics[task.score])
-                for other, theirs in data.items()
-            }
-            found = deployed.meta.history.calibration if deployed.meta.history else None
-            calibration[site] = {"ece": found.ece, "brier": found.brier} if found else None
-        rows[_label(entry.name, model, summary["personalised"])] = {
-            "model": model,
-            "best_round": best["round"] if best else None,
-            "best": tested.get("best", {}),
-            "last": tested.get("last", {}),
-            "curve": _curve(folder, model, task.score),
-            "cross": cross,
-            "calibration": calibration,
-        }
-    return rows
+def _row(
+    model: str,
+    task: Task,
+    folder: Path,
+    data: dict[str, SiteData],
+    lines: list[dict[str, Any]],
+    summary: dict[str, Any],
+) -> dict[str, Any]:
+    """Of one deployed model: its scores, its learning curve, calibration, and its test on every hospital's data."""
+    tested: dict[str, dict[str, Any]] = {}
+    for line in lines:
+        if line["model"] == model:
+            tested.setdefault(line["choice"], {})[line["site"]] = line["metrics"]
+    best = summary["best"].get(model)
+    cross, calibration = {}, {}
+    for site in data:
+        deployed = _best(folder, site, model)
+        found = {other: evaluate_on(deployed, theirs, "test") for other, theirs in data.items()}
+        cross[site] = {other: number(each.metrics[task.score]) for other, each in found.items()}
+        calibration[site] = _calibration(deployed, found[site])
+    return {
+        "model": model,
+        "best_round": best["round"] if best else None,
+        "best": tested.get("best", {}),
+        "last": tested.get("last", {}),
+        "curve": _curve(folder, model, task.score),
+        "cross": cross,
+        "calibration": calibration,
+    }
+
+
+def _best(folder: Path, site: str, model: str) -> Deployed:
+    return load_deployed(folder / "home" / site / "compared" / "models" / f"{model}-best.safetensors")
+
+
+def _calibration(deployed: Deployed, found: Evaluation) -> dict[str, Any] | None:
+    """Calibration at the model's own hospital, with the bins that a reliability plot shows."""
+    history = deployed.meta.history
+    if history is None or history.calibration is None:
+        return None
+    top = np.array([case["probability"] for case in found.cases])
+    right = np.array([case["predicted"] == case["class"] for case in found.cases])
+    share, hits, total = reliability(top, right)
+    bins = [list(one) for one in zip(share.tolist(), hits.tolist(), total.tolist(), strict=True)]
+    return {"ece": history.calibration.ece, "brier": history.calibration.brier, "bins": bins}
 
 
 def _label(name: str, model: str, personalised: str) -> str:
     if name == FEDAVG:
         return FINE_TUNED if model == "fedavg_finetuned" else FEDAVG
-    return name if name == LOCAL or model == personalised else f"{name} ({model})"
+    return name if name in (LOCAL, POOLED) or model == personalised else f"{name} ({model})"
 
 
 def _lines(folder: Path) -> list[dict[str, Any]]:

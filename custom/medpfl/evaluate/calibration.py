@@ -33,11 +33,23 @@ def calibration(truth: NDArray[np.int64], probability: NDArray[np.float32]) -> C
         return None
     top = probability.max(axis=1).astype(np.float64)
     right = probability.argmax(axis=1) == truth
-    # Bins are (0, 0.1], (0.1, 0.2], ...
-    place = np.clip(np.ceil(top * BINS).astype(int) - 1, 0, BINS - 1)
-    share = np.bincount(place, minlength=BINS)
-    gap = np.abs(np.bincount(place, right, BINS) - np.bincount(place, top, BINS))
+    share, hits, given_sum = reliability(top, right)
+    gap = np.abs(hits - given_sum)
     classes = np.arange(probability.shape[1])
     given = probability[:, 1] if len(classes) == 2 else probability / probability.sum(axis=1, keepdims=True)
     brier = brier_score_loss(truth, given, labels=classes)
     return Calibration(float(gap.sum() / share.sum()), float(brier), len(truth))
+
+
+def reliability(
+    top: NDArray[np.float64], right: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+    """Bin by bin: how many samples, how often the chosen class was right, and the sum of its probabilities.
+
+    Args:
+        top: N probabilities of the chosen class.
+        right: whether it was right.
+    """
+    # Bins are (0, 0.1], (0.1, 0.2], ...
+    place = np.clip(np.ceil(top * BINS).astype(int) - 1, 0, BINS - 1)
+    return np.bincount(place, minlength=BINS), np.bincount(place, right, BINS), np.bincount(place, top, BINS)

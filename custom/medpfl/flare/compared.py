@@ -10,10 +10,11 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from medpfl.compare.plan import Plan, Run, job_of, rebuild
+from medpfl.compare.plan import Plan
 from medpfl.compare.runner import finished, locked, part_of, work_on
+from medpfl.compare.runs import Run, job_of, rebuild
 from medpfl.component import class_paths
-from medpfl.core.errors import MedPFLError
+from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.flare.allow import component_classes
 from medpfl.flare.federation import LocalFederation
 from medpfl.flare.poc import Federation
@@ -22,7 +23,14 @@ from medpfl.rounds.messages import digest_of
 
 
 def over_flare(plan: Plan) -> Plan:
-    """The same runs under digests of their own: a run over FLARE is not taken for one in process."""
+    """The same runs under digests of their own: a run over FLARE is not taken for one in process.
+
+    Raises:
+        ConfigError: the file asks for what is done in process only.
+    """
+    for key in ("pooled", "splits", "unseen", "tuning"):
+        if getattr(plan.file, key):
+            raise ConfigError(f"--flare: '{key}' of the comparison file is for runs in process only; leave it out")
     runs = [dataclasses.replace(run, digest=digest_of([run.digest, "FLARE"])) for run in plan.runs]
     return dataclasses.replace(plan, runs=runs)
 
@@ -79,7 +87,7 @@ def _one(
     shutil.rmtree(part, ignore_errors=True)  # the federation that began it is gone
     order = run.order
     entry, task = rebuild(order)
-    job = job_of(entry, task, order["rounds"], order["seed"], order["finetune"], len(plan.site_files))
+    job = job_of(entry, task, order, len(plan.site_files))
     try:
         job_id = federation.submit(write_job(job, part / "job" / job.name))
         live = federation.run_folder("server", job_id) / "results" / "metrics.jsonl"

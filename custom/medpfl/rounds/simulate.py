@@ -13,7 +13,7 @@ from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.evaluation import EvaluationCoordinator
 from medpfl.rounds.messages import Message
 from medpfl.rounds.site import SiteRunner
-from medpfl.sites.site_file import load_site_file
+from medpfl.sites.site_file import SiteFile, load_site_file
 
 
 def simulate(
@@ -23,6 +23,8 @@ def simulate(
     home: Path,
     progress: Callable[[Coordinator], None] = lambda coordinator: None,
     stop_after: int | None = None,
+    read: Callable[[Path, str], SiteFile] = load_site_file,
+    test: bool = True,
 ) -> Coordinator:
     """Run ``job`` with one hospital per site file.
 
@@ -32,11 +34,13 @@ def simulate(
         home: folder for checkpoints and, under each hospital's name, its state and models.
         progress: called after every round.
         stop_after: stop after this round, as if the process had been killed (for tests of resuming).
+        read: reads a hospital's site file, given its path and the hospital's name.
+        test: False: end after the last validation; no test set is read and no model is kept.
 
     Raises:
         MedPFLError: as the hospitals and the server raise them.
     """
-    runners = _runners(job, site_files, home)
+    runners = _runners(job, site_files, home, read)
     coordinator = Coordinator(
         job.settings, job.mixers, job.name, list(runners), job.min_clients, home / "server" / job.name, results
     )
@@ -58,7 +62,8 @@ def simulate(
         if round_number == stop_after:
             return coordinator
     coordinator.take_validation(exchange(coordinator.validate_messages(sites)))
-    coordinator.take_final(exchange(coordinator.finish_messages(sites)))
+    if test:
+        coordinator.take_final(exchange(coordinator.finish_messages(sites)))
     return coordinator
 
 
@@ -73,10 +78,15 @@ def simulate_evaluation(
     return coordinator
 
 
-def _runners(job: Job | EvaluationJob, site_files: Mapping[str, Path], home: Path) -> dict[str, SiteRunner]:
+def _runners(
+    job: Job | EvaluationJob,
+    site_files: Mapping[str, Path],
+    home: Path,
+    read: Callable[[Path, str], SiteFile] = load_site_file,
+) -> dict[str, SiteRunner]:
     if len(site_files) < job.min_clients:
         raise ConfigError(f"job '{job.name}' needs at least {job.min_clients} hospitals, got {len(site_files)}")
     return {
-        site: SiteRunner(site, job.method, job.task, partial(load_site_file, path, site), home / site)
+        site: SiteRunner(site, job.method, job.task, partial(read, path, site), home / site)
         for site, path in sorted(site_files.items())
     }

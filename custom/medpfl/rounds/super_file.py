@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Put a super model together from what a job left at the server, and give it the threshold that validation chose."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from medpfl.methods.super_model import SuperModel
 from medpfl.rounds.checkpoint import SHARED
 from medpfl.rounds.messages import unflatten
 from medpfl.sites.samples import SiteData
-from medpfl.sites.site_file import load_site_file
+from medpfl.sites.site_file import SiteFile, load_site_file
 from medpfl.tasks.base import Task
 
 USUAL_GAMMA = 0.9
@@ -179,8 +179,13 @@ def from_file(deployed: Deployed, path: Path) -> Super:
     )
 
 
-def study_here(model: Super, site_files: Mapping[str, Path]) -> dict[str, Study]:
+def study_here(
+    model: Super, site_files: Mapping[str, Path], read: Callable[[Path, str], SiteFile] = load_site_file
+) -> dict[str, Study]:
     """The super model's validation and test at every hospital that took part, in this process.
+
+    Args:
+        read: reads a hospital's site file, given its path and the hospital's name.
 
     Raises:
         MedPFLError: a hospital is not among the selector's classes, or its data cannot be read or do not fit.
@@ -191,10 +196,7 @@ def study_here(model: Super, site_files: Mapping[str, Path]) -> dict[str, Study]
                 f"{site} is not among the selector's classes: {', '.join(model.method.hospitals)}; gamma is chosen "
                 "on the hospitals that took part in training"
             )
-    return {
-        site: study_of(model, site, model.task.load(load_site_file(path, site)))
-        for site, path in sorted(site_files.items())
-    }
+    return {site: study_of(model, site, model.task.load(read(path, site))) for site, path in sorted(site_files.items())}
 
 
 def study_of(model: Super, site: str, data: SiteData) -> Study:

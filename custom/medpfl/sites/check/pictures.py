@@ -4,6 +4,7 @@
 import base64
 import io
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,15 @@ POINTS = 240  # of a line
 LINES = 4  # channels of a recording that are drawn
 COLOURS = ["#ff5d4d", "#36c98f", "#4aa8ff", "#f5c542", "#c77dff", "#ff9f43", "#2ee6e6", "#ff7ac6"]
 """Outline of label value 1, 2, ...; they repeat."""
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A label map's outline. ``label``: HW, uint8; ``colours``: of value 1, 2, ...; ``width`` in pixels, inwards."""
+
+    label: NDArray[np.uint8]
+    colours: Sequence[str] = tuple(COLOURS)
+    width: int = 2
 
 
 @dataclass(frozen=True)
@@ -49,7 +59,7 @@ def picture_of(item: Item) -> Picture | None:
     image, size = item.image, (1.0, 1.0)
     if image.ndim == 4:
         image, label, size = _slice(image, label, item.affine)
-    return Picture(_pixels(image, label, size))
+    return Picture(draw(image, [] if label is None else [Outline(label)], size))
 
 
 def _slice(
@@ -70,12 +80,23 @@ def _slice(
     chosen, outlined = image[..., place], None if label is None else label[..., place]
     if affine is None:
         return chosen, outlined, size
-    # RAS: the first axis runs to the patient's right, the second to the front; radiologists look from the feet.
-    shown = np.flip(chosen.swapaxes(1, 2), axis=(1, 2))
-    return shown, None if outlined is None else np.flip(outlined.T), size
+    return radiological(chosen), None if outlined is None else radiological(outlined), size
 
 
-def _pixels(image: NDArray[Any], label: NDArray[np.uint8] | None, size: tuple[float, float]) -> NDArray[np.uint8]:
+def radiological(values: NDArray[Any]) -> NDArray[Any]:
+    """An axial slice in RAS (its last axes run to the patient's right and to the front), as radiologists look at it:
+    from the feet, the front above."""
+    return np.flip(values.swapaxes(-1, -2), axis=(-1, -2))
+
+
+def draw(image: NDArray[Any], outlines: Sequence[Outline], size: tuple[float, float]) -> NDArray[np.uint8]:
+    """A picture of an image with outlines on it, ``SIDE`` pixels on its longer side.
+
+    Args:
+        image: CHW; three channels are colours in 0 ... 255 or 0 ... 1.
+        outlines: the later ones cover the earlier ones.
+        size: of a pixel (height, width), in any unit.
+    """
     colour = len(image) == 3
     values = np.nan_to_num(image.astype(np.float32)) if colour else np.nan_to_num(image[0].astype(np.float32))
     low, high = (0.0, 255.0 if values.max() > 1 else 1.0) if colour else np.percentile(values, (1, 99))
@@ -84,13 +105,14 @@ def _pixels(image: NDArray[Any], label: NDArray[np.uint8] | None, size: tuple[fl
     fitted = tuple(max(1, round(length * SIDE / max(height, width))) for length in (width, height))
     picture = Image.fromarray(np.moveaxis(grey, 0, -1) if colour else grey).convert("RGB")
     pixels = np.array(picture.resize(fitted, Image.Resampling.BILINEAR))
-    if label is not None:
-        shown = np.array(Image.fromarray(np.ascontiguousarray(label)).resize(fitted, Image.Resampling.NEAREST))
+    for outline in outlines:
+        label = Image.fromarray(np.ascontiguousarray(outline.label))
+        shown = np.array(label.resize(fitted, Image.Resampling.NEAREST))
         edge = np.zeros(shown.shape, bool)
-        for axis, step in itertools.product((0, 1), (-2, -1, 1, 2)):  # two pixels wide
-            edge |= shown != np.roll(shown, step, axis)
+        for axis, step in itertools.product((0, 1), range(1, outline.width + 1)):
+            edge |= (shown != np.roll(shown, step, axis)) | (shown != np.roll(shown, -step, axis))
         for value in np.unique(shown[shown > 0]).tolist():
-            code = COLOURS[(value - 1) % len(COLOURS)]
+            code = outline.colours[(value - 1) % len(outline.colours)]
             pixels[edge & (shown == value)] = [int(code[i : i + 2], 16) for i in (1, 3, 5)]
     return pixels
 

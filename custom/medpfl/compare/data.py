@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hospitals' data under one split: the site file's own, or drawn anew with a seed of the comparison's."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from medpfl.core.errors import ConfigError
+from medpfl.rounds.messages import digest_of
+from medpfl.sites.declared import SPLITS
+from medpfl.sites.samples import SiteData
+from medpfl.sites.site_file import SiteFile, load_site_file
+from medpfl.store import fingerprint
+from medpfl.tasks.base import Task
+
+Read = Callable[[Path, str], SiteFile]
+
+
+@dataclass(frozen=True)
+class Split:
+    """One way to cut all hospitals' data.
+
+    Attributes:
+        seed: of every site file's split rule; None: as the site files say.
+        digests: hospital to the digest of its samples and of how they are cut.
+        sizes: hospital to split to number of samples.
+    """
+
+    seed: int | None
+    digests: dict[str, str]
+    sizes: dict[str, dict[str, int]]
+
+
+def reader(seed: int | None) -> Read:
+    """Reads a site file whose datasets are cut with ``seed`` (None: with their own)."""
+    return load_site_file if seed is None else partial(_redrawn, seed)
+
+
+def _redrawn(seed: int, path: Path, site: str) -> SiteFile:
+    declared = load_site_file(path, site)
+    for name, dataset in declared.datasets.items():
+        if dataset.split.column is None:
+            rule = dataset.split.model_copy(update={"seed": seed})
+            declared.datasets[name] = dataset.model_copy(update={"split": rule})
+    return declared
+
+
+def read_splits(task: Task, site_files: dict[str, Path], seeds: list[int] | None) -> tuple[list[Split], SiteData]:
+    """Read all hospitals' data once a split; the second result is the first hospital's data in the first one.
+
+    Raises:
+        ConfigError: a split lacks a part, or does not depend on its seed.
+        MedPFLError: a site file or the data are wrong.
+    """
+    found: list[Split] = []
+    first: SiteData | None = None
+    for seed in seeds or [None]:
+        digests, sizes = {}, {}
+        for site in sorted(site_files):
+            data = task.load(reader(seed)(site_files[site], site))
+            sizes[site] = {split: len(samples) for split, samples in data.splits.items()}
+            for split in SPLITS:
+                if not sizes[site][split]:
+                    raise ConfigError(
+                        f"{site} has no {split} samples; a comparison chooses rounds on validation, reads test"
+                    )
+            digests[site] = split_digest(data)
+            for other in found:
+                if other.digests[site] == digests[site]:
+                    raise ConfigError(
+                        f"'splits': {site}'s data are cut alike with the seeds {other.seed} and {seed}; several splits "
+                        "need a site file whose split MedPFL draws, not one that a column or list names"
+                    )
+            first = first or data
+        found.append(Split(seed, digests, sizes))
+    assert first is not None
+    return found, first
+
+
+def split_digest(data: SiteData) -> str:
+    """Over every sample's split, case, label and (up to a million values a split) inputs."""
+    parts: list[Any] = []
+    for split, samples in sorted(data.splits.items()):
+        rows = 1_000_000 // max(1, samples.inputs[:1].numel())
+        tensors = {"inputs": samples.inputs[:rows], "targets": samples.targets[:rows]}
+        parts.append([split, samples.names, samples.case.tolist(), fingerprint(tensors)])
+    return digest_of([*parts, data.class_names])

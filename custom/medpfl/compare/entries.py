@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The comparison's methods, built: the references and the file's, each with a server component a slot."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from medpfl.compare.file import FEDAVG, LOCAL, POOLED, SHARED, Comparison, Component, MethodEntry
+from medpfl.compare.pooled import Pooled
+from medpfl.component import build, find_class, spec_of
+from medpfl.core.errors import ConfigError
+from medpfl.core.mixers import Mean, Mixer
+from medpfl.methods.base import Build, Method
+from medpfl.methods.references import REFERENCES, FedAvg, Local
+from medpfl.store import fingerprint
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method of the comparison, built: what its runs share. ``values``: what a search set, by argument."""
+
+    name: str
+    method: Method
+    mixers: dict[str, Mixer]
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def spec(self) -> dict[str, Any]:
+        slots = {slot: spec_of(mixer) for slot, mixer in self.mixers.items()}
+        return {"method": spec_of(self.method), "slots": slots}
+
+
+def names_of(file: Comparison) -> list[str]:
+    """The methods' names in their order, references first."""
+    return [LOCAL, FEDAVG, *([POOLED] if file.pooled else []), *file.methods]
+
+
+def build_entry(file: Comparison, name: str, made: Build, values: Mapping[str, Any]) -> Entry:
+    """A reference or a method of the file.
+
+    Args:
+        made: what networks are built from; its roster is that of the comparison.
+        values: arguments in place of the file's: ``lr`` of the method, ``model.lam`` of slot "model"'s component.
+
+    Raises:
+        ConfigError: a class, argument or slot is wrong; with the method's name.
+    """
+    arguments = {key: value for key, value in values.items() if "." not in key}
+    if name in file.methods:
+        given, where = file.methods[name], f"methods.{name}"
+        kind = find_class(given.path, where)
+        if kind in REFERENCES.values():
+            raise ConfigError(f"{where}: {kind.__name__} is in every comparison already")
+    else:
+        kind, where = {LOCAL: Local, FEDAVG: FedAvg, POOLED: Pooled}[name], name
+        given = MethodEntry(path=f"{kind.__module__}.{kind.__qualname__}")
+    args = {"batch_size": file.batch_size, "lr": file.lr, "optimizer": file.optimizer, **given.args, **arguments}
+    args.update({key: value for key in ("steps", "epochs") if (value := getattr(file, key)) is not None})
+    if name == POOLED and file.steps is not None:
+        args["steps"] = file.steps * len(made.roster)  # as many as all hospitals together
+    method: Method = build({"path": given.path, "args": args}, Method, where)
+    mixers = _mixers(method, given, made, values, where)
+    if not mixers:
+        raise ConfigError(f"{where}: {kind.__name__} has no slot, so there is nothing to federate")
+    entry = Entry(name, method, mixers, dict(values))
+    check_roster(entry, made.roster, where)
+    return entry
+
+
+def _mixers(method: Method, given: MethodEntry, made: Build, values: Mapping[str, Any], where: str) -> dict[str, Mixer]:
+    try:
+        slots = list(method.slots(nn.ModuleDict(method.models(made))))
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    searched: dict[str, dict[str, Any]] = {}
+    for key, value in values.items():
+        slot, _, argument = key.rpartition(".")
+        if slot:
+            searched.setdefault(slot, {})[argument] = value
+    for slot in (*given.slots, *searched):
+        if slot not in slots:
+            raise ConfigError(f"{where}: there is no slot '{slot}'; its slots are: {', '.join(slots) or 'none'}")
+    mixers: dict[str, Mixer] = {}
+    for slot in slots:
+        named = given.slots.get(slot)
+        if named is None:
+            mixer = _default(method, slot, where)
+            if slot not in searched:
+                mixers[slot] = mixer
+                continue
+            named = Component.model_validate(spec_of(mixer))
+        spec = {"path": named.path, "args": {**named.args, **searched.get(slot, {})}}
+        mixers[slot] = build(spec, Mixer, f"{where}.slots.{slot}")
+    return mixers
+
+
+def _default(method: Method, slot: str, where: str) -> Mixer:
+    try:
+        return copy.deepcopy(method.components().get(slot, Mean()))
+    except ConfigError as error:
+        raise ConfigError(
+            f"{where}: {error}; write it in the comparison file as {where}.slots.{slot}: {{path: ..., args: ...}}"
+        ) from error
+
+
+def check_roster(entry: Entry, roster: tuple[str, ...], where: str) -> None:
+    """Refuse components whose parameters do not fit so many hospitals.
+
+    Raises:
+        ConfigError: with the method, the slot and what its component says.
+    """
+    for slot, mixer in entry.mixers.items():
+        try:
+            mixer.check(roster)
+        except ConfigError as error:
+            raise ConfigError(f"{where}.slots.{slot}: {error}") from error
+
+
+def check_equal_work(entries: list[Entry]) -> None:
+    """Refuse methods that would see another number of batches, or other batches, a round. Pooled is not looked at: it
+    takes as many as all hospitals together.
+
+    Raises:
+        ConfigError: naming the method, what differs, and the two values.
+    """
+    entries = [entry for entry in entries if entry.name != POOLED]
+    first = entries[0].method
+    for entry in entries[1:]:
+        for key in SHARED:
+            mine, theirs = getattr(entry.method, key), getattr(first, key)
+            if mine != theirs:
+                raise ConfigError(
+                    f"unfair: {entry.name} trains with {key} {mine}, {entries[0].name} with {theirs}; a comparison "
+                    "gives every method the same local work"
+                )
+
+
+def initial_weights(entry: Entry, made: Build) -> dict[str, Any]:
+    """Digest of the task's network, and which of the method's networks start from it.
+
+    Raises:
+        ConfigError: networks of the same shapes are there and all start from other weights than every other method's.
+    """
+    reference = made.network().state_dict()
+    digest, shapes = fingerprint(reference), _shapes(reference)
+    same, own = [], []
+    differing = None
+    for name, network in entry.method.models(made).items():
+        state = network.state_dict()
+        equal = fingerprint(state) == digest
+        (same if equal else own).append(name)
+        if not equal and _shapes(state) == shapes:
+            differing = name
+    if differing and not same:  # some of several models may differ: IFCA's have to
+        raise ConfigError(
+            f"unfair: {entry.name} starts its network '{differing}' from other initial weights than the other methods "
+            f"(seed {made.seed}); make it with build.network()"
+        )
+    return {"digest": digest, "same": same, "own": own}
+
+
+def _shapes(state: dict[str, Tensor]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    return {key: (tuple(tensor.shape), tensor.dtype) for key, tensor in state.items()}

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Example segmentations: a few test cases of each hospital with what Local, FedAvg and the best other method found.
+
+They are images of patients, so a comparison makes them on request only, and they go into its page and nowhere else.
+Which cases are shown is a rule: a hospital's first test case, and that of Local's median score.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from medpfl.compare.collect import in_order
+from medpfl.compare.console import ranked
+from medpfl.compare.data import reader
+from medpfl.compare.file import FEDAVG, FINE_TUNED, LOCAL, POOLED
+from medpfl.compare.plan import Plan
+from medpfl.compare.runner import finished, read_run
+from medpfl.compare.runs import Run
+from medpfl.evaluate.deployed import Deployed, load_deployed
+from medpfl.evaluate.predict import evaluate_on
+from medpfl.sites.check.pictures import Outline, Picture, draw, radiological
+from medpfl.sites.samples import Samples, SiteData
+from medpfl.sites.volumes import Volumes
+
+TRUTH, FOUND = "#ffd23f", "#3fa7ff"
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """A model at its hospital. ``scores``: of each test case, in the order of the samples' names."""
+
+    name: str
+    model: Deployed
+    scores: list[float]
+
+
+def examples_of(plan: Plan, content: dict[str, Any], results: Path) -> list[dict[str, Any]]:
+    """The cases with their pictures (PNG in base64), of the first split and seed that has them all."""
+    wanted = _wanted(content)
+    for split, seed in ((split.seed, seed) for split in plan.splits for seed in plan.file.seeds):
+        labels = _labels(plan, results, split, seed)
+        if LOCAL in labels and all(name in labels for name in wanted):
+            break
+    else:
+        return []
+    run = f"Seed {seed}" + (f", split {split}" if split is not None else "")
+    found = []
+    for site in plan.hospitals:
+        declared = reader(split)(plan.site_files[site], site)
+        data = plan.task.load(declared)
+        shown = [_model(name, *labels[name], site, data, results) for name in wanted]
+        volumes = isinstance(declared.datasets[plan.task.dataset], Volumes)
+        for what, place in _cases(shown[0].scores, content["score"]):
+            models = [
+                {"name": each.name, "score": each.scores[place], "png": _picture(each, data, place, volumes)}
+                for each in shown
+            ]
+            found.append({"site": site, "what": what, "run": run, "models": models})
+    return found
+
+
+def _wanted(content: dict[str, Any]) -> list[str]:
+    """Local, FedAvg, and the best of the file's methods on the leaderboard."""
+    names = [row["name"] for row in ranked(content)]
+    best = next((name for name in names if name not in (LOCAL, FEDAVG, FINE_TUNED, POOLED)), FINE_TUNED)
+    return in_order(name for name in (LOCAL, FEDAVG, best) if name in names)
+
+
+def _labels(plan: Plan, results: Path, split: int | None, seed: int) -> dict[str, tuple[Run, str]]:
+    """Label of each row that this split and seed has to its run and the model's name in it."""
+    found = {}
+    for run in plan.runs:
+        if (run.split, run.seed, run.without) == (split, seed, None) and finished(results, run):
+            each = read_run(results, run)
+            for label, row in each["rows"].items():
+                found[label.replace(each["method"], run.name, 1)] = (run, row["model"])
+    return found
+
+
+def _model(name: str, run: Run, model: str, site: str, data: SiteData, results: Path) -> _Shown:
+    folder = results / "runs" / run.digest / "home" / site / "compared" / "models"
+    deployed = load_deployed(folder / f"{model}-best.safetensors")
+    cases = evaluate_on(deployed, data, "test").cases
+    return _Shown(name, deployed, [case[deployed.task.score] for case in cases])
+
+
+def _cases(scores: list[float], score: str) -> Iterator[tuple[str, int]]:
+    """What is shown of a hospital, by Local's scores: its title and the case's index."""
+    yield "the first test case", 0
+    middle = sorted(range(len(scores)), key=lambda place: (scores[place], place))[(len(scores) - 1) // 2]
+    if middle:
+        yield f"the test case with Local's median {score}", middle
+
+
+def _picture(shown: _Shown, data: SiteData, place: int, volumes: bool) -> str:
+    samples = data.splits["test"]
+    index = _largest(samples, place)
+    inputs = samples.inputs[index : index + 1]
+    found = shown.model.task.decide(shown.model(inputs))[0].numpy().astype(np.uint8)
+    image, truth = inputs[0].numpy(), samples.targets[index : index + 1][0].numpy().astype(np.uint8)
+    if len(image) == 3:  # colours, prepared for the network
+        image = (image - image.min()) / max(float(np.ptp(image)), 1e-9)
+    size = (1.0, 1.0)
+    if volumes:
+        spacing = getattr(shown.model.task, "spacing", (1.0, 1.0, 1.0))
+        size = (spacing[1], spacing[0])
+        image, truth, found = (radiological(values) for values in (image, truth, found))
+    outlines = [Outline(truth, (TRUTH,), 4), Outline(found, (FOUND,), 2)]
+    return Picture(draw(image, outlines, size)).png()
+
+
+def _largest(samples: Samples, place: int) -> int:
+    """The sample of a case (a slice of a volume) with most of the outlined voxels."""
+    mine: NDArray[np.int64] = np.flatnonzero(samples.case == place)
+    areas = [int((samples.targets[index : index + 1] > 0).sum()) for index in mine.tolist()]
+    return int(mine[int(np.argmax(areas))])

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page's figures, as SVG: learning curves and reliability plots."""
+
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from medpfl.compare.file import FEDAVG, FINE_TUNED, LOCAL, POOLED
+
+# References are dashed; the others take colours that differ on paper and on a screen (Tableau).
+REFERENCES = {LOCAL: "#7f7f7f", FEDAVG: "#b07d00", FINE_TUNED: "#8c564b", POOLED: "#4d4d4d"}
+BANDS = 6
+"""With more curves than this in one figure, bands would hide each other."""
+
+
+def curves(rows: list[dict[str, Any]], content: dict[str, Any]) -> str:
+    """Mean validation score by round, all methods in one figure; bands: standard deviation over the runs."""
+    shown = [row for row in rows if row["curve"]]
+    if not shown:
+        return ""
+    figure = _figure(5.0, 3.7)
+    axis = figure.subplots()
+    for row, colour in zip(shown, _colours(shown), strict=True):
+        _draw(axis, row, colour, band=len(shown) <= BANDS)
+    _target(axis, content)
+    axis.set_xlabel("round")
+    axis.set_ylabel(f"validation {content['score'].replace('_', ' ')}")
+    figure.legend(loc="outside lower center", ncols=3, fontsize=9, frameon=False)
+    return _svg(figure)
+
+
+def banded_curves(rows: list[dict[str, Any]], content: dict[str, Any]) -> list[dict[str, str]]:
+    """A small figure for each method with its band, beside Local; where one figure has too many for bands."""
+    shown = [row for row in rows if row["curve"]]
+    if len(shown) <= BANDS or content["pairs"] < 2:
+        return []
+    local = next((row for row in shown if row["name"] == LOCAL), None)
+    low = min(min(map(min, row["curves"])) for row in shown)
+    high = max(max(map(max, row["curves"])) for row in shown)
+    found = []
+    for row, colour in zip(shown, _colours(shown), strict=True):
+        figure = _figure(2.7, 1.9)
+        axis = figure.subplots()
+        if local and row is not local:
+            _draw(axis, local, REFERENCES[LOCAL], band=False)
+        _draw(axis, row, colour, band=True)
+        axis.set_ylim(low - 0.02, high + 0.02)
+        axis.tick_params(labelsize=8)
+        found.append({"title": row["name"], "svg": _svg(figure)})
+    return found
+
+
+def reliability_plots(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """Method by method: how often the chosen class was right, by the probability it was given; of all hospitals."""
+    found = []
+    for row in rows:
+        if not row["calibration"]:
+            continue
+        figure = _figure(2.5, 2.3)
+        axis = figure.subplots()
+        axis.plot([0, 1], [0, 1], ":", color="#555555", linewidth=0.8)
+        every = [site["bins"] for site in row["calibration"].values()]
+        for bins in every:
+            count, hits, total = np.array(bins).T
+            known = count > 0
+            axis.plot(total[known] / count[known], hits[known] / count[known], color="#9aa5b1", linewidth=0.8)
+        count, hits, total = np.sum(every, axis=0).T
+        known = count > 0
+        axis.plot(total[known] / count[known], hits[known] / count[known], color="#1f6fb4", linewidth=1.6)
+        size = 8 + 60 * count[known] / count.sum()
+        axis.scatter(total[known] / count[known], hits[known] / count[known], size, color="#1f6fb4")
+        low = min(0.45, float((total[known] / count[known]).min()) - 0.05)
+        axis.set_xlim(low, 1.02)
+        axis.set_ylim(-0.03, 1.03)
+        axis.tick_params(labelsize=8)
+        axis.set_xlabel("probability given", fontsize=8)
+        axis.set_ylabel("share that was right", fontsize=8)
+        found.append({"title": row["name"], "svg": _svg(figure)})
+    return found
+
+
+def _figure(width: float, height: float) -> Any:
+    from matplotlib.figure import Figure  # the object interface: no display, no global state
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _colours(rows: list[dict[str, Any]]) -> Iterator[Any]:
+    import matplotlib
+
+    palette = iter([*matplotlib.color_sequences["tab10"], *matplotlib.color_sequences["Dark2"]] * 3)
+    return iter([REFERENCES.get(row["name"]) or next(palette) for row in rows])
+
+
+def _draw(axis: Any, row: dict[str, Any], colour: Any, band: bool) -> None:
+    values = np.array(row["curves"])
+    x = np.arange(1, values.shape[1] + 1)
+    mean = values.mean(axis=0)
+    style = "--" if row["name"] in REFERENCES else "-"
+    axis.plot(x, mean, style, color=colour, label=row["name"], linewidth=1.8, marker="." if len(x) < 3 else "")
+    if len(values) > 1 and band:
+        deviation = values.std(axis=0, ddof=1)
+        axis.fill_between(x, mean - deviation, mean + deviation, color=colour, alpha=0.15, linewidth=0)
+    axis.grid(alpha=0.25)
+    axis.locator_params(axis="x", integer=True)
+
+
+def _target(axis: Any, content: dict[str, Any]) -> None:
+    if content["target"] is not None:
+        axis.axhline(content["target"], color="#555555", linewidth=0.8, linestyle=":")
+
+
+def _svg(figure: Any) -> str:
+    import matplotlib
+
+    for axis in figure.axes:
+        for side in ("top", "right"):
+            axis.spines[side].set_visible(False)
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": "medpfl"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]

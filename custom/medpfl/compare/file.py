@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The comparison file: what it may say, read strictly."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+
+from medpfl.bundle import DEMOS
+from medpfl.core.errors import ConfigError
+
+LOCAL, FEDAVG, FINE_TUNED, POOLED = "Local", "FedAvg", "FedAvg + fine-tuning", "Pooled"
+SHARED = ("epochs", "steps", "batch_size")
+"""Arguments that are the same for every method of a comparison."""
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 .+_()-]{0,39}$")]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+Candidates = dict[str, Annotated[list[Any], Field(min_length=1)]]
+"""Argument to the values to try. ``lr``: the method's; ``model.lam``: the server component's of slot "model"."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Component(_Strict):
+    """A class by its full name, with its arguments."""
+
+    path: str
+    args: dict[str, Any] = {}
+
+
+class MethodEntry(Component):
+    """A method; ``slots`` names server components for slots that shall not have the method's own (else the mean);
+    ``tune`` what is searched for this method beside what is searched for all."""
+
+    slots: dict[str, Component] = {}
+    tune: Candidates = {}
+
+
+class Tuning(_Strict):
+    """A search of arguments with the same budget for every method, the references included.
+
+    Attributes:
+        budget: candidates a method. Of a larger grid so many are drawn; a smaller one is refused.
+        seeds: seeds of the searching runs, none of them among the comparison's ``seeds``.
+        tune: what is searched for every method; a method's own ``tune`` goes before it.
+    """
+
+    budget: Annotated[int, Field(ge=2)]
+    seeds: Annotated[list[Seed], Field(min_length=1)]
+    tune: Candidates
+
+
+class Comparison(_Strict):
+    """What a comparison file says.
+
+    Attributes:
+        rounds, finetune: as a job's controller takes them.
+        seeds: one run a method and seed; a seed changes the initial weights and the order of the batches.
+        splits: seeds of the site files' split rules, in place of their own; each is combined with every seed.
+        steps, epochs: local training a round, of every method; ``steps`` or ``epochs``, not both.
+        lr, batch_size, optimizer: of every method; a method may have another lr or optimizer in its ``args``.
+        pooled: also train one model on all hospitals' data together.
+        unseen: also repeat every run without each hospital in turn, and test there.
+        examples: show test cases with their segmentations on the page: images of patients.
+        tuning: search arguments first.
+        target: the validation score whose round and bytes are reported; default: what Local reaches at its best.
+        demo: the demo data to use where no site files are given.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,59}$")]
+    task: Component
+    rounds: PositiveInt
+    seeds: Annotated[list[Seed], Field(min_length=1)]
+    methods: dict[Name, MethodEntry]
+    splits: Annotated[list[Seed], Field(min_length=2)] | None = None
+    steps: PositiveInt | None = None
+    epochs: PositiveInt | None = None
+    lr: PositiveFloat = 1e-3
+    batch_size: PositiveInt = 8
+    optimizer: Literal["adam", "sgd"] = "adam"
+    finetune: Annotated[int, Field(ge=1)] = 5
+    pooled: bool = False
+    unseen: bool = False
+    examples: bool = False
+    tuning: Tuning | None = None
+    target: float | None = None
+    demo: str | None = None
+
+
+def load_comparison(path: Path) -> Comparison:
+    """Read a comparison file (YAML, or JSON, which is YAML too).
+
+    Raises:
+        ConfigError: one sentence with the file, the key, expected and got.
+    """
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: expected a mapping with 'name', 'task', 'rounds', 'seeds' and 'methods'")
+    try:
+        found = Comparison.model_validate(content, strict=True)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        place = ".".join(map(str, problem["loc"]))
+        if problem["type"] == "extra_forbidden":
+            raise ConfigError(f"{path}: unknown key '{place}'") from error
+        if problem["type"] == "missing":
+            raise ConfigError(f"{path}: '{place}' is missing") from error
+        text = problem["msg"][0].lower() + problem["msg"][1:]
+        raise ConfigError(f"{path}: '{place}': {text}, got {problem['input']!r}") from error
+    _check(found, path)
+    return found
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML would silently take the last of two equal keys."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"the key '{key}' is there twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def _check(file: Comparison, path: Path) -> None:
+    for key, values in (("seeds", file.seeds), ("splits", file.splits or [])):
+        if len(set(values)) < len(values):
+            raise ConfigError(f"{path}: '{key}' names a seed twice: {values}")
+    if file.steps is not None and file.epochs is not None:
+        raise ConfigError(f"{path}: give 'steps' or 'epochs', not both: it is the local training of every method")
+    if file.demo is not None and file.demo not in DEMOS:
+        raise ConfigError(f"{path}: 'demo' must be one of {', '.join(DEMOS)}; got '{file.demo}'")
+    if file.target is not None and not np.isfinite(file.target):
+        raise ConfigError(f"{path}: 'target' must be a finite score, got {file.target}")
+    for name, entry in file.methods.items():
+        if name in (LOCAL, FEDAVG, FINE_TUNED, POOLED):
+            how = "'pooled: true' adds it" if name == POOLED else "it is in every comparison already"
+            raise ConfigError(f"{path}: '{name}' is taken: {how}; give your method another name")
+        for where, args in ((f"methods.{name}.args", entry.args), (f"methods.{name}.tune", entry.tune)):
+            _same_for_all(path, where, args)
+        if entry.tune and file.tuning is None:
+            raise ConfigError(f"{path}: methods.{name}.tune needs 'tuning' with a budget and seeds of its own")
+    if file.tuning:
+        _same_for_all(path, "tuning.tune", file.tuning.tune)
+        if shared := sorted(set(file.tuning.seeds) & set(file.seeds)):
+            raise ConfigError(
+                f"{path}: seed {shared[0]} is in 'tuning.seeds' and in 'seeds'; what is chosen with a seed "
+                "may not be judged with it"
+            )
+
+
+def _same_for_all(path: Path, where: str, args: dict[str, Any]) -> None:
+    for key in SHARED:
+        if key in args:
+            raise ConfigError(f"{path}: {where} may not set '{key}': it is the same for every method of a comparison")

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pooled: one model trained where all hospitals' data are. Only a comparison on one machine does this.
+
+It is local training at a single hospital that holds the training samples of all of them, each prepared at its own
+hospital as for every other method. Its round is chosen as everybody's: by the unweighted mean of the hospitals'
+validation scores. With one hospital it is local training, bit for bit.
+"""
+
+import dataclasses
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from medpfl.core.errors import ConfigError
+from medpfl.evaluate.deployed import load_deployed
+from medpfl.evaluate.models import evaluate_test, save_deployed
+from medpfl.job import Job
+from medpfl.methods.references import Local
+from medpfl.rounds.coordinator import Coordinator
+from medpfl.rounds.messages import number
+from medpfl.rounds.simulate import simulate
+from medpfl.sites.declared import SPLITS, StorageRule
+from medpfl.sites.samples import Budget, Samples, SiteData, Store
+from medpfl.sites.site_file import SiteFile, load_site_file
+from medpfl.tasks.base import Evaluation, Task
+
+SITE = MODEL = "pooled"
+_ROWS = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pooled(Local):
+    """Local training under the name of what it deploys here."""
+
+    deploys: ClassVar = {MODEL: "local"}
+
+
+@dataclass(frozen=True)
+class Together(Task):
+    """A task on the data of several hospitals; its scores are the mean of the hospitals' own."""
+
+    task: Task
+    _parts: dict[str, SiteData] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _splits: dict[str, Samples] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def dataset(self) -> str:  # type: ignore[override]
+        return self.task.dataset
+
+    @property
+    def score(self) -> str:  # type: ignore[override]
+        return self.task.score
+
+    def hold(self, parts: Mapping[str, SiteData]) -> "Together":
+        """Take the hospitals' data.
+
+        Raises:
+            ConfigError: the hospitals' inputs differ in shape.
+        """
+        self._parts.update(parts)
+        shapes = {site: list(data.splits["train"].inputs.shape[1:]) for site, data in parts.items()}
+        first = next(iter(shapes))
+        for site, shape in shapes.items():
+            if shape != shapes[first]:
+                raise ConfigError(
+                    f"Pooled: inputs at {site} have the shape {shape}, at {first} {shapes[first]}; data of different "
+                    "shapes cannot be pooled"
+                )
+        self._splits.update({split: _joined([data.splits[split] for data in parts.values()]) for split in SPLITS})
+        return self
+
+    @property
+    def train(self) -> Samples:
+        return self._splits["train"]
+
+    def load(self, site_file: SiteFile) -> SiteData:
+        return SiteData(self._splits, next(iter(self._parts.values())).class_names)
+
+    def network(self, data: SiteData) -> nn.Module:
+        return self.task.network(data)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.task.loss(outputs, targets)
+
+    def decide(self, outputs: Tensor) -> Tensor:
+        return self.task.decide(outputs)
+
+    def evaluate(self, decisions: Tensor, samples: Samples) -> Evaluation:
+        split = next(name for name, mine in self._splits.items() if mine is samples)
+        parts = [data.splits[split] for data in self._parts.values()]
+        each = torch.split(decisions, [len(part) for part in parts])
+        found = [self.task.evaluate(mine, part).metrics for mine, part in zip(each, parts, strict=True)]
+        return Evaluation({name: _mean([metrics[name] for metrics in found]) for name in found[0]})
+
+
+def _mean(values: list[float]) -> float:
+    known = [value for value in values if np.isfinite(value)]
+    return float(np.mean(known)) if known else float("nan")
+
+
+def _joined(parts: list[Samples]) -> Samples:
+    """The samples of all parts in their order; decoded data beyond the usual budget go into a file."""
+    budget = Budget(StorageRule(), Path())
+    inputs, targets = Store(budget), Store(budget)
+    case, names = [], list[str]()
+    for part in parts:
+        for start in range(0, len(part), _ROWS):
+            inputs.append(part.inputs[start : start + _ROWS])
+            targets.append(part.targets[start : start + _ROWS])
+        case.append(part.case + len(names))
+        names += part.names
+    return Samples(inputs.finish(), targets.finish(), np.concatenate(case), names, parts[0].classes)
+
+
+def train_pooled(
+    job: Job, parts: Mapping[str, SiteData], site_file: Path, folder: Path, test: bool = True
+) -> tuple[Coordinator, list[dict[str, Any]]]:
+    """Train on all ``parts`` together, and leave every hospital the model as if it had taken part.
+
+    Args:
+        job: of the method ``Pooled``, with the hospitals' own task.
+        site_file: any hospital's.
+        folder: gets ``results`` and, under ``home``, each hospital's models.
+        test: False: no test set is read and no model is kept.
+
+    Returns:
+        The coordinator, and the lines of the test: one a choice of round and hospital.
+    """
+    together = Together(job.task).hold(parts)
+    alone = dataclasses.replace(job, min_clients=1, task=together)
+    home = folder / SITE
+    coordinator = simulate(
+        alone, {SITE: site_file}, folder / "results", home, read=lambda path, _: load_site_file(path), test=test
+    )
+    lines = []
+    for choice in ("best", "last") if test else ():
+        model = load_deployed(home / SITE / job.name / "models" / f"{MODEL}-{choice}.safetensors")
+        assert model.meta.history is not None
+        round_number = model.meta.history.round
+        for site, data in parts.items():
+            tested = evaluate_test(job.method, MODEL, model.networks, job.task, data, torch.device("cpu"))
+            about = {"job": job.name, "site": site, "model": MODEL, "choice": choice, "round": round_number}
+            trained = SiteData({**data.splits, "train": together.train}, data.class_names, data.preparation)
+            place = folder / "home" / site / job.name / "models"
+            save_deployed(place, about, job.method, MODEL, model.networks, job.task, trained, 1, tested)
+            metrics = {name: number(value) for name, value in tested[0].metrics.items()}
+            lines.append({"site": site, "model": MODEL, "choice": choice, "metrics": metrics})
+    shutil.rmtree(home)
+    return coordinator, lines

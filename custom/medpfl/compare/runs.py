@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run of a comparison: what its worker is told, and the digest that names it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import medpfl
+from medpfl.compare.data import Split
+from medpfl.compare.entries import Entry
+from medpfl.compare.file import FEDAVG, POOLED, Comparison
+from medpfl.compare.sources import source_digest
+from medpfl.component import build, class_paths, spec_of
+from medpfl.core.mixers import Mixer
+from medpfl.job import Job
+from medpfl.methods.base import Method
+from medpfl.rounds.messages import digest_of
+from medpfl.rounds.settings import Settings
+from medpfl.tasks.base import Task
+
+FORMAT = 2
+"""Of run.json: another format makes other runs."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One method with one split and seed.
+
+    Attributes:
+        split: the seed of the split; None: as the site files cut.
+        without: the hospital that takes no part and is tested, if any.
+        searching: the run judges arguments on validation; it reads no test set.
+        digest: over everything that its result depends on.
+        order: what the worker process is told, as JSON values.
+    """
+
+    entry: Entry
+    seed: int
+    split: int | None
+    without: str | None
+    searching: bool
+    digest: str
+    order: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The method's name in the comparison."""
+        return self.entry.name
+
+    @property
+    def title(self) -> str:
+        """For messages."""
+        parts = [self.name, f"seed {self.seed}"]
+        if self.split is not None:
+            parts.insert(1, f"split {self.split}")
+        if self.without:
+            parts.append(f"without {self.without}")
+        if self.searching:
+            parts.append(f"candidate {values_text(self.entry.values)}")
+        return ", ".join(parts)
+
+
+def values_text(values: dict[str, Any]) -> str:
+    """ "lr 0.01, model.lam 0.5" """
+    return ", ".join(f"{key} {value}" for key, value in values.items())
+
+
+def run_of(
+    file: Comparison,
+    task: Task,
+    entry: Entry,
+    split: Split,
+    seed: int,
+    without: str | None = None,
+    searching: bool = False,
+) -> Run:
+    order = {
+        "name": entry.name,
+        "pooled": entry.name == POOLED,
+        "seed": seed,
+        "split": split.seed,
+        "without": without,
+        "searching": searching,
+        "rounds": file.rounds,
+        "finetune": file.finetune if entry.name == FEDAVG and not searching else 0,
+        "task": spec_of(task),
+        **entry.spec(),
+        "splits": split.digests,
+    }
+    # The name is left out: calling a method otherwise does not change what it computes. So is the split's seed: what
+    # counts is how the data are cut.
+    content = {key: value for key, value in order.items() if key not in ("name", "split")}
+    versions = {"medpfl": medpfl.__version__, "torch": str(torch.__version__), "format": FORMAT}
+    named = class_paths([order["task"], order["method"], order["slots"]])
+    roots = {"medpfl.rounds.simulate", *(path.rpartition(".")[0] for path in named)}
+    if without:
+        roots.add("medpfl.compare.unseen")
+    digest = digest_of([content, versions, source_digest(roots)])
+    return Run(entry, seed, split.seed, without, searching, digest, order)
+
+
+def rebuild(order: dict[str, Any]) -> tuple[Entry, Task]:
+    """A run's components from what the worker is told."""
+    method = build(order["method"], Method, "method")
+    mixers = {slot: build(spec, Mixer, f"slot '{slot}'") for slot, spec in order["slots"].items()}
+    return Entry(order["name"], method, mixers), build(order["task"], Task, "task")
+
+
+def job_of(entry: Entry, task: Task, order: dict[str, Any], sites: int) -> Job:
+    """The job of a run: every hospital must answer."""
+    settings = Settings(
+        rounds=order["rounds"], slots=list(entry.mixers), seed=order["seed"], finetune=order["finetune"]
+    )
+    return Job("compared", sites, settings, entry.mixers, entry.method, task)
