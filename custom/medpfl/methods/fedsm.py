@@ -84,7 +84,7 @@ class FedSM(Method):
 
     def new_optimizer(self, model: nn.Module, name: str) -> torch.optim.Optimizer:
         optimizer = super().new_optimizer(model, name)
-        if isinstance(model, Selector):
+        if name == "selector":
             optimizer.param_groups[0]["lr"] = self.selector_lr
         return optimizer
 
