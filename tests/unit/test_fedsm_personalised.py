@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other personal models inside FedSM: each is what its own method makes alone, and the rest of FedSM does not change."""
+"""Other personal models inside FedSM: each is what its own method makes alone, and the rest of FedSM stays as it is."""
 
 from collections.abc import Callable
 from dataclasses import replace
