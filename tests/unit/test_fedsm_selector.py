@@ -51,7 +51,7 @@ def test_the_selector_tells_the_phantom_hospitals_apart(tmp_path: Path) -> None:
     for name in ("selector_accuracy", "selector_accuracy_cases"):
         found = [line["metrics"][name] for line in lines if line["model"] == name and line["site"] != "mean"]
         assert len(found) == 4 and np.mean(found) >= 0.95, name
-    # At least 20 times fewer bytes than NVFlare's research example, though that has 60 steps of the selector in a round.
+    # At least 20 times fewer bytes than NVFlare's research example, though here a round has 60 steps of the selector.
     traffic = json.loads((tmp_path / "results" / "bytes.json").read_text())
     assert len(traffic) == 2 * 4 * 2 and max(line["raw"] for line in traffic) * 20 < research_example(4)["total"]
 
