@@ -92,6 +92,21 @@ def bench_phantom(seeds: SeedsOption = 3, out: OutOption = None) -> None:
     say(phantom.table_of(results))
 
 
+@app.command("fedsm")
+def bench_fedsm(
+    rounds: Annotated[int, typer.Option(help="Rounds of each method and turn; the first is not counted.")] = 4,
+    repeats: Annotated[int, typer.Option(help="Turns; the median is reported.")] = 5,
+    out: OutOption = None,
+) -> None:
+    """A round of FedSM as a multiple of one of FedAvg, and its bytes beside those of NVFlare's research example."""
+    from medpfl.bench import common, fedsm
+
+    facts = common.machine()
+    results = fedsm.measure(rounds, repeats, say)
+    common.write_json(out, "fedsm", facts, results)
+    say(fedsm.table_of(results))
+
+
 @app.command("heart")
 def bench_heart(
     data: Annotated[Path | None, typer.Option(help="Folder with the UCI processed.*.data files.")] = None,
