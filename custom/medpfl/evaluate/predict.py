@@ -4,9 +4,11 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +16,7 @@ from medpfl.core.errors import DataError, MedPFLError
 from medpfl.evaluate.deployed import Deployed
 from medpfl.evaluate.labels import dice_of, find_labels
 from medpfl.evaluate.models import evaluate, write_cases
-from medpfl.evaluate.selection import mean_scores
+from medpfl.evaluate.selection import case_scores
 from medpfl.methods.super_model import SuperModel
 from medpfl.sites.samples import SiteData
 from medpfl.sites.site_file import SiteFile
@@ -131,10 +133,19 @@ def _choose(model: Deployed, inputs: Tensor, device: torch.device) -> tuple[Call
     if not isinstance(method, SuperModel):
         return model, {}
     seen = _as_in_training(inputs, model.input_shape)
-    case = torch.zeros(len(inputs), dtype=torch.int64)
-    chosen, sure = method.choose(mean_scores(method, model.networks, seen, case, 1, device))
-    name = method.networks[int(chosen)]
-    return model.networks[name], {"served_by": method.labels[int(chosen)], "selector": round(float(sure), 6)}
+    chosen, sure = method.choose(
+        case_scores(method, model.networks, seen, np.zeros(len(inputs), dtype=np.int64), device)
+    )
+    told = {"served_by": method.labels[int(chosen)], "selector": round(float(sure), 6)}
+    if method.ensemble:
+        return partial(_together, model), {**told, "served_by": "all"}
+    return model.networks[method.networks[int(chosen)]], told
+
+
+def _together(model: Deployed, inputs: Tensor) -> Tensor:
+    """An ensemble's outputs."""
+    assert isinstance(model.method, SuperModel)
+    return model.method.combine(model.networks, inputs, _as_in_training(inputs, model.input_shape))
 
 
 def _as_in_training(inputs: Tensor, shape: tuple[int, ...]) -> Tensor:

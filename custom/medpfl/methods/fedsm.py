@@ -82,9 +82,9 @@ class FedSM(Method):
         selector = ServerAdam() if self.selector_training == "server_adam" else Mean()
         return {"personal": SoftPull(), "selector": selector}
 
-    def new_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        optimizer = super().new_optimizer(model)
-        if isinstance(model, Selector):
+    def new_optimizer(self, model: nn.Module, name: str) -> torch.optim.Optimizer:
+        optimizer = super().new_optimizer(model, name)
+        if name == "selector":
             optimizer.param_groups[0]["lr"] = self.selector_lr
         return optimizer
 
