@@ -190,7 +190,7 @@ def test_long_slices_are_segmented_window_by_window(model: Deployed) -> None:
         whole = network(inputs)
     sizes: list[tuple[int, ...]] = []
     hook = network.register_forward_pre_hook(lambda _, given: sizes.append(tuple(given[0].shape)))
-    found = _run(network, inputs)
+    found = _run(network, inputs, 512)
     hook.remove()
     assert sizes and all(size[2:] == (64, 512) for size in sizes)
     assert found.shape == whole.shape and (found.argmax(dim=1) == whole.argmax(dim=1)).double().mean() > 0.99

@@ -24,7 +24,7 @@ from medpfl.tasks.base import Evaluation, NewCase
 
 SUMMARY = "predictions.csv"
 _BATCH = 16  # whole slices are larger than the samples of training
-_WINDOW = 512  # pixels; longer slices are segmented window by window, so that memory does not grow with them
+_WINDOW = 512  # pixels at least; longer slices are segmented window by window, so that memory does not grow
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,8 @@ def _predict_case(model: Deployed, case: NewCase, folder: Path, probabilities: b
     device = _device()
     model.networks.to(device)
     network, told = _choose(model, case.inputs, device)
-    outputs = torch.cat([_run(network, part.to(device)).cpu() for part in torch.split(case.inputs, _BATCH)])
+    window = max(_WINDOW, *expected[1:])
+    outputs = torch.cat([_run(network, part.to(device), window).cpu() for part in torch.split(case.inputs, _BATCH)])
     if case.save:
         return {**told, **case.save(outputs, folder, model.class_names, probabilities)}
     # A recording's windows count alike.
@@ -155,14 +156,14 @@ def _as_in_training(inputs: Tensor, shape: tuple[int, ...]) -> Tensor:
     return inputs
 
 
-def _run(network: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+def _run(network: Callable[[Tensor], Tensor], inputs: Tensor, window: int) -> Tensor:
     """Outputs, float32. Slices (N x C x H x W) longer than a window are taken window by window."""
     with torch.inference_mode():
-        if inputs.dim() != 4 or max(inputs.shape[2:]) <= _WINDOW:
+        if inputs.dim() != 4 or max(inputs.shape[2:]) <= window:
             return network(inputs).float()
         from monai.inferers import sliding_window_inference
 
-        size = [min(_WINDOW, length) for length in inputs.shape[2:]]
+        size = [min(window, length) for length in inputs.shape[2:]]
         found: Any = sliding_window_inference(inputs, size, 1, network, overlap=0.25, mode="gaussian")
         outputs: Tensor = found.float()
         return outputs
