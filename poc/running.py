@@ -19,8 +19,7 @@ from medpfl.evaluate.console import print_results
 from medpfl.flare.federation import LocalFederation
 from medpfl.job import EvaluationJob, Job
 
-DEFAULT_JOB = "softpull_phantom"
-FAILED = "FINISHED:"
+DEFAULT_JOB = "fedsm_phantom"
 console = Console()
 
 
@@ -90,18 +89,7 @@ def run_job(federation: LocalFederation, folder: Path, job: Job | EvaluationJob,
     live = federation.run_folder("server", job_id) / "results" / "metrics.jsonl"
     rounds = job.settings.rounds if isinstance(job, Job) else 0
     with Progress(job.name, rounds, live, console) as progress:
-        while True:
-            status = federation.status(job_id)
-            progress.update()
-            if status.startswith(FAILED):
-                break
-            if time.monotonic() - started > timeout:
-                federation.session.abort_job(job_id)
-                raise MedPFLError(f"{job.name} did not finish within {timeout:g} seconds and was aborted")
-            time.sleep(0.5)
-    if status != "FINISHED:COMPLETED":
-        lines = "\n  ".join(federation.decisive_lines(job_id))
-        raise MedPFLError(f"{job.name} failed ({status}):\n  {lines}")
+        federation.follow(job_id, job.name, timeout, progress.update)
     _collect(federation, job, job_id, target)
     print_results(target, console)
     console.print(f"{job.name} took {time.monotonic() - started:.0f} s; everything it left: {target}", soft_wrap=True)

@@ -16,10 +16,10 @@ import psutil
 import torch
 from torch import nn
 
+from medpfl import job as job_module
 from medpfl import store
-from medpfl.component import spec_of
 from medpfl.core.mixers import Identity, Mean, Mixer
-from medpfl.job import CONTROLLER, EXECUTOR, Job, load_job
+from medpfl.job import Job, load_job
 from medpfl.methods.base import Method
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.messages import Message
@@ -117,22 +117,8 @@ def round_of(
 
 
 def write_job(job: Job, folder: Path) -> Path:
-    """The job folder that ``load_job`` reads back as ``job``."""
-    settings = {key: value for key, value in vars(job.settings).items()}
-    server = {
-        "format_version": 2,
-        "server": {"heart_beat_timeout": 600, "task_request_interval": 0.05},
-        "workflows": [{"id": "controller", "path": CONTROLLER, "args": settings}],
-        "components": [{"id": slot, **spec_of(mixer)} for slot, mixer in job.mixers.items()],
-    }
-    executor = {"path": EXECUTOR, "args": {"method": spec_of(job.method), "task": spec_of(job.task)}}
-    client = {"format_version": 2, "executors": [{"tasks": ["*"], "executor": executor}], "components": []}
-    meta = {"name": job.name, "min_clients": job.min_clients, "resource_spec": {}, "deploy_map": {"app": ["@ALL"]}}
-    config = folder / "app" / "config"
-    config.mkdir(parents=True)
-    (folder / "meta.json").write_text(json.dumps(meta))
-    (config / "config_fed_server.json").write_text(json.dumps(server))
-    (config / "config_fed_client.json").write_text(json.dumps(client))
+    """The job folder, which ``load_job`` reads back as ``job``."""
+    job_module.write_job(job, folder)
     assert load_job(folder) == job
     return folder
 

@@ -15,6 +15,7 @@ from medpfl.core.errors import ConfigError, DataError
 from medpfl.demo import phantom
 from medpfl.demo.heart import ENVIRONMENT_VARIABLE as HEART_DATA
 from medpfl.demo.heart import write_heart
+from medpfl.demo.patterns import KINDS, write_patterns
 from medpfl.demo.skin import ENVIRONMENT_VARIABLE as SKIN_DATA
 from medpfl.demo.skin import write_skin
 
@@ -23,6 +24,7 @@ DEMOS: dict[str, Callable[[Path], list[str]]] = {
     "heart": write_heart,
     "skin": write_skin,
     "skin_hospitals": partial(write_skin, sites="hospitals"),
+    **{f"patterns_{kind}": partial(write_patterns, kind=kind) for kind in KINDS},
 }
 """Name of a demo to the function that writes its site files (and data) into a folder and returns the hospitals."""
 _MADE = {"phantom": str(phantom.HOSPITALS)}

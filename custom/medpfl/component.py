@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import inspect
 import typing
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -26,6 +27,14 @@ def spec_of(component: Any) -> dict[str, Any]:
 
 def _argument(value: Any) -> Any:
     return spec_of(value) if dataclasses.is_dataclass(value) or hasattr(value, "arguments") else value
+
+
+def class_paths(config: Any) -> Iterator[str]:
+    """Every class that a configuration names, however deep."""
+    if isinstance(config, dict) and isinstance(config.get("path"), str):
+        yield config["path"]
+    for inner in config.values() if isinstance(config, dict) else config if isinstance(config, list) else ():
+        yield from class_paths(inner)
 
 
 def find_class(path: Any, where: str) -> type:

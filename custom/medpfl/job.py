@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from medpfl.component import build, check_args
-from medpfl.core.errors import ConfigError
+from medpfl.component import build, check_args, spec_of
+from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.core.mixers import Mixer
 from medpfl.evaluate.deployed import load_deployed
 from medpfl.methods.base import Method
@@ -82,6 +82,42 @@ def load_job(folder: Path) -> Job | EvaluationJob:
         return EvaluationJob(name, min_clients, evaluation, method, task, model)
     settings = Settings(**check_args(Settings, args, f"{where}: controller"))
     return Job(name, min_clients, settings, _mixers(server, settings), method, task)
+
+
+def write_job(job: Job, folder: Path) -> Path:
+    """The job folder that ``load_job`` reads back as ``job``; a folder that exists is written over.
+
+    Raises:
+        MedPFLError: it cannot be written.
+    """
+    controller = {"id": "controller", "path": CONTROLLER, "args": vars(job.settings)}
+    executor = {"path": EXECUTOR, "args": {"method": spec_of(job.method), "task": spec_of(job.task)}}
+    files = {
+        "meta.json": {
+            "name": job.name,
+            "min_clients": job.min_clients,
+            "resource_spec": {},
+            "deploy_map": {"app": ["@ALL"]},
+        },
+        "app/config/config_fed_server.json": {
+            "format_version": 2,
+            "server": {"heart_beat_timeout": 600, "task_request_interval": 0.1},
+            "workflows": [controller],
+            "components": [{"id": slot, **spec_of(mixer)} for slot, mixer in job.mixers.items()],
+        },
+        "app/config/config_fed_client.json": {
+            "format_version": 2,
+            "executors": [{"tasks": ["*"], "executor": executor}],
+            "components": [],
+        },
+    }
+    try:
+        (folder / "app" / "config").mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise MedPFLError(f"cannot write {folder}: {error.strerror}") from error
+    return folder
 
 
 def _check_meta(meta: dict[str, Any]) -> tuple[str, int]:

@@ -18,10 +18,14 @@ import yaml
 from nvflare.fuel.flare_api.api_spec import JobNotFound
 from nvflare.lighter.utils import load_yaml
 
+from conftest import write_table_sites
+from medpfl.compare.plan import Run, load_comparison, make_plan
+from medpfl.compare.runner import do_runs, read_run
 from medpfl.core.errors import MedPFLError
 from medpfl.demo.phantom import write_phantoms
 from medpfl.evaluate.deployed import load_deployed
 from medpfl.evaluate.models import evaluate
+from medpfl.flare.compared import do_runs_on, do_runs_over_flare, foreign_classes, over_flare
 from medpfl.flare.poc import Federation
 from medpfl.job import Job, load_job
 from medpfl.models.resnet import ResNet
@@ -31,29 +35,42 @@ from medpfl.tasks.classification import Classification
 from pictures import TABLE, write_images
 from tools import assert_same, interrupt, outcome, run, write_job
 
+COMPARISON: dict[str, Any] = {
+    "name": "small",
+    "task": {"path": "medpfl.tasks.tabular.Tabular", "args": {"dataset": "blood", "hidden": [4]}},
+    "rounds": 2,
+    "seeds": [1],
+    "steps": 5,
+    "lr": 0.05,
+    "finetune": 2,
+    "methods": {"Bounded": {"path": "bounded_fedavg.BoundedFedAvg", "args": {"bound": 0.5}}},
+}
 pytestmark = [pytest.mark.poc, pytest.mark.timeout(400)]
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
 def hospitals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Phantoms, and at each hospital the same few pictures, split in its own way."""
+    """Phantoms, a table, and at each hospital the same few pictures, split in its own way."""
     folder = tmp_path_factory.mktemp("phantoms")
     files = {site: folder / f"{site}.yaml" for site in write_phantoms(folder)}
+    tables = write_table_sites(folder / "tables", list(files))
     write_images(folder / "pictures", count=24)
     for seed, file in enumerate(files.values()):
         content = yaml.safe_load(file.read_text())
         pictures = {**TABLE, "files": "pictures/images/*.png", "split": {**TABLE["split"], "seed": seed}}
         pictures |= {"table": {**TABLE["table"], "file": "pictures/list.csv"}}
         pictures |= {"masks": {**TABLE["masks"], "files": "pictures/masks/*.png"}}
-        content["datasets"]["skin"] = pictures
+        table = yaml.safe_load(tables[file.stem].read_text())["datasets"]["blood"]
+        content["datasets"] |= {"skin": pictures, "blood": {**table, "files": [f"tables/{file.stem}.csv"]}}
         file.write_text(yaml.safe_dump(content, sort_keys=False))
     return files
 
 
 @pytest.fixture(scope="module")
 def federation(hospitals: dict[str, Path]) -> Iterator[Federation]:
-    up = Federation(next(iter(hospitals.values())).parent, list(hospitals))
+    other_package = ["bounded_fedavg.BoundedFedAvg"]  # as with: medpfl site allow KIT --class ...
+    up = Federation(next(iter(hospitals.values())).parent, list(hospitals), classes=other_package)
     with up:
         yield up
     assert not up.workspace.exists()
@@ -167,6 +184,37 @@ def test_a_job_with_a_component_inside_a_component(
     job_id = federation.submit(folder)
     assert wait(federation, job_id) == "FINISHED:COMPLETED", federation.decisive_lines(job_id)
     assert_same(outcome(federation.download(job_id)), run(job, hospitals, tmp_path / "simulated"))
+
+
+def test_a_comparison_over_flare_equals_one_in_process(
+    federation: Federation, hospitals: dict[str, Path], tmp_path: Path
+) -> None:
+    """FedAvg with fine-tuning, and a method from somebody else's package, which the sites allow by its class."""
+    file = tmp_path / "compare.yaml"
+    file.write_text(yaml.safe_dump(COMPARISON))
+    plan = make_plan(load_comparison(file), hospitals)
+    plan = replace(plan, runs=[run for run in plan.runs if run.name != "Local"])
+    assert foreign_classes(plan) == ["bounded_fedavg.BoundedFedAvg"]
+    assert do_runs(plan, tmp_path / "here", 2, lambda run, reason: None, lambda rounds: None) == {}
+    flare, there, told = over_flare(plan), tmp_path / "there", list[Any]()
+
+    def tell(run: Run, reason: str | None) -> None:
+        told.append((run.name, reason))
+
+    assert do_runs_on(federation, flare, there, 200, tell, lambda rounds: None) == {}
+    assert told == [("FedAvg", None), ("Bounded", None)]
+    for mine, theirs in zip(plan.runs, flare.runs, strict=True):
+        assert computed(there, theirs) == computed(tmp_path / "here", mine)
+    assert do_runs_over_flare(flare, there, 200, tell, lambda rounds: None) == {}
+    assert len(told) == 2  # what is finished is not repeated, and no federation is started for it
+
+
+def computed(results: Path, run: Run) -> dict[str, Any]:
+    """What a run found, without times, and the bytes of every hospital's models."""
+    found = read_run(results, run)
+    models = sorted((results / "runs" / run.digest / "home").rglob("*.safetensors"))
+    assert found.pop("seconds") > 0 and len(models) >= 4
+    return {**found, "models": {f"{path.parts[-4]}/{path.name}": path.read_bytes() for path in models}}
 
 
 FUNCTIONS = [

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from bounded_fedavg import BoundedFedAvg
 
 from medpfl.core.errors import MedPFLError
 from medpfl.flare.pack import pack
@@ -46,9 +47,12 @@ def simulator(job: Path, sites: dict[str, Path], workspace: Path) -> None:
 
 @pytest.mark.timeout(300)
 def test_packed_job_equals_simulate(make_job: Callable[..., Job], table_sites: dict[str, Path], tmp_path: Path) -> None:
-    job = make_job()
+    """With a method from somebody else's package, whose code is packed too: the simulator's processes find no other."""
+    job = make_job(method=BoundedFedAvg(lr=0.05, batch_size=8, bound=0.1))
     packed = pack(write_job(job, tmp_path / "job"), tmp_path / "packed")
-    assert (packed / "app" / "custom" / "medpfl" / "flare" / "controller.py").is_file()
+    custom = packed / "app" / "custom"
+    assert (custom / "medpfl" / "flare" / "controller.py").is_file()
+    assert {path.name for path in custom.iterdir()} == {"medpfl", "medpfl_pack.json", "bounded_fedavg.py"}
     simulator(packed, table_sites, tmp_path / "workspace")
     results = next((tmp_path / "workspace" / "server").rglob("results/summary.json")).parent
     assert_same(outcome(results), run(job, table_sites, tmp_path / "simulated"))

@@ -53,7 +53,7 @@ def plan_of(folder: Path, **changes: Any) -> Any:
         ({"optimizer": "lion"}, "'optimizer': input should be 'adam' or 'sgd', got 'lion'"),
         ({"name": "../up"}, "'name': string should match pattern"),
         ({"target": float("nan")}, "'target' must be a finite score"),
-        ({"demo": "liver"}, "'demo' must be phantom, heart, skin, skin_hospitals; got 'liver'"),
+        ({"demo": "liver"}, "'demo' must be one of phantom, heart, skin,"),
         ({"methods": {"FedAvg": SOFT_PULL}}, "'FedAvg' is in every comparison already"),
         ({"methods": {"Soft": {**SOFT_PULL, "args": {"steps": 9}}}}, "methods.Soft.args may not set 'steps'"),
         ({"methods": {"Soft": {**SOFT_PULL, "kwargs": {}}}}, "unknown key 'methods.Soft.kwargs'"),

@@ -39,10 +39,15 @@ def _cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def resident(key: str) -> float:
-    """Resident memory (VmRSS) or its peak (VmHWM) in MB; getrusage would count the parent process's too."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
-    return int(line.split()[1]) * 1024 / 1e6
+def resident(key: str, process: int | str = "self") -> float:
+    """Resident memory (VmRSS) or its peak (VmHWM) in MB; getrusage would count the parent process's too.
+
+    Raises:
+        OSError: there is no such process any more.
+    """
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    found = [line for line in lines if line.startswith(key)]
+    return int(found[0].split()[1]) * 1024 / 1e6 if found else 0.0  # a process that is ending has no memory
 
 
 def write_json(out: Path | None, name: str, facts: dict[str, Any], results: dict[str, Any]) -> None:

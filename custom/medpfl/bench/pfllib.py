@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``medpfl bench pfllib``: this package's in-process engine beside PFLlib's own code and beside the bare loop.
 
-Same arrays, model, initial weights, batches and steps. First the weights after one round must be equal; then the arms
-run in turn, several times, each in a process of its own.
+Same arrays, model, initial weights, batches and steps. First the weights after one round must be equal. Then the arms,
+each a process of its own, take turns round by round, so that whatever else the machine does falls on all of them.
 """
 
 import json
@@ -10,13 +10,14 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
+from numpy.typing import NDArray
 
 from medpfl import store
 from medpfl.bench.common import markdown
@@ -39,7 +40,7 @@ def measure(pfllib: Path, rounds: int, repeats: int, progress: Callable[[str], N
     Args:
         pfllib: a checkout of PFLlib (it has ``system/flcore``).
         rounds: rounds of a run, >= 2; the first is not counted.
-        repeats: runs of every arm, in turn.
+        repeats: how often the arms start anew.
 
     Raises:
         MedPFLError: there is no PFLlib, an arm failed, or the weights differ.
@@ -105,10 +106,8 @@ def _differences(setting: Setting, folder: Path) -> dict[str, float]:
     Raises:
         MedPFLError: above the tolerance, with the arm and the entry: it is not the same computation.
     """
-    weights = {}
-    for arm in (BARE, OURS, THEIRS):
-        _run(arm, setting, folder)
-        weights[arm], _ = store.read(folder / "out.safetensors")
+    _together((BARE, OURS, THEIRS), setting, folder)
+    weights = {arm: store.read(_out(folder, arm).with_suffix(".safetensors"))[0] for arm in (BARE, OURS, THEIRS)}
     found = {}
     for arm in (OURS, THEIRS):
         if weights[arm].keys() != weights[BARE].keys():
@@ -127,10 +126,10 @@ def _differences(setting: Setting, folder: Path) -> dict[str, float]:
 def _timed(setting: Setting, repeats: int, folder: Path, progress: Callable[[str], None]) -> dict[str, Any]:
     runs: dict[str, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
     for repeat in range(repeats):
-        for arm in ARMS[repeat % len(ARMS) :] + ARMS[: repeat % len(ARMS)]:  # each arm has each place in turn
-            runs[arm].append(_run(arm, setting, folder))
+        for arm, found in _together(ARMS, setting, folder).items():
+            runs[arm].append(found)
         shown = ", ".join(f"{arm} {np.median(found[-1]['seconds'][1:]):.3f} s" for arm, found in runs.items())
-        progress(f"{setting.method}, turn {repeat + 1} of {repeats}: {shown}")
+        progress(f"{setting.method}, {repeat + 1} of {repeats}: {shown}")
     traffic = json.loads((folder / "ours" / "results" / "bytes.json").read_text(encoding="utf-8"))
     return {
         "arms": {arm: _summary(found, runs[BARE]) for arm, found in runs.items()},
@@ -139,43 +138,80 @@ def _timed(setting: Setting, repeats: int, folder: Path, progress: Callable[[str
 
 
 def _summary(runs: list[dict[str, Any]], bare: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians over the turns of the rounds' medians; ratios to the bare loop's are taken within a turn."""
-    wall, cpu = ([float(np.median(run[key][1:])) for run in runs] for key in ("seconds", "cpu_seconds"))
-    bare_wall, bare_cpu = ([float(np.median(run[key][1:])) for run in bare] for key in ("seconds", "cpu_seconds"))
+    """Medians over all counted rounds; the ratios are to the bare loop's turn of the same round."""
+    wall, cpu = _counted(runs, "seconds"), _counted(runs, "cpu_seconds")
     return {
         "seconds": [[round(value, 4) for value in run["seconds"]] for run in runs],
+        "cpu_seconds": [[round(value, 4) for value in run["cpu_seconds"]] for run in runs],
         "median_seconds": round(float(np.median(wall)), 4),
         "median_cpu_seconds": round(float(np.median(cpu)), 4),
-        "ratio": round(float(np.median(np.divide(wall, bare_wall))), 4),
-        "cpu_ratio": round(float(np.median(np.divide(cpu, bare_cpu))), 4),
-        "first_round_after": round(float(np.median([run["first_round_after"] for run in runs])), 2),
+        "ratio": round(float(np.median(wall / _counted(bare, "seconds"))), 4),
+        "cpu_ratio": round(float(np.median(cpu / _counted(bare, "cpu_seconds"))), 4),
+        "first_round_after": round(float(np.median([run["first"] for run in runs])), 2),
         "peak_mb": round(max(run["peak_mb"] for run in runs), 1),
     }
 
 
-def _run(arm: str, setting: Setting, folder: Path) -> dict[str, Any]:
-    """One arm in a process of its own, with one thread.
+def _counted(runs: list[dict[str, Any]], key: str) -> NDArray[np.float64]:
+    return np.array([value for run in runs for value in run[key][1:]])
+
+
+def _together(arms: Sequence[str], setting: Setting, folder: Path) -> dict[str, dict[str, Any]]:
+    """Run the arms side by side, one thread each and only one at a time; another begins each round.
 
     Raises:
-        MedPFLError: it failed, with the last line it wrote.
+        MedPFLError: an arm failed, with the last line it wrote.
     """
-    order, out = folder / "setting.json", folder / "out"
+    order = folder / "setting.json"
     order.write_text(json.dumps(asdict(setting)), encoding="utf-8")
-    command = [sys.executable, "-c", "from medpfl.bench.pfllib_arms import main; main()", arm, str(order), str(out)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        lines = (done.stderr.strip() or done.stdout.strip() or "it said nothing").splitlines()
-        raise MedPFLError(f"{setting.method} with {arm} failed: {lines[-1]}")
-    found: dict[str, Any] = json.loads(out.with_suffix(".json").read_text(encoding="utf-8"))
-    return found
+    processes: dict[str, subprocess.Popen[str]] = {}
+
+    def wait(arm: str, word: str) -> None:
+        said = processes[arm].stdout
+        if said is None or said.readline().strip() != word:
+            lines = _log(folder, arm).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            raise MedPFLError(f"{setting.method} with {arm} failed: {lines[-1] if lines else 'it said nothing'}")
+
+    try:
+        for arm in arms:
+            command = [sys.executable, "-c", "from medpfl.bench.pfllib_arms import main; main()"]
+            with open(_log(folder, arm), "w", encoding="utf-8") as log:
+                processes[arm] = subprocess.Popen(
+                    [*command, arm, str(order), str(_out(folder, arm))],
+                    env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                )  # fmt: skip
+            wait(arm, "ready")
+        for number in range(setting.rounds):
+            first = number % len(arms)
+            for arm in (*arms[first:], *arms[:first]):
+                given = processes[arm].stdin
+                assert given is not None
+                print("go", file=given, flush=True)
+                wait(arm, "done")
+        for arm, process in processes.items():
+            if process.wait():
+                wait(arm, "finished")  # tells why not
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.communicate()
+    return {arm: json.loads(_out(folder, arm).with_suffix(".json").read_text(encoding="utf-8")) for arm in arms}
+
+
+def _out(folder: Path, arm: str) -> Path:
+    return folder / f"out-{ARMS.index(arm)}"
+
+
+def _log(folder: Path, arm: str) -> Path:
+    return folder / f"log-{ARMS.index(arm)}.txt"
 
 
 def table_of(results: dict[str, Any]) -> str:
     """A table a method, and whether the two targets are met."""
     parts = [
         f"{results['hospitals']} hospitals in one process, {results['steps_a_round']} steps a round of {BATCH_SIZE} "
-        f"images, PFLlib's FedAvgCNN; medians of {results['repeats']} turns with {results['rounds'] - 1} rounds."
+        f"images, PFLlib's FedAvgCNN; medians of {results['repeats'] * (results['rounds'] - 1)} rounds."
     ]
     headings = ["", "s a round", "to the bare loop", "processor s a round", "to the bare loop", "round 1 done after, s"]
     for method, found in results["methods"].items():

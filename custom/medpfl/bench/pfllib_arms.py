@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from medpfl import store
 from medpfl.bench.common import resident
-from medpfl.core.errors import MedPFLError
 from medpfl.core.mixers import Mean
 from medpfl.core.seeding import derive_seed
 from medpfl.job import Job
@@ -90,21 +89,31 @@ TASK = Classification(dataset="digits", size=(SIDE, SIDE), architecture=PFLlibCN
 
 
 class Clock:
-    """Wall and processor seconds of each round; ``first`` is from the process's start to the end of round 1."""
+    """Wall and processor seconds of each round. Before each, it waits for its turn among the arms (a line on stdin).
 
-    def __init__(self) -> None:
+    ``first`` is from the process's start to the end of round 1, without the waiting.
+    """
+
+    def __init__(self, rounds: int, tell: Callable[[str], None], turn: Callable[[], object]):
+        self.rounds, self._tell, self._turn = rounds, tell, turn
         self.seconds: list[float] = []
         self.cpu: list[float] = []
         self.first = 0.0
 
     def begin(self) -> None:
+        if not self.seconds:
+            self.first = time.time() - psutil.Process().create_time()
+            self._tell("ready")
+        if len(self.seconds) < self.rounds:
+            self._turn()
         self._wall, self._cpu = time.perf_counter(), time.process_time()
 
     def end(self) -> None:
         self.seconds.append(time.perf_counter() - self._wall)
         self.cpu.append(time.process_time() - self._cpu)
         if len(self.seconds) == 1:
-            self.first = time.time() - psutil.Process().create_time()
+            self.first += self.seconds[0]
+        self._tell("done")
 
 
 # -- the loop that a federation cannot be faster than -----------------------------------------------------------------
@@ -287,22 +296,17 @@ def write_for_pfllib(setting: Setting) -> None:
 def main() -> None:
     """``ARM SETTING.json OUT``: run an arm; writes OUT.json and the last weights as OUT.safetensors."""
     arm, out = sys.argv[1], Path(sys.argv[3]).resolve()
-    setting, clock = Setting(**json.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))), Clock()
+    setting = Setting(**json.loads(Path(sys.argv[2]).read_text(encoding="utf-8")))
+    told, sys.stdout = sys.stdout, sys.stderr  # PFLlib prints
+    clock = Clock(setting.rounds, lambda word: print(word, file=told, flush=True), sys.stdin.readline)
     sys.path.insert(0, str(Path(setting.pfllib) / "system"))
     torch.set_num_threads(1)
     if arm == BARE:
         weights = bare(setting, clock)
     elif arm == OURS:
         weights = ours(setting, clock)
-    elif arm in (THEIRS, THEIRS_CACHED):
-        weights = theirs(setting, clock, arm == THEIRS_CACHED)
     else:
-        raise MedPFLError(f"no arm is called '{arm}'")
-    found = {
-        "seconds": clock.seconds,
-        "cpu_seconds": clock.cpu,
-        "first_round_after": clock.first,
-        "peak_mb": resident("VmHWM"),
-    }
-    store.save(out.with_suffix(".safetensors"), {k: v.detach().contiguous() for k, v in weights.items()}, {})
+        weights = theirs(setting, clock, cached=arm == THEIRS_CACHED)
+    found = {"seconds": clock.seconds, "cpu_seconds": clock.cpu, "first": clock.first, "peak_mb": resident("VmHWM")}
+    store.save(out.with_suffix(".safetensors"), weights, {})
     out.with_suffix(".json").write_text(json.dumps(found), encoding="utf-8")

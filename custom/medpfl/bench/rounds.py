@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``medpfl bench rounds``: seconds per round without training, this package's controller beside FLARE's stock FedAvg.
+"""``medpfl bench rounds``: what a round costs without training, this package's controller beside FLARE's stock FedAvg.
 
 Both jobs run one after the other on one POC federation, with a payload of one size. A round's time is the difference
 of two time stamps in the server's log, so it holds everything: sending, receiving, mixing, checkpoint, log. Our rounds
-also evaluate the mixed model at the hospital and keep its state on disk; both save the models at the server.
+also evaluate the mixed model at the hospital and keep its state on disk; both save the models at the server. The first
+round counts as start-up, from the submission on. Bytes are those that FLARE itself counts in a hospital's job process.
 """
 
+import contextlib
 import itertools
 import json
 import re
@@ -19,7 +21,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from medpfl.bench.common import markdown
+from medpfl.bench.common import markdown, resident
 from medpfl.core.errors import MedPFLError
 from medpfl.flare.poc import Federation
 from medpfl.job import CONTROLLER, EXECUTOR
@@ -61,10 +63,11 @@ def measure(sites: int, rounds: int, values: int, interval: float, progress: Cal
             STOCK: _stock_job(folder, sites, rounds, values),
         }
         with Federation(folder / "sites", names, classes=[EMPTY]) as federation:
-            seconds = {}
+            found = {}
             for name, job in jobs.items():
-                seconds[name] = _round_times(federation, job, name, rounds)
-                progress(f"{name}: median {np.median(seconds[name]):.3f} s a round")
+                found[name] = _run(federation, job, name, rounds)
+                progress(f"{name}: median {np.median(found[name]['seconds']):.3f} s a round")
+    seconds = {name: each.pop("seconds") for name, each in found.items()}
     medians = {name: round(float(np.median(found)), 4) for name, found in seconds.items()}
     return {
         "sites": sites,
@@ -73,6 +76,7 @@ def measure(sites: int, rounds: int, values: int, interval: float, progress: Cal
         "task_request_interval": {OURS: interval, STOCK: "FLARE's default"},
         "seconds": seconds,
         "median_seconds": medians,
+        "jobs": found,
         "ratio": round(medians[OURS] / medians[STOCK], 4),
         "target": round(TARGET, 4),
     }
@@ -140,30 +144,51 @@ def _stock_job(folder: Path, sites: int, rounds: int, values: int) -> Path:
     return folder / "stock" / "stock_fedavg"
 
 
-def _round_times(federation: Federation, job: Path, name: str, rounds: int) -> list[float]:
-    """Seconds of rounds 2 to n: the distances of the rounds' lines in the server's log, read while it is there.
+def _run(federation: Federation, job: Path, name: str, rounds: int) -> dict[str, Any]:
+    """One job: seconds of rounds 2 to n (the distances of the rounds' lines in the server's log, read while it is
+    there), of the start and of the whole, peak memory of its processes, and bytes.
 
     Raises:
         MedPFLError: the job failed or took too long.
     """
+    text, peaks = "", dict.fromkeys(("server", *federation.sites), 0.0)
+    submitted, started = datetime.now(), time.monotonic()
     job_id = federation.submit(job)
     log = federation.run_folder("server", job_id) / "log.txt"
-    started, text, status = time.monotonic(), "", ""
-    while not status.startswith("FINISHED"):
-        time.sleep(1)
-        status = federation.session.get_job_status(job_id) or ""
+
+    def look() -> None:
+        nonlocal text
         if log.is_file():
             text = log.read_text(encoding="utf-8", errors="replace")
-        if time.monotonic() - started > JOB_TIMEOUT:
-            federation.session.abort_job(job_id)
-            raise MedPFLError(f"the job of {name} did not finish within {JOB_TIMEOUT:g} s and was aborted")
-    if status != "FINISHED:COMPLETED":
-        raise MedPFLError(f"the job of {name} failed ({status}): " + "; ".join(federation.decisive_lines(job_id)))
+        for site, processes in federation.job_processes(job_id).items():
+            for process in processes:
+                with contextlib.suppress(OSError):  # it has ended meanwhile
+                    peaks[site] = max(peaks[site], resident("VmHWM", process))
+
+    federation.follow(job_id, f"the job of {name}", JOB_TIMEOUT, look)
+    whole = time.monotonic() - started
     stamps = [found[1] for line in text.splitlines() if (found := _ROUND_LINES[name].match(line))]
     if len(stamps) != rounds:
         raise MedPFLError(f"the server's log of {name} tells of {len(stamps)} rounds, expected {rounds}")
     times = [datetime.strptime(stamp, "%Y-%m-%d %H:%M:%S,%f") for stamp in stamps]
-    return [round((after - before).total_seconds(), 3) for before, after in itertools.pairwise(times)]
+    moved = [_moved(federation.run_folder(site, job_id)) for site in federation.sites]
+    return {
+        "seconds": [round((after - before).total_seconds(), 3) for before, after in itertools.pairwise(times)],
+        "start_seconds": round((times[0] - submitted).total_seconds(), 2),
+        "job_seconds": round(whole, 2),
+        "peak_mb": {site: round(peak, 1) for site, peak in peaks.items()},
+        "mb_a_round": {way: round(max(each[way] for each in moved) / rounds, 3) for way in moved[0]},
+    }
+
+
+def _moved(run_folder: Path) -> dict[str, float]:
+    """MB that a hospital's job process sent and received, by FLARE's own statistics, which it leaves at its end."""
+    pools = json.loads((run_folder / "stats_pool_summary.json").read_text(encoding="utf-8"))
+    found = {}
+    for way in ("sent", "received"):
+        kinds = pools[f"{way}_msg_sizes"]["pool"]["cat_data"].values()
+        found[way] = sum(size["total"] for sizes in kinds for size in sizes if size) * 1024**2 / 1e6
+    return found
 
 
 def table_of(results: dict[str, Any]) -> str:
@@ -181,11 +206,36 @@ def table_of(results: dict[str, Any]) -> str:
                 shown,
             ]
         )
+    costs = [
+        [
+            name,
+            f"{job['start_seconds']:.1f}",
+            f"{job['job_seconds']:.1f}",
+            f"{job['peak_mb']['server']:.0f}",
+            f"{max(peak for site, peak in job['peak_mb'].items() if site != 'server'):.0f}",
+            f"{job['mb_a_round']['sent']:.2f}",
+            f"{job['mb_a_round']['received']:.2f}",
+        ]
+        for name, job in results["jobs"].items()
+    ]
     verdict = "met" if results["ratio"] <= results["target"] else "missed"
     return (
         f"{results['sites']} hospitals (POC, one machine), payload {results['payload_bytes'] / 1e6:.2f} MB a hospital "
         "and direction, no training:\n\n"
         + markdown(["controller", "seconds a round (median)", "range", "rounds", "task_request_interval"], rows)
+        + "\n\n"
+        + markdown(
+            [
+                "controller",
+                "submitted to end of round 1, s",
+                "whole job, s",
+                "server's peak, MB",
+                "a hospital's peak, MB",
+                "a hospital sends, MB a round",
+                "receives",
+            ],
+            costs,
+        )
         + f"\n\nRatio: {results['ratio']:.3f} (1 to {1 / results['ratio']:.1f}); target: at most one sixth "
         f"({results['target']:.3f}): {verdict}."
     )

@@ -51,8 +51,8 @@ def bench_rounds(
 @app.command("pfllib")
 def bench_pfllib(
     pfllib: Annotated[Path, typer.Option(help="Checkout of github.com/TsingZ0/PFLlib; it needs h5py installed.")],
-    rounds: Annotated[int, typer.Option(help="Rounds of a run; the first is not counted.")] = 5,
-    repeats: Annotated[int, typer.Option(help="Turns; medians are reported.")] = 5,
+    rounds: Annotated[int, typer.Option(help="Rounds of a run; the first is not counted.")] = 7,
+    repeats: Annotated[int, typer.Option(help="How often the arms start anew; medians are reported.")] = 3,
     out: OutOption = None,
 ) -> None:
     """FedAvg and Ditto in process: this package's engine beside PFLlib's own code and the bare loop."""
@@ -90,6 +90,21 @@ def bench_phantom(seeds: SeedsOption = 3, out: OutOption = None) -> None:
     results = phantom.measure(seeds, say)
     common.write_json(out, "phantom", facts, results)
     say(phantom.table_of(results))
+
+
+@app.command("fedsm")
+def bench_fedsm(
+    rounds: Annotated[int, typer.Option(help="Rounds of each method and turn; the first is not counted.")] = 4,
+    repeats: Annotated[int, typer.Option(help="Turns; the median is reported.")] = 5,
+    out: OutOption = None,
+) -> None:
+    """A round of FedSM as a multiple of one of FedAvg, and its bytes beside those of NVFlare's research example."""
+    from medpfl.bench import common, fedsm
+
+    facts = common.machine()
+    results = fedsm.measure(rounds, repeats, say)
+    common.write_json(out, "fedsm", facts, results)
+    say(fedsm.table_of(results))
 
 
 @app.command("heart")

@@ -18,6 +18,8 @@ def compare(
     sites: Annotated[Path | None, typer.Option(help="Folder with <hospital>.yaml files; default: the demo.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Default: results/compare-<name>.")] = None,
     jobs: Annotated[int, typer.Option(help="Runs at a time, one torch thread each.")] = os.cpu_count() or 1,
+    flare: Annotated[bool, typer.Option("--flare", help="Each run as a job on a FLARE POC federation here.")] = False,
+    timeout: Annotated[float, typer.Option(help="With --flare: seconds a run may take.")] = 3600,
 ) -> None:
     """Compare methods over seeds on the same hospitals: leaderboard, gains over local training, and a report.
 
@@ -45,6 +47,10 @@ def compare(
             raise MedPFLError(f"--sites: {sites} is not a folder")
         with console.status("reading the data"):
             plan = make_plan(loaded, {path.stem: path for path in sorted(sites.glob("*.yaml"))})
+            if flare:
+                from medpfl.flare.compared import do_runs_over_flare, over_flare
+
+                plan = over_flare(plan)
         kept = sum(finished(results, run) for run in plan.runs)
         if kept:
             console.print(f"{kept} of {len(plan.runs)} runs are done already and kept in {results}", soft_wrap=True)
@@ -64,7 +70,10 @@ def compare(
                         f"{run.name}, seed {run.seed} failed: {reason}", markup=False, highlight=False, soft_wrap=True
                     )
 
-            failures = do_runs(plan, results, jobs, tell, advance)
+            if flare:
+                failures = do_runs_over_flare(plan, results, timeout, tell, advance)
+            else:
+                failures = do_runs(plan, results, jobs, tell, advance)
     content = collect(plan, results, failures)
     write_report(content, results)
     write_text(results / "results.md", markdown(content))

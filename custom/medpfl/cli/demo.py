@@ -54,3 +54,15 @@ def demo_skin(
         raise MedPFLError(f"--size must be WIDTHxHEIGHT, such as 64x48, or original; got '{size}'")
     pixels = (int(lengths[1]), int(lengths[2])) if lengths else None
     console.print(f"{folder}: {', '.join(write_skin(folder, data, hospitals, pixels))}")
+
+
+@app.command("patterns")
+def demo_patterns(
+    folder: FolderArgument,
+    kind: Annotated[str, typer.Option(help="none, feature_shift, label_skew, concept_shift or quantity_skew")] = "none",
+    seed: int = 0,
+) -> None:
+    """Six hospitals with generated images (.npz) that differ in one chosen way."""
+    from medpfl.demo.patterns import write_patterns
+
+    console.print(f"{folder}: {', '.join(write_patterns(folder, kind, seed))}")

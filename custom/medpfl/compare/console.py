@@ -70,6 +70,13 @@ def hospitals(content: dict[str, Any], choice: str = "best") -> tuple[list[str],
     return ["method", *sites], lines
 
 
+def metrics(content: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of the table of all metrics: test of the best round, mean of the hospitals."""
+    names = list(ranked(content)[0]["metrics"])
+    rows = [[row["name"], *(score_text(row["metrics"].get(name)) for name in names)] for row in ranked(content)]
+    return ["method", *(name.replace("_", " ") for name in names)], rows
+
+
 def print_comparison(content: dict[str, Any], folder: Path, console: Console) -> None:
     """Leaderboard, gains, failures, and where the report is."""
     seeds = len(content["seeds"])
@@ -89,13 +96,15 @@ def print_comparison(content: dict[str, Any], folder: Path, console: Console) ->
 
 
 def markdown(content: dict[str, Any]) -> str:
-    """The same as Markdown, with the scores hospital by hospital."""
+    """The same as Markdown, with the scores hospital by hospital and all metrics."""
     parts = []
-    tables = (
+    tables = [
         ("Leaderboard", leaderboard(content)),
         ("Hospital by hospital", hospitals(content)),
         ("Gain over local training", gains(content)),
-    )
+    ]
+    if len(content["rows"][0]["metrics"]) > 1:
+        tables.append(("All metrics, mean of the hospitals", metrics(content)))
     for title, (head, rows) in tables:
         lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
         parts.append(f"## {title}\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines))

@@ -59,11 +59,11 @@ def do_runs(
     open_runs = [run for run in plan.runs if not finished(results, run)]
     failures: dict[str, str] = {}
     processes: dict[str, subprocess.Popen[str]] = {}
-    with _locked(results), ThreadPoolExecutor(jobs) as pool:
+    with locked(results), ThreadPoolExecutor(jobs) as pool:
         # Two entries that compute the same share one run.
         unique = {run.digest: run for run in open_runs}
         waiting: dict[Future[str | None], R] = {
-            pool.submit(_one, run, plan, results, processes): run for run in unique.values()
+            pool.submit(work_on, run, plan, results, processes): run for run in unique.values()
         }
         try:
             while waiting:
@@ -102,10 +102,25 @@ def read_run(results: Path, run: Run) -> dict[str, Any]:
     return found
 
 
-def _one(run: Run, plan: Plan[Any], results: Path, processes: dict[str, subprocess.Popen[str]]) -> str | None:
-    """Run the worker; returns why it failed, or None."""
-    part = results / "runs" / f"{run.digest}.part"
-    order = {**run.order, "site_files": {site: str(path.resolve()) for site, path in plan.site_files.items()}}
+def part_of(results: Path, run: Run) -> Path:
+    """Where an unfinished run lies."""
+    return results / "runs" / f"{run.digest}.part"
+
+
+def work_on(
+    run: Run, plan: Plan[Any], results: Path, processes: dict[str, subprocess.Popen[str]], trained: bool = False
+) -> str | None:
+    """Run the worker; returns why it failed, or None.
+
+    Args:
+        trained: the run's results and models are in its folder already, from FLARE.
+    """
+    part = part_of(results, run)
+    order = {
+        **run.order,
+        "trained": trained,
+        "site_files": {site: str(path.resolve()) for site, path in plan.site_files.items()},
+    }
     write_text(part / ORDER, json.dumps(order, indent=1))
     (part / FAILURE).unlink(missing_ok=True)
     # One thread each; the same search path, so that a method found here is found there.
@@ -129,14 +144,15 @@ def _one(run: Run, plan: Plan[Any], results: Path, processes: dict[str, subproce
 def _rounds(results: Path, run: Run) -> int:
     """How many rounds an unfinished run has done."""
     try:
-        text = (results / "runs" / f"{run.digest}.part" / PROGRESS).read_text(encoding="utf-8")
+        text = (part_of(results, run) / PROGRESS).read_text(encoding="utf-8")
     except OSError:
         return 0
     return text.count('"split": "round"')
 
 
 @contextlib.contextmanager
-def _locked(results: Path) -> Iterator[None]:
+def locked(results: Path) -> Iterator[None]:
+    """Only one comparison at a time writes into a folder."""
     try:
         (results / "runs").mkdir(parents=True, exist_ok=True)
         lock = open(results / "runs" / ".lock", "w", encoding="utf-8")  # noqa: SIM115 (held while it runs)

@@ -68,7 +68,8 @@ def run(order: dict[str, Any], folder: Path) -> dict[str, Any]:
     roster = tuple(sorted(files))
     initial = initial_weights(entry, Build(task, data[roster[0]], roster, order["seed"]))
     job = job_of(entry, task, order["rounds"], order["seed"], order["finetune"], len(files))
-    simulate(job, files, folder / "results", folder / "home")
+    if not order["trained"]:
+        simulate(job, files, folder / "results", folder / "home")
     return {
         "method": order["name"],
         "seed": order["seed"],

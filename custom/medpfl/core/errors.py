@@ -38,3 +38,10 @@ class RefusedUpdate(MedPFLError):
 
 class Stopped(MedPFLError):
     """The job was aborted while a hospital was training."""
+
+
+class CodecError(MedPFLError):
+    """An update cannot be encoded, or an encoded one cannot be decoded. It names entries, no values of patients."""
+
+    def __init__(self, message: str):
+        super().__init__(message, public=message)

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -129,9 +129,42 @@ class LocalFederation(ABC):
         except JobNotFound:
             return ""
 
+    def follow(self, job_id: str, name: str, timeout: float, tick: Callable[[], None] = lambda: None) -> None:
+        """Wait for a job's end.
+
+        Args:
+            name: the job's, for messages.
+            timeout: seconds until it is aborted.
+            tick: called about twice a second.
+
+        Raises:
+            MedPFLError: the job failed (with the log lines that say why) or took too long.
+        """
+        deadline = time.monotonic() + timeout
+        while not (status := self.status(job_id)).startswith("FINISHED:"):
+            tick()
+            if time.monotonic() > deadline:
+                self.session.abort_job(job_id)
+                raise MedPFLError(f"{name} did not finish within {timeout:g} seconds and was aborted")
+            time.sleep(0.5)
+        tick()
+        if status != "FINISHED:COMPLETED":
+            raise MedPFLError("\n  ".join([f"{name} failed ({status}):", *self.decisive_lines(job_id)]))
+
     def run_folder(self, site: str, job_id: str) -> Path:
         """Where FLARE runs a job at a site (or at "server")."""
         return self.kit(site) / job_id
+
+    def job_processes(self, job_id: str) -> dict[str, list[int]]:
+        """The processes that run a job now: "server" or hospital to their ids."""
+        found: dict[str, list[int]] = {}
+        for process in self._members():
+            with contextlib.suppress(psutil.Error):
+                command = " ".join(process.cmdline())
+                for name in ("server", *self.sites):
+                    if job_id in command and f"{self.kit(name)}" in command:
+                        found.setdefault(name, []).append(process.pid)
+        return found
 
     def models(self, site: str, job_name: str) -> Path:
         """The folder of the models that a job left at a hospital."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A FLARE POC federation on this machine: own HOME, own workspace, free port, no process left behind."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -47,6 +48,8 @@ class Federation(LocalFederation):
             # How long the server waits, at a job's end, for a hospital that has disappeared.
             "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "20",
             ENVIRONMENT_VARIABLE: str(self.site_files),
+            # A class of another package that is found here is found there.
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         }
 
     def _failed_to_start(self) -> bool:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a method is, and what of a hospital it sees while it trains."""
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -176,6 +177,7 @@ class Site:
         self.checkpoints = checkpoints
         """Name to tensors, of the checkpoints that the method uses; the same at every hospital."""
         self._kept = {} if kept is None else kept
+        self._prefix = ""
         self.last_loss = float("nan")
         self.outbox: dict[str, dict[str, Tensor]] = {}
         """Slot to what is sent instead of its weights (gradients, say), with the same entries and shapes."""
@@ -261,9 +263,18 @@ class Site:
         self.last_loss = loss
 
     def _optimizer(self, model: str) -> torch.optim.Optimizer:
-        if model not in self._optimizers:
-            self._optimizers[model] = self.method.new_optimizer(self.models[model], model)
-        return self._optimizers[model]
+        name = f"{self._prefix}{model}"
+        if name not in self._optimizers:
+            self._optimizers[name] = self.method.new_optimizer(self.models[model], model)
+        return self._optimizers[name]
+
+    def view(self, method: Method, prefix: str) -> "Site":
+        """This hospital as ``method`` sees it, whose networks are those of ours with ``prefix`` before their names."""
+        models = {name.removeprefix(prefix): model for name, model in self.models.items() if name.startswith(prefix)}
+        view = copy.copy(self)
+        view.method, view.models, view._prefix = method, nn.ModuleDict(models), prefix
+        view.outbox, view.last_loss = {}, float("nan")
+        return view
 
     def fit(self, model: str, penalty: Callable[[], Tensor] | None = None) -> None:
         """Training of ``models[model]`` over this round's batches on the task loss, plus a scalar ``penalty``."""

@@ -2,12 +2,16 @@
 """An architecture as a job names it: a frozen dataclass that builds the network for a task's inputs and classes."""
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from torch import nn
 
 
 class Architecture(ABC):
     """A frozen dataclass whose fields are the job's arguments."""
+
+    extractor: ClassVar[str | None] = None
+    """Path of the module after which methods that split the network do so by default; None: a trial run finds it."""
 
     def at(self, site: str) -> "Architecture":
         """The architecture that this hospital uses; the same everywhere, unless the job says otherwise."""

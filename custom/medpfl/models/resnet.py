@@ -2,7 +2,7 @@
 """Residual networks (He et al., CVPR 2016) of any width."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import nn
 
@@ -26,6 +26,8 @@ class ResNet(Architecture):
     width: int = 16
     depth: Literal[10, 18, 34] = 18
     pool: bool = True
+
+    extractor: ClassVar = "layer2"  # as in the CusFL paper: after the ninth convolution of ResNet18
 
     def __post_init__(self) -> None:
         if self.width < 1:

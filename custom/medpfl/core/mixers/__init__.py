@@ -7,6 +7,7 @@ from medpfl.core.mixers.cluster_mean import ClusterMean
 from medpfl.core.mixers.control_variates import ControlVariates
 from medpfl.core.mixers.identity import Identity
 from medpfl.core.mixers.mean import Mean
+from medpfl.core.mixers.mean_of_latest import MeanOfLatest
 from medpfl.core.mixers.network_prox import NetworkProx
 from medpfl.core.mixers.relaxed_mean import RelaxedMean
 from medpfl.core.mixers.server_adam import ServerAdam
@@ -19,6 +20,7 @@ __all__ = [
     "ControlVariates",
     "Identity",
     "Mean",
+    "MeanOfLatest",
     "Mixer",
     "NetworkProx",
     "RelaxedMean",

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Updates as few bytes: every codec encodes tensors to bytes and back, and remembers nothing."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from medpfl.core.codecs.base import Codec, decode_with
+from medpfl.core.codecs.cer import CER
+from medpfl.core.codecs.chain import Chain
+from medpfl.core.codecs.dadaquant import DAdaQuant
+from medpfl.core.codecs.feedback import encode_with_feedback
+from medpfl.core.codecs.half import Half
+from medpfl.core.codecs.stc import STC
+
+__all__ = ["CER", "STC", "Chain", "Codec", "DAdaQuant", "Half", "decode", "encode_with_feedback"]
+
+CODECS: dict[str, type[Codec]] = {kind.tag: kind for kind in (CER, DAdaQuant, Half, STC)}
+
+
+def decode(data: bytes, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a message; ``like`` has the names, shapes and types that are expected.
+
+    Raises:
+        CodecError: it is not a message, its codec is not known here, it was made for other tensors, or it is damaged.
+    """
+    return decode_with(CODECS, data, like)

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One codec after another."""
+
+from dataclasses import dataclass
+
+from medpfl.core.codecs.base import Codec, Vector
+
+
+@dataclass(frozen=True)
+class Chain(Codec):
+    """What ``first`` leaves of the update is encoded by ``then`` (CER and STC, say); the message is one of ``then``.
+
+    Args:
+        first: reduces only; its format is not used.
+        then: reduces what is left, and packs it.
+    """
+
+    first: Codec
+    then: Codec
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tag", self.then.tag)
+        object.__setattr__(self, "version", self.then.version)
+
+    def reduce(self, vector: Vector, seed: int) -> Vector:
+        return self.then.reduce(self.first.reduce(vector, seed), seed)
+
+    def pack(self, reduced: Vector) -> bytes:
+        return self.then.pack(reduced)
+
+    @staticmethod
+    def unpack(payload: bytes, length: int) -> Vector | None:
+        raise TypeError("a chain's messages are those of its last codec")

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CusFL: every hospital trains a model of its own; the federated feature extractor only teaches it.
+
+Wicaksana, Yan, Yang, Liu, Fan, Cheng, "Customized Federated Learning for Multi-Source Decentralized Medical Image
+Classification", IEEE JBHI 26(11), 2022. The network is h(f(x)), extractor and head; g projects f's output. A hospital
+minimises  L_task + lambda2 L_sim,  L_sim = 1 - cos(g_xi(f_xi(x)), g(f(x))), and sends f and g; the server makes xi of
+them (Eq. 5), and xi never replaces anything. Deviation: lambda2 is capped, because at the start L_sim is about 0 and
+the paper's rule would weigh its gradient by millions.
+"""
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from medpfl.core.errors import ConfigError
+from medpfl.core.groups import under
+from medpfl.core.mixers import MeanOfLatest, Mixer
+from medpfl.methods.base import Batch, Build, Method, Site
+from medpfl.methods.moon import contrast
+from medpfl.models.extractor import Extractor
+from medpfl.models.split import find_body, watched
+from medpfl.sites.samples import Samples
+
+
+def similarity_loss(teacher: Tensor, own: Tensor) -> Tensor:
+    """Eq. (3): mean of 1 - cosine of the rows, B x D each; in [0, 2]."""
+    return (1 - torch.cosine_similarity(teacher.float(), own.float())).mean()
+
+
+def weight_for(ratio: float, task: Tensor, aligned: Tensor, cap: float) -> Tensor:
+    """lambda2 with  ratio = lambda2 L_aligned / (L_task + lambda2 L_aligned), at most ``cap``; without gradient."""
+    task, aligned = task.detach().float(), aligned.detach().float()
+    tiny = torch.finfo(torch.float32).tiny
+    return (ratio / (1 - ratio) * task / aligned.clamp_min(tiny)).clamp(max=cap)
+
+
+def pooled(features: Tensor) -> Tensor:
+    """Global mean over the positions of a map, B x C x ... to B x C."""
+    return features.flatten(2).mean(dim=2) if features.dim() > 2 else features
+
+
+class Guide(nn.Module):
+    """g(f(x)): the extractor, and the projection if there is one."""
+
+    def __init__(self, extractor: Extractor, projection: nn.Module | None):
+        super().__init__()
+        self.extractor, self.projection = extractor, projection
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        features = pooled(self.extractor(inputs))
+        return features if self.projection is None else self.projection(features)
+
+
+class Alignment(nn.Module):
+    """What the last round's batches saw on average: the realised ratio, lambda2, and the alignment loss."""
+
+    kept = ("ratio", "weight", "loss")
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in self.kept:
+            self.register_buffer(name, torch.zeros(()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CusFL(Method):
+    """Slot "federated" (``MeanOfLatest``): f and g up, xi down. Private: the personal network, whose head never
+    travels, and which alone predicts.
+
+    Args:
+        ratio: r, the alignment's share of the loss, in [0, 1). 0 is local training.
+        ratios: hospital to its own r.
+        cap: largest lambda2, > 0.
+        split: path of the module that ends the extractor. None: "layer2" of a ResNet; else the last module to give
+            the smallest feature map (a UNet's encoder).
+        projection: width of g's output, >= 1; None: no projection.
+        alignment: "cosine", or "contrastive": MOON's loss, which also pushes away from the hospital's last model.
+        temperature: of the contrastive loss, > 0.
+        frozen: False: xi moves towards the hospital, too, while it teaches; what it has become is not sent.
+        aligned_rounds: rounds with a teacher; in later ones hospitals fine-tune alone. None: all.
+    """
+
+    batch_size: int = 32
+    ratio: float = 0.5
+    ratios: dict[str, float] = field(default_factory=dict)
+    cap: float = 10.0
+    split: str | None = None
+    projection: int | None = 128
+    alignment: Literal["cosine", "contrastive"] = "cosine"
+    temperature: float = 0.5
+    frozen: bool = True
+    aligned_rounds: int | None = None
+
+    deploys: ClassVar = {"personal": "personal"}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value in {"ratio": self.ratio, **{f"ratio of {k}": v for k, v in self.ratios.items()}}.items():
+            if not 0 <= value < 1:
+                raise ConfigError(f"CusFL's {name} must be in [0, 1), got {value}")
+        for name in ("cap", "temperature"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ConfigError(f"CusFL's {name} must be above 0 and finite, got {getattr(self, name)}")
+        for name, least in (("projection", 1), ("aligned_rounds", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"CusFL's {name} must be at least {least}, got {value}")
+
+    def models(self, build: Build) -> dict[str, nn.Module]:
+        guides = ("federated", "previous") if self.alignment == "contrastive" else ("federated",)
+        made: dict[str, nn.Module] = {name: self._guide(build) for name in guides}
+        projection = self._guide(build).projection
+        own = {} if projection is None else {"projection": projection}
+        return {"personal": build.network(), **own, **made, "alignment": Alignment()}
+
+    def _guide(self, build: Build) -> Guide:
+        """f and g with the job's initial weights."""
+        network = build.network()
+        default: str | None = getattr(getattr(build.task, "architecture", None), "extractor", None)
+        path = self.split or default or find_body(network, build.input_shape)
+        extractor = Extractor(network, path, build.input_shape)
+        if self.projection is None:
+            return Guide(extractor, None)
+        return Guide(extractor, build.seeded(partial(_projection, extractor.channels, self.projection)))
+
+    def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
+        return {"federated": under(models, "federated")}
+
+    def components(self) -> dict[str, Mixer]:
+        return {"federated": MeanOfLatest(uniform=True)}
+
+    def local_round(self, site: Site) -> None:
+        teacher, models = site.models["federated"], site.models
+        models.train()
+        for name in ("federated", "previous"):
+            if name in models:
+                models[name].eval().requires_grad_(False)
+        teacher.requires_grad_(not self.frozen)
+        ratio = self.ratios.get(site.name, self.ratio)
+        if self.aligned_rounds is not None and site.round > self.aligned_rounds:
+            ratio = 0.0
+        try:
+            seen = [self._step(site, batch, ratio) for batch in site.training_batches()]
+        finally:
+            teacher.requires_grad_(True)
+        for name, value in zip(Alignment.kept, torch.stack(seen).mean(dim=0), strict=True):
+            models["alignment"].get_buffer(name).copy_(value)
+        trained = _trained(models)
+        site.outbox["federated"] = {f"federated.{key}": tensor for key, tensor in trained.items()}
+        if "previous" in models:
+            models["previous"].load_state_dict(trained)
+
+    def _step(self, site: Site, batch: Batch, ratio: float) -> Tensor:
+        """A batch of Eq. (4); returns what ``Alignment`` keeps of it."""
+        personal, teacher = site.models["personal"], site.models["federated"]
+        assert isinstance(teacher, Guide)
+        with site.autocast():
+            with watched(personal, teacher.extractor.path) as seen:
+                outputs = personal(batch.inputs)
+            task = site.task.loss(outputs, batch.targets)
+            if ratio:
+                with torch.set_grad_enabled(not self.frozen):
+                    taught = teacher(batch.inputs)
+                own = project(pooled(seen[-1]), site.models)
+                if self.alignment == "cosine":
+                    aligned = similarity_loss(taught, own)
+                else:
+                    with torch.no_grad():
+                        before = site.models["previous"](batch.inputs)
+                    aligned = contrast(own, taught, before, self.temperature)
+        if not ratio:
+            site.step("personal", task)
+            return torch.zeros(len(Alignment.kept))
+        weight = weight_for(ratio, task, aligned, self.cap)
+        others = ("projection",) if "projection" in site.models else ()
+        site.step("personal", task + weight * aligned, *others, *(() if self.frozen else ("federated",)))
+        site.last_loss = float(task.detach())  # comparable with other methods'
+        share = weight * aligned.detach()
+        return torch.stack([share / (task.detach() + share), weight, aligned.detach()]).float().cpu()
+
+    def diagnose(self, models: nn.ModuleDict, samples: Samples, index: int, device: torch.device) -> dict[str, float]:
+        """Means over the batches of the last round: the realised ratio, lambda2, and the alignment loss."""
+        kept = models["alignment"]
+        return {f"alignment_{name}": float(kept.get_buffer(name)) for name in Alignment.kept}
+
+
+def project(features: Tensor, models: nn.ModuleDict) -> Tensor:
+    """The hospital's own g, if there is one."""
+    own: Tensor = models["projection"](features) if "projection" in models else features
+    return own
+
+
+def _projection(width: int, outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, outputs))
+
+
+def _trained(models: nn.ModuleDict) -> dict[str, Tensor]:
+    """The hospital's own f and g, under the names that they have in a ``Guide``."""
+    places = {"extractor.network": models["personal"].state_dict()}
+    if "projection" in models:
+        places["projection"] = models["projection"].state_dict()
+    found = {}
+    for key in models["federated"].state_dict():
+        place = next(place for place in places if key.startswith(f"{place}."))
+        found[key] = places[place][key.removeprefix(f"{place}.")]
+    return found

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first part of a network: it gives what the whole network's module gives, holds no more, computes no more."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from medpfl.core.errors import ConfigError
+from medpfl.models.extractor import Extractor
+from medpfl.models.resnet import ResNet
+from medpfl.models.split import find_body, watched
+
+
+def unet() -> nn.Module:
+    from monai.networks.nets import UNet
+
+    return UNet(2, 3, 2, channels=(4, 8, 8), strides=(2, 2), num_res_units=1, norm="batch")
+
+
+@pytest.mark.parametrize("kind", ["resnet", "unet", "plain"])
+def test_it_gives_what_the_module_gives(kind: str) -> None:
+    networks = {
+        "resnet": (lambda: ResNet(width=4).build((3, 32, 32), 2), "layer2", (3, 32, 32)),
+        "unet": (unet, None, (3, 32, 32)),
+        "plain": (lambda: nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 2)), "2", (3,)),
+    }
+    make, path, shape = networks[kind]
+    network = make()
+    path = path or find_body(network, shape)
+    extractor = Extractor(network, path, shape)
+    assert extractor.training and all(module.training for module in network.modules())
+    inputs = torch.randn(4, *shape)
+    for training in (False, True):
+        network.train(training)
+        extractor.train(training)
+        with watched(network, path) as seen:
+            network(inputs)
+        got = extractor(inputs)
+        assert torch.equal(got, seen[0]) and got.shape[1] == extractor.channels
+    held = {key.removeprefix("network."): value for key, value in extractor.state_dict().items()}
+    assert held and held.keys() < network.state_dict().keys()
+    for key, value in network.state_dict().items():  # what it holds is what decides its output
+        if key not in held:
+            value.fill_(1.0 if value.is_floating_point() else 1)
+    network.load_state_dict({**network.state_dict(), **held})
+    with watched(network.eval(), path) as seen:
+        network(inputs)
+    assert torch.equal(extractor.eval()(inputs), seen[0])
+
+
+def test_the_papers_split_of_resnet18() -> None:
+    network = ResNet(width=64).build((3, 32, 32), 2)
+    extractor = Extractor(network, "layer2", (3, 32, 32))
+    convolutions = [m for n, m in extractor.named_modules() if isinstance(m, nn.Conv2d) and "downsample" not in n]
+    assert len(convolutions) == 9 and extractor.channels == 128
+    assert {name for name, module in extractor.network.named_children() if list(module.parameters())} == {
+        "conv1", "bn1", "layer1", "layer2",
+    }  # fmt: skip
+    with FlopCounterMode(display=False) as whole, torch.inference_mode():
+        network.eval()(torch.zeros(1, 3, 32, 32))
+    with FlopCounterMode(display=False) as part, torch.inference_mode():
+        extractor.eval()(torch.zeros(1, 3, 32, 32))
+    assert part.get_total_flops() < 0.6 * whole.get_total_flops()
+
+
+class Between(nn.Module):
+    """Has a weight of its own between its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.scale = nn.Parameter(torch.ones(4))
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.last(self.first(inputs) * self.scale)
+        return outputs
+
+
+@pytest.mark.parametrize(
+    ("network", "path", "words"),
+    [
+        (nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), "9", "no module '9' in Sequential; its children"),
+        (nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), "2", "after '2': the head would be empty"),
+        (nn.Sequential(nn.ReLU(), nn.Linear(3, 4)), "0", "after '0': the extractor would be empty"),
+        (Between(), "first", "cannot be split after 'first': 'scale' belongs to neither part"),
+        (Between(), "unused", "module 'unused' of Between is not used"),
+    ],
+)
+def test_where_it_cannot_be_split(network: nn.Module, path: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Extractor(network, path, (3,))
