@@ -54,7 +54,7 @@ def _decide(
     method: Method, name: str, models: nn.ModuleDict, task: Task, samples: Samples, device: torch.device
 ) -> Tensor:
     models.eval()
-    if isinstance(method, SuperModel):
+    if isinstance(method, SuperModel) and not method.ensemble:
         return decide_by_case(method, models, task, samples, device)
     decisions = []
     with torch.inference_mode():
