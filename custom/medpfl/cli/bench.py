@@ -81,6 +81,37 @@ def bench_reading(
     say(reading.table_of(results))
 
 
+@app.command("prox")
+def bench_prox(
+    sites: Annotated[int, typer.Option(help="Number of models.")] = 20,
+    values: Annotated[int, typer.Option(help="float32 values of a model's personal part.")] = 1_000_000,
+    repeats: Annotated[int, typer.Option(help="Turns; medians are reported.")] = 6,
+    out: OutOption = None,
+) -> None:
+    """pFedNet's update of the personal models, exact in Gram space, beside the paper's ADMM."""
+    from medpfl.bench import common, prox
+
+    facts = common.machine()
+    results = prox.measure(sites, values, repeats)
+    common.write_json(out, "prox", facts, results)
+    say(prox.table_of(results))
+
+
+@app.command("codecs")
+def bench_codecs(
+    values: Annotated[int, typer.Option(help="float32 values of the update.")] = 10_000_000,
+    repeats: Annotated[int, typer.Option(help="Turns; medians are reported.")] = 5,
+    out: OutOption = None,
+) -> None:
+    """Speed and size of every codec; CER's exact solver beside the paper's ADMM."""
+    from medpfl.bench import codecs, common
+
+    facts = common.machine()
+    results = codecs.measure(values, repeats, say)
+    common.write_json(out, "codecs", facts, results)
+    say(codecs.table_of(results))
+
+
 @app.command("phantom")
 def bench_phantom(seeds: SeedsOption = 3, out: OutOption = None) -> None:
     """softpull_phantom against local training, FedAvg and FedAvg + fine-tuning, over several seeds."""

@@ -184,17 +184,20 @@ class Site:
         self.shown: dict[str, list[dict[str, Tensor]]] = {}
         """Slot that the method wants to be ``shown`` to all hospitals' models in the roster's order; in ``refine``."""
 
-    def training_batches(self, epochs: int | None = None, steps: int | None = None) -> Iterator[Batch]:
+    def training_batches(
+        self, epochs: int | None = None, steps: int | None = None, purpose: str = "batches"
+    ) -> Iterator[Batch]:
         """This round's batches: a function of (seed, site, round) alone, so every model of a round sees the same.
 
         Args:
             epochs, steps: how many, if not as many as the method's ``epochs`` and ``steps`` say (a phase of its own).
+            purpose: another name gives another order (for another exchange of the round).
 
         Raises:
             Stopped: the job was aborted.
         """
         samples = self.data.splits["train"]
-        generator = torch.Generator().manual_seed(derive_seed(self._seed, self.name, self.round, "batches"))
+        generator = torch.Generator().manual_seed(derive_seed(self._seed, self.name, self.round, purpose))
         size, done = self.method.batch_size, 0
         if epochs is None and steps is None:
             epochs, steps = self.method.epochs, self.method.steps
