@@ -99,6 +99,7 @@ def table_of(results: dict[str, Any]) -> str:
             verdict = f"{'met' if ratio <= TARGET else 'missed'} (at most {TARGET:g})" if name == "CusFL" else ""
             rows.append([f"{network}: {name}", f"{seconds:.2f}", "1" if ratio is None else f"{ratio:.2f}", verdict])
     return (
-        f"{results['images']} images of {SIZE[1]} x {SIZE[0]}, batches of {BATCH}, one thread, processor time, medians of "
-        f"{results['repeats']} turns:\n\n" + markdown(["local round", "seconds", "to local training", "target"], rows)
+        f"{results['images']} images of {SIZE[1]} x {SIZE[0]}, batches of {BATCH}, one thread, processor time, "
+        f"medians of {results['repeats']} turns:\n\n"
+        + markdown(["local round", "seconds", "to local training", "target"], rows)
     )
