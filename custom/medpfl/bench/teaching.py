@@ -87,7 +87,7 @@ def _site(method: Any, task: Any, data: Any) -> Any:
 
     build = Build(task, data, ("a",), 0, "a")
     models = torch.nn.ModuleDict(method.models(build))
-    return Site(method, task, data, models, {}, torch.device("cpu"), ("a",), "a", 0, 1, lambda: False)
+    return Site(method, task, data, models, {}, torch.device("cpu"), ("a",), "a", 0, 1, lambda: False, {})
 
 
 def table_of(results: dict[str, Any]) -> str:
