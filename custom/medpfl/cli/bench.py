@@ -112,6 +112,21 @@ def bench_codecs(
     say(codecs.table_of(results))
 
 
+@app.command("teaching")
+def bench_teaching(
+    images: Annotated[int, typer.Option(help="Number of generated images.")] = 480,
+    repeats: Annotated[int, typer.Option(help="Turns; medians are reported.")] = 5,
+    out: OutOption = None,
+) -> None:
+    """A local round of CusFL, as a multiple of local training of the same network."""
+    from medpfl.bench import common, teaching
+
+    facts = common.machine()
+    results = teaching.measure(images, repeats)
+    common.write_json(out, "teaching", facts, results)
+    say(teaching.table_of(results))
+
+
 @app.command("phantom")
 def bench_phantom(seeds: SeedsOption = 3, out: OutOption = None) -> None:
     """softpull_phantom against local training, FedAvg and FedAvg + fine-tuning, over several seeds."""

@@ -2,7 +2,7 @@
 """Predict new cases with a deployed model, and test it on a declared dataset; no federation is needed."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,10 +15,10 @@ from torch import Tensor
 from medpfl.core.errors import DataError, MedPFLError
 from medpfl.evaluate.deployed import Deployed
 from medpfl.evaluate.labels import dice_of, find_labels
-from medpfl.evaluate.models import evaluate, write_cases
+from medpfl.evaluate.models import decide, write_cases
 from medpfl.evaluate.selection import case_scores
 from medpfl.methods.super_model import SuperModel
-from medpfl.sites.samples import SiteData
+from medpfl.sites.samples import SiteData, joined_targets
 from medpfl.sites.site_file import SiteFile
 from medpfl.tasks.base import Evaluation, NewCase
 
@@ -201,14 +201,32 @@ def evaluate_on(model: Deployed, data: SiteData, split: str) -> Evaluation:
     Raises:
         DataError: the data do not fit the model, or the split is empty.
     """
+    return model.task.evaluate(_decisions(model, data, split), data.splits[split])
+
+
+def evaluate_on_all(
+    model: Deployed, hospitals: Mapping[str, SiteData], split: str
+) -> tuple[dict[str, Evaluation], Evaluation]:
+    """The same at several hospitals, and on all their cases together, whose balanced accuracy and AUC are no mean of
+    the hospitals' own. Only for data that are on one machine.
+
+    Raises:
+        DataError: the data of a hospital do not fit the model, or its split is empty.
+    """
+    found = {site: _decisions(model, data, split) for site, data in hospitals.items()}
+    parts = {site: data.splits[split] for site, data in hospitals.items()}
+    each = {site: model.task.evaluate(found[site], parts[site]) for site in hospitals}
+    together = joined_targets(list(parts.values()))
+    return each, model.task.evaluate(torch.cat(list(found.values())), together)
+
+
+def _decisions(model: Deployed, data: SiteData, split: str) -> Tensor:
     shape = tuple(data.splits["train"].inputs.shape[1:])
     if data.class_names != model.class_names:
         raise DataError(f"the model knows the classes {model.class_names}, the site file declares {data.class_names}")
     if shape != model.input_shape:
         raise DataError(f"the model takes inputs of shape {list(model.input_shape)}, the data have {list(shape)}")
-    device = _device()
-    networks = model.networks.to(device)
-    found = evaluate(model.method, model.name, networks, model.task, data.splits[split], device)
-    if found is None:
+    if not len(data.splits[split]):
         raise DataError(f"the {split} split is empty")
-    return found
+    device = _device()
+    return decide(model.method, model.name, model.networks.to(device), model.task, data.splits[split], device)
