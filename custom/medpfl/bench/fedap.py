@@ -190,7 +190,7 @@ def _pass_ratio(
     task = Classification("patterns", shape[1:], architecture)
     method, device = FedAP(), torch.device("cpu")
     models = nn.ModuleDict({"model": task.network(data)})
-    site = Site(method, task, data, models, {}, device, ("a",), "a", 0, 1, lambda: False, {})
+    site = Site(method, task, data, models, {}, device, ("a",), "a", 0, 1, lambda: False)
     jobs = {
         "evaluation": lambda: evaluate(method, "personal", models, task, samples, device),
         "statistics": lambda: method.statistics("batch_norm_inputs", site),

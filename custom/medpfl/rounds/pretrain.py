@@ -63,7 +63,7 @@ def pretrain(
         torch.manual_seed(derive_seed(job.settings.seed, POOLED, epoch))
         site = Site(
             method, job.task, data, models, optimizers, device, (POOLED,), POOLED, job.settings.seed, epoch,
-            lambda: False, {},
+            lambda: False,
         )  # fmt: skip
         site.fit(name)
         progress(epoch, site.last_loss)
