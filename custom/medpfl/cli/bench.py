@@ -167,3 +167,18 @@ def bench_heart(
     results = heart.measure(data, seeds, flamby, say)
     common.write_json(out, "heart", facts, results)
     say(heart.table_of(results))
+
+
+@app.command("fedap")
+def bench_fedap(
+    seeds: SeedsOption = 5,
+    rounds: Annotated[int, typer.Option(help="Rounds of each run.")] = 25,
+    out: OutOption = None,
+) -> None:
+    """FedAP on 20 hospitals with unlike labels: does W find who shares them, and does it help; and what it costs."""
+    from medpfl.bench import common, fedap
+
+    facts = common.machine()
+    results = {"study": fedap.measure(seeds, rounds, say, out), "cost": fedap.cost()}
+    common.write_json(out, "fedap", facts, results)
+    say(fedap.table_of(results))

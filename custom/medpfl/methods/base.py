@@ -167,14 +167,14 @@ class Site:
         seed: int,
         round_number: int,
         stopped: Callable[[], bool],
-        checkpoints: Mapping[str, Mapping[str, Tensor]],
+        checkpoints: Mapping[str, Mapping[str, Tensor]] | None = None,
         kept: dict[str, Any] | None = None,
     ):
         self.method, self.task, self.data, self.models, self.device = method, task, data, models, device
         self.roster, self.name, self.index = roster, name, roster.index(name)
         self.round = round_number
         self._seed, self._optimizers, self._stopped = seed, optimizers, stopped
-        self.checkpoints = checkpoints
+        self.checkpoints = checkpoints or {}
         """Name to tensors, of the checkpoints that the method uses; the same at every hospital."""
         self._kept = {} if kept is None else kept
         self._prefix = ""
