@@ -19,7 +19,7 @@ from medpfl.evaluate.console import print_results
 from medpfl.flare.federation import LocalFederation
 from medpfl.job import EvaluationJob, Job
 
-DEFAULT_JOB = "softpull_phantom"
+DEFAULT_JOB = "fedsm_phantom"
 console = Console()
 
 

@@ -13,8 +13,13 @@ from typing import Any
 import medpfl
 from medpfl.core.errors import ConfigError, DataError
 from medpfl.demo import phantom
+from medpfl.demo.har import ENVIRONMENT_VARIABLE as HAR_DATA
+from medpfl.demo.har import write_har
 from medpfl.demo.heart import ENVIRONMENT_VARIABLE as HEART_DATA
 from medpfl.demo.heart import write_heart
+from medpfl.demo.organc import ENVIRONMENT_VARIABLE as ORGANC_DATA
+from medpfl.demo.organc import write_organc
+from medpfl.demo.patterns import KINDS, write_patterns
 from medpfl.demo.skin import ENVIRONMENT_VARIABLE as SKIN_DATA
 from medpfl.demo.skin import write_skin
 
@@ -23,10 +28,13 @@ DEMOS: dict[str, Callable[[Path], list[str]]] = {
     "heart": write_heart,
     "skin": write_skin,
     "skin_hospitals": partial(write_skin, sites="hospitals"),
+    **{f"patterns_{kind}": partial(write_patterns, kind=kind) for kind in KINDS},
+    "organc": write_organc,
+    "har": write_har,
 }
 """Name of a demo to the function that writes its site files (and data) into a folder and returns the hospitals."""
 _MADE = {"phantom": str(phantom.HOSPITALS)}
-_DATA = {"heart": HEART_DATA, "skin": SKIN_DATA, "skin_hospitals": SKIN_DATA}
+_DATA = {"heart": HEART_DATA, "skin": SKIN_DATA, "skin_hospitals": SKIN_DATA, "organc": ORGANC_DATA, "har": HAR_DATA}
 
 
 def prepare_demo(name: str, folder: Path) -> list[str]:

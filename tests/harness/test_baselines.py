@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Baselines with server components and private parts of their own, over FLARE: as ``simulate``, bit for bit."""
+"""Methods with components, exchanges and private parts of their own, over FLARE: as ``simulate``, bit for bit."""
 
 from pathlib import Path
 
@@ -9,12 +9,13 @@ from in_process import Harness
 
 from conftest import SITES
 from medpfl import store
-from medpfl.core.mixers import ClusterMean, ControlVariates, Mean, Mixer, SoftPull
+from medpfl.core.mixers import ClusterMean, ControlVariates, Mean, Mixer, NetworkProx, SoftPull
 from medpfl.job import Job
 from medpfl.methods.base import Method
 from medpfl.methods.ditto import Ditto
 from medpfl.methods.ifca import IFCA
 from medpfl.methods.l2gd import L2GD
+from medpfl.methods.pfednet import PFedNet
 from medpfl.methods.scaffold import Scaffold
 from tools import Make, assert_same, normed, outcome, run
 
@@ -25,6 +26,10 @@ CASES: list[tuple[Method, dict[str, Mixer]]] = [
     (Ditto(lr=0.05, batch_size=8), {"global": Mean()}),
     (IFCA(lr=0.05, batch_size=8), {"cluster0": ClusterMean(), "cluster1": ClusterMean()}),
     (L2GD(lr=0.05, batch_size=8, optimizer="sgd", p=0.2), {"mixed": SoftPull(lam=0.5)}),
+    (
+        PFedNet(lr=0.05, batch_size=8, alternate=(2, 2)),
+        {"shared": Mean(uniform=True), "personal": NetworkProx(tau=0.05, s=0.5, neighbours=1)},
+    ),
 ]
 
 

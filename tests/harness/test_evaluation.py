@@ -8,11 +8,16 @@ from pathlib import Path
 import pytest
 from in_process import Harness, tensors_of
 
+from conftest import small_job
 from medpfl import store
+from medpfl.core.mixers import Mean, ServerAdam, SoftPull
+from medpfl.evaluate.deployed import load_deployed
 from medpfl.evaluate.tables import read_summary
 from medpfl.job import EvaluationJob, Job, load_job
+from medpfl.methods.fedsm import FedSM
 from medpfl.rounds.evaluation_job import write_evaluation_job
 from medpfl.rounds.simulate import simulate_evaluation
+from medpfl.rounds.super_file import chosen, read_result, studies_of
 from tools import outcome, run
 
 pytestmark = pytest.mark.harness
@@ -78,3 +83,23 @@ def test_too_few_answers_end_the_job_with_a_sentence(
         harness.engine.panic and "0 of 4 hospitals evaluated the model (none); the job needs 1" in harness.engine.panic
     )
     assert (harness.results / "failure.json").is_file()
+
+
+def test_a_super_model_tells_the_thresholds_too(table_sites: dict[str, Path], tmp_path: Path) -> None:
+    """Over FLARE as in process: scores and counts a threshold, and neither tensors nor cases."""
+    mixers = {"global": Mean(), "personal": SoftPull(lam=0.7), "selector": ServerAdam(lr=0.05)}
+    run(small_job(rounds=2, mixers=mixers, method=FedSM(lr=0.05)), table_sites, tmp_path / "trained")
+    model = tmp_path / "super.safetensors"
+    read_result(tmp_path / "trained" / "results").write(model, None)
+    job = load_job(write_evaluation_job(model, tmp_path / "jobs"))
+    assert isinstance(job, EvaluationJob)
+    harness = Harness(job, table_sites, tmp_path / "flare").run()
+    assert harness.engine.panic is None
+    simulate_evaluation(job, table_sites, tmp_path / "simulated", tmp_path / "home")
+    assert read_summary(harness.results)["study"] == read_summary(tmp_path / "simulated")["study"]
+    super_, found = chosen(
+        read_result(tmp_path / "trained" / "results"), studies_of(load_deployed(model), harness.results)
+    )
+    assert super_.method.gamma == found.gamma and len(found.lines) == 4
+    for _, _, payload in harness.wire:
+        assert not tensors_of(payload)

@@ -9,6 +9,7 @@ import torch
 from medpfl.component import build, spec_of
 from medpfl.core.errors import ConfigError
 from medpfl.models.base import Architecture
+from medpfl.models.conv_pool import ConvPool
 from medpfl.models.light import MobileNetV2, ShuffleNetV2, SqueezeNet
 from medpfl.models.residual import ResidualNet
 from medpfl.models.sequence import RNN, TCN, SeriesTransformer
@@ -23,6 +24,7 @@ CLASSIFIERS: list[Architecture] = [
     SqueezeNet(),
     MobileNetV2(),
     ShuffleNetV2(),
+    ConvPool(),
 ]
 SERIES: list[Architecture] = [TCN(), SeriesTransformer(), RNN()]
 DENSE: list[Architecture] = [UNet(), UNet(residual_units=2), UNetPlusPlus(), FCN()]

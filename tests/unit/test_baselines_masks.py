@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from medpfl.component import build, spec_of
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import base_and_head
 from medpfl.core.mixers import Identity, Mean, Mixer
@@ -114,6 +115,15 @@ def test_another_head_can_be_named(kind: Any) -> None:
     assert named == (inside if kind is LGFedAvg else set(models.state_dict()) - inside)
     with pytest.raises(ConfigError, match=r"no module 'model\.tail'"):
         kind(head="tail").slots(models)
+
+
+def test_a_head_of_several_parts() -> None:
+    models = nn.ModuleDict({"model": nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 2))})
+    method = build({"path": "medpfl.methods.lg_fedavg.LGFedAvg", "args": {"head": ["2", "3"]}}, Method, "method")
+    inside = {f"model.{layer}.{kind}" for layer in (2, 3) for kind in ("weight", "bias")}
+    assert set(method.slots(models)["model"]) == inside
+    assert set(FedPer(head=("2", "3")).slots(models)["model"]) == set(models.state_dict()) - inside
+    assert build(spec_of(method), Method, "method") == method
 
 
 def test_no_batch_norm_no_fedbn(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def plan_of(folder: Path, **changes: Any) -> Any:
         ({"optimizer": "lion"}, "'optimizer': input should be 'adam' or 'sgd', got 'lion'"),
         ({"name": "../up"}, "'name': string should match pattern"),
         ({"target": float("nan")}, "'target' must be a finite score"),
-        ({"demo": "liver"}, "'demo' must be phantom, heart, skin, skin_hospitals; got 'liver'"),
+        ({"demo": "liver"}, "'demo' must be one of phantom, heart, skin,"),
         ({"methods": {"Pooled": SOFT_PULL}}, "'Pooled' is taken: 'pooled: true' adds it"),
         ({"pooled": "yes"}, "'pooled': input should be a valid boolean, got 'yes'"),
         ({"methods": {"FedAvg": SOFT_PULL}}, "'FedAvg' is taken: it is in every comparison already"),

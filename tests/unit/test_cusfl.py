@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -20,7 +20,7 @@ from medpfl.job import Job
 from medpfl.methods.base import Batch
 from medpfl.methods.cusfl import CusFL, Guide, pooled, similarity_loss, weight_for
 from medpfl.models.resnet import ResNet
-from medpfl.rounds.settings import Settings
+from medpfl.rounds.settings import Settings as JobSettings
 from medpfl.rounds.site import SiteRunner
 from medpfl.tasks import Classification, Segmentation
 from medpfl.tasks.base import Task
@@ -46,7 +46,7 @@ def job(task: Task = CLASSES, rounds: int = 2, references: bool = False, **metho
     chosen = CusFL(**{"batch_size": 6, "projection": 8, **method})
     mixers: dict[str, Mixer] = {"local": Identity()} if references else {}
     mixers |= chosen.components()
-    settings = Settings(rounds=rounds, slots=list(mixers), finetune=0)
+    settings = JobSettings(rounds=rounds, slots=list(mixers), finetune=0)
     return Job("small", 1, settings, mixers, chosen, task)
 
 
@@ -76,6 +76,7 @@ def trained(runner: SiteRunner) -> dict[str, Tensor]:
 Values = st.floats(-10, 10, width=32)
 
 
+@settings(deadline=None)
 @given(st.lists(Values, min_size=12, max_size=12), st.floats(0.125, 64, width=32))
 def test_similarity_is_in_0_2_and_blind_to_scale(values: list[float], scale: float) -> None:
     one, other = torch.tensor(values).reshape(2, 2, 3)
@@ -88,6 +89,7 @@ def test_similarity_is_in_0_2_and_blind_to_scale(values: list[float], scale: flo
         assert float(similarity_loss(one, -one)) == pytest.approx(2, abs=1e-6)
 
 
+@settings(deadline=None)
 @given(st.floats(0, 0.95), st.floats(1e-3, 10), st.floats(1e-3, 2))
 def test_the_weight_realises_the_ratio(ratio: float, task: float, aligned: float) -> None:
     weight = weight_for(ratio, torch.tensor(task), torch.tensor(aligned), cap=float("inf"))
@@ -183,7 +185,7 @@ def test_without_alignment_it_is_local_training(
 
 def test_every_hospital_may_choose_its_ratio(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     given_ = on_tables(make_job, ratios={"anna": 0.0})
-    given_ = Job("small", 2, Settings(rounds=4, slots=["local", "federated"], finetune=0),
+    given_ = Job("small", 2, JobSettings(rounds=4, slots=["local", "federated"], finetune=0),
                  {"local": Identity(), **given_.mixers}, given_.method, given_.task)  # fmt: skip
     coordinator, runners = begin(given_, table_sites, tmp_path)
     play(coordinator, runners, 1)

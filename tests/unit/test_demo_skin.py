@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from medpfl.bundle import prepare_demo
 from medpfl.cli import app
 from medpfl.core.errors import DataError
-from medpfl.demo.skin import DIAGNOSES, ENVIRONMENT_VARIABLE, MALIGNANT, SITES, write_skin
+from medpfl.demo.skin import DIAGNOSES, ENVIRONMENT_VARIABLE, FOLDS, MALIGNANT, SITES, write_skin
 from medpfl.sites.declared import Problems
 from medpfl.sites.images import ImageCase, Images
 from medpfl.sites.site_file import load_site_file
@@ -127,6 +127,41 @@ def test_two_hospitals_pool_vienna_and_a_lesion_keeps_its_split(archive: Path, t
     assert two == four and len(four) == 4 * EACH
 
 
+def lesions(folder: Path, site: str) -> dict[str, set[str]]:
+    found = cases(folder, site, "skin_malignant")
+    return {split: {case.group for case in each} for split, each in found.items()}
+
+
+def test_five_folds(archive: Path, tmp_path: Path) -> None:
+    tested: Counter[str] = Counter()
+    for fold in range(FOLDS):
+        write_skin(tmp_path / str(fold), archive, size=(8, 6), fold=fold)
+        for site in SOURCES:
+            found = lesions(tmp_path / str(fold), site)
+            tested.update(found["test"])
+            assert found["train"] and found["validation"] and not found["train"] & found["test"]
+    everything = Counter(
+        lesion for site in SOURCES for lesion in set[str]().union(*lesions(tmp_path / "0", site).values())
+    )
+    assert tested == everything
+
+
+def test_sources_divided_among_many_sites(archive: Path, tmp_path: Path) -> None:
+    write_skin(tmp_path / "whole", archive, size=(8, 6))
+    names = write_skin(tmp_path / "parts", archive, size=(8, 6), parts=3)
+    assert names == [f"{site}_{number}" for site in SOURCES for number in (1, 2, 3)]
+    assert sorted(path.stem for path in (tmp_path / "parts").glob("*.yaml")) == sorted(names)
+    for site in SOURCES:
+        whole = lesions(tmp_path / "whole", site)
+        found = [lesions(tmp_path / "parts", f"{site}_{number}") for number in (1, 2, 3)]
+        assert all(one["test"] == whole["test"] for one in found)
+        for split in ("train", "validation"):
+            dealt = [one[split] for one in found]
+            assert set[str]().union(*dealt) == whole[split] and sum(map(len, dealt)) == len(whole[split])
+        sizes = [len(one["train"]) for one in found]
+        assert max(sizes) - min(sizes) <= 1
+
+
 def test_what_is_missing_is_told_before_anything_is_written(archive: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     write_archive(broken)
@@ -162,7 +197,7 @@ def test_the_command_and_the_jobs_demo(archive: Path, tmp_path: Path, monkeypatc
         "vidir",
     ]
     assert Image.open(next((tmp_path / "a" / "vidir" / "images").iterdir())).size == (8, 6)
-    for option in (["--hospitals", "one"], ["--size", "0x6"], ["--size", "large"]):
+    for option in (["--fold", "5"], ["--parts", "0"], ["--hospitals", "one"], ["--size", "0x6"], ["--size", "large"]):
         assert CliRunner().invoke(app, [*command, *option]).exit_code != 0
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(archive))
     assert prepare_demo("skin", tmp_path / "skin") == sorted(SOURCES)

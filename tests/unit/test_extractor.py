@@ -3,10 +3,13 @@
 
 import pytest
 import torch
+from test_architectures import ALL, IDS
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from medpfl.core.errors import ConfigError
+from medpfl.models.base import Architecture
+from medpfl.models.conv_pool import ConvPool
 from medpfl.models.extractor import Extractor
 from medpfl.models.resnet import ResNet
 from medpfl.models.split import find_body, watched
@@ -47,6 +50,28 @@ def test_it_gives_what_the_module_gives(kind: str) -> None:
     with watched(network.eval(), path) as seen:
         network(inputs)
     assert torch.equal(extractor.eval()(inputs), seen[0])
+
+
+@pytest.mark.parametrize(("architecture", "shape", "expected"), ALL, ids=IDS)
+def test_every_architecture_can_be_split(
+    architecture: Architecture, shape: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    network = architecture.build(shape, 5).eval()
+    path = architecture.extractor or find_body(network, shape)
+    extractor, inputs = Extractor(network, path, shape).eval(), torch.randn(2, *shape)
+    with watched(network, path) as seen:
+        network(inputs)
+    assert torch.equal(extractor(inputs), seen[0])
+    assert len(extractor.state_dict()) < len(network.state_dict())
+
+
+def test_the_papers_splits() -> None:
+    network = ConvPool().build((3, 64, 64), 2)
+    extractor = Extractor(network, ConvPool.extractor, (3, 64, 64))
+    assert extractor(torch.zeros(2, 3, 64, 64)).shape == (2, 64, 8, 8)
+    assert {key.split(".")[1] for key in extractor.state_dict()} == {"0", "1", "2"}
+    with pytest.raises(ConfigError, match=r"ConvPool needs inputs of at least 16 x 16, got the shape \(1, 8, 20\)"):
+        ConvPool().build((1, 8, 20), 2)
 
 
 def test_the_papers_split_of_resnet18() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from medpfl.core.errors import DataError
-from medpfl.demo.patterns import write_patterns
+from medpfl.demo.blobs import write_blobs
 from medpfl.demo.studies import labels_of, names, read_lists, write_cut, write_splits
 from medpfl.sites.arrays import Arrays
 from medpfl.sites.partition import check_disjoint, cut_by_class, dirichlet, pairwise
@@ -85,7 +85,7 @@ def test_cuts_that_cannot_be_made() -> None:
 
 
 def test_a_written_split_is_read_back_row_by_row(tmp_path: Path) -> None:
-    truth = write_patterns(tmp_path / "data.npz", {"train": 200, "val": 50, "test": 50})
+    truth = write_blobs(tmp_path / "data.npz", {"train": 200, "val": 50, "test": 50})
     assert np.array_equal(labels_of(tmp_path / "data.npz"), truth)
     fractions = {"train": 0.4, "validation": 0.2, "test": 0.4}
     sites = write_cut(tmp_path / "data.npz", tmp_path / "sites", "patterns", "pairwise", 4, 0.1, fractions, 7)

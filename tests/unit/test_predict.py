@@ -18,7 +18,7 @@ from medpfl.core.errors import DataError, MedPFLError
 from medpfl.core.mixers import Identity
 from medpfl.demo.phantom import write_phantoms
 from medpfl.evaluate.deployed import Deployed, load_deployed
-from medpfl.evaluate.predict import evaluate_at, predict
+from medpfl.evaluate.predict import evaluate_at, evaluate_on, evaluate_on_all, predict
 from medpfl.job import Job
 from medpfl.methods.references import Local
 from medpfl.rounds.settings import Settings
@@ -197,3 +197,14 @@ def test_evaluating_elsewhere(trained: tuple[Path, Path], model: Deployed) -> No
     other = replace(model, task=replace(model.task, size=(40, 48)))  # type: ignore[type-var]
     with pytest.raises(DataError, match=r"inputs of shape \[1, 48, 48\], the data have \[1, 40, 48\]"):
         evaluate_at(other, load_site_file(trained[0] / "hospital-d.yaml"), "test")
+
+
+def test_all_hospitals_together(trained: tuple[Path, Path], model: Deployed) -> None:
+    """Dice is a mean over cases, so here the union's is the mean weighted by the hospitals' test volumes."""
+    data = {name: model.task.load(load_site_file(trained[0] / f"{name}.yaml")) for name in ("hospital-a", "hospital-c")}
+    each, together = evaluate_on_all(model, data, "test")
+    cases = {name: data[name].splits["test"].names for name in data}
+    for name, found in each.items():
+        assert found == evaluate_on(model, data[name], "test")
+    assert [case["case"] for case in together.cases] == [case for names in cases.values() for case in names]
+    assert [case["dice"] for case in together.cases] == [c["dice"] for found in each.values() for c in found.cases]

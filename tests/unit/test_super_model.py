@@ -25,6 +25,7 @@ from medpfl.evaluate.tables import read_summary
 from medpfl.job import EvaluationJob, Job, load_job
 from medpfl.methods.base import Method
 from medpfl.methods.fedsm import FedSM
+from medpfl.methods.fedsm_extra import FedSMEnsemble, FedSMExtra
 from medpfl.methods.super_model import SuperModel
 from medpfl.rounds.evaluation_job import write_evaluation_job
 from medpfl.rounds.simulate import simulate_evaluation
@@ -83,6 +84,37 @@ def test_a_selector_with_the_global_model_as_a_class_needs_no_gamma() -> None:
         assert method.predict("super", models, torch.zeros(1, 3)).item() == served
         with pytest.raises(ConfigError, match="has 3 classes; for 2 hospitals it needs 2: leave gamma out"):
             replace(method, gamma=0.5).predict("super", models, torch.zeros(1, 3))
+
+
+def test_the_ensemble_weighs_all_models_of_every_input() -> None:
+    method = SuperModel(trained=FedSMEnsemble(), hospitals=("a", "b"), gamma=None)
+    networks = {name: Fixed([10.0**index]) for index, name in enumerate(method.networks)}
+    models = nn.ModuleDict({**networks, "selector": Fixed(np.log([0.5, 0.2, 0.3]).tolist())})
+    assert method.predict("super", models, torch.zeros(1, 3)).item() == pytest.approx(0.5 + 2 + 30)
+
+
+@pytest.mark.parametrize("trained", [FedSMExtra, FedSMEnsemble])
+def test_selectors_with_k_plus_1_classes_from_training_to_the_file(
+    trained: type[FedSMExtra], table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """FedSM-extra and the ensemble: no gamma, and what the study says is what the file does."""
+    mixers = {"global": Mean(), "personal": SoftPull(lam=0.7), "selector": ServerAdam(lr=0.05)}
+    run(small_job(rounds=2, mixers=mixers, method=trained(lr=0.05, selector_steps=5)), table_sites, tmp_path / "run")
+    model = read_result(tmp_path / "run" / "results")
+    assert model.method.gamma is None and model.method.ensemble == (trained is FedSMEnsemble)
+    with pytest.raises(ConfigError, match="has the global model among its classes, so it takes no gamma"):
+        model.with_gamma(0.5)
+    model, found = chosen(model, study_here(model, table_sites))
+    model.write(tmp_path / "super.safetensors", found)
+    deployed = load_deployed(tmp_path / "super.safetensors")
+    for line in found.lines:
+        data = deployed.task.load(load_site_file(table_sites[line.hospital], line.hospital))
+        assert evaluate_on(deployed, data, "test").metrics["accuracy"] == line.super_
+        by_input = deployed.task.evaluate(
+            deployed.task.decide(deployed(data.splits["test"].inputs[:])), data.splits["test"]
+        )
+        assert by_input.metrics["accuracy"] == line.super_  # a row is a case
+        assert sum(line.served) == line.cases
 
 
 @pytest.mark.parametrize("gamma", [-0.1, 1.1, float("nan"), float("inf")])

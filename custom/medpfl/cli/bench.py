@@ -81,6 +81,52 @@ def bench_reading(
     say(reading.table_of(results))
 
 
+@app.command("prox")
+def bench_prox(
+    sites: Annotated[int, typer.Option(help="Number of models.")] = 20,
+    values: Annotated[int, typer.Option(help="float32 values of a model's personal part.")] = 1_000_000,
+    repeats: Annotated[int, typer.Option(help="Turns; medians are reported.")] = 6,
+    out: OutOption = None,
+) -> None:
+    """pFedNet's update of the personal models, exact in Gram space, beside the paper's ADMM."""
+    from medpfl.bench import common, prox
+
+    facts = common.machine()
+    results = prox.measure(sites, values, repeats)
+    common.write_json(out, "prox", facts, results)
+    say(prox.table_of(results))
+
+
+@app.command("codecs")
+def bench_codecs(
+    values: Annotated[int, typer.Option(help="float32 values of the update.")] = 10_000_000,
+    repeats: Annotated[int, typer.Option(help="Turns; medians are reported.")] = 5,
+    out: OutOption = None,
+) -> None:
+    """Speed and size of every codec; CER's exact solver beside the paper's ADMM."""
+    from medpfl.bench import codecs, common
+
+    facts = common.machine()
+    results = codecs.measure(values, repeats, say)
+    common.write_json(out, "codecs", facts, results)
+    say(codecs.table_of(results))
+
+
+@app.command("teaching")
+def bench_teaching(
+    images: Annotated[int, typer.Option(help="Number of generated images.")] = 480,
+    repeats: Annotated[int, typer.Option(help="Turns; medians are reported.")] = 5,
+    out: OutOption = None,
+) -> None:
+    """A local round of CusFL, as a multiple of local training of the same network."""
+    from medpfl.bench import common, teaching
+
+    facts = common.machine()
+    results = teaching.measure(images, repeats)
+    common.write_json(out, "teaching", facts, results)
+    say(teaching.table_of(results))
+
+
 @app.command("phantom")
 def bench_phantom(seeds: SeedsOption = 3, out: OutOption = None) -> None:
     """softpull_phantom against local training, FedAvg and FedAvg + fine-tuning, over several seeds."""
@@ -90,6 +136,21 @@ def bench_phantom(seeds: SeedsOption = 3, out: OutOption = None) -> None:
     results = phantom.measure(seeds, say)
     common.write_json(out, "phantom", facts, results)
     say(phantom.table_of(results))
+
+
+@app.command("fedsm")
+def bench_fedsm(
+    rounds: Annotated[int, typer.Option(help="Rounds of each method and turn; the first is not counted.")] = 4,
+    repeats: Annotated[int, typer.Option(help="Turns; the median is reported.")] = 5,
+    out: OutOption = None,
+) -> None:
+    """A round of FedSM as a multiple of one of FedAvg, and its bytes beside those of NVFlare's research example."""
+    from medpfl.bench import common, fedsm
+
+    facts = common.machine()
+    results = fedsm.measure(rounds, repeats, say)
+    common.write_json(out, "fedsm", facts, results)
+    say(fedsm.table_of(results))
 
 
 @app.command("heart")
@@ -106,3 +167,18 @@ def bench_heart(
     results = heart.measure(data, seeds, flamby, say)
     common.write_json(out, "heart", facts, results)
     say(heart.table_of(results))
+
+
+@app.command("fedap")
+def bench_fedap(
+    seeds: SeedsOption = 5,
+    rounds: Annotated[int, typer.Option(help="Rounds of each run.")] = 25,
+    out: OutOption = None,
+) -> None:
+    """FedAP on 20 hospitals with unlike labels: does W find who shares them, and does it help; and what it costs."""
+    from medpfl.bench import common, fedap
+
+    facts = common.machine()
+    results = {"study": fedap.measure(seeds, rounds, say, out), "cost": fedap.cost()}
+    common.write_json(out, "fedap", facts, results)
+    say(fedap.table_of(results))

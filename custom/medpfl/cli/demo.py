@@ -43,6 +43,8 @@ def demo_skin(
     data: Annotated[Path | None, typer.Option(help="HAM10000 as ZIP or folder; default: $MEDPFL_HAM10000.")] = None,
     hospitals: Annotated[str, typer.Option(help="sources (four sites) or hospitals (two)")] = "sources",
     size: Annotated[str, typer.Option(help="Pixels of the copies, WIDTHxHEIGHT, or original.")] = "64x48",
+    fold: Annotated[int, typer.Option(min=0, max=4, help="Which fifth of the lesions is the test part.")] = 0,
+    parts: Annotated[int, typer.Option(min=1, max=99, help="Sites made of each, with its whole test part.")] = 1,
 ) -> None:
     """The four sources of HAM10000's dermatoscopic images: diagnosis, malignant or not, lesion masks."""
     from medpfl.demo.skin import SITES, write_skin
@@ -53,4 +55,16 @@ def demo_skin(
     if size != "original" and lengths is None:
         raise MedPFLError(f"--size must be WIDTHxHEIGHT, such as 64x48, or original; got '{size}'")
     pixels = (int(lengths[1]), int(lengths[2])) if lengths else None
-    console.print(f"{folder}: {', '.join(write_skin(folder, data, hospitals, pixels))}")
+    console.print(f"{folder}: {', '.join(write_skin(folder, data, hospitals, pixels, fold, parts))}")
+
+
+@app.command("patterns")
+def demo_patterns(
+    folder: FolderArgument,
+    kind: Annotated[str, typer.Option(help="none, feature_shift, label_skew, concept_shift or quantity_skew")] = "none",
+    seed: int = 0,
+) -> None:
+    """Six hospitals with generated images (.npz) that differ in one chosen way."""
+    from medpfl.demo.patterns import write_patterns
+
+    console.print(f"{folder}: {', '.join(write_patterns(folder, kind, seed))}")

@@ -92,6 +92,41 @@ def pack(
 
 
 @app.command()
+def pretrain(
+    job: JobArgument,
+    sites: Annotated[Path, typer.Option(help="A site file of a public data set, or a folder: all in it are pooled.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The checkpoint, a .safetensors file.")],
+    share: Annotated[float, typer.Option(help="Part of every training split, class by class.")] = 0.2,
+    epochs: Annotated[int, typer.Option(help="Passes over it.")] = 60,
+    declare: Annotated[bool, typer.Option(help="Declare it in these site files under the name the job uses.")] = False,
+) -> None:
+    """Train a job's network in this process: the checkpoint that FedAP takes its statistics from.
+
+    Not federated: with a folder, rows of all its hospitals are trained on together. For public data and studies."""
+    from medpfl.bundle import find_job
+    from medpfl.demo.studies import declare_checkpoint
+    from medpfl.job import EvaluationJob, load_job
+    from medpfl.rounds.pretrain import pretrain as run
+    from medpfl.store import save
+
+    loaded = load_job(find_job(job))
+    if isinstance(loaded, EvaluationJob):
+        raise MedPFLError(f"job '{loaded.name}' trains nothing, so it needs no checkpoint")
+    files = {path.stem: path for path in (sorted(sites.glob("*.yaml")) if sites.is_dir() else [sites])}
+    names = loaded.method.checkpoints()
+    if declare and len(names) != 1:
+        raise MedPFLError(f"--declare: job '{loaded.name}' uses {len(names)} checkpoints, so it gives this one no name")
+    with Progress(TextColumn("epoch {task.completed}/{task.total}"), BarColumn(), console=console) as progress:
+        bar = progress.add_task("epochs", total=epochs)
+        tensors, about = run(loaded, files, share, epochs, lambda epoch, loss: progress.update(bar, completed=epoch))
+    save(output, tensors, about)
+    console.print(f"{output}: {about['samples']} samples, SHA-256 {about['sha256']}", soft_wrap=True)
+    if declare:
+        declare_checkpoint(list(files.values()), names[0], output)
+        console.print(f"declared as '{names[0]}' in {len(files)} site files")
+
+
+@app.command()
 def evaluation_job(
     model: ModelArgument,
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder to put the job folder in.")],

@@ -171,6 +171,7 @@ def _summary(
         "best": _stat(best.mean(axis=1)),
         "last": _stat(last.mean(axis=1)),
         "best_rounds": [part["best_round"] for part in found],
+        "metrics": _metrics(found, sites),
         "gain": gain,
         "hospitals": hospitals,
         "worst": {"hospital": worst, "score": means[worst]} if worst else None,
@@ -219,6 +220,16 @@ def _stat(values: np.ndarray) -> dict[str, Any]:
         "sd": float(whole.std(ddof=1)) if len(whole) == len(known) > 1 else None,
         "values": known,
     }
+
+
+def _metrics(found: list[dict[str, Any]], sites: list[str]) -> dict[str, Any]:
+    """Every metric of the best round's test, mean of the hospitals."""
+    names = sorted({name for part in found for tested in part["best"].values() for name in tested})
+    values = {
+        name: np.array([[part["best"].get(site, {}).get(name) for site in sites] for part in found], dtype=float)
+        for name in names
+    }
+    return {name: _stat(value.mean(axis=1)) for name, value in values.items()}
 
 
 def _gain(scores: np.ndarray, reference: np.ndarray) -> dict[str, Any] | None:

@@ -73,6 +73,13 @@ def hospitals(content: dict[str, Any], choice: str = "best") -> tuple[list[str],
     return ["method", *sites], lines
 
 
+def metrics(content: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Every metric, tested at the best round, mean of the hospitals; no lines where there is only one."""
+    names = list(ranked(content)[0]["metrics"])
+    rows = [[row["name"], *(score_text(row["metrics"].get(name)) for name in names)] for row in ranked(content)]
+    return ["method", *(name.replace("_", " ") for name in names)], rows if len(names) > 1 else []
+
+
 def unseen(content: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """What models reach at a hospital that took no part in their training: methods by hospitals left out."""
     sites = content["hospitals"]
@@ -167,6 +174,7 @@ def markdown(content: dict[str, Any]) -> str:
         ("Leaderboard", leaderboard(content)),
         ("Hospital by hospital", hospitals(content)),
         ("Gain over local training", gains(content)),
+        ("All metrics, mean of the hospitals", metrics(content)),
         ("Tested at a hospital that took no part", unseen(content) if content["unseen"] else ([], [])),
         ("Cost of one hospital", cost(content)),
         ("Calibration on the test sets: expected calibration error / Brier score", calibrations(content)),

@@ -138,7 +138,7 @@ def _check(file: Comparison, path: Path) -> None:
     if file.steps is not None and file.epochs is not None:
         raise ConfigError(f"{path}: give 'steps' or 'epochs', not both: it is the local training of every method")
     if file.demo is not None and file.demo not in DEMOS:
-        raise ConfigError(f"{path}: 'demo' must be {', '.join(DEMOS)}; got '{file.demo}'")
+        raise ConfigError(f"{path}: 'demo' must be one of {', '.join(DEMOS)}; got '{file.demo}'")
     if file.target is not None and not np.isfinite(file.target):
         raise ConfigError(f"{path}: 'target' must be a finite score, got {file.target}")
     for name, entry in file.methods.items():

@@ -68,13 +68,16 @@ def head_of(network: nn.Module) -> str:
     return found[-1]
 
 
-def base_and_head(root: nn.Module, path: str, head: str | None = None) -> tuple[list[str], list[str]]:
-    """State-dict keys of the network at ``path``, split in two; ``head`` is a path inside it (None: ``head_of``).
+def base_and_head(root: nn.Module, path: str, head: str | Sequence[str] | None = None) -> tuple[list[str], list[str]]:
+    """State-dict keys of the network at ``path``, split in two; ``head`` is a path inside it, or several (None:
+    ``head_of``).
 
     Raises:
         ConfigError: there is no such module, or nothing to split.
     """
-    inside = under(root, f"{path}.{head or head_of(root.get_submodule(path))}")
+    head = head or head_of(root.get_submodule(path))
+    paths = [head] if isinstance(head, str) else head
+    inside = [key for inner in paths for key in under(root, f"{path}.{inner}")]
     return without(under(root, path), inside), inside
 
 

@@ -34,6 +34,8 @@ MALIGNANT = ("akiec", "bcc", "mel")
 SIZE = (64, 48)
 """Width and height of the copies, unless another size is asked for."""
 TEST, VALIDATION = 0.2, 0.16
+FOLDS = 5
+_ALL = "all"
 _MASK = "_segmentation"
 _COLUMNS = ("image_id", "lesion_id", "dx", "dataset")
 
@@ -41,7 +43,12 @@ Rows = list[dict[str, str]]
 
 
 def write_skin(
-    folder: Path, data: Path | None = None, sites: str = "sources", size: tuple[int, int] | None = SIZE
+    folder: Path,
+    data: Path | None = None,
+    sites: str = "sources",
+    size: tuple[int, int] | None = SIZE,
+    fold: int = 0,
+    parts: int = 1,
 ) -> list[str]:
     """Write ``<site>.yaml`` and ``<site>/`` (images, masks, table.csv) for every site; returns their names.
 
@@ -54,6 +61,9 @@ def write_skin(
         sites: "sources" (four) or "hospitals" (two, as in the CusFL paper).
         size: width and height in pixels of the copies, which are quick to read; None: the files as they are, as links
             where ``data`` is a folder.
+        fold: 0 to 4: which fifth of the lesions is the test part.
+        parts: into how many sites each is divided, ``<site>_1`` ...: its training and validation lesions are dealt out,
+            and all have its whole test part, as with the CusFL paper's 8 to 64 clients.
 
     Raises:
         DataError: the data are not there or not whole; says what to download and where to put it.
@@ -62,11 +72,15 @@ def write_skin(
     with _opened(data) as source:
         rows = _rows(source)
         source.check(f"{row['image_id']}{suffix}" for row in rows for suffix in (".jpg", f"{_MASK}.png"))
-        part = _parts(rows)
+        part = _parts(rows, fold)
         for site, names in SITES[sites].items():
             mine = [row for row in rows if row["dataset"] in names]
-            _write_site(folder, site, mine, part, source, size)
-    return list(SITES[sites])
+            _write_site(folder, site, mine, part, source, size, parts)
+    return [name for site in SITES[sites] for name in _names(site, parts)]
+
+
+def _names(site: str, parts: int) -> list[str]:
+    return [site] if parts == 1 else [f"{site}_{number}" for number in range(1, parts + 1)]
 
 
 class _Source:
@@ -133,7 +147,7 @@ def _rows(source: _Source) -> Rows:
     return sorted(rows, key=lambda row: row["image_id"])
 
 
-def _parts(rows: Rows) -> dict[str, str]:
+def _parts(rows: Rows, fold: int) -> dict[str, str]:
     """Lesion to train, validation or test: of every source's lesions with one diagnosis the same shares."""
     strata: dict[tuple[str, str], list[str]] = {}
     seen: set[str] = set()
@@ -144,24 +158,49 @@ def _parts(rows: Rows) -> dict[str, str]:
     part = {}
     for (source, diagnosis), lesions in strata.items():
         rng = np.random.default_rng(derive_seed(0, source, diagnosis))
-        tests, validations = round(TEST * len(lesions)), round(VALIDATION * len(lesions))
-        for place, index in enumerate(rng.permutation(len(lesions))):
+        start, end = (round(TEST * number * len(lesions)) for number in (fold, fold + 1))
+        tests, validations = end - start, round(VALIDATION * len(lesions))
+        for number, index in enumerate(rng.permutation(len(lesions))):
+            place = (number - start) % len(lesions)  # the validation part follows the test part
             split = "test" if place < tests else "validation" if place < tests + validations else "train"
             part[lesions[index]] = split
     return part
 
 
+def _dealt(rows: Rows, part: dict[str, str], parts: int) -> dict[str, str]:
+    """Lesion to the number of its part; those of the test part to "all"."""
+    strata: dict[tuple[str, str], dict[str, None]] = {}
+    for row in rows:
+        strata.setdefault((part[row["lesion_id"]], row["dx"]), {})[row["lesion_id"]] = None
+    number, dealt = 0, {}
+    for (split, diagnosis), lesions in sorted(strata.items()):
+        names = list(lesions)
+        for index in np.random.default_rng(derive_seed(parts, split, diagnosis)).permutation(len(names)):
+            dealt[names[index]] = _ALL if split == "test" else str(number % parts + 1)
+            number += 1
+    return dealt
+
+
 def _write_site(
-    folder: Path, site: str, rows: Rows, part: dict[str, str], source: _Source, size: tuple[int, int] | None
+    folder: Path,
+    site: str,
+    rows: Rows,
+    part: dict[str, str],
+    source: _Source,
+    size: tuple[int, int] | None,
+    parts: int,
 ) -> None:
     base = folder / site
     for name in ("images", "masks"):
         (base / name).mkdir(parents=True, exist_ok=True)
     suffix = ".png" if size else ".jpg"
+    dealt = _dealt(rows, part, parts)
     with open(base / "table.csv", "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, (*_COLUMNS, "split"))
+        writer = csv.DictWriter(file, (*_COLUMNS, "split", "part"))
         writer.writeheader()
-        writer.writerows({**row, "split": part[row["lesion_id"]]} for row in rows)
+        for row in rows:
+            lesion = row["lesion_id"]
+            writer.writerow({**row, "split": part[lesion], "part": dealt[lesion]})
 
     def copy(image_id: str) -> None:
         image, mask = f"{image_id}.jpg", f"{image_id}{_MASK}.png"
@@ -175,10 +214,12 @@ def _write_site(
 
     for _ in in_parallel(copy, [row["image_id"] for row in rows]):
         pass
-    text = yaml.safe_dump({"site": site, "datasets": _datasets(site, suffix)}, sort_keys=False)
-    (folder / f"{site}.yaml").write_text(
-        "# HAM10000 (CC BY-NC 4.0): Tschandl, Rosendahl, Kittler. Paths are relative to this file.\n" + text
-    )
+    for number, name in enumerate(_names(site, parts), start=1):
+        where = {} if parts == 1 else {"where": {"part": [str(number), _ALL]}}
+        text = yaml.safe_dump({"site": name, "datasets": _datasets(site, suffix, where)}, sort_keys=False)
+        (folder / f"{name}.yaml").write_text(
+            "# HAM10000 (CC BY-NC 4.0): Tschandl, Rosendahl, Kittler. Paths are relative to this file.\n" + text
+        )
 
 
 def _resized(source: _Source, name: str, size: tuple[int, int]) -> Image.Image:
@@ -191,7 +232,7 @@ def _resized(source: _Source, name: str, size: tuple[int, int]) -> Image.Image:
         raise DataError(f"{source.place}: {name} cannot be read as an image: {error}") from error
 
 
-def _datasets(site: str, suffix: str) -> dict[str, Any]:
+def _datasets(site: str, suffix: str, where: dict[str, Any]) -> dict[str, Any]:
     classes = {
         "skin_diagnosis": {name: [name] for name in DIAGNOSES},
         "skin_malignant": {
@@ -213,7 +254,7 @@ def _datasets(site: str, suffix: str) -> dict[str, Any]:
         name: {
             "kind": "images",
             "files": f"{site}/images/*{suffix}",
-            "table": {"file": f"{site}/table.csv", "image": "image_id"},
+            "table": {"file": f"{site}/table.csv", "image": "image_id", **where},
             **target,
             "split": {"column": "split", "group": "lesion_id"},
         }

@@ -127,3 +127,11 @@ def write_splits(
     for client, content in declared.items():
         text = yaml.safe_dump({"site": client, "datasets": {dataset: content}}, sort_keys=False)
         write_text(folder / f"{client}.yaml", text)
+
+
+def declare_checkpoint(site_files: list[Path], name: str, file: Path) -> None:
+    """Add a checkpoint's declaration to site files that a study wrote."""
+    for path in site_files:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content.setdefault("checkpoints", {})[name] = str(file.resolve())
+        write_text(path, yaml.safe_dump(content, sort_keys=False))

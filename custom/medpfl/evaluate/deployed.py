@@ -29,7 +29,7 @@ class _Strict(BaseModel):
 
 
 class Recipe(_Strict):
-    """What rebuilds the networks. It names no hospital.
+    """What rebuilds the networks. It names no hospital, but those between whose models a super model chooses.
 
     Attributes:
         method: configuration of the method.

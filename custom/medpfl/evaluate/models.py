@@ -29,7 +29,7 @@ def evaluate(
     """Metrics of the deployed model ``name`` on a split; None if the split is empty."""
     if not len(samples):
         return None
-    return task.evaluate(_decide(method, name, models, task, samples, device), samples)
+    return task.evaluate(decide(method, name, models, task, samples, device), samples)
 
 
 def evaluate_test(
@@ -43,18 +43,19 @@ def evaluate_test(
     samples = data.splits["test"]
     if not len(samples):
         raise MedPFLError("the test split is empty", public="the test split is empty")
-    decisions = _decide(method, name, models, task, samples, device)
+    decisions = decide(method, name, models, task, samples, device)
     found = None
     if _one_class_each(samples) and decisions.is_floating_point() and decisions.shape[1:] == (samples.classes,):
         found = calibration(samples.targets[:].numpy(), decisions.numpy())
     return task.evaluate(decisions, samples), found
 
 
-def _decide(
+def decide(
     method: Method, name: str, models: nn.ModuleDict, task: Task, samples: Samples, device: torch.device
 ) -> Tensor:
+    """The task's decisions about a non-empty split, N x ..., on the CPU."""
     models.eval()
-    if isinstance(method, SuperModel):
+    if isinstance(method, SuperModel) and not method.ensemble:
         return decide_by_case(method, models, task, samples, device)
     decisions = []
     with torch.inference_mode():

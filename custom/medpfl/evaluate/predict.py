@@ -2,27 +2,29 @@
 """Predict new cases with a deployed model, and test it on a declared dataset; no federation is needed."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from medpfl.core.errors import DataError, MedPFLError
 from medpfl.evaluate.deployed import Deployed
 from medpfl.evaluate.labels import dice_of, find_labels
-from medpfl.evaluate.models import evaluate, write_cases
-from medpfl.evaluate.selection import mean_scores
+from medpfl.evaluate.models import decide, write_cases
+from medpfl.evaluate.selection import case_scores
 from medpfl.methods.super_model import SuperModel
-from medpfl.sites.samples import SiteData
+from medpfl.sites.samples import SiteData, joined_targets
 from medpfl.sites.site_file import SiteFile
 from medpfl.tasks.base import Evaluation, NewCase
 
 SUMMARY = "predictions.csv"
 _BATCH = 16  # whole slices are larger than the samples of training
-_WINDOW = 512  # pixels; longer slices are segmented window by window, so that memory does not grow with them
+_WINDOW = 512  # pixels at least; longer slices are segmented window by window, so that memory does not grow
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,8 @@ def _predict_case(model: Deployed, case: NewCase, folder: Path, probabilities: b
     device = _device()
     model.networks.to(device)
     network, told = _choose(model, case.inputs, device)
-    outputs = torch.cat([_run(network, part.to(device)).cpu() for part in torch.split(case.inputs, _BATCH)])
+    window = max(_WINDOW, *expected[1:])
+    outputs = torch.cat([_run(network, part.to(device), window).cpu() for part in torch.split(case.inputs, _BATCH)])
     if case.save:
         return {**told, **case.save(outputs, folder, model.class_names, probabilities)}
     # A recording's windows count alike.
@@ -131,10 +134,19 @@ def _choose(model: Deployed, inputs: Tensor, device: torch.device) -> tuple[Call
     if not isinstance(method, SuperModel):
         return model, {}
     seen = _as_in_training(inputs, model.input_shape)
-    case = torch.zeros(len(inputs), dtype=torch.int64)
-    chosen, sure = method.choose(mean_scores(method, model.networks, seen, case, 1, device))
-    name = method.networks[int(chosen)]
-    return model.networks[name], {"served_by": method.labels[int(chosen)], "selector": round(float(sure), 6)}
+    chosen, sure = method.choose(
+        case_scores(method, model.networks, seen, np.zeros(len(inputs), dtype=np.int64), device)
+    )
+    told = {"served_by": method.labels[int(chosen)], "selector": round(float(sure), 6)}
+    if method.ensemble:
+        return partial(_together, model), {**told, "served_by": "all"}
+    return model.networks[method.networks[int(chosen)]], told
+
+
+def _together(model: Deployed, inputs: Tensor) -> Tensor:
+    """An ensemble's outputs."""
+    assert isinstance(model.method, SuperModel)
+    return model.method.combine(model.networks, inputs, _as_in_training(inputs, model.input_shape))
 
 
 def _as_in_training(inputs: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -144,14 +156,14 @@ def _as_in_training(inputs: Tensor, shape: tuple[int, ...]) -> Tensor:
     return inputs
 
 
-def _run(network: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+def _run(network: Callable[[Tensor], Tensor], inputs: Tensor, window: int) -> Tensor:
     """Outputs, float32. Slices (N x C x H x W) longer than a window are taken window by window."""
     with torch.inference_mode():
-        if inputs.dim() != 4 or max(inputs.shape[2:]) <= _WINDOW:
+        if inputs.dim() != 4 or max(inputs.shape[2:]) <= window:
             return network(inputs).float()
         from monai.inferers import sliding_window_inference
 
-        size = [min(_WINDOW, length) for length in inputs.shape[2:]]
+        size = [min(window, length) for length in inputs.shape[2:]]
         found: Any = sliding_window_inference(inputs, size, 1, network, overlap=0.25, mode="gaussian")
         outputs: Tensor = found.float()
         return outputs
@@ -189,14 +201,32 @@ def evaluate_on(model: Deployed, data: SiteData, split: str) -> Evaluation:
     Raises:
         DataError: the data do not fit the model, or the split is empty.
     """
+    return model.task.evaluate(_decisions(model, data, split), data.splits[split])
+
+
+def evaluate_on_all(
+    model: Deployed, hospitals: Mapping[str, SiteData], split: str
+) -> tuple[dict[str, Evaluation], Evaluation]:
+    """The same at several hospitals, and on all their cases together, whose balanced accuracy and AUC are no mean of
+    the hospitals' own. Only for data that are on one machine.
+
+    Raises:
+        DataError: the data of a hospital do not fit the model, or its split is empty.
+    """
+    found = {site: _decisions(model, data, split) for site, data in hospitals.items()}
+    parts = {site: data.splits[split] for site, data in hospitals.items()}
+    each = {site: model.task.evaluate(found[site], parts[site]) for site in hospitals}
+    together = joined_targets(list(parts.values()))
+    return each, model.task.evaluate(torch.cat(list(found.values())), together)
+
+
+def _decisions(model: Deployed, data: SiteData, split: str) -> Tensor:
     shape = tuple(data.splits["train"].inputs.shape[1:])
     if data.class_names != model.class_names:
         raise DataError(f"the model knows the classes {model.class_names}, the site file declares {data.class_names}")
     if shape != model.input_shape:
         raise DataError(f"the model takes inputs of shape {list(model.input_shape)}, the data have {list(shape)}")
-    device = _device()
-    networks = model.networks.to(device)
-    found = evaluate(model.method, model.name, networks, model.task, data.splits[split], device)
-    if found is None:
+    if not len(data.splits[split]):
         raise DataError(f"the {split} split is empty")
-    return found
+    device = _device()
+    return decide(model.method, model.name, model.networks.to(device), model.task, data.splits[split], device)

@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """A super model at work: one network a case, and what would have been with other thresholds."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Annotated
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
 from medpfl.methods.super_model import SuperModel
+from medpfl.models.selector import by_case, with_content
 from medpfl.sites.samples import Rows, Samples, SiteData
 from medpfl.tasks.base import Task
 
@@ -26,7 +31,8 @@ class _Strict(BaseModel):
 
 class Point(_Strict):
     """``gamma``: the threshold (None: the selector has no need of one); ``score``: of the super model with it;
-    ``counts``: cases served by the global model, then by each hospital's personal model."""
+    ``counts``: cases served by the global model, then by each hospital's personal model (of an ensemble, cases in which
+    that model has the largest weight)."""
 
     gamma: Annotated[float, Field(ge=0, le=1)] | None
     score: Score
@@ -48,32 +54,30 @@ class Study(_Strict):
     test: SplitStudy
 
 
-def mean_scores(
-    method: SuperModel, models: nn.ModuleDict, inputs: Rows, case: Tensor, cases: int, device: torch.device
+def case_scores(
+    method: SuperModel, models: nn.ModuleDict, inputs: Rows, case: NDArray[np.int64], device: torch.device
 ) -> Tensor:
-    """Log-probabilities of each case, the mean over its samples: cases x classes.
+    """Log-probabilities of each case, from the mean over its samples with content: cases x classes.
 
     Args:
         inputs: N samples.
-        case: N indices of their cases, below ``cases``; every case has a sample.
+        case: N indices of their cases, from 0.
     """
+    scores, content = [], []
     with torch.inference_mode():
-        parts = [
-            method.scores(models, inputs[start : start + BATCH].to(device)).cpu().double()
-            for start in range(0, len(inputs), BATCH)
-        ]
-    scores = torch.cat(parts)
-    total = torch.zeros(cases, scores.shape[1], dtype=torch.float64).index_add_(0, case, scores)
-    return total / torch.bincount(case, minlength=cases).unsqueeze(1)
+        for start in range(0, len(inputs), BATCH):
+            part = inputs[start : start + BATCH]
+            scores.append(method.scores(models, part.to(device)).cpu())
+            content.append(with_content(part))
+    return by_case(torch.cat(scores), case, torch.cat(content))
 
 
 def decide_by_case(
     method: SuperModel, models: nn.ModuleDict, task: Task, samples: Samples, device: torch.device
 ) -> Tensor:
     """The task's decisions about all samples, each case by the network chosen for it."""
-    case = torch.from_numpy(samples.case)
-    chosen, _ = method.choose(mean_scores(method, models, samples.inputs, case, len(samples.names), device))
-    network = chosen[case]
+    chosen, _ = method.choose(case_scores(method, models, samples.inputs, samples.case, device))
+    network = chosen[torch.from_numpy(samples.case)]
     decisions: Tensor | None = None
     for index in network.unique().tolist():
         rows = (network == index).nonzero()[:, 0]
@@ -85,7 +89,9 @@ def decide_by_case(
     return decisions
 
 
-def _decide(network: nn.Module, task: Task, inputs: Rows, rows: Tensor, device: torch.device) -> Tensor:
+def _decide(
+    network: Callable[[Tensor], Tensor], task: Task, inputs: Rows, rows: Tensor, device: torch.device
+) -> Tensor:
     with torch.inference_mode():
         return torch.cat([task.decide(network(inputs[part].to(device))).cpu() for part in rows.split(BATCH)])
 
@@ -109,20 +115,28 @@ def _study(
         return None
     models.eval()
     case = torch.from_numpy(samples.case)
-    scores = mean_scores(method, models, samples.inputs, case, len(samples.names), device)
+    scores = case_scores(method, models, samples.inputs, samples.case, device)
     every = torch.arange(len(samples))
     decisions = [_decide(models[name], task, samples.inputs, every, device) for name in method.networks]
     points = []
     for gamma in (None,) if method.gamma is None else GAMMAS:
         chosen, _ = replace(method, gamma=gamma).choose(scores)
-        network = chosen[case]
-        mixed = torch.empty_like(decisions[0])
-        for index in network.unique().tolist():
-            mixed[network == index] = decisions[index][network == index]
+        if method.ensemble:
+            mixed = _decide(partial(method.predict, "super", models), task, samples.inputs, every, device)
+        else:
+            mixed = _picked(decisions, chosen[case])
         counts = torch.bincount(chosen, minlength=len(decisions)).tolist()
         points.append(Point(gamma=gamma, score=_score(task, mixed, samples), counts=counts))
     alone = [_score(task, decision, samples) for decision in decisions]
     return SplitStudy(cases=len(samples.names), alone=alone, points=points)
+
+
+def _picked(decisions: list[Tensor], network: Tensor) -> Tensor:
+    """Of every sample the decision of the network with its index."""
+    mixed = torch.empty_like(decisions[0])
+    for index in network.unique().tolist():
+        mixed[network == index] = decisions[index][network == index]
+    return mixed
 
 
 def _score(task: Task, decisions: Tensor, samples: Samples) -> float | None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a method is, and what of a hospital it sees while it trains."""
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -166,33 +167,37 @@ class Site:
         seed: int,
         round_number: int,
         stopped: Callable[[], bool],
-        checkpoints: Mapping[str, Mapping[str, Tensor]],
+        checkpoints: Mapping[str, Mapping[str, Tensor]] | None = None,
         kept: dict[str, Any] | None = None,
     ):
         self.method, self.task, self.data, self.models, self.device = method, task, data, models, device
         self.roster, self.name, self.index = roster, name, roster.index(name)
         self.round = round_number
         self._seed, self._optimizers, self._stopped = seed, optimizers, stopped
-        self.checkpoints = checkpoints
+        self.checkpoints = checkpoints or {}
         """Name to tensors, of the checkpoints that the method uses; the same at every hospital."""
         self._kept = {} if kept is None else kept
+        self._prefix = ""
         self.last_loss = float("nan")
         self.outbox: dict[str, dict[str, Tensor]] = {}
         """Slot to what is sent instead of its weights (gradients, say), with the same entries and shapes."""
         self.shown: dict[str, list[dict[str, Tensor]]] = {}
         """Slot that the method wants to be ``shown`` to all hospitals' models in the roster's order; in ``refine``."""
 
-    def training_batches(self, epochs: int | None = None, steps: int | None = None) -> Iterator[Batch]:
+    def training_batches(
+        self, epochs: int | None = None, steps: int | None = None, purpose: str = "batches"
+    ) -> Iterator[Batch]:
         """This round's batches: a function of (seed, site, round) alone, so every model of a round sees the same.
 
         Args:
             epochs, steps: how many, if not as many as the method's ``epochs`` and ``steps`` say (a phase of its own).
+            purpose: another name gives another order (for another exchange of the round).
 
         Raises:
             Stopped: the job was aborted.
         """
         samples = self.data.splits["train"]
-        generator = torch.Generator().manual_seed(derive_seed(self._seed, self.name, self.round, "batches"))
+        generator = torch.Generator().manual_seed(derive_seed(self._seed, self.name, self.round, purpose))
         size, done = self.method.batch_size, 0
         if epochs is None and steps is None:
             epochs, steps = self.method.epochs, self.method.steps
@@ -261,9 +266,18 @@ class Site:
         self.last_loss = loss
 
     def _optimizer(self, model: str) -> torch.optim.Optimizer:
-        if model not in self._optimizers:
-            self._optimizers[model] = self.method.new_optimizer(self.models[model], model)
-        return self._optimizers[model]
+        name = f"{self._prefix}{model}"
+        if name not in self._optimizers:
+            self._optimizers[name] = self.method.new_optimizer(self.models[model], model)
+        return self._optimizers[name]
+
+    def view(self, method: Method, prefix: str) -> "Site":
+        """This hospital as ``method`` sees it, whose networks are those of ours with ``prefix`` before their names."""
+        models = {name.removeprefix(prefix): model for name, model in self.models.items() if name.startswith(prefix)}
+        view = copy.copy(self)
+        view.method, view.models, view._prefix = method, nn.ModuleDict(models), prefix
+        view.outbox, view.last_loss = {}, float("nan")
+        return view
 
     def fit(self, model: str, penalty: Callable[[], Tensor] | None = None) -> None:
         """Training of ``models[model]`` over this round's batches on the task loss, plus a scalar ``penalty``."""

@@ -18,10 +18,10 @@ class FedPer(Method):
     """Slot "model" (mean): the base, its BatchNorm statistics included. Private: the head.
 
     Args:
-        head: module path of the head inside the network; None: its last layer.
+        head: module path of the head inside the network, or paths of its parts; None: its last layer.
     """
 
-    head: str | None = None
+    head: str | tuple[str, ...] | None = None
 
     deploys: ClassVar = {"personal": "model"}
 

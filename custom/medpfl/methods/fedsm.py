@@ -45,6 +45,8 @@ class FedSM(Method):
 
     deploys: ClassVar = {"personal": "personal", "global": "global"}
     refined: ClassVar = ("selector",)
+    in_one_pass: ClassVar[tuple[str, ...]] = ("global", "personal")
+    """Networks that are trained on the task, batch by batch together."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,7 +86,7 @@ class FedSM(Method):
 
     def new_optimizer(self, model: nn.Module, name: str) -> torch.optim.Optimizer:
         optimizer = super().new_optimizer(model, name)
-        if isinstance(model, Selector):
+        if name == "selector":
             optimizer.param_groups[0]["lr"] = self.selector_lr
         return optimizer
 
@@ -93,11 +95,15 @@ class FedSM(Method):
         for batch in site.training_batches():  # read once for all
             if self.selector_training == "local_steps":
                 self._local_step(site, batch)
-            for name in ("global", "personal"):  # Alg. 1, lines 8 and 9
+            for name in self.in_one_pass:  # Alg. 1, lines 8 and 9
                 with site.autocast():
                     loss = site.task.loss(site.models[name](batch.inputs), batch.targets)
                 site.step(name, loss)
+        self.train_personal(site)
         self.train_selector(site)
+
+    def train_personal(self, site: Site) -> None:
+        """What of the personal model's training is not ``in_one_pass``; nothing with SoftPull."""
 
     def train_selector(self, site: Site) -> None:
         """The selector's part in the exchange of all slots; after the local training."""

@@ -19,7 +19,8 @@ class LGFedAvg(FedPer):
     """Slot "model" (mean): the head. Private: the base, its BatchNorm statistics included.
 
     Args:
-        head: module path of the head inside the network; None: its last layer.
+        head: module path of the head inside the network, or paths of its parts; None: its last layer. With
+            ["layer3", "layer4", "fc"] of a ResNet it is the "SplitNN" of the CusFL paper.
     """
 
     def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:

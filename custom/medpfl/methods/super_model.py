@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """FedSM's super model: the global model, every hospital's personal model, and the selector between them.
 
-Xu et al., CVPR 2022, Algorithm 2. Deviation: ``choose`` takes one score a case. A volume's is the mean of its slices'
-log-probabilities, so that all its slices are segmented by one model; the paper decides image by image, as ``predict``.
+Xu et al., CVPR 2022, Algorithm 2, and the rules of FedSM-extra and the ensemble. Deviation: who evaluates or predicts
+asks ``choose`` once a case. A volume's scores are the mean of its slices' log-probabilities, so that all its slices are
+segmented by one model; the paper decides image by image, as ``predict`` does.
 """
 
 import copy
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
 from medpfl.methods.base import Build, Method, Site
+from medpfl.methods.fedsm_extra import FedSMEnsemble, weighted_sum
 
 GLOBAL = "global"
 
@@ -44,6 +46,11 @@ class SuperModel(Method):
             raise ConfigError(f"SuperModel's gamma must be in [0, 1], got {self.gamma}")
         if not self.hospitals or len(set(self.hospitals)) < len(self.hospitals):
             raise ConfigError(f"SuperModel's hospitals must be different names, got {list(self.hospitals)}")
+
+    @property
+    def ensemble(self) -> bool:
+        """Whether all networks serve every input, weighted by the selector's probabilities."""
+        return isinstance(self.trained, FedSMEnsemble)
 
     @property
     def networks(self) -> list[str]:
@@ -90,8 +97,14 @@ class SuperModel(Method):
         return torch.where(sure > self.gamma, found + 1, torch.zeros_like(found)), sure
 
     def predict(self, name: str, models: nn.ModuleDict, inputs: Tensor) -> Tensor:
-        """Input by input, each by the network chosen for it."""
-        chosen, _ = self.choose(self.scores(models, inputs))
-        outputs = torch.stack([models[network](inputs) for network in self.networks])
-        index = chosen.view(1, -1, *[1] * (outputs.dim() - 2)).expand_as(outputs[:1])
-        return outputs.gather(0, index)[0]
+        """Input by input: each by the network chosen for it, or by all of an ensemble."""
+        return self.combine(models, inputs, inputs)
+
+    def combine(self, models: nn.ModuleDict, inputs: Tensor, seen: Tensor) -> Tensor:
+        """The same, with what the selector shall see of the inputs."""
+        scores = self.scores(models, seen)
+        outputs = torch.stack([models[network](inputs) for network in self.networks], dim=1)
+        if self.ensemble:
+            return weighted_sum(scores, outputs)
+        index = self.choose(scores)[0].view(-1, 1, *[1] * (outputs.dim() - 2)).expand_as(outputs[:, :1])
+        return outputs.gather(1, index)[:, 0]

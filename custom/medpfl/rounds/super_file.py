@@ -155,7 +155,9 @@ def _state(folder: Path, roster: tuple[str, ...], hashes: dict[str, str]) -> dic
             if owner is None:
                 raise MedPFLError(f"{path}: holds no model of {site}; it has: {', '.join(owners)}")
             name = f"personal_{index}" if slot == "personal" else slot
-            state.update({f"{name}.{key.removeprefix(f'{slot}.')}": tensor for key, tensor in owner.items()})
+            for key, tensor in owner.items():
+                if key.startswith(f"{slot}."):  # the selector's slot may hold its optimiser's moments too
+                    state[f"{name}.{key.removeprefix(f'{slot}.')}"] = tensor
     return state
 
 

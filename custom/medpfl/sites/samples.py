@@ -5,7 +5,7 @@ import collections
 import io
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -187,6 +187,19 @@ def in_parallel(read: Callable[[Given], Read], cases: Iterable[Given]) -> Iterat
 def empty_like(samples: Samples) -> Samples:
     """A split without samples, of the same shapes."""
     return Samples(samples.inputs[:0], samples.targets[:0], samples.case[:0], [], samples.classes)
+
+
+def joined_targets(parts: Sequence[Samples]) -> Samples:
+    """The targets and cases of several splits, one after another, and no inputs: what metrics need."""
+    starts = np.cumsum([0, *(len(part.names) for part in parts)])
+    targets = torch.cat([part.targets[:] for part in parts])
+    return Samples(
+        torch.empty(len(targets), 0),
+        targets,
+        np.concatenate([part.case + start for part, start in zip(parts, starts[:-1], strict=True)]),
+        [name for part in parts for name in part.names],
+        parts[0].classes,
+    )
 
 
 def to_tensor(array: NDArray[Any], dtype: torch.dtype) -> Tensor:

@@ -76,6 +76,8 @@ class NetworkProx(Mixer):
         for name, kind in (("edges", "given"), ("centre", "star")):
             if (getattr(self, name) is not None) != (self.graph == kind):
                 raise ConfigError(f"NetworkProx's {name} belongs to the graph '{kind}', and '{kind}' needs it")
+        if self.edges is not None:  # FLARE gives JSON's lists
+            object.__setattr__(self, "edges", tuple(tuple(pair) for pair in self.edges))
 
     def check(self, roster: Sequence[str]) -> None:
         if self.graph == "given":

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FedAvg whose personal models are its common model after one more local round: fine-tuning, round by round."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import nn
+
+from medpfl.core.groups import under
+from medpfl.methods.base import Build, Method, Site
+
+
+@dataclass(frozen=True, kw_only=True)
+class FineTuned(Method):
+    """Slot "model" (mean): the common network, as in FedAvg. Private: the hospital's copy of it as it was sent, before
+    the mean, which predicts. It costs nothing beside FedAvg."""
+
+    deploys: ClassVar = {"personal": "personal"}
+
+    def models(self, build: Build) -> dict[str, nn.Module]:
+        return {"model": build.network(), "personal": build.network()}
+
+    def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
+        return {"model": under(models, "model")}
+
+    def local_round(self, site: Site) -> None:
+        site.fit("model")
+        site.models["personal"].load_state_dict(site.models["model"].state_dict())

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Train a job's network in one place, on public data or on what hospitals agreed to pool: a checkpoint for FedAP's
+statistics. Pooling moves rows of data: it is not federated learning, and only for public data and simulated studies."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from medpfl import store
+from medpfl.component import spec_of
+from medpfl.core.errors import ConfigError, DataError
+from medpfl.core.seeding import derive_seed
+from medpfl.job import Job
+from medpfl.methods.base import Build, Method, Site
+from medpfl.methods.references import Local, like
+from medpfl.sites.partition import cut_by_class
+from medpfl.sites.samples import Samples, SiteData
+from medpfl.sites.site_file import CHECKPOINT, load_site_file
+
+POOLED = "pooled"
+
+
+def pretrain(
+    job: Job,
+    site_files: Mapping[str, Path],
+    share: float,
+    epochs: int,
+    progress: Callable[[int, float], None] = lambda epoch, loss: None,
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Train the job's network with its method's learning rate, batch size and optimiser.
+
+    Args:
+        site_files: name to site file: one of a public data set, or several to be pooled.
+        share: part of every training split that is used, in (0, 1]; with one class a sample, of every class.
+        epochs: passes over it, >= 1.
+        progress: told the epoch and the loss of its last batch.
+
+    Returns:
+        The network's tensors, and what the checkpoint's file says of itself.
+
+    Raises:
+        ConfigError: share or epochs make no sense.
+        DataError: the data sets do not fit together.
+    """
+    if not 0 < share <= 1:
+        raise ConfigError(f"the share of the training data must be above 0 and at most 1, got {share}")
+    if epochs < 1:
+        raise ConfigError(f"the epochs must be at least 1, got {epochs}")
+    data = _pooled(job, site_files, share)
+    method: Method = replace(like("local", job.method), epochs=1, steps=None)
+    models = nn.ModuleDict(method.models(Build(job.task, data, (POOLED,), job.settings.seed)))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    name = Local.deploys["local"]
+    optimizers: dict[str, torch.optim.Optimizer] = {}
+    torch.set_num_threads(job.settings.threads)
+    models.to(device)
+    for epoch in range(1, epochs + 1):
+        torch.manual_seed(derive_seed(job.settings.seed, POOLED, epoch))
+        site = Site(
+            method, job.task, data, models, optimizers, device, (POOLED,), POOLED, job.settings.seed, epoch,
+            lambda: False,
+        )  # fmt: skip
+        site.fit(name)
+        progress(epoch, site.last_loss)
+    tensors = {key: tensor.detach().cpu() for key, tensor in models[name].state_dict().items()}
+    about = {
+        "kind": CHECKPOINT,
+        "task": spec_of(job.task),
+        "method": spec_of(method),
+        "seed": job.settings.seed,
+        "epochs": epochs,
+        "share": share,
+        "samples": len(data.splits["train"]),
+        "sha256": store.fingerprint(tensors),
+    }
+    return tensors, about
+
+
+def _pooled(job: Job, site_files: Mapping[str, Path], share: float) -> SiteData:
+    inputs, targets, first = [], [], None
+    for name, path in sorted(site_files.items()):
+        data = job.task.load(load_site_file(path, name))
+        train = data.splits["train"]
+        if first is None:
+            first = data
+        elif data.class_names != first.class_names or train.inputs.shape[1:] != first.splits["train"].inputs.shape[1:]:
+            raise DataError(f"{path}: its classes or the shape of its inputs differ from the other data sets'")
+        rows = torch.from_numpy(_chosen(train, share, derive_seed(job.settings.seed, POOLED, name)))
+        inputs.append(train.inputs[rows])
+        targets.append(train.targets[rows])
+    if first is None:
+        raise DataError("there is no site file to train on")
+    together = torch.cat(inputs)
+    samples = Samples(
+        together, torch.cat(targets), np.arange(len(together)), [POOLED] * len(together), first.splits["train"].classes
+    )
+    return SiteData({split: samples for split in first.splits}, first.class_names, first.preparation)
+
+
+def _chosen(train: Samples, share: float, seed: int) -> np.ndarray:
+    if share == 1:
+        return np.arange(len(train))
+    targets = train.targets[:].numpy()
+    if targets.ndim == 1:
+        parts = cut_by_class(range(len(train)), targets, {"used": share, "left": 1 - share}, seed % 2**32)
+        return np.array(parts["used"])
+    generator = np.random.default_rng(seed)
+    return np.sort(generator.permutation(len(train))[: max(1, round(share * len(train)))])

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Other personal models inside FedSM: each is what its own method makes alone, and the rest of FedSM stays as it is."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from medpfl.core.errors import ConfigError
+from medpfl.core.mixers import Mean, Mixer, RelaxedMean, ServerAdam, SoftPull
+from medpfl.job import Job
+from medpfl.methods.apfl import APFL
+from medpfl.methods.base import Method
+from medpfl.methods.fedsm import FedSM
+from medpfl.methods.fedsm_personalised import FedSMPersonalised
+from medpfl.methods.fine_tuned import FineTuned
+from medpfl.methods.per_fedavg import PerFedAvg
+from medpfl.methods.pfedme import PFedMe
+from medpfl.methods.references import FedAvg
+from medpfl.rounds.simulate import simulate
+from tools import assert_same, exchange, normed, outcome, pieces, round_of, run, same
+
+Make = Callable[..., Job]
+PERSONALISERS: list[tuple[Method, str, Mixer]] = [
+    (FineTuned(), "model", Mean()),
+    (APFL(alpha=0.3), "global", Mean()),
+    (PerFedAvg(inner_lr=0.1), "model", Mean()),
+    (PFedMe(lam=2.0, outer_lr=0.2, inner_steps=2), "global", RelaxedMean()),
+]
+
+
+def job_with(make_job: Make, personaliser: Method, slot: str, mixer: Mixer, **more: int) -> Job:
+    method = FedSMPersonalised(lr=0.05, batch_size=8, selector_steps=3, personaliser=personaliser)
+    mixers = {"global": Mean(), "personal": SoftPull(lam=1.0), "selector": ServerAdam(lr=0.02), f"own_{slot}": mixer}
+    return make_job(mixers=mixers, method=method, task=normed(), **more)
+
+
+@pytest.mark.parametrize(("personaliser", "slot", "mixer"), PERSONALISERS)
+def test_each_is_its_own_method_and_fedsm_s_other_parts_are_fedsm_s(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, personaliser: Method, slot: str, mixer: Mixer
+) -> None:
+    inside, runners = pieces(job_with(make_job, personaliser, slot, mixer), table_sites, tmp_path / "1")
+    alone_method = replace(personaliser, lr=0.05, batch_size=8)
+    alone_job = make_job(mixers={slot: mixer}, method=alone_method, task=normed())
+    alone, alone_runners = pieces(alone_job, table_sites, tmp_path / "2")
+    fedsm_job = make_job(
+        mixers={"global": Mean(), "personal": SoftPull(lam=1.0), "selector": ServerAdam(lr=0.02)},
+        method=FedSM(lr=0.05, batch_size=8, selector_steps=3), task=normed(),
+    )  # fmt: skip
+    fedsm, fedsm_runners = pieces(fedsm_job, table_sites, tmp_path / "3")
+    for coordinator, sites in ((inside, runners), (alone, alone_runners), (fedsm, fedsm_runners)):
+        coordinator.take_init(exchange(sites, coordinator.init_messages()))
+        for number in (1, 2):
+            round_of(coordinator, sites, number)
+    for site in inside.roster:
+        ours = inside.train_messages(3, [site])[site].slots
+        theirs = alone.train_messages(3, [site])[site].slots[slot]
+        assert same({key.removeprefix("own_"): value for key, value in ours[f"own_{slot}"].items()}, theirs)
+        plain = fedsm.train_messages(3, [site])[site].slots
+        for name in ("global", "selector"):
+            assert same(ours[name], plain[name])
+        # What the server holds is the network that the method deploys, from the hospital's own copies.
+        runner = alone_runners[site]
+        alone_method.after_mixing(runner._site(alone_method, 2))
+        deployed = runner.models[next(iter(alone_method.deploys.values()))].state_dict()
+        for key, value in deployed.items():
+            torch.testing.assert_close(ours["personal"][f"personal.{key}"], value, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("personaliser", "slot", "mixer"), PERSONALISERS)
+def test_resuming_changes_nothing(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, personaliser: Method, slot: str, mixer: Mixer
+) -> None:
+    whole = run(job_with(make_job, personaliser, slot, mixer, rounds=2), table_sites, tmp_path / "whole")
+    simulate(
+        job_with(make_job, personaliser, slot, mixer, rounds=2),
+        table_sites, tmp_path / "a", tmp_path / "home", stop_after=1,
+    )  # fmt: skip
+    simulate(job_with(make_job, personaliser, slot, mixer, rounds=2), table_sites, tmp_path / "b", tmp_path / "home")
+    assert_same(whole, outcome(tmp_path / "b"))
+
+
+def test_training_settings_are_fedsm_s() -> None:
+    assert FedSMPersonalised(steps=7, personaliser=FedAvg(steps=7)).personaliser.steps == 7
+    assert FedSMPersonalised(lr=0.5).personaliser.lr == 0.5
+    with pytest.raises(ConfigError, match="personaliser takes lr from FedSM; it names another"):
+        FedSMPersonalised(lr=0.5, personaliser=APFL(lr=0.2))
+    with pytest.raises(ConfigError, match="must be another method"):
+        FedSMPersonalised(personaliser=FedSM())
