@@ -37,8 +37,9 @@ def test_what_a_component_inherits_and_calls_counts(component: str, own: set[str
     }
     assert always | helpers | {component} <= found
     # Another method's file does not, nor do a list of all components, the pages, the command line, or FLARE's shell.
-    shared = {"base", "references", "proximal", "features"}
-    assert {name for name in METHODS if f"medpfl.methods.{name}" in found} <= own | shared
+    beyond = {name.removeprefix("medpfl.methods.") for name in found - set(sources_of(["medpfl.rounds.simulate"]))}
+    assert beyond & METHODS <= own | {"proximal", "features"}
+    assert not {"ditto", "moon", "ifca", "scaffold"} & {name.rpartition(".")[2] for name in found}
     assert not {"medpfl.core.mixers", "medpfl.evaluate.report", "medpfl.compare.report"} & found
     assert not [name for name in found if name.startswith(("medpfl.cli", "medpfl.flare", "medpfl.bench"))]
 

@@ -130,20 +130,20 @@ def test_the_choice_is_the_best_on_validation_and_no_test_is_read(tmp_path: Path
 
 def test_the_command_searches_first(tmp_path: Path, table_sites: dict[str, Path]) -> None:
     tuning = {**TUNING, "tune": {"lr": [1e-6, 0.1]}}
-    file = write_file(tmp_path, tuning=tuning, pooled=True)
+    file = write_file(tmp_path, tuning=tuning)
     arguments = ["compare", str(file), "--sites", str(tmp_path / "sites"), "-o", str(tmp_path / "out"), "--jobs", "2"]
     first = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert first.exit_code == 0, first.output
     content = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert [found["method"] for found in content["tuning"]] == ["Local", "FedAvg", "Pooled"]
-    assert {row["name"] for row in content["rows"]} == {"Local", "FedAvg", "FedAvg + fine-tuning", "Pooled"}
+    assert [found["method"] for found in content["tuning"]] == ["Local", "FedAvg"]
+    assert {row["name"] for row in content["rows"]} == {"Local", "FedAvg", "FedAvg + fine-tuning"}
     for name in ("report.html", "results.md"):
         text = " ".join((tmp_path / "out" / name).read_text().split())
         assert "Search of arguments" in text and "lr 1e-06" in text
         assert "Tuning budget: 2 candidates for every method, references included" in text
     again = CliRunner().invoke(app, arguments, catch_exceptions=False)
     output = " ".join(again.output.split())
-    assert "6 of 6 searching runs are done already" in output and "3 of 3 runs are done already" in output
+    assert "4 of 4 searching runs are done already" in output and "2 of 2 runs are done already" in output
 
 
 def test_an_unfinished_search_chooses_nothing(tmp_path: Path, table_sites: dict[str, Path]) -> None:
