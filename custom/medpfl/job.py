@@ -34,7 +34,10 @@ class Job:
 
     def __post_init__(self) -> None:
         """Refuse a component that takes gradients where the method sends weights, or the other way round."""
-        usual = self.method.components()
+        try:
+            usual = self.method.components()
+        except ConfigError:  # its components have no default (FedAMP, L2GD); they take weights
+            usual = {}
         for slot, mixer in self.mixers.items():
             sent = usual[slot].takes if slot in usual else "weights"
             if mixer.takes != sent:

@@ -52,7 +52,7 @@ def test_packed_job_equals_simulate(make_job: Callable[..., Job], table_sites: d
     packed = pack(write_job(job, tmp_path / "job"), tmp_path / "packed")
     custom = packed / "app" / "custom"
     assert (custom / "medpfl" / "flare" / "controller.py").is_file()
-    assert {path.name for path in custom.iterdir()} == {"medpfl", "medpfl_pack.json", "bounded_fedavg.py"}
+    assert {path.name for path in custom.iterdir()} == {"medpfl", "medpfl_pack.json", "bounded_fedavg"}
     simulator(packed, table_sites, tmp_path / "workspace")
     results = next((tmp_path / "workspace" / "server").rglob("results/summary.json")).parent
     assert_same(outcome(results), run(job, table_sites, tmp_path / "simulated"))

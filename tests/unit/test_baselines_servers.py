@@ -154,7 +154,7 @@ def test_l2gd_without_moves_is_local_training(make_job: Make, table_sites: dict[
 def coins(runner: SiteRunner, count: int = 400) -> list[float]:
     """The draws that this hospital's rounds 1, 2, ... get."""
     about_it = (runner.method, runner.task, runner.data, runner.models, {}, runner.device, runner.roster, runner.name)
-    sites = [Site(*about_it, runner.seed, number, lambda: False) for number in range(1, count + 1)]
+    sites = [Site(*about_it, runner.seed, number, lambda: False, {}) for number in range(1, count + 1)]
     return [site.common_draw("l2gd") for site in sites]
 
 
