@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``medpfl bench fedsm``: a round of FedSM beside one of FedAvg on the same data, and what travels.
+"""``medpfl bench fedsm``: a round of FedSM beside one of FedAvg on the same data, what travels, and the selector.
 
 Both run in process, taking turns, on the phantoms and with the settings of the shipped job fedsm_phantom; FedSM trains
 its global and personal model and its selector, FedAvg one model. Times are of the processor, so that other work on the
@@ -18,16 +18,22 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
+from medpfl import store
 from medpfl.bench.common import markdown
 from medpfl.bundle import find_job
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mixers import Mean
 from medpfl.demo.phantom import write_phantoms
 from medpfl.job import Job, load_job
+from medpfl.methods.fedsm import FedSM
 from medpfl.methods.references import like
 from medpfl.models.selector import Vgg11
+from medpfl.rounds.settings import Settings
 from medpfl.rounds.simulate import simulate
+from medpfl.sites.site_file import load_site_file
+from medpfl.tasks.segmentation import Segmentation
 
 JOB = "fedsm_phantom"
 FEDSM, FEDAVG = "FedSM", "FedAvg"
@@ -74,6 +80,36 @@ def measure(rounds: int, repeats: int, progress: Callable[[str], None]) -> dict[
         "bytes": bytes_,
         "research_example": research_example(len(files)),
     }
+
+
+def selector_accuracy(seed: int) -> dict[str, dict[str, float]]:
+    """Accuracy of the shipped job's selector on every hospital's test samples and cases, after all rounds.
+
+    The selector does not depend on the other two models, so those are tiny here and take one step a round.
+
+    Args:
+        seed: changes the phantoms, the initial weights and the samples that are kept.
+    """
+    job = _jobs(1)[FEDSM]
+    assert isinstance(job.method, FedSM) and isinstance(job.task, Segmentation)
+    rounds = load_job(find_job(JOB)).settings
+    assert isinstance(rounds, Settings)
+    settings = replace(job.settings, rounds=rounds.rounds, seed=seed)
+    task = replace(job.task, channels=(4, 8), residual_units=0)
+    quick = replace(job, task=task, method=replace(job.method, steps=1), settings=settings)
+    with tempfile.TemporaryDirectory(prefix="medpfl-bench-") as scratch:
+        folder = Path(scratch)
+        files = {site: folder / "sites" / f"{site}.yaml" for site in write_phantoms(folder / "sites", seed)}
+        simulate(quick, files, folder / "results", folder / "home")
+        tensors, _ = store.read(folder / "results" / "slots" / "selector.safetensors")
+        found = {}
+        for index, (site, file) in enumerate(sorted(files.items())):
+            samples = task.load(load_site_file(file, site)).splits["test"]
+            network = job.method.selector.build(tuple(samples.inputs.shape[1:]), len(files))
+            network.load_state_dict({key.partition("::selector.")[2]: value for key, value in tensors.items()})
+            models = nn.ModuleDict({"selector": network})
+            found[site] = job.method.diagnose(models, samples, index, torch.device("cpu"))
+    return found
 
 
 def _jobs(rounds: int) -> dict[str, Job]:
@@ -124,6 +160,17 @@ def table_of(results: dict[str, Any]) -> str:
             f"{_met(same_models >= TARGET_BYTES)}.",
         ]
     )
+
+
+def accuracy_table(results: dict[str, dict[str, dict[str, float]]]) -> str:
+    """Seeds by hospitals: accuracy of samples / of cases."""
+    sites = list(next(iter(results.values())))
+    rows = []
+    for seed, found in results.items():
+        pairs = [tuple(found[site].values()) for site in sites]
+        pairs.append(tuple(np.mean(pairs, axis=0)))
+        rows.append([f"seed {seed}", *(f"{sample:.3f} / {case:.3f}" for sample, case in pairs)])
+    return markdown(["selector: samples / cases", *sites, "mean"], rows)
 
 
 def _met(yes: bool) -> str:

@@ -142,15 +142,19 @@ def bench_phantom(seeds: SeedsOption = 3, out: OutOption = None) -> None:
 def bench_fedsm(
     rounds: Annotated[int, typer.Option(help="Rounds of each method and turn; the first is not counted.")] = 4,
     repeats: Annotated[int, typer.Option(help="Turns; the median is reported.")] = 5,
+    seeds: Annotated[int, typer.Option(help="Seeds of the selector's accuracy; 0: leave it out.")] = 3,
     out: OutOption = None,
 ) -> None:
-    """A round of FedSM as a multiple of one of FedAvg, and its bytes beside those of NVFlare's research example."""
+    """A round of FedSM as a multiple of one of FedAvg, its bytes beside NVFlare's example, its selector's accuracy."""
     from medpfl.bench import common, fedsm
 
     facts = common.machine()
     results = fedsm.measure(rounds, repeats, say)
+    results["selector_accuracy"] = {str(seed): fedsm.selector_accuracy(seed) for seed in range(seeds)}
     common.write_json(out, "fedsm", facts, results)
     say(fedsm.table_of(results))
+    if seeds:
+        say(fedsm.accuracy_table(results["selector_accuracy"]))
 
 
 @app.command("heart")

@@ -30,7 +30,7 @@ class FedSM(Method):
         selector: the selector's architecture.
         selector_training: "server_adam": the hospitals send mean gradients. "averaged_moments": every hospital takes
             one full-batch Adam step, weights and both moments are averaged (the scheme of NVFlare's example).
-            "local_steps": Algorithm 1 to the letter, a step of the method's optimiser a batch; for study, it fails.
+            "local_steps": Algorithm 1 to the letter, a step of the method's optimiser a batch; for study.
         selector_steps: exchanges of the selector a round, >= 1, the one with the other models included; "local_steps"
             has just that one.
         selector_samples: training samples, at most, whose signatures a hospital keeps for the selector, >= 1.
