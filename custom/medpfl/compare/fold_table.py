@@ -84,8 +84,8 @@ def page(content: dict[str, Any], job: str) -> str:
     text = (
         f"# Leave one hospital out: {job}\n\n"
         f"Test {content['score'].replace('_', ' ')} of the last round's models at the hospital that took no part; "
-        f"seeds: {', '.join(map(str, content['seeds']))}{several}. Where every hospital has a model of its own: the mean "
-        "of them (best: the best of them, which nobody could have known).\n\n"
+        f"seeds: {', '.join(map(str, content['seeds']))}{several}. Where every hospital has a model of its own: the "
+        "mean of them (best: the best of them, which nobody could have known).\n\n"
     )
     text += markdown(*scores(content)) + "\n"
     if found := frequencies(content):
