@@ -55,9 +55,9 @@ def test_the_command(tmp_path: Path) -> None:
     simulate(alone, there, tmp_path / "results", tmp_path / "home")
     run = next(run for run in content["runs"] if run["without"] == "berta")
     unseen = alone.task.load(load_site_file(files["berta"], "berta"))
-    assert served(tmp_path / "results", tmp_path / "home", there, unseen) == run["rows"]
+    assert served(tmp_path / "results", tmp_path / "home", there, unseen, choice="last") == run["rows"]
     for site in there:
-        model = load_deployed(tmp_path / "home" / site / "small" / "models" / "local-best.safetensors")
+        model = load_deployed(tmp_path / "home" / site / "small" / "models" / "local-last.safetensors")
         found = evaluate_at(model, load_site_file(files["berta"], "berta"), "test")
         assert run["rows"]["local"]["models"][site] == found.metrics["accuracy"]
     each = run["rows"]["local"]["models"]

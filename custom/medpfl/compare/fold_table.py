@@ -80,12 +80,12 @@ def frequencies(content: dict[str, Any]) -> Table | None:
 
 def page(content: dict[str, Any], job: str) -> str:
     """The tables as Markdown."""
-    seeds = ", ".join(map(str, content["seeds"]))
+    several = ", mean ± standard deviation" if len(content["seeds"]) > 1 else ""
     text = (
         f"# Leave one hospital out: {job}\n\n"
-        f"Test {content['score'].replace('_', ' ')} at the hospital that took no part; seeds {seeds}, mean ± standard "
-        "deviation. Where every hospital has a model of its own: the mean of them (best: the best of them, which "
-        "nobody could have known).\n\n"
+        f"Test {content['score'].replace('_', ' ')} of the last round's models at the hospital that took no part; "
+        f"seeds: {', '.join(map(str, content['seeds']))}{several}. Where every hospital has a model of its own: the "
+        "mean of them (best: the best of them, which nobody could have known).\n\n"
     )
     text += markdown(*scores(content)) + "\n"
     if found := frequencies(content):

@@ -122,7 +122,7 @@ def run(order: dict[str, Any], folder: Path) -> dict[str, Any]:
         "seed": order["settings"]["seed"],
         "score": summary["score"],
         "cases": len(unseen.splits["test"].names),
-        "rows": served(folder / "results", folder / "home", there, unseen),
+        "rows": served(folder / "results", folder / "home", there, unseen, choice="last"),
         "events": summary["events"],
     }
 

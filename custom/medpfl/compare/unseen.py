@@ -3,7 +3,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,18 +22,24 @@ SLOTS = {"global", "personal", "selector"}
 
 
 def served(
-    results: Path, home: Path, site_files: Mapping[str, Path], unseen: SiteData, read: Read = load_site_file
+    results: Path,
+    home: Path,
+    site_files: Mapping[str, Path],
+    unseen: SiteData,
+    read: Read = load_site_file,
+    choice: Literal["best", "last"] = "best",
 ) -> dict[str, dict[str, Any]]:
     """Model to how it does on the test split of the hospital that took no part.
 
-    Every hospital's best model of each name is tried: "models" has each one's score, "score" their mean, "best" the
-    best of them, which nobody could have known. A model that all hospitals share has one score. The super model
-    ("super", of the last round) has besides its gamma, chosen on the validation cases of those that took part, how
-    many cases each model served, and what other thresholds would have given.
+    Every hospital's model of each name is tried: "models" has each one's score, "score" their mean, "best" the best of
+    them, which nobody could have known; a model that all hospitals share has one score. The super model ("super", made
+    of the last round's models) has besides its gamma, chosen on the validation cases of those that took part, how many
+    cases each model served, and what other thresholds would have given.
 
     Args:
         results, home: of the run, as ``simulate`` wrote them.
         site_files: of the hospitals that took part; ``read`` reads them.
+        choice: which round's models, the best by validation or the last.
 
     Raises:
         MedPFLError: a file of the run cannot be read, or the data do not fit.
@@ -44,8 +50,8 @@ def served(
     for model in dict.fromkeys(line["model"] for line in summary["test"]):
         each = {}
         for site in sorted(site_files):
-            path = home / site / summary["job"] / "models" / f"{model}-best.safetensors"
-            if path.exists():  # a hospital that missed the best round has no such model
+            path = home / site / summary["job"] / "models" / f"{model}-{choice}.safetensors"
+            if path.exists():  # a hospital that missed that round has no such model
                 each[site] = number(evaluate_on(load_deployed(path), unseen, "test").metrics[score])
         known = [value for value in each.values() if value is not None]
         found[model] = {
