@@ -191,8 +191,12 @@ def test_the_page_is_whole_and_loads_nothing(done: Path) -> None:
     assert all(target.startswith("#") for target in page.loads)
     assert "url(http" not in source and "@import" not in source
     text = " ".join(" ".join(page.text).split())
+    content = json.loads((done / "parallel" / "results.json").read_text())
+    for site, counts in content["labels"].items():
+        assert list(counts) == ["no", "yes"] and sum(counts.values()) == sum(content["sizes"][site].values())
     for words in (
         "Leaderboard: test accuracy",
+        "Who has which labels",
         "Gain over local training",
         "Who learnt from whom",
         "Calibration",

@@ -48,6 +48,7 @@ def collect(plan: Plan, results: Path, failures: dict[str, str]) -> dict[str, An
         "hospitals": list(plan.sizes),
         "sizes": plan.sizes,
         "splits": plan.splits,
+        "labels": plan.labels,
         "seeds": plan.file.seeds,
         "versions": {
             "medpfl": medpfl.__version__,

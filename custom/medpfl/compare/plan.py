@@ -114,6 +114,8 @@ class Plan:
     runs: list[Run]
     sizes: dict[str, dict[str, int]]
     splits: dict[str, str]
+    labels: dict[str, dict[str, int]]
+    """Hospital to class to its number of samples in all splits; empty where a sample has no single class."""
 
 
 def load_comparison(path: Path) -> Comparison:
@@ -278,7 +280,7 @@ def make_plan(file: Comparison, site_files: dict[str, Path]) -> Plan:
         raise ConfigError(f"a comparison needs at least 2 hospitals, got {len(site_files)}: {', '.join(site_files)}")
     task: Task = build(file.task.model_dump(), Task, "task")
     roster = tuple(sorted(site_files))
-    sizes, splits = {}, {}
+    sizes, splits, labels = {}, {}, {}
     first: SiteData | None = None
     for site in roster:
         data = task.load(load_site_file(site_files[site], site))
@@ -289,6 +291,10 @@ def make_plan(file: Comparison, site_files: dict[str, Path]) -> Plan:
                     f"{site} has no {split} samples; a comparison chooses rounds on validation, reads test"
                 )
         splits[site] = split_digest(data)
+        targets = [samples.targets[:] for samples in data.splits.values()]
+        if all(values.ndim == 1 for values in targets):
+            counts = torch.bincount(torch.cat(targets).long(), minlength=len(data.class_names))
+            labels[site] = dict(zip(data.class_names, counts.tolist(), strict=True))
         first = first or data
     assert first is not None
     entries = build_entries(file, first, task, roster)
@@ -296,7 +302,7 @@ def make_plan(file: Comparison, site_files: dict[str, Path]) -> Plan:
         for seed in file.seeds:
             initial_weights(entry, Build(task, first, roster, seed))
     runs = [_run(file, entry, task, seed, splits) for seed in file.seeds for entry in entries]
-    return Plan(file, dict(site_files), entries, runs, sizes, splits)
+    return Plan(file, dict(site_files), entries, runs, sizes, splits, labels)
 
 
 def split_digest(data: SiteData) -> str:

@@ -10,6 +10,7 @@ from jinja2 import Environment, PackageLoader, select_autoescape
 from medpfl.compare.console import bytes_text, hospitals, p_text, ranked
 from medpfl.compare.plan import FEDAVG, FINE_TUNED, LOCAL
 from medpfl.evaluate.models import write_text
+from medpfl.evaluate.skew import draw_label_counts
 
 # References are grey and dashed; ten colours that differ on paper and on a screen (Tableau).
 REFERENCES = {LOCAL: "#7f7f7f", FEDAVG: "#b07d00", FINE_TUNED: "#8c564b"}
@@ -31,6 +32,7 @@ def write_report(content: dict[str, Any], folder: Path) -> Path:
         sites=content["hospitals"],
         top=_top(rows),
         last=hospitals(content, "last"),
+        labels=_labels(content["labels"]),
         curves=_curves(rows, content),
         crosses=[{"name": row["name"], "cells": _shades(row["cross"])} for row in rows],
         mixings=_mixings(rows),
@@ -81,6 +83,18 @@ def _mixings(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 cells = [[(f"{value:.2f}", round(0.65 * min(1.0, abs(value)), 3)) for value in line] for line in matrix]
                 found.append({"title": title, "cells": cells})
     return found
+
+
+def _labels(labels: dict[str, dict[str, int]]) -> str:
+    """Who has which labels, as a picture; nothing where a sample has no single class."""
+    if not labels:
+        return ""
+    classes = list(next(iter(labels.values())))
+    buffer = io.StringIO()
+    draw_label_counts({site: list(counts.values()) for site, counts in labels.items()}, classes).savefig(
+        buffer, format="svg", metadata={"Date": None}
+    )
+    return buffer.getvalue()[buffer.getvalue().index("<svg") :]
 
 
 def _curves(rows: list[dict[str, Any]], content: dict[str, Any]) -> str:
