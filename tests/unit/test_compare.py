@@ -196,8 +196,13 @@ def test_the_page_is_whole_and_loads_nothing(done: Path) -> None:
     assert all(target.startswith("#") for target in page.loads)
     assert "url(http" not in source and "@import" not in source
     text = " ".join(" ".join(page.text).split())
+    content = json.loads((done / "parallel" / "results.json").read_text())
+    (split,) = content["splits"]
+    for site, counts in split["labels"].items():
+        assert list(counts) == ["no", "yes"] and sum(counts.values()) == sum(split["sizes"][site].values())
     for words in (
         "Leaderboard: test accuracy",
+        "Who has which labels",
         "Gain over local training",
         "Who learnt from whom",
         "Calibration",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page's figures, as SVG: learning curves and reliability plots."""
+"""The page's figures, as SVG: learning curves, reliability plots, who has which labels."""
 
 import io
 from collections.abc import Iterator
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from medpfl.compare.file import FEDAVG, FINE_TUNED, LOCAL, POOLED
+from medpfl.evaluate.skew import draw_label_counts
 
 # References are dashed; the others take colours that differ on paper and on a screen (Tableau).
 REFERENCES = {LOCAL: "#7f7f7f", FEDAVG: "#b07d00", FINE_TUNED: "#8c564b", POOLED: "#4d4d4d"}
@@ -79,6 +80,14 @@ def reliability_plots(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
         axis.set_ylabel("share that was right", fontsize=8)
         found.append({"title": row["name"], "svg": _svg(figure)})
     return found
+
+
+def label_counts(labels: dict[str, dict[str, int]]) -> str:
+    """Who has which labels; nothing where a sample has no single class."""
+    if not labels:
+        return ""
+    classes = list(next(iter(labels.values())))
+    return _svg(draw_label_counts({site: list(counts.values()) for site, counts in labels.items()}, classes))
 
 
 def _figure(width: float, height: float) -> Any:
