@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from medpfl.core.errors import ConfigError
 from medpfl.rounds.messages import digest_of
 from medpfl.sites.declared import SPLITS
@@ -26,11 +28,13 @@ class Split:
         seed: of every site file's split rule; None: as the site files say.
         digests: hospital to the digest of its samples and of how they are cut.
         sizes: hospital to split to number of samples.
+        labels: hospital to class to its number of samples in all splits; empty where a sample has no single class.
     """
 
     seed: int | None
     digests: dict[str, str]
     sizes: dict[str, dict[str, int]]
+    labels: dict[str, dict[str, int]]
 
 
 def reader(seed: int | None) -> Read:
@@ -57,7 +61,7 @@ def read_splits(task: Task, site_files: dict[str, Path], seeds: list[int] | None
     found: list[Split] = []
     first: SiteData | None = None
     for seed in seeds or [None]:
-        digests, sizes = {}, {}
+        digests, sizes, labels = {}, {}, {}
         for site in sorted(site_files):
             data = task.load(reader(seed)(site_files[site], site))
             sizes[site] = {split: len(samples) for split, samples in data.splits.items()}
@@ -67,6 +71,10 @@ def read_splits(task: Task, site_files: dict[str, Path], seeds: list[int] | None
                         f"{site} has no {split} samples; a comparison chooses rounds on validation, reads test"
                     )
             digests[site] = split_digest(data)
+            targets = [samples.targets[:] for samples in data.splits.values()]
+            if all(values.ndim == 1 for values in targets):
+                counts = torch.bincount(torch.cat(targets).long(), minlength=len(data.class_names))
+                labels[site] = dict(zip(data.class_names, counts.tolist(), strict=True))
             for other in found:
                 if other.digests[site] == digests[site]:
                     raise ConfigError(
@@ -74,7 +82,7 @@ def read_splits(task: Task, site_files: dict[str, Path], seeds: list[int] | None
                         "need a site file whose split MedPFL draws, not one that a column or list names"
                     )
             first = first or data
-        found.append(Split(seed, digests, sizes))
+        found.append(Split(seed, digests, sizes, labels))
     assert first is not None
     return found, first
 

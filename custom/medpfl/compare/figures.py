@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from medpfl.compare.file import FEDAVG, FINE_TUNED, LOCAL, POOLED
+from medpfl.evaluate.skew import draw_label_counts
 
 # References are dashed; the others take colours that differ on paper and on a screen (Tableau).
 REFERENCES = {LOCAL: "#7f7f7f", FEDAVG: "#b07d00", FINE_TUNED: "#8c564b", POOLED: "#4d4d4d"}
@@ -110,6 +111,15 @@ def _draw(axis: Any, row: dict[str, Any], colour: Any, band: bool) -> None:
 def _target(axis: Any, content: dict[str, Any]) -> None:
     if content["target"] is not None:
         axis.axhline(content["target"], color="#555555", linewidth=0.8, linestyle=":")
+
+
+def label_counts(content: dict[str, Any]) -> str:
+    """Who has which labels (of the first split: the others cut the same samples); nothing if they are not known."""
+    labels = content["splits"][0]["labels"]
+    if not labels:
+        return ""
+    classes = list(next(iter(labels.values())))
+    return _svg(draw_label_counts({site: list(counts.values()) for site, counts in labels.items()}, classes))
 
 
 def _svg(figure: Any) -> str:
