@@ -71,8 +71,10 @@ def read_splits(task: Task, site_files: dict[str, Path], seeds: list[int] | None
                         f"{site} has no {split} samples; a comparison chooses rounds on validation, reads test"
                     )
             digests[site] = split_digest(data)
-            if counts := _labels(data):
-                labels[site] = counts
+            targets = [samples.targets[:] for samples in data.splits.values()]
+            if all(values.ndim == 1 for values in targets):
+                counts = torch.bincount(torch.cat(targets).long(), minlength=len(data.class_names))
+                labels[site] = dict(zip(data.class_names, counts.tolist(), strict=True))
             for other in found:
                 if other.digests[site] == digests[site]:
                     raise ConfigError(
@@ -83,14 +85,6 @@ def read_splits(task: Task, site_files: dict[str, Path], seeds: list[int] | None
         found.append(Split(seed, digests, sizes, labels))
     assert first is not None
     return found, first
-
-
-def _labels(data: SiteData) -> dict[str, int]:
-    targets = [samples.targets[:] for samples in data.splits.values()]
-    if any(values.ndim > 1 for values in targets):
-        return {}
-    counts = torch.bincount(torch.cat(targets).long(), minlength=len(data.class_names))
-    return dict(zip(data.class_names, counts.tolist(), strict=True))
 
 
 def split_digest(data: SiteData) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page's figures, as SVG: learning curves, reliability plots, who has which labels."""
+"""The page's figures, as SVG: learning curves and reliability plots."""
 
 import io
 from collections.abc import Iterator
@@ -82,14 +82,6 @@ def reliability_plots(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
     return found
 
 
-def label_counts(labels: dict[str, dict[str, int]]) -> str:
-    """Who has which labels; nothing where a sample has no single class."""
-    if not labels:
-        return ""
-    classes = list(next(iter(labels.values())))
-    return _svg(draw_label_counts({site: list(counts.values()) for site, counts in labels.items()}, classes))
-
-
 def _figure(width: float, height: float) -> Any:
     from matplotlib.figure import Figure  # the object interface: no display, no global state
 
@@ -119,6 +111,15 @@ def _draw(axis: Any, row: dict[str, Any], colour: Any, band: bool) -> None:
 def _target(axis: Any, content: dict[str, Any]) -> None:
     if content["target"] is not None:
         axis.axhline(content["target"], color="#555555", linewidth=0.8, linestyle=":")
+
+
+def label_counts(content: dict[str, Any]) -> str:
+    """Who has which labels (of the first split: the others cut the same samples); nothing if they are not known."""
+    labels = content["splits"][0]["labels"]
+    if not labels:
+        return ""
+    classes = list(next(iter(labels.values())))
+    return _svg(draw_label_counts({site: list(counts.values()) for site, counts in labels.items()}, classes))
 
 
 def _svg(figure: Any) -> str:
