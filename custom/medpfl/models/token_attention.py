@@ -7,13 +7,14 @@ on the other samples of its batch, and labels cannot leak between them.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
 
-_POOL = {
+_POOL: dict[int, Callable[..., Tensor]] = {
     1: nn.functional.adaptive_avg_pool1d,
     2: nn.functional.adaptive_avg_pool2d,
     3: nn.functional.adaptive_avg_pool3d,
