@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Splits for studies: every row once, as unlike as asked for, and written so that hospitals can be trained on them."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,12 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conftest import write_table_sites
+from medpfl.compare.data import read_splits
+from medpfl.compare.figures import label_counts
 from medpfl.core.errors import DataError
 from medpfl.demo.blobs import write_blobs
 from medpfl.demo.studies import labels_of, names, read_lists, write_cut, write_splits
 from medpfl.sites.arrays import Arrays
 from medpfl.sites.partition import check_disjoint, cut_by_class, dirichlet, pairwise
 from medpfl.sites.site_file import load_site_file
+from medpfl.tasks.tabular import Tabular
 
 
 def labels(count: int = 4000, classes: int = 10) -> np.ndarray:
@@ -126,3 +131,15 @@ def test_index_lists_in_both_public_layouts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("given_", [1, 9, 20, 100])
 def test_names_sort_as_their_numbers(given_: int) -> None:
     assert sorted(names(given_)) == names(given_) and len(set(names(given_))) == given_
+
+
+def test_a_comparison_shows_who_has_which_labels(tmp_path: Path) -> None:
+    """All splits of a hospital together, by class; drawn as one bubble for each hospital and class."""
+    files = write_table_sites(tmp_path)
+    found, _ = read_splits(Tabular(dataset="blood"), files, None)
+    for site, counts in found[0].labels.items():
+        rows = (tmp_path / f"{site}.csv").read_text().splitlines()[1:]
+        assert counts == {"no": sum(row.endswith(",0") for row in rows), "yes": sum(row.endswith(",1") for row in rows)}
+    picture = label_counts({"splits": [dataclasses.asdict(found[0])]})
+    assert picture.startswith("<svg") and picture.count("<use") >= 8
+    assert label_counts({"splits": [{**dataclasses.asdict(found[0]), "labels": {}}]}) == ""
