@@ -25,7 +25,7 @@ from medpfl.compare.plan import Plan, make_plan
 from medpfl.compare.runner import do_runs
 from medpfl.core.errors import MedPFLError
 from medpfl.evaluate.deployed import load_deployed
-from medpfl.evaluate.predict import evaluate_at
+from medpfl.evaluate.predict import evaluate_at, evaluate_on_all
 from medpfl.sites.site_file import load_site_file
 
 FILE: dict[str, Any] = {
@@ -119,6 +119,7 @@ def test_results_hold_what_the_runs_found(done: Path) -> None:
     assert rows["FedAvg"]["bytes"]["from_site"] == 4 * (3 * 4 + 4 + 4 * 1 + 1)  # float32 weights of 3-4-1
     digest = next(run["digest"] for run in results["runs"] if (run["method"], run["seed"]) == ("Bounded", 1))
     home = done / "parallel" / "runs" / digest / "home"
+    union = []
     for row, site in enumerate(results["hospitals"]):
         model = load_deployed(home / site / "compared" / "models" / "common-best.safetensors")
         score = evaluate_at(model, load_site_file(done / "sites" / f"{site}.yaml", site), "test").metrics["accuracy"]
@@ -128,13 +129,18 @@ def test_results_hold_what_the_runs_found(done: Path) -> None:
             rows["Bounded"]["hospitals"][site]["best"]["values"], rows["Local"]["hospitals"][site]["best"]["values"]
         )
         assert rows["Bounded"]["hospitals"][site]["gain"]["mean"] == pytest.approx(expected.mean(), abs=1e-6)
+        data = {each: model.task.load(load_site_file(done / "sites" / f"{each}.yaml")) for each in results["hospitals"]}
+        union.append(evaluate_on_all(model, data, "test")[1].metrics)
     assert np.sum(rows["Bounded"]["mixing"]["slots"]["model"], axis=1) == pytest.approx(np.ones(4), abs=1e-5)
+    for name, values in rows["Bounded"]["together"].items():
+        assert values["values"][1] == pytest.approx(np.mean([metrics[name] for metrics in union]), abs=1e-6)
     assert results["smallest_p"] == 0.5
     text = (done / "parallel" / "results.md").read_text()
     assert "| Bounded |" in text and "smallest possible is 0.5" in text
     assert rows["Bounded"]["metrics"]["accuracy"] == rows["Bounded"]["best"]
     assert set(rows["Bounded"]["metrics"]) == {"accuracy", "auc", "balanced_accuracy"}
     assert "| method | accuracy | auc | balanced accuracy |" in text.split("## All metrics")[1]
+    assert f"| {rows['FedAvg']['together']['auc']['mean']:.3f} ± " in text.split("cases together")[1]
 
 
 def test_one_failing_method_is_told_and_the_others_go_on(done: Path) -> None:

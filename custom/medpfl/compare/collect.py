@@ -171,7 +171,8 @@ def _summary(
         "best": _stat(best.mean(axis=1)),
         "last": _stat(last.mean(axis=1)),
         "best_rounds": [part["best_round"] for part in found],
-        "metrics": _metrics(found, sites),
+        "metrics": _metrics(found, sites, "best"),
+        "together": _metrics(found, sites, "together"),
         "gain": gain,
         "hospitals": hospitals,
         "worst": {"hospital": worst, "score": means[worst]} if worst else None,
@@ -222,11 +223,12 @@ def _stat(values: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _metrics(found: list[dict[str, Any]], sites: list[str]) -> dict[str, Any]:
-    """Every metric of the best round's test, mean of the hospitals."""
-    names = sorted({name for part in found for tested in part["best"].values() for name in tested})
+def _metrics(found: list[dict[str, Any]], sites: list[str], tested: str) -> dict[str, Any]:
+    """Every metric of the best round's test, mean over the hospitals' models: each on its own hospital's cases
+    ("best"), or on all hospitals' ("together")."""
+    names = sorted({name for part in found for metrics in part[tested].values() for name in metrics})
     values = {
-        name: np.array([[part["best"].get(site, {}).get(name) for site in sites] for part in found], dtype=float)
+        name: np.array([[part[tested].get(site, {}).get(name) for site in sites] for part in found], dtype=float)
         for name in names
     }
     return {name: _stat(value.mean(axis=1)) for name, value in values.items()}

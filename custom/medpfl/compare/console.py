@@ -75,9 +75,19 @@ def hospitals(content: dict[str, Any], choice: str = "best") -> tuple[list[str],
 
 def metrics(content: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Every metric, tested at the best round, mean of the hospitals; no lines where there is only one."""
-    names = list(ranked(content)[0]["metrics"])
-    rows = [[row["name"], *(score_text(row["metrics"].get(name)) for name in names)] for row in ranked(content)]
-    return ["method", *(name.replace("_", " ") for name in names)], rows if len(names) > 1 else []
+    head, rows = _metrics(content, "metrics")
+    return head, rows if len(head) > 2 else []
+
+
+def together(content: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """The same on all hospitals' test cases together, mean of the hospitals' models."""
+    return _metrics(content, "together")
+
+
+def _metrics(content: dict[str, Any], tested: str) -> tuple[list[str], list[list[str]]]:
+    names = list(ranked(content)[0][tested])
+    rows = [[row["name"], *(score_text(row[tested].get(name)) for name in names)] for row in ranked(content)]
+    return ["method", *(name.replace("_", " ") for name in names)], rows
 
 
 def unseen(content: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -175,6 +185,7 @@ def markdown(content: dict[str, Any]) -> str:
         ("Hospital by hospital", hospitals(content)),
         ("Gain over local training", gains(content)),
         ("All metrics, mean of the hospitals", metrics(content)),
+        ("Tested on all hospitals' cases together, mean of the hospitals' models", together(content)),
         ("Tested at a hospital that took no part", unseen(content) if content["unseen"] else ([], [])),
         ("Cost of one hospital", cost(content)),
         ("Calibration on the test sets: expected calibration error / Brier score", calibrations(content)),

@@ -19,7 +19,7 @@ from medpfl.rounds.messages import digest_of
 from medpfl.rounds.settings import Settings
 from medpfl.tasks.base import Task
 
-FORMAT = 2
+FORMAT = 3
 """Of run.json: another format makes other runs."""
 
 

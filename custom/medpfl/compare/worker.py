@@ -26,7 +26,7 @@ from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.evaluate.calibration import reliability
 from medpfl.evaluate.deployed import Deployed, load_deployed
 from medpfl.evaluate.models import write_text
-from medpfl.evaluate.predict import evaluate_on
+from medpfl.evaluate.predict import evaluate_on_all
 from medpfl.evaluate.tables import read_summary
 from medpfl.methods.base import Build
 from medpfl.rounds.coordinator import QuorumLost
@@ -130,10 +130,11 @@ def _row(
         if line["model"] == model:
             tested.setdefault(line["choice"], {})[line["site"]] = line["metrics"]
     best = summary["best"].get(model)
-    cross, calibration = {}, {}
+    cross, together, calibration = {}, {}, {}
     for site in data:
         deployed = _best(folder, site, model)
-        found = {other: evaluate_on(deployed, theirs, "test") for other, theirs in data.items()}
+        found, everybody = evaluate_on_all(deployed, data, "test")
+        together[site] = {name: number(value) for name, value in everybody.metrics.items()}
         cross[site] = {other: number(each.metrics[task.score]) for other, each in found.items()}
         calibration[site] = _calibration(deployed, found[site])
     return {
@@ -143,6 +144,7 @@ def _row(
         "last": tested.get("last", {}),
         "curve": _curve(folder, model, task.score),
         "cross": cross,
+        "together": together,
         "calibration": calibration,
     }
 
