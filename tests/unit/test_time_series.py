@@ -20,7 +20,7 @@ from medpfl.evaluate.predict import predict
 from medpfl.job import Job
 from medpfl.models.base import Architecture
 from medpfl.models.conv1d import Conv1d, Pamap2Cnn
-from medpfl.models.selector import Selector
+from medpfl.models.selector import SmallCnn
 from medpfl.sites.site_file import load_site_file
 from medpfl.tasks import TimeSeries
 from medpfl.tasks.base import Task
@@ -207,6 +207,6 @@ def test_new_arrays_are_one_case_an_entry(tmp_path: Path) -> None:
 
 def test_fedsms_selector_takes_series() -> None:
     torch.manual_seed(0)
-    selector = Selector((2, 20), 3)
+    selector = SmallCnn().build((2, 20), 3)
     assert selector(torch.zeros(4, 2, 20)).shape == (4, 3) and not list(selector.buffers())
     assert sum(isinstance(module, nn.Conv1d) for module in selector.modules()) == 3

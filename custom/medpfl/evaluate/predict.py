@@ -117,7 +117,7 @@ def _predict_case(model: Deployed, case: NewCase, folder: Path, probabilities: b
     device = _device()
     model.networks.to(device)
     network, told = _choose(model, case.inputs, device)
-    window = max(_WINDOW, *expected[1:])
+    window = max([_WINDOW, *expected[1:]])
     outputs = torch.cat([_run(network, part.to(device), window).cpu() for part in torch.split(case.inputs, _BATCH)])
     if case.save:
         return {**told, **case.save(outputs, folder, model.class_names, probabilities)}
