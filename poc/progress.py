@@ -38,7 +38,7 @@ class Progress:
     def update(self) -> None:
         """Read what is new and show it."""
         for line in self._new_lines():
-            if line["split"] == "validation":
+            if line["split"] == "validation" and line["model"] not in line["metrics"]:  # diagnoses bear their own name
                 value = next(iter(line["metrics"].values()))
                 if value is not None:
                     self._scores.setdefault(line["site"], {})[line["model"]] = value
