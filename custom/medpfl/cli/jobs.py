@@ -9,7 +9,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from medpfl.cli.common import JobArgument, ModelArgument, console
+from medpfl.cli.common import JobArgument, ModelArgument, console, job_sites
 from medpfl.core.errors import MedPFLError
 
 app = typer.Typer()
@@ -49,7 +49,7 @@ def simulate(
     results: Annotated[Path | None, typer.Option(help="Default: results/<job>-simulated.")] = None,
 ) -> None:
     """Run a job in this process, hospital after hospital, without FLARE: to debug, or on a lone GPU machine."""
-    from medpfl.bundle import DEMOS, demo_of, find_job
+    from medpfl.bundle import find_job
     from medpfl.evaluate.console import print_results
     from medpfl.job import EvaluationJob, load_job
     from medpfl.rounds.coordinator import Coordinator
@@ -59,12 +59,7 @@ def simulate(
     loaded = load_job(find_job(job))
     results = results or Path("results") / f"{loaded.name}-simulated"
     with tempfile.TemporaryDirectory(prefix="medpfl-") as scratch:
-        if sites is None:
-            sites = Path(scratch) / "sites"
-            DEMOS[demo_of(loaded.name)](sites)
-        elif not sites.is_dir():
-            raise MedPFLError(f"--sites: {sites} is not a folder")
-        files = {path.stem: path for path in sorted(sites.glob("*.yaml"))}
+        files = job_sites(sites, loaded.name, Path(scratch))
         if isinstance(loaded, EvaluationJob):
             simulate_evaluation(loaded, files, results, results / "home")
         else:

@@ -11,7 +11,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from medpfl.cli.common import JobArgument, console, say
+from medpfl.cli.common import JobArgument, console, job_sites, say
 from medpfl.core.errors import ConfigError, MedPFLError
 
 
@@ -25,7 +25,7 @@ def leave_one_out(
     """Run a job without each hospital in turn, in process, and test what it gives at the hospital left out.
 
     Finished runs are kept and not repeated. Exit code 1: a run failed; the others are in the table."""
-    from medpfl.bundle import DEMOS, demo_of, find_job
+    from medpfl.bundle import find_job
     from medpfl.compare.fold_table import collect, frequencies, page, scores
     from medpfl.compare.folds import Fold, make_folds
     from medpfl.compare.runner import do_runs, finished, read_run
@@ -39,13 +39,9 @@ def leave_one_out(
         raise ConfigError(f"job '{loaded.name}' only evaluates a given model; there is nothing to train without a site")
     results = output or Path("results") / f"{loaded.name}-left-out"
     with tempfile.TemporaryDirectory(prefix="medpfl-") as scratch:
-        if sites is None:
-            sites = Path(scratch) / "sites"
-            DEMOS[demo_of(loaded.name)](sites)
-        elif not sites.is_dir():
-            raise MedPFLError(f"--sites: {sites} is not a folder")
+        files = job_sites(sites, loaded.name, Path(scratch))
         with console.status("reading the data"):
-            folds = make_folds(loaded, {path.stem: path for path in sorted(sites.glob("*.yaml"))}, seeds)
+            folds = make_folds(loaded, files, seeds)
         rounds, total = loaded.settings.rounds, len(folds.runs)
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
         with Progress(*columns, console=console) as progress:
