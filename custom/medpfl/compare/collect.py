@@ -183,6 +183,7 @@ def _summary(
         "reach": _reach(row["curves"], target, sum(runs[0]["bytes"].values()), seconds["mean"]),
         "cross": _cross(found, sites),
         "calibration": _calibration(found, sites),
+        "selection": _selection(found, sites),
         "mixing": {"split": runs[0]["split"], "seed": runs[0]["seed"], "slots": runs[0]["mixing"]},
     }
 
@@ -278,3 +279,15 @@ def _calibration(found: list[dict[str, Any]], sites: list[str]) -> dict[str, Any
         }
         for site in sites
     }
+
+
+def _selection(found: list[dict[str, Any]], sites: list[str]) -> dict[str, Any] | None:
+    """Of a super model: the gammas that validation chose, and of each hospital's test cases the share that each model
+    served, all runs together; None for other models."""
+    if any("served" not in part for part in found):
+        return None
+    served = {}
+    for site in sites:
+        counts = {name: sum(part["served"][site][name] for part in found) for name in found[0]["served"][site]}
+        served[site] = {name: round(count / sum(counts.values()), 6) for name, count in counts.items()}
+    return {"gammas": [part["gamma"] for part in found], "served": served}

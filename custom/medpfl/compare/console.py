@@ -149,6 +149,20 @@ def calibrations(content: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     return ["method", *sites], lines
 
 
+def selections(content: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Of super models: which model served what share of a hospital's test cases, and the gammas; no lines without."""
+    rows = [row for row in ranked(content) if row["selection"]]
+    if not rows:
+        return [], []
+    names = list(next(iter(rows[0]["selection"]["served"].values())))
+    lines = []
+    for row in rows:
+        gammas = ", ".join("–" if value is None else f"{value:g}" for value in row["selection"]["gammas"])
+        for site, shares in row["selection"]["served"].items():
+            lines.append([row["name"], gammas, site, *(f"{share:.2f}" for share in shares.values())])
+    return ["method", "gamma of each run", "cases of", *names], lines
+
+
 def print_comparison(content: dict[str, Any], folder: Path, console: Console) -> None:
     """Leaderboard, gains, failures, and where the report is."""
     title = f"{content['comparison']}: test {content['score'].replace('_', ' ')}, mean of the hospitals"
@@ -187,6 +201,7 @@ def markdown(content: dict[str, Any]) -> str:
         ("All metrics, mean of the hospitals", metrics(content)),
         ("Tested on all hospitals' cases together, mean of the hospitals' models", together(content)),
         ("Tested at a hospital that took no part", unseen(content) if content["unseen"] else ([], [])),
+        ("Which model served whose test cases", selections(content)),
         ("Cost of one hospital", cost(content)),
         ("Calibration on the test sets: expected calibration error / Brier score", calibrations(content)),
         ("Search of arguments", searches(content)),

@@ -65,7 +65,7 @@ def examples_of(plan: Plan, content: dict[str, Any], results: Path) -> list[dict
 
 def _wanted(content: dict[str, Any]) -> list[str]:
     """Local, FedAvg, and the best of the file's methods on the leaderboard."""
-    names = [row["name"] for row in ranked(content)]
+    names = [row["name"] for row in ranked(content) if row["curve"]]  # a super model is made of networks of others
     best = next((name for name in names if name not in (LOCAL, FEDAVG, FINE_TUNED, POOLED)), FINE_TUNED)
     return in_order(name for name in (LOCAL, FEDAVG, best) if name in names)
 

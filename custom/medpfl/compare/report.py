@@ -8,7 +8,6 @@ from jinja2 import Environment, PackageLoader, select_autoescape
 
 from medpfl.compare import console, figures
 from medpfl.compare.console import bytes_text, p_text, ranked
-from medpfl.compare.file import FINE_TUNED
 from medpfl.evaluate.models import write_text
 
 
@@ -37,6 +36,7 @@ def write_report(content: dict[str, Any], folder: Path, examples: list[dict[str,
         cost=console.cost(content),
         unseen=console.unseen(content) if content["unseen"] else None,
         searches=console.searches(content),
+        selections=console.selections(content),
         labels=figures.label_counts(content),
         curves=figures.curves(rows, content),
         banded=figures.banded_curves(rows, content),
@@ -92,10 +92,13 @@ def _shades(matrix: list[list[float | None]]) -> list[list[tuple[str, float]]]:
 
 
 def _mixings(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every method's matrices once, though it may have several rows (models)."""
     found = []
-    for row in rows:
+    shown: list[tuple[Any, str]] = []
+    for row in sorted(rows, key=lambda row: len(row["name"])):
         for slot, matrix in row["mixing"]["slots"].items():
-            if row["name"] != FINE_TUNED:  # it is FedAvg's
+            if (row["made"], slot) not in shown:
+                shown.append((row["made"], slot))
                 split = f", split {row['mixing']['split']}" if row["mixing"]["split"] is not None else ""
                 title = f"{row['name']}, slot “{slot}”{split}, seed {row['mixing']['seed']}"
                 cells = [[(f"{value:.2f}", round(0.65 * min(1.0, abs(value)), 3)) for value in line] for line in matrix]

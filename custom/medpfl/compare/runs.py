@@ -11,6 +11,7 @@ from medpfl.compare.data import Split
 from medpfl.compare.entries import Entry
 from medpfl.compare.file import FEDAVG, POOLED, Comparison
 from medpfl.compare.sources import source_digest
+from medpfl.compare.unseen import SLOTS
 from medpfl.component import build, class_paths, spec_of
 from medpfl.core.mixers import Mixer
 from medpfl.job import Job
@@ -94,7 +95,7 @@ def run_of(
     versions = {"medpfl": medpfl.__version__, "torch": str(torch.__version__), "format": FORMAT}
     named = class_paths([order["task"], order["method"], order["slots"]])
     roots = {"medpfl.rounds.simulate", *(path.rpartition(".")[0] for path in named)}
-    if without:
+    if without or order["slots"].keys() >= SLOTS:
         roots.add("medpfl.compare.unseen")
     digest = digest_of([content, versions, source_digest(roots)])
     return Run(entry, seed, split.seed, without, searching, digest, order)

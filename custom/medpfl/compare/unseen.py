@@ -9,16 +9,31 @@ import numpy as np
 
 from medpfl.compare.data import Read
 from medpfl.evaluate.deployed import load_deployed
+from medpfl.evaluate.gamma import Found
 from medpfl.evaluate.predict import evaluate_on
 from medpfl.evaluate.tables import read_summary
 from medpfl.rounds.messages import number
-from medpfl.rounds.super_file import chosen, read_result, study_here, study_of
+from medpfl.rounds.super_file import Super, chosen, read_result, study_here, study_of
 from medpfl.sites.samples import SiteData
 from medpfl.sites.site_file import load_site_file
 
 SUPER = "super"
 SLOTS = {"global", "personal", "selector"}
 """A job that left these at the server makes a super model."""
+
+
+def super_model(results: Path, site_files: Mapping[str, Path], read: Read = load_site_file) -> tuple[Super, Found]:
+    """The super model of a finished job, with the threshold that the hospitals' validation cases chose, and its tests.
+
+    Args:
+        results: of the job; it holds the last round's models.
+        site_files: of the hospitals that took part; ``read`` reads them.
+
+    Raises:
+        MedPFLError: a file of the run cannot be read, or the data do not fit.
+    """
+    model = read_result(results)
+    return chosen(model, study_here(model, site_files, read))
 
 
 def served(
@@ -65,8 +80,7 @@ def served(
 
 
 def _super(results: Path, site_files: Mapping[str, Path], unseen: SiteData, read: Read) -> dict[str, Any]:
-    model = read_result(results)
-    model, _ = chosen(model, study_here(model, site_files, read))
+    model, _ = super_model(results, site_files, read)
     test = study_of(model, "the hospital left out", unseen).test
     here = next(point for point in test.points if point.gamma == model.method.gamma)
     return {

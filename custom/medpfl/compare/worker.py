@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from medpfl.compare.data import reader, split_digest
+from medpfl.compare.data import Read, reader, split_digest
 from medpfl.compare.entries import initial_weights
 from medpfl.compare.file import FEDAVG, FINE_TUNED, LOCAL, POOLED
 from medpfl.compare.pooled import train_pooled
 from medpfl.compare.runs import job_of, rebuild
-from medpfl.compare.unseen import served
+from medpfl.compare.unseen import SLOTS, SUPER, served, super_model
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.evaluate.calibration import reliability
 from medpfl.evaluate.deployed import Deployed, load_deployed
@@ -106,9 +106,12 @@ def run(order: dict[str, Any], folder: Path) -> dict[str, Any]:
         found = served(folder / "results", folder / "home", there, data[order["without"]], read)
         return {**result, "rows": {label(model): row for model, row in found.items()}}
     models = dict.fromkeys(line["model"] for line in lines)
+    rows = {label(model): _row(model, task, folder, data, lines, summary) for model in models}
+    if summary["slots"].keys() >= SLOTS:
+        rows[label(SUPER)] = _super_row(task, folder, data, files, read, job.settings.rounds)
     return {
         **result,
-        "rows": {label(model): _row(model, task, folder, data, lines, summary) for model in models},
+        "rows": rows,
         "bytes": _bytes(folder),
         "seconds": _seconds(folder),
         "mixing": _mixing(folder),
@@ -146,6 +149,32 @@ def _row(
         "cross": cross,
         "together": together,
         "calibration": calibration,
+    }
+
+
+def _super_row(
+    task: Task, folder: Path, data: dict[str, SiteData], files: dict[str, Path], read: Read, rounds: int
+) -> dict[str, Any]:
+    """Of the super model that the server can put together: the last round's, the same for every hospital."""
+    made, found = super_model(folder / "results", files, read)
+    path = folder / "results" / "super.safetensors"
+    made.write(path, found)
+    each, everybody = evaluate_on_all(load_deployed(path), data, "test")
+    tested = {site: {name: number(value) for name, value in one.metrics.items()} for site, one in each.items()}
+    scores = {site: metrics[task.score] for site, metrics in tested.items()}
+    together = {name: number(value) for name, value in everybody.metrics.items()}
+    labels = made.method.labels
+    return {
+        "model": SUPER,
+        "best_round": rounds,
+        "best": tested,
+        "last": tested,
+        "curve": [],
+        "cross": dict.fromkeys(data, scores),
+        "together": dict.fromkeys(data, together),
+        "calibration": dict.fromkeys(data),
+        "gamma": found.gamma,
+        "served": {line.hospital: dict(zip(labels, line.served, strict=True)) for line in found.lines},
     }
 
 
