@@ -13,7 +13,7 @@ from conftest import write_table_sites
 from medpfl.compare.console import markdown
 from medpfl.compare.data import reader
 from medpfl.compare.runner import read_run
-from medpfl.core.errors import ConfigError
+from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.evaluate.deployed import load_deployed
 from medpfl.evaluate.predict import evaluate_on
 from medpfl.sites.samples import SiteData
@@ -134,6 +134,7 @@ def test_what_serves_an_unseen_hospital_may_be_a_model_of_its_own(tmp_path: Path
             {"column": "part"},
             "dora's data are cut alike with the seeds 0 and 1; several splits need",
         ),
+        ({"splits": [0, 1]}, {"folds": ["part"]}, "'folds' are other columns beside 'column', which is missing"),
     ],
 )
 def test_splits_that_cannot_be_get_one_sentence(
@@ -147,7 +148,7 @@ def test_splits_that_cannot_be_get_one_sentence(
         declared = yaml.safe_load(table_sites["dora"].read_text())
         declared["datasets"]["blood"]["split"] = split
         table_sites["dora"].write_text(yaml.safe_dump(declared))
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(MedPFLError) as caught:
         plan_of(tmp_path, table_sites, **changes)
     assert words in str(caught.value) and "\n" not in str(caught.value)
 

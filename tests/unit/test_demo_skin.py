@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from medpfl.bundle import prepare_demo
 from medpfl.cli import app
+from medpfl.compare.data import reader
 from medpfl.core.errors import DataError
 from medpfl.demo.skin import DIAGNOSES, ENVIRONMENT_VARIABLE, FOLDS, MALIGNANT, SITES, write_skin
 from medpfl.sites.declared import Problems
@@ -144,6 +145,19 @@ def test_five_folds(archive: Path, tmp_path: Path) -> None:
         lesion for site in SOURCES for lesion in set[str]().union(*lesions(tmp_path / "0", site).values())
     )
     assert tested == everything
+
+
+def test_a_comparison_takes_the_folds_of_one_folder(archive: Path, tmp_path: Path) -> None:
+    write_skin(tmp_path / "0", archive, size=(8, 6))
+    for fold in range(FOLDS):
+        write_skin(tmp_path / str(fold), archive, size=(8, 6), fold=fold)
+        for site in SOURCES:
+            declared = reader(fold)(tmp_path / "0" / f"{site}.yaml", site).dataset("skin_malignant", Images)
+            listing = declared.cases(Problems())
+            found = {split: {case.group for case in each} for split, each in listing.items()}
+            assert found == lesions(tmp_path / str(fold), site)
+    with pytest.raises(DataError, match=r"rosendahl\.yaml: dataset 'skin_diagnosis' has 5 folds.*got split 5"):
+        reader(5)(tmp_path / "0" / "rosendahl.yaml", "rosendahl")
 
 
 def test_sources_divided_among_many_sites(archive: Path, tmp_path: Path) -> None:

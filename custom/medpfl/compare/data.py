@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hospitals' data under one split: the site file's own, or drawn anew with a seed of the comparison's."""
+"""The hospitals' data under one split: the site file's own, drawn anew with a seed of the comparison's, or a fold."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from medpfl.core.errors import ConfigError
+from medpfl.core.errors import ConfigError, DataError
 from medpfl.rounds.messages import digest_of
 from medpfl.sites.declared import SPLITS
 from medpfl.sites.samples import SiteData
@@ -25,7 +25,7 @@ class Split:
     """One way to cut all hospitals' data.
 
     Attributes:
-        seed: of every site file's split rule; None: as the site files say.
+        seed: of every site file's split rule, or the number of its fold; None: as the site files say.
         digests: hospital to the digest of its samples and of how they are cut.
         sizes: hospital to split to number of samples.
         labels: hospital to class to its number of samples in all splits; empty where a sample has no single class.
@@ -38,15 +38,25 @@ class Split:
 
 
 def reader(seed: int | None) -> Read:
-    """Reads a site file whose datasets are cut with ``seed`` (None: with their own)."""
+    """Reads a site file whose datasets are cut with ``seed``, or by the fold of that number (None: with their own).
+
+    It raises DataError if there is no such fold.
+    """
     return load_site_file if seed is None else partial(_redrawn, seed)
 
 
 def _redrawn(seed: int, path: Path, site: str) -> SiteFile:
     declared = load_site_file(path, site)
     for name, dataset in declared.datasets.items():
+        changed: dict[str, Any] | None = None
         if dataset.split.column is None:
-            rule = dataset.split.model_copy(update={"seed": seed})
+            changed = {"seed": seed}
+        elif folds := dataset.split.folds:
+            if seed >= len(folds):
+                raise DataError(f"{path}: dataset '{name}' has {len(folds)} folds, numbered from 0; got split {seed}")
+            changed = {"column": folds[seed]}
+        if changed:
+            rule = dataset.split.model_copy(update=changed)
             declared.datasets[name] = dataset.model_copy(update={"split": rule})
     return declared
 
@@ -79,7 +89,7 @@ def read_splits(task: Task, site_files: dict[str, Path], seeds: list[int] | None
                 if other.digests[site] == digests[site]:
                     raise ConfigError(
                         f"'splits': {site}'s data are cut alike with the seeds {other.seed} and {seed}; several splits "
-                        "need a site file whose split MedPFL draws, not one that a column or list names"
+                        "need a site file whose split MedPFL draws, or that names folds, not one column or list"
                     )
             first = first or data
         found.append(Split(seed, digests, sizes, labels))

@@ -60,7 +60,8 @@ class Comparison(_Strict):
     Attributes:
         rounds, finetune: as a job's controller takes them.
         seeds: one run a method and seed; a seed changes the initial weights and the order of the batches.
-        splits: seeds of the site files' split rules, in place of their own; each is combined with every seed.
+        splits: seeds of the site files' split rules, in place of their own, or numbers of their folds; each is combined
+            with every seed.
         steps, epochs: local training a round, of every method; ``steps`` or ``epochs``, not both.
         lr, batch_size, optimizer: of every method; a method may have another lr or optimizer in its ``args``.
         pooled: also train one model on all hospitals' data together.

@@ -6,6 +6,7 @@ Dermatoscopic images of four sources: Rosendahl's practice, and three cameras of
 sites together: nine lesions occur in two sources. The split is stratified by source and diagnosis.
 """
 
+import copy
 import csv
 import io
 import os
@@ -61,7 +62,7 @@ def write_skin(
         sites: "sources" (four) or "hospitals" (two, as in the CusFL paper).
         size: width and height in pixels of the copies, which are quick to read; None: the files as they are, as links
             where ``data`` is a folder.
-        fold: 0 to 4: which fifth of the lesions is the test part.
+        fold: 0 to 4: which fifth of the lesions is the test part. The site files name all five as folds.
         parts: into how many sites each is divided, ``<site>_1`` ...: its training and validation lesions are dealt out,
             and all have its whole test part, as with the CusFL paper's 8 to 64 clients.
 
@@ -72,10 +73,10 @@ def write_skin(
     with _opened(data) as source:
         rows = _rows(source)
         source.check(f"{row['image_id']}{suffix}" for row in rows for suffix in (".jpg", f"{_MASK}.png"))
-        part = _parts(rows, fold)
+        folds = [_parts(rows, number) for number in range(FOLDS)]
         for site, names in SITES[sites].items():
             mine = [row for row in rows if row["dataset"] in names]
-            _write_site(folder, site, mine, part, source, size, parts)
+            _write_site(folder, site, mine, folds, fold, source, size, parts)
     return [name for site in SITES[sites] for name in _names(site, parts)]
 
 
@@ -185,7 +186,8 @@ def _write_site(
     folder: Path,
     site: str,
     rows: Rows,
-    part: dict[str, str],
+    folds: list[dict[str, str]],
+    fold: int,
     source: _Source,
     size: tuple[int, int] | None,
     parts: int,
@@ -194,13 +196,15 @@ def _write_site(
     for name in ("images", "masks"):
         (base / name).mkdir(parents=True, exist_ok=True)
     suffix = ".png" if size else ".jpg"
-    dealt = _dealt(rows, part, parts)
+    dealt = _dealt(rows, folds[fold], parts)
+    columns = [f"fold_{number}" for number in range(FOLDS)]
     with open(base / "table.csv", "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, (*_COLUMNS, "split", "part"))
+        writer = csv.DictWriter(file, (*_COLUMNS, *columns, "part"))
         writer.writeheader()
         for row in rows:
             lesion = row["lesion_id"]
-            writer.writerow({**row, "split": part[lesion], "part": dealt[lesion]})
+            cuts = {column: part[lesion] for column, part in zip(columns, folds, strict=True)}
+            writer.writerow({**row, **cuts, "part": dealt[lesion]})
 
     def copy(image_id: str) -> None:
         image, mask = f"{image_id}.jpg", f"{image_id}{_MASK}.png"
@@ -215,8 +219,11 @@ def _write_site(
     for _ in in_parallel(copy, [row["image_id"] for row in rows]):
         pass
     for number, name in enumerate(_names(site, parts), start=1):
-        where = {} if parts == 1 else {"where": {"part": [str(number), _ALL]}}
-        text = yaml.safe_dump({"site": name, "datasets": _datasets(site, suffix, where)}, sort_keys=False)
+        where: dict[str, Any] = {} if parts == 1 else {"where": {"part": [str(number), _ALL]}}
+        split: dict[str, Any] = {"column": columns[fold], "group": "lesion_id"}
+        if parts == 1:  # the lesions are dealt out by one fold's cut
+            split["folds"] = columns
+        text = yaml.safe_dump({"site": name, "datasets": _datasets(site, suffix, where, split)}, sort_keys=False)
         (folder / f"{name}.yaml").write_text(
             "# HAM10000 (CC BY-NC 4.0): Tschandl, Rosendahl, Kittler. Paths are relative to this file.\n" + text
         )
@@ -232,7 +239,7 @@ def _resized(source: _Source, name: str, size: tuple[int, int]) -> Image.Image:
         raise DataError(f"{source.place}: {name} cannot be read as an image: {error}") from error
 
 
-def _datasets(site: str, suffix: str, where: dict[str, Any]) -> dict[str, Any]:
+def _datasets(site: str, suffix: str, where: dict[str, Any], split: dict[str, Any]) -> dict[str, Any]:
     classes = {
         "skin_diagnosis": {name: [name] for name in DIAGNOSES},
         "skin_malignant": {
@@ -256,7 +263,7 @@ def _datasets(site: str, suffix: str, where: dict[str, Any]) -> dict[str, Any]:
             "files": f"{site}/images/*{suffix}",
             "table": {"file": f"{site}/table.csv", "image": "image_id", **where},
             **target,
-            "split": {"column": "split", "group": "lesion_id"},
+            "split": copy.deepcopy(split),  # the YAML file shall not refer from one dataset to another
         }
         for name, target in targets.items()
     }

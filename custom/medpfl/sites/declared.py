@@ -35,6 +35,8 @@ class SplitRule(Strict):
     """How a dataset is cut into train, validation and test when its list does not say so itself.
 
     ``column``: the column (or datalist field) that says train, validation or test; nothing is cut then.
+    ``folds``: columns that cut the same rows in other ways, as in cross-validation; a comparison's ``splits`` number
+    them from 0. Only with ``column``, which is the one that everything else takes.
     ``group``: the column (or datalist field) whose equal values must stay together, a patient identifier usually.
     ``stratify``: keep the class proportions (only without ``group``).
     """
@@ -42,6 +44,7 @@ class SplitRule(Strict):
     seed: int = 0
     fractions: dict[Literal["train", "validation", "test"], float] = {"train": 0.6, "validation": 0.2, "test": 0.2}
     column: str | None = None
+    folds: list[str] = []
     group: str | None = None
     stratify: bool = False
 
@@ -55,6 +58,8 @@ class SplitRule(Strict):
             raise ValueError("the fractions need at least 'train' and 'test'")
         if self.group and self.stratify:
             raise ValueError("'group' and 'stratify' cannot be combined; groups are kept together, not stratified")
+        if self.folds and not self.column:
+            raise ValueError("'folds' are other columns beside 'column', which is missing")
         if self.column:
             for other in ("fractions", "stratify", "seed"):
                 if other in self.model_fields_set:
