@@ -13,7 +13,7 @@ from medpfl.models.conv_pool import ConvPool
 from medpfl.models.light import MobileNetV2, ShuffleNetV2, SqueezeNet
 from medpfl.models.residual import ResidualNet
 from medpfl.models.sequence import RNN, TCN, SeriesTransformer
-from medpfl.models.split import body_shape, find_body
+from medpfl.models.split import body_shape, find_body, output_shape
 from medpfl.models.unet import FCN, UNet, UNetPlusPlus
 
 CLASSIFIERS: list[Architecture] = [
@@ -63,6 +63,13 @@ def test_network(architecture: Architecture, shape: tuple[int, ...], expected: t
     assert build(spec_of(architecture), Architecture, "here") == architecture
 
 
+@pytest.mark.parametrize("architecture", DENSE, ids=str)
+def test_lengths_that_it_says_to_take(architecture: Architecture) -> None:
+    assert architecture.multiple is not None
+    shape = (3, 3 * architecture.multiple, 2 * architecture.multiple)
+    assert output_shape(architecture.build(shape, 2), shape) == (2, *shape[1:])
+
+
 def test_grouping_and_gates_change_the_size() -> None:
     sizes = [
         sum(p.numel() for p in architecture.build((3, 64, 48), 2).parameters()) for architecture in CLASSIFIERS[:4]
@@ -94,6 +101,8 @@ def test_causal_means_causal() -> None:
         (lambda: RNN(width=3), "RNN's width must be even"),
         (lambda: RNN().build((1, 5), 2), "needs 8 time steps, got 5"),
         (lambda: UNet(channels=(4,)), "at least 2 levels are needed"),
+        (lambda: UNet(channels=(0, 8)), r"channels must be at least 1, got \[0, 8\]"),
+        (lambda: UNet(residual_units=-1), "residual_units must be at least 0, got -1"),
         (lambda: UNetPlusPlus(features=(4,)), "must be 6 numbers"),
         (lambda: FCN(widths=()), "FCN's widths must be 1 or more"),
     ],

@@ -22,6 +22,7 @@ from medpfl.methods.fedrep import FedRep
 from medpfl.methods.lg_fedavg import LGFedAvg
 from medpfl.methods.per_fedavg import PerFedAvg
 from medpfl.methods.pfedme import PFedMe
+from medpfl.models.unet import UNet
 from medpfl.rounds.simulate import simulate
 from medpfl.sites.site_file import load_site_file
 from medpfl.tasks.segmentation import Segmentation
@@ -112,7 +113,7 @@ def phantoms(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_trains_a_unet_on_volumes(
     make_job: Make, phantoms: dict[str, Path], tmp_path: Path, arguments: dict[str, Any]
 ) -> None:
-    task = Segmentation(dataset="organ", size=(16, 16), spacing=(12.0, 12.0, 24.0), channels=(4, 8))
+    task = Segmentation(dataset="organ", size=(16, 16), spacing=(12.0, 12.0, 24.0), architecture=UNet((4, 8)))
     method = dataclasses.replace(arguments["method"], steps=3)
     result = run(make_job(rounds=1, mixers=arguments["mixers"], method=method, task=task), phantoms, tmp_path)
     scores = [line["metrics"]["dice"] for line in result["test"]]

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from hospitals import AFFINE, SHAPE, change_json, change_yaml, save, scan, write_table, write_volumes
 from medpfl.cli import app
 from medpfl.job import Job
+from medpfl.models.unet import UNet
 from medpfl.sites.check.check import Report, check_data
 from medpfl.sites.check.findings import _codes
 from medpfl.sites.check.inspection import Inspection
@@ -26,7 +27,7 @@ from medpfl.tasks.segmentation import Segmentation
 from medpfl.tasks.tabular import Tabular
 from tools import write_job
 
-SMALL = Segmentation(dataset="organ", size=(8, 8), spacing=(2.0, 2.0, 4.0), channels=(4, 8))
+SMALL = Segmentation(dataset="organ", size=(8, 8), spacing=(2.0, 2.0, 4.0), architecture=UNet((4, 8)))
 
 
 def check(path: Path, task: Task | None = None) -> Report:

@@ -26,6 +26,7 @@ from medpfl.methods.references import Local
 from medpfl.models.base import Architecture
 from medpfl.models.lenet import LeNet5
 from medpfl.models.resnet import ResNet
+from medpfl.models.unet import UNet
 from medpfl.rounds.settings import Settings
 from medpfl.rounds.simulate import simulate
 from medpfl.sites.samples import FileRows
@@ -88,7 +89,7 @@ def job(task: Task, rounds: int = 2) -> Job:
 TASKS = [
     Classification("skin", size=(16, 16), architecture=TINY),
     Classification("skin", size=(20, 16), architecture=LeNet5(), score="accuracy"),
-    Segmentation("skin", size=(16, 16), channels=(4, 8)),
+    Segmentation("skin", size=(16, 16), architecture=UNet((4, 8))),
 ]
 
 

@@ -23,7 +23,11 @@ from pictures import TABLE, write_images
 
 TASK = {
     "path": "medpfl.tasks.segmentation.Segmentation",
-    "args": {"dataset": "skin", "size": [8, 8], "channels": [2, 4]},
+    "args": {
+        "dataset": "skin",
+        "size": [8, 8],
+        "architecture": {"path": "medpfl.models.unet.UNet", "args": {"channels": [2, 4]}},
+    },
 }
 
 

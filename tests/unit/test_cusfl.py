@@ -20,6 +20,7 @@ from medpfl.job import Job
 from medpfl.methods.base import Batch
 from medpfl.methods.cusfl import CusFL, Guide, pooled, similarity_loss, weight_for
 from medpfl.models.resnet import ResNet
+from medpfl.models.unet import UNet
 from medpfl.rounds.settings import Settings as JobSettings
 from medpfl.rounds.site import SiteRunner
 from medpfl.tasks import Classification, Segmentation
@@ -28,7 +29,7 @@ from pictures import TABLE, declare, write_images
 from tools import Make, normed, run
 
 CLASSES = Classification("skin", size=(32, 32), architecture=ResNet(width=4, depth=10, pool=False))
-MASKS = Segmentation("skin", size=(32, 32), channels=(4, 8, 8))
+MASKS = Segmentation("skin", size=(32, 32), architecture=UNet((4, 8, 8)))
 TASKS = pytest.mark.parametrize("task", [CLASSES, MASKS], ids=["classification", "segmentation"])
 
 

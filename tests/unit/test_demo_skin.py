@@ -17,6 +17,7 @@ from medpfl.cli import app
 from medpfl.compare.data import reader
 from medpfl.core.errors import DataError
 from medpfl.demo.skin import DIAGNOSES, ENVIRONMENT_VARIABLE, FOLDS, MALIGNANT, SITES, write_skin
+from medpfl.models.unet import UNet
 from medpfl.sites.declared import Problems
 from medpfl.sites.images import ImageCase, Images
 from medpfl.sites.site_file import load_site_file
@@ -84,7 +85,7 @@ def test_copies_are_small_and_masks_stay_masks(archive: Path, tmp_path: Path) ->
     write_skin(tmp_path, archive, size=(20, 16))
     site_file = load_site_file(tmp_path / "rosendahl.yaml")
     assert {Image.open(path).size for path in tmp_path.glob("rosendahl/*/*.png")} == {(20, 16)}
-    data = Segmentation("skin_lesion", size=(16, 20), channels=(4, 8)).load(site_file)
+    data = Segmentation("skin_lesion", size=(16, 20), architecture=UNet((4, 8))).load(site_file)
     for samples in data.splits.values():
         for name, mask in zip(samples.names, samples.targets[:], strict=True):
             rows = 10 + int(Path(name).stem[-3:])

@@ -26,6 +26,7 @@ from medpfl.job import Job
 from medpfl.methods import softpull
 from medpfl.methods.base import Method
 from medpfl.methods.fedsm import FedSM
+from medpfl.models.unet import UNet
 from medpfl.rounds.settings import Settings
 from medpfl.tasks.segmentation import Segmentation
 from medpfl.tasks.tabular import Tabular
@@ -62,7 +63,9 @@ def models(tmp_path_factory: pytest.TempPathFactory, phantoms: Path) -> dict[str
     """Small models of every kind, trained for a moment."""
     folder = tmp_path_factory.mktemp("models")
     sites = {site: phantoms / f"{site}.yaml" for site in ("hospital-c", "hospital-d")}
-    task = Segmentation(dataset="organ", size=(32, 24), spacing=(6.0, 6.0, 12.0), channels=(4, 8), residual_units=1)
+    task = Segmentation(
+        dataset="organ", size=(32, 24), spacing=(6.0, 6.0, 12.0), architecture=UNet((4, 8), residual_units=1)
+    )
     mixers = {"model": SoftPull(lam=0.5)}
     run(Job("t", 2, Settings(rounds=1, slots=["model"]), mixers, softpull.SoftPull(steps=4), task), sites, folder / "s")
     fedsm: dict[str, Mixer] = {"global": Mean(), "personal": SoftPull(lam=0.5), "selector": ServerAdam()}

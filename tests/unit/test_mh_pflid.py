@@ -24,6 +24,7 @@ from medpfl.models.messenger import Messenger
 from medpfl.models.resnet import ResNet
 from medpfl.models.split import body_shape, find_body
 from medpfl.models.token_attention import TokenAttention
+from medpfl.models.unet import UNet
 from medpfl.rounds.settings import Settings
 from medpfl.rounds.site import SiteRunner
 from medpfl.store import read
@@ -35,7 +36,7 @@ from tools import exchange, pieces, run
 TINY = ResNet(width=4, depth=10, pool=False)
 SMALLER = LeNet5()
 MIXED = ByHospital(anna=TINY, default=SMALLER)
-SEGMENTATION = Segmentation("skin", size=(32, 32), channels=(4, 8, 8))
+SEGMENTATION = Segmentation("skin", size=(32, 32), architecture=UNet((4, 8, 8)))
 
 
 def classification(architecture: Architecture = MIXED) -> Classification:
@@ -279,7 +280,7 @@ def test_networks_by_hospital() -> None:
     ("task", "method", "words"),
     [
         (replace(classification(TINY), size=(32, 32)), {}, r"larger inputs: of \(3, 32, 32\) its map keeps a single"),
-        (Segmentation("skin", size=(24, 24), channels=(4, 8)), {}, r"multiple of 16, got \(24, 24\)"),
+        (Segmentation("skin", size=(24, 24), architecture=UNet((4, 8))), {}, r"multiple of 16, got \(24, 24\)"),
         (classification(TINY), {"bodies": {"anna": "layer7"}}, "no module 'layer7' in ResNet"),
         (classification(TINY), {"bodies": {"anna": "fc"}}, "'fc' of ResNet cannot end its body"),
     ],

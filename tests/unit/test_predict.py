@@ -21,6 +21,7 @@ from medpfl.evaluate.deployed import Deployed, load_deployed
 from medpfl.evaluate.predict import evaluate_at, evaluate_on, evaluate_on_all, predict
 from medpfl.job import Job
 from medpfl.methods.references import Local
+from medpfl.models.unet import UNet
 from medpfl.rounds.settings import Settings
 from medpfl.rounds.simulate import simulate
 from medpfl.sites.site_file import load_site_file
@@ -34,7 +35,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The folder of four phantom hospitals, and a model trained at the first."""
     folder = tmp_path_factory.mktemp("predict")
     write_phantoms(folder)
-    task = Segmentation("organ", size=(48, 48), spacing=SPACING, channels=(8, 16))
+    task = Segmentation("organ", size=(48, 48), spacing=SPACING, architecture=UNet((8, 16)))
     settings = Settings(rounds=1, slots=["local"], finetune=0)
     job = Job("small", 1, settings, {"local": Identity()}, Local(steps=60, lr=0.01), task)
     simulate(job, {"hospital-a": folder / "hospital-a.yaml"}, folder / "results", folder / "home")

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from medpfl.core.errors import DataError
 from medpfl.demo.phantom import write_phantoms
 from medpfl.job import Job
+from medpfl.models.unet import UNet
 from medpfl.sites.declared import StorageRule
 from medpfl.sites.samples import Budget, FileRows, Store, in_parallel
 from medpfl.tasks.segmentation import Segmentation
@@ -94,7 +95,7 @@ def test_reading_in_parallel_keeps_the_order_and_the_first_error() -> None:
 def test_streamed_training_equals_training_from_memory(make_job: Make, tmp_path: Path) -> None:
     folder = tmp_path / "sites"
     files = {site: folder / f"{site}.yaml" for site in write_phantoms(folder)[:2]}
-    task = Segmentation("organ", size=(16, 16), spacing=(12.0, 12.0, 8.0), channels=(4, 8))
+    task = Segmentation("organ", size=(16, 16), spacing=(12.0, 12.0, 8.0), architecture=UNet((4, 8)))
     job = make_job(rounds=1, task=task)
     from_memory = run(job, files, tmp_path / "memory")
     for file in files.values():

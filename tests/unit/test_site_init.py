@@ -18,6 +18,7 @@ from hospitals import AFFINE, SHAPE, save, scan, write_table, write_volumes
 from medpfl.cli import app
 from medpfl.core.errors import DataError, MedPFLError, SiteFileError
 from medpfl.job import Job
+from medpfl.models.unet import UNet
 from medpfl.sites.check.reading import inspect
 from medpfl.sites.init.answers import Answers, as_value, parse_classes
 from medpfl.sites.init.write import write_site_file
@@ -173,7 +174,7 @@ def test_from_files_to_a_trained_model(tmp_path: Path, kind: str, make_job: Call
         data = tmp_path / site
         if kind == "nifti":
             write_folder(data, lambda n: f"images/s{n}.nii.gz", lambda n: f"labels/s{n}.nii.gz", 6 + number)
-            task = Segmentation(dataset="data", size=(8, 8), spacing=(2.0, 2.0, 4.0), channels=(4, 8))
+            task = Segmentation(dataset="data", size=(8, 8), spacing=(2.0, 2.0, 4.0), architecture=UNet((4, 8)))
             flags = ["--class", "background=0", "--class", "organ=1"]
         else:
             write_table(data, 40 + 10 * number)

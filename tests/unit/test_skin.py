@@ -17,6 +17,7 @@ import yaml
 from PIL import Image
 
 from medpfl.models.lenet import LeNet5
+from medpfl.models.unet import UNet
 from medpfl.sites.arrays import Arrays
 from medpfl.sites.declared import Problems
 from medpfl.sites.images import Images
@@ -102,7 +103,7 @@ def test_images_and_masks_become_samples(skin: Path) -> None:
     declare(skin, list(SOURCES))
     site_file = load_site_file(skin / "site.yaml")
     classes = Classification("skin", size=(48, 64)).load(site_file)
-    masks = Segmentation("skin", size=(48, 64), channels=(8, 16)).load(site_file)
+    masks = Segmentation("skin", size=(48, 64), architecture=UNet((8, 16))).load(site_file)
     assert sum(map(len, classes.splits.values())) == 4 * EACH
     for split, samples in classes.splits.items():
         assert samples.inputs.shape[1:] == (3, 48, 64) and samples.inputs.abs().max() <= 2

@@ -25,6 +25,7 @@ from medpfl.evaluate.predict import _run, evaluate_at, predict
 from medpfl.job import Job
 from medpfl.methods.fedsm import FedSM
 from medpfl.methods.super_model import SuperModel
+from medpfl.models.unet import UNet
 from medpfl.rounds.settings import Settings
 from medpfl.rounds.simulate import simulate
 from medpfl.rounds.super_file import read_result
@@ -39,7 +40,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Phantom hospitals, and FedSM trained at two of them: demo/, results/."""
     folder = tmp_path_factory.mktemp("super")
     write_phantoms(folder / "demo")
-    task = Segmentation("organ", size=(48, 48), spacing=(4.0, 4.0, 8.0), channels=(8, 16))
+    task = Segmentation("organ", size=(48, 48), spacing=(4.0, 4.0, 8.0), architecture=UNet((8, 16)))
     mixers = {"global": Mean(), "personal": SoftPull(lam=0.9), "selector": ServerAdam(lr=0.02)}
     settings = Settings(rounds=8, slots=list(mixers), finetune=0)
     job = Job("fedsm", 2, settings, mixers, FedSM(steps=6, lr=0.01), task)

@@ -14,6 +14,9 @@ import yaml
 from torch import Tensor
 
 from medpfl.core.errors import ConfigError, DataError, SiteFileError
+from medpfl.models.by_hospital import ByHospital
+from medpfl.models.resnet import ResNet
+from medpfl.models.unet import FCN, UNet, UNetPlusPlus
 from medpfl.sites.site_file import SiteFile, load_site_file
 from medpfl.tasks import Samples, Segmentation, SiteData, Tabular
 
@@ -21,13 +24,14 @@ from medpfl.tasks import Samples, Segmentation, SiteData, Tabular
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"channels": [16]}, ["channels", "at least 2 levels", "[16]"]),
-        ({"channels": [0, 8]}, ["channels", "at least 1", "[0, 8]"]),
-        ({"residual_units": -1}, ["residual_units", "at least 0", "-1"]),
-        ({"size": [60, 64]}, ["size", "2 multiples of 8 for 4 levels", "[60, 64]"]),
+        ({"architecture": ResNet()}, ["a network that segments", "got ResNet"]),
+        ({"architecture": ByHospital(berlin=UNet(), bonn=ResNet())}, ["a network that segments", "bonn=ResNet"]),
+        ({"size": [60, 64]}, ["size", "2 multiples of 8 for UNet", "[60, 64]"]),
         ({"size": [64]}, ["size", "2 multiples of 8", "[64]"]),
         ({"size": [0, 0]}, ["size", "[0, 0]"]),
-        ({"size": [4, 8], "channels": [2, 4, 8, 16]}, ["size", "multiples of 8", "[4, 8]"]),
+        ({"size": [4, 8], "architecture": UNet((2, 4, 8, 16))}, ["size", "multiples of 8", "[4, 8]"]),
+        ({"size": [24, 24], "architecture": UNetPlusPlus()}, ["multiples of 16", "[24, 24]"]),
+        ({"size": [16, 24], "architecture": ByHospital(berlin=UNet((2, 4)), bonn=FCN())}, ["multiples of 16"]),
         ({"spacing": [1, 1]}, ["spacing", "3 positive numbers", "[1, 1]"]),
         ({"spacing": [1, 0, 1]}, ["spacing", "[1, 0, 1]"]),
         ({"spacing": [1, 1, -2]}, ["spacing", "[1, 1, -2]"]),
@@ -126,7 +130,7 @@ def test_segmentation_decides_by_the_largest_output() -> None:
 
 @pytest.mark.parametrize("classes", [2, 4])
 def test_segmentation_network(classes: int) -> None:
-    task = Segmentation("organ", size=(16, 24), channels=(4, 8, 16))
+    task = Segmentation("organ", size=(16, 24), architecture=UNet((4, 8, 16)))
     split = Samples(torch.zeros(2, 3, 16, 24), torch.zeros(2, 16, 24), np.array([0, 0]), ["a"], classes)
     network = task.network(SiteData({"train": split}, [str(number) for number in range(classes)]))
     assert network(split.inputs).shape == (2, classes, 16, 24)
@@ -136,6 +140,9 @@ def test_segmentation_network(classes: int) -> None:
 def site_file(folder: Path, datasets: dict[str, Any]) -> SiteFile:
     (folder / "site.yaml").write_text(yaml.safe_dump({"datasets": datasets}, sort_keys=False))
     return load_site_file(folder / "site.yaml")
+
+
+SLICES = Segmentation("organ", size=(8, 8), spacing=(1, 1, 1), architecture=UNet((2, 4)))
 
 
 def organ(folder: Path, channels: int = 1) -> SiteFile:
@@ -155,7 +162,7 @@ def organ(folder: Path, channels: int = 1) -> SiteFile:
 
 
 def test_segmentation_loads_slices_of_volumes(tmp_path: Path) -> None:
-    data = Segmentation("organ", size=(8, 8), spacing=(1, 1, 1), channels=(2, 4)).load(organ(tmp_path))
+    data = SLICES.load(organ(tmp_path))
     train = data.splits["train"]
     assert train.inputs.shape == (8, 1, 8, 8) and train.targets.shape == (8, 8, 8)
     assert train.case.tolist() == [0, 0, 0, 1, 1, 1, 1, 1] and len(train.names) == 2
@@ -166,7 +173,7 @@ def test_segmentation_loads_slices_of_volumes(tmp_path: Path) -> None:
 
 def test_segmentation_refuses_differing_channels(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"list\.json: test\[0\]: expected 1 channels as in the others, got 2"):
-        Segmentation("organ", size=(8, 8), spacing=(1, 1, 1), channels=(2, 4)).load(organ(tmp_path, channels=2))
+        SLICES.load(organ(tmp_path, channels=2))
 
 
 def rows(*classes: int) -> Samples:

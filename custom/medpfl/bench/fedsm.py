@@ -30,6 +30,7 @@ from medpfl.job import Job, load_job
 from medpfl.methods.fedsm import FedSM
 from medpfl.methods.references import like
 from medpfl.models.selector import Vgg11
+from medpfl.models.unet import UNet
 from medpfl.rounds.settings import Settings
 from medpfl.rounds.simulate import simulate
 from medpfl.sites.site_file import load_site_file
@@ -95,7 +96,7 @@ def selector_accuracy(seed: int) -> dict[str, dict[str, float]]:
     rounds = load_job(find_job(JOB)).settings
     assert isinstance(rounds, Settings)
     settings = replace(job.settings, rounds=rounds.rounds, seed=seed)
-    task = replace(job.task, channels=(4, 8), residual_units=0)
+    task = replace(job.task, architecture=UNet((4, 8)))
     quick = replace(job, task=task, method=replace(job.method, steps=1), settings=settings)
     with tempfile.TemporaryDirectory(prefix="medpfl-bench-") as scratch:
         folder = Path(scratch)
@@ -126,10 +127,10 @@ def research_example(hospitals: int) -> dict[str, int]:
     """Bytes a hospital, direction and round of NVFlare's research/fed-sm, from its configuration: two UNets (2-D, one
     channel in and out, channels 16 to 256, strides 2, two residual units) and VGG-11 with both moments of Adam, all
     float32."""
-    from monai.networks.nets import UNet
+    from monai.networks import nets
 
     with torch.device("meta"):
-        unet = UNet(2, 1, 1, channels=(16, 32, 64, 128, 256), strides=(2, 2, 2, 2), num_res_units=2)
+        unet = nets.UNet(2, 1, 1, channels=(16, 32, 64, 128, 256), strides=(2, 2, 2, 2), num_res_units=2)
         vgg = Vgg11().build((1, 256, 256), hospitals)
     models, selector = (4 * sum(weight.numel() for weight in network.parameters()) for network in (unet, vgg))
     return {"models": 2 * models, "selector": 3 * selector, "total": 2 * models + 3 * selector}

@@ -26,12 +26,13 @@ def measure(images: int, repeats: int) -> dict[str, Any]:
     import torch
 
     from medpfl.models.resnet import ResNet
+    from medpfl.models.unet import UNet
     from medpfl.tasks import Classification, Segmentation
 
     torch.set_num_threads(1)
     tasks = {
         "ResNet18, width 16": Classification("a", size=SIZE, architecture=ResNet(width=16)),
-        "UNet 16-32-64-128": Segmentation("a", size=SIZE, channels=(16, 32, 64, 128)),
+        "UNet 16-32-64-128": Segmentation("a", size=SIZE, architecture=UNet((16, 32, 64, 128))),
     }
     return {
         "images": images,

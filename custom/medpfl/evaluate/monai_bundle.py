@@ -87,16 +87,15 @@ def _metadata(deployed: Deployed) -> dict[str, Any]:
 
 
 def _inference(task: Segmentation) -> dict[str, Any]:
-    step = 2 ** (len(task.channels) - 1)
     preprocessing = [
         {"_target_": "LoadImaged", "keys": "image", "reader": "NibabelReader"},
         {"_target_": "EnsureChannelFirstd", "keys": "image"},
         {"_target_": "Orientationd", "keys": "image", "axcodes": "RAS", "labels": [["L", "R"], ["P", "A"], ["I", "S"]]},
         {"_target_": "Spacingd", "keys": "image", "pixdim": list(task.spacing), "mode": "bilinear"},
         {"_target_": "NormalizeIntensityd", "keys": "image"},
-        # As ``medpfl predict``: whole slices, of at least the training's size and a multiple of what the levels need.
+        # As ``medpfl predict``: whole slices, of at least the training's size and a multiple of what the network needs.
         {"_target_": "SpatialPadd", "keys": "image", "spatial_size": [*task.size, -1]},
-        {"_target_": "DivisiblePadd", "keys": "image", "k": [step, step, 1]},
+        {"_target_": "DivisiblePadd", "keys": "image", "k": [task.multiple, task.multiple, 1]},
     ]
     postprocessing = [
         {"_target_": "Activationsd", "keys": "pred", "softmax": True},

@@ -13,6 +13,11 @@ class Architecture(ABC):
     extractor: ClassVar[str | None] = None
     """Path of the module after which methods that split the network do so by default; None: a trial run finds it."""
 
+    @property
+    def multiple(self) -> int | None:
+        """For segmentation: every length of an input must be a multiple of this. None: one result an input."""
+        return None
+
     def at(self, site: str) -> "Architecture":
         """The architecture that this hospital uses; the same everywhere, unless the job says otherwise."""
         return self

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Another network at every hospital."""
 
+import math
 from typing import Any
 
 from torch import nn
@@ -23,6 +24,13 @@ class ByHospital(Architecture):
         if not hospitals:
             raise ConfigError("ByHospital needs at least one hospital or 'default'")
         self.hospitals = dict(sorted(hospitals.items()))
+
+    @property
+    def multiple(self) -> int | None:
+        """Of all hospitals' networks together; None unless all are for segmentation."""
+        multiples = [given.multiple for given in self.hospitals.values()]
+        known = [multiple for multiple in multiples if multiple is not None]
+        return math.lcm(*known) if len(known) == len(multiples) else None
 
     def at(self, site: str) -> Architecture:
         found = self.hospitals.get(site, self.hospitals.get("default"))

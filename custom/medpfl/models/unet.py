@@ -31,6 +31,10 @@ class UNet(Architecture):
         if self.residual_units < 0:
             raise ConfigError(f"UNet's residual_units must be at least 0, got {self.residual_units}")
 
+    @property
+    def multiple(self) -> int:
+        return int(2 ** (len(self.channels) - 1))
+
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         from monai.networks.nets import UNet as Network
 
@@ -72,6 +76,10 @@ class UNetPlusPlus(Architecture):
         object.__setattr__(self, "features", tuple(self.features))  # JSON has lists
         if len(self.features) != 6 or min(self.features) < 1:
             raise ConfigError(f"UNetPlusPlus' features must be 6 numbers of at least 1, got {list(self.features)}")
+
+    @property
+    def multiple(self) -> int:
+        return 16
 
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         from monai.networks.nets import BasicUNetPlusPlus
@@ -129,6 +137,10 @@ class FCN(Architecture):
         object.__setattr__(self, "widths", tuple(self.widths))  # JSON has lists
         if not self.widths or min(self.widths) < 1:
             raise ConfigError(f"FCN's widths must be 1 or more numbers of at least 1, got {list(self.widths)}")
+
+    @property
+    def multiple(self) -> int:
+        return int(2 ** len(self.widths))
 
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         return Fcn(plane(self, input_shape), self.widths, outputs)

@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
+from medpfl.models.base import Architecture
+from medpfl.models.unet import UNet
 from medpfl.sites.images import Images
 from medpfl.sites.new_volumes import read_new_volumes
 from medpfl.sites.samples import Samples, SiteData
@@ -23,43 +25,42 @@ from medpfl.tasks.new_masks import new_images
 
 @dataclass(frozen=True)
 class Segmentation(Task):
-    """MONAI's UNet with BatchNorm on images or axial slices; loss: Dice + cross-entropy.
+    """A class for every pixel of images or of axial slices; loss: Dice + cross-entropy.
 
     Args:
         dataset: name of a declared dataset of kind ``volumes``, or ``images`` with ``masks``.
-        size: each a multiple of 2 ** (len(channels) - 1): height and width to which images are resized, or to which
-            slices are cropped or padded (voxels).
+        size: height and width to which images are resized, or to which slices are cropped or padded (voxels): of the
+            lengths that the architecture takes.
         spacing: of volumes: voxel size in mm to which each is resampled (right-left, posterior-anterior, axial).
-        channels: UNet's channels from the top level down.
-        residual_units: residual units per level, 0 for plain convolutions (quicker on a CPU).
+        architecture: the network.
         score: metric that chooses the best round.
     """
 
     dataset: str
     size: tuple[int, int] = (64, 64)
     spacing: tuple[float, float, float] = (3.0, 3.0, 8.0)
-    channels: tuple[int, ...] = (16, 32, 64, 128)
-    residual_units: int = 0
+    architecture: Architecture = field(default_factory=UNet)
     score: Literal["dice"] = "dice"
     scores: ClassVar[tuple[str, ...]] = ("dice",)
 
     def __post_init__(self) -> None:
-        for name in ("size", "spacing", "channels"):
+        for name in ("size", "spacing"):
             object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON has lists
-        if len(self.channels) < 2:
-            raise ConfigError(f"Segmentation's channels: at least 2 levels are needed, got {list(self.channels)}")
-        if min(self.channels) < 1:
-            raise ConfigError(f"Segmentation's channels must be at least 1, got {list(self.channels)}")
-        if self.residual_units < 0:
-            raise ConfigError(f"Segmentation's residual_units must be at least 0, got {self.residual_units}")
-        step = 2 ** (len(self.channels) - 1)
-        if len(self.size) != 2 or any(length < step or length % step for length in self.size):
+        if len(self.size) != 2 or any(length < self.multiple or length % self.multiple for length in self.size):
             raise ConfigError(
-                f"Segmentation's size must be 2 multiples of {step} for {len(self.channels)} levels, "
+                f"Segmentation's size must be 2 multiples of {self.multiple} for {self.architecture}, "
                 f"got {list(self.size)}"
             )
         if len(self.spacing) != 3 or not all(0 < length < math.inf for length in self.spacing):
             raise ConfigError(f"Segmentation's spacing must be 3 positive numbers (mm), got {list(self.spacing)}")
+
+    @property
+    def multiple(self) -> int:
+        """What height and width must be multiples of."""
+        found = self.architecture.multiple
+        if found is None:
+            raise ConfigError(f"Segmentation needs a network that segments, such as UNet, got {self.architecture}")
+        return found
 
     def load(self, site_file: SiteFile) -> SiteData:
         dataset = site_file.dataset(self.dataset, Volumes, Images)
@@ -72,23 +73,11 @@ class Segmentation(Task):
         if preparation.get("kind") == "images":
             yield from new_images(path, preparation["channels"], self.size)
             return
-        step = 2 ** (len(self.channels) - 1)
-        for volume in read_new_volumes(path, self.spacing, self.size, step):
+        for volume in read_new_volumes(path, self.spacing, self.size, self.multiple):
             yield NewCase(volume.name, volume.slices, volume.save)
 
     def network(self, data: SiteData) -> nn.Module:
-        from monai.networks.nets import UNet
-
-        network: nn.Module = UNet(
-            spatial_dims=2,
-            in_channels=data.splits["train"].inputs.shape[1],
-            out_channels=len(data.class_names),
-            channels=self.channels,
-            strides=[2] * (len(self.channels) - 1),
-            num_res_units=self.residual_units,
-            norm="batch",
-        )
-        return network
+        return self.architecture.build(tuple(data.splits["train"].inputs.shape[1:]), len(data.class_names))
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         from monai.losses import DiceCELoss
