@@ -212,6 +212,7 @@ def test_the_page_is_whole_and_loads_nothing(done: Path) -> None:
         "Who has which labels",
         "Gain over local training",
         "Who learnt from whom",
+        "on all hospitals' test cases together",
         "Calibration",
         "Cost",
     ):
