@@ -249,7 +249,7 @@ def test_bad_settings_get_a_sentence(make: object, words: str) -> None:
 
 def test_compiled_code_is_kept_or_made_anew() -> None:
     """Where numba has no folder for its cache, functions are compiled in every process instead of failing."""
-    from medpfl.core.codecs.compiled import compiled
+    from medpfl.core.compiled import compiled
 
     def double(x: int) -> int:
         return 2 * x

@@ -24,10 +24,24 @@ def test_streaming_equals_one_pass(sizes: list[int], offset: float, spread: floa
     values = offset + spread * rng.normal(size=(3, sum(sizes)))
     moments = Moments()
     for part in np.split(values, np.cumsum(sizes)[:-1], axis=1):
-        moments.add(torch.from_numpy(part))
+        moments.add(torch.from_numpy(part)[None])
     scale = abs(offset) + spread
     np.testing.assert_allclose(moments.mean, values.mean(axis=1), rtol=0, atol=1e-12 * scale)
     np.testing.assert_allclose(moments.variance, values.var(axis=1), rtol=1e-12, atol=1e-12 * scale * spread)
+
+
+def test_constant_and_half_precision_values() -> None:
+    moments = Moments()
+    moments.add(torch.full((3, 2, 7), 0.1))
+    assert (moments.variance >= 0).all() and moments.variance.max() < 1e-20
+    for kind in (torch.float32, torch.float16, torch.bfloat16):  # numba has no 16 bits: torch adds those up
+        values = torch.randn(4, 2, 50, generator=torch.Generator().manual_seed(0)).to(kind)
+        moments = Moments()
+        for part in values.split(3):
+            moments.add(part)
+        exact = values.double().movedim(1, 0).flatten(1)
+        torch.testing.assert_close(moments.mean, exact.mean(1), rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(moments.variance, exact.var(1, correction=0), rtol=1e-12, atol=0)
 
 
 def network() -> nn.Sequential:

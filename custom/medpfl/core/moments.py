@@ -6,15 +6,19 @@ pairwise update of Chan, Golub and LeVeque (1979) in float64: no cancellation, w
 """
 
 from collections.abc import Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from medpfl.core.compiled import compiled
 from medpfl.core.errors import ConfigError
 
-_BLOCK_VALUES = 1 << 16  # half a megabyte: what fits into a cache is quicker than 4 MB by a half
+_NATIVE = (torch.float32, torch.float64)
 
 
 class Moments:
@@ -26,15 +30,18 @@ class Moments:
         self._squares = torch.zeros((), dtype=torch.float64)
 
     def add(self, values: Tensor) -> None:
-        """Take in C x n values, n >= 1; a part at a time, so that the float64 copies stay small."""
-        for part in torch.split(values, max(1, _BLOCK_VALUES // len(values)), dim=1):
-            self._add(part.to(torch.float64, copy=True))
-
-    def _add(self, values: Tensor) -> None:
-        size = values.shape[1]
-        mean = values.sum(dim=1) / size
-        values.sub_(mean[:, None])
-        squares = torch.linalg.norm(values, dim=1).square()  # 20 times as fast as torch.var_mean
+        """Take in B x C x n values, B and n >= 1."""
+        size = values.shape[0] * values.shape[2]
+        if values.device.type == "cpu" and values.dtype in _NATIVE:
+            sums, squares, centre = (torch.zeros(values.shape[1], dtype=torch.float64) for _ in range(3))
+            centre += self._mean if self.count else values[0].mean(dim=1, dtype=torch.float64)
+            _add_up(values.contiguous().numpy(), centre.numpy(), sums.numpy(), squares.numpy())
+            squares = (squares - sums.square() / size).clamp_min(0)
+            mean = centre + sums / size
+        else:
+            values = values.to(torch.float64, copy=True)
+            mean = values.mean(dim=(0, 2))
+            squares = values.sub_(mean[:, None]).square_().sum(dim=(0, 2))
         total = self.count + size
         shift = mean - self._mean
         self._mean = self._mean + shift * (size / total)
@@ -81,8 +88,9 @@ class InputMoments:
     def _hook(moments: Moments) -> Any:
         def keep(module: nn.Module, args: tuple[Tensor, ...]) -> None:
             inputs = args[0].detach()
-            axis = -1 if isinstance(module, nn.Linear) else 1
-            moments.add(inputs.movedim(axis, 0).flatten(1))
+            if isinstance(module, nn.Linear):
+                inputs = inputs.flatten(0, -2)
+            moments.add(inputs.flatten(2) if inputs.dim() > 2 else inputs[:, :, None])
 
         return keep
 
@@ -98,3 +106,22 @@ class InputMoments:
                 raise ConfigError(f"nothing passed through layer '{path}', so its inputs have no statistics")
             found[f"{path}.mean"], found[f"{path}.variance"] = moments.mean.cpu(), moments.variance.cpu()
         return found
+
+
+@partial(compiled, reordered_sums=True)
+def _add_up(
+    values: NDArray[Any], centre: NDArray[np.float64], sums: NDArray[np.float64], squares: NDArray[np.float64]
+) -> None:
+    """Add to C sums and sums of squares the differences of B x C x n values from ``centre``, which is to be near the
+    mean: reading them once, a statistics pass costs no more than an evaluation does."""
+    for row in range(values.shape[0]):
+        for channel in range(values.shape[1]):
+            around = centre[channel]
+            total = 0.0
+            square = 0.0
+            for place in range(values.shape[2]):
+                difference = np.float64(values[row, channel, place]) - around
+                total += difference
+                square += difference * difference
+            sums[channel] += total
+            squares[channel] += square

@@ -10,7 +10,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from medpfl.core.codecs.compiled import compiled
+from medpfl.core.compiled import compiled
 
 GAPS, SIGNS, LEVELS = 0, 1, 2  # what is written of every position: the gap; and its sign; and its level
 _MOST_LEVEL_BITS = 16

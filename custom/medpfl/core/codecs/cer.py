@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from medpfl.core.codecs import bits
 from medpfl.core.codecs.base import Codec, Vector
-from medpfl.core.codecs.compiled import compiled
+from medpfl.core.compiled import compiled
 from medpfl.core.errors import ConfigError
 
 _HEAD = struct.Struct("<QB")  # number of runs, Rice parameter

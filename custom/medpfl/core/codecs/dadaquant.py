@@ -15,7 +15,7 @@ import numpy as np
 
 from medpfl.core.codecs import bits
 from medpfl.core.codecs.base import Codec, Vector
-from medpfl.core.codecs.compiled import compiled
+from medpfl.core.compiled import compiled
 from medpfl.core.errors import ConfigError
 
 _HEAD = struct.Struct("<fHQB")  # largest magnitude, levels, number of entries that are not zero, Rice parameter

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from medpfl.core.codecs import bits
 from medpfl.core.codecs.base import Codec, Vector
-from medpfl.core.codecs.compiled import compiled
+from medpfl.core.compiled import compiled
 from medpfl.core.errors import ConfigError
 
 _HEAD = struct.Struct("<fQB")  # magnitude, number of entries, Rice parameter
