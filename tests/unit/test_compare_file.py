@@ -56,6 +56,16 @@ def plan_of(folder: Path, **changes: Any) -> Any:
         ({"name": "../up"}, "'name': string should match pattern"),
         ({"target": float("nan")}, "'target' must be a finite score"),
         ({"demo": "liver"}, "'demo' must be one of phantom, heart, skin,"),
+        (
+            {"methods": {"A": {**SOFT_PULL, "sweep": {"lr": [1], "model.lam": [1]}}}},
+            "'methods.A.sweep': dictionary should",
+        ),
+        ({"methods": {"A": {**SOFT_PULL, "sweep": {"model.lam": [0.5, 0.5]}}}}, "methods.A.sweep names a value twice"),
+        ({"methods": {"A": {**SOFT_PULL, "sweep": {"steps": [2, 3]}}}}, "methods.A.sweep may not set 'steps': it is the same"),
+        (
+            {"methods": {"A": {**SOFT_PULL, "sweep": {"lr": [1, 2]}}, "A lr 2": SOFT_PULL}},
+            "a point of a sweep has the name of another method",
+        ),
         ({"methods": {"Pooled": SOFT_PULL}}, "'Pooled' is taken: 'pooled: true' adds it"),
         ({"pooled": "yes"}, "'pooled': input should be a valid boolean, got 'yes'"),
         ({"methods": {"FedAvg": SOFT_PULL}}, "'FedAvg' is taken: it is in every comparison already"),

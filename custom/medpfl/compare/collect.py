@@ -14,7 +14,7 @@ import torch
 
 import medpfl
 from medpfl.compare.entries import Entry
-from medpfl.compare.file import FEDAVG, FINE_TUNED, LOCAL, POOLED
+from medpfl.compare.file import FEDAVG, FINE_TUNED, LOCAL, POOLED, swept_name
 from medpfl.compare.plan import Plan
 from medpfl.compare.runner import finished, read_run
 from medpfl.compare.runs import Run
@@ -67,6 +67,7 @@ def collect(plan: Plan, results: Path, failures: dict[str, str]) -> dict[str, An
         "target": target,
         "tuning": plan.found or None,
         "rows": [_summary(name, row, local, target, plan) for name, row in rows.items()],
+        "sweeps": _sweeps(plan),
         "unseen": _unseen([each for run, each in everything if run.without], plan),
         "failures": _failures(plan, results, failures),
         "runs": [
@@ -76,6 +77,19 @@ def collect(plan: Plan, results: Path, failures: dict[str, str]) -> dict[str, An
     }
     write_text(results / RESULTS, json.dumps(content, indent=1))
     return content
+
+
+def _sweeps(plan: Plan) -> list[dict[str, Any]]:
+    """Every sweep's method, argument and points: the value, and the name under which it is compared."""
+    return [
+        {
+            "method": name,
+            "argument": argument,
+            "points": [{"value": value, "name": swept_name(name, argument, value)} for value in values],
+        }
+        for name, entry in plan.file.methods.items()
+        for argument, values in entry.sweep.items()
+    ]
 
 
 def paired_by(plan: Plan) -> str:

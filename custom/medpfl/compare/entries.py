@@ -21,7 +21,7 @@ from medpfl.store import fingerprint
 
 @dataclass(frozen=True)
 class Entry:
-    """A method of the comparison, built: what its runs share. ``values``: what a search set, by argument."""
+    """A method of the comparison, built: what its runs share. ``values``: what a search or a sweep set, by argument."""
 
     name: str
     method: Method
@@ -35,7 +35,7 @@ class Entry:
 
 def names_of(file: Comparison) -> list[str]:
     """The methods' names in their order, references first."""
-    return [LOCAL, FEDAVG, *([POOLED] if file.pooled else []), *file.methods]
+    return [LOCAL, FEDAVG, *([POOLED] if file.pooled else []), *file.compared]
 
 
 def build_entry(file: Comparison, name: str, made: Build, values: Mapping[str, Any]) -> Entry:
@@ -48,15 +48,17 @@ def build_entry(file: Comparison, name: str, made: Build, values: Mapping[str, A
     Raises:
         ConfigError: a class, argument or slot is wrong; with the method's name.
     """
-    arguments = {key: value for key, value in values.items() if "." not in key}
-    if name in file.methods:
-        given, where = file.methods[name], f"methods.{name}"
+    if name in file.compared:
+        written, swept = file.compared[name]
+        values = {**swept, **values}
+        given, where = file.methods[written], f"methods.{written}"
         kind = find_class(given.path, where)
         if kind in REFERENCES.values():
             raise ConfigError(f"{where}: {kind.__name__} is in every comparison already")
     else:
         kind, where = {LOCAL: Local, FEDAVG: FedAvg, POOLED: Pooled}[name], name
         given = MethodEntry(path=f"{kind.__module__}.{kind.__qualname__}")
+    arguments = {key: value for key, value in values.items() if "." not in key}
     args = {"batch_size": file.batch_size, "lr": file.lr, "optimizer": file.optimizer, **given.args, **arguments}
     args.update({key: value for key in ("steps", "epochs") if (value := getattr(file, key)) is not None})
     if name == POOLED and file.steps is not None:

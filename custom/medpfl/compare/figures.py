@@ -53,6 +53,40 @@ def banded_curves(rows: list[dict[str, Any]], content: dict[str, Any]) -> list[d
     return found
 
 
+def sweeps(rows: list[dict[str, Any]], content: dict[str, Any]) -> list[dict[str, str]]:
+    """Test score by the value of the swept argument, a line for each of the method's models; bars: standard deviation
+    over the runs. References are level lines."""
+    by_name = {row["name"]: row for row in rows if row["best"]["mean"] is not None}
+    found = []
+    for sweep in content["sweeps"]:
+        values = [point["value"] for point in sweep["points"]]
+        numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+        places = values if numbers else list(range(len(values)))
+        figure = _figure(5.0, 3.4)
+        axis = figure.subplots()
+        first = sweep["points"][0]["name"]
+        models = [name.removeprefix(first) for name in by_name if name == first or name.startswith(f"{first} (")]
+        for model in sorted(models):
+            known = [(x, by_name[p["name"] + model]["best"]) for x, p in zip(places, sweep["points"], strict=True)
+                     if p["name"] + model in by_name]  # fmt: skip
+            x, means, bars = zip(*((x, stat["mean"], stat["sd"] or 0.0) for x, stat in known), strict=True)
+            label = sweep["method"] + model
+            axis.errorbar(x, means, bars, marker="o", markersize=4, linewidth=1.6, capsize=3, label=label)
+        for name, colour in REFERENCES.items():
+            if name in by_name:
+                axis.axhline(by_name[name]["best"]["mean"], linestyle="--", color=colour, linewidth=1.2, label=name)
+        if not numbers:
+            axis.set_xticks(places, [str(value) for value in values])
+        elif min(places) > 0 and max(places) >= 50 * min(places):
+            axis.set_xscale("log")
+        axis.grid(alpha=0.25)
+        axis.set_xlabel(sweep["argument"])
+        axis.set_ylabel(f"test {content['score'].replace('_', ' ')}")
+        figure.legend(loc="outside lower center", ncols=3, fontsize=9, frameon=False)
+        found.append({"title": f"{sweep['method']} by {sweep['argument']}", "svg": _svg(figure)})
+    return found
+
+
 def reliability_plots(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
     """Method by method: how often the chosen class was right, by the probability it was given; of all hospitals."""
     found = []

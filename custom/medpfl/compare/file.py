@@ -34,10 +34,17 @@ class Component(_Strict):
 
 class MethodEntry(Component):
     """A method; ``slots`` names server components for slots that shall not have the method's own (else the mean);
-    ``tune`` what is searched for this method beside what is searched for all."""
+    ``tune`` what is searched for this method beside what is searched for all; ``sweep`` one argument with the values
+    that are compared, each as a method of its own ("FedSM personal.lam 0.5")."""
 
     slots: dict[str, Component] = {}
     tune: Candidates = {}
+    sweep: Annotated[Candidates, Field(max_length=1)] = {}
+
+    @property
+    def swept(self) -> list[tuple[str, Any]]:
+        """Argument and value of each point of the sweep."""
+        return [(key, value) for key, values in self.sweep.items() for value in values]
 
 
 class Tuning(_Strict):
@@ -90,6 +97,21 @@ class Comparison(_Strict):
     tuning: Tuning | None = None
     target: float | None = None
     demo: str | None = None
+
+    @property
+    def compared(self) -> dict[str, tuple[str, dict[str, Any]]]:
+        """Name of each method that is compared to its name in the file and the arguments that a sweep sets."""
+        found: dict[str, tuple[str, dict[str, Any]]] = {}
+        for name, entry in self.methods.items():
+            found |= {swept_name(name, key, value): (name, {key: value}) for key, value in entry.swept} or {
+                name: (name, {})
+            }
+        return found
+
+
+def swept_name(name: str, argument: str, value: Any) -> str:
+    """ "FedSM personal.lam 0.5" """
+    return f"{name} {argument} {value}"
 
 
 def load_comparison(path: Path) -> Comparison:
@@ -146,10 +168,16 @@ def _check(file: Comparison, path: Path) -> None:
         if name in (LOCAL, FEDAVG, FINE_TUNED, POOLED):
             how = "'pooled: true' adds it" if name == POOLED else "it is in every comparison already"
             raise ConfigError(f"{path}: '{name}' is taken: {how}; give your method another name")
-        for where, args in ((f"methods.{name}.args", entry.args), (f"methods.{name}.tune", entry.tune)):
-            _same_for_all(path, where, args)
+        for key, given in (("args", entry.args), ("tune", entry.tune), ("sweep", entry.sweep)):
+            _same_for_all(path, f"methods.{name}.{key}", given)
+        if len(set(map(repr, entry.swept))) < len(entry.swept):
+            raise ConfigError(f"{path}: methods.{name}.sweep names a value twice")
+        if entry.sweep and entry.tune.keys() & entry.sweep.keys():
+            raise ConfigError(f"{path}: methods.{name}: what is swept cannot be tuned: {', '.join(entry.sweep)}")
         if entry.tune and file.tuning is None:
             raise ConfigError(f"{path}: methods.{name}.tune needs 'tuning' with a budget and seeds of its own")
+    if len(file.compared) < sum(len(entry.swept) or 1 for entry in file.methods.values()):
+        raise ConfigError(f"{path}: a point of a sweep has the name of another method")
     if file.tuning:
         _same_for_all(path, "tuning.tune", file.tuning.tune)
         if shared := sorted(set(file.tuning.seeds) & set(file.seeds)):

@@ -38,7 +38,7 @@ def candidates_of(file: Comparison, name: str) -> list[dict[str, Any]]:
     """
     if file.tuning is None:
         return [{}]
-    own = file.methods[name].tune if name in file.methods else {}
+    own = file.methods[file.compared[name][0]].tune if name in file.compared else {}
     axes = {**file.tuning.tune, **own}
     grid = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     budget = file.tuning.budget
