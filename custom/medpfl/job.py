@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from medpfl.component import build, check_args, spec_of
+from medpfl.core.codecs import Codec
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.core.mixers import Mixer
 from medpfl.evaluate.deployed import load_deployed
 from medpfl.methods.base import Method
+from medpfl.rounds.coding import TASKS, Codecs
 from medpfl.rounds.evaluation import MODEL_FILE, check_no_history, check_recipe
 from medpfl.rounds.settings import EvaluationSettings, Settings
 from medpfl.tasks.base import Task
@@ -19,6 +21,8 @@ from medpfl.tasks.base import Task
 CONTROLLER = "medpfl.flare.controller.MixingController"
 EVALUATION_CONTROLLER = "medpfl.flare.evaluation.EvaluationController"
 EXECUTOR = "medpfl.flare.executor.SiteExecutor"
+ENCODE = "medpfl.flare.filters.EncodeUpdate"
+DECODE = "medpfl.flare.filters.DecodeUpdate"
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,7 @@ class Job:
     mixers: dict[str, Mixer]
     method: Method
     task: Task
+    codecs: Codecs | None = None
 
     def __post_init__(self) -> None:
         """Refuse a component that takes gradients where the method sends weights, or the other way round."""
@@ -82,9 +87,11 @@ def load_job(folder: Path) -> Job | EvaluationJob:
         given = load_deployed(model).meta
         check_no_history(given)
         check_recipe(given.recipe, method, task)
+        if _codecs(server, client):
+            raise ConfigError(f"{where}: a job that evaluates takes no codec filters")
         return EvaluationJob(name, min_clients, evaluation, method, task, model)
     settings = Settings(**check_args(Settings, args, f"{where}: controller"))
-    return Job(name, min_clients, settings, _mixers(server, settings), method, task)
+    return Job(name, min_clients, settings, _mixers(server, settings), method, task, _codecs(server, client))
 
 
 def write_job(job: Job, folder: Path) -> Path:
@@ -95,6 +102,12 @@ def write_job(job: Job, folder: Path) -> Path:
     """
     controller = {"id": "controller", "path": CONTROLLER, "args": vars(job.settings)}
     executor = {"path": EXECUTOR, "args": {"method": spec_of(job.method), "task": spec_of(job.task)}}
+    filters: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+    if job.codecs:
+        filters = (
+            _filter_entries(_encoder(job.codecs.to_site), {"path": DECODE}),
+            _filter_entries({"path": DECODE}, _encoder(job.codecs.from_site)),
+        )
     files = {
         "meta.json": {
             "name": job.name,
@@ -107,11 +120,13 @@ def write_job(job: Job, folder: Path) -> Path:
             "server": {"heart_beat_timeout": 600, "task_request_interval": 0.1},
             "workflows": [controller],
             "components": [{"id": slot, **spec_of(mixer)} for slot, mixer in job.mixers.items()],
+            **filters[0],
         },
         "app/config/config_fed_client.json": {
             "format_version": 2,
             "executors": [{"tasks": ["*"], "executor": executor}],
             "components": [],
+            **filters[1],
         },
     }
     try:
@@ -202,6 +217,51 @@ def _check_client(client: dict[str, Any]) -> tuple[Method, Task]:
 
 
 _FILTERS = ("task_data_filters", "task_result_filters")
+
+
+def _encoder(codec: Codec | None) -> dict[str, Any]:
+    return {"path": ENCODE, "args": {"codec": spec_of(codec)} if codec else {}}
+
+
+def _filter_entries(data: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+    """The filters of one end, on what comes from the server (data) and what goes to it (result)."""
+    return {key: [{"tasks": list(TASKS), "filters": [one]}] for key, one in zip(_FILTERS, (data, result), strict=True)}
+
+
+def _codecs(server: dict[str, Any], client: dict[str, Any]) -> Codecs | None:
+    """What the codec filters say; None if the job has none. Other filters are FLARE's own affair."""
+    found: dict[str, Codec | None] = {}
+    for content, where, paths in (
+        (server, "config_fed_server.json", (ENCODE, DECODE)),
+        (client, "config_fed_client.json", (DECODE, ENCODE)),
+    ):
+        for key, path in zip(_FILTERS, paths, strict=True):
+            for entry in _list(content, key, where):
+                _known_keys(entry, f"{where}: {key}", {"tasks", "filters", "direction"})
+                for one in _list(entry, "filters", f"{where}: {key}"):
+                    if not isinstance(one, dict) or one.get("path") not in (ENCODE, DECODE):
+                        continue
+                    place = f"{where}: {key}: {one['path'].rpartition('.')[2]}"
+                    if one["path"] != path:
+                        raise ConfigError(f"{place} does not belong here; {path} does")
+                    if entry.get("tasks") != list(TASKS) or "direction" in entry:
+                        raise ConfigError(
+                            f"{place}: its 'tasks' must be {json.dumps(TASKS)}, without a 'direction'; got "
+                            f"{entry.get('tasks')!r}"
+                        )
+                    _known_keys(one, place, {"path", "args"})
+                    _known_keys(one.get("args", {}), f"{place}: args", {"codec"} if path == ENCODE else set())
+                    given = one.get("args", {}).get("codec")
+                    if f"{where}: {key}" in found:
+                        raise ConfigError(f"{place} is there twice")
+                    found[f"{where}: {key}"] = build(given, Codec, f"{place}: codec") if given is not None else None
+    wanted = [f"{where}: {key}" for where in ("config_fed_server.json", "config_fed_client.json") for key in _FILTERS]
+    if not found:
+        return None
+    for place in wanted:
+        if place not in found:
+            raise ConfigError(f"{place}: no codec filter here, but at the other places; a job has all four or none")
+    return Codecs(to_site=found[wanted[0]], from_site=found[wanted[3]])
 
 
 def _json(path: Path) -> dict[str, Any]:

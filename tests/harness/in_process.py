@@ -14,6 +14,7 @@ import numpy as np
 from nvflare.apis.client import Client
 from nvflare.apis.dxo import from_shareable
 from nvflare.apis.event_type import EventType
+from nvflare.apis.filter import Filter, FilterChainType, FilterContextKey
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext, FLContextManager
 from nvflare.apis.impl.wf_comm_server import WFCommServer
@@ -26,7 +27,9 @@ from nvflare.private.fed.utils.fed_utils import nvflare_fobs_initialize
 from medpfl.flare.controller import MixingController
 from medpfl.flare.evaluation import EvaluationController
 from medpfl.flare.executor import SiteExecutor
+from medpfl.flare.filters import DecodeUpdate, EncodeUpdate
 from medpfl.job import EvaluationJob, Job
+from medpfl.rounds.coding import TASKS
 
 Script = Callable[[str, str, int], str | Callable[[Shareable], Shareable] | None]
 """(site, task, round) to what the hospital does: None answers, "silent" never answers this task, "late" answers when
@@ -78,13 +81,16 @@ class Engine:
 
 @dataclass
 class Harness:
-    """Runs a job; afterwards ``engine.panic`` says why it failed (None: it did not) and ``wire`` what was sent."""
+    """Runs a job; afterwards ``engine.panic`` says why it failed (None: it did not), ``wire`` what hospitals sent and
+    ``down`` what they were sent. ``without``: hospitals whose configuration lacks the job's filters."""
 
     job: Job | EvaluationJob
     site_files: dict[str, Path]
     folder: Path
     script: Script = lambda site, task, round_number: None
+    without: tuple[str, ...] = ()
     wire: list[tuple[str, str, bytes]] = field(default_factory=list)
+    down: list[tuple[str, str, bytes]] = field(default_factory=list)
     late: list[str] = field(default_factory=list)
 
     def run(self, timeout: float = 60.0) -> "Harness":
@@ -101,6 +107,7 @@ class Harness:
         else:
             self.controller = MixingController(**settings)
             self.engine.components = dict(self.job.mixers)
+        self._filters = _filters_of(self.job)
         self.communicator = WFCommServer()
         self.controller.set_communicator(self.communicator)
         self.engine.handlers = [self.controller, self.communicator]
@@ -138,6 +145,9 @@ class Harness:
             local.write_text(text)
         engine = Engine(site, workspace, meta, [])
         executor = SiteExecutor(self.job.method, self.job.task)
+        outside, inside = self._filters
+        if site in self.without:
+            inside = ({}, {})
         while not self._over.is_set():
             fl_ctx = engine.new_context()
             server_ctx = self.engine.new_context()
@@ -145,7 +155,10 @@ class Harness:
             if not name:
                 time.sleep(0.005)
                 continue
-            received = fobs.loads(fobs.dumps(data))
+            server_ctx.set_peer_context(fl_ctx)
+            data = _filtered(outside[0], name, data, server_ctx)
+            self.down.append((site, name, fobs.dumps(data)))
+            received = _filtered(inside[0], name, fobs.loads(self.down[-1][2]), fl_ctx)
             action = self.script(site, name, self._round_of(received))
             if action == "gone":
                 return
@@ -156,12 +169,15 @@ class Harness:
                 result = executor.execute(name, received, fl_ctx, self.engine.abort)
             if callable(action):
                 result = action(result)
-            payload = fobs.dumps(result)
+            payload = fobs.dumps(_filtered(inside[1], name, result, fl_ctx))
             self.wire.append((site, name, payload))
             if action == "late":
                 self._until_closed(task_id, server_ctx)
                 self.late.append(site)
-            self.communicator.process_submission(client, name, task_id, fobs.loads(payload), self.engine.new_context())
+            server_ctx = self.engine.new_context()
+            server_ctx.set_peer_context(fl_ctx)
+            result = _filtered(outside[1], name, fobs.loads(payload), server_ctx)
+            self.communicator.process_submission(client, name, task_id, result, server_ctx)
 
     def _until_closed(self, task_id: str, fl_ctx: FLContext) -> None:
         while not self._over.is_set() and self.communicator.process_task_check(task_id, fl_ctx):
@@ -175,6 +191,28 @@ class Harness:
             return int(json.loads(from_shareable(shareable).meta["medpfl"]).get("round", 0))
         except ValueError:  # a probe carries nothing
             return -1
+
+
+Filters = tuple[dict[str, Filter], dict[str, Filter]]
+
+
+def _filters_of(job: Job | EvaluationJob) -> tuple[Filters, Filters]:
+    """Task to filter, of task data and of task results, at the server and at a hospital: as FLARE makes them of the
+    job's JSON, one object for each place."""
+
+    def chain(kind: str, one: Filter) -> dict[str, Filter]:
+        one.set_prop(FilterContextKey.CHAIN_TYPE, kind)
+        return dict.fromkeys(TASKS, one)
+
+    if isinstance(job, EvaluationJob) or job.codecs is None:
+        return ({}, {}), ({}, {})
+    data, result = FilterChainType.TASK_DATA_CHAIN, FilterChainType.TASK_RESULT_CHAIN
+    server = (chain(data, EncodeUpdate(job.codecs.to_site)), chain(result, DecodeUpdate()))
+    return server, (chain(data, DecodeUpdate()), chain(result, EncodeUpdate(job.codecs.from_site)))
+
+
+def _filtered(filters: dict[str, Filter], task: str, content: Shareable, fl_ctx: FLContext) -> Shareable:
+    return filters[task].process(content, fl_ctx) if task in filters else content
 
 
 def tensors_of(payload: bytes) -> dict[str, np.ndarray]:

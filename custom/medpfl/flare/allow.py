@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import medpfl
+from medpfl.core.codecs import Codec
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mixers import Mixer
 from medpfl.flare.kits import keep_storage, local_json, write_json
-from medpfl.job import CONTROLLER, EVALUATION_CONTROLLER, EXECUTOR
+from medpfl.job import CONTROLLER, DECODE, ENCODE, EVALUATION_CONTROLLER, EXECUTOR
 from medpfl.methods.base import Method
 from medpfl.models.base import Architecture
 from medpfl.tasks.base import Task
@@ -33,8 +34,10 @@ _RIGHTS = (
 
 def component_classes() -> list[str]:
     """Full names of the classes a job may name: those defined in this package's component folders."""
-    names = {CONTROLLER, EVALUATION_CONTROLLER, EXECUTOR}
-    for package, base in (("core.mixers", Mixer), ("methods", Method), ("models", Architecture), ("tasks", Task)):
+    names = {CONTROLLER, EVALUATION_CONTROLLER, EXECUTOR, ENCODE, DECODE}
+    for package, base in (
+        ("core.codecs", Codec), ("core.mixers", Mixer), ("methods", Method), ("models", Architecture), ("tasks", Task),
+    ):  # fmt: skip
         folder = importlib.import_module(f"medpfl.{package}")
         for module_info in pkgutil.iter_modules(folder.__path__, f"{folder.__name__}."):
             module = importlib.import_module(module_info.name)

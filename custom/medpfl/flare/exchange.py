@@ -19,7 +19,8 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from medpfl.core.errors import ConfigError, MedPFLError, Stopped
+from medpfl.core.errors import CodecError, ConfigError, MedPFLError, Stopped
+from medpfl.flare.filters import traffic_of
 from medpfl.flare.wire import ERROR, from_shareable_, to_shareable
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.evaluation import EvaluationCoordinator
@@ -143,5 +144,10 @@ class ExchangeController(Controller):
                 reason = result.get_header(ERROR, result.get_return_code())
                 self.coordinator.refuse(site, round_number, f"failed: {reason}")
                 continue
-            replies[site] = from_shareable_(result)
+            try:
+                replies[site] = from_shareable_(result)
+            except CodecError as error:
+                self.coordinator.refuse(site, round_number, f"failed: {error}")
+                continue
+            replies[site].encoded = traffic_of(fl_ctx, site)
         return replies

@@ -95,6 +95,7 @@ class Coordinator:
             "seed": self.settings.seed,
             "threads": self.settings.threads,
             "slots": {slot: mixer.travels for slot, mixer in self.mixers.items()},
+            "gradients": [slot for slot in self.travelling if self.mixers[slot].takes == "gradients"],
         }
         return {site: Message(dict(header)) for site in self.roster}
 
@@ -125,6 +126,7 @@ class Coordinator:
             versions={site: replies[site].header["versions"] for site in self.joined},
             settings=dataclasses.asdict(self.settings),
             components={slot: repr(mixer) for slot, mixer in self.mixers.items()},
+            codecs=header.get("codecs"),
         )
         # The roster is part of the run's key: a run with other hospitals neither resumes this one nor overwrites it.
         configs = sorted({replies[site].header["config"] for site in self.joined})
@@ -168,7 +170,7 @@ class Coordinator:
             self._best.take(site, message.header["metrics"])
             self._take_notes(site, round_number, message)
             self.record.training(round_number, site, message.header)
-            self.record.traffic(round_number, site, sent=self.payload_bytes(), received=byte_count(message.slots))
+            self.record.traffic(round_number, site, self.payload_bytes(), byte_count(message.slots), message.encoded)
         self._best.choose(round_number - 1)
         self._refining = refining(round_number, accepted, self.travelling, matrices, started)
         if self._refining is None:
@@ -230,7 +232,7 @@ class Coordinator:
                 self.refuse(site, round_number, f"statistics refused: {error}")
                 continue
             accepted[site] = replies[site]
-            self.record.traffic(round_number - 1, site, sent=0, received=byte_count(replies[site].slots))
+            self.record.traffic(round_number - 1, site, 0, byte_count(replies[site].slots))
         self._check_quorum(round_number, accepted, "usable statistics")
         for slot, name in names.items():
             given = [accepted[site].slots[name] if site in accepted else None for site in self.roster]
@@ -269,7 +271,7 @@ class Coordinator:
         self._check_quorum(now.round, accepted, "a usable update")
         for site, message in accepted.items():
             sent = byte_count(self._refined_slots(site, now))
-            self.record.traffic(now.round, site, sent=sent, received=byte_count(message.slots))
+            self.record.traffic(now.round, site, sent, byte_count(message.slots), message.encoded)
         now.matrices.update(self._mix(now.slots, accepted))
         now.step += 1
         if now.step > now.steps:

@@ -4,6 +4,7 @@
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from medpfl import store
-from medpfl.core.errors import RefusedUpdate
+from medpfl.core.errors import ConfigError, RefusedUpdate
 
 SEPARATOR = "::"
 """Between the slot and the entry in a tensor's name on the wire."""
@@ -22,10 +23,12 @@ Slots = dict[str, dict[str, Tensor]]
 
 @dataclass
 class Message:
-    """``header``: plain JSON values; ``slots``: slot name to entry to contiguous CPU tensor."""
+    """``header``: plain JSON values; ``slots``: slot name to entry to contiguous CPU tensor; ``encoded``: of an answer
+    that came through a codec, the bytes to the hospital and from it, as they travelled."""
 
     header: dict[str, Any] = field(default_factory=dict)
     slots: Slots = field(default_factory=dict)
+    encoded: tuple[int, int] | None = None
 
 
 def flatten(slots: Slots) -> dict[str, Tensor]:
@@ -133,6 +136,17 @@ def check_metrics(site: str, lines: Any) -> None:
         fits = all(value is None or isinstance(value, int | float) for value in values)
         if not fits or any(not isinstance(line.get(key), kind) for key, kind in kinds.items()):
             raise RefusedUpdate(f"{site}: its metrics are malformed: {line!r}")
+
+
+def plain_name(name: str) -> str:
+    """A name from elsewhere that becomes a folder here: one plain path component.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise ConfigError(f"the server sent a name that cannot be a folder: {name!r}")
+    return name
 
 
 def number(value: Any) -> float | None:

@@ -52,18 +52,24 @@ class Record:
         line = {"site": site, "split": "train", "round": round_number, "seconds": number(header.get("seconds"))}
         self.lines.append({**line, "loss": losses if isinstance(losses, dict) else {}})
 
-    def traffic(self, round_number: int, site: str, sent: int, received: int) -> None:
-        """Bytes of the tensors in both directions, added up over a round's exchanges. Without a codec the encoded
-        payload is the raw one."""
-        for direction, raw in (("to_site", sent), ("from_site", received)):
+    def traffic(
+        self, round_number: int, site: str, sent: int, received: int, encoded: tuple[int, int] | None = None
+    ) -> None:
+        """Bytes of the tensors in both directions, added up over a round's exchanges.
+
+        Args:
+            encoded: what travelled where there is a codec; without one, it is the tensors as they are.
+        """
+        travelled = encoded or (sent, received)
+        for direction, raw, coded in zip(("to_site", "from_site"), (sent, received), travelled, strict=True):
             place = {"round": round_number, "site": site, "direction": direction}
             for line in reversed(self.bytes[-2 * len(self.roster) :]):
                 if all(line[key] == value for key, value in place.items()):
                     line["raw"] += raw
-                    line["encoded"] += raw
+                    line["encoded"] += coded
                     break
             else:
-                self.bytes.append({**place, "raw": raw, "encoded": raw})
+                self.bytes.append({**place, "raw": raw, "encoded": coded})
 
     def event(self, round_number: int, site: str, text: str) -> None:
         self.events.append({"round": round_number, "site": site, "event": text})
@@ -88,7 +94,8 @@ class Record:
         self._append()
         with open(self.folder / "mixing.npz", "wb") as file:
             np.savez_compressed(file, roster=np.array(self.roster), **self.matrices)  # type: ignore[arg-type]
-        self._json("bytes.json", self.bytes)
+        ratios = [round(line["raw"] / line["encoded"], 3) if line["encoded"] else None for line in self.bytes]
+        self._json("bytes.json", [{**line, "ratio": ratio} for line, ratio in zip(self.bytes, ratios, strict=True)])
         files = {}
         for slot, states in slots.items():
             tensors = {f"{owner}::{key}": tensor for owner, state in states.items() for key, tensor in state.items()}

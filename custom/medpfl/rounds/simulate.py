@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from medpfl.core.errors import ConfigError
+from medpfl.core.errors import CodecError, ConfigError
 from medpfl.job import EvaluationJob, Job
 from medpfl.rounds.coordinator import Coordinator
+from medpfl.rounds.ends import Link
 from medpfl.rounds.evaluation import EvaluationCoordinator
 from medpfl.rounds.messages import Message
 from medpfl.rounds.site import SiteRunner
@@ -45,8 +46,19 @@ def simulate(
         job.settings, job.mixers, job.name, list(runners), job.min_clients, home / "server" / job.name, results
     )
 
+    links = {site: Link(job.codecs, home / "server", home / site, site) for site in runners} if job.codecs else {}
+
     def exchange(messages: dict[str, Message]) -> dict[str, Message]:
-        return {site: runners[site].handle(message.header["task"], message) for site, message in messages.items()}
+        if job.codecs is None:
+            return {site: runners[site].handle(message.header["task"], message) for site, message in messages.items()}
+        replies = {}
+        for site, message in messages.items():
+            try:
+                replies[site] = links[site].carry(message, partial(runners[site].handle, message.header["task"]))
+            except CodecError as error:  # as in a federation: this hospital misses the round
+                coordinator.refuse(site, message.header.get("round", 0), f"failed: {error}")
+                runners[site].recover()
+        return replies
 
     coordinator.take_init(exchange(coordinator.init_messages()))
     sites = coordinator.joined

@@ -3,7 +3,6 @@
 
 import logging
 import platform
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +29,7 @@ from medpfl.rounds.messages import (
     gather,
     load,
     number,
+    plain_name,
 )
 from medpfl.rounds.private import PRIVATE, restore_private, save_private
 from medpfl.rounds.refining import take_shown
@@ -84,7 +84,7 @@ class SiteRunner:
         return answers[kind](message)
 
     def _evaluate_given(self, message: Message) -> Message:
-        home = self.root / _plain(message.header["job"])
+        home = self.root / plain_name(message.header["job"])
         return evaluate_given(message, self.name, self.method, self.task, self._site_file(), home, self.device)
 
     # -- init ---------------------------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ class SiteRunner:
     def _init(self, message: Message) -> Message:
         header = message.header
         torch.set_num_threads(header["threads"])
-        self.home = self.root / _plain(header["job"])
+        self.home = self.root / plain_name(header["job"])
         self.roster = tuple(header["roster"])
         self.seed: int = header["seed"]
         if self.name not in self.roster:
@@ -116,6 +116,7 @@ class SiteRunner:
             "sizes": {split: len(samples) for split, samples in self.data.splits.items()},
             "config": digest_of([*self._config, checkpoints]),
             "checkpoints": checkpoints,
+            "buffers": self._buffers(),
             "recipe": self._recipe(),
             "personalised": next(iter(self.method.deploys)),
             "score": self.task.score,
@@ -127,6 +128,11 @@ class SiteRunner:
             },
         }
         return Message(reply, slots)
+
+    def _buffers(self) -> list[str]:
+        """Entries that travel and are not trained: BatchNorm's statistics, counters."""
+        trained = dict(self.models.named_parameters())
+        return [key for slot in self.travelling for key in self.slots[slot] if key not in trained]
 
     def _recipe(self) -> dict[str, Any]:
         """What rebuilds the networks from the slots that the server keeps; nothing in it was fitted on the data."""
@@ -295,7 +301,7 @@ class SiteRunner:
         if self._run == header["run"]:
             return []
         self._run = header["run"]
-        self._state = self.home / "state" / _plain(header["run"])
+        self._state = self.home / "state" / plain_name(header["run"])
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
         done: int = header["round"] - (header["task"] in ("statistics", "train"))
         if done == 0:
@@ -376,10 +382,3 @@ class SiteRunner:
         assert chosen is not None  # finetune >= 1
         self.models[model].load_state_dict(chosen)
         return self._test(method, "fedavg", "best", best, deployed=FINE_TUNED)
-
-
-def _plain(name: str) -> str:
-    """A name from the server that becomes a folder here: one plain path component, or refused."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise ConfigError(f"the server sent a name that cannot be a folder: {name!r}")
-    return name

@@ -33,6 +33,9 @@ class Codec(ABC):
     tag: ClassVar[str]
     """Names the format of the payload; a receiver finds the decoder by it."""
     version: ClassVar[int] = 1
+    contracts: ClassVar[bool] = True
+    """Whether what is lost is smaller than what was given, so that it may be added to the next update. One that is
+    right on average only (it rounds at random) may lose more, and errors added up would grow without end."""
 
     @abstractmethod
     def reduce(self, vector: Vector, seed: int) -> Vector:
@@ -57,7 +60,12 @@ class Codec(ABC):
         Raises:
             CodecError: there are none, one is empty or not floating-point, or a value is NaN, infinite or too large.
         """
-        return self.message(tensors, self.reduce(vector_of(tensors), seed))
+        return self.encode_and_tell(tensors, seed)[0]
+
+    def encode_and_tell(self, tensors: Mapping[str, Tensor], seed: int = 0) -> tuple[bytes, dict[str, Tensor]]:
+        """The message, and the tensors that its receiver will get."""
+        reduced = self.reduce(vector_of(tensors), seed)
+        return self.message(tensors, reduced), tensors_of(reduced, tensors)
 
     def message(self, like: Mapping[str, Tensor], reduced: Vector) -> bytes:
         """The message for a vector that ``reduce`` returned, for a receiver that expects tensors ``like`` these."""

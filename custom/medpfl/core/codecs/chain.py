@@ -21,6 +21,7 @@ class Chain(Codec):
     def __post_init__(self) -> None:
         object.__setattr__(self, "tag", self.then.tag)
         object.__setattr__(self, "version", self.then.version)
+        object.__setattr__(self, "contracts", self.first.contracts and self.then.contracts)
 
     def reduce(self, vector: Vector, seed: int) -> Vector:
         return self.then.reduce(self.first.reduce(vector, seed), seed)

@@ -34,6 +34,7 @@ class DAdaQuant(Codec):
     levels: int = 1
 
     tag: ClassVar[str] = "dadaquant"
+    contracts: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.levels <= MOST_LEVELS:

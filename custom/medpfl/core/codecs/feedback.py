@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Error feedback: what a codec lost is added to the next update, so that the sum of what was sent stays right.
 
-Used by the hospital on its way up and by the server on its way down, each with a residual of its own (Sattler et al.).
+Used by the hospital on its way up (Sattler et al.). On the way down differences to what the hospital holds do the same.
 """
 
 from collections.abc import Mapping
 
 from torch import Tensor
 
-from medpfl.core.codecs.base import Codec, tensors_of, vector_of
+from medpfl.core.codecs.base import Codec
 
 
 def encode_with_feedback(
@@ -25,6 +25,5 @@ def encode_with_feedback(
         CodecError: as ``Codec.encode``.
     """
     wanted = {key: tensor + residual[key] if residual else tensor for key, tensor in update.items()}
-    reduced = codec.reduce(vector_of(wanted), seed)
-    sent = tensors_of(reduced, wanted)
-    return codec.message(wanted, reduced), {key: tensor - sent[key] for key, tensor in wanted.items()}
+    data, sent = codec.encode_and_tell(wanted, seed)
+    return data, {key: tensor - sent[key] for key, tensor in wanted.items()}

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Codecs as FLARE filters: the same pair at the server and at every hospital (see ``medpfl.rounds.coding``).
+
+A job's server encodes its task data and decodes task results, a hospital the other way round; on its way out a site's
+own privacy filters come before these. Errors do not leave a filter, where FLARE would ask for the task again for ever:
+they become a header that the receiver's controller or executor answers for.
+"""
+
+import threading
+from pathlib import Path
+
+from nvflare.apis.filter import Filter, FilterChainType, FilterContextKey
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
+
+from medpfl.core.codecs import Codec
+from medpfl.core.errors import MedPFLError
+from medpfl.flare.wire import ERROR, LOST, REFUSED, message_of, put
+from medpfl.rounds.ends import ServerEnd, SiteEnd
+from medpfl.rounds.messages import Message
+
+_ENDS: dict[tuple[str, str, str], ServerEnd | SiteEnd] = {}
+_LOCK = threading.Lock()
+
+
+def _place(fl_ctx: FLContext) -> tuple[Path, str]:
+    return Path(fl_ctx.get_workspace().get_root_dir()) / "medpfl", str(fl_ctx.get_job_id())
+
+
+def server_end(fl_ctx: FLContext, site: str) -> ServerEnd:
+    """The server's end of a hospital's connection in this job; both filters share it, and a process runs one job."""
+    root, job = _place(fl_ctx)
+    with _LOCK:
+        end = _ENDS.setdefault((str(root), job, site), ServerEnd(root, site))
+    assert isinstance(end, ServerEnd)
+    return end
+
+
+def traffic_of(fl_ctx: FLContext, site: str) -> tuple[int, int] | None:
+    """Bytes of the last exchange with a hospital as they travelled; None without codec filters."""
+    root, job = _place(fl_ctx)
+    with _LOCK:
+        end = _ENDS.get((str(root), job, site))
+    return end.traffic if isinstance(end, ServerEnd) else None
+
+
+def _site_end(fl_ctx: FLContext) -> SiteEnd:
+    root, job = _place(fl_ctx)
+    with _LOCK:
+        end = _ENDS.setdefault((str(root), job, ""), SiteEnd(root, fl_ctx.get_identity_name()))
+    assert isinstance(end, SiteEnd)
+    return end
+
+
+def _peer(fl_ctx: FLContext) -> str:
+    return str(fl_ctx.get_peer_context().get_identity_name())
+
+
+def _with(shareable: Shareable, message: Message) -> Shareable:
+    """A copy with the message in it; the task's own data stay as they are, for FLARE may send them again."""
+    copy = Shareable(dict(shareable))
+    copy[ReservedHeaderKey.HEADERS] = dict(shareable[ReservedHeaderKey.HEADERS])
+    return put(message, copy)
+
+
+def _refused(shareable: Shareable, error: MedPFLError) -> Shareable:
+    return _with(shareable, Message({**message_of(shareable).header, REFUSED: error.public}))
+
+
+class EncodeUpdate(Filter):
+    """Encodes what leaves: the server's task data or a hospital's task result.
+
+    Args:
+        codec: None: this direction is not encoded, and the filter only keeps track of what the other one needs.
+    """
+
+    def __init__(self, codec: Codec | None = None):
+        super().__init__()
+        if codec is not None and not isinstance(codec, Codec):
+            raise TypeError(f"EncodeUpdate's argument 'codec' must be a Codec, got {type(codec).__name__}")
+        self.codec = codec
+
+    def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+        if self.get_prop(FilterContextKey.CHAIN_TYPE) == FilterChainType.TASK_DATA_CHAIN:
+            try:
+                return _with(shareable, server_end(fl_ctx, _peer(fl_ctx)).send(message_of(shareable), self.codec))
+            except MedPFLError as error:
+                self.log_error(fl_ctx, str(error))
+                return _refused(shareable, error)
+        end = _site_end(fl_ctx)
+        if shareable.get_return_code() != ReturnCode.OK:
+            shareable.set_header(LOST, end.lost)
+            return shareable
+        try:
+            return _with(shareable, end.send(message_of(shareable), self.codec))
+        except MedPFLError as error:
+            self.log_error(fl_ctx, str(error))
+            reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
+            reply.set_header(ERROR, error.public)
+            return reply
+
+
+class DecodeUpdate(Filter):
+    """Decodes what arrives: a hospital's task data or the server's task results."""
+
+    def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+        if self.get_prop(FilterContextKey.CHAIN_TYPE) == FilterChainType.TASK_DATA_CHAIN:
+            try:
+                return _with(shareable, _site_end(fl_ctx).receive(message_of(shareable)))
+            except MedPFLError as error:
+                self.log_error(fl_ctx, str(error))
+                return _refused(shareable, error)
+        end = server_end(fl_ctx, _peer(fl_ctx))
+        if shareable.get_return_code() != ReturnCode.OK:
+            if shareable.get_header(LOST, False):
+                end.forget()
+            return shareable
+        try:
+            return _with(shareable, end.receive(message_of(shareable)))
+        except MedPFLError as error:
+            self.log_error(fl_ctx, str(error))
+            return _refused(shareable, error)

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Codecs in the exchange, without a transport: what both ends of one hospital's connection do to its messages.
+
+To the hospital goes  C(model - reference),  the reference being what the hospital holds since the last exchange, of
+which the server keeps a copy: what was lost is part of the next difference. Back comes  C(model - received + residual),
+the residual being what earlier updates of this hospital lost; it stays there. An exchange whose answer did not reach
+the server has not happened: both ends go on from the last one that did, which the message names by its number.
+
+Every slot is a vector of its own, so a reference model that is switched on or off changes no other slot. Codecs take
+parameters. BatchNorm's statistics, counters and what is shown travel as they are: a variance that is moved by another
+entry's magnitude can become negative. Gradients are encoded without a reference.
+
+FLARE's filters (``medpfl.flare.filters``) and ``simulate`` call the same two classes, which are in ``rounds.ends``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from medpfl.core.codecs import Codec, decode
+from medpfl.core.errors import CodecError, ConfigError
+from medpfl.core.seeding import derive_seed
+from medpfl.rounds.messages import SEPARATOR, Message, Slots, plain_name
+
+CODED = "coded"
+"""Header of a message that an end has worked on."""
+PAYLOAD = "encoded update"
+"""Slot of a message: slot to its encoded update, as bytes."""
+TASKS = ("init", "train", "refine", "validate")
+"""Tasks whose messages both ends must see."""
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Codecs:
+    """A job's codecs by direction; None: that direction is not encoded.
+
+    Raises:
+        ConfigError: there is none, or the one to the hospitals cannot be used on differences to a reference.
+    """
+
+    to_site: Codec | None = None
+    from_site: Codec | None = None
+
+    def __post_init__(self) -> None:
+        if self.to_site is None and self.from_site is None:
+            raise ConfigError("codecs: give one for at least one direction")
+        if self.to_site is not None and not self.to_site.contracts:
+            raise ConfigError(
+                f"{type(self.to_site).__name__} cannot encode what goes to the hospitals: it can lose more than it is "
+                "given, and there what was lost is sent again; use it on the way from them"
+            )
+
+
+@dataclass
+class Held:
+    """What an end has after exchange ``number``; tensors by "slot::entry"."""
+
+    number: int
+    reference: Tensors
+    residual: Tensors = field(default_factory=dict)
+
+
+class End:
+    """What both ends know: the job's name and seed, and, from the hospital's first message, what can be encoded."""
+
+    direction: str
+
+    def __init__(self, root: Path, site: str):
+        self.root, self.site = root, site
+        self._learned = False
+        self._start: Tensors = {}
+        self._order: dict[str, list[str]] = {}
+
+    def _begin(self, header: Mapping[str, Any]) -> None:
+        self._job = plain_name(header["job"])
+        self._seed, self._gradients = int(header["seed"]), set(header["gradients"])
+
+    def _learn(self, reply: Message) -> None:
+        self._learned = True
+        kept = set(reply.header["buffers"])
+        self._order = {slot: list(state) for slot, state in reply.slots.items()}
+        self._start = {
+            f"{slot}{SEPARATOR}{key}": tensor.clone()
+            for slot, state in reply.slots.items()
+            for key, tensor in state.items()
+            if key not in kept and tensor.is_floating_point() and tensor.numel()
+        }
+
+    def _folder(self, run: str) -> Path:
+        return self.root / self._job / "state" / plain_name(run) / "codec"
+
+    def _codable(self, slots: Slots) -> Slots:
+        found = {
+            slot: {key: t for key, t in state.items() if f"{slot}{SEPARATOR}{key}" in self._start}
+            for slot, state in slots.items()
+        }
+        return {slot: state for slot, state in found.items() if state}
+
+    def _seed_of(self, number: int, slot: str) -> int:
+        return derive_seed(self._seed, self.site, number, self.direction, slot)
+
+    def _decode(self, payload: Mapping[str, Tensor], reference: Tensors, gradients: set[str]) -> Slots:
+        """The encoded slots' tensors.
+
+        Raises:
+            CodecError: a slot is not known, or its bytes are none of a codec's.
+        """
+        found: Slots = {}
+        for slot, data in payload.items():
+            prefix = f"{slot}{SEPARATOR}"
+            like = {name.removeprefix(prefix): t for name, t in reference.items() if name.startswith(prefix)}
+            if not like or data.dtype != torch.uint8:
+                raise CodecError(f"{self.site}: an encoded update of slot '{slot}' was not expected")
+            try:
+                update = decode(data.numpy().tobytes(), like)
+            except CodecError as error:
+                raise CodecError(f"{self.site}: slot '{slot}': {error}") from error
+            whole = slot in gradients
+            found[slot] = {key: tensor if whole else like[key] + tensor for key, tensor in update.items()}
+        return found
+
+    def _merged(self, slots: Slots, decoded: Slots) -> Slots:
+        """All slots, with their entries in the order in which the hospital has them."""
+        found: Slots = {}
+        for slot in dict.fromkeys((*self._order, *slots)):
+            if slot == PAYLOAD or (slot not in slots and slot not in decoded):
+                continue
+            state = {**slots.get(slot, {}), **decoded.get(slot, {})}
+            order = [key for key in self._order.get(slot, []) if key in state]
+            found[slot] = {key: state[key] for key in dict.fromkeys((*order, *state))}
+        return found
+
+
+def without(slots: Slots, encoded: Slots) -> Slots:
+    """What travels as it is."""
+    rest = {slot: {k: t for k, t in state.items() if k not in encoded.get(slot, {})} for slot, state in slots.items()}
+    return {slot: state for slot, state in rest.items() if state}

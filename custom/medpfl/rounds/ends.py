@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two ends of a hospital's connection (see ``rounds.coding``), and both in one process."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from medpfl import store
+from medpfl.component import spec_of
+from medpfl.core.codecs import Codec, encode_with_feedback
+from medpfl.core.errors import CodecError
+from medpfl.rounds.coding import CODED, PAYLOAD, TASKS, Codecs, End, Held, Tensors, without
+from medpfl.rounds.messages import SEPARATOR, Message, byte_count, digest_of, flatten
+
+
+class ServerEnd(End):
+    """The server's end of one hospital's connection.
+
+    Args:
+        root: the server's folder for MedPFL; <root>/<job>/state/<run>/codec keeps the reference copies.
+    """
+
+    direction = "to_site"
+
+    def __init__(self, root: Path, site: str):
+        super().__init__(root, site)
+        self.traffic: tuple[int, int] | None = None
+        """Bytes of the last exchange's tensors as they travelled: to the hospital, and from it."""
+        self._run: str | None = None
+        self._held: Held | None = None
+        self._pending: tuple[Held, dict[str, Any], int, Codec | None] | None = None
+        self._count = 0
+        self._keep: int | None = None
+
+    def send(self, message: Message, codec: Codec | None) -> Message:
+        """The message as it travels.
+
+        Raises:
+            CodecError: the models cannot be encoded.
+        """
+        header, slots = message.header, message.slots
+        if header["task"] == "init":
+            self._begin(header)
+            return Message({**header, "codec": spec_of(codec) if codec else None}, slots)
+        self._enter(header)
+        base = self._held
+        self._count = max(self._count, base.number if base else 0) + 1
+        target = self._codable(slots)
+        reference = base.reference if base else {}
+        payload: Tensors = {}
+        if codec is None or base is None:
+            new = {name: tensor.clone() for name, tensor in flatten(target).items()}
+        else:
+            updates = {
+                slot: {key: t - reference[f"{slot}{SEPARATOR}{key}"] for key, t in state.items()}
+                for slot, state in target.items()
+            }
+            new = {}
+            for slot, update in sorted(updates.items()):
+                with _of(slot):
+                    data, sent = codec.encode_and_tell(update, self._seed_of(self._count, slot))
+                payload[slot] = _bytes(data)
+                new.update({name: reference[name] + t for name, t in flatten({slot: sent}).items()})
+            slots = {**without(slots, target), PAYLOAD: payload}
+        held = Held(self._count, {**reference, **new})
+        self._pending = (held, header, byte_count(slots), codec)
+        coded = {"number": self._count, "base": base.number if base else None, "keep": self._keep}
+        return Message({**header, CODED: {**coded, "codec": codec.tag if codec else None}}, slots)
+
+    def receive(self, reply: Message) -> Message:
+        """What the hospital sent, decoded.
+
+        Raises:
+            CodecError: it is no answer to the last message, or cannot be decoded.
+        """
+        if not self._learned:
+            self._learn(reply)
+            return reply
+        given = reply.header.get(CODED)
+        if not isinstance(given, dict):
+            raise CodecError(f"{self.site}: its answer did not pass a codec filter there, as this job's must")
+        if self._pending is None or given.get("number") != self._pending[0].number:
+            raise CodecError(f"{self.site} answered to another message than the last")
+        held, header, sent, codec = self._pending
+        decoded = self._decode(reply.slots.get(PAYLOAD, {}), held.reference, self._gradients)
+        self._held, self.traffic = held, (sent, byte_count(reply.slots))
+        self._pending = None
+        self._save(header, codec)
+        header = {key: value for key, value in reply.header.items() if key != CODED}
+        return Message(header, self._merged(reply.slots, decoded), self.traffic)
+
+    def forget(self) -> None:
+        """The hospital has no reference any more: the next message goes whole."""
+        self._held = None
+
+    def _enter(self, header: Mapping[str, Any]) -> None:
+        done = header["round"] - (header["task"] == "train")
+        if self._run != header["run"]:
+            self._run = header["run"]
+            folder = self._folder(header["run"]) / self.site
+            kept = store.numbered(folder, "sent")
+            for round_number in [number for number in kept if number > done or done == 0]:
+                kept.pop(round_number).unlink()
+            self._held = Held(0, dict(self._start)) if done == 0 else None
+            if kept:
+                tensors, meta = store.read(kept[max(kept)])
+                self._held = Held(meta["number"], tensors)
+        if header["task"] == "train":
+            self._keep = self._held.number if self._held else None
+
+    def _save(self, header: Mapping[str, Any], codec: Codec | None) -> None:
+        assert self._held is not None
+        folder, current = self._folder(header["run"]) / self.site, header["round"]
+        tensors = self._held.reference if codec else {}
+        store.save(store.path_of(folder, "sent", current), tensors, {"number": self._held.number})
+        for path in sorted(store.numbered(folder, "sent").values())[:-2]:
+            path.unlink()
+
+
+class SiteEnd(End):
+    """The hospital's end.
+
+    Args:
+        root: the hospital's folder for MedPFL; <root>/<job>/state/<run>/codec keeps reference and residual.
+    """
+
+    direction = "from_site"
+
+    def __init__(self, root: Path, site: str):
+        super().__init__(root, site)
+        self.lost = False
+        """Whether the last message named an exchange of which nothing is kept here."""
+        self._to_site: dict[str, Any] | None = None
+        self._run = ""
+        self._known: dict[int, Held] = {}
+        self._now: Held | None = None
+        self._needed: set[int] = set()
+
+    def receive(self, message: Message) -> Message:
+        """The server's message, decoded.
+
+        Raises:
+            CodecError: it cannot be decoded here.
+        """
+        header = dict(message.header)
+        self.lost, self._now = False, None
+        if header["task"] == "init":
+            self._begin(header)
+            self._to_site = header.pop("codec", None)
+            return Message(header, message.slots)
+        coded = header.pop(CODED, None)
+        if coded is None:
+            raise CodecError(f"{self.site}: the server's job has no codec filters, but this hospital's has")
+        if header["run"] != self._run:
+            self._run, self._known = header["run"], {0: Held(0, dict(self._start))}
+        base = None if coded["base"] is None else self._recall(int(coded["base"]))
+        payload = message.slots.get(PAYLOAD, {})
+        if payload and base is None:
+            raise CodecError(f"{self.site}: an encoded update without a reference cannot be decoded")
+        reference = base.reference if base else {}
+        decoded = self._decode(payload, reference, set())
+        slots = self._merged(message.slots, decoded)
+        new = {name: tensor.clone() for name, tensor in flatten(self._codable(slots)).items()}
+        self._now = Held(coded["number"], {**reference, **new}, dict(base.residual) if base else {})
+        self._needed = {n for n in (coded["base"], coded["keep"], coded["number"]) if n is not None}
+        return Message(header, slots)
+
+    def send(self, reply: Message, codec: Codec | None) -> Message:
+        """The hospital's answer as it travels.
+
+        Raises:
+            CodecError: the update cannot be encoded: it holds NaN, say.
+        """
+        if not self._learned:
+            self._learn(reply)
+            specs = {"to_site": self._to_site, "from_site": spec_of(codec) if codec else None}
+            config = digest_of([reply.header["config"], specs])  # a run goes on with the codecs it began with only
+            return Message({**reply.header, "config": config, "codecs": specs}, reply.slots)
+        now = self._now
+        if now is None:
+            raise CodecError(f"{self.site}: the server's message did not pass this hospital's codec filter")
+        slots = reply.slots
+        if codec is not None:
+            target = self._codable(slots)
+            payload = {slot: self._encode(slot, target[slot], now, codec) for slot in sorted(target)}
+            if payload:
+                slots = {**without(slots, target), PAYLOAD: payload}
+        self._save(now)
+        return Message({**reply.header, CODED: {"number": now.number, "codec": codec.tag if codec else None}}, slots)
+
+    def _encode(self, slot: str, state: Tensors, now: Held, codec: Codec) -> Tensor:
+        names = {key: f"{slot}{SEPARATOR}{key}" for key in state}
+        whole = slot in self._gradients
+        update = {key: t if whole else t - now.reference[names[key]] for key, t in state.items()}
+        seed = self._seed_of(now.number, slot)
+        with _of(slot):
+            if not codec.contracts:
+                return _bytes(codec.encode(update, seed))
+            residual = {key: now.residual[name] for key, name in names.items() if name in now.residual}
+            data, lost = encode_with_feedback(codec, update, residual, seed)
+        now.residual.update({names[key]: t for key, t in lost.items()})
+        return _bytes(data)
+
+    def _recall(self, number: int) -> Held:
+        if number not in self._known:
+            path = store.path_of(self._folder(self._run), "held", number)
+            if not path.is_file():
+                self.lost = True
+                raise CodecError(
+                    f"{self.site}: nothing is kept here of exchange {number}; the next message is asked for whole"
+                )
+            tensors, _ = store.read(path)
+            parts: dict[str, Tensors] = {"reference": {}, "residual": {}}
+            for name, tensor in tensors.items():
+                kind, _, key = name.partition("/")
+                parts[kind][key] = tensor
+            self._known[number] = Held(number, **parts)
+        return self._known[number]
+
+    def _save(self, now: Held) -> None:
+        self._known = {number: held for number, held in self._known.items() if number in self._needed}
+        self._known[now.number] = now
+        folder = self._folder(self._run)
+        tensors = {f"residual/{name}": tensor for name, tensor in now.residual.items()}
+        if self._to_site is not None:
+            tensors.update({f"reference/{name}": tensor for name, tensor in now.reference.items()})
+        store.save(store.path_of(folder, "held", now.number), tensors, {"number": now.number})
+        for number, path in store.numbered(folder, "held").items():
+            if number not in self._needed:
+                path.unlink()
+
+
+@contextmanager
+def _of(slot: str) -> Iterator[None]:
+    try:
+        yield
+    except CodecError as error:
+        raise CodecError(f"slot '{slot}': {error}") from error
+
+
+def _bytes(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+class Link:
+    """Both ends in one process, for ``simulate``."""
+
+    def __init__(self, codecs: Codecs, server: Path, hospital: Path, site: str):
+        self._codecs = codecs
+        self._server, self._site = ServerEnd(server, site), SiteEnd(hospital, site)
+
+    def carry(self, message: Message, handle: Callable[[Message], Message]) -> Message:
+        """Give the message to the hospital and its answer back.
+
+        Raises:
+            CodecError: as the ends raise it; it is this hospital's failed round.
+        """
+        if message.header["task"] not in TASKS:
+            return handle(message)
+        try:
+            reply = handle(self._site.receive(self._server.send(message, self._codecs.to_site)))
+            return self._server.receive(self._site.send(reply, self._codecs.from_site))
+        except CodecError:
+            if self._site.lost:
+                self._server.forget()
+            raise

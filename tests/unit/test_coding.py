@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Codecs in the exchange: both ends agree, nothing is lost for good, a killed job goes on, and bytes are counted."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from exchanging import Asked, slots
+from medpfl.core.codecs import CER, STC, Chain, Codec, DAdaQuant, Half
+from medpfl.core.errors import CodecError, ConfigError
+from medpfl.core.mixers import Identity, Mean
+from medpfl.job import Job, load_job
+from medpfl.methods.base import Site
+from medpfl.methods.softpull import SoftPull
+from medpfl.rounds.coding import PAYLOAD, Codecs
+from medpfl.rounds.ends import ServerEnd, SiteEnd
+from medpfl.rounds.messages import Message, flatten
+from tools import NormedTabular, assert_same, run, write_job
+
+Make = Callable[..., Job]
+STRONG = Codecs(STC(0.2), Chain(CER(0.1), STC(0.1)))
+
+
+def messages(tmp_path: Path, gradients: tuple[str, ...] = ()) -> tuple[ServerEnd, SiteEnd, dict[str, Any]]:
+    """Both ends of anna's connection after the init exchange of one slot "model" with a matrix and BatchNorm's mean."""
+    server, site = ServerEnd(tmp_path / "server", "anna"), SiteEnd(tmp_path / "anna", "anna")
+    start = {"model": {"w": torch.zeros(40, 5), "mean": torch.ones(5), "count": torch.tensor(3)}}
+    asked = Message({"task": "init", "job": "small", "seed": 1, "gradients": list(gradients)})
+    site.receive(server.send(asked, None))
+    server.receive(site.send(Message({"config": "c", "buffers": ["mean", "count"]}, start), None))
+    return server, site, {"task": "train", "run": "r", "round": 1}
+
+
+def model(seed: int) -> dict[str, dict[str, Tensor]]:
+    torch.manual_seed(seed)
+    return {"model": {"w": torch.randn(40, 5), "mean": torch.rand(5), "count": torch.tensor(seed)}}
+
+
+@pytest.mark.parametrize("codec", [STC(0.1), CER(0.3), Half(), Chain(CER(0.1), STC(0.2))], ids=repr)
+def test_both_ends_hold_the_same_and_nothing_is_lost_for_good(tmp_path: Path, codec: Codec) -> None:
+    server, site, header = messages(tmp_path)
+    sent = got = torch.zeros(40, 5)
+    for number in range(1, 6):
+        header = {**header, "round": number}
+        travelling = server.send(Message(header, model(number)), codec)
+        received = site.receive(travelling)
+        assert list(travelling.slots[PAYLOAD]) == ["model"] and list(travelling.slots["model"]) == ["mean", "count"]
+        assert torch.equal(received.slots["model"]["mean"], model(number)["model"]["mean"])
+        assert received.slots["model"]["count"] == number and list(received.slots["model"]) == ["w", "mean", "count"]
+        trained = {"model": {**model(100 + number)["model"]}}
+        reply = server.receive(site.send(Message({}, trained), codec))
+        before = received.slots["model"]["w"]
+        sent, got = sent + trained["model"]["w"] - before, got + reply.slots["model"]["w"] - before
+        assert torch.equal(flatten(received.slots)["model::w"], server._held.reference["model::w"])  # type: ignore[union-attr]
+    # Sattler et al.: what was sent and what is left of it are all updates together.
+    torch.testing.assert_close(got + site._known[5].residual["model::w"], sent, atol=1e-4, rtol=0)
+    for _ in range(60):  # a model that stays as it is reaches the hospital, however few entries a message has
+        header = {**header, "round": header["round"] + 1}
+        received = site.receive(server.send(Message(header, model(7)), STC(0.1)))
+        server.receive(site.send(Message({}, received.slots), None))
+    torch.testing.assert_close(received.slots["model"]["w"], model(7)["model"]["w"], atol=0.2, rtol=0)
+
+
+@given(st.lists(st.sampled_from(["fine", "lost down", "lost up", "nan", "late"]), max_size=12), st.booleans())
+def test_whatever_gets_lost_the_ends_agree(tmp_path_factory: pytest.TempPathFactory, fates: list[str], up: bool) -> None:
+    server, site, header = messages(tmp_path_factory.mktemp("ends"))
+    late: list[Message] = []
+    for number, fate in enumerate([*fates, "fine"], start=1):
+        travelling = server.send(Message({**header, "round": number}, model(number)), None if up else STC(0.1))
+        if fate == "lost down":
+            continue
+        received = site.receive(travelling)
+        if not up:
+            assert torch.equal(received.slots["model"]["w"], server._pending[0].reference["model::w"])  # type: ignore[index]
+        for old in late:
+            with pytest.raises(CodecError, match="another message"):
+                server.receive(old)
+        trained = model(100 + number)
+        if fate == "nan":
+            trained["model"]["w"][3, 3] = torch.nan
+            with pytest.raises(CodecError, match=r"slot 'model': 'w' cannot be encoded: it holds NaN"):
+                site.send(Message({}, trained), STC(0.1))
+            continue
+        reply = site.send(Message({}, trained), STC(0.1))
+        if fate == "late":
+            late.append(reply)
+        if fate == "fine":
+            decoded = server.receive(reply).slots["model"]["w"]
+            residual = site._known[site._now.number].residual["model::w"]  # type: ignore[union-attr]
+            assert torch.isfinite(residual).all() and not torch.equal(decoded, trained["model"]["w"])
+
+
+def test_gradients_have_no_reference(tmp_path: Path) -> None:
+    server, site, header = messages(tmp_path, gradients=("model",))
+    site.receive(server.send(Message(header, model(1)), None))
+    gradient = {"model": {**model(2)["model"], "w": torch.full((40, 5), 0.5)}}
+    got = server.receive(site.send(Message({}, gradient), CER(0.01))).slots["model"]["w"]
+    torch.testing.assert_close(got[:-1], gradient["model"]["w"][:-1], atol=1e-3, rtol=0)
+
+
+def test_refusals_of_what_is_not_expected(tmp_path: Path) -> None:
+    server, site, header = messages(tmp_path)
+    with pytest.raises(CodecError, match="no codec filters, but this hospital's has"):
+        site.receive(Message(header, model(1)))
+    travelling = server.send(Message(header, model(1)), STC(0.1))
+    other = Message(travelling.header, {**travelling.slots, PAYLOAD: {"other": torch.zeros(3, dtype=torch.uint8)}})
+    with pytest.raises(CodecError, match="slot 'other' was not expected"):
+        site.receive(other)
+    unknown = bytes(travelling.slots[PAYLOAD]["model"].numpy()).replace(b"stc", b"abc")
+    strange = {**travelling.slots, PAYLOAD: {"model": torch.frombuffer(bytearray(unknown), dtype=torch.uint8)}}
+    with pytest.raises(CodecError, match=r"anna: slot 'model': the update is encoded as 'abc' version 1, which is not"):
+        site.receive(Message(travelling.header, strange))
+    site.receive(travelling)
+    with pytest.raises(CodecError, match="did not pass a codec filter"):
+        server.receive(Message({}, model(2)))
+    with pytest.raises(ConfigError, match="DAdaQuant cannot encode what goes to the hospitals"):
+        Codecs(to_site=DAdaQuant())
+    with pytest.raises(ConfigError, match="at least one direction"):
+        Codecs()
+
+
+def test_bytes_are_those_of_the_encoded_update(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
+    run(replace(make_job(), codecs=Codecs(None, Half())), table_sites, tmp_path)
+    for line in json.loads((tmp_path / "results" / "bytes.json").read_text()):
+        if line["direction"] == "from_site":
+            codec_head = 4 + 1 + len("fp16") + 1 + 4
+            assert line["encoded"] == line["raw"] // 2 + 2 * codec_head  # the slots "fedavg" and "model"
+            assert line["ratio"] == round(line["raw"] / line["encoded"], 3)
+        else:
+            assert line["encoded"] == line["raw"] and line["ratio"] == 1
+    assert json.loads((tmp_path / "results" / "summary.json").read_text())["codecs"]["to_site"] is None
+
+
+@pytest.mark.parametrize("codecs", [STRONG, Codecs(None, DAdaQuant(4)), Codecs(Half(), None)], ids=repr)
+def test_a_killed_job_goes_on_as_if_nothing_had_happened(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, codecs: Codecs
+) -> None:
+    def job() -> Job:
+        return replace(make_job(rounds=4, mixers=slots(), method=Asked(lr=0.05, batch_size=8)), codecs=codecs)
+
+    whole = run(job(), table_sites, tmp_path / "whole")
+    run_until(job(), table_sites, tmp_path / "killed", 2)
+    assert_same(run(job(), table_sites, tmp_path / "killed"), whole)
+
+
+def run_until(job: Job, sites: dict[str, Path], folder: Path, stop: int) -> None:
+    from medpfl.rounds.simulate import simulate
+
+    simulate(job, sites, folder / "results", folder / "home", stop_after=stop)
+
+
+def test_other_codecs_are_another_run(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
+    run_until(replace(make_job(), codecs=STRONG), table_sites, tmp_path, 2)
+    run(replace(make_job(), codecs=Codecs(None, Half())), table_sites, tmp_path)
+    events = json.loads((tmp_path / "results" / "summary.json").read_text())["events"]
+    assert any("kept and not resumed" in event["event"] for event in events)
+
+
+def test_a_hospital_that_lost_its_copies_gets_a_whole_message(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    job = replace(make_job(rounds=4), codecs=STRONG)
+    run_until(job, table_sites, tmp_path, 2)
+    (lost,) = (tmp_path / "home" / "anna" / "small" / "state").glob("*/codec")
+    shutil.rmtree(lost)
+    run(replace(make_job(rounds=4), codecs=STRONG), table_sites, tmp_path)
+    events = json.loads((tmp_path / "results" / "summary.json").read_text())["events"]
+    assert [event["round"] for event in events if "nothing is kept here of exchange 2" in event["event"]] == [3]
+    sent = json.loads((tmp_path / "results" / "bytes.json").read_text())
+    anna = {line["round"]: line for line in sent if line["site"] == "anna" and line["direction"] == "to_site"}
+    assert sorted(anna) == [1, 2, 4] and anna[4]["ratio"] == 1 and anna[2]["ratio"] > 1
+
+
+def test_a_reference_model_changes_nothing_of_the_others(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    method = SoftPull(lr=0.05, batch_size=8)
+    alone = replace(make_job(mixers={"model": Mean()}, method=method), codecs=STRONG)
+    beside = replace(make_job(mixers={"local": Identity(), "fedavg": Mean(), "model": Mean()}), codecs=STRONG)
+    one, other = run(alone, table_sites, tmp_path / "1"), run(beside, table_sites, tmp_path / "2")
+    for key, tensor in one["slots"]["model"].items():
+        assert torch.equal(tensor, other["slots"]["model"][key])
+
+
+def test_batchnorm_statistics_travel_as_they_are(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    job = replace(make_job(task=NormedTabular(dataset="blood", hidden=(4,))), codecs=STRONG)
+    found = run(job, table_sites, tmp_path)["slots"]["fedavg"]
+    variances = [tensor for key, tensor in found.items() if key.endswith("running_var")]
+    assert variances and all((tensor > 0).all() for tensor in variances)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Broken(SoftPull):
+    """Its model at berta becomes NaN in round 2."""
+
+    def local_round(self, site: Site) -> None:
+        super().local_round(site)
+        if (site.name, site.round) == ("berta", 2):
+            with torch.no_grad():
+                next(site.models["model"].parameters()).fill_(torch.nan)
+
+
+def test_nan_is_the_hospitals_failed_round(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
+    mixers = {"model": Mean()}
+    job = replace(make_job(rounds=2, mixers=mixers, method=Broken(lr=0.05)), codecs=STRONG)
+    run(job, table_sites, tmp_path)
+    events = json.loads((tmp_path / "results" / "summary.json").read_text())["events"]
+    (told,) = [event for event in events if event["site"] == "berta" and "failed" in event["event"]]
+    assert told["round"] == 2 and "it holds NaN" in told["event"]
+
+
+def test_the_job_files(make_job: Make, tmp_path: Path) -> None:
+    folder = write_job(replace(make_job(), codecs=Codecs(STC(0.05), Chain(CER(0.1), STC(0.01)))), tmp_path / "both")
+    write_job(replace(make_job(), codecs=Codecs(None, Half())), tmp_path / "one")
+    config = folder / "app" / "config" / "config_fed_client.json"
+    client = json.loads(config.read_text())
+
+    def refused(change: dict[str, Any], sentence: str) -> None:
+        config.write_text(json.dumps({**client, **change}))
+        with pytest.raises(ConfigError, match=sentence):
+            load_job(folder)
+
+    refused({"task_result_filters": []}, "config_fed_client.json: task_result_filters: no codec filter here")
+    wrong = {"task_data_filters": client["task_result_filters"]}
+    refused(wrong, "EncodeUpdate does not belong here; medpfl.flare.filters.DecodeUpdate does")
+    entry = client["task_result_filters"][0]
+    refused({"task_result_filters": [{**entry, "tasks": ["train"]}]}, r"'tasks' must be \[\"init\", \"train\"")
+    bad = {"path": entry["filters"][0]["path"], "args": {"codec": {"path": "medpfl.core.codecs.STC", "args": {"p": 2}}}}
+    refused({"task_result_filters": [{**entry, "filters": [bad]}]}, "STC's p must be in")
+    none = {"path": bad["path"], "args": {"codek": 1}}
+    refused({"task_result_filters": [{**entry, "filters": [none]}]}, "unknown key 'codek'")
