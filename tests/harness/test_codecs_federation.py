@@ -66,4 +66,4 @@ def test_a_hospital_without_the_filter_refuses_with_a_sentence(
     harness = Harness(job, table_sites, tmp_path, without=("berta",)).run()
     events = [event["event"] for event in found(harness, "summary.json")["events"] if event["site"] == "berta"]
     assert any("lacks the filter medpfl.flare.filters.DecodeUpdate" in text for text in events)
-    assert all("berta" != line["site"] for line in found(harness, "bytes.json"))
+    assert all(line["site"] != "berta" for line in found(harness, "bytes.json"))

@@ -71,7 +71,9 @@ def test_both_ends_hold_the_same_and_nothing_is_lost_for_good(tmp_path: Path, co
 
 
 @given(st.lists(st.sampled_from(["fine", "lost down", "lost up", "nan", "late"]), max_size=12), st.booleans())
-def test_whatever_gets_lost_the_ends_agree(tmp_path_factory: pytest.TempPathFactory, fates: list[str], up: bool) -> None:
+def test_whatever_gets_lost_the_ends_agree(
+    tmp_path_factory: pytest.TempPathFactory, fates: list[str], up: bool
+) -> None:
     server, site, header = messages(tmp_path_factory.mktemp("ends"))
     late: list[Message] = []
     for number, fate in enumerate([*fates, "fine"], start=1):
@@ -191,9 +193,7 @@ def test_a_reference_model_changes_nothing_of_the_others(
         assert torch.equal(tensor, other["slots"]["model"][key])
 
 
-def test_batchnorm_statistics_travel_as_they_are(
-    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
-) -> None:
+def test_batchnorm_statistics_travel_as_they_are(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     job = replace(make_job(task=NormedTabular(dataset="blood", hidden=(4,))), codecs=STRONG)
     found = run(job, table_sites, tmp_path)["slots"]["fedavg"]
     variances = [tensor for key, tensor in found.items() if key.endswith("running_var")]

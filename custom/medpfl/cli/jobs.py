@@ -40,6 +40,8 @@ def check_job(job: JobArgument) -> None:
         return
     slots = ", ".join(f"{slot} ({mixer!r})" for slot, mixer in loaded.mixers.items())
     console.print(f"{loaded.name} is valid: {loaded.method!r} on {loaded.task!r}; slots: {slots}", markup=False)
+    if loaded.codecs:
+        console.print(f"messages are encoded: {loaded.codecs!r}", markup=False)
 
 
 @app.command()

@@ -193,6 +193,7 @@ def _summary(
         "curve": np.round(np.mean(row["curves"], axis=0), 6).tolist() if row["curves"] else [],
         "curves": row["curves"],
         "bytes": runs[0]["bytes"],
+        "ratio": runs[0].get("ratio"),
         "seconds": seconds,
         "reach": _reach(row["curves"], target, sum(runs[0]["bytes"].values()), seconds["mean"]),
         "cross": _cross(found, sites),
@@ -203,7 +204,10 @@ def _summary(
 
 
 def _how(entry: Entry) -> dict[str, Any]:
-    return {"method": repr(entry.method), "slots": {slot: repr(mixer) for slot, mixer in entry.mixers.items()}}
+    codecs = {"codecs": repr(entry.codecs)} if entry.codecs else {}
+    return {
+        "method": repr(entry.method), "slots": {slot: repr(mixer) for slot, mixer in entry.mixers.items()}, **codecs
+    }  # fmt: skip
 
 
 def _unseen(found: list[dict[str, Any]], plan: Plan) -> list[dict[str, Any]]:

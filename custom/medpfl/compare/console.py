@@ -129,10 +129,15 @@ def cost(content: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
             seconds = f"{reach['seconds']:.1f}" if reach["seconds"] is not None else "n/a"
             rounds = f"{reach['median_round']:g} ({reach['reached']} of {len(row['pairs'])} runs)"
             cells = [rounds, bytes_text(reach["bytes_per_hospital"]), seconds]
-        sent, received = (bytes_text(row["bytes"][way]) for way in ("from_site", "to_site"))
+        sent, received = (_sent(row, way) for way in ("from_site", "to_site"))
         lines.append([row["name"], sent, received, f"{row['seconds']['mean']:.3f}", *cells])
     head = ["up, a round", "down, a round", "s, a round", "rounds to target", "bytes to target", "s to target"]
     return ["method", *head], lines
+
+
+def _sent(row: dict[str, Any], way: str) -> str:
+    text = bytes_text(row["bytes"][way])
+    return f"{text} (1/{row['ratio'][way]:.3g})" if row["ratio"] else text
 
 
 def calibrations(content: dict[str, Any]) -> tuple[list[str], list[list[str]]]:

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from medpfl.compare.file import FEDAVG, LOCAL, POOLED, SHARED, Comparison, Component, MethodEntry
 from medpfl.compare.pooled import Pooled
 from medpfl.component import build, find_class, spec_of
+from medpfl.core.codecs import Codec
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mean, Mixer
 from medpfl.methods.base import Build, Method
 from medpfl.methods.references import REFERENCES, FedAvg, Local
+from medpfl.rounds.coding import Codecs
 from medpfl.store import fingerprint
 
 
@@ -27,10 +29,28 @@ class Entry:
     method: Method
     mixers: dict[str, Mixer]
     values: dict[str, Any] = field(default_factory=dict)
+    codecs: Codecs | None = None
 
     def spec(self) -> dict[str, Any]:
         slots = {slot: spec_of(mixer) for slot, mixer in self.mixers.items()}
-        return {"method": spec_of(self.method), "slots": slots}
+        codecs = {"codecs": spec_of(self.codecs)["args"]} if self.codecs else {}
+        return {"method": spec_of(self.method), "slots": slots, **codecs}
+
+
+def build_codecs(given: Mapping[str, Any], where: str) -> Codecs:
+    """Codecs by direction, of their configuration.
+
+    Raises:
+        ConfigError: with the place.
+    """
+    found = {
+        way: build(spec, Codec, f"{where}.{way}") if (spec := given.get(way)) else None
+        for way in ("to_site", "from_site")
+    }
+    try:
+        return Codecs(**found)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def names_of(file: Comparison) -> list[str]:
@@ -67,7 +87,8 @@ def build_entry(file: Comparison, name: str, made: Build, values: Mapping[str, A
     mixers = _mixers(method, given, made, values, where)
     if not mixers:
         raise ConfigError(f"{where}: {kind.__name__} has no slot, so there is nothing to federate")
-    entry = Entry(name, method, mixers, dict(values))
+    codecs = build_codecs(given.codecs.model_dump(), f"{where}.codecs") if given.codecs else None
+    entry = Entry(name, method, mixers, dict(values), codecs)
     check_roster(entry, made.roster, where)
     return entry
 

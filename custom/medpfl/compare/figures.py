@@ -87,6 +87,25 @@ def sweeps(rows: list[dict[str, Any]], content: dict[str, Any]) -> list[dict[str
     return found
 
 
+def communication(rows: list[dict[str, Any]], content: dict[str, Any]) -> str:
+    """Score by bytes of a hospital a round, both directions; where some methods' messages are encoded."""
+    if not any(row["ratio"] for row in rows):
+        return ""
+    known = [row for row in rows if row["best"]["mean"] is not None]
+    shown = [row for row in known if row["bytes"]["to_site"] or row["bytes"]["from_site"]]
+    figure = _figure(6.4, 3.4)
+    left, right = figure.subplots(1, 2, sharey=True)
+    for axis, way, title in ((left, "from_site", "from the hospital"), (right, "to_site", "to the hospital")):
+        for row, colour in zip(shown, _colours(shown), strict=True):
+            place = (max(row["bytes"][way], 1), row["best"]["mean"])
+            axis.errorbar(*place, yerr=row["best"]["sd"] or 0, marker="o", color=colour, label=row["name"])
+        axis.set_xscale("log")
+        axis.set_xlabel(f"bytes a round {title}")
+    left.set_ylabel(f"test {content['score'].replace('_', ' ')}")
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    return _svg(figure)
+
+
 def reliability_plots(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
     """Method by method: how often the chosen class was right, by the probability it was given; of all hospitals."""
     found = []

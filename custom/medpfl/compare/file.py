@@ -32,12 +32,20 @@ class Component(_Strict):
     args: dict[str, Any] = {}
 
 
+class CodecsEntry(_Strict):
+    """Codecs of the messages to the hospitals and from them; a direction without one is not encoded."""
+
+    to_site: Component | None = None
+    from_site: Component | None = None
+
+
 class MethodEntry(Component):
     """A method; ``slots`` names server components for slots that shall not have the method's own (else the mean);
-    ``tune`` what is searched for this method beside what is searched for all; ``sweep`` one argument with the values
-    that are compared, each as a method of its own ("FedSM personal.lam 0.5")."""
+    ``codecs`` encode its messages; ``tune`` is what is searched for this method beside what is searched for all;
+    ``sweep`` one argument with the values that are compared, each as a method of its own ("FedSM personal.lam 0.5")."""
 
     slots: dict[str, Component] = {}
+    codecs: CodecsEntry | None = None
     tune: Candidates = {}
     sweep: Annotated[Candidates, Field(max_length=1)] = {}
 

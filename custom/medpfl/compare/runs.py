@@ -8,7 +8,7 @@ import torch
 
 import medpfl
 from medpfl.compare.data import Split
-from medpfl.compare.entries import Entry
+from medpfl.compare.entries import Entry, build_codecs
 from medpfl.compare.file import FEDAVG, POOLED, Comparison
 from medpfl.compare.sources import source_digest
 from medpfl.compare.unseen import SLOTS
@@ -93,7 +93,7 @@ def run_of(
     # counts is how the data are cut.
     content = {key: value for key, value in order.items() if key not in ("name", "split")}
     versions = {"medpfl": medpfl.__version__, "torch": str(torch.__version__), "format": FORMAT}
-    named = class_paths([order["task"], order["method"], order["slots"]])
+    named = class_paths([order["task"], order["method"], order["slots"], order.get("codecs")])
     roots = {"medpfl.rounds.simulate", *(path.rpartition(".")[0] for path in named)}
     if without or order["slots"].keys() >= SLOTS:
         roots.add("medpfl.compare.unseen")
@@ -105,7 +105,8 @@ def rebuild(order: dict[str, Any]) -> tuple[Entry, Task]:
     """A run's components from what the worker is told."""
     method = build(order["method"], Method, "method")
     mixers = {slot: build(spec, Mixer, f"slot '{slot}'") for slot, spec in order["slots"].items()}
-    return Entry(order["name"], method, mixers), build(order["task"], Task, "task")
+    codecs = build_codecs(order["codecs"], "codecs") if "codecs" in order else None
+    return Entry(order["name"], method, mixers, codecs=codecs), build(order["task"], Task, "task")
 
 
 def job_of(entry: Entry, task: Task, order: dict[str, Any], sites: int) -> Job:
@@ -113,4 +114,4 @@ def job_of(entry: Entry, task: Task, order: dict[str, Any], sites: int) -> Job:
     settings = Settings(
         rounds=order["rounds"], slots=list(entry.mixers), seed=order["seed"], finetune=order["finetune"]
     )
-    return Job("compared", sites, settings, entry.mixers, entry.method, task)
+    return Job("compared", sites, settings, entry.mixers, entry.method, task, entry.codecs)

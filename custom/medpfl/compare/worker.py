@@ -37,6 +37,7 @@ from medpfl.tasks.base import Evaluation, Task
 
 ORDER, RESULT, FAILURE = "order.json", "run.json", "failure.txt"
 PROGRESS = "results/metrics.jsonl"
+_WAYS = ("to_site", "from_site")
 
 
 def work(folder: Path, run: Callable[[dict[str, Any], Path], dict[str, Any]]) -> None:
@@ -112,7 +113,8 @@ def run(order: dict[str, Any], folder: Path) -> dict[str, Any]:
     return {
         **result,
         "rows": rows,
-        "bytes": _bytes(folder),
+        "bytes": _bytes(folder, bool(entry.codecs)),
+        **({"ratio": _ratio(folder)} if entry.codecs else {}),
         "seconds": _seconds(folder),
         "mixing": _mixing(folder),
         "events": summary["events"],
@@ -214,13 +216,24 @@ def _curve(folder: Path, model: str, score: str) -> list[float]:
     return [found[round_number] for round_number in sorted(found)]
 
 
-def _bytes(folder: Path) -> dict[str, int]:
-    """Bytes that one hospital is sent and sends in a round (the largest, where they differ)."""
+def _bytes(folder: Path, coded: bool) -> dict[str, int]:
+    """Bytes that one hospital is sent and sends in a round: the largest, where they differ; with codecs, the mean."""
     traffic = json.loads((folder / "results" / "bytes.json").read_text(encoding="utf-8"))
+    found = {way: [line["encoded"] for line in traffic if line["direction"] == way] for way in _WAYS}
     return {
-        way: max((line["encoded"] for line in traffic if line["direction"] == way), default=0)
-        for way in ("to_site", "from_site")
+        way: round(sum(given) / len(given)) if coded and given else max(given, default=0)
+        for way, given in found.items()
     }
+
+
+def _ratio(folder: Path) -> dict[str, float]:
+    """How many times fewer bytes travelled than the tensors have, over the whole run."""
+    traffic = json.loads((folder / "results" / "bytes.json").read_text(encoding="utf-8"))
+    raw, encoded = (
+        {way: sum(line[kind] for line in traffic if line["direction"] == way) for way in _WAYS}
+        for kind in ("raw", "encoded")
+    )
+    return {way: round(raw[way] / max(encoded[way], 1), 2) for way in _WAYS}
 
 
 def _seconds(folder: Path) -> float:
