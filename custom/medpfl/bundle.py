@@ -110,10 +110,12 @@ def demo_of(job: str) -> str:
     """Name of the demo data a shipped job runs on.
 
     Raises:
-        ConfigError: the job is not in the manifest.
+        ConfigError: the job is not in the manifest, or has no demo data.
     """
     jobs = manifest(find_bundle())["jobs"]
     if job not in jobs:
         raise ConfigError(f"job '{job}' is not in meta.json, so it has no demo data; give its site files with --sites")
+    if "demo" not in jobs[job]:
+        raise ConfigError(f"job '{job}' has no demo data: {jobs[job]['data']}; give its site files with --sites")
     name: str = jobs[job]["demo"]
     return name

@@ -9,7 +9,7 @@ from nvflare.fuel.utils.zip_utils import zip_directory_to_bytes
 from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 
 import medpfl
-from medpfl.bundle import DEMOS, find_job, manifest, prepare_demo
+from medpfl.bundle import DEMOS, demo_of, find_job, manifest, prepare_demo
 from medpfl.core.errors import ConfigError, DataError
 from medpfl.flare.allow import component_classes
 from medpfl.job import load_job
@@ -23,8 +23,8 @@ def test_the_manifest_lists_exactly_the_jobs() -> None:
     assert sorted(content["jobs"]) == JOBS
     assert content["version"] == medpfl.__version__
     for name, entry in content["jobs"].items():
-        assert set(entry) == {"method", "task", "paper", "data", "data_licence", "demo"}
-        assert entry["demo"] in DEMOS
+        assert set(entry) - {"demo"} == {"method", "task", "paper", "data", "data_licence"}
+        assert entry.get("demo") in (*DEMOS, None)
         assert entry["method"] == type(load_job(ROOT / "jobs" / name).method).__name__
 
 
@@ -81,6 +81,14 @@ def test_allowed_classes_take_no_path_url_or_code() -> None:
 def test_an_unknown_job_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"there is no job 'nothing'.*softpull_phantom"):
         find_job("nothing")
+
+
+def test_a_job_without_demo_data_asks_for_site_files() -> None:
+    with pytest.raises(ConfigError, match=r"'fedsm_prostate' has no demo data: .*; give its site files with --sites"):
+        demo_of("fedsm_prostate")
+    with pytest.raises(ConfigError, match=r"'mine' is not in meta\.json, so it has no demo data"):
+        demo_of("mine")
+    assert demo_of("fedsm_skin_lesion") == "skin"
 
 
 def test_demo_data_are_made_once_and_appear_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

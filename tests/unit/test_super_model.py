@@ -268,6 +268,11 @@ def test_a_result_that_was_altered_is_refused(
     with pytest.raises(MedPFLError, match="SoftPull left no slot 'global' at the server, so it makes no super model"):
         read_result(tmp_path / "softpull" / "results")
 
+    mixers = {"global": SoftPull(lam=0.9), "personal": SoftPull(lam=0.7), "selector": ServerAdam()}
+    run(make_job(rounds=1, mixers=mixers, method=FedSM()), table_sites, tmp_path / "unmixed")
+    with pytest.raises(MedPFLError, match=r"global\.safetensors: the hospitals' models differ; a super model has one"):
+        read_result(tmp_path / "unmixed" / "results")
+
 
 def test_a_hospital_that_the_selector_does_not_know_is_refused(result: Path, table_sites: dict[str, Path]) -> None:
     files = {**table_sites, "emil": table_sites["anna"]}

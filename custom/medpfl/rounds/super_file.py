@@ -150,6 +150,8 @@ def _state(folder: Path, roster: tuple[str, ...], hashes: dict[str, str]) -> dic
         if store.file_digest(path) != hashes[slot]:
             raise MedPFLError(f"{path}: it was altered after the job (its SHA-256 does not fit summary.json)")
         owners = unflatten(store.read(path)[0])
+        if slot != "personal":
+            owners = {SHARED: _of_all(path, owners)}
         for index, site in enumerate(roster if slot == "personal" else [SHARED]):
             owner = owners.get(site, owners.get(SHARED))
             if owner is None:
@@ -159,6 +161,16 @@ def _state(folder: Path, roster: tuple[str, ...], hashes: dict[str, str]) -> dic
                 if key.startswith(f"{slot}."):  # the selector's slot may hold its optimiser's moments too
                     state[f"{name}.{key.removeprefix(f'{slot}.')}"] = tensor
     return state
+
+
+def _of_all(path: Path, owners: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The model that all hospitals have. Integers may differ, such as BatchNorm's count of its batches, which predicts
+    nothing: every hospital keeps its own."""
+    first, *others = owners.values()
+    for key, tensor in first.items():
+        if tensor.is_floating_point() and not all(torch.equal(tensor, other[key]) for other in others):
+            raise MedPFLError(f"{path}: the hospitals' models differ; a super model has one for all")
+    return first
 
 
 def from_file(deployed: Deployed, path: Path) -> Super:
