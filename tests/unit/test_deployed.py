@@ -11,20 +11,25 @@ import numpy as np
 import pytest
 import torch
 from sklearn.calibration import calibration_curve
-from torch import Tensor
+from torch import Tensor, nn
 
 from conftest import write_table_sites
 from medpfl import store
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mixers import Identity, Mean, Mixer, ServerAdam, SoftPull
 from medpfl.evaluate.calibration import BINS, calibration
-from medpfl.evaluate.deployed import Deployed, load_deployed
-from medpfl.evaluate.models import evaluate
+from medpfl.evaluate.deployed import Deployed, load_deployed, read_model
+from medpfl.evaluate.models import evaluate, evaluate_test, save_deployed
 from medpfl.job import Job
 from medpfl.methods import softpull
-from medpfl.methods.base import Method
+from medpfl.methods.base import Build, Method
+from medpfl.methods.fedrod import FedRoD
 from medpfl.methods.fedsm import FedSM
+from medpfl.methods.ifca import IFCA
+from medpfl.methods.moe import MoE
+from medpfl.methods.super_model import SuperModel
 from medpfl.rounds.settings import Settings
+from medpfl.sites.samples import Samples, SiteData
 from medpfl.sites.site_file import load_site_file
 from medpfl.tasks.tabular import Tabular
 from tools import run
@@ -72,6 +77,48 @@ def test_every_model_loads_and_gives_the_reported_results(runs: dict[str, Any], 
     outputs = model(samples.inputs)
     assert torch.equal(model.module()(samples.inputs).detach(), outputs) and not outputs.requires_grad
     assert model.meta.parameters == sum(p.numel() for p in model.networks.parameters())
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "kept"),
+    [
+        (FedSM(), "personal", ["personal"]),
+        (FedSM(), "global", ["global"]),
+        (MoE(), "personal", ["global", "expert", "gate"]),
+        (MoE(), "global", ["global"]),
+        (FedRoD(), "personal", ["generic", "head"]),
+        (FedRoD(), "generic", ["generic"]),
+        (IFCA(clusters=3), "personal", ["cluster2", "choice"]),
+        (SuperModel(trained=FedSM(), hospitals=("a", "b"), gamma=0.5), "super", None),
+    ],
+)
+def test_a_file_holds_the_networks_that_predict(
+    method: Method, name: str, kept: list[str] | None, tmp_path: Path
+) -> None:
+    """And gives what all networks give; a super model chooses case by case, so it keeps all."""
+    samples = Samples(torch.randn(5, 3), torch.tensor([0, 1, 0, 1, 1]), np.arange(5), list("abcde"), 2)
+    data = SiteData(dict.fromkeys(("train", "validation", "test"), samples), ["no", "yes"])
+    task = Tabular(dataset="blood", hidden=(4,))
+    networks = nn.ModuleDict(method.models(Build(task, data, ("a", "b"), seed=0))).eval()
+    for number, weight in enumerate(networks.parameters()):
+        torch.nn.init.normal_(weight, generator=torch.Generator().manual_seed(number))
+    if isinstance(method, IFCA):
+        networks["choice"][2].fill_(9)
+    about = {"job": "j", "site": "a", "model": name, "choice": "last", "round": 1}
+    tested = evaluate_test(method, name, networks, task, data, torch.device("cpu"))
+    save_deployed(tmp_path, about, method, name, networks, task, data, 2, tested)
+    model = load_deployed(tmp_path / f"{name}-last.safetensors")
+    assert list(model.networks) == (list(networks) if kept is None else kept)
+    with torch.inference_mode():
+        assert torch.equal(model(samples.inputs), method.predict(name, networks, samples.inputs))
+
+
+def test_a_network_that_the_method_does_not_have_is_named(runs: dict[str, Any], tmp_path: Path) -> None:
+    tensors, meta = read_model(model_of(runs["fedsm"][0], "fedsm", "personal-best"))
+    recipe = meta.recipe.model_copy(update={"networks": ["personal", "twin"]})
+    meta.model_copy(update={"recipe": recipe}).write(tmp_path / "m.safetensors", tensors)
+    with pytest.raises(MedPFLError, match=r"FedSM has no network 'twin'; it has: global, personal, selector"):
+        load_deployed(tmp_path / "m.safetensors")
 
 
 def test_the_card_says_what_is_true(runs: dict[str, Any]) -> None:

@@ -33,10 +33,9 @@ LISTS = (("training", 2), ("validation", 1), ("testing", 1))
 def documented(dataset: str, part: int) -> dict[str, Any]:
     """The declaration on the method's page: that of the ``part``-th of its YAML blocks with this dataset."""
     blocks = [yaml.safe_load(block.split("```")[0]) for block in PAGE.split("```yaml\n")[1:]]
-    found: dict[str, Any] = [block["datasets"][dataset] for block in blocks if dataset in block.get("datasets", {})][
-        part
-    ]
-    return found
+    found = [block["datasets"] for block in blocks if dataset in block.get("datasets", {})]
+    declared: dict[str, Any] = found[part][dataset]
+    return declared
 
 
 def write_site(folder: Path, site: str, dataset: str, declared: dict[str, Any]) -> Path:
@@ -89,10 +88,8 @@ def write_slices(folder: Path, site: str, number: int, declared: dict[str, Any])
     rng = np.random.default_rng(number)
     for case in range(4):
         label = gland((40, 32, 4), (20 + rng.uniform(-2, 2), 16), 9) > 0
-        for part, values in (
-            ("Image", rng.integers(0, 60, label.shape) + 40 * number + 60 * label),
-            ("Mask", 255 * label),
-        ):
+        image = rng.integers(0, 60, label.shape) + 40 * number + 60 * label
+        for part, values in (("Image", image), ("Mask", 255 * label)):
             target = folder / site / part / f"case{case}"
             target.mkdir(parents=True, exist_ok=True)
             for index in (1, 2):  # only slices with a label
@@ -117,23 +114,23 @@ def write_fundus(folder: Path, site: str, number: int, declared: dict[str, Any])
             Image.fromarray(noisy).save(folder / site / "images" / f"p{patient}_{eye}.jpg", quality=95)
             stored = np.vectorize(value.__getitem__)(label).astype(np.uint8)
             Image.fromarray(stored).save(folder / site / "masks" / f"p{patient}_{eye}.bmp")
-    text = json.loads(
-        json.dumps(declared).replace('"images/', f'"{site}/images/').replace('"masks/', f'"{site}/masks/')
-    )
-    text["masks"] = {**text["masks"], "label_map": coded}
-    return write_site(folder, site, "fundus", text)
+    text = json.dumps(declared).replace('"images/', f'"{site}/images/').replace('"masks/', f'"{site}/masks/')
+    mine = json.loads(text)
+    mine["masks"]["label_map"] = coded
+    return write_site(folder, site, "fundus", mine)
 
 
 def tiny(name: str, size: tuple[int, int]) -> Job:
-    """The shipped job, networks and all, for one round of one small batch at a small size."""
+    """The shipped job with its networks for one round of one small batch at a small size, without the references."""
     job = load_job(ROOT / "jobs" / name)
     assert isinstance(job, Job) and isinstance(job.method, FedSM) and isinstance(job.task, Segmentation)
-    task = replace(job.task, size=size)
+    mixers = {slot: mixer for slot, mixer in job.mixers.items() if slot not in ("local", "fedavg")}
     return replace(
         job,
-        settings=replace(job.settings, rounds=1, finetune=0),
+        settings=replace(job.settings, rounds=1, slots=list(mixers)),
+        mixers=mixers,
         method=replace(job.method, steps=1, batch_size=2),
-        task=task,
+        task=replace(job.task, size=size),
     )
 
 

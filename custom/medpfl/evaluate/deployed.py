@@ -3,7 +3,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import ItemsView, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -38,6 +38,7 @@ class Recipe(_Strict):
         classes: the classes' names.
         input_shape: shape of one input, without the batch axis.
         hospitals: size of the federation (a method may have a network with an output a hospital).
+        networks: those of the method's networks that the model predicts with; None: all.
     """
 
     method: dict[str, Any]
@@ -46,6 +47,7 @@ class Recipe(_Strict):
     classes: list[str] = Field(min_length=2)
     input_shape: list[PositiveInt] = Field(min_length=1)
     hospitals: PositiveInt
+    networks: list[str] | None = None
 
 
 class History(_Strict):
@@ -107,7 +109,7 @@ class Deployed:
     Attributes:
         method: it knows how its networks predict.
         name: the method's own name of the model.
-        networks: the method's networks, in evaluation mode, on the CPU.
+        networks: the method's networks that it predicts with, in evaluation mode, on the CPU.
         task: prepares inputs and turns outputs into decisions.
         meta: everything the file says.
     """
@@ -212,10 +214,10 @@ def _read(path: Path) -> tuple[dict[str, Tensor], ModelMeta]:
 
 
 def build_networks(method: Method, task: Task, recipe: Recipe) -> nn.ModuleDict:
-    """The method's networks with arbitrary weights; torch's CPU generator is left as it was.
+    """The recipe's networks with arbitrary weights; torch's CPU generator is left as it was.
 
     Raises:
-        ConfigError: the method deploys no such model, or the networks cannot be built.
+        ConfigError: the method deploys no such model or has no such network, or the networks cannot be built.
     """
     if recipe.deployed not in method.deploys:
         known = ", ".join(method.deploys)
@@ -231,12 +233,46 @@ def build_networks(method: Method, task: Task, recipe: Recipe) -> nn.ModuleDict:
     roster = tuple(f"hospital-{number}" for number in range(recipe.hospitals))
     with torch.random.fork_rng(devices=[]):
         try:
-            return nn.ModuleDict(method.models(Build(task, data, roster, seed=0)))
+            networks = method.models(Build(task, data, roster, seed=0))
         except (RuntimeError, ValueError, TypeError, IndexError) as error:  # torch's, for shapes that no layer takes
             raise ConfigError(
                 f"the networks of {type(method).__name__} cannot be built for inputs of shape {recipe.input_shape}: "
                 f"{error}"
             ) from error
+    wanted = list(networks) if recipe.networks is None else recipe.networks
+    for name in wanted:
+        if name not in networks:
+            raise ConfigError(f"{type(method).__name__} has no network '{name}'; it has: {', '.join(networks)}")
+    return nn.ModuleDict({name: networks[name] for name in wanted})
+
+
+def predicting(method: Method, name: str, networks: nn.ModuleDict, input_shape: Sequence[int]) -> nn.ModuleDict:
+    """Those of the networks, with their weights, that the deployed model ``name`` asks for when it predicts."""
+    watched = _Watched(networks)
+    blank = torch.zeros(1, *input_shape, device=next(networks.parameters()).device)
+    with torch.inference_mode():
+        method.predict(name, watched.eval(), blank)
+    return nn.ModuleDict({key: network for key, network in networks.items() if key in watched.asked})
+
+
+class _Watched(nn.ModuleDict):
+    """Networks that note which of them are asked for; whoever goes through them asks for all."""
+
+    def __init__(self, networks: nn.ModuleDict):
+        super().__init__(networks)
+        self.asked: set[str] = set()
+
+    def __getitem__(self, key: str) -> nn.Module:
+        self.asked.add(key)
+        return super().__getitem__(key)
+
+    def items(self) -> ItemsView[str, nn.Module]:
+        self.asked.update(self.keys())
+        return super().items()
+
+    def values(self) -> ValuesView[nn.Module]:
+        self.asked.update(self.keys())
+        return super().values()
 
 
 def differing_entry(networks: nn.Module, tensors: Mapping[str, Tensor]) -> str | None:

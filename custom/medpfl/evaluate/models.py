@@ -15,7 +15,7 @@ from medpfl.component import spec_of
 from medpfl.core.errors import MedPFLError
 from medpfl.evaluate.calibration import Calibration, calibration
 from medpfl.evaluate.card import card
-from medpfl.evaluate.deployed import History, ModelMeta, Recipe
+from medpfl.evaluate.deployed import History, ModelMeta, Recipe, predicting
 from medpfl.evaluate.selection import BATCH, decide_by_case
 from medpfl.methods.base import Method
 from medpfl.methods.super_model import SuperModel
@@ -80,25 +80,28 @@ def save_deployed(
     hospitals: int,
     tested: tuple[Evaluation, Calibration | None],
 ) -> None:
-    """Write ``<model>-<choice>.safetensors`` (the method's networks), its card (.md) and its test cases (.csv).
+    """Write ``<model>-<choice>.safetensors`` (the networks it predicts with), its card (.md) and its test cases (.csv).
 
     All three stay at the hospital. The safetensors file carries the configuration that rebuilds the networks.
 
     Args:
         about: job, site, model, choice ("best" or "last") and round.
         name: the method's own name of the deployed model.
-        networks: all networks of ``method``, as they shall be kept.
+        networks: all networks of ``method``; those that this model does not predict with are left out.
         hospitals: size of the federation.
         tested: the one reading of the test split.
     """
     evaluation, found = tested
+    shape = list(data.splits["train"].inputs.shape[1:])
+    networks = predicting(method, name, networks, shape)
     recipe = Recipe(
         method=spec_of(method),
         task=spec_of(task),
         deployed=name,
         classes=data.class_names,
-        input_shape=list(data.splits["train"].inputs.shape[1:]),
+        input_shape=shape,
         hospitals=hospitals,
+        networks=list(networks),
     )
     history = History(
         **about,
