@@ -28,13 +28,21 @@ DEMOS: dict[str, Callable[[Path], list[str]]] = {
     "heart": write_heart,
     "skin": write_skin,
     "skin_hospitals": partial(write_skin, sites="hospitals"),
+    "skin_400": partial(write_skin, images=400, public=400),
+    "skin_resolutions": partial(write_skin, sites="resolutions", images=400, public=400),
     **{f"patterns_{kind}": partial(write_patterns, kind=kind) for kind in KINDS},
     "organc": write_organc,
     "har": write_har,
+    "har_hospitals": partial(write_har, hospitals=3),
 }
 """Name of a demo to the function that writes its site files (and data) into a folder and returns the hospitals."""
 _MADE = {"phantom": str(phantom.HOSPITALS)}
-_DATA = {"heart": HEART_DATA, "skin": SKIN_DATA, "skin_hospitals": SKIN_DATA, "organc": ORGANC_DATA, "har": HAR_DATA}
+_DATA = {
+    "heart": HEART_DATA,
+    **dict.fromkeys(("skin", "skin_hospitals", "skin_400", "skin_resolutions"), SKIN_DATA),
+    "organc": ORGANC_DATA,
+    **dict.fromkeys(("har", "har_hospitals"), HAR_DATA),
+}
 
 
 def prepare_demo(name: str, folder: Path) -> list[str]:

@@ -129,8 +129,8 @@ def test_two_hospitals_pool_vienna_and_a_lesion_keeps_its_split(archive: Path, t
     assert two == four and len(four) == 4 * EACH
 
 
-def lesions(folder: Path, site: str) -> dict[str, set[str]]:
-    found = cases(folder, site, "skin_malignant")
+def lesions(folder: Path, site: str, dataset: str = "skin_malignant") -> dict[str, set[str]]:
+    found = cases(folder, site, dataset)
     return {split: {case.group for case in each} for split, each in found.items()}
 
 
@@ -175,6 +175,38 @@ def test_sources_divided_among_many_sites(archive: Path, tmp_path: Path) -> None
             assert set[str]().union(*dealt) == whole[split] and sum(map(len, dealt)) == len(whole[split])
         sizes = [len(one["train"]) for one in found]
         assert max(sizes) - min(sizes) <= 1
+
+
+def test_few_images_of_rare_diagnoses_first_and_a_public_part(archive: Path, tmp_path: Path) -> None:
+    assert write_skin(tmp_path, archive, size=(8, 6), images=16, public=10) == list(SOURCES)
+    public = lesions(tmp_path, SOURCES[0], "skin_malignant_public")
+    outside = set[str]().union(*public.values())
+    assert 8 <= len(list(tmp_path.glob("public/images/*.png"))) <= 10
+    for site in SOURCES:
+        assert lesions(tmp_path, site, "skin_malignant_public") == public
+        found = cases(tmp_path, site, "skin_diagnosis")
+        kept = [case for each in found.values() for case in each]
+        assert len(kept) <= 16 and not outside & {case.group for case in kept}
+        # Of six diagnoses there is one lesion each, of "nv" there are many: the rare ones are all there.
+        labels = Counter(case.label for case in kept)
+        rare = {label: count for label, count in labels.items() if DIAGNOSES[label] != "nv"}
+        assert set(rare.values()) <= {2} and labels[DIAGNOSES.index("nv")] == 16 - sum(rare.values())
+
+
+def test_four_resolutions_of_the_same_images(archive: Path, tmp_path: Path) -> None:
+    names = write_skin(tmp_path, archive, "resolutions", size=(16, 12), images=90)
+    assert names == ["full", "half", "quarter", "eighth"]
+    splits = [{split: sorted(found) for split, found in lesions(tmp_path, site).items()} for site in names]
+    assert splits == splits[:1] * 4
+    for site, width in zip(names, (16, 8, 4, 2), strict=True):
+        assert {Image.open(path).width for path in tmp_path.glob(f"{site}/images/*.png")} == {width}
+        assert {Image.open(path).width for path in tmp_path.glob(f"{site}/masks/*.png")} == {16}
+        data = Segmentation("skin_lesion", size=(12, 16), architecture=UNet((2, 4))).load(
+            load_site_file(tmp_path / f"{site}.yaml")
+        )
+        assert data.splits["train"].inputs.shape[1:] == (3, 12, 16)
+    with pytest.raises(DataError, match="they need a size"):
+        write_skin(tmp_path / "other", archive, "resolutions", size=None)
 
 
 def test_what_is_missing_is_told_before_anything_is_written(archive: Path, tmp_path: Path) -> None:

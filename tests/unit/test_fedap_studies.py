@@ -27,6 +27,7 @@ from medpfl.methods.fedap import FedAP
 from medpfl.rounds.pretrain import pretrain
 from medpfl.rounds.simulate import simulate
 from medpfl.sites.arrays import Arrays
+from medpfl.sites.declared import SPLITS
 from medpfl.sites.series import Series
 from medpfl.sites.site_file import load_site_file
 
@@ -157,6 +158,21 @@ def test_har_windows_are_those_of_the_files_and_neighbours_are_kept_apart(har_fo
         assert places["train"].max() + 1 < places["validation"].min()  # one window, that both overlap, is left out
         assert places["validation"].max() + 1 < places["test"].min()
         assert sum(map(len, places.values())) == 10
+
+
+def test_har_subjects_shared_by_a_few_hospitals(har_folder: Path, tmp_path: Path) -> None:
+    assert write_har(tmp_path, har_folder, hospitals=2) == ["hospital-1", "hospital-2"]
+    alone = tmp_path / "alone"
+    write_har(alone, har_folder)
+
+    def parts(path: Path) -> dict[str, set[bytes]]:
+        with np.load(path) as stored:
+            return {part: {row.tobytes() for row in stored["x"][stored["split"] == part]} for part in SPLITS}
+
+    for name, subjects in (("hospital-1", ("01", "03")), ("hospital-2", ("02",))):
+        own = [parts(alone / f"subject-{number}.npz") for number in subjects]
+        together = parts(tmp_path / f"{name}.npz")
+        assert together == {part: set().union(*(each[part] for each in own)) for part in SPLITS}
 
 
 def test_har_trains_with_a_hospital_a_subject(har_folder: Path, tmp_path: Path) -> None:

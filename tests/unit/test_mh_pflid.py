@@ -5,15 +5,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from baselines import assert_resumes
+from comparing import compared, plan_of
 from medpfl.component import build, spec_of
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Identity, Mean, Mixer
+from medpfl.evaluate.deployed import load_deployed
+from medpfl.evaluate.export import export
 from medpfl.job import Job
 from medpfl.methods.base import Batch
 from medpfl.methods.mh_pflid import MHpFLID, divergence
@@ -195,7 +199,7 @@ def test_without_the_messenger_it_is_local_training(sites: dict[str, Path], tmp_
         models = tmp_path / "run" / "home" / site / "small" / "models"
         alone, taught = read(models / "local-last.safetensors")[0], read(models / "personal-last.safetensors")[0]
         for key, value in alone.items():
-            assert torch.equal(value, taught[key.replace("local.", "local_network.network.", 1)])
+            assert torch.equal(value, taught[key.replace("local.", "local_network.", 1)])
 
 
 def test_the_messenger_changes_the_local_models(sites: dict[str, Path], tmp_path: Path) -> None:
@@ -209,7 +213,7 @@ def test_only_the_messenger_travels(sites: dict[str, Path], tmp_path: Path) -> N
     for reply in replies.values():
         assert list(reply.slots) == ["messenger"]
         assert all(key.startswith("messenger.") for key in reply.slots["messenger"])
-    kinds = [type(runners[site].models["local_network"].network).__name__ for site in sorted(runners)]
+    kinds = [type(runners[site].models["local_network"]).__name__ for site in sorted(runners)]
     assert kinds == ["ResNet", "Sequential"]
     coordinator.take_train(1, replies)
     messages = coordinator.train_messages(2, coordinator.joined)
@@ -241,6 +245,40 @@ def test_prediction_needs_the_local_network_alone(sites: dict[str, Path], tmp_pa
             for parameter in models[name].parameters():
                 parameter.normal_()
     assert torch.equal(given.method.predict("personal", models, inputs), before)
+
+
+def test_what_is_deployed_is_the_local_network_alone(sites: dict[str, Path], tmp_path: Path) -> None:
+    given = job(rounds=1, bodies={"anna": "layer3"})
+    run(given, sites, tmp_path)
+    path = tmp_path / "home" / "anna" / "small" / "models" / "personal-last.safetensors"
+    model = load_deployed(path)
+    assert list(model.networks) == ["local_network"] and "anna" not in str(model.meta.recipe)
+    assert model.meta.parameters == weights(TINY.build((3, 36, 36), 1))
+    inputs = torch.rand(3, 3, 36, 36)
+    assert torch.equal(model(inputs), model.networks["local_network"](inputs))
+    export(path, tmp_path / "out", "torchscript")
+    exported = torch.jit.load(str(tmp_path / "out" / "model.ts"))
+    torch.testing.assert_close(exported(inputs), model(inputs), atol=1e-5, rtol=1e-4)
+    assert sum(p.numel() for p in exported.parameters()) == model.meta.parameters
+
+
+def test_a_comparison_of_different_networks(sites: dict[str, Path], tmp_path: Path) -> None:
+    """Local training with each hospital's own network, no FedAvg; each model tested at the others (Table 7)."""
+    plain = {"path": "medpfl.methods.mh_pflid.MHpFLID", "args": {"distill_lr": 1e-3}}
+    given = {"task": spec_of(classification()), "rounds": 1, "steps": None, "epochs": 1, "methods": {"MH-pFLID": plain}}
+    _, found = compared(tmp_path, sites, **given)
+    rows = {row["name"]: row for row in found["rows"]}
+    assert list(rows) == ["Local", "MH-pFLID"]
+    for row in rows.values():
+        matrix = np.array(row["cross"], dtype=float)
+        assert matrix.shape == (2, 2) and np.isfinite(matrix).all()
+        own = [row["hospitals"][site]["best"]["mean"] for site in sites]
+        assert np.allclose(matrix.diagonal(), own, atol=1e-6)
+    first = next((tmp_path / "results" / "runs").glob("*/home"))
+    shapes = {site: load_deployed(next((first / site).rglob("*-best.safetensors"))).meta.parameters for site in sites}
+    assert len(set(shapes.values())) == 2
+    with pytest.raises(ConfigError, match="'pooled' trains one network"):
+        plan_of(tmp_path, sites, **given, pooled=True)
 
 
 def test_one_hospital_keeps_its_messenger(sites: dict[str, Path], tmp_path: Path) -> None:

@@ -41,21 +41,24 @@ def demo_heart(
 def demo_skin(
     folder: FolderArgument,
     data: Annotated[Path | None, typer.Option(help="HAM10000 as ZIP or folder; default: $MEDPFL_HAM10000.")] = None,
-    hospitals: Annotated[str, typer.Option(help="sources (four sites) or hospitals (two)")] = "sources",
+    hospitals: Annotated[str, typer.Option(help="sources, hospitals (two) or resolutions (same images)")] = "sources",
     size: Annotated[str, typer.Option(help="Pixels of the copies, WIDTHxHEIGHT, or original.")] = "64x48",
     fold: Annotated[int, typer.Option(min=0, max=4, help="Which fifth of the lesions is the test part.")] = 0,
     parts: Annotated[int, typer.Option(min=1, max=99, help="Sites made of each, with its whole test part.")] = 1,
+    images: Annotated[int | None, typer.Option(min=1, help="At most so many a site, rare diagnoses first.")] = None,
+    public: Annotated[int, typer.Option(min=0, help="Images kept apart as a public set that all declare.")] = 0,
 ) -> None:
     """The four sources of HAM10000's dermatoscopic images: diagnosis, malignant or not, lesion masks."""
     from medpfl.demo.skin import SITES, write_skin
 
     if hospitals not in SITES:
-        raise MedPFLError(f"--hospitals must be {' or '.join(SITES)}, got '{hospitals}'")
+        raise MedPFLError(f"--hospitals must be {', '.join(SITES)}; got '{hospitals}'")
     lengths = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", size)
     if size != "original" and lengths is None:
         raise MedPFLError(f"--size must be WIDTHxHEIGHT, such as 64x48, or original; got '{size}'")
     pixels = (int(lengths[1]), int(lengths[2])) if lengths else None
-    console.print(f"{folder}: {', '.join(write_skin(folder, data, hospitals, pixels, fold, parts))}")
+    written = write_skin(folder, data, hospitals, pixels, fold, parts, images, public)
+    console.print(f"{folder}: {', '.join(written)}")
 
 
 @app.command("patterns")

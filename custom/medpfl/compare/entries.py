@@ -18,7 +18,10 @@ from medpfl.core.mixers import Mean, Mixer
 from medpfl.methods.base import Build, Method
 from medpfl.methods.references import REFERENCES, FedAvg, Local
 from medpfl.rounds.coding import Codecs
+from medpfl.rounds.messages import digest_of
+from medpfl.sites.samples import SiteData
 from medpfl.store import fingerprint
+from medpfl.tasks.base import Task
 
 
 @dataclass(frozen=True)
@@ -53,9 +56,16 @@ def build_codecs(given: Mapping[str, Any], where: str) -> Codecs:
         raise ConfigError(f"{where}: {error}") from error
 
 
-def names_of(file: Comparison) -> list[str]:
-    """The methods' names in their order, references first."""
-    return [LOCAL, FEDAVG, *([POOLED] if file.pooled else []), *file.compared]
+def names_of(file: Comparison, task: Task) -> list[str]:
+    """The methods' names in their order, references first. Hospitals with different networks have no FedAvg.
+
+    Raises:
+        ConfigError: 'pooled' is asked for, but hospitals have different networks.
+    """
+    if task.networks_differ and file.pooled:
+        raise ConfigError("'pooled' trains one network on all data; this task has different ones at the hospitals")
+    common = [] if task.networks_differ else [FEDAVG]
+    return [LOCAL, *common, *([POOLED] if file.pooled else []), *file.compared]
 
 
 def build_entry(file: Comparison, name: str, made: Build, values: Mapping[str, Any]) -> Entry:
@@ -183,6 +193,20 @@ def initial_weights(entry: Entry, made: Build) -> dict[str, Any]:
             f"(seed {made.seed}); make it with build.network()"
         )
     return {"digest": digest, "same": same, "own": own}
+
+
+def initial_everywhere(
+    entry: Entry, task: Task, data: Mapping[str, SiteData], roster: tuple[str, ...], seed: int
+) -> dict[str, Any]:
+    """``initial_weights`` at the first hospital, or at every one of ``data`` where their networks differ.
+
+    Raises:
+        ConfigError: as ``initial_weights``.
+    """
+    sites = sorted(data) if task.networks_differ else sorted(data)[:1]
+    found = [initial_weights(entry, Build(task.at(site), data[site], roster, seed, site)) for site in sites]
+    digests = [each["digest"] for each in found]
+    return {**found[0], "digest": digests[0] if len(digests) == 1 else digest_of(digests)}
 
 
 def _shapes(state: dict[str, Tensor]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:

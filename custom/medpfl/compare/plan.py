@@ -59,12 +59,13 @@ def make_plan(file: Comparison, site_files: dict[str, Path]) -> Plan:
     task: Task = build(file.task.model_dump(), Task, "task")
     roster = tuple(sorted(site_files))
     splits, first = read_splits(task, site_files, file.splits)
-    made = Build(task, first, roster, file.seeds[0])
+    made = Build(task.at(roster[0]), first, roster, file.seeds[0], roster[0])
     if file.examples and len(first.splits["test"].targets.shape) < 3:
         raise ConfigError(f"'examples' shows segmentations of images, which {type(task).__name__} does not make")
     plan = Plan(file, task, dict(site_files), made, splits)
     candidates = {
-        name: [build_entry(file, name, made, values) for values in candidates_of(file, name)] for name in names_of(file)
+        name: [build_entry(file, name, made, values) for values in candidates_of(file, name)]
+        for name in names_of(file, task)
     }
     check_equal_work([entry for entries in candidates.values() for entry in entries])
     if file.tuning is None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from medpfl.compare.data import Read, reader, split_digest
-from medpfl.compare.entries import initial_weights
+from medpfl.compare.entries import initial_everywhere
 from medpfl.compare.file import FEDAVG, FINE_TUNED, LOCAL, POOLED
 from medpfl.compare.pooled import train_pooled
 from medpfl.compare.runs import job_of, rebuild
@@ -28,7 +28,6 @@ from medpfl.evaluate.deployed import Deployed, load_deployed
 from medpfl.evaluate.models import write_text
 from medpfl.evaluate.predict import evaluate_on_all
 from medpfl.evaluate.tables import read_summary
-from medpfl.methods.base import Build
 from medpfl.rounds.coordinator import QuorumLost
 from medpfl.rounds.messages import number
 from medpfl.rounds.simulate import simulate
@@ -78,7 +77,7 @@ def run(order: dict[str, Any], folder: Path) -> dict[str, Any]:
     result = {
         **{key: order[key] for key in ("seed", "split", "without")},
         "method": order["name"],
-        "initial": initial_weights(entry, Build(task, data[roster[0]], roster, order["seed"])),
+        "initial": initial_everywhere(entry, task, taking_part, roster, order["seed"]),
     }
     job = job_of(entry, task, order, len(roster))
     test = not order["searching"]

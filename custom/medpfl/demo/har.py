@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Site files for the 30 subjects of UCI HAR (Anguita et al., ESANN 2013), each a hospital. The user downloads the data.
+"""Site files for the 30 subjects of UCI HAR (Anguita et al., ESANN 2013), each a hospital, or for a few hospitals that
+share them. The user downloads the data.
 
 The raw signals are used (nine channels, windows of 128 steps), not the 561 features made of them. Windows overlap by
 half. So each subject's windows are cut by time: of every activity the first train, the next validate, the last test,
@@ -23,10 +24,11 @@ STEPS = 128
 FRACTIONS = {"train": 0.5, "validation": 0.2, "test": 0.3}
 
 
-def write_har(folder: Path, data: Path | None = None) -> list[str]:
+def write_har(folder: Path, data: Path | None = None, hospitals: int | None = None) -> list[str]:
     """Write ``subject-NN.yaml`` and ``subject-NN.npz`` for every subject; returns the names.
 
     Args:
+        hospitals: write so many hospitals instead, ``hospital-1`` ..., to which the subjects are dealt out in turn.
         data: the unpacked folder "UCI HAR Dataset"; None: $MEDPFL_HAR_DATA.
 
     Raises:
@@ -37,12 +39,18 @@ def write_har(folder: Path, data: Path | None = None) -> list[str]:
     signals, activity, subject = (np.concatenate([part[place] for part in parts]) for place in range(3))
     folder.mkdir(parents=True, exist_ok=True)
     names = []
-    for number in np.unique(subject):
-        mine = np.flatnonzero(subject == number)
-        name = f"subject-{number:02}"
+    people = np.unique(subject)
+    groups = {f"subject-{number:02}": [number] for number in people}
+    if hospitals is not None:
+        groups = {f"hospital-{number + 1}": people[number::hospitals].tolist() for number in range(hospitals)}
+    for name, members in groups.items():
         names.append(name)
-        kept, split = cut_by_time(activity[mine], name)
-        rows = mine[kept]
+        cuts = []
+        for number in members:
+            mine = np.flatnonzero(subject == number)
+            kept, split = cut_by_time(activity[mine], f"subject-{number:02}")
+            cuts.append((mine[kept], split))
+        rows, split = (np.concatenate(each) for each in zip(*cuts, strict=True))
         np.savez_compressed(folder / f"{name}.npz", x=signals[rows], activity=activity[rows], split=split)
         har = {
             "kind": "series",

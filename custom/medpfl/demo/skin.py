@@ -2,8 +2,9 @@
 """Site files, images, masks and tables for the sources of HAM10000 (Tschandl et al., 2018), which the user downloads.
 
 Dermatoscopic images of four sources: Rosendahl's practice, and three cameras of the department in Vienna. Every source
-(or, as in the CusFL paper, every one of the two hospitals) is a site. Images of one lesion stay in one split, at all
-sites together: nine lesions occur in two sources. The split is stratified by source and diagnosis.
+(or, as in the CusFL paper, each of the two hospitals; or, as in the MH-pFLID paper, each of four resolutions of
+the same images) is a site. Images of one lesion stay in one split, at all sites together: nine lesions occur in two
+sources. The split is stratified by source and diagnosis.
 """
 
 import copy
@@ -25,11 +26,15 @@ from medpfl.core.seeding import derive_seed
 from medpfl.sites.samples import in_parallel
 
 ENVIRONMENT_VARIABLE = "MEDPFL_HAM10000"
+_SOURCES = ("rosendahl", "vidir_modern", "vidir_molemax", "vienna_dias")
 SITES = {
-    "sources": {name: (name,) for name in ("rosendahl", "vidir_modern", "vidir_molemax", "vienna_dias")},
+    "sources": {name: (name,) for name in _SOURCES},
     "hospitals": {"rosendahl": ("rosendahl",), "vidir": ("vidir_modern", "vidir_molemax", "vienna_dias")},
+    "resolutions": dict.fromkeys(("full", "half", "quarter", "eighth"), _SOURCES),
 }
 """What the sites are: name to its sources."""
+COARSER = {"half": 2, "quarter": 4, "eighth": 8}
+"""Site to how many times fewer pixels its images have, in each direction."""
 DIAGNOSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
 MALIGNANT = ("akiec", "bcc", "mel")
 SIZE = (64, 48)
@@ -37,7 +42,9 @@ SIZE = (64, 48)
 TEST, VALIDATION = 0.2, 0.16
 FOLDS = 5
 _ALL = "all"
+PUBLIC = "public"
 _MASK = "_segmentation"
+_FOLD_COLUMNS = tuple(f"fold_{number}" for number in range(FOLDS))
 _COLUMNS = ("image_id", "lesion_id", "dx", "dataset")
 
 Rows = list[dict[str, str]]
@@ -50,6 +57,8 @@ def write_skin(
     size: tuple[int, int] | None = SIZE,
     fold: int = 0,
     parts: int = 1,
+    images: int | None = None,
+    public: int = 0,
 ) -> list[str]:
     """Write ``<site>.yaml`` and ``<site>/`` (images, masks, table.csv) for every site; returns their names.
 
@@ -59,12 +68,17 @@ def write_skin(
     Args:
         data: the ZIP file or folder with images (ID.jpg), masks (ID_segmentation.png) and metadata.csv, in any
             subfolders; None: $MEDPFL_HAM10000.
-        sites: "sources" (four) or "hospitals" (two, as in the CusFL paper).
+        sites: "sources" (four), "hospitals" (two, as in the CusFL paper) or "resolutions" (four, as in the MH-pFLID
+            paper: the same images at each, 1, 2, 4 and 8 times coarser).
         size: width and height in pixels of the copies, which are quick to read; None: the files as they are, as links
             where ``data`` is a folder.
         fold: 0 to 4: which fifth of the lesions is the test part. The site files name all five as folds.
         parts: into how many sites each is divided, ``<site>_1`` ...: its training and validation lesions are dealt out,
             and all have its whole test part, as with the CusFL paper's 8 to 64 clients.
+        images: at most so many a site, whole lesions: of every diagnosis as many lesions as there are, or as of the
+            other diagnoses; None: all.
+        public: at most so many images that no site has, chosen alike from all sources. They lie in ``public/``, and
+            every site declares them as ``skin_diagnosis_public`` and so on.
 
     Raises:
         DataError: the data are not there or not whole; says what to download and where to put it.
@@ -73,10 +87,20 @@ def write_skin(
     with _opened(data) as source:
         rows = _rows(source)
         source.check(f"{row['image_id']}{suffix}" for row in rows for suffix in (".jpg", f"{_MASK}.png"))
-        folds = [_parts(rows, number) for number in range(FOLDS)]
+        shared = _spread(rows, public, PUBLIC)
+        lesions = {row["lesion_id"] for row in shared}
+        kept = {}
         for site, names in SITES[sites].items():
-            mine = [row for row in rows if row["dataset"] in names]
-            _write_site(folder, site, mine, folds, fold, source, size, parts)
+            mine = [row for row in rows if row["dataset"] in names and row["lesion_id"] not in lesions]
+            kept[site] = mine if images is None else _spread(mine, images, "+".join(names))
+        used = {row["image_id"] for part in (shared, *kept.values()) for row in part}
+        folds = [_parts([row for row in rows if row["image_id"] in used], number) for number in range(FOLDS)]
+        if shared:
+            _write_images(folder / PUBLIC, shared, folds, _dealt(shared, folds[fold], 1), source, size, 1)
+        for site, mine in kept.items():
+            dealt = _dealt(mine, folds[fold], parts)
+            _write_images(folder / site, mine, folds, dealt, source, size, COARSER.get(site, 1))
+            _write_declarations(folder, site, fold, size, parts, bool(shared))
     return [name for site in SITES[sites] for name in _names(site, parts)]
 
 
@@ -148,6 +172,26 @@ def _rows(source: _Source) -> Rows:
     return sorted(rows, key=lambda row: row["image_id"])
 
 
+def _spread(rows: Rows, count: int, purpose: str) -> Rows:
+    """At most ``count`` of the rows, in their order: whole lesions, of each diagnosis in turn while it has any."""
+    waiting: dict[str, dict[str, int]] = {}
+    for row in rows:
+        lesions = waiting.setdefault(row["dx"], {})
+        lesions[row["lesion_id"]] = lesions.get(row["lesion_id"], 0) + 1
+    queues = []
+    for diagnosis, lesions in sorted(waiting.items()):
+        names = list(lesions)
+        order = np.random.default_rng(derive_seed(0, purpose, diagnosis)).permutation(len(names))
+        queues.append([(names[index], lesions[names[index]]) for index in order])
+    chosen: set[str] = set()
+    for number in range(max(map(len, queues), default=0)):
+        for queue in queues:
+            if number < len(queue) and queue[number][1] <= count:
+                chosen.add(queue[number][0])
+                count -= queue[number][1]
+    return [row for row in rows if row["lesion_id"] in chosen]
+
+
 def _parts(rows: Rows, fold: int) -> dict[str, str]:
     """Lesion to train, validation or test: of every source's lesions with one diagnosis the same shares."""
     strata: dict[tuple[str, str], list[str]] = {}
@@ -182,58 +226,74 @@ def _dealt(rows: Rows, part: dict[str, str], parts: int) -> dict[str, str]:
     return dealt
 
 
-def _write_site(
-    folder: Path,
-    site: str,
+def _write_images(
+    base: Path,
     rows: Rows,
     folds: list[dict[str, str]],
-    fold: int,
+    dealt: dict[str, str],
     source: _Source,
     size: tuple[int, int] | None,
-    parts: int,
+    coarser: int,
 ) -> None:
-    base = folder / site
+    """Images, masks and ``table.csv`` of one site, or of the public part."""
     for name in ("images", "masks"):
         (base / name).mkdir(parents=True, exist_ok=True)
-    suffix = ".png" if size else ".jpg"
-    dealt = _dealt(rows, folds[fold], parts)
-    columns = [f"fold_{number}" for number in range(FOLDS)]
+    if coarser > 1 and size is None:
+        raise DataError("images of several resolutions are copies: they need a size")
     with open(base / "table.csv", "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, (*_COLUMNS, *columns, "part"))
+        writer = csv.DictWriter(file, (*_COLUMNS, *_FOLD_COLUMNS, "part"))
         writer.writeheader()
         for row in rows:
             lesion = row["lesion_id"]
-            cuts = {column: part[lesion] for column, part in zip(columns, folds, strict=True)}
+            cuts = {column: part[lesion] for column, part in zip(_FOLD_COLUMNS, folds, strict=True)}
             writer.writerow({**row, **cuts, "part": dealt[lesion]})
 
     def copy(image_id: str) -> None:
         image, mask = f"{image_id}.jpg", f"{image_id}{_MASK}.png"
-        pairs = ((image, base / "images" / (image_id + suffix)), (mask, base / "masks" / mask))
+        pairs = ((image, base / "images" / (image_id + _suffix(size))), (mask, base / "masks" / mask))
         for name, target in pairs:
             target.unlink(missing_ok=True)
             if size is None:
                 source.put(name, target)
+            elif name == image and coarser > 1:
+                pixels = (max(1, size[0] // coarser), max(1, size[1] // coarser))
+                _resized(source, name, pixels, Image.Resampling.BICUBIC).save(target)  # as in the MH-pFLID paper
             else:
-                _resized(source, name, size).save(target)
+                # A mask stays a mask: its values are the nearest pixels'.
+                how = Image.Resampling.NEAREST if name == mask else Image.Resampling.BILINEAR
+                _resized(source, name, size, how).save(target)
 
     for _ in in_parallel(copy, [row["image_id"] for row in rows]):
         pass
+
+
+def _suffix(size: tuple[int, int] | None) -> str:
+    return ".png" if size else ".jpg"
+
+
+def _write_declarations(
+    folder: Path, site: str, fold: int, size: tuple[int, int] | None, parts: int, public: bool
+) -> None:
+    """The site files of one site and its parts."""
+    suffix = _suffix(size)
     for number, name in enumerate(_names(site, parts), start=1):
         where: dict[str, Any] = {} if parts == 1 else {"where": {"part": [str(number), _ALL]}}
-        split: dict[str, Any] = {"column": columns[fold], "group": "lesion_id"}
+        split: dict[str, Any] = {"column": _FOLD_COLUMNS[fold], "group": "lesion_id"}
         if parts == 1:  # the lesions are dealt out by one fold's cut
-            split["folds"] = columns
-        text = yaml.safe_dump({"site": name, "datasets": _datasets(site, suffix, where, split)}, sort_keys=False)
+            split["folds"] = list(_FOLD_COLUMNS)
+        datasets = _datasets(site, suffix, where, split)
+        if public:
+            shared = _datasets(PUBLIC, suffix, {}, {"group": "lesion_id"})
+            datasets |= {f"{task}_{PUBLIC}": declared for task, declared in shared.items()}
+        text = yaml.safe_dump({"site": name, "datasets": datasets}, sort_keys=False)
         (folder / f"{name}.yaml").write_text(
             "# HAM10000 (CC BY-NC 4.0): Tschandl, Rosendahl, Kittler. Paths are relative to this file.\n" + text
         )
 
 
-def _resized(source: _Source, name: str, size: tuple[int, int]) -> Image.Image:
+def _resized(source: _Source, name: str, size: tuple[int, int], how: Image.Resampling) -> Image.Image:
     try:
         with Image.open(io.BytesIO(source.read(name))) as image:
-            # A mask stays a mask: its values are the nearest pixels'.
-            how = Image.Resampling.NEAREST if name.endswith(".png") else Image.Resampling.BILINEAR
             return image.resize(size, how)
     except OSError as error:
         raise DataError(f"{source.place}: {name} cannot be read as an image: {error}") from error

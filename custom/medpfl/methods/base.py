@@ -88,6 +88,10 @@ class Method(ABC):
         if not self.lr > 0:
             raise ConfigError(f"{type(self).__name__}'s lr must be above 0, got {self.lr}")
 
+    def at(self, site: str) -> "Method":
+        """The method as this hospital follows it; the same everywhere, unless the job says otherwise."""
+        return self
+
     @abstractmethod
     def models(self, build: Build) -> dict[str, nn.Module]:
         """The networks a hospital holds; ``build.network()`` makes the task's."""

@@ -11,7 +11,7 @@ depend on the local model; here it is KL(local || messenger). Attention runs ove
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -25,6 +25,9 @@ from medpfl.models.split import body_shape, find_body, output_shape, watched
 from medpfl.models.token_attention import Addition, TokenAttention
 from medpfl.sites.samples import Samples
 
+DEFAULT = "default"
+"""In place of a hospital's name: all that are not named."""
+
 
 def divergence(local: Tensor, messenger: Tensor) -> Tensor:
     """KL(local || messenger) of class logits, B x C x ..., averaged over samples (and positions); one output is a
@@ -35,24 +38,6 @@ def divergence(local: Tensor, messenger: Tensor) -> Tensor:
         local, messenger = torch.cat([zero, local], dim=1), torch.cat([zero, messenger], dim=1)
     log_local, log_messenger = local.log_softmax(dim=1), messenger.log_softmax(dim=1)
     return (log_local.exp() * (log_local - log_messenger)).sum(dim=1).mean()
-
-
-class LocalNetwork(nn.Module):
-    """The hospital's own network, and the path of the module that ends its body."""
-
-    def __init__(self, network: nn.Module, body: str):
-        super().__init__()
-        self.network, self.body = network, body
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = self.network(inputs)
-        return outputs
-
-    def with_features(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """L_h(L_b(x)) and L_b(x), from one pass."""
-        with watched(self.network, self.body) as seen:
-            outputs: Tensor = self.network(inputs)
-        return outputs, seen[-1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +53,8 @@ class MHpFLID(Method):
         distill_local: weight of the KL term in Eq. (5), in [0, 1]; the labels' loss has the rest.
         shared: what of the messenger is averaged; the rest stays home (Table 6).
         receiver, transmitter: attention, or plain addition (Table 6).
-        bodies: hospital to the path of the module that ends its network's body; others are found by a trial run.
+        bodies: hospital (or "default") to the path of the module that ends its network's body; others are found by a
+            trial run.
     """
 
     epochs: int = 4
@@ -96,8 +82,7 @@ class MHpFLID(Method):
 
     def models(self, build: Build) -> dict[str, nn.Module]:
         network, shape = build.network(), build.input_shape
-        body = self.bodies.get(build.site) or find_body(network, shape)
-        local = body_shape(network, body, shape)
+        local = body_shape(network, self._body_of(network, build.site, shape), shape)
         outputs = output_shape(network, shape)
         # Only the messenger must start alike everywhere; its seed is its own, whatever the local network draws.
         messenger = build.seeded(lambda: Messenger(shape, outputs[0], dense=len(outputs) > 1))
@@ -108,7 +93,15 @@ class MHpFLID(Method):
             "receiver": build.seeded(lambda: _exchange(self.receiver, local[0], grid[0], "messenger")),
             "transmitter": build.seeded(lambda: _exchange(self.transmitter, local[0], grid[0], "local")),
         }
-        return {"local_network": LocalNetwork(network, body), "messenger": messenger, **parts}
+        return {"local_network": network, "messenger": messenger, **parts}
+
+    def _body_of(self, network: nn.Module, site: str, shape: tuple[int, ...]) -> str:
+        return self.bodies.get(site, self.bodies.get(DEFAULT)) or find_body(network, shape)
+
+    def at(self, site: str) -> Method:
+        """With this hospital's body alone: what it deploys does not name the others."""
+        mine = self.bodies.get(site, self.bodies.get(DEFAULT))
+        return replace(self, bodies={DEFAULT: mine} if mine else {})
 
     def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
         path = "messenger" if self.shared == "all" else f"messenger.{self.shared}"
@@ -132,9 +125,9 @@ class MHpFLID(Method):
 
     def _inject(self, site: Site, batch: Batch) -> None:
         """Eq. (2)."""
-        local, messenger = _networks(site)
+        local, messenger = self._networks(site)
         receiver = site.models["receiver"]
-        local.train()
+        local.network.train()
         receiver.train()
         weight = self.inject_messenger
         with _frozen(messenger):
@@ -149,12 +142,12 @@ class MHpFLID(Method):
 
     def _distill(self, site: Site, batch: Batch) -> None:
         """Eq. (5), with KL(local || messenger) for its second term."""
-        local, messenger = _networks(site)
+        local, messenger = self._networks(site)
         transmitter = site.models["transmitter"]
         messenger.train()
         transmitter.train()
         weight = self.distill_local
-        with _frozen(local):
+        with _frozen(local.network):
             with site.autocast():
                 with torch.no_grad():
                     teacher, mine = local.with_features(batch.inputs)
@@ -163,16 +156,31 @@ class MHpFLID(Method):
             loss = (1 - weight) * learnt + weight * divergence(teacher, outputs)
             site.step("messenger", loss, "transmitter")
 
+    def _networks(self, site: Site) -> "tuple[Watched, Messenger]":
+        network, messenger = site.models["local_network"], site.models["messenger"]
+        assert isinstance(messenger, Messenger)
+        shape = tuple(site.data.splits["train"].inputs.shape[1:])
+        body = site.keep("where the body ends", lambda: self._body_of(network, site.name, shape))
+        return Watched(network, body), messenger
+
     def diagnose(self, models: nn.ModuleDict, samples: Samples, index: int, device: torch.device) -> dict[str, float]:
         """How far the receiver's and the transmitter's bases are from orthogonal (Table 8, our definition)."""
         parts = {name: models[name] for name in ("receiver", "transmitter")}
         return {f"{n}_correlation": part.correlation() for n, part in parts.items() if isinstance(part, TokenAttention)}
 
 
-def _networks(site: Site) -> tuple[LocalNetwork, Messenger]:
-    local, messenger = site.models["local_network"], site.models["messenger"]
-    assert isinstance(local, LocalNetwork) and isinstance(messenger, Messenger)
-    return local, messenger
+@dataclass(frozen=True)
+class Watched:
+    """The hospital's own network, and the path of the module that ends its body."""
+
+    network: nn.Module
+    body: str
+
+    def with_features(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """L_h(L_b(x)) and L_b(x), from one pass."""
+        with watched(self.network, self.body) as seen:
+            outputs: Tensor = self.network(inputs)
+        return outputs, seen[-1]
 
 
 def _exchange(kind: str, local: int, width: int, queries: str) -> nn.Module:

@@ -18,6 +18,11 @@ class Architecture(ABC):
         """For segmentation: every length of an input must be a multiple of this. None: one result an input."""
         return None
 
+    @property
+    def differs(self) -> bool:
+        """Whether hospitals have different networks, whose weights cannot be averaged."""
+        return False
+
     def at(self, site: str) -> "Architecture":
         """The architecture that this hospital uses; the same everywhere, unless the job says otherwise."""
         return self

@@ -32,6 +32,11 @@ class ByHospital(Architecture):
         known = [multiple for multiple in multiples if multiple is not None]
         return math.lcm(*known) if len(known) == len(multiples) else None
 
+    @property
+    def differs(self) -> bool:
+        first, *others = self.hospitals.values()
+        return any(other != first for other in others)
+
     def at(self, site: str) -> Architecture:
         found = self.hospitals.get(site, self.hospitals.get("default"))
         if found is None:

@@ -59,8 +59,8 @@ class SiteRunner:
         root: Path,
         stopped: Callable[[], bool] = lambda: False,
     ):
-        self.name, self.method, self.root = name, method, root
-        self.task = task.at(name)
+        self.name, self.root = name, root
+        self.method, self.task = method.at(name), task.at(name)
         self._config = [spec_of(method), spec_of(task)]
         self._site_file, self._stopped = site_file, stopped
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

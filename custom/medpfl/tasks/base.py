@@ -61,6 +61,12 @@ class Task(ABC):
             return self
         return dataclasses.replace(self, architecture=architecture.at(site))  # type: ignore[type-var]
 
+    @property
+    def networks_differ(self) -> bool:
+        """Whether hospitals have different networks, whose weights cannot be averaged."""
+        architecture = getattr(self, "architecture", None)
+        return isinstance(architecture, Architecture) and architecture.differs
+
     @abstractmethod
     def load(self, site_file: SiteFile) -> SiteData:
         """Read the hospital's data.
