@@ -184,6 +184,15 @@ def test_har_trains_with_a_hospital_a_subject(har_folder: Path, tmp_path: Path) 
         assert result_table(read_summary(tmp_path / name / "results")).values.shape == (3, 4)
 
 
+def test_har_trains_with_another_network_at_each_hospital(har_folder: Path, tmp_path: Path) -> None:
+    names = write_har(tmp_path / "sites", har_folder, hospitals=3)
+    job = load_job(JOBS / "mhpflid_har")
+    assert isinstance(job, Job)
+    job = replace(job, method=replace(job.method, steps=4), settings=replace(job.settings, rounds=2))
+    simulate(job, {n: tmp_path / "sites" / f"{n}.yaml" for n in names}, tmp_path / "results", tmp_path / "home")
+    assert np.isfinite(result_table(read_summary(tmp_path / "results")).values).all()
+
+
 def test_har_files_that_are_not_whole(har_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no such file\. Download the dataset 'Human Activity Recognition Using"):
         write_har(tmp_path, tmp_path / "nowhere")
