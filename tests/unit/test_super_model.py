@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from conftest import small_job, write_table_sites
 from medpfl import store
 from medpfl.component import build, spec_of
-from medpfl.core.errors import ConfigError, MedPFLError, RefusedUpdate
+from medpfl.core.errors import ConfigError, DataError, MedPFLError, RefusedUpdate
 from medpfl.core.mixers import Mean, ServerAdam, SoftPull
 from medpfl.evaluate.deployed import Deployed, load_deployed
 from medpfl.evaluate.gamma import choose_gamma, read_study
@@ -247,8 +247,14 @@ def test_a_result_that_was_altered_is_refused(
         ({"roster": ["berta", "anna", "clara", "dora"]}, r"summary\.json was altered or is of another version"),
         ({"roster": ["anna", "berta", "clara", "emil"]}, "holds no model of emil; it has: anna, berta, clara, dora"),
         ({"classes": ["one"]}, r"summary\.json was altered or is of another version"),
+        ({"recipe": {**summary["recipe"], "preparation": "x"}}, r"summary\.json was altered or is of another version"),
+        ({"settings": {}}, r"summary\.json was altered or is of another version: 'rounds'"),
     ):
         (result / "summary.json").write_text(json.dumps({**summary, **change}))
+        with pytest.raises(MedPFLError, match=words):
+            read_result(result)
+    for text, words in (("[]", "expected a JSON object, got list"), ("{", "is not a results folder: summary.json")):
+        (result / "summary.json").write_text(text)
         with pytest.raises(MedPFLError, match=words):
             read_result(result)
     (result / "summary.json").write_text(json.dumps(summary))
@@ -278,3 +284,10 @@ def test_a_hospital_that_the_selector_does_not_know_is_refused(result: Path, tab
     files = {**table_sites, "emil": table_sites["anna"]}
     with pytest.raises(MedPFLError, match="emil is not among the selector's classes: anna, berta, clara, dora"):
         study_here(read_result(result), files)
+
+
+def test_other_data_than_the_model_s_are_named(result: Path, table_sites: dict[str, Path]) -> None:
+    path = table_sites["berta"]
+    path.write_text(path.read_text().replace("      c: number\n", ""))
+    with pytest.raises(DataError, match=r"berta: the super model takes inputs of shape \[3\] .* the data have \[2\]"):
+        study_here(read_result(result), table_sites)

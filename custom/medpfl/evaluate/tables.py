@@ -53,12 +53,14 @@ def read_summary(folder: Path) -> dict[str, Any]:
     """A job's summary.json.
 
     Raises:
-        MedPFLError: it is missing or not JSON.
+        MedPFLError: it is missing or not a JSON object.
     """
     try:
-        content: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
+        content = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise MedPFLError(f"{folder} is not a results folder: summary.json cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise MedPFLError(f"{folder / 'summary.json'}: expected a JSON object, got {type(content).__name__}")
     return content
 
 

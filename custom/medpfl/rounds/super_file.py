@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor, nn
 
 import medpfl
@@ -116,8 +115,8 @@ def read_result(folder: Path) -> Super:
         if list(roster) != sorted(set(roster)):
             raise ConfigError(f"its roster is not in order: {', '.join(roster)}")
         last = summary["settings"]["rounds"]
-        preparation = dict(recipe["preparation"])
-    except (KeyError, TypeError, ValidationError, ConfigError) as error:
+        preparation, job = dict(recipe["preparation"]), str(summary["job"])
+    except (KeyError, TypeError, ValueError, ConfigError) as error:  # pydantic's ValidationError is a ValueError
         raise MedPFLError(f"{folder / 'summary.json'} was altered or is of another version: {error}") from error
     for slot in ("global", "personal", "selector"):
         if slot not in hashes or slot not in parts:
@@ -134,7 +133,7 @@ def read_result(folder: Path) -> Super:
     if difference := differing_entry(networks, state):
         raise MedPFLError(f"{folder}: the slots do not fit the job's configuration: {difference}")
     networks.load_state_dict(state)
-    return Super(method, task, networks.eval(), found, summary["job"], last, preparation)
+    return Super(method, task, networks.eval(), found, job, last, preparation)
 
 
 def _selector_classes(parts: nn.ModuleDict, recipe: Recipe) -> int:
