@@ -61,7 +61,10 @@ def plan_of(folder: Path, **changes: Any) -> Any:
             "'methods.A.sweep': dictionary should",
         ),
         ({"methods": {"A": {**SOFT_PULL, "sweep": {"model.lam": [0.5, 0.5]}}}}, "methods.A.sweep names a value twice"),
-        ({"methods": {"A": {**SOFT_PULL, "sweep": {"steps": [2, 3]}}}}, "methods.A.sweep may not set 'steps': it is the same"),
+        (
+            {"methods": {"A": {**SOFT_PULL, "sweep": {"steps": [2, 3]}}}},
+            "methods.A.sweep may not set 'steps': it is the same",
+        ),
         (
             {"methods": {"A": {**SOFT_PULL, "sweep": {"lr": [1, 2]}}, "A lr 2": SOFT_PULL}},
             "a point of a sweep has the name of another method",
