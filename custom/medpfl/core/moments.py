@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from medpfl.core.compiled import compiled
 from medpfl.core.errors import ConfigError
 
+Floats = NDArray[np.float64]
 _NATIVE = (torch.float32, torch.float64)
 
 
@@ -26,37 +27,31 @@ class Moments:
 
     def __init__(self) -> None:
         self.count = 0
-        self._mean = torch.zeros((), dtype=torch.float64)
-        self._squares = torch.zeros((), dtype=torch.float64)
+        self._mean = self._squares = np.zeros(0)
 
     def add(self, values: Tensor) -> None:
         """Take in B x C x n values, B and n >= 1."""
-        size = values.shape[0] * values.shape[2]
+        if not self.count:
+            self._mean, self._squares = np.zeros(values.shape[1]), np.zeros(values.shape[1])
         if values.device.type == "cpu" and values.dtype in _NATIVE:
-            sums, squares, centre = (torch.zeros(values.shape[1], dtype=torch.float64) for _ in range(3))
-            centre += self._mean if self.count else values[0].mean(dim=1, dtype=torch.float64)
-            _add_up(values.contiguous().numpy(), centre.numpy(), sums.numpy(), squares.numpy())
-            squares = (squares - sums.square() / size).clamp_min(0)
-            mean = centre + sums / size
+            _take_in(values.contiguous().numpy(), self.count, self._mean, self._squares)
         else:
             values = values.to(torch.float64, copy=True)
             mean = values.mean(dim=(0, 2))
             squares = values.sub_(mean[:, None]).square_().sum(dim=(0, 2))
-        total = self.count + size
-        shift = mean - self._mean
-        self._mean = self._mean + shift * (size / total)
-        self._squares = self._squares + squares + shift.square() * (self.count * size / total)
-        self.count = total
+            size = values.shape[0] * values.shape[2]
+            _merge(self.count, self._mean, self._squares, size, mean.cpu().numpy(), squares.cpu().numpy())
+        self.count += values.shape[0] * values.shape[2]
 
     @property
     def mean(self) -> Tensor:
         """C values."""
-        return self._mean
+        return torch.from_numpy(self._mean)
 
     @property
     def variance(self) -> Tensor:
         """C values, >= 0: divided by the number of values, not by one less."""
-        return self._squares / self.count
+        return torch.from_numpy(self._squares / self.count)
 
 
 class InputMoments:
@@ -104,24 +99,41 @@ class InputMoments:
         for path, moments in self._moments.items():
             if not moments.count:
                 raise ConfigError(f"nothing passed through layer '{path}', so its inputs have no statistics")
-            found[f"{path}.mean"], found[f"{path}.variance"] = moments.mean.cpu(), moments.variance.cpu()
+            found[f"{path}.mean"], found[f"{path}.variance"] = moments.mean, moments.variance
         return found
 
 
+@compiled
+def _merge(count: int, mean: Floats, squares: Floats, size: int, other_mean: Floats, other_squares: Floats) -> None:
+    """Chan, Golub and LeVeque's update, in place; ``squares`` are sums of squared differences from the mean."""
+    total = count + size
+    for channel in range(len(mean)):
+        shift = other_mean[channel] - mean[channel]
+        mean[channel] += shift * (size / total)
+        squares[channel] += other_squares[channel] + shift * shift * (count * (size / total))
+
+
 @partial(compiled, reordered_sums=True)
-def _add_up(
-    values: NDArray[Any], centre: NDArray[np.float64], sums: NDArray[np.float64], squares: NDArray[np.float64]
-) -> None:
-    """Add to C sums and sums of squares the differences of B x C x n values from ``centre``, which is to be near the
-    mean: reading them once, a statistics pass costs no more than an evaluation does."""
-    for row in range(values.shape[0]):
-        for channel in range(values.shape[1]):
-            around = centre[channel]
-            total = 0.0
-            square = 0.0
-            for place in range(values.shape[2]):
-                difference = np.float64(values[row, channel, place]) - around
+def _take_in(values: NDArray[Any], count: int, mean: Floats, squares: Floats) -> None:
+    """``Moments.add``: reads every value once, which is why a statistics pass costs about as much as an evaluation.
+    Differences are taken from a number near the mean, so that they do not cancel."""
+    rows, channels, places = values.shape
+    size = rows * places
+    found, around = np.zeros(channels), np.zeros(channels)
+    for channel in range(channels):
+        centre = mean[channel]
+        if count == 0:
+            centre = 0.0
+            for place in range(places):
+                centre += np.float64(values[0, channel, place])
+            centre /= places
+        total = 0.0
+        square = 0.0
+        for row in range(rows):
+            for place in range(places):
+                difference = np.float64(values[row, channel, place]) - centre
                 total += difference
                 square += difference * difference
-            sums[channel] += total
-            squares[channel] += square
+        found[channel] = centre + total / size
+        around[channel] = max(0.0, square - total * total / size)
+    _merge(count, mean, squares, size, found, around)
