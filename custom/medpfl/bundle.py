@@ -22,24 +22,27 @@ from medpfl.demo.organc import write_organc
 from medpfl.demo.patterns import KINDS, write_patterns
 from medpfl.demo.skin import ENVIRONMENT_VARIABLE as SKIN_DATA
 from medpfl.demo.skin import write_skin
+from medpfl.demo.skin_imbalance import DELTAS, write_imbalance
 
 DEMOS: dict[str, Callable[[Path], list[str]]] = {
     "phantom": phantom.write_phantoms,
+    "phantom_channels": phantom.write_two_channels,
     "heart": write_heart,
     "skin": write_skin,
     "skin_hospitals": partial(write_skin, sites="hospitals"),
     "skin_400": partial(write_skin, images=400, public=400),
     "skin_resolutions": partial(write_skin, sites="resolutions", images=400, public=400),
+    **{f"skin_delta_{delta}": partial(write_imbalance, delta=delta) for delta in DELTAS},
     **{f"patterns_{kind}": partial(write_patterns, kind=kind) for kind in KINDS},
     "organc": write_organc,
     "har": write_har,
     "har_hospitals": partial(write_har, hospitals=3),
 }
 """Name of a demo to the function that writes its site files (and data) into a folder and returns the hospitals."""
-_MADE = {"phantom": str(phantom.HOSPITALS)}
+_MADE = {"phantom": str(phantom.HOSPITALS), "phantom_channels": str(phantom.TWO_CHANNELS)}
 _DATA = {
     "heart": HEART_DATA,
-    **dict.fromkeys(("skin", "skin_hospitals", "skin_400", "skin_resolutions"), SKIN_DATA),
+    **{name: SKIN_DATA for name in DEMOS if name.startswith("skin")},
     "organc": ORGANC_DATA,
     **dict.fromkeys(("har", "har_hospitals"), HAR_DATA),
 }

@@ -104,8 +104,10 @@ def check_args(kind: type, args: Any, where: str) -> dict[str, Any]:
 
 
 def _checked(kind: type, name: str, hint: Any, value: Any, where: str) -> Any:
-    if isinstance(hint, type) and isinstance(value, dict) and "path" in value:
-        return build(value, hint, f"{where}.{name}")
+    if isinstance(value, dict) and "path" in value:
+        for base in typing.get_args(hint) or (hint,):  # a component, or perhaps None
+            if isinstance(base, type) and inspect.isabstract(base):
+                return build(value, base, f"{where}.{name}")
     try:
         config = None if dataclasses.is_dataclass(hint) else ConfigDict(arbitrary_types_allowed=True)
         # JSON has no tuples and no integers apart from floats, so lists and whole numbers pass; strings do not.

@@ -10,11 +10,12 @@ from medpfl.component import build, spec_of
 from medpfl.core.errors import ConfigError
 from medpfl.models.base import Architecture
 from medpfl.models.conv_pool import ConvPool
+from medpfl.models.dnet import DNet
 from medpfl.models.light import MobileNetV2, ShuffleNetV2, SqueezeNet
 from medpfl.models.residual import ResidualNet
 from medpfl.models.sequence import RNN, TCN, SeriesTransformer
 from medpfl.models.split import body_shape, find_body, output_shape
-from medpfl.models.unet import FCN, UNet, UNetPlusPlus
+from medpfl.models.unet import FCN, BasicUNet, UNet, UNetPlusPlus
 
 CLASSIFIERS: list[Architecture] = [
     ResidualNet(),
@@ -25,9 +26,10 @@ CLASSIFIERS: list[Architecture] = [
     MobileNetV2(),
     ShuffleNetV2(),
     ConvPool(),
+    DNet(),
 ]
 SERIES: list[Architecture] = [TCN(), SeriesTransformer(), RNN()]
-DENSE: list[Architecture] = [UNet(), UNet(residual_units=2), UNetPlusPlus(), FCN()]
+DENSE: list[Architecture] = [UNet(), UNet(residual_units=2), UNetPlusPlus(), FCN(), BasicUNet()]
 ALL = [
     *((architecture, (3, 64, 48), (3, 5)) for architecture in CLASSIFIERS),
     *((architecture, (9, 128), (3, 5)) for architecture in SERIES),

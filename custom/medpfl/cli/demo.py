@@ -16,11 +16,16 @@ FolderArgument = Annotated[Path, typer.Argument(help="Folder to write into.")]
 
 
 @app.command("phantom")
-def demo_phantom(folder: FolderArgument, seed: int = 0) -> None:
+def demo_phantom(
+    folder: FolderArgument,
+    seed: int = 0,
+    channels: Annotated[bool, typer.Option(help="Five hospitals with two sequences, two of which lack one.")] = False,
+) -> None:
     """Four hospitals with generated MR-like phantoms (NIfTI)."""
-    from medpfl.demo.phantom import write_phantoms
+    from medpfl.demo.phantom import write_phantoms, write_two_channels
 
-    console.print(f"{folder}: {', '.join(write_phantoms(folder, seed))}")
+    write = write_two_channels if channels else write_phantoms
+    console.print(f"{folder}: {', '.join(write(folder, seed))}")
 
 
 @app.command("heart")
@@ -59,6 +64,20 @@ def demo_skin(
     pixels = (int(lengths[1]), int(lengths[2])) if lengths else None
     written = write_skin(folder, data, hospitals, pixels, fold, parts, images, public)
     console.print(f"{folder}: {', '.join(written)}")
+
+
+@app.command("skin-imbalance")
+def demo_skin_imbalance(
+    folder: FolderArgument,
+    data: Annotated[Path | None, typer.Option(help="HAM10000 as ZIP or folder; default: $MEDPFL_HAM10000.")] = None,
+    delta: Annotated[
+        float, typer.Option(help="Benign images a malignant one at three hospitals; at two the reverse.")
+    ] = 4,
+) -> None:
+    """Five simulated hospitals of 300 images of HAM10000 with unlike shares of malignant lesions."""
+    from medpfl.demo.skin_imbalance import write_imbalance
+
+    console.print(f"{folder}: {', '.join(write_imbalance(folder, data, delta))}")
 
 
 @app.command("patterns")

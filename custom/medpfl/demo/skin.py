@@ -83,9 +83,8 @@ def write_skin(
     Raises:
         DataError: the data are not there or not whole; says what to download and where to put it.
     """
-    data = data or Path(os.environ.get(ENVIRONMENT_VARIABLE, "data/ham10000"))
-    with _opened(data) as source:
-        rows = _rows(source)
+    with opened(skin_data(data)) as source:
+        rows = rows_of(source)
         source.check(f"{row['image_id']}{suffix}" for row in rows for suffix in (".jpg", f"{_MASK}.png"))
         shared = _spread(rows, public, PUBLIC)
         lesions = {row["lesion_id"] for row in shared}
@@ -102,6 +101,11 @@ def write_skin(
             _write_images(folder / site, mine, folds, dealt, source, size, COARSER.get(site, 1))
             _write_declarations(folder, site, fold, size, parts, bool(shared))
     return [name for site in SITES[sites] for name in _names(site, parts)]
+
+
+def skin_data(given: Path | None) -> Path:
+    """Where the data are: as given, else $MEDPFL_HAM10000."""
+    return given or Path(os.environ.get(ENVIRONMENT_VARIABLE, "data/ham10000"))
 
 
 def _names(site: str, parts: int) -> list[str]:
@@ -134,7 +138,7 @@ class _Source:
 
 
 @contextmanager
-def _opened(data: Path) -> Iterator[_Source]:
+def opened(data: Path) -> Iterator[_Source]:
     if data.is_dir():
         yield _Source(data, None)
     elif data.is_file():
@@ -150,7 +154,7 @@ def _opened(data: Path) -> Iterator[_Source]:
         )
 
 
-def _rows(source: _Source) -> Rows:
+def rows_of(source: _Source) -> Rows:
     """The table's rows of the four sources, each with its ``image_id`` without suffix, sorted by it."""
     tables = sorted(name for name in source.files if name.endswith("metadata.csv"))
     if len(tables) != 1:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Networks for segmentation: UNet and ResUNet, UNet++, FCN. Inputs C x H x W (UNet: or C x D x H x W)."""
+"""Networks for segmentation: UNet and ResUNet, BasicUNet, UNet++, FCN. Inputs C x H x W (UNet: or C x D x H x W)."""
 
 from dataclasses import dataclass
 
@@ -86,6 +86,37 @@ class UNetPlusPlus(Architecture):
 
         norm = ("batch", {"affine": True})
         return First(BasicUNetPlusPlus(2, plane(self, input_shape), outputs, self.features, norm=norm))
+
+
+@dataclass(frozen=True)
+class BasicUNet(Architecture):
+    """MONAI's BasicUNet with BatchNorm: five levels of two convolutions each, of pFedNet's U-Net at its default width.
+    Its way down is conv_0, down_1 ... down_4, its way up upcat_4 ... upcat_1, final_conv.
+
+    Deviation: the last layer gives scores; the released code puts a sigmoid before its cross-entropy.
+
+    Args:
+        width: channels of the top level; each level below has twice as many.
+    """
+
+    width: int = 8
+
+    def __post_init__(self) -> None:
+        if self.width < 1:
+            raise ConfigError(f"BasicUNet's width must be at least 1, got {self.width}")
+
+    @property
+    def multiple(self) -> int:
+        return 16
+
+    def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        from monai.networks.nets import BasicUNet as Network
+
+        features = (*(self.width * 2**level for level in range(5)), self.width)
+        network: nn.Module = Network(
+            len(input_shape) - 1, input_shape[0], outputs, features, act="relu", norm=("batch", {"affine": True})
+        )
+        return network
 
 
 class Fcn(nn.Module):

@@ -109,7 +109,8 @@ class Volumes(LabelMap, Dataset):
 
     def slices(self, spacing: tuple[float, float, float], size: tuple[int, int]) -> SiteData:
         """All axial slices: RAS orientation, resampled to ``spacing`` (mm), centred crop or pad of the first two axes
-        to ``size``, intensities of each volume with mean 0 and deviation 1.
+        to ``size``, intensities of each volume's every channel with mean 0 and deviation 1. A channel of one value, as
+        where a sequence is lacking, is 0.
 
         Raises:
             DataError: with the file, expected and got.
@@ -191,7 +192,9 @@ def prepare(
     from monai.transforms import NormalizeIntensity, Spacing
 
     turned = _oriented(MetaTensor(torch.from_numpy(image), affine=torch.from_numpy(affine)))
-    prepared: Tensor = _cropped(NormalizeIntensity()(Spacing(pixdim=spacing, mode="bilinear")(turned)), size)
+    prepared: Tensor = _cropped(
+        NormalizeIntensity(channel_wise=True)(Spacing(pixdim=spacing, mode="bilinear")(turned)), size
+    )
     return prepared
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from medpfl.core.errors import ConfigError
+from medpfl.models.base import Architecture
 from medpfl.sites.declared import SPLITS
 from medpfl.sites.samples import Samples, SiteData, to_tensor
 from medpfl.sites.site_file import SiteFile
@@ -22,22 +23,26 @@ from medpfl.tasks.labelled import Labelled
 
 @dataclass(frozen=True)
 class Tabular(Labelled):
-    """A multilayer perceptron; without hidden layers, logistic regression. Loss: cross-entropy.
+    """A multilayer perceptron (without hidden layers, logistic regression) or a given network. Loss: cross-entropy.
 
     Args:
         dataset: name of a declared dataset of kind ``table``.
         hidden: widths of hidden layers (each followed by ReLU).
+        architecture: the network, in place of the perceptron.
         score: metric that chooses the best round.
     """
 
     dataset: str
     hidden: tuple[int, ...] = ()
+    architecture: Architecture | None = None
     score: Literal["accuracy", "balanced_accuracy", "auc"] = "accuracy"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hidden", tuple(self.hidden))  # JSON has lists
         if any(width < 1 for width in self.hidden):
             raise ConfigError(f"Tabular's hidden widths must be at least 1, got {list(self.hidden)}")
+        if self.hidden and self.architecture is not None:
+            raise ConfigError("Tabular: 'hidden' is of the perceptron; leave it out where there is an 'architecture'")
 
     def load(self, site_file: SiteFile) -> SiteData:
         data = site_file.dataset(self.dataset, Table).load()
@@ -60,8 +65,11 @@ class Tabular(Labelled):
             yield NewCase(name, to_tensor(row[None], torch.float32))
 
     def network(self, data: SiteData) -> nn.Module:
+        outputs = self.outputs(data.class_names)
+        if self.architecture is not None:
+            return self.architecture.build(tuple(data.splits["train"].inputs.shape[1:]), outputs)
         widths = [data.splits["train"].inputs.shape[1], *self.hidden]
         layers: list[nn.Module] = []
         for before, after in itertools.pairwise(widths):
             layers += [nn.Linear(before, after), nn.ReLU()]
-        return nn.Sequential(*layers, nn.Linear(widths[-1], self.outputs(data.class_names)))
+        return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
