@@ -26,12 +26,12 @@ from medpfl.demo.skin_imbalance import DELTAS, write_imbalance
 
 DEMOS: dict[str, Callable[[Path], list[str]]] = {
     "phantom": phantom.write_phantoms,
-    "phantom_channels": phantom.write_two_channels,
     "heart": write_heart,
     "skin": write_skin,
     "skin_hospitals": partial(write_skin, sites="hospitals"),
     "skin_400": partial(write_skin, images=400, public=400),
     "skin_resolutions": partial(write_skin, sites="resolutions", images=400, public=400),
+    "phantom_channels": phantom.write_two_channels,
     **{f"skin_delta_{delta}": partial(write_imbalance, delta=delta) for delta in DELTAS},
     **{f"patterns_{kind}": partial(write_patterns, kind=kind) for kind in KINDS},
     "organc": write_organc,

@@ -48,6 +48,16 @@ def of_type(root: nn.Module, types: tuple[type[nn.Module], ...], path: str = "")
     return keys
 
 
+def running_statistics(root: nn.Module, path: str = "") -> list[str]:
+    """State-dict keys under ``path`` of what BatchNorm layers keep of their inputs: means, variances, counters.
+
+    Raises:
+        ConfigError: there is no BatchNorm.
+    """
+    trained = dict(root.named_parameters())
+    return [key for key in of_type(root, BATCH_NORM, path) if key not in trained]
+
+
 def head_of(network: nn.Module) -> str:
     """Path of the network's head: its last module with parameters of its own that is no normalisation or activation.
 

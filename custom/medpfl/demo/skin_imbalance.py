@@ -22,7 +22,9 @@ from medpfl.sites.partition import cut_by_class
 HOSPITALS = {"mild-1": True, "mild-2": True, "mild-3": True, "severe-1": False, "severe-2": False}
 """Hospital to whether benign images are the more."""
 DELTAS = (1, 2, 4, 7)
-IMAGES, SIDE = 300, 32
+IMAGES = 300
+"""Of a hospital."""
+SIDE = 32
 FRACTIONS = {"train": 0.64, "validation": 0.16, "test": 0.2}
 
 

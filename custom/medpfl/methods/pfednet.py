@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
 from medpfl.core.graph import SKETCHES
-from medpfl.core.groups import head_of, of_type, under, without
+from medpfl.core.groups import head_of, of_type, running_statistics, under, without
 from medpfl.core.mixers import Mean, Mixer, NetworkProx
 from medpfl.methods.base import Build, Method, Site
 from medpfl.methods.sketches import sketch
@@ -31,11 +31,14 @@ class PFedNet(Method):
         personal_types: names of ``torch.nn`` classes all of whose modules are personal, "Linear" say.
         alternate: Algorithm 5's (I, J) instead of Algorithm 2: every round exchanges the personal part with the shared
             one fixed, and after every J-th round the shared part is exchanged I times with the personal one fixed.
+        local_statistics: BatchNorm's running statistics stay at the hospital (Andreux et al., "Siloed Federated
+            Learning for Multi-Centric Histopathology Datasets", 2020). Codecs do not encode them.
     """
 
     personal: tuple[str, ...] = ()
     personal_types: tuple[str, ...] = ()
     alternate: tuple[int, int] | None = None
+    local_statistics: bool = False
 
     deploys: ClassVar = {"personal": "model"}
     refined: ClassVar = ("shared",)
@@ -53,6 +56,8 @@ class PFedNet(Method):
 
     def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
         every = under(models, "model")
+        if self.local_statistics:
+            every = without(every, running_statistics(models, "model"))
         chosen: set[str] = set()
         for path in self.personal:
             chosen |= set(under(models, f"model.{path}" if path else "model"))
