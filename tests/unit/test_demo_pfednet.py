@@ -9,19 +9,23 @@ import numpy as np
 import pytest
 import yaml
 from PIL import Image
+from torch.nn import ModuleDict
 
 from medpfl.bundle import find_job, prepare_demo
+from medpfl.compare.file import load_comparison
+from medpfl.compare.plan import make_plan
 from medpfl.core.codecs import STC
 from medpfl.core.errors import DataError
-from medpfl.core.mixers import NetworkProx
+from medpfl.core.mixers import Mean, NetworkProx
 from medpfl.demo import phantom, skin_imbalance
 from medpfl.demo.skin import ENVIRONMENT_VARIABLE
 from medpfl.demo.skin_imbalance import DELTAS, IMAGES, write_imbalance
 from medpfl.job import Job, load_job
+from medpfl.methods.fedrep import FedRep
 from medpfl.rounds.coding import Codecs
 from medpfl.sites.samples import SiteData
 from medpfl.sites.site_file import load_site_file
-from tools import run
+from tools import assert_same, run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -87,6 +91,22 @@ def test_the_job_on_missing_channels(channels: dict[str, Path], tmp_path: Path) 
     assert any(key.startswith("model.upcat_4") for key in keys) and all("down" not in key for key in keys)
     mixer = job.mixers["personal"]
     assert isinstance(mixer, NetworkProx) and len(mixer.network(tuple(channels))) >= len(channels) - 1
+
+
+def test_the_comparison_on_missing_channels(channels: dict[str, Path], tmp_path: Path) -> None:
+    plan = make_plan(load_comparison(ROOT / "docs" / "results" / "compare-pfednet-phantom.yaml"), channels)
+    entries = {entry.name: entry for entry in plan.entries}
+    assert len(plan.runs) == 5 * len(entries) and list(entries["pFedNet"].mixers) == ["shared", "personal"]
+    # One head, by its name or as a list of one, is trained alike.
+    found = []
+    for head in ("final_conv", ("final_conv",)):
+        job = short(loaded("pfednet_phantom"))
+        job = replace(job, method=FedRep(head=head, head_steps=1, steps=1, lr=0.01), mixers={"model": Mean()})
+        job = replace(job, settings=replace(job.settings, slots=["model"]))
+        found.append(run(job, channels, tmp_path / str(len(found))))
+    assert_same(*found)
+    network = entries["FedRep"].method.models(plan.made)["model"]
+    assert all("upcat" not in key for key in entries["FedRep"].method.slots(ModuleDict({"model": network}))["model"])
 
 
 def test_hospitals_lean_as_delta_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

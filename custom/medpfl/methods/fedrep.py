@@ -25,12 +25,12 @@ class FedRep(Method):
         epochs, steps: of the base.
         head_epochs: passes over the local training data for the head, before those for the base, >= 1.
         head_steps: batches for the head instead of whole epochs, >= 1; None: ``head_epochs``.
-        head: module path of the head inside the network; None: its last layer.
+        head: module path of the head inside the network, or paths of its parts; None: its last layer.
     """
 
     head_epochs: int = 1
     head_steps: int | None = None
-    head: str | None = None
+    head: str | tuple[str, ...] | None = None
 
     deploys: ClassVar = {"personal": "model"}
 
@@ -54,11 +54,12 @@ class FedRep(Method):
 
     def _train(self, site: Site, train_head: bool, batches: Iterator[Batch]) -> None:
         network = site.models["model"]
-        head = network.get_submodule(self.head or head_of(network))
+        head = self.head or head_of(network)
         network.train(not train_head)
-        head.train(train_head)
         network.requires_grad_(not train_head)
-        head.requires_grad_(train_head)  # the optimiser passes over what has no gradient
+        for path in [head] if isinstance(head, str) else head:
+            network.get_submodule(path).train(train_head).requires_grad_(train_head)
+        # The optimiser passes over what has no gradient.
         try:
             for batch in batches:
                 with site.autocast():
