@@ -20,7 +20,9 @@ from medpfl.evaluate.deployed import load_deployed
 from medpfl.evaluate.export import export
 from medpfl.job import Job
 from medpfl.methods.base import Batch
-from medpfl.methods.mh_pflid import MHpFLID, divergence
+from medpfl.methods.divergence import class_logits
+from medpfl.methods.divergence import divergence as divergence_of
+from medpfl.methods.mh_pflid import MHpFLID
 from medpfl.models.base import Architecture
 from medpfl.models.by_hospital import ByHospital
 from medpfl.models.lenet import LeNet5
@@ -124,6 +126,10 @@ def test_attention_by_hand() -> None:
     )
     expected = torch.stack([torch.softmax(key @ q / 2, dim=0) @ value for q in query])  # sqrt(D) = 2
     torch.testing.assert_close(attention(local, messenger)[0, :, 0].T, expected, atol=1e-12, rtol=0)
+
+
+def divergence(local: Tensor, messenger: Tensor) -> Tensor:
+    return divergence_of(class_logits(local.detach()).softmax(dim=1), class_logits(messenger))
 
 
 @pytest.mark.parametrize("outputs", [1, 3])

@@ -5,7 +5,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
@@ -32,13 +32,15 @@ class Batch:
 @dataclass(frozen=True)
 class Build:
     """What a method builds its networks from. All but ``site``, the hospital's own name, is equal at every hospital,
-    so that all start from the same weights."""
+    so that all start from the same weights. ``public``: name to inputs, of the method's public datasets; empty where
+    no hospital is at work (a deployed model is read)."""
 
     task: Task
     data: SiteData
     roster: tuple[str, ...]
     seed: int
     site: str = ""
+    public: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -108,6 +110,10 @@ class Method(ABC):
         """Names of the checkpoints it uses, which every hospital's site file must declare; none by default."""
         return []
 
+    def public_datasets(self) -> list[str]:
+        """Names of the datasets that every hospital's site file must declare, with the same data; none by default."""
+        return []
+
     @abstractmethod
     def local_round(self, site: "Site") -> None:
         """Train ``site.models`` for one round."""
@@ -173,6 +179,7 @@ class Site:
         stopped: Callable[[], bool],
         checkpoints: Mapping[str, Mapping[str, Tensor]] | None = None,
         kept: dict[str, Any] | None = None,
+        public: Mapping[str, Tensor] | None = None,
     ):
         self.method, self.task, self.data, self.models, self.device = method, task, data, models, device
         self.roster, self.name, self.index = roster, name, roster.index(name)
@@ -180,6 +187,8 @@ class Site:
         self._seed, self._optimizers, self._stopped = seed, optimizers, stopped
         self.checkpoints = checkpoints or {}
         """Name to tensors, of the checkpoints that the method uses; the same at every hospital."""
+        self.public = public or {}
+        """Name to inputs, N x ..., of the method's public datasets; the same at every hospital, not on the device."""
         self._kept = {} if kept is None else kept
         self._prefix = ""
         self.last_loss = float("nan")
@@ -217,6 +226,29 @@ class Site:
                 done += 1
                 if done == steps:
                     return
+
+    def public_batches(self, name: str, epochs: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """This round's batches of a public dataset: row numbers and inputs, in one order at every hospital. A last
+        batch of one sample is dropped when the epoch has others.
+
+        Raises:
+            Stopped: the job was aborted.
+        """
+        inputs = self.public[name]
+        generator = torch.Generator().manual_seed(derive_seed(self._seed, self.round, "public", name))
+        size = self.method.batch_size
+        for _ in range(epochs):
+            order = torch.randperm(len(inputs), generator=generator)
+            for start in range(0, len(inputs), size):
+                rows = order[start : start + size]
+                if len(rows) > 1 or start == 0:
+                    self.go_on()
+                    yield rows, inputs[rows].to(self.device)
+
+    def go_on(self) -> None:
+        """Raises Stopped if the job was aborted."""
+        if self._stopped():
+            raise Stopped(f"the job was aborted in round {self.round}")
 
     def training_inputs(self, size: int = 64) -> Iterator[Tensor]:
         """The inputs of the training split once, ``size`` at a time, in their own order.

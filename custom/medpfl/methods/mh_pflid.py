@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import under
 from medpfl.methods.base import Batch, Build, Method, Site
+from medpfl.methods.divergence import class_logits, divergence
 from medpfl.models.messenger import Messenger
 from medpfl.models.split import body_shape, find_body, output_shape, watched
 from medpfl.models.token_attention import Addition, TokenAttention
@@ -27,17 +28,6 @@ from medpfl.sites.samples import Samples
 
 DEFAULT = "default"
 """In place of a hospital's name: all that are not named."""
-
-
-def divergence(local: Tensor, messenger: Tensor) -> Tensor:
-    """KL(local || messenger) of class logits, B x C x ..., averaged over samples (and positions); one output is a
-    sigmoid's. The gradient in the messenger's logits is (softmax messenger - softmax local) / B."""
-    local, messenger = local.detach().float(), messenger.float()
-    if local.shape[1] == 1:
-        zero = torch.zeros_like(local)
-        local, messenger = torch.cat([zero, local], dim=1), torch.cat([zero, messenger], dim=1)
-    log_local, log_messenger = local.log_softmax(dim=1), messenger.log_softmax(dim=1)
-    return (log_local.exp() * (log_local - log_messenger)).sum(dim=1).mean()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +143,9 @@ class MHpFLID(Method):
                     teacher, mine = local.with_features(batch.inputs)
                 outputs = messenger.head(transmitter(mine, messenger.body(batch.inputs)))
                 learnt = site.task.loss(outputs, batch.targets)
-            loss = (1 - weight) * learnt + weight * divergence(teacher, outputs)
+            loss = (1 - weight) * learnt + weight * divergence(
+                class_logits(teacher).softmax(dim=1), class_logits(outputs)
+            )
             site.step("messenger", loss, "transmitter")
 
     def _networks(self, site: Site) -> "tuple[Watched, Messenger]":

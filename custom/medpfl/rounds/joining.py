@@ -7,7 +7,7 @@ from typing import Any
 
 from medpfl.rounds.messages import Message, Slots, fingerprint, table
 
-_KEYS = {"sizes", "config", "personalised", "score", "classes", "versions", "checkpoints"}
+_KEYS = {"sizes", "config", "personalised", "score", "classes", "versions", "common"}
 
 
 @dataclass
@@ -31,6 +31,9 @@ def join(replies: Mapping[str, Message], refuse: Callable[[str, str], None]) -> 
             continue
         if found.header is None:
             found.header, found.slots, first, mark = header, slots, site, fingerprint(slots)
+        elif header["common"] != found.header["common"]:
+            refuse(site, f"{site} has {_named(header['common'])}, {first} has {_named(found.header['common'])}")
+            continue
         elif fingerprint(slots) != mark:
             refuse(site, _difference(site, replies[site], first, replies[first]))
             continue
@@ -41,17 +44,12 @@ def join(replies: Mapping[str, Message], refuse: Callable[[str, str], None]) -> 
                 f"{found.header['classes']} by {found.header['score']}",
             )
             continue
-        elif header["checkpoints"] != found.header["checkpoints"]:
-            refuse(
-                site, f"{site} has {_named(header['checkpoints'])}, {first} has {_named(found.header['checkpoints'])}"
-            )
-            continue
         found.sizes[site] = header["sizes"]
     return found
 
 
-def _named(checkpoints: dict[str, str]) -> str:
-    return ", ".join(f"checkpoint '{name}' of SHA-256 {mark[:12]}" for name, mark in checkpoints.items()) or "none"
+def _named(common: dict[str, str]) -> str:
+    return ", ".join(f"{name} of SHA-256 {mark[:12]}" for name, mark in common.items()) or "none"
 
 
 def _difference(site: str, theirs: Message, first: str, reference: Message) -> str:

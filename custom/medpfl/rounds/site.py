@@ -20,6 +20,7 @@ from medpfl.core.seeding import derive_seed
 from medpfl.evaluate.models import evaluate, evaluate_test, save_deployed
 from medpfl.methods.base import Build, Method, Site
 from medpfl.methods.references import REFERENCES, like
+from medpfl.rounds.common import read_common
 from medpfl.rounds.evaluation import evaluate_given
 from medpfl.rounds.messages import (
     Message,
@@ -100,8 +101,8 @@ class SiteRunner:
         self._kept: dict[str, Any] = {}
         site_file = self._site_file()
         self.data = self.task.load(site_file)
-        self.checkpoints = {name: site_file.checkpoint(name) for name in self.method.checkpoints()}
-        checkpoints = {name: store.fingerprint(tensors) for name, tensors in self.checkpoints.items()}
+        self.common = read_common(self.method, self.task, site_file, self.data)
+        common = self.common.marks()
         self.methods = [self.method]
         for name in header["slots"]:
             if name in REFERENCES and not isinstance(self.method, REFERENCES[name]):
@@ -114,8 +115,8 @@ class SiteRunner:
         slots = gather(self.models, self.slots, self.travelling)
         reply = {
             "sizes": {split: len(samples) for split, samples in self.data.splits.items()},
-            "config": digest_of([*self._config, checkpoints]),
-            "checkpoints": checkpoints,
+            "config": digest_of([*self._config, common]),
+            "common": common,
             "buffers": self._buffers(),
             "recipe": self._recipe(),
             "personalised": next(iter(self.method.deploys)),
@@ -147,7 +148,7 @@ class SiteRunner:
         self.models = nn.ModuleDict()
         self._owner: dict[str, Method] = {}
         self.slots: dict[str, list[str]] = {}
-        build = Build(self.task, self.data, self.roster, self.seed, self.name)
+        build = Build(self.task, self.data, self.roster, self.seed, self.name, self.common.public)
         for method in self.methods:
             mine = nn.ModuleDict(method.models(build))
             for name in mine:
@@ -252,8 +253,9 @@ class SiteRunner:
             self.seed,
             round_number,
             self._stopped,
-            self.checkpoints,
+            self.common.checkpoints,
             self._kept,
+            self.common.public,
         )
 
     def _look_at_mixed(self, round_number: int, header: dict[str, Any]) -> list[dict[str, Any]]:

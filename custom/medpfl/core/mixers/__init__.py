@@ -6,6 +6,7 @@ from medpfl.core.mixers.base import Mixer, RoundInfo
 from medpfl.core.mixers.cluster_mean import ClusterMean
 from medpfl.core.mixers.control_variates import ControlVariates
 from medpfl.core.mixers.identity import Identity
+from medpfl.core.mixers.knowledge_transfer import KnowledgeTransfer
 from medpfl.core.mixers.mean import Mean
 from medpfl.core.mixers.mean_of_latest import MeanOfLatest
 from medpfl.core.mixers.network_prox import NetworkProx
@@ -19,6 +20,7 @@ __all__ = [
     "ClusterMean",
     "ControlVariates",
     "Identity",
+    "KnowledgeTransfer",
     "Mean",
     "MeanOfLatest",
     "Mixer",

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far a network's class probabilities are from those it shall learn."""
+
+import torch
+from torch import Tensor
+
+
+def class_logits(outputs: Tensor) -> Tensor:
+    """A network's outputs as logits of all classes, B x C x ..., C >= 2: one output is a sigmoid's. float32."""
+    outputs = outputs.float()
+    return torch.cat([torch.zeros_like(outputs), outputs], dim=1) if outputs.shape[1] == 1 else outputs
+
+
+def divergence(teacher: Tensor, student: Tensor) -> Tensor:
+    """KL(teacher || student), averaged over samples (and positions): ``teacher`` are probabilities, ``student`` logits,
+    both B x C x .... Of a class with probability 0 nothing is added."""
+    return (torch.xlogy(teacher, teacher) - teacher * student.log_softmax(dim=1)).sum(dim=1).mean()

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every hospital must hold alike before a job starts: checkpoints, and public data."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from medpfl import store
+from medpfl.core.errors import DataError
+from medpfl.methods.base import Method
+from medpfl.sites.samples import SiteData
+from medpfl.sites.site_file import SiteFile
+from medpfl.tasks.base import Task
+
+
+@dataclass(frozen=True)
+class Common:
+    """What the method uses.
+
+    Attributes:
+        checkpoints: name to tensors.
+        public: dataset to its inputs, N x ..., as the job's task prepares them.
+    """
+
+    checkpoints: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    public: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def marks(self) -> dict[str, str]:
+        """A SHA-256 of each, by which the server compares the hospitals; of data it tells nothing else but N."""
+        checkpoints = {f"checkpoint '{name}'": store.fingerprint(found) for name, found in self.checkpoints.items()}
+        public = {
+            f"dataset '{name}' of {len(inputs)} samples": store.fingerprint({"inputs": inputs})
+            for name, inputs in self.public.items()
+        }
+        return {**checkpoints, **public}
+
+
+def read_common(method: Method, task: Task, site_file: SiteFile, data: SiteData) -> Common:
+    """Read what the method asks for. Of a public dataset all samples are taken, and no label.
+
+    Raises:
+        SiteFileError: the site file does not declare it.
+        DataError: a public dataset cannot be read, or its inputs have another shape than the hospital's own ``data``.
+    """
+    checkpoints = {name: site_file.checkpoint(name) for name in method.checkpoints()}
+    public = {}
+    for name in method.public_datasets():
+        found = dataclasses.replace(task, dataset=name).load(site_file)  # type: ignore[type-var]
+        inputs = torch.cat([samples.inputs[:] for samples in found.splits.values()])
+        expected = tuple(data.splits["train"].inputs.shape[1:])
+        if tuple(inputs.shape[1:]) != expected:
+            sentence = (
+                f"the public dataset '{name}' has inputs of shape {list(inputs.shape[1:])}, the hospital's own have "
+                f"{list(expected)}"
+            )
+            raise DataError(sentence, public=sentence)
+        public[name] = inputs
+    return Common(checkpoints, public)
