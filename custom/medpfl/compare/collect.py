@@ -243,14 +243,20 @@ def _stat(values: np.ndarray) -> dict[str, Any]:
 
 
 def _metrics(found: list[dict[str, Any]], sites: list[str], tested: str) -> dict[str, Any]:
-    """Every metric of the best round's test, mean over the hospitals' models: each on its own hospital's cases
-    ("best"), or on all hospitals' ("together")."""
+    """Every metric of the best round's test, mean over the hospitals' models and model by model: each on its own
+    hospital's cases ("best"), or on all hospitals' ("together")."""
     names = sorted({name for part in found for metrics in part[tested].values() for name in metrics})
     values = {
         name: np.array([[part[tested].get(site, {}).get(name) for site in sites] for part in found], dtype=float)
         for name in names
     }
-    return {name: _stat(value.mean(axis=1)) for name, value in values.items()}
+    return {
+        name: {
+            **_stat(value.mean(axis=1)),
+            "hospitals": {site: _stat(value[:, place]) for place, site in enumerate(sites)},
+        }
+        for name, value in values.items()
+    }
 
 
 def _gain(scores: np.ndarray, reference: np.ndarray) -> dict[str, Any] | None:

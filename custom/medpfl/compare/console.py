@@ -90,6 +90,21 @@ def _metrics(content: dict[str, Any], tested: str) -> tuple[list[str], list[list
     return ["method", *(name.replace("_", " ") for name in names)], rows
 
 
+def other_metrics(content: dict[str, Any]) -> list[tuple[str, tuple[list[str], list[list[str]]]]]:
+    """Of every metric but the score: its name and its table, methods by hospitals, in the leaderboard's order."""
+    sites, rows = content["hospitals"], ranked(content)
+    found = []
+    for name in rows[0]["metrics"]:
+        if name != content["score"]:
+            lines = [
+                [row["name"], *(score_text(row["metrics"][name]["hospitals"][site]) for site in sites)]
+                for row in rows
+                if name in row["metrics"]
+            ]
+            found.append((name.replace("_", " "), (["method", *sites], lines)))
+    return found
+
+
 def unseen(content: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """What models reach at a hospital that took no part in their training: methods by hospitals left out."""
     sites = content["hospitals"]
@@ -204,6 +219,7 @@ def markdown(content: dict[str, Any]) -> str:
         ("Hospital by hospital", hospitals(content)),
         ("Gain over local training", gains(content)),
         ("All metrics, mean of the hospitals", metrics(content)),
+        *((f"Hospital by hospital: {name}", table) for name, table in other_metrics(content)),
         ("Tested on all hospitals' cases together, mean of the hospitals' models", together(content)),
         ("Tested at a hospital that took no part", unseen(content) if content["unseen"] else ([], [])),
         ("Which model served whose test cases", selections(content)),
