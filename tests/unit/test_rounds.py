@@ -149,7 +149,7 @@ def test_the_report_shows_the_table(make_job: Make, table_sites: dict[str, Path]
         assert site in page
         for value in row:
             assert f"{value:.3f}" in page
-    assert page.count("<svg") == 3  # curves and two matrices
+    assert page.count("<svg") == 4  # curves, two matrices, how models differ
     assert not re.search(r"""(?:src|href|url)\s*[=(]\s*["']?\s*(?:https?:)?//""", page)  # nothing is fetched
     assert str(tmp_path) not in page
 

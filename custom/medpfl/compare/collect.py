@@ -194,6 +194,7 @@ def _summary(
         "curves": row["curves"],
         "bytes": runs[0]["bytes"],
         "ratio": runs[0].get("ratio"),
+        "sdwd": runs[0].get("sdwd") or {},
         "seconds": seconds,
         "reach": _reach(row["curves"], target, sum(runs[0]["bytes"].values()), seconds["mean"]),
         "cross": _cross(found, sites),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from medpfl.compare.file import FEDAVG, FINE_TUNED, LOCAL, POOLED
+from medpfl.evaluate.network import draw_boxes
 from medpfl.evaluate.skew import draw_label_counts
 
 # References are dashed; the others take colours that differ on paper and on a screen (Tableau).
@@ -85,6 +86,21 @@ def sweeps(rows: list[dict[str, Any]], content: dict[str, Any]) -> list[dict[str
         figure.legend(loc="outside lower center", ncols=3, fontsize=9, frameon=False)
         found.append({"title": f"{sweep['method']} by {sweep['argument']}", "svg": _svg(figure)})
     return found
+
+
+def differences(rows: list[dict[str, Any]]) -> str:
+    """How hospitals' models differ: every method's slots of which each hospital has its own; of the first run."""
+    boxes = {
+        f"{row['name']}: {slot}" if len(row["sdwd"]) > 1 else row["name"]: values
+        for row in reversed(rows)
+        for slot, values in row["sdwd"].items()
+        if values[-1] > 0
+    }
+    if not boxes:
+        return ""
+    figure = _figure(6.4, 1.0 + 0.3 * len(boxes))
+    draw_boxes(figure.subplots(), boxes)
+    return _svg(figure)
 
 
 def communication(rows: list[dict[str, Any]], content: dict[str, Any]) -> str:

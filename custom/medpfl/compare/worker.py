@@ -26,6 +26,7 @@ from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.evaluate.calibration import reliability
 from medpfl.evaluate.deployed import Deployed, load_deployed
 from medpfl.evaluate.models import write_text
+from medpfl.evaluate.network import sdwd_of_slots
 from medpfl.evaluate.predict import evaluate_on_all
 from medpfl.evaluate.tables import read_summary
 from medpfl.rounds.coordinator import QuorumLost
@@ -114,6 +115,7 @@ def run(order: dict[str, Any], folder: Path) -> dict[str, Any]:
         "rows": rows,
         "bytes": _bytes(folder, bool(entry.codecs)),
         **({"ratio": _ratio(folder)} if entry.codecs else {}),
+        "sdwd": sdwd_of_slots(folder / "results"),
         "seconds": _seconds(folder),
         "mixing": _mixing(folder),
         "events": summary["events"],

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from jinja2 import Environment, PackageLoader, select_autoescape
 
+from medpfl.evaluate.network import draw_boxes, draw_network, sdwd_of_slots
 from medpfl.evaluate.tables import REFERENCE_NAMES, read_summary, result_table
 
 COLOURS = {"local": "#8c8c8c", "fedavg": "#d1802b", "fedavg_finetuned": "#b5536b"}
@@ -34,6 +35,8 @@ def write_report(folder: Path) -> Path:
         last=_table(summary, "last"),
         curves=_curves(summary, lines),
         heatmaps=_heatmaps(summary, mixing),
+        networks=_networks(summary, mixing),
+        sdwd=_sdwd(folder),
         traffic=_traffic(traffic),
         seconds=[line["seconds"] for line in lines if line["split"] == "round"],
     )
@@ -156,6 +159,26 @@ def _heatmaps(summary: dict[str, Any], mixing: dict[str, np.ndarray]) -> list[di
     return pictures
 
 
+def _networks(summary: dict[str, Any], mixing: dict[str, np.ndarray]) -> list[dict[str, str]]:
+    """The network of similar hospitals of every slot that has one; edges as thick as the last round's mixing says."""
+    pictures = []
+    for slot, pairs in (summary.get("networks") or {}).items():
+        last = max((key for key in mixing if key.rsplit("/", 1)[0] == slot), default=None)
+        figure, axes = _figure(3.6, 3.2)
+        draw_network(axes[0, 0], summary["roster"], pairs, mixing[last] if last else None)
+        pictures.append({"slot": slot, "edges": str(len(pairs)), "svg": _svg(figure)})
+    return pictures
+
+
+def _sdwd(folder: Path) -> str:
+    boxes = {slot: values for slot, values in sdwd_of_slots(folder).items() if values[-1] > 0}
+    if not boxes:
+        return ""
+    figure, axes = _figure(6.4, 1.2 + 0.35 * len(boxes))
+    draw_boxes(axes[0, 0], boxes)
+    return _svg(figure)
+
+
 def _traffic(traffic: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Megabytes by hospital and direction, summed over the rounds."""
     total: dict[str, dict[str, dict[str, int]]] = {}
@@ -167,7 +190,7 @@ def _traffic(traffic: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [
         {
             "site": site,
-            **{way: {k: f"{v / 1e6:.2f}" for k, v in ways.get(way, empty).items()} for way in ("to_site", "from_site")},
+            **{way: {k: f"{v / 1e6:.3g}" for k, v in ways.get(way, empty).items()} for way in ("to_site", "from_site")},
         }
         for site, ways in sorted(total.items())
     ]

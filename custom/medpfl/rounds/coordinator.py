@@ -306,6 +306,8 @@ class Coordinator:
                 self.record.metric(site, line)
             self._take_notes(site, self.done, replies[site])
         slots = {slot: checkpoint.compact(self._stack[slot], self.roster) for slot in self.travelling}
+        links = {slot: self.mixers[slot].links(self.roster) for slot in self.travelling}
+        self.record.about["networks"] = {slot: pairs for slot, pairs in links.items() if pairs is not None}
         self.record.finish(self.best, slots)
         self._save(finished=True)
 

@@ -57,6 +57,10 @@ class Mixer(ABC):
         """Take what was wanted: K entries of float64 tensors, None for a hospital that sent none."""
         raise TypeError(f"{type(self).__name__} wants no statistics")
 
+    def links(self, roster: Sequence[str]) -> list[tuple[str, str]] | None:
+        """Pairs of hospitals that hear each other, where a network says so; None: there is no such network."""
+        return None
+
     @abstractmethod
     def matrix(self, info: RoundInfo) -> Matrix:
         """The K x K row-stochastic matrix for the whole roster; absent hospitals are dropped afterwards."""

@@ -108,6 +108,9 @@ class NetworkProx(Mixer):
             return graphs.complete(len(roster))
         return graphs.star(len(roster), roster.index(self.centre)) if self.centre else graphs.unique([])
 
+    def links(self, roster: Sequence[str]) -> list[tuple[str, str]] | None:
+        return [(roster[i], roster[j]) for i, j in self.network(roster)]
+
     def matrix(self, info: RoundInfo) -> Matrix:
         raise TypeError("NetworkProx's matrix depends on the models")
 

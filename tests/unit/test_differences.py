@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How hospitals' models differ, and the network between them, on the report."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from comparing import compared
+from medpfl.compare.report import write_report as write_page
+from medpfl.core.mixers import Mean, NetworkProx
+from medpfl.evaluate.network import QUANTILES, sdwd, sdwd_of_slots
+from medpfl.evaluate.report import write_report
+from medpfl.job import Job
+from medpfl.methods.pfednet import PFedNet
+from tools import run
+
+NAMED = [["anna", "dora"], ["berta", "anna"]]
+
+
+def test_sdwd_of_two_is_half_their_difference() -> None:
+    states = [{"w": torch.tensor([1.0, 2.0, 2.0]), "n": torch.tensor(3)}, {"w": torch.tensor([1.0, 4.0, 1.0])}]
+    np.testing.assert_allclose(sdwd([states[0], {**states[1], "n": torch.tensor(9)}]), [0, 1, 0.5])
+
+
+def test_report(make_job: Callable[..., Job], table_sites: dict[str, Path], tmp_path: Path) -> None:
+    mixers = {
+        "fedavg": Mean(),
+        "shared": Mean(uniform=True),
+        "personal": NetworkProx(tau=0.01, graph="given", edges=NAMED),
+    }
+    found = run(make_job(mixers=mixers, method=PFedNet(lr=0.05, batch_size=8)), table_sites, tmp_path)
+    results = tmp_path / "results"
+    summary = json.loads((results / "summary.json").read_text())
+    assert summary["networks"] == {
+        "personal": [["anna", "berta"], ["anna", "dora"]]
+    }  # each once, in the roster's order
+    page = write_report(results).read_text()
+    assert "2 edges of the network" in page and "deviation of weights" in page
+    boxes = sdwd_of_slots(results)
+    assert list(boxes) == ["personal"]  # the others are the same everywhere
+    slots = found["slots"]["personal"]
+    keys = sorted({name.partition("::")[2] for name in slots})
+    whole = np.stack([np.concatenate([slots[f"{site}::{k}"].flatten().numpy() for k in keys]) for site in table_sites])
+    np.testing.assert_allclose(boxes["personal"], np.quantile(whole.std(axis=0), QUANTILES), rtol=1e-5)
+
+
+def test_a_sweep_of_tau_shows_that_models_come_together(table_sites: dict[str, Path], tmp_path: Path) -> None:
+    slots = {"personal": {"path": "medpfl.core.mixers.NetworkProx", "args": {"graph": "complete"}}}
+    method = {"path": "medpfl.methods.pfednet.PFedNet", "slots": slots, "sweep": {"personal.tau": [0.0, 0.05, 1e6]}}
+    _, content = compared(tmp_path, table_sites, methods=yaml.safe_load(yaml.safe_dump({"pFedNet": method})))
+    middle = {row["name"]: row["sdwd"].get("personal", [0.0] * 5)[2] for row in content["rows"]}
+    alone, some, together = (middle[f"pFedNet personal.tau {tau}"] for tau in ("0.0", "0.05", "1000000.0"))
+    assert alone > some > together == pytest.approx(0, abs=1e-6)
+    page = write_page(content, tmp_path, []).read_text()
+    assert "How hospitals' models differ" in page
