@@ -46,19 +46,13 @@ def _times(task: Any, images: int, repeats: int) -> dict[str, Any]:
     from medpfl.methods.moon import Moon
     from medpfl.methods.references import Local
 
-    data = _data(task, images)
+    data = data_of(task, images, (3, *SIZE))
     sites = {
-        "local": _site(Local(batch_size=BATCH), task, data),
-        "CusFL": _site(CusFL(batch_size=BATCH), task, data),
-        "MOON": _site(Moon(batch_size=BATCH), task, data),
+        "local": site_of(Local(batch_size=BATCH), task, data),
+        "CusFL": site_of(CusFL(batch_size=BATCH), task, data),
+        "MOON": site_of(Moon(batch_size=BATCH), task, data),
     }
-    found: dict[str, list[float]] = {name: [] for name in sites}
-    for turn in range(repeats + 1):
-        for name, site in sites.items():
-            started = time.process_time()
-            site.method.local_round(site)
-            if turn:  # the first turn warms up
-                found[name].append(time.process_time() - started)
+    found = seconds_of(sites, repeats)
     return {
         "seconds": {name: round(float(np.median(times)), 4) for name, times in found.items()},
         "to_local": {
@@ -69,19 +63,32 @@ def _times(task: Any, images: int, repeats: int) -> dict[str, Any]:
     }
 
 
-def _data(task: Any, images: int) -> Any:
+def seconds_of(sites: dict[str, Any], repeats: int) -> dict[str, list[float]]:
+    """Processor seconds of a local round of each, turn by turn, after one turn to warm up."""
+    found: dict[str, list[float]] = {name: [] for name in sites}
+    for turn in range(repeats + 1):
+        for name, site in sites.items():
+            started = time.process_time()
+            site.method.local_round(site)
+            if turn:
+                found[name].append(time.process_time() - started)
+    return found
+
+
+def data_of(task: Any, images: int, shape: tuple[int, ...]) -> Any:
+    """Generated images of two classes, or with masks."""
     import torch
 
     from medpfl.sites.samples import Samples, SiteData
 
     generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(images, 3, *SIZE, generator=generator)
+    inputs = torch.randn(images, *shape, generator=generator)
     targets = inputs[:, 0].gt(0).long() if task.score == "dice" else inputs[:, 0].mean(dim=(1, 2)).gt(0).long()
     train = Samples(inputs, targets, np.arange(images), [str(number) for number in range(images)])
     return SiteData({"train": train}, ["no", "yes"])
 
 
-def _site(method: Any, task: Any, data: Any) -> Any:
+def site_of(method: Any, task: Any, data: Any) -> Any:
     import torch
 
     from medpfl.methods.base import Build, Site

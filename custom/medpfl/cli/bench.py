@@ -127,6 +127,21 @@ def bench_teaching(
     say(teaching.table_of(results))
 
 
+@app.command("messenger")
+def bench_messenger(
+    images: Annotated[int, typer.Option(help="Number of generated images.")] = 160,
+    repeats: Annotated[int, typer.Option(help="Turns; medians are reported.")] = 3,
+    out: OutOption = None,
+) -> None:
+    """MH-pFLID's messenger beside the hospitals' networks: weights, multiplications, bytes, and time of a round."""
+    from medpfl.bench import common, messenger
+
+    facts = common.machine()
+    results = messenger.measure(images, repeats)
+    common.write_json(out, "messenger", facts, results)
+    say(messenger.table_of(results))
+
+
 @app.command("phantom")
 def bench_phantom(seeds: SeedsOption = 3, out: OutOption = None) -> None:
     """softpull_phantom against local training, FedAvg and FedAvg + fine-tuning, over several seeds."""
