@@ -33,12 +33,12 @@ class Failing(SoftPullMethod):
     """Raises at one hospital in one round, after it has trained."""
 
     site: str = "berta"
-    at: int = 2
+    fails_in: int = 2
     kind: ClassVar[type[Exception]] = RuntimeError
 
     def local_round(self, site: Site) -> None:
         super().local_round(site)
-        if (site.name, site.round) == (self.site, self.at):
+        if (site.name, site.round) == (self.site, self.fails_in):
             raise self.kind("CUDA out of memory at /home/berta/secret.csv")
 
 
