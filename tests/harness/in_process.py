@@ -158,7 +158,7 @@ class Harness:
             server_ctx.set_peer_context(fl_ctx)
             data = _filtered(outside[0], name, data, server_ctx)
             self.down.append((site, name, fobs.dumps(data)))
-            received = _filtered(inside[0], name, fobs.loads(self.down[-1][2]), fl_ctx)
+            received = _filtered(inside[0], name, _decoded(self.down[-1][2]), fl_ctx)
             action = self.script(site, name, self._round_of(received))
             if action == "gone":
                 return
@@ -176,7 +176,7 @@ class Harness:
                 self.late.append(site)
             server_ctx = self.engine.new_context()
             server_ctx.set_peer_context(fl_ctx)
-            result = _filtered(outside[1], name, fobs.loads(payload), server_ctx)
+            result = _filtered(outside[1], name, _decoded(payload), server_ctx)
             self.communicator.process_submission(client, name, task_id, result, server_ctx)
 
     def _until_closed(self, task_id: str, fl_ctx: FLContext) -> None:
@@ -191,6 +191,13 @@ class Harness:
             return int(json.loads(from_shareable(shareable).meta["medpfl"]).get("round", 0))
         except ValueError:  # a probe carries nothing
             return -1
+
+
+def _decoded(payload: bytes) -> Shareable:
+    """FOBS reads arrays with numpy.load, which parses their headers. Before Python 3.11.8, threads that parse at the
+    same time can fail with a SystemError (CPython issue 106905); real hospitals are processes of their own."""
+    with _ONE_AT_A_TIME:
+        return fobs.loads(payload)
 
 
 Filters = tuple[dict[str, Filter], dict[str, Filter]]

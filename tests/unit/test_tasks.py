@@ -213,7 +213,14 @@ def test_tabular_metrics_of_three_classes() -> None:
     assert metrics["accuracy"] == metrics["balanced_accuracy"] == 1.0
     # One against the rest: class 0: 1; class 1: 0.5 and 0.4 above 0.1 and 0.3: 1; class 2: 0.4 ties once: 2.5 / 3.
     assert metrics["auc"] == pytest.approx((1 + 1 + 2.5 / 3) / 3)
-    assert math.isnan(Tabular("heart").evaluate(probability[:3], rows(0, 1, 1)).metrics["auc"])
+
+
+def test_auc_leaves_out_a_class_that_no_sample_has() -> None:
+    probability = torch.tensor([[0.8, 0.1, 0.1], [0.2, 0.5, 0.3], [0.9, 0.05, 0.05], [0.5, 0.3, 0.2]])
+    # Class 0: 0.8 and 0.5 against 0.2 and 0.9: two of four pairs; class 1: 0.5, 0.05 against 0.1, 0.3: two of four.
+    assert Tabular("heart").evaluate(probability, rows(0, 1, 1, 0)).metrics["auc"] == 0.5
+    better = probability[[0, 1, 1, 3]]
+    assert Tabular("heart").evaluate(better, rows(0, 1, 1, 0)).metrics["auc"] == 1.0
 
 
 def test_tabular_loss() -> None:

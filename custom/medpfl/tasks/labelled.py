@@ -34,17 +34,18 @@ class Labelled(Task):
         return outputs.float().softmax(dim=1)
 
     def evaluate(self, decisions: Tensor, samples: Samples) -> Evaluation:
-        """AUC (one against the rest for more than 2 classes) is NaN where a class is absent from the split or a
-        probability is NaN."""
+        """AUC is that of the second class, with more than 2 classes the mean of each one against the rest; a class that
+        no sample has is left out, as for balanced accuracy. NaN where all samples are of one class or a probability is
+        NaN."""
         from sklearn.metrics import accuracy_score, recall_score, roc_auc_score
 
         truth, probability = samples.targets[:].numpy(), decisions.numpy()
         found = probability.argmax(axis=1)
         present = np.unique(truth)
         auc = float("nan")
-        if len(present) == probability.shape[1] and np.isfinite(probability).all():
-            binary = probability.shape[1] == 2
-            auc = float(roc_auc_score(truth, probability[:, 1] if binary else probability, multi_class="ovr"))
+        if len(present) > 1 and np.isfinite(probability).all():
+            against_rest = present if probability.shape[1] > 2 else present[1:]
+            auc = float(np.mean([roc_auc_score(truth == one, probability[:, one]) for one in against_rest]))
         metrics = {
             "accuracy": float(accuracy_score(truth, found)),
             # The mean recall of the classes that are there; sklearn's own name for it warns when one is absent.
