@@ -119,21 +119,24 @@ def _take_in(values: NDArray[Any], count: int, mean: Floats, squares: Floats) ->
     Differences are taken from a number near the mean, so that they do not cancel."""
     rows, channels, places = values.shape
     size = rows * places
-    found, around = np.zeros(channels), np.zeros(channels)
+    centre, total, square = mean.copy(), np.zeros(channels), np.zeros(channels)
+    if count == 0:
+        for channel in range(channels):
+            for place in range(places):
+                centre[channel] += np.float64(values[0, channel, place])
+            centre[channel] /= places
+    for row in range(rows):  # in the order of the memory: twice as fast for small images as channel by channel
+        for channel in range(channels):
+            line, middle = values[row, channel], centre[channel]
+            partial_total = 0.0
+            partial_square = 0.0
+            for place in range(places):
+                difference = np.float64(line[place]) - middle
+                partial_total += difference
+                partial_square += difference * difference
+            total[channel] += partial_total
+            square[channel] += partial_square
     for channel in range(channels):
-        centre = mean[channel]
-        if count == 0:
-            centre = 0.0
-            for place in range(places):
-                centre += np.float64(values[0, channel, place])
-            centre /= places
-        total = 0.0
-        square = 0.0
-        for row in range(rows):
-            for place in range(places):
-                difference = np.float64(values[row, channel, place]) - centre
-                total += difference
-                square += difference * difference
-        found[channel] = centre + total / size
-        around[channel] = max(0.0, square - total * total / size)
-    _merge(count, mean, squares, size, found, around)
+        square[channel] = max(0.0, square[channel] - total[channel] * total[channel] / size)
+        total[channel] = centre[channel] + total[channel] / size
+    _merge(count, mean, squares, size, total, square)
