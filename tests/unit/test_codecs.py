@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
-from medpfl.core.codecs import CER, STC, Chain, Codec, DAdaQuant, Half, decode, encode_with_feedback
+from medpfl.core.codecs import CER, STC, Chain, Codec, DAdaQuant, Half, Progress, decode, encode_with_feedback
 from medpfl.core.codecs.base import tensors_of, vector_of
-from medpfl.core.codecs.dadaquant import hospital_levels, levels_over_time
+from medpfl.core.codecs.dadaquant import hospital_scales, levels_over_time
 from medpfl.core.errors import CodecError, ConfigError
 
 CODECS = [
@@ -93,11 +93,21 @@ def test_dadaquant_is_right_on_average_and_has_few_levels() -> None:
 def test_levels_of_the_hospitals_are_the_cheapest_for_their_variance() -> None:
     sizes = np.array([100.0, 700, 40, 2000])
     shares = sizes / sizes.sum()
-    found = np.array(hospital_levels(200, sizes.tolist()))
-    assert (shares**2 / found**2).sum() == pytest.approx((shares**2).sum() / 200**2, rel=0.02)
+    found = 200 * np.array(hospital_scales(sizes.tolist()))
+    assert (shares**2 / found**2).sum() == pytest.approx((shares**2).sum() / 200**2, rel=1e-9)
     assert found.sum() < 4 * 200
-    np.testing.assert_allclose(found / found[1], (shares / shares[1]) ** (2 / 3), rtol=0.03)
-    assert hospital_levels(5, [10, 10]) == [5, 5] and hospital_levels(1, [1, 10_000]) == [1, 1]
+    np.testing.assert_allclose(found / found[1], (shares / shares[1]) ** (2 / 3), rtol=1e-9)
+    assert hospital_scales([10, 10]) == pytest.approx([1, 1])
+
+
+def test_dadaquant_adapts_to_loss_and_size() -> None:
+    still = (1.0,) * 11  # q = 4
+    assert DAdaQuant().at(Progress(still)) == DAdaQuant(4) and DAdaQuant().at(Progress(still, 1.7)) == DAdaQuant(7)
+    assert DAdaQuant().at(Progress()) == DAdaQuant(1) == DAdaQuant().at(Progress((), 0.1))
+    assert DAdaQuant().at(Progress((), 1e9)) == DAdaQuant(65535)
+    assert DAdaQuant(3).at(Progress(still, 5.0)) == DAdaQuant(3) and not DAdaQuant(3).adapts
+    chained = Chain(CER(0.1), DAdaQuant())
+    assert chained.adapts and chained.at(Progress(still)) == Chain(CER(0.1), DAdaQuant(4)) and not STC(0.1).adapts
 
 
 def test_levels_double_when_the_loss_stands_still() -> None:

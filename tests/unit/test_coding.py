@@ -3,11 +3,13 @@
 
 import json
 import shutil
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -16,6 +18,8 @@ from torch import Tensor
 
 from exchanging import Asked, slots
 from medpfl.core.codecs import CER, STC, Chain, Codec, DAdaQuant, Half
+from medpfl.core.codecs.base import tag_of
+from medpfl.core.codecs.dadaquant import hospital_scales, levels_over_time
 from medpfl.core.errors import CodecError, ConfigError
 from medpfl.core.mixers import Identity, Mean
 from medpfl.job import Job, load_job
@@ -152,6 +156,47 @@ def test_a_killed_job_goes_on_as_if_nothing_had_happened(
     whole = run(job(), table_sites, tmp_path / "whole")
     run_until(job(), table_sites, tmp_path / "killed", 2)
     assert_same(run(job(), table_sites, tmp_path / "killed"), whole)
+
+
+def test_a_codec_that_adapts_hears_of_losses_and_sizes(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DAdaQuant's q, read from the bytes that travelled, follows the losses that the server wrote down."""
+    found: dict[tuple[int, str], int] = {}
+    receive = ServerEnd.receive
+
+    def read(end: ServerEnd, reply: Message) -> Message:
+        if PAYLOAD in reply.slots:
+            _, _, rest = tag_of(reply.slots[PAYLOAD]["model"].numpy().tobytes())
+            assert end._pending is not None
+            found[end._pending[1]["round"], end.site] = struct.unpack("<fH", rest[4:10])[1]
+        return receive(end, reply)
+
+    monkeypatch.setattr(ServerEnd, "receive", read)
+    # No learning, so the loss stands still: after five rounds the levels double.
+    job = replace(make_job(rounds=7, method=SoftPull(lr=1e-12, batch_size=8)), codecs=Codecs(None, DAdaQuant()))
+    run_until(job, table_sites, tmp_path, 6)
+    whole = run(job, table_sites, tmp_path)
+    summary = json.loads((tmp_path / "results" / "summary.json").read_text())
+    lines = [json.loads(line) for line in (tmp_path / "results" / "metrics.jsonl").read_text().splitlines()]
+    sizes = {site: count["train"] for site, count in summary["sizes"].items()}
+    scales = dict(zip(sizes, hospital_scales(list(sizes.values())), strict=True))
+    losses = [
+        np.mean(
+            [
+                loss
+                for line in lines
+                if line["split"] == "train" and line["round"] == n
+                for loss in line["loss"].values()
+            ]
+        )
+        for n in range(1, 8)
+    ]
+    expected = {
+        (n, s): max(1, round(levels_over_time(losses[: n - 1]) * scales[s])) for n in range(1, 8) for s in sizes
+    }
+    assert found == expected and len(set(found.values())) > 1
+    assert_same(run(job, table_sites, tmp_path / "whole"), whole)
 
 
 def run_until(job: Job, sites: dict[str, Path], folder: Path, stop: int) -> None:

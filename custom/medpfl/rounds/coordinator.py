@@ -116,6 +116,7 @@ class Coordinator:
         header = found.header
         self.expected = table(found.slots)
         self.score: str = header["score"]
+        self._adapts = bool(header.get("adapts"))
         self._best = BestRounds(self.record, self.score)
         self.record.about.update(
             recipe=header.get("recipe"),
@@ -143,7 +144,11 @@ class Coordinator:
     # -- rounds -------------------------------------------------------------------------------------------------------
 
     def train_messages(self, round_number: int, sites: list[str]) -> dict[str, Message]:
-        return {site: self._message("train", round_number, site) for site in sites}
+        messages = {site: self._message("train", round_number, site) for site in sites}
+        if self._adapts:
+            for site, told in self.record.progress(sites).items():
+                messages[site].header["progress"] = told
+        return messages
 
     def take_train(self, round_number: int, replies: Mapping[str, Message], started: float | None = None) -> list[str]:
         """Mix what the hospitals sent and save the checkpoint; returns the hospitals whose updates were mixed.

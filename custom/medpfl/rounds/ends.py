@@ -11,7 +11,7 @@ from torch import Tensor
 
 from medpfl import store
 from medpfl.component import spec_of
-from medpfl.core.codecs import Codec, encode_with_feedback
+from medpfl.core.codecs import Codec, Progress, encode_with_feedback
 from medpfl.core.errors import CodecError
 from medpfl.rounds.coding import CODED, PAYLOAD, TASKS, Codecs, End, Held, Tensors, without
 from medpfl.rounds.messages import SEPARATOR, Message, byte_count, digest_of, flatten
@@ -138,6 +138,7 @@ class SiteEnd(End):
         self._run = ""
         self._known: dict[int, Held] = {}
         self._now: Held | None = None
+        self._progress = Progress()
         self._needed: set[int] = set()
 
     def receive(self, message: Message) -> Message:
@@ -152,6 +153,9 @@ class SiteEnd(End):
             self._begin(header)
             self._to_site = header.pop("codec", None)
             return Message(header, message.slots)
+        told = header.pop("progress", None)
+        if told is not None:
+            self._progress = Progress(tuple(map(float, told["losses"])), float(told["scale"]))
         coded = header.pop(CODED, None)
         if coded is None:
             raise CodecError(f"{self.site}: the server's job has no codec filters, but this hospital's has")
@@ -179,12 +183,15 @@ class SiteEnd(End):
             self._learn(reply)
             specs = {"to_site": self._to_site, "from_site": spec_of(codec) if codec else None}
             config = digest_of([reply.header["config"], specs])  # a run goes on with the codecs it began with only
-            return Message({**reply.header, "config": config, "codecs": specs}, reply.slots)
+            return Message(
+                {**reply.header, "config": config, "codecs": specs, "adapts": bool(codec and codec.adapts)}, reply.slots
+            )
         now = self._now
         if now is None:
             raise CodecError(f"{self.site}: the server's message did not pass this hospital's codec filter")
         slots = reply.slots
         if codec is not None:
+            codec = codec.at(self._progress)
             target = self._codable(slots)
             payload = {slot: self._encode(slot, target[slot], now, codec) for slot in sorted(target)}
             if payload:

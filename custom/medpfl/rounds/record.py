@@ -12,6 +12,7 @@ from torch import Tensor
 
 import medpfl
 from medpfl import store
+from medpfl.core.codecs.dadaquant import hospital_scales
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mixing import Matrix
 from medpfl.rounds.messages import number
@@ -51,6 +52,22 @@ class Record:
         losses = header.get("loss")
         line = {"site": site, "split": "train", "round": round_number, "seconds": number(header.get("seconds"))}
         self.lines.append({**line, "loss": losses if isinstance(losses, dict) else {}})
+
+    def progress(self, sites: list[str]) -> dict[str, dict[str, Any]]:
+        """For codecs that adapt (``core.codecs.Progress``): the losses so far, and each hospital's scale."""
+        sizes = {site: found["train"] for site, found in self.about["sizes"].items()}
+        scales = dict(zip(sizes, hospital_scales(list(sizes.values())), strict=True))
+        losses = self._mean_losses()
+        return {site: {"losses": losses, "scale": scales[site]} for site in sites}
+
+    def _mean_losses(self) -> list[float]:
+        """Of every round that was trained, the mean training loss over hospitals and networks, NaN left out."""
+        found: dict[int, list[float]] = {}
+        for line in self.lines:
+            if line["split"] == "train":
+                losses = [value for value in line["loss"].values() if isinstance(value, float) and np.isfinite(value)]
+                found.setdefault(line["round"], []).extend(losses)
+        return [float(np.mean(losses)) for _, losses in sorted(found.items()) if losses]
 
     def traffic(
         self, round_number: int, site: str, sent: int, received: int, encoded: tuple[int, int] | None = None

@@ -11,6 +11,7 @@ import struct
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -22,6 +23,15 @@ from medpfl.core.errors import CodecError
 
 MAGIC = b"MFC1"
 Vector = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a hospital's codec may go by: the mean training loss of each finished round, and the hospital's size as
+    ``core.codecs.dadaquant.hospital_scales`` tells it."""
+
+    losses: tuple[float, ...] = ()
+    scale: float = 1.0
 
 
 class Codec(ABC):
@@ -36,6 +46,15 @@ class Codec(ABC):
     contracts: ClassVar[bool] = True
     """Whether what is lost is smaller than what was given, so that it may be added to the next update. One that is
     right on average only (it rounds at random) may lose more, and errors added up would grow without end."""
+
+    @property
+    def adapts(self) -> bool:
+        """Whether ``at`` gives different codecs as training goes on."""
+        return False
+
+    def at(self, progress: Progress) -> "Codec":
+        """The codec of the coming exchange."""
+        return self
 
     @abstractmethod
     def reduce(self, vector: Vector, seed: int) -> Vector:

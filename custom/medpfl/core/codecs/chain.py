@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass
 
-from medpfl.core.codecs.base import Codec, Vector
+from medpfl.core.codecs.base import Codec, Progress, Vector
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,13 @@ class Chain(Codec):
         object.__setattr__(self, "tag", self.then.tag)
         object.__setattr__(self, "version", self.then.version)
         object.__setattr__(self, "contracts", self.first.contracts and self.then.contracts)
+
+    @property
+    def adapts(self) -> bool:
+        return self.first.adapts or self.then.adapts
+
+    def at(self, progress: Progress) -> "Chain":
+        return Chain(self.first.at(progress), self.then.at(progress))
 
     def reduce(self, vector: Vector, seed: int) -> Vector:
         return self.then.reduce(self.first.reduce(vector, seed), seed)

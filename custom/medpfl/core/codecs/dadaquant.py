@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from medpfl.core.codecs import bits
-from medpfl.core.codecs.base import Codec, Vector
+from medpfl.core.codecs.base import Codec, Progress, Vector
 from medpfl.core.compiled import compiled
 from medpfl.core.errors import ConfigError
 
@@ -28,32 +28,45 @@ class DAdaQuant(Codec):
     it is right on average; zeros cost next to nothing.
 
     Args:
-        levels: q, from 1 (only sign or zero) to 65535.
+        levels: q, from 1 (only sign or zero) to 65535; None: by the paper's two rules, from the training loss so far
+            and the hospital's number of samples.
     """
 
-    levels: int = 1
+    levels: int | None = None
 
     tag: ClassVar[str] = "dadaquant"
     contracts: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not 1 <= self.levels <= MOST_LEVELS:
+        if self.levels is not None and not 1 <= self.levels <= MOST_LEVELS:
             raise ConfigError(f"DAdaQuant's levels must be from 1 to {MOST_LEVELS}, got {self.levels}")
 
+    @property
+    def adapts(self) -> bool:
+        return self.levels is None
+
+    def at(self, progress: Progress) -> "DAdaQuant":
+        if not self.adapts:
+            return self
+        levels = round(levels_over_time(progress.losses) * progress.scale)
+        return DAdaQuant(min(max(1, levels), MOST_LEVELS))
+
     def reduce(self, vector: Vector, seed: int) -> Vector:
+        levels = self.levels or 1
         largest = float(np.abs(vector).max())
         if largest == 0:
             return np.zeros_like(vector)
-        steps = _round(vector, self.levels / largest, np.uint64(seed % 2**64))
-        return _values(steps, largest, self.levels)
+        steps = _round(vector, levels / largest, np.uint64(seed % 2**64))
+        return _values(steps, largest, levels)
 
     def pack(self, reduced: Vector) -> bytes:
+        levels = self.levels or 1
         positions = np.flatnonzero(reduced)
         kept = reduced[positions].astype(np.float64)
         largest = float(np.abs(kept).max()) if len(kept) else 0.0  # rounding leaves the largest as it is
-        steps = np.rint(np.abs(kept) * (self.levels / (largest or 1.0))).astype(np.int64)
-        rice, code = bits.write(positions, kept < 0, steps, len(reduced), _mode(self.levels))
-        return _HEAD.pack(largest, self.levels, len(kept), rice) + code
+        steps = np.rint(np.abs(kept) * (levels / (largest or 1.0))).astype(np.int64)
+        rice, code = bits.write(positions, kept < 0, steps, len(reduced), _mode(levels))
+        return _HEAD.pack(largest, levels, len(kept), rice) + code
 
     @staticmethod
     def unpack(payload: bytes, length: int) -> Vector | None:
@@ -101,14 +114,14 @@ def _round(vector: Vector, scale: float, seed: np.uint64) -> np.ndarray:
     return steps
 
 
-def hospital_levels(levels: int, sizes: Sequence[float]) -> list[int]:
-    """Levels of every hospital that together cost least at the variance of ``levels`` everywhere:
-    q_k = sqrt(a / b) p_k^(2/3) with p_k = n_k / n, a = sum p_j^(2/3) and b = sum p_j^2 / q^2, rounded and at least 1.
+def hospital_scales(sizes: Sequence[float]) -> list[float]:
+    """What every hospital's levels are of the common q, so that together they cost least at the variance of q
+    everywhere: q_k / q = sqrt(a / b) p_k^(2/3) with p_k = n_k / n, a = sum p_j^(2/3) and b = sum p_j^2.
     """
     shares = np.asarray(sizes, dtype=np.float64) / np.sum(sizes)
     roots = shares ** (2 / 3)
-    scale = levels * np.sqrt(roots.sum() / np.square(shares).sum())
-    return [int(min(max(1, q), MOST_LEVELS)) for q in np.rint(scale * roots)]
+    scales: list[float] = (np.sqrt(roots.sum() / np.square(shares).sum()) * roots).tolist()
+    return scales
 
 
 def levels_over_time(losses: Sequence[float], psi: float = 0.9, phi: int = 5, most: int = 64) -> int:
