@@ -168,7 +168,7 @@ def _weights(job: Job, files: dict[str, Path], folder: Path) -> Matrix:
     return job.mixers["model"].matrix(about)
 
 
-def cost(repeats: int = 5) -> dict[str, Any]:
+def cost(repeats: int = 21) -> dict[str, Any]:
     """The statistics pass as a multiple of an evaluation of the same data; W and one mix for 100 hospitals."""
     networks: dict[str, tuple[Architecture, tuple[int, int, int], int]] = {
         "LeNet5, 28 x 28": (LeNet5(), (1, 28, 28), 2000),
