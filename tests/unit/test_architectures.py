@@ -13,6 +13,7 @@ from medpfl.models.conv_pool import ConvPool
 from medpfl.models.dnet import DNet
 from medpfl.models.light import MobileNetV2, ShuffleNetV2, SqueezeNet
 from medpfl.models.residual import ResidualNet
+from medpfl.models.resnet import ResNet
 from medpfl.models.sequence import RNN, TCN, SeriesTransformer
 from medpfl.models.split import body_shape, find_body, output_shape
 from medpfl.models.unet import FCN, BasicUNet, UNet, UNetPlusPlus
@@ -63,6 +64,19 @@ def test_network(architecture: Architecture, shape: tuple[int, ...], expected: t
     body = find_body(network, shape)
     assert len(body_shape(network, body, shape)) == len(shape)
     assert build(spec_of(architecture), Architecture, "here") == architecture
+
+
+@pytest.mark.parametrize("architecture", [ResNet(), *CLASSIFIERS, *DENSE], ids=str)
+def test_the_order_in_memory_changes_speed_alone(architecture: Architecture) -> None:
+    """Results stay, and so does the order of the weights, which files and messages need."""
+    network = architecture.build((3, 64, 48), 5).double().eval()
+    inputs = torch.randn(2, 3, 64, 48).double()
+    outputs = network(inputs)
+    outputs.sum().backward()
+    for weights in network.parameters():
+        assert weights.is_contiguous() and (weights.grad is None or weights.grad.is_contiguous())
+    network._forward_pre_hooks.clear()
+    torch.testing.assert_close(network(inputs), outputs)
 
 
 @pytest.mark.parametrize("architecture", DENSE, ids=str)

@@ -30,6 +30,28 @@ def test_streaming_equals_one_pass(sizes: list[int], offset: float, spread: floa
     np.testing.assert_allclose(moments.variance, values.var(axis=1), rtol=1e-12, atol=1e-12 * scale * spread)
 
 
+@given(
+    batches=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    channels=st.integers(1, 300),
+    height=st.integers(1, 9),
+    width=st.integers(1, 9),
+    offset=st.floats(-1e3, 1e3),
+)
+def test_channels_last_makes_no_difference(
+    batches: list[int], channels: int, height: int, width: int, offset: float
+) -> None:
+    generator = torch.Generator().manual_seed(channels)
+    parts = [offset + torch.randn(b, channels, height, width, generator=generator).double() for b in batches]
+    one, other = Moments(), Moments()
+    for part in parts:
+        one.add(part.flatten(2))
+        other.add(part.contiguous(memory_format=torch.channels_last).flatten(2))
+    exact = torch.cat(parts).movedim(1, 0).flatten(1)
+    for moments in (one, other):
+        torch.testing.assert_close(moments.mean, exact.mean(1), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(moments.variance, exact.var(1, correction=0), rtol=1e-9, atol=1e-11)
+
+
 def test_constant_and_half_precision_values() -> None:
     moments = Moments()
     moments.add(torch.full((3, 2, 7), 0.1))

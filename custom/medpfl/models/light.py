@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
 from medpfl.models.base import Architecture
+from medpfl.models.memory_order import channels_last
 from medpfl.models.residual import plane
 
 
@@ -99,7 +100,8 @@ class _Staged(Architecture):
         layers: list[nn.Module] = [nn.Sequential(*_conv(plane(self, input_shape), first, 3, 2), nn.ReLU())]
         for before, after in zip((first, *self.widths), self.widths, strict=False):
             layers.append(nn.Sequential(*self.stage(before, after)))
-        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(self.widths[-1], outputs))
+        head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(self.widths[-1], outputs)]
+        return channels_last(nn.Sequential(*layers, *head))
 
 
 @dataclass(frozen=True)

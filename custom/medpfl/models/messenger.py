@@ -6,10 +6,10 @@ Data Analysis", ICML 2024, Tables 9 and 10. Every convolution after the first ha
 of the tables that gives the number of weights of Table 5 (196,545 for binary segmentation of RGB images).
 """
 
-import torch
 from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
+from medpfl.models.memory_order import channels_last
 
 WIDTH, DEPTH = 64, 512
 """Channels of the first layers, and of the feature map."""
@@ -50,19 +50,10 @@ def _convolution(dims: int, before: int, after: int, kernel: int, stride: int) -
     return _CONV[dims](before, after, kernel, stride=stride, padding=kernel // 2, groups=groups)
 
 
-class _Body(nn.Sequential):
-    """Holds images with a position's channels side by side in memory: on a CPU their max pooling takes a tenth then."""
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        images = inputs.dim() == 4
-        found: Tensor = super().forward(inputs.contiguous(memory_format=torch.channels_last) if images else inputs)
-        return found
-
-
-def _body(dims: int, channels: int) -> nn.Sequential:
+def _body(dims: int, channels: int) -> nn.Module:
     """Table 9: every layer has stride 2."""
     pool = _POOL[dims]
-    return _Body(
+    layers = [
         _convolution(dims, channels, WIDTH, 3, 2),
         nn.ReLU(),
         pool(3, stride=2, padding=1),
@@ -71,7 +62,8 @@ def _body(dims: int, channels: int) -> nn.Sequential:
         pool(3, stride=2, padding=1),
         _convolution(dims, WIDTH, DEPTH, 7, 2),
         nn.ReLU(),
-    )
+    ]
+    return channels_last(nn.Sequential(*layers))
 
 
 def _head(dims: int, outputs: int) -> nn.Sequential:
@@ -81,12 +73,12 @@ def _head(dims: int, outputs: int) -> nn.Sequential:
     )
 
 
-def _dense_body(dims: int, channels: int) -> nn.Sequential:
+def _dense_body(dims: int, channels: int) -> nn.Module:
     """Table 10: convolutions of stride 1, max pooling of stride 2."""
     layers: list[nn.Module] = []
     for before, after, kernel in ((channels, WIDTH, 3), (WIDTH, WIDTH, 5), (WIDTH, WIDTH, 7), (WIDTH, DEPTH, 7)):
         layers += [_convolution(dims, before, after, kernel, 1), _POOL[dims](3, stride=2, padding=1)]
-    return _Body(*layers)
+    return channels_last(nn.Sequential(*layers))
 
 
 def _dense_head(dims: int, outputs: int) -> nn.Sequential:

@@ -8,6 +8,7 @@ from torch import nn
 
 from medpfl.core.errors import ConfigError
 from medpfl.models.base import Architecture
+from medpfl.models.memory_order import channels_last
 
 _DENSE = ("init_features", "growth_rate", "block_config", "bn_size", "dropout_prob")
 _RESIDUAL = ("conv1_t_size", "conv1_t_stride", "no_max_pool", "widen_factor")
@@ -50,7 +51,7 @@ class MonaiNet(Architecture):
         if len(input_shape) not in (3, 4):
             raise ConfigError(f"{self.network} needs inputs C x H x W or C x D x H x W, got the shape {input_shape}")
         try:
-            return self._made(len(input_shape) - 1, input_shape[0], outputs)
+            return channels_last(self._made(len(input_shape) - 1, input_shape[0], outputs))
         except (TypeError, ValueError, RuntimeError) as error:
             raise ConfigError(f"MonaiNet: {self.network} with the options {self.options}: {error}") from error
 

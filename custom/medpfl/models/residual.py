@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
 from medpfl.models.base import Architecture
+from medpfl.models.memory_order import channels_last
 
 
 class SqueezeExcitation(nn.Module):
@@ -95,7 +96,7 @@ class ResidualNet(Architecture):
                 blocks.append(Block(before, after, stride, self.groups, self.squeeze))
                 before = after
             layers.append(nn.Sequential(*blocks))
-        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, outputs))
+        return channels_last(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, outputs)))
 
 
 def plane(architecture: Architecture, input_shape: tuple[int, ...]) -> int:

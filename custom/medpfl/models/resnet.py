@@ -8,6 +8,7 @@ from torch import nn
 
 from medpfl.core.errors import ConfigError
 from medpfl.models.base import Architecture
+from medpfl.models.memory_order import channels_last
 
 _BLOCKS = {10: [1, 1, 1, 1], 18: [2, 2, 2, 2], 34: [3, 4, 6, 3]}
 
@@ -52,4 +53,4 @@ class ResNet(Architecture):
             no_max_pool=not self.pool,
             num_classes=outputs,
         )
-        return network
+        return channels_last(network)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
 from medpfl.models.base import Architecture
+from medpfl.models.memory_order import channels_last
 from medpfl.models.residual import plane
 
 
@@ -85,7 +86,7 @@ class UNetPlusPlus(Architecture):
         from monai.networks.nets import BasicUNetPlusPlus
 
         norm = ("batch", {"affine": True})
-        return First(BasicUNetPlusPlus(2, plane(self, input_shape), outputs, self.features, norm=norm))
+        return channels_last(First(BasicUNetPlusPlus(2, plane(self, input_shape), outputs, self.features, norm=norm)))
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class BasicUNet(Architecture):
         network: nn.Module = Network(
             len(input_shape) - 1, input_shape[0], outputs, features, act="relu", norm=("batch", {"affine": True})
         )
-        return network
+        return channels_last(network)
 
 
 class Fcn(nn.Module):
@@ -174,4 +175,4 @@ class FCN(Architecture):
         return int(2 ** len(self.widths))
 
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
-        return Fcn(plane(self, input_shape), self.widths, outputs)
+        return channels_last(Fcn(plane(self, input_shape), self.widths, outputs))
