@@ -179,6 +179,8 @@ def test_arrays_are_classified(tmp_path: Path) -> None:
     done = predict(model, tmp_path / "new.npz", tmp_path / "out")
     assert [row["predicted"] for row in done.rows] == ["dark", "bright"] * 4
     assert done.rows[0]["case"] == "new.npz: test_images[0]"
+    with pytest.raises(DataError, match="the model's file has no hospital's preparation of its inputs"):
+        next(model.task.new_cases(tmp_path / "new.npz", {}))
     with pytest.raises(MedPFLError, match=r"size \[20, 20, 20\] does not fit arrays of 20 x 20"):
         Classification("skin", size=(20, 20, 20)).load(load_site_file(tmp_path / "site.yaml"))
 

@@ -180,6 +180,11 @@ def test_unequal_work_and_unequal_starts_are_refused(tmp_path: Path) -> None:
     more = dataclasses.replace(entries[2], method=dataclasses.replace(entries[2].method, steps=50))
     with pytest.raises(ConfigError, match="unfair: Soft trains with steps 50, Local with 5"):
         check_equal_work([*entries[:2], more])
+    longer = [dataclasses.replace(entries[2].method, epochs=4, steps=steps) for steps in (5, None)]
+    check_equal_work([*entries[:2], dataclasses.replace(entries[2], method=longer[0])])  # steps count
+    first = dataclasses.replace(entries[0], method=dataclasses.replace(entries[0].method, steps=None))
+    with pytest.raises(ConfigError, match="unfair: Soft trains with epochs 4, Local with 1"):
+        check_equal_work([first, dataclasses.replace(entries[2], method=longer[1])])
     runs = [{"method": name, "seed": 3, "initial": {"digest": name}} for name in "AB"]
     with pytest.raises(ConfigError, match="unfair: with seed 3, B started from other initial weights than A"):
         check_initial_weights(runs)

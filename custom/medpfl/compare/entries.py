@@ -161,8 +161,9 @@ def check_equal_work(entries: list[Entry]) -> None:
     """
     entries = [entry for entry in entries if entry.name != POOLED]
     first = entries[0].method
+    counted = [key for key in SHARED if key != "epochs" or first.steps is None]  # steps, where given, count instead
     for entry in entries[1:]:
-        for key in SHARED:
+        for key in counted:
             mine, theirs = getattr(entry.method, key), getattr(first, key)
             if mine != theirs:
                 raise ConfigError(

@@ -55,6 +55,8 @@ class Classification(Labelled):
 
     def new_cases(self, path: Path, preparation: dict[str, Any]) -> Iterator[NewCase]:
         """An image file or a folder of images; for a model trained on arrays, an .npz file."""
+        if "kind" not in preparation:  # arrays are prepared at each hospital; a model of all has no such thing
+            raise DataError(f"{path}: cannot be prepared: the model's file has no hospital's preparation of its inputs")
         if preparation["kind"] == "arrays":
             for name, inputs in new_rows(path, preparation, self.size):
                 yield NewCase(name, inputs)
