@@ -2,12 +2,31 @@
 """Another network at every hospital."""
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from medpfl.core.errors import ConfigError
 from medpfl.models.base import Architecture
+
+
+@dataclass(frozen=True)
+class OwnChoice(Architecture):
+    """The network that the hospital's site file names, under ``networks`` and the name of the task's dataset. The
+    hospital alone knows it: neither the server nor the others are told."""
+
+    @property
+    def multiple(self) -> int:
+        """Known at the hospital only."""
+        return 1
+
+    @property
+    def differs(self) -> bool:
+        return True
+
+    def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        raise ConfigError("the job leaves the network to the hospitals, whose site files name it; none is known here")
 
 
 class ByHospital(Architecture):
@@ -35,7 +54,7 @@ class ByHospital(Architecture):
     @property
     def differs(self) -> bool:
         first, *others = self.hospitals.values()
-        return any(other != first for other in others)
+        return first.differs or any(other != first for other in others)
 
     def at(self, site: str) -> Architecture:
         found = self.hospitals.get(site, self.hospitals.get("default"))

@@ -100,6 +100,7 @@ class SiteRunner:
             raise ConfigError(f"{self.name} is not one of this job's hospitals: {', '.join(self.roster)}")
         self._kept: dict[str, Any] = {}
         site_file = self._site_file()
+        self.task = self.task.chosen(site_file)
         self.data = self.task.load(site_file)
         self.common = read_common(self.method, self.task, site_file, self.data)
         common = self.common.marks()

@@ -16,11 +16,13 @@ datasets:
     split: {seed: 43, fractions: {train: 0.5, validation: 0.16, test: 0.34}, stratify: true}
 checkpoints:
   public_lenet: lenet.safetensors     # made by ``medpfl pretrain``
+networks:                             # of this hospital's choice, for jobs that leave the network to hospitals
+  organ: {path: medpfl.models.unet.UNet, args: {channels: [16, 32, 64]}}
 """
 
 import os
 from pathlib import Path
-from typing import Annotated, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, Field, PrivateAttr, ValidationError
@@ -46,12 +48,14 @@ Kind = TypeVar("Kind", bound=Dataset)
 
 
 class SiteFile(Strict):
-    """A hospital's declaration of its datasets, and of model files (``checkpoints``) that jobs may use by name."""
+    """A hospital's declaration of its datasets, of model files (``checkpoints``) that jobs may use by name, and of the
+    network it wants for a dataset (``networks``), where a job leaves that to hospitals."""
 
     site: str | None = None
     storage: StorageRule = StorageRule()
     datasets: dict[str, Declared] = Field(min_length=1)
     checkpoints: dict[str, str] = Field(default={})
+    networks: dict[str, dict[str, Any]] = Field(default={})
     _path: Path = PrivateAttr(default=Path())
 
     def dataset(self, name: str, *kinds: type[Kind]) -> Kind:
@@ -100,6 +104,27 @@ class SiteFile(Strict):
                 public=f"checkpoint '{name}' is not one of 'medpfl pretrain'",
             )
         return tensors
+
+    def network(self, dataset: str) -> dict[str, Any]:
+        """The configuration of the network that the hospital wants for a dataset.
+
+        Raises:
+            SiteFileError: it names none.
+        """
+        if dataset not in self.networks:
+            raise SiteFileError(
+                f"{self._path}: the job leaves the network to the hospitals, and 'networks' names none for "
+                f"'{dataset}'; named: {', '.join(sorted(self.networks)) or 'none'}",
+                public=f"this hospital's site file names no network for '{dataset}'",
+            )
+        return self.networks[dataset]
+
+    def unusable_network(self, dataset: str, reason: object) -> SiteFileError:
+        """For a network that cannot be built, or does not fit the task."""
+        return SiteFileError(
+            f"{self._path}: 'networks.{dataset}': {reason}",
+            public=f"the network that this hospital's site file names for '{dataset}' cannot be used",
+        )
 
 
 def load_site_file(path: Path, site: str | None = None) -> SiteFile:

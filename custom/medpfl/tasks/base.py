@@ -10,8 +10,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from medpfl.component import build
 from medpfl.core.errors import ConfigError
 from medpfl.models.base import Architecture
+from medpfl.models.by_hospital import OwnChoice
 from medpfl.sites.samples import Samples, SiteData
 from medpfl.sites.site_file import SiteFile
 
@@ -60,6 +62,23 @@ class Task(ABC):
         if not isinstance(architecture, Architecture):
             return self
         return dataclasses.replace(self, architecture=architecture.at(site))  # type: ignore[type-var]
+
+    def chosen(self, site_file: SiteFile) -> "Task":
+        """The task with the network of the hospital's own choice, where the job leaves it to hospitals.
+
+        Raises:
+            SiteFileError: the site file names none for the dataset, or one that cannot be used.
+        """
+        if not isinstance(getattr(self, "architecture", None), OwnChoice):
+            return self
+        spec = site_file.network(self.dataset)
+        try:
+            network = build(spec, Architecture, "the network")
+            if network.differs:
+                raise ConfigError(f"expected one network, got {network}")
+            return dataclasses.replace(self, architecture=network)  # type: ignore[type-var]
+        except ConfigError as error:
+            raise site_file.unusable_network(self.dataset, error) from error
 
     @property
     def networks_differ(self) -> bool:

@@ -80,7 +80,8 @@ def check_data(path: Path, site: str | None, job: tuple[str, Task] | None, progr
     trial = None
     if job:
         progress(f"preparing the data for {job[0]}", 0, 1)
-        trial = try_job(*job, load_site_file(path, site))  # anew: what was inspected has left out what is wrong
+        anew = load_site_file(path, site)  # what was inspected has left out what is wrong
+        trial = try_job(*job, anew, site_file.site or site)
         progress(f"preparing the data for {job[0]}", 1, 1)
     return Report(site_file._path, site_file.site or site, site_file.storage.memory_gb, inspections, trial)
 

@@ -47,13 +47,15 @@ class Trial:
     scratch: int = 0
 
 
-def try_job(job: str, task: Task, site_file: SiteFile) -> Trial:
+def try_job(job: str, task: Task, site_file: SiteFile, site: str | None = None) -> Trial:
     """Load a job's data as the job would, and compute its loss on a few training samples.
 
     Args:
         site_file: freshly loaded; an inspected dataset has left out rows with problems.
+        site: the hospital's name, which a job with another network at every hospital asks for.
     """
     try:
+        task = (task.at(site) if site else task).chosen(site_file)
         data = task.load(site_file)
     except MedPFLError as error:
         return Trial(job, str(error))
@@ -66,6 +68,8 @@ def try_job(job: str, task: Task, site_file: SiteFile) -> Trial:
         network = task.network(data).eval()
         with torch.no_grad():
             loss = task.loss(network(data.splits["train"].inputs[:BATCH]), data.splits["train"].targets[:BATCH])
+    except MedPFLError as error:
+        return Trial(job, str(error), samples, shape)
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         return Trial(job, f"the job's network cannot be trained on samples of shape {shape}: {reason}", samples, shape)
