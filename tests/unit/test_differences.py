@@ -12,6 +12,7 @@ import yaml
 
 from comparing import compared
 from medpfl.compare.report import write_report as write_page
+from medpfl.compare.runner import read_run
 from medpfl.core.mixers import Mean, NetworkProx
 from medpfl.evaluate.network import QUANTILES, sdwd, sdwd_of_slots
 from medpfl.evaluate.report import write_report
@@ -52,7 +53,15 @@ def test_report(make_job: Callable[..., Job], table_sites: dict[str, Path], tmp_
 def test_a_sweep_of_tau_shows_that_models_come_together(table_sites: dict[str, Path], tmp_path: Path) -> None:
     slots = {"personal": {"path": "medpfl.core.mixers.NetworkProx", "args": {"graph": "complete"}}}
     method = {"path": "medpfl.methods.pfednet.PFedNet", "slots": slots, "sweep": {"personal.tau": [0.0, 0.05, 1e6]}}
-    _, content = compared(tmp_path, table_sites, methods=yaml.safe_load(yaml.safe_dump({"pFedNet": method})))
+    methods = yaml.safe_load(yaml.safe_dump({"pFedNet": method}))
+    plan, content = compared(tmp_path, table_sites, seeds=[0, 1], methods=methods)
+    rows = {row["name"]: row for row in content["rows"]}
+    for name in (f"pFedNet personal.tau {tau}" for tau in ("0.0", "0.05")):
+        runs = [run for run in plan.runs if run.entry.name == name]
+        found = [read_run(tmp_path / "results", run)["sdwd"] for run in runs]
+        mean = np.mean([each["personal"] for each in found], axis=0)
+        np.testing.assert_allclose(rows[name]["sdwd"]["personal"], mean)
+        assert found[0] != found[1]
     middle = {row["name"]: row["sdwd"].get("personal", [0.0] * 5)[2] for row in content["rows"]}
     alone, some, together = (middle[f"pFedNet personal.tau {tau}"] for tau in ("0.0", "0.05", "1000000.0"))
     assert alone > some > together == pytest.approx(0, abs=1e-6)

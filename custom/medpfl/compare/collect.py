@@ -194,7 +194,7 @@ def _summary(
         "curves": row["curves"],
         "bytes": runs[0]["bytes"],
         "ratio": runs[0].get("ratio"),
-        "sdwd": runs[0].get("sdwd") or {},
+        "sdwd": _differences([run["sdwd"] for run in runs]),
         "seconds": seconds,
         "reach": _reach(row["curves"], target, sum(runs[0]["bytes"].values()), seconds["mean"]),
         "cross": _cross(found, sites),
@@ -202,6 +202,11 @@ def _summary(
         "selection": _selection(found, sites),
         "mixing": {"split": runs[0]["split"], "seed": runs[0]["seed"], "slots": runs[0]["mixing"]},
     }
+
+
+def _differences(found: list[dict[str, list[float]]]) -> dict[str, list[float]]:
+    """Slot to the mean over the runs of each quantile of the SDWD."""
+    return {slot: np.mean([each[slot] for each in found], axis=0).tolist() for slot in found[0]}
 
 
 def _how(entry: Entry) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def sweeps(rows: list[dict[str, Any]], content: dict[str, Any]) -> list[dict[str
 
 
 def differences(rows: list[dict[str, Any]]) -> str:
-    """How hospitals' models differ: every method's slots of which each hospital has its own; of the first run."""
+    """How hospitals' models differ: every method's slots of which each hospital has its own."""
     boxes = {
         f"{row['name']}: {slot}" if len(row["sdwd"]) > 1 else row["name"]: values
         for row in reversed(rows)
