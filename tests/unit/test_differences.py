@@ -4,6 +4,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -65,5 +66,10 @@ def test_a_sweep_of_tau_shows_that_models_come_together(table_sites: dict[str, P
     middle = {row["name"]: row["sdwd"].get("personal", [0.0] * 5)[2] for row in content["rows"]}
     alone, some, together = (middle[f"pFedNet personal.tau {tau}"] for tau in ("0.0", "0.05", "1000000.0"))
     assert alone > some > together == pytest.approx(0, abs=1e-6)
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "communication.svg").write_text("of an earlier file")
     page = write_page(content, tmp_path, []).read_text()
     assert "How hospitals' models differ" in page
+    drawn = {path.name: ElementTree.parse(path).getroot().tag for path in (tmp_path / "figures").iterdir()}
+    assert set(drawn) == {"labels.svg", "curves.svg", "differences.svg", "pFedNet-by-personal.tau.svg"}
+    assert set(drawn.values()) == {"{http://www.w3.org/2000/svg}svg"}

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""report.html of a comparison: one self-contained page, for a desk and for a phone, light and dark."""
+"""report.html of a comparison: one self-contained page, for a desk and a phone, light and dark; figures as files."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from medpfl.evaluate.models import write_text
 
 
 def write_report(content: dict[str, Any], folder: Path, examples: list[dict[str, Any]] | None = None) -> Path:
-    """Write ``report.html`` from what ``collect`` returned.
+    """Write ``report.html`` from what ``collect`` returned, and ``figures/`` anew: the page's large figures as SVG.
 
     Args:
         examples: what ``examples_of`` returned: images of patients. They are on this page only.
@@ -23,6 +24,13 @@ def write_report(content: dict[str, Any], folder: Path, examples: list[dict[str,
     environment = Environment(loader=PackageLoader("medpfl.compare", "."), autoescape=select_autoescape())
     environment.globals.update(zip=zip, p_text=p_text, bytes_text=bytes_text)
     rows = ranked(content)
+    drawn = {
+        "labels": figures.label_counts(content),
+        "curves": figures.curves(rows, content),
+        "differences": figures.differences(rows),
+        "communication": figures.communication(rows, content),
+    }
+    sweeps = figures.sweeps(rows, content)
     page = environment.get_template("report.html").render(
         c=content,
         rows=rows,
@@ -40,11 +48,8 @@ def write_report(content: dict[str, Any], folder: Path, examples: list[dict[str,
         unseen=console.unseen(content) if content["unseen"] else None,
         searches=console.searches(content),
         selections=console.selections(content),
-        labels=figures.label_counts(content),
-        curves=figures.curves(rows, content),
-        sweeps=figures.sweeps(rows, content),
-        differences=figures.differences(rows),
-        communication=figures.communication(rows, content),
+        **drawn,
+        sweeps=sweeps,
         banded=figures.banded_curves(rows, content),
         reliability=figures.reliability_plots(rows),
         crosses=[{"name": row["name"], "cells": _shades(row["cross"])} for row in rows],
@@ -55,7 +60,18 @@ def write_report(content: dict[str, Any], folder: Path, examples: list[dict[str,
         examples=examples,
     )
     write_text(folder / "report.html", page)
+    _write_figures(folder / "figures", {**drawn, **{sweep["title"]: sweep["svg"] for sweep in sweeps}})
     return folder / "report.html"
+
+
+def _write_figures(folder: Path, drawn: dict[str, str]) -> None:
+    for old in folder.glob("*.svg"):
+        old.unlink()
+    for title, svg in drawn.items():
+        if svg:
+            name = re.sub(r"[^\w.-]+", "-", title)
+            # White behind it: the page that shows the file may be dark.
+            write_text(folder / f"{name}.svg", svg.replace("<svg ", '<svg style="background: #fff" ', 1))
 
 
 def _test_sizes(content: dict[str, Any]) -> dict[str, str]:
