@@ -19,7 +19,7 @@ from medpfl.evaluate.deployed import load_deployed
 from medpfl.evaluate.export import export
 from medpfl.job import Job
 from medpfl.methods.base import Batch
-from medpfl.methods.cusfl import CusFL, Guide, pooled, similarity_loss, weight_for
+from medpfl.methods.cusfl import CusFL, Guide, pooled, similarity_loss, spread, weight_for
 from medpfl.models.resnet import ResNet
 from medpfl.models.unet import UNet
 from medpfl.rounds.settings import Settings as JobSettings
@@ -105,6 +105,13 @@ def test_the_weight_stays_finite_where_nothing_is_to_align(aligned: float) -> No
     given_ = torch.tensor(aligned, requires_grad=True)
     weight = weight_for(0.5, torch.tensor(0.7), given_, cap=10)
     assert float(weight) == 10 and not weight.requires_grad
+
+
+def test_spread_tells_a_collapsed_projection() -> None:
+    one = torch.tensor([0.3, -2.0, 1.0])
+    assert float(spread(torch.stack([one, 5 * one, 0.1 * one]))) == pytest.approx(0, abs=1e-6)
+    assert float(spread(torch.eye(4) * torch.tensor([1.0, 2.0, 3.0, 4.0]))) == pytest.approx(3 / 4)
+    assert float(spread(torch.stack([one, -one]))) == pytest.approx(1)
 
 
 # -- one batch --------------------------------------------------------------------------------------------------------
@@ -271,6 +278,8 @@ def test_the_realised_ratio_is_in_the_metrics(sites: dict[str, Path], tmp_path: 
     lines = [line for line in result["scores"] if line["model"] == "alignment_ratio"]
     assert len(lines) == 6
     assert all(line["metrics"]["alignment_ratio"] == pytest.approx(0.25, abs=1e-4) for line in lines)
+    spreads = [line["metrics"]["alignment_spread"] for line in result["scores"] if line["model"] == "alignment_spread"]
+    assert len(spreads) == 6 and all(0 <= value <= 1 for value in spreads)
     capped = run(job(rounds=3, ratio=0.25, cap=1e-3), sites, tmp_path / "capped")
     weights = [line["metrics"]["alignment_weight"] for line in capped["scores"] if line["model"] == "alignment_weight"]
     assert weights == [pytest.approx(1e-3)] * 6

@@ -37,6 +37,14 @@ def weight_for(ratio: float, task: Tensor, aligned: Tensor, cap: float) -> Tenso
     return (ratio / (1 - ratio) * task / aligned.clamp_min(tiny)).clamp(max=cap)
 
 
+def spread(vectors: Tensor) -> Tensor:
+    """1 - |mean of the rows' directions|^2, B x D, in [0, 1]: 0 where every sample is given the same direction.
+
+    Not the paper's. Nothing in L_sim keeps g from that, and where it happens the teacher says nothing.
+    """
+    return 1 - torch.nn.functional.normalize(vectors.detach().float(), dim=1).mean(dim=0).square().sum()
+
+
 def pooled(features: Tensor) -> Tensor:
     """Global mean over the positions of a map, B x C x ... to B x C."""
     return features.flatten(2).mean(dim=2) if features.dim() > 2 else features
@@ -55,9 +63,10 @@ class Guide(nn.Module):
 
 
 class Alignment(nn.Module):
-    """What the last round's batches saw on average: the realised ratio, lambda2, and the alignment loss."""
+    """What the last round's batches saw on average: the realised ratio, lambda2, the alignment loss, and by how much
+    g's vectors differ (``spread``)."""
 
-    kept = ("ratio", "weight", "loss")
+    kept = ("ratio", "weight", "loss", "spread")
 
     def __init__(self) -> None:
         super().__init__()
@@ -179,10 +188,10 @@ class CusFL(Method):
         site.step("personal", task + weight * aligned, *others, *(() if self.frozen else ("federated",)))
         site.last_loss = float(task.detach())  # comparable with other methods'
         share = weight * aligned.detach()
-        return torch.stack([share / (task.detach() + share), weight, aligned.detach()]).float().cpu()
+        return torch.stack([share / (task.detach() + share), weight, aligned.detach(), spread(own)]).float().cpu()
 
     def diagnose(self, models: nn.ModuleDict, samples: Samples, index: int, device: torch.device) -> dict[str, float]:
-        """Means over the batches of the last round: the realised ratio, lambda2, and the alignment loss."""
+        """Means over the batches of the last round: realised ratio, lambda2, alignment loss, spread of g's vectors."""
         kept = models["alignment"]
         return {f"alignment_{name}": float(kept.get_buffer(name)) for name in Alignment.kept}
 
