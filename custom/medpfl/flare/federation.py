@@ -24,6 +24,7 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 from medpfl.core.errors import MedPFLError
 
 START_TIMEOUT = 90  # seconds until server and hospitals must be connected
+COMMAND_TIMEOUT = 30.0  # seconds for the server's answer; FLARE waits 5, too short while it decodes models
 # A logged error, the last line of a traceback, or the loss of a hospital's process.
 _DECISIVE = re.compile(
     r" - (?:ERROR|CRITICAL) - (?:\[[^]]*\] - )?(?!Traceback)(?P<logged>.+)"
@@ -201,7 +202,9 @@ class LocalFederation(ABC):
 
     def _open_session(self, person: str) -> Session:
         with contextlib.redirect_stdout(io.StringIO()):  # FLARE prints that it connects
-            return new_secure_session(person, str(self.kit(person)), timeout=20.0)
+            session = new_secure_session(person, str(self.kit(person)), timeout=20.0)
+        session.set_timeout(COMMAND_TIMEOUT)
+        return session
 
     def _check_alive(self, deadline: float, complaint: str) -> None:
         if self._failed_to_start() or time.monotonic() > deadline:
