@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The comparison files of docs/results: every class and argument in them is there, and their first line runs them."""
+
+from pathlib import Path
+
+import pytest
+
+from medpfl.compare.entries import build_codecs
+from medpfl.compare.file import load_comparison
+from medpfl.component import build
+from medpfl.core.mixers import Mixer
+from medpfl.methods.base import Method
+from medpfl.tasks.base import Task
+
+FILES = sorted((Path(__file__).resolve().parents[2] / "docs" / "results").glob("compare-*.yaml"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_what_it_names_is_there(path: Path) -> None:
+    loaded = load_comparison(path)
+    assert path.stem == f"compare-{loaded.name}"
+    assert f"medpfl compare docs/results/{path.name} " in path.read_text(encoding="utf-8").split("\n")[0] + " "
+    build(loaded.task.model_dump(), Task, "task")
+    for name, entry in loaded.methods.items():
+        for argument, value in entry.swept or [("", None)]:
+            slot, _, key = argument.rpartition(".")
+            args = entry.args if slot or not key else {**entry.args, key: value}
+            build({"path": entry.path, "args": args}, Method, name)
+            for place, mixer in entry.slots.items():
+                args = {**mixer.args, key: value} if place == slot else mixer.args
+                build({"path": mixer.path, "args": args}, Mixer, f"{name}.{place}")
+        if entry.codecs:
+            build_codecs(entry.codecs.model_dump(), name)
