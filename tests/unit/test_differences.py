@@ -12,6 +12,7 @@ import torch
 import yaml
 
 from comparing import compared
+from medpfl.compare.collect import _differences
 from medpfl.compare.report import write_report as write_page
 from medpfl.compare.runner import read_run
 from medpfl.core.mixers import Mean, NetworkProx
@@ -49,6 +50,12 @@ def test_report(make_job: Callable[..., Job], table_sites: dict[str, Path], tmp_
     keys = sorted({name.partition("::")[2] for name in slots})
     whole = np.stack([np.concatenate([slots[f"{site}::{k}"].flatten().numpy() for k in keys]) for site in table_sites])
     np.testing.assert_allclose(boxes["personal"], np.quantile(whole.std(axis=0), QUANTILES), rtol=1e-5)
+
+
+def test_a_run_whose_models_became_one_counts_as_no_difference() -> None:
+    differing = {"personal": [1.0, 2.0, 3.0, 4.0, 5.0]}
+    assert _differences([differing, {}]) == _differences([{}, differing]) == {"personal": [0.5, 1.0, 1.5, 2.0, 2.5]}
+    assert _differences([{}, {}]) == {}
 
 
 def test_a_sweep_of_tau_shows_that_models_come_together(table_sites: dict[str, Path], tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from medpfl.compare.runs import Run
 from medpfl.compare.statistics import paired_gain, smallest_p
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.evaluate.models import write_text
+from medpfl.evaluate.network import QUANTILES
 from medpfl.rounds.messages import digest_of
 
 RESULTS = "results.json"
@@ -205,8 +206,13 @@ def _summary(
 
 
 def _differences(found: list[dict[str, list[float]]]) -> dict[str, list[float]]:
-    """Slot to the mean over the runs of each quantile of the SDWD."""
-    return {slot: np.mean([each[slot] for each in found], axis=0).tolist() for slot in found[0]}
+    """Slot to the mean over the runs of each quantile of the SDWD.
+
+    A run whose hospitals end with one model does not name the slot: nothing differs there.
+    """
+    same = [0.0] * len(QUANTILES)
+    slots = sorted({slot for each in found for slot in each})
+    return {slot: np.mean([each.get(slot, same) for each in found], axis=0).tolist() for slot in slots}
 
 
 def _how(entry: Entry) -> dict[str, Any]:
