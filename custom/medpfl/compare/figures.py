@@ -78,8 +78,12 @@ def sweeps(rows: list[dict[str, Any]], content: dict[str, Any]) -> list[dict[str
                 axis.axhline(by_name[name]["best"]["mean"], linestyle="--", color=colour, linewidth=1.2, label=name)
         if not numbers:
             axis.set_xticks(places, [str(value) for value in values])
-        elif min(places) > 0 and max(places) >= 50 * min(places):
-            axis.set_xscale("log")
+        elif min(places) >= 0 and max(places) >= 20 * min(x for x in places if x > 0):
+            smallest = min(x for x in places if x > 0)
+            axis.set_xscale("symlog", linthresh=smallest)  # 0 has its place too
+            axis.set_xlim(min(places) - 0.3 * smallest, 1.2 * max(places))
+            axis.set_xticks(places, [f"{value:g}" for value in values])
+            axis.minorticks_off()
         axis.grid(alpha=0.25)
         axis.set_xlabel(sweep["argument"])
         axis.set_ylabel(f"test {content['score'].replace('_', ' ')}")
@@ -89,13 +93,14 @@ def sweeps(rows: list[dict[str, Any]], content: dict[str, Any]) -> list[dict[str
 
 
 def differences(rows: list[dict[str, Any]]) -> str:
-    """How hospitals' models differ: every method's slots of which each hospital has its own."""
-    boxes = {
+    """How hospitals' models differ, the most different ones first: every method's slots of which each has its own."""
+    found = {
         f"{row['name']}: {slot}" if len(row["sdwd"]) > 1 else row["name"]: values
-        for row in reversed(rows)
+        for row in rows
         for slot, values in row["sdwd"].items()
         if values[-1] > 0
     }
+    boxes = dict(sorted(found.items(), key=lambda item: item[1][len(item[1]) // 2]))  # by their medians
     if not boxes:
         return ""
     figure = _figure(6.4, 1.0 + 0.3 * len(boxes))
