@@ -76,14 +76,12 @@ def sweeps(rows: list[dict[str, Any]], content: dict[str, Any]) -> list[dict[str
         for name, colour in REFERENCES.items():
             if name in by_name:
                 axis.axhline(by_name[name]["best"]["mean"], linestyle="--", color=colour, linewidth=1.2, label=name)
-        if not numbers:
-            axis.set_xticks(places, [str(value) for value in values])
-        elif min(places) >= 0 and max(places) >= 20 * min(x for x in places if x > 0):
-            smallest = min(x for x in places if x > 0)
+        smallest = min((x for x in places if x > 0), default=0)
+        if numbers and min(places) >= 0 and max(places) >= 20 * smallest > 0:
             axis.set_xscale("symlog", linthresh=smallest)  # 0 has its place too
             axis.set_xlim(min(places) - 0.3 * smallest, 1.2 * max(places))
-            axis.set_xticks(places, [f"{value:g}" for value in values])
             axis.minorticks_off()
+        axis.set_xticks(places, [f"{value:g}" if numbers else str(value) for value in values])
         axis.grid(alpha=0.25)
         axis.set_xlabel(sweep["argument"])
         axis.set_ylabel(f"test {content['score'].replace('_', ' ')}")
