@@ -2,6 +2,7 @@
 """The page's figures, as SVG: learning curves and reliability plots."""
 
 import io
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,14 +19,19 @@ BANDS = 6
 
 
 def curves(rows: list[dict[str, Any]], content: dict[str, Any]) -> str:
-    """Mean validation score by round, all methods in one figure; bands: standard deviation over the runs."""
-    shown = [row for row in rows if row["curve"]]
+    """Mean validation score by round, all methods in one figure; bands: standard deviation over the runs. Equal curves
+    (FedAvg's, and that of other methods' global models) are drawn once, as the reference's if one of them is."""
+    shown: list[dict[str, Any]] = []
+    for row in sorted((row for row in rows if row["curve"]), key=lambda row: row["name"] not in REFERENCES):
+        if not any(row["curves"] == other["curves"] for other in shown):
+            shown.append(row)
     if not shown:
         return ""
+    shown.sort(key=rows.index)
     figure = _figure(5.0, 3.7)
     axis = figure.subplots()
-    for row, colour in zip(shown, _colours(shown), strict=True):
-        _draw(axis, row, colour, band=len(shown) <= BANDS)
+    for row, (colour, style) in zip(shown, _lines(shown), strict=True):
+        _draw(axis, row, colour, style, band=len(shown) <= BANDS)
     _target(axis, content)
     axis.set_xlabel("round")
     axis.set_ylabel(f"validation {content['score'].replace('_', ' ')}")
@@ -42,12 +48,12 @@ def banded_curves(rows: list[dict[str, Any]], content: dict[str, Any]) -> list[d
     low = min(min(map(min, row["curves"])) for row in shown)
     high = max(max(map(max, row["curves"])) for row in shown)
     found = []
-    for row, colour in zip(shown, _colours(shown), strict=True):
+    for row, (colour, style) in zip(shown, _lines(shown), strict=True):
         figure = _figure(2.7, 1.9)
         axis = figure.subplots()
         if local and row is not local:
-            _draw(axis, local, REFERENCES[LOCAL], band=False)
-        _draw(axis, row, colour, band=True)
+            _draw(axis, local, REFERENCES[LOCAL], "--", band=False)
+        _draw(axis, row, colour, style, band=True)
         axis.set_ylim(low - 0.02, high + 0.02)
         axis.tick_params(labelsize=8)
         found.append({"title": row["name"], "svg": _svg(figure)})
@@ -115,7 +121,7 @@ def communication(rows: list[dict[str, Any]], content: dict[str, Any]) -> str:
     figure = _figure(6.4, 3.4)
     left, right = figure.subplots(1, 2, sharey=True)
     for axis, way, title in ((left, "from_site", "from the hospital"), (right, "to_site", "to the hospital")):
-        for row, colour in zip(shown, _colours(shown), strict=True):
+        for row, (colour, _) in zip(shown, _lines(shown), strict=True):
             place = (max(row["bytes"][way], 1), row["best"]["mean"])
             axis.errorbar(*place, yerr=row["best"]["sd"] or 0, marker="o", color=colour, label=row["name"])
         axis.set_xscale("log")
@@ -160,18 +166,20 @@ def _figure(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _colours(rows: list[dict[str, Any]]) -> Iterator[Any]:
+def _lines(rows: list[dict[str, Any]]) -> Iterator[tuple[Any, str]]:
+    """Colour and style of each row's line; when the colours are used up, they come again dash-dotted."""
     import matplotlib
 
-    palette = iter([*matplotlib.color_sequences["tab10"], *matplotlib.color_sequences["Dark2"]] * 3)
-    return iter([REFERENCES.get(row["name"]) or next(palette) for row in rows])
+    colours = [*matplotlib.color_sequences["tab10"], *matplotlib.color_sequences["Dark2"]]
+    palette = ((colour, style) for style in itertools.cycle(("-", "-.")) for colour in colours)
+    for row in rows:
+        yield (REFERENCES[row["name"]], "--") if row["name"] in REFERENCES else next(palette)
 
 
-def _draw(axis: Any, row: dict[str, Any], colour: Any, band: bool) -> None:
+def _draw(axis: Any, row: dict[str, Any], colour: Any, style: str, band: bool) -> None:
     values = np.array(row["curves"])
     x = np.arange(1, values.shape[1] + 1)
     mean = values.mean(axis=0)
-    style = "--" if row["name"] in REFERENCES else "-"
     axis.plot(x, mean, style, color=colour, label=row["name"], linewidth=1.8, marker="." if len(x) < 3 else "")
     if len(values) > 1 and band:
         deviation = values.std(axis=0, ddof=1)
