@@ -133,6 +133,7 @@ def _timed(setting: Setting, repeats: int, folder: Path, progress: Callable[[str
     traffic = json.loads((folder / "ours" / "results" / "bytes.json").read_text(encoding="utf-8"))
     return {
         "arms": {arm: _summary(found, runs[BARE]) for arm, found in runs.items()},
+        "times_as_fast": {arm: _times_as_fast(runs[OURS], runs[arm]) for arm in (THEIRS, THEIRS_CACHED)},
         "bytes_a_round": max(line["encoded"] for line in traffic),
     }
 
@@ -150,6 +151,11 @@ def _summary(runs: list[dict[str, Any]], bare: list[dict[str, Any]]) -> dict[str
         "first_round_after": round(float(np.median([run["first"] for run in runs])), 2),
         "peak_mb": round(max(run["peak_mb"] for run in runs), 1),
     }
+
+
+def _times_as_fast(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> float:
+    """Median over the counted rounds of PFLlib's seconds through ours in the same round."""
+    return round(float(np.median(_counted(theirs, "seconds") / _counted(ours, "seconds"))), 4)
 
 
 def _counted(runs: list[dict[str, Any]], key: str) -> NDArray[np.float64]:
@@ -240,7 +246,7 @@ def _verdict(found: dict[str, Any], results: dict[str, Any]) -> str:
     arms = found["arms"]
     limit = results["bare_limit"]
     near = "met" if arms[OURS]["ratio"] <= limit else "missed"
-    fast = {arm: arms[arm]["median_seconds"] / arms[OURS]["median_seconds"] for arm in (THEIRS, THEIRS_CACHED)}
+    fast = found["times_as_fast"]
     faster = "met" if min(fast.values()) >= 1 else "missed"
     return (
         f"At most {limit} times the bare loop: {near} ({arms[OURS]['ratio']:.3f}). At least as fast as PFLlib: "
