@@ -14,6 +14,7 @@ from comparing import compared, plan_of
 from conftest import write_table_sites
 from medpfl.compare import pooled
 from medpfl.compare.pooled import Pooled, Together, train_pooled
+from medpfl.compare.report import write_report
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.core.mixers import Identity
 from medpfl.evaluate.deployed import load_deployed
@@ -147,3 +148,15 @@ def test_a_hospital_may_be_called_pooled(tmp_path: Path) -> None:
     row = next(row for row in content["rows"] if row["name"] == "Pooled")
     assert all(row["hospitals"][site]["best"]["mean"] is not None for site in files)
     assert json.loads((tmp_path / "results" / "results.json").read_text())["rows"]
+
+
+def test_the_page_marks_the_best_that_hospitals_can_have(tmp_path: Path, table_sites: dict[str, Path]) -> None:
+    _, content = compared(tmp_path, table_sites, pooled=True, rounds=1)
+    for row in content["rows"]:
+        for place in (row, *row["hospitals"].values()):
+            place["best"]["mean"] = {"FedAvg": 0.6, "Pooled": 0.7}.get(row["name"], 0.5)
+    page = write_report(content, tmp_path).read_text(encoding="utf-8")
+    marked = [line for line in page.splitlines() if 'class="win"' in line]
+    assert len(marked) == 2 and all(">FedAvg<" in line for line in marked)  # on the leaderboard, and by hospital
+    assert marked[1].count('class="win"') == len(table_sites)
+    assert page.count("Pooled, which real hospitals cannot have") == 1

@@ -4,7 +4,7 @@
 import re
 from typing import Any
 
-from medpfl.compare.figures import _lines, curves
+from medpfl.compare.figures import FIRST, _lines, curves, hidden_curves, single_curves
 
 
 def _row(name: str, *runs: list[float]) -> dict[str, Any]:
@@ -30,3 +30,23 @@ def test_no_two_of_thirty_methods_look_alike() -> None:
     lines = list(_lines([_row(f"method {number}", [0.5]) for number in range(30)] + [_row("Local", [0.5])]))
     assert len({(str(colour), style) for colour, style in lines}) == 31
     assert lines[-1][1] == "--"
+
+
+def test_many_methods_leave_room_for_the_first_and_the_references_and_none_is_lost() -> None:
+    names = [f"method {number}" for number in range(30)] + ["Local", "FedAvg"]
+    rows = [_row(name, [0.1, 0.5 + number / 100]) for number, name in enumerate(names)]
+    content = {"score": "dice", "target": None, "pairs": 1}
+    text = curves(rows, content)
+    assert [name for name in names if f"<!-- {name} -->" in text] == [*names[:FIRST], "Local", "FedAvg"]
+    assert hidden_curves(rows) == 30 - FIRST
+    assert [plot["title"] for plot in single_curves(rows, content)] == names
+    height = float(re.findall(r'height="([\d.]+)pt"', text)[0])
+    assert float(re.findall(r'height="([\d.]+)pt"', curves(rows[:3], content))[0]) < height  # the legend's rows
+    assert not hidden_curves(rows[:FIRST])
+    assert not single_curves(rows[:6], {**content, "pairs": 3})
+
+
+def test_a_single_figure_of_a_method_with_equal_curves_is_not_repeated() -> None:
+    rows = [_row(f"method {number}", [0.1, 0.2 + number / 9]) for number in range(7)]
+    titles = [plot["title"] for plot in single_curves([*rows, _row("again", *rows[2]["curves"])], {"pairs": 2})]
+    assert titles == [row["name"] for row in rows]

@@ -3,6 +3,7 @@
 
 import io
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,19 +17,17 @@ from medpfl.evaluate.skew import draw_label_counts
 REFERENCES = {LOCAL: "#7f7f7f", FEDAVG: "#b07d00", FINE_TUNED: "#8c564b", POOLED: "#4d4d4d"}
 BANDS = 6
 """With more curves than this in one figure, bands would hide each other."""
+FIRST = 10
+"""So many curves beside the references can still be told apart in one figure."""
 
 
 def curves(rows: list[dict[str, Any]], content: dict[str, Any]) -> str:
-    """Mean validation score by round, all methods in one figure; bands: standard deviation over the runs. Equal curves
-    (FedAvg's, and that of other methods' global models) are drawn once, as the reference's if one of them is."""
-    shown: list[dict[str, Any]] = []
-    for row in sorted((row for row in rows if row["curve"]), key=lambda row: row["name"] not in REFERENCES):
-        if not any(row["curves"] == other["curves"] for other in shown):
-            shown.append(row)
+    """Mean validation score by round, in one figure: the references and the FIRST other curves of the leaderboard;
+    bands, if they are few: standard deviation over the runs."""
+    shown = [row for row, first in _distinct(rows) if first]
     if not shown:
         return ""
-    shown.sort(key=rows.index)
-    figure = _figure(5.0, 3.7)
+    figure = _figure(5.0, 2.9 + 0.2 * math.ceil(len(shown) / 3))
     axis = figure.subplots()
     for row, (colour, style) in zip(shown, _lines(shown), strict=True):
         _draw(axis, row, colour, style, band=len(shown) <= BANDS)
@@ -39,10 +38,15 @@ def curves(rows: list[dict[str, Any]], content: dict[str, Any]) -> str:
     return _svg(figure)
 
 
-def banded_curves(rows: list[dict[str, Any]], content: dict[str, Any]) -> list[dict[str, str]]:
-    """A small figure for each method with its band, beside Local; where one figure has too many for bands."""
-    shown = [row for row in rows if row["curve"]]
-    if len(shown) <= BANDS or content["pairs"] < 2:
+def hidden_curves(rows: list[dict[str, Any]]) -> int:
+    """How many curves are in small figures only."""
+    return sum(not first for _, first in _distinct(rows))
+
+
+def single_curves(rows: list[dict[str, Any]], content: dict[str, Any]) -> list[dict[str, str]]:
+    """A small figure for each curve with its band, beside Local; where one figure has too many for bands or for all."""
+    shown = [row for row, _ in _distinct(rows)]
+    if len(shown) <= BANDS or (content["pairs"] < 2 and not hidden_curves(rows)):
         return []
     local = next((row for row in shown if row["name"] == LOCAL), None)
     low = min(min(map(min, row["curves"])) for row in shown)
@@ -58,6 +62,18 @@ def banded_curves(rows: list[dict[str, Any]], content: dict[str, Any]) -> list[d
         axis.tick_params(labelsize=8)
         found.append({"title": row["name"], "svg": _svg(figure)})
     return found
+
+
+def _distinct(rows: list[dict[str, Any]]) -> list[tuple[dict[str, Any], bool]]:
+    """The rows with a curve and whether it is among the first. Equal curves (FedAvg's, and that of other methods'
+    global models) are there once, as the reference's if one of them is."""
+    found: list[dict[str, Any]] = []
+    for row in sorted((row for row in rows if row["curve"]), key=lambda row: row["name"] not in REFERENCES):
+        if not any(row["curves"] == other["curves"] for other in found):
+            found.append(row)
+    found.sort(key=rows.index)
+    others = [row["name"] for row in found if row["name"] not in REFERENCES]
+    return [(row, row["name"] not in others[FIRST:]) for row in found]
 
 
 def sweeps(rows: list[dict[str, Any]], content: dict[str, Any]) -> list[dict[str, str]]:

@@ -9,6 +9,7 @@ from jinja2 import Environment, PackageLoader, select_autoescape
 
 from medpfl.compare import console, figures
 from medpfl.compare.console import bytes_text, p_text, ranked
+from medpfl.compare.file import POOLED
 from medpfl.evaluate.models import write_text
 
 
@@ -40,6 +41,8 @@ def write_report(content: dict[str, Any], folder: Path, examples: list[dict[str,
         budget=console.budget_text(content),
         tests_at=_test_sizes(content),
         top=_top(rows),
+        winner=next((row["name"] for row in rows if row["name"] != POOLED), None),
+        pooled=POOLED,
         last=console.hospitals(content, "last"),
         metrics=console.metrics(content),
         other_metrics=console.other_metrics(content),
@@ -50,7 +53,8 @@ def write_report(content: dict[str, Any], folder: Path, examples: list[dict[str,
         selections=console.selections(content),
         **drawn,
         sweeps=sweeps,
-        banded=figures.banded_curves(rows, content),
+        single_curves=figures.single_curves(rows, content),
+        hidden_curves=figures.hidden_curves(rows),
         reliability=figures.reliability_plots(rows),
         crosses=[{"name": row["name"], "cells": _shades(row["cross"])} for row in rows],
         mixings=_mixings(rows),
@@ -84,9 +88,9 @@ def _test_sizes(content: dict[str, Any]) -> dict[str, str]:
 
 
 def _top(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Each hospital's highest mean score."""
+    """Each hospital's highest mean score; Pooled, which real hospitals cannot have, does not compete."""
     found: dict[str, float] = {}
-    for row in rows:
+    for row in (row for row in rows if row["name"] != POOLED):
         for site, scores in row["hospitals"].items():
             if scores["best"]["mean"] is not None:
                 found[site] = max(found.get(site, -1e9), scores["best"]["mean"])
