@@ -44,13 +44,20 @@ CLASSES, SIDE = 10, 28
 Weights = dict[str, Tensor]
 
 
+CNN, LINEAR = "FedAvgCNN", "Mclr_Logistic"
+
+
 @dataclass(frozen=True)
-class PFLlibCNN(Architecture):
-    """PFLlib's ``FedAvgCNN`` (582,026 weights), from the checkout that is on the path."""
+class PFLlibNetwork(Architecture):
+    """A network of PFLlib's, from the checkout that is on the path, for 28 x 28 images."""
+
+    name: str
+    """"FedAvgCNN" (582,026 weights) or "Mclr_Logistic" (7,850)."""
 
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
-        kind = importlib.import_module("flcore.trainmodel.models").FedAvgCNN
-        network: nn.Module = kind(in_features=input_shape[0], num_classes=outputs, dim=1024)
+        kind = getattr(importlib.import_module("flcore.trainmodel.models"), self.name)
+        shape = {"in_features": input_shape[0], "dim": 1024} if self.name == CNN else {"input_dim": SIDE * SIDE}
+        network: nn.Module = kind(num_classes=outputs, **shape)
         return network
 
 
@@ -60,6 +67,8 @@ class Setting:
 
     method: str
     """"FedAvg" or "Ditto"."""
+    architecture: str
+    """Of ``PFLlibNetwork``."""
     rounds: int
     batch_size: int
     lr: float
@@ -72,20 +81,21 @@ class Setting:
     def site_files(self) -> dict[str, Path]:
         return {path.stem: path for path in sorted(Path(self.folder).glob("*.yaml"))}
 
+    @property
+    def task(self) -> Classification:
+        return Classification(dataset="digits", size=(SIDE, SIDE), architecture=PFLlibNetwork(self.architecture))
+
     def data(self) -> dict[str, SiteData]:
-        return {site: TASK.load(load_site_file(path, site)) for site, path in self.site_files.items()}
+        return {site: self.task.load(load_site_file(path, site)) for site, path in self.site_files.items()}
 
     def network(self) -> nn.Module:
         torch.manual_seed(derive_seed(self.seed, "initial weights"))  # as Build.network
-        return PFLlibCNN().build((1, SIDE, SIDE), CLASSES)
+        return PFLlibNetwork(self.architecture).build((1, SIDE, SIDE), CLASSES)
 
     def order(self, site: str, round_number: int, rows: int) -> Tensor:
         """The rows in the order of this round, as Site.training_batches draws it."""
         generator = torch.Generator().manual_seed(derive_seed(self.seed, site, round_number, "batches"))
         return torch.randperm(rows, generator=generator)
-
-
-TASK = Classification(dataset="digits", size=(SIDE, SIDE), architecture=PFLlibCNN())
 
 
 class Clock:
@@ -179,7 +189,7 @@ def ours(setting: Setting, clock: Clock) -> Weights:
     slot = "fedavg" if setting.method == "FedAvg" else "global"
     settings = Settings(rounds=setting.rounds, slots=[slot], seed=setting.seed, finetune=0)
     files, folder = setting.site_files, Path(setting.folder) / "ours"
-    job = Job("digits", len(files), settings, {slot: Mean()}, method, TASK)
+    job = Job("digits", len(files), settings, {slot: Mean()}, method, setting.task)
 
     def after_round(coordinator: Coordinator) -> None:
         clock.end()

@@ -3,6 +3,8 @@
 
 import hashlib
 
+import torch
+
 
 def derive_seed(*parts: str | int) -> int:
     """Seed in [0, 2^63) that depends on every part and on their order, the same on every machine.
@@ -11,3 +13,13 @@ def derive_seed(*parts: str | int) -> int:
     """
     digest = hashlib.sha256(repr(parts).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
+
+
+def seed_torch(*parts: str | int) -> None:
+    """``torch.manual_seed(derive_seed(*parts))``. Without a GPU that one keeps a stack trace of every call for ever, in
+    case a GPU is found later: a hundred times as long, and memory that grows."""
+    seed = derive_seed(*parts)
+    if torch.cuda.is_available():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)

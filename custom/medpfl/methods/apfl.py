@@ -72,7 +72,7 @@ class APFL(Method):
             if alpha.grad is not None:
                 alpha.data.sub_(self.alpha_lr * alpha.grad).clamp_(0, 1)
             site.step("global", common)
-        site.last_loss = float(loss.detach())  # the personal model's is the one that is reported
+        site.last_loss = loss  # the personal model's is the one that is reported
 
     def after_mixing(self, site: Site) -> None:
         """The mixture as a network of its own, so that it is evaluated and exported like any other."""

@@ -4,7 +4,7 @@
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from medpfl.core.errors import ConfigError, Stopped
 from medpfl.core.groups import under
 from medpfl.core.mixers import Mixer
-from medpfl.core.seeding import derive_seed
-from medpfl.sites.samples import Samples, SiteData
+from medpfl.core.seeding import derive_seed, seed_torch
+from medpfl.sites.samples import Samples, SiteData, take
 from medpfl.tasks.base import Task
 
 Kept = TypeVar("Kept")
@@ -53,7 +53,7 @@ class Build:
 
     def seeded(self, make: Callable[[], nn.Module]) -> nn.Module:
         """A network of the method's own, with initial weights that depend on the job's seed only."""
-        torch.manual_seed(derive_seed(self.seed, "initial weights"))
+        seed_torch(self.seed, "initial weights")
         return make()
 
 
@@ -194,7 +194,8 @@ class Site:
         """Name to inputs, N x ..., of the method's public datasets; the same at every hospital, not on the device."""
         self._kept = {} if kept is None else kept
         self._prefix = ""
-        self.last_loss = float("nan")
+        self._half = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        self._loss: Tensor | float = float("nan")
         self.outbox: dict[str, dict[str, Tensor]] = {}
         """Slot to what is sent instead of its weights (gradients, say), with the same entries and shapes."""
         self.shown: dict[str, list[dict[str, Tensor]]] = {}
@@ -225,7 +226,8 @@ class Site:
                     continue
                 if self._stopped():
                     raise Stopped(f"the job was aborted in round {self.round}, epoch {epoch + 1}")
-                yield Batch(samples.inputs[chosen].to(self.device), samples.targets[chosen].to(self.device))
+                inputs, targets = take(samples.inputs, chosen), take(samples.targets, chosen)
+                yield Batch(inputs.to(self.device), targets.to(self.device))
                 done += 1
                 if done == steps:
                     return
@@ -246,7 +248,7 @@ class Site:
                 rows = order[start : start + size]
                 if len(rows) > 1 or start == 0:
                     self.go_on()
-                    yield rows, inputs[rows].to(self.device)
+                    yield rows, take(inputs, rows).to(self.device)
 
     def go_on(self) -> None:
         """Raises Stopped if the job was aborted."""
@@ -284,18 +286,35 @@ class Site:
 
     def autocast(self) -> AbstractContextManager[None]:
         """Mixed precision (bfloat16) where the device has it; nothing on a CPU, where results stay exact."""
-        enabled = self.device.type == "cuda" and torch.cuda.is_bf16_supported()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=enabled)
+        return torch.autocast(self.device.type, dtype=torch.bfloat16) if self._half else nullcontext()
 
-    def step(self, model: str, loss: Tensor, *others: str) -> None:
-        """One optimiser step of ``models[model]``, and of ``others`` if named, down a scalar loss."""
+    @property
+    def last_loss(self) -> float:
+        """The loss that is reported: the task's, of the last step, unless the method sets another one. NaN: no step."""
+        return float(self._loss)
+
+    @last_loss.setter
+    def last_loss(self, loss: Tensor | float) -> None:
+        # Not yet a number: that would make the processor wait for the GPU at every step.
+        self._loss = loss.detach() if isinstance(loss, Tensor) else loss
+
+    def step(self, model: str, loss: Tensor, *others: str, term: Callable[[], None] | None = None) -> None:
+        """One optimiser step of ``models[model]``, and of ``others`` if named, down a scalar loss.
+
+        Args:
+            term: adds the gradient of a further term (``Proximal``), whose value is not reported.
+        """
         optimizers = [self._optimizer(name) for name in (model, *others)]
         for optimizer in optimizers:
-            optimizer.zero_grad(set_to_none=True)
+            for group in optimizer.param_groups:  # zero_grad does the same and takes forty times as long
+                for parameter in group["params"]:
+                    parameter.grad = None
         torch.autograd.backward(loss)
+        if term:
+            term()
         for optimizer in optimizers:
             optimizer.step()
-        self.last_loss = float(loss.detach())
+        self.last_loss = loss
 
     def descend(self, model: str, gradient: Mapping[str, Tensor], loss: float) -> None:
         """One optimiser step of ``models[model]`` with a given gradient, by parameter; ``loss`` is only reported."""
@@ -315,13 +334,13 @@ class Site:
         models = {name.removeprefix(prefix): model for name, model in self.models.items() if name.startswith(prefix)}
         view = copy.copy(self)
         view.method, view.models, view._prefix = method, nn.ModuleDict(models), prefix
-        view.outbox, view.last_loss = {}, float("nan")
+        view.outbox, view._loss = {}, float("nan")
         return view
 
-    def fit(self, model: str, penalty: Callable[[], Tensor] | None = None) -> None:
-        """Training of ``models[model]`` over this round's batches on the task loss, plus a scalar ``penalty``."""
+    def fit(self, model: str, term: Callable[[], None] | None = None) -> None:
+        """Training of ``models[model]`` over this round's batches on the task loss, plus a ``term`` as in ``step``."""
         self.models[model].train()
         for batch in self.training_batches():
             with self.autocast():
                 loss = self.task.loss(self.models[model](batch.inputs), batch.targets)
-            self.step(model, loss if penalty is None else loss + penalty())
+            self.step(model, loss, term=term)

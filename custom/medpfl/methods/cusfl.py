@@ -186,7 +186,7 @@ class CusFL(Method):
         weight = weight_for(ratio, task, aligned, self.cap)
         others = ("projection",) if "projection" in site.models else ()
         site.step("personal", task + weight * aligned, *others, *(() if self.frozen else ("federated",)))
-        site.last_loss = float(task.detach())  # comparable with other methods'
+        site.last_loss = task  # comparable with other methods'
         share = weight * aligned.detach()
         return torch.stack([share / (task.detach() + share), weight, aligned.detach(), spread(own)]).float().cpu()
 

@@ -8,13 +8,13 @@ anchor and never replace the model; the proximal term is the squared norm.
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import nn
 
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import under
 from medpfl.core.mixers import Mixer
 from medpfl.methods.base import Build, Method, Site
+from medpfl.methods.proximal import Proximal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +46,6 @@ class FedAMP(Method):
         raise ConfigError("FedAMP has no default for slot 'anchor': name AttentiveMessages with its alpha and sigma")
 
     def local_round(self, site: Site) -> None:
-        network = site.models["model"].train()
-        weights, anchor = list(network.parameters()), list(site.models["anchor"].parameters())
-        for batch in site.training_batches():
-            with site.autocast():
-                loss = site.task.loss(network(batch.inputs), batch.targets)
-            away = torch.stack([(w - u).square().sum() for w, u in zip(weights, anchor, strict=True)]).sum()
-            site.step("model", loss + self.mu / 2 * away)
+        site.fit("model", Proximal(site.models["model"], self.mu, anchor=site.models["anchor"]))
+        weights = site.models["model"].parameters()
         site.outbox["anchor"] = {f"anchor.{index}": weight for index, weight in enumerate(weights)}

@@ -128,7 +128,7 @@ class MHpFLID(Method):
                     theirs = messenger.body(batch.inputs)
                 guided = site.task.loss(messenger.head(receiver(mine, theirs)), batch.targets)
             site.step("local_network", (1 - weight) * own + weight * guided, "receiver")
-        site.last_loss = float(own.detach())
+        site.last_loss = own
 
     def _distill(self, site: Site, batch: Batch) -> None:
         """Eq. (5), with KL(local || messenger) for its second term."""

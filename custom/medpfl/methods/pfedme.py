@@ -64,7 +64,7 @@ class PFedMe(Method):
             for _ in range(self.inner_steps):
                 with site.autocast():
                     loss = site.task.loss(personal(batch.inputs), batch.targets)
-                site.step("personal", loss + pull())
+                site.step("personal", loss, term=pull)
             with torch.no_grad():
                 for weight, theta in zip(common.parameters(), personal.parameters(), strict=True):
                     weight.lerp_(theta, self.outer_lr * self.lam)

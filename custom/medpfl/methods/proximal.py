@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The proximal term that several methods share."""
+"""Terms of a loss whose gradient is known: it is added to that of the weights, and autograd never sees the term.
 
-from typing import Any
+Autograd would walk through all weights some five times; with a small batch that is half a step's time.
+"""
+
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 
 class Proximal:
-    """strength/2 ||w - a||^2 over a network's parameters; its gradient is strength (w - a).
+    """strength/2 ||w - a||^2 over a network's parameters. A call adds strength (w - a) to their gradients.
 
     Args:
         model: the network whose parameters are w; read at every call.
@@ -17,27 +20,23 @@ class Proximal:
     """
 
     def __init__(self, model: nn.Module, strength: float, anchor: nn.Module | None = None):
-        self._weights, self._strength = list(model.parameters()), strength
+        self._weights: list[Tensor] = list(model.parameters())
         self._anchor = [weight.detach().clone() for weight in (anchor or model).parameters()]
+        self._strength = strength
 
-    def __call__(self) -> Tensor:
-        """The term; it can be differentiated once."""
-        term: Tensor = _Term.apply(self._strength, self._anchor, *self._weights)  # type: ignore[no-untyped-call]
-        return term
+    @torch.no_grad()
+    def __call__(self) -> None:
+        add_gradient(self._weights, torch._foreach_sub(self._weights, self._anchor), self._strength)
 
 
-class _Term(torch.autograd.Function):
-    """Autograd's own way would walk through all weights five times; with a small batch that is half a step's time."""
-
-    @staticmethod
-    def forward(ctx: Any, strength: float, anchor: list[Tensor], *weights: Tensor) -> Tensor:
-        ctx.strength = strength
-        ctx.distances = torch._foreach_sub(weights, anchor)
-        squares: list[Tensor] = [distance.square().sum() for distance in ctx.distances]
-        return strength / 2 * sum(squares[1:], start=squares[0])
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        distances, ctx.distances = ctx.distances, None
-        torch._foreach_mul_(distances, gradients[0] * ctx.strength)
-        return None, None, *distances
+@torch.no_grad()
+def add_gradient(weights: Iterable[Tensor], values: Sequence[Tensor], factor: float = 1.0) -> None:
+    """Add ``factor`` times ``values`` to the gradients of the weights that are trained, reached by a loss or not."""
+    gradients, added = [], []
+    for weight, value in zip(weights, values, strict=True):
+        if weight.requires_grad:
+            if weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
+            gradients.append(weight.grad)
+            added.append(value)
+    torch._foreach_add_(gradients, added, alpha=factor)

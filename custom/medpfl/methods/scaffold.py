@@ -6,6 +6,7 @@ option II and a global step size of 1.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -15,6 +16,7 @@ from medpfl.core.errors import ConfigError
 from medpfl.core.groups import under
 from medpfl.core.mixers import ControlVariates, Mixer
 from medpfl.methods.base import Build, Method, Site
+from medpfl.methods.proximal import add_gradient
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +58,7 @@ class Scaffold(Method):
         for batch in site.training_batches():
             with site.autocast():
                 loss = site.task.loss(network(batch.inputs), batch.targets)
-            # The gradient of <c - c_i, w> is c - c_i: the correction of Algorithm 1's local step.
-            linear = torch.stack([(d * w).sum() for d, w in zip(shift, weights, strict=True)]).sum()
-            site.step("model", loss + linear)
-            site.last_loss = float(loss.detach())
+            site.step("model", loss, term=partial(add_gradient, weights, shift))  # g_i(y_i) - c_i + c
             steps += 1
         with torch.no_grad():
             for c_i, d, x, y in zip(own, shift, start, weights, strict=True):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from medpfl import store
 from medpfl.component import spec_of
 from medpfl.core.errors import ConfigError, DataError
-from medpfl.core.seeding import derive_seed
+from medpfl.core.seeding import derive_seed, seed_torch
 from medpfl.job import Job
 from medpfl.methods.base import Build, Method, Site
 from medpfl.methods.references import Local, like
@@ -60,7 +60,7 @@ def pretrain(
     torch.set_num_threads(job.settings.threads)
     models.to(device)
     for epoch in range(1, epochs + 1):
-        torch.manual_seed(derive_seed(job.settings.seed, POOLED, epoch))
+        seed_torch(job.settings.seed, POOLED, epoch)
         site = Site(
             method, job.task, data, models, optimizers, device, (POOLED,), POOLED, job.settings.seed, epoch,
             lambda: False,

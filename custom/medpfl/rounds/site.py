@@ -16,7 +16,7 @@ from medpfl import store
 from medpfl.component import spec_of
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import check_slots, describe
-from medpfl.core.seeding import derive_seed
+from medpfl.core.seeding import seed_torch
 from medpfl.evaluate.models import evaluate, evaluate_test, save_deployed
 from medpfl.methods.base import Build, Method, Site
 from medpfl.methods.references import REFERENCES, like
@@ -192,7 +192,7 @@ class SiteRunner:
         for method in self.methods:
             # Dropout and the like draw from the global generator: seeded for each method, so that switching the
             # references on or off changes nothing.
-            torch.manual_seed(derive_seed(self.seed, self.name, current, type(method).__name__))
+            seed_torch(self.seed, self.name, current, type(method).__name__)
             site = self._site(method, current)
             method.local_round(site)
             losses[next(iter(method.deploys))] = number(site.last_loss)
@@ -228,7 +228,7 @@ class SiteRunner:
         own = {slot: state for slot, state in message.slots.items() if slot in self.slots}
         load(self.models, own)
         current, step = header["round"], header["step"]
-        torch.manual_seed(derive_seed(self.seed, self.name, current, type(self.method).__name__, step))
+        seed_torch(self.seed, self.name, current, type(self.method).__name__, step)
         site = self._site(self.method, current)
         site.shown = site.keep(f"shown in round {current}", lambda: take_shown(message.slots, self.roster))
         self.method.refine(site, step)
@@ -263,7 +263,7 @@ class SiteRunner:
         """Validate the models as they came out of a round's mixing and keep them until a better round is known."""
         with torch.random.fork_rng(devices=[]):
             for method in self.methods:
-                torch.manual_seed(derive_seed(self.seed, self.name, round_number, type(method).__name__, "mixed"))
+                seed_torch(self.seed, self.name, round_number, type(method).__name__, "mixed")
                 method.after_mixing(self._site(method, round_number))
         metrics = [
             self._line(name, "validation", round_number, evaluation)
@@ -375,7 +375,7 @@ class SiteRunner:
         model = method.deploys["fedavg"]
         chosen, best_score = None, float("-inf")
         for extra in range(1, header["finetune"] + 1):
-            torch.manual_seed(derive_seed(self.seed, self.name, last + extra, FINE_TUNED))
+            seed_torch(self.seed, self.name, last + extra, FINE_TUNED)
             self._site(method, last + extra).fit(model)
             evaluation = self._evaluate(method, "fedavg", "validation")
             score = number(evaluation.metrics[self.task.score]) if evaluation else None
