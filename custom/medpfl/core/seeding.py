@@ -3,8 +3,6 @@
 
 import hashlib
 
-import torch
-
 
 def derive_seed(*parts: str | int) -> int:
     """Seed in [0, 2^63) that depends on every part and on their order, the same on every machine.
@@ -18,6 +16,8 @@ def derive_seed(*parts: str | int) -> int:
 def seed_torch(*parts: str | int) -> None:
     """``torch.manual_seed(derive_seed(*parts))``. Without a GPU that one keeps a stack trace of every call for ever, in
     case a GPU is found later: a hundred times as long, and memory that grows."""
+    import torch  # here, because who only derives seeds (the demos) should not wait for it
+
     seed = derive_seed(*parts)
     if torch.cuda.is_available():
         torch.manual_seed(seed)

@@ -39,4 +39,5 @@ def add_gradient(weights: Iterable[Tensor], values: Sequence[Tensor], factor: fl
                 weight.grad = torch.zeros_like(weight)
             gradients.append(weight.grad)
             added.append(value)
-    torch._foreach_add_(gradients, added, alpha=factor)
+    if gradients:
+        torch._foreach_add_(gradients, added, alpha=factor)
