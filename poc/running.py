@@ -15,9 +15,9 @@ from rich.console import Console
 
 from medpfl.bundle import demo_of, find_bundle, prepare_demo
 from medpfl.core.errors import MedPFLError
-from medpfl.evaluate.console import print_results
 from medpfl.flare.federation import LocalFederation
 from medpfl.job import EvaluationJob, Job
+from medpfl.results.console import print_results
 
 DEFAULT_JOB = "fedsm_phantom"
 console = Console()

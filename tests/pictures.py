@@ -8,8 +8,8 @@ import numpy as np
 import yaml
 from PIL import Image
 
-from medpfl.sites.images import Images
-from medpfl.sites.site_file import load_site_file
+from medpfl.data.images import Images
+from medpfl.data.site_file import load_site_file
 
 CLASSES = {"benign": ["nv", "bkl"], "malignant": ["mel"]}
 KINDS = ("nv", "bkl", "mel")

@@ -19,14 +19,14 @@ from torch import nn
 from medpfl import job as job_module
 from medpfl import store
 from medpfl.core.mixers import Identity, Mean, Mixer
+from medpfl.data.samples import SiteData
+from medpfl.data.site_file import load_site_file
 from medpfl.job import Job, load_job
 from medpfl.methods.base import Method
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.messages import Message
 from medpfl.rounds.simulate import simulate
 from medpfl.rounds.site import SiteRunner
-from medpfl.sites.samples import SiteData
-from medpfl.sites.site_file import load_site_file
 from medpfl.tasks.tabular import Tabular
 
 Make = Callable[..., Job]

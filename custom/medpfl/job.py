@@ -11,7 +11,7 @@ from medpfl.component import build, check_args, spec_of
 from medpfl.core.codecs import Codec
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.core.mixers import Mixer
-from medpfl.evaluate.deployed import load_deployed
+from medpfl.deployed.model_file import load_deployed
 from medpfl.methods.base import Method
 from medpfl.rounds.coding import TASKS, Codecs
 from medpfl.rounds.evaluation import MODEL_FILE, check_no_history, check_recipe

@@ -11,10 +11,10 @@ from in_process import Harness, tensors_of
 from conftest import small_job
 from medpfl import store
 from medpfl.core.mixers import Mean, ServerAdam, SoftPull
-from medpfl.evaluate.deployed import load_deployed
-from medpfl.evaluate.tables import read_summary
+from medpfl.deployed.model_file import load_deployed
 from medpfl.job import EvaluationJob, Job, load_job
 from medpfl.methods.fedsm import FedSM
+from medpfl.results.tables import read_summary
 from medpfl.rounds.evaluation_job import write_evaluation_job
 from medpfl.rounds.simulate import simulate_evaluation
 from medpfl.rounds.super_file import chosen, read_result, studies_of

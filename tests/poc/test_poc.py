@@ -24,15 +24,15 @@ from medpfl.compare.plan import make_plan
 from medpfl.compare.runner import do_runs, read_run
 from medpfl.compare.runs import Run
 from medpfl.core.errors import MedPFLError
+from medpfl.data.site_file import load_site_file
 from medpfl.demo.phantom import write_phantoms
-from medpfl.evaluate.deployed import load_deployed
-from medpfl.evaluate.models import evaluate
+from medpfl.deployed.evaluate import evaluate
+from medpfl.deployed.model_file import load_deployed
 from medpfl.flare.compared import do_runs_on, do_runs_over_flare, foreign_classes, over_flare
 from medpfl.flare.poc import Federation
 from medpfl.job import Job, load_job
 from medpfl.models.resnet import ResNet
 from medpfl.rounds.evaluation_job import write_evaluation_job
-from medpfl.sites.site_file import load_site_file
 from medpfl.tasks.classification import Classification
 from pictures import TABLE, write_images
 from tools import assert_same, interrupt, outcome, run, write_job

@@ -11,11 +11,11 @@ import pytest
 from bounded_fedavg import BoundedFedAvg
 
 from medpfl.core.errors import MedPFLError
+from medpfl.data.site_file import ENVIRONMENT_VARIABLE
 from medpfl.flare.pack import pack
 from medpfl.job import EvaluationJob, Job, load_job
 from medpfl.rounds.evaluation_job import write_evaluation_job
 from medpfl.rounds.simulate import simulate_evaluation
-from medpfl.sites.site_file import ENVIRONMENT_VARIABLE
 from tools import assert_same, outcome, run, write_job
 
 pytestmark = pytest.mark.simulator

@@ -21,10 +21,12 @@ from medpfl.bench.common import markdown, mean_sd
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mixers import Identity, Mean, Mixer, RoundInfo, SoftPull, StatisticsDistance
 from medpfl.core.mixing import Matrix
+from medpfl.data.partition import label_counts
+from medpfl.data.samples import Samples, SiteData
+from medpfl.data.site_file import load_site_file
 from medpfl.demo.blobs import write_blobs
 from medpfl.demo.studies import declare_checkpoint, labels_of, write_cut
-from medpfl.evaluate.models import evaluate
-from medpfl.evaluate.tables import read_summary, result_table
+from medpfl.deployed.evaluate import evaluate
 from medpfl.job import Job
 from medpfl.methods.base import Method, Site
 from medpfl.methods.fedap import FedAP
@@ -32,14 +34,12 @@ from medpfl.methods.fedbn import FedBN
 from medpfl.models.base import Architecture
 from medpfl.models.lenet import LeNet5
 from medpfl.models.resnet import ResNet
+from medpfl.results.tables import read_summary, result_table
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.pretrain import pretrain
 from medpfl.rounds.settings import Settings
 from medpfl.rounds.simulate import simulate
 from medpfl.rounds.site import SiteRunner
-from medpfl.sites.partition import label_counts
-from medpfl.sites.samples import Samples, SiteData
-from medpfl.sites.site_file import load_site_file
 from medpfl.tasks.classification import Classification
 
 HOSPITALS, ROWS, CLASSES = 20, 150, 10

@@ -25,6 +25,7 @@ from medpfl.bench.common import markdown
 from medpfl.bundle import find_job
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mixers import Mean
+from medpfl.data.site_file import load_site_file
 from medpfl.demo.phantom import write_phantoms
 from medpfl.job import Job, load_job
 from medpfl.methods.fedsm import FedSM
@@ -33,7 +34,6 @@ from medpfl.models.selector import Vgg11
 from medpfl.models.unet import UNet
 from medpfl.rounds.settings import Settings
 from medpfl.rounds.simulate import simulate
-from medpfl.sites.site_file import load_site_file
 from medpfl.tasks.segmentation import Segmentation
 
 JOB = "fedsm_phantom"

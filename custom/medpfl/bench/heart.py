@@ -22,17 +22,17 @@ from medpfl.bench.common import markdown, mean_sd
 from medpfl.bench.heart_task import HeartTabular, PooledTabular
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mixers import Identity, Mean, Mixer, SoftPull
+from medpfl.data.samples import Samples
+from medpfl.data.site_file import load_site_file
 from medpfl.demo.heart import HOSPITALS, write_heart
-from medpfl.evaluate.models import evaluate
-from medpfl.evaluate.tables import read_summary, result_table
+from medpfl.deployed.evaluate import evaluate
 from medpfl.job import Job
 from medpfl.methods import softpull
 from medpfl.methods.base import Build, Method
 from medpfl.methods.references import Local
+from medpfl.results.tables import read_summary, result_table
 from medpfl.rounds.settings import Settings
 from medpfl.rounds.simulate import simulate
-from medpfl.sites.samples import Samples
-from medpfl.sites.site_file import load_site_file
 
 FIRST_SEED = 42
 EPOCHS = 50

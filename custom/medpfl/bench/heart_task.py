@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from medpfl.sites.samples import Samples, SiteData, empty_like, to_tensor
-from medpfl.sites.site_file import SiteFile
-from medpfl.sites.table import Table, TableData, read_table
+from medpfl.data.samples import Samples, SiteData, empty_like, to_tensor
+from medpfl.data.site_file import SiteFile
+from medpfl.data.table import Table, TableData, read_table
 from medpfl.tasks.tabular import Tabular
 
 # FLamby puts the one-hot columns last: position in its order of each of our columns (see demo/heart.py).

@@ -27,6 +27,8 @@ from medpfl import store
 from medpfl.bench.common import resident
 from medpfl.core.mixers import Mean
 from medpfl.core.seeding import derive_seed
+from medpfl.data.samples import SiteData
+from medpfl.data.site_file import load_site_file
 from medpfl.job import Job
 from medpfl.methods.base import Method
 from medpfl.methods.ditto import Ditto
@@ -35,8 +37,6 @@ from medpfl.models.base import Architecture
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.settings import Settings
 from medpfl.rounds.simulate import simulate
-from medpfl.sites.samples import SiteData
-from medpfl.sites.site_file import load_site_file
 from medpfl.tasks.classification import Classification
 
 BARE, OURS, THEIRS, THEIRS_CACHED = "bare loop", "MedPFL", "PFLlib", "PFLlib, data in memory"

@@ -13,8 +13,8 @@ from medpfl.bench.common import markdown, mean_sd
 from medpfl.bundle import find_job
 from medpfl.core.errors import MedPFLError
 from medpfl.demo.phantom import write_phantoms
-from medpfl.evaluate.tables import read_summary, result_table
 from medpfl.job import load_job
+from medpfl.results.tables import read_summary, result_table
 from medpfl.rounds.simulate import simulate
 
 JOB = "softpull_phantom"

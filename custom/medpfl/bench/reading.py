@@ -65,7 +65,7 @@ def _write(folder: Path, count: int) -> None:
 
 
 def _site_file(folder: Path, budget_mb: float) -> Any:
-    from medpfl.sites.site_file import load_site_file
+    from medpfl.data.site_file import load_site_file
 
     dataset = {
         "kind": "images",
@@ -128,8 +128,8 @@ def _speeds(folder: str, repeats: int) -> dict[str, float]:
 
 
 def _memory(folder: str, budget_mb: float) -> dict[str, float]:
-    from medpfl.sites.images import Images
-    from medpfl.sites.samples import FileRows
+    from medpfl.data.images import Images
+    from medpfl.data.samples import FileRows
 
     site_file = _site_file(Path(folder), budget_mb)
     dataset = site_file.dataset("a", Images)

@@ -79,7 +79,7 @@ def data_of(task: Any, images: int, shape: tuple[int, ...]) -> Any:
     """Generated images of two classes, or with masks."""
     import torch
 
-    from medpfl.sites.samples import Samples, SiteData
+    from medpfl.data.samples import Samples, SiteData
 
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(images, *shape, generator=generator)

@@ -38,7 +38,7 @@ def compare(
     from medpfl.compare.plan import decide, make_plan
     from medpfl.compare.report import write_report
     from medpfl.compare.runner import do_runs
-    from medpfl.evaluate.models import write_text
+    from medpfl.deployed.evaluate import write_text
 
     if jobs < 1:
         raise MedPFLError(f"--jobs must be at least 1, got {jobs}")

@@ -29,7 +29,7 @@ def leave_one_out(
     from medpfl.compare.fold_table import collect, frequencies, page, scores
     from medpfl.compare.folds import Fold, make_folds
     from medpfl.compare.runner import do_runs, finished, read_run
-    from medpfl.evaluate.models import write_text
+    from medpfl.deployed.evaluate import write_text
     from medpfl.job import Job, load_job
 
     if jobs < 1:

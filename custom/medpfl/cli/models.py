@@ -21,8 +21,8 @@ def predict(
     labels: Annotated[Path | None, typer.Option(help="Segmentations: a folder of label maps, for Dice.")] = None,
 ) -> None:
     """Predict new cases: segmentations in the input's geometry, classes with their probabilities as CSV."""
-    from medpfl.evaluate.deployed import load_deployed
-    from medpfl.evaluate.predict import predict as run
+    from medpfl.deployed.model_file import load_deployed
+    from medpfl.deployed.predict import predict as run
 
     deployed = load_deployed(model)
     with console.status("reading") as status:
@@ -38,11 +38,11 @@ def evaluate(
     cases: Annotated[Path | None, typer.Option(help="CSV file for one row a case.")] = None,
 ) -> None:
     """Test a model on a hospital's own declared data, without a federation."""
-    from medpfl.evaluate.deployed import load_deployed
-    from medpfl.evaluate.models import write_cases
-    from medpfl.evaluate.predict import evaluate_at
-    from medpfl.sites.declared import SPLITS
-    from medpfl.sites.site_file import load_site_file
+    from medpfl.data.declared import SPLITS
+    from medpfl.data.site_file import load_site_file
+    from medpfl.deployed.evaluate import write_cases
+    from medpfl.deployed.model_file import load_deployed
+    from medpfl.deployed.predict import evaluate_at
 
     if split not in SPLITS:
         raise MedPFLError(f"--split must be {', '.join(SPLITS)}, got '{split}'")
@@ -61,6 +61,6 @@ def export(
     form: Annotated[str, typer.Option("--format", help="torchscript, onnx or monai (a MONAI bundle).")],
 ) -> None:
     """Write a model for software that does not know MedPFL."""
-    from medpfl.evaluate.export import export as write
+    from medpfl.deployed.export import export as write
 
     console.print(str(write(model, output, form)), soft_wrap=True)

@@ -27,8 +27,8 @@ def check_data(
     With --job, only the dataset the job uses is read, and the job's data and network are tried. Exit code 1: there
     are problems, or the job could not run."""
     from medpfl.bundle import find_job
+    from medpfl.data.check.console import run
     from medpfl.job import load_job
-    from medpfl.sites.check.console import run
 
     loaded = load_job(find_job(job)) if job else None
     if not run(site_file, site, (loaded.name, loaded.task) if loaded else None, page, console):
@@ -85,8 +85,8 @@ def site_init(
     yes: Annotated[bool, typer.Option("--yes", help="Ask nothing; take the guesses.")] = False,
 ) -> None:
     """Look at a folder or a table and write a site file for it; asks what cannot be seen there."""
-    from medpfl.sites.init.answers import Answers, parse_classes
-    from medpfl.sites.init.write import write_site_file
+    from medpfl.data.init.answers import Answers, parse_classes
+    from medpfl.data.init.write import write_site_file
 
     flags = {"site": site, "dataset": dataset, "label": label, "group": group, "patient": patient, "inputs": inputs}
     given = {flag: value for flag, value in flags.items() if value is not None}

@@ -20,8 +20,8 @@ from medpfl.compare.runner import finished, read_run
 from medpfl.compare.runs import Run
 from medpfl.compare.statistics import paired_gain, smallest_p
 from medpfl.core.errors import ConfigError, MedPFLError
-from medpfl.evaluate.models import write_text
-from medpfl.evaluate.network import QUANTILES
+from medpfl.deployed.evaluate import write_text
+from medpfl.deployed.network import QUANTILES
 from medpfl.rounds.messages import digest_of
 
 RESULTS = "results.json"

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from medpfl.core.errors import ConfigError, DataError
+from medpfl.data.declared import SPLITS
+from medpfl.data.samples import SiteData
+from medpfl.data.site_file import SiteFile, load_site_file
 from medpfl.rounds.messages import digest_of
-from medpfl.sites.declared import SPLITS
-from medpfl.sites.samples import SiteData
-from medpfl.sites.site_file import SiteFile, load_site_file
 from medpfl.store import fingerprint
 from medpfl.tasks.base import Task
 

@@ -15,11 +15,11 @@ from medpfl.component import build, find_class, spec_of
 from medpfl.core.codecs import Codec
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mean, Mixer
+from medpfl.data.samples import SiteData
 from medpfl.methods.base import Build, Method
 from medpfl.methods.references import REFERENCES, FedAvg, Local
 from medpfl.rounds.coding import Codecs
 from medpfl.rounds.messages import digest_of
-from medpfl.sites.samples import SiteData
 from medpfl.store import fingerprint
 from medpfl.tasks.base import Task
 

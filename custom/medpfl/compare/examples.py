@@ -20,11 +20,11 @@ from medpfl.compare.file import FEDAVG, FINE_TUNED, LOCAL, POOLED
 from medpfl.compare.plan import Plan
 from medpfl.compare.runner import finished, read_run
 from medpfl.compare.runs import Run
-from medpfl.evaluate.deployed import Deployed, load_deployed
-from medpfl.evaluate.predict import evaluate_on
-from medpfl.sites.check.pictures import Outline, Picture, draw, radiological
-from medpfl.sites.samples import Samples, SiteData
-from medpfl.sites.volumes import Volumes
+from medpfl.data.check.pictures import Outline, Picture, draw, radiological
+from medpfl.data.samples import Samples, SiteData
+from medpfl.data.volumes import Volumes
+from medpfl.deployed.model_file import Deployed, load_deployed
+from medpfl.deployed.predict import evaluate_on
 
 TRUTH, FOUND = "#ffd23f", "#3fa7ff"
 

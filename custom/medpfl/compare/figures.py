@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from medpfl.compare.file import FEDAVG, FINE_TUNED, LOCAL, POOLED
-from medpfl.evaluate.network import draw_boxes
-from medpfl.evaluate.skew import draw_label_counts
+from medpfl.deployed.network import draw_boxes
+from medpfl.results.skew import draw_label_counts
 
 # References are dashed; the others take colours that differ on paper and on a screen (Tableau).
 REFERENCES = {LOCAL: "#7f7f7f", FEDAVG: "#b07d00", FINE_TUNED: "#8c564b", POOLED: "#4d4d4d"}

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from medpfl.evaluate.gamma import markdown
-from medpfl.evaluate.tables import REFERENCE_NAMES
+from medpfl.deployed.gamma import markdown
+from medpfl.results.tables import REFERENCE_NAMES
 
 Table = tuple[list[str], list[list[str]]]
 

@@ -20,13 +20,13 @@ from medpfl.compare.worker import main
 from medpfl.component import build, class_paths, spec_of
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Identity, Mean, Mixer
-from medpfl.evaluate.tables import read_summary
+from medpfl.data.site_file import load_site_file
 from medpfl.job import Job
 from medpfl.methods.base import Method
+from medpfl.results.tables import read_summary
 from medpfl.rounds.messages import digest_of
 from medpfl.rounds.settings import Settings
 from medpfl.rounds.simulate import simulate
-from medpfl.sites.site_file import load_site_file
 from medpfl.tasks.base import Task
 
 

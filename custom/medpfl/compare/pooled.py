@@ -18,16 +18,16 @@ import torch
 from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
-from medpfl.evaluate.deployed import load_deployed
-from medpfl.evaluate.models import evaluate_test, save_deployed
+from medpfl.data.declared import SPLITS, StorageRule
+from medpfl.data.samples import Budget, Samples, SiteData, Store
+from medpfl.data.site_file import SiteFile, load_site_file
+from medpfl.deployed.evaluate import evaluate_test, save_deployed
+from medpfl.deployed.model_file import load_deployed
 from medpfl.job import Job
 from medpfl.methods.references import Local
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.messages import number
 from medpfl.rounds.simulate import simulate
-from medpfl.sites.declared import SPLITS, StorageRule
-from medpfl.sites.samples import Budget, Samples, SiteData, Store
-from medpfl.sites.site_file import SiteFile, load_site_file
 from medpfl.tasks.base import Evaluation, Task
 
 SITE = MODEL = "pooled"

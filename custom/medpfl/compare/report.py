@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, select_autoescape
 from medpfl.compare import console, figures
 from medpfl.compare.console import bytes_text, p_text, ranked
 from medpfl.compare.file import POOLED
-from medpfl.evaluate.models import write_text
+from medpfl.deployed.evaluate import write_text
 
 
 def write_report(content: dict[str, Any], folder: Path, examples: list[dict[str, Any]] | None = None) -> Path:

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from medpfl.compare.worker import FAILURE, ORDER, PROGRESS, RESULT
 from medpfl.core.errors import MedPFLError
-from medpfl.evaluate.models import write_text
+from medpfl.deployed.evaluate import write_text
 
 
 class Run(Protocol):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from medpfl.rounds.messages import digest_of
 
-PAGES = {"medpfl.evaluate.report", "medpfl.evaluate.card"}
+PAGES = {"medpfl.results.report", "medpfl.deployed.card"}
 """They write what people read; no number comes from them."""
 
 

@@ -8,14 +8,14 @@ from typing import Any, Literal
 import numpy as np
 
 from medpfl.compare.data import Read
-from medpfl.evaluate.deployed import load_deployed
-from medpfl.evaluate.gamma import Found
-from medpfl.evaluate.predict import evaluate_on
-from medpfl.evaluate.tables import read_summary
+from medpfl.data.samples import SiteData
+from medpfl.data.site_file import load_site_file
+from medpfl.deployed.gamma import Found
+from medpfl.deployed.model_file import load_deployed
+from medpfl.deployed.predict import evaluate_on
+from medpfl.results.tables import read_summary
 from medpfl.rounds.messages import number
 from medpfl.rounds.super_file import Super, chosen, read_result, study_here, study_of
-from medpfl.sites.samples import SiteData
-from medpfl.sites.site_file import load_site_file
 
 SUPER = "super"
 SLOTS = {"global", "personal", "selector"}

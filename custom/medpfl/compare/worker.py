@@ -23,16 +23,16 @@ from medpfl.compare.pooled import train_pooled
 from medpfl.compare.runs import job_of, rebuild
 from medpfl.compare.unseen import SLOTS, SUPER, served, super_model
 from medpfl.core.errors import ConfigError, MedPFLError
-from medpfl.evaluate.calibration import reliability
-from medpfl.evaluate.deployed import Deployed, load_deployed
-from medpfl.evaluate.models import write_text
-from medpfl.evaluate.network import sdwd_of_slots
-from medpfl.evaluate.predict import evaluate_on_all
-from medpfl.evaluate.tables import read_summary
+from medpfl.data.samples import SiteData
+from medpfl.deployed.calibration import reliability
+from medpfl.deployed.evaluate import write_text
+from medpfl.deployed.model_file import Deployed, load_deployed
+from medpfl.deployed.network import sdwd_of_slots
+from medpfl.deployed.predict import evaluate_on_all
+from medpfl.results.tables import read_summary
 from medpfl.rounds.coordinator import QuorumLost
 from medpfl.rounds.messages import number
 from medpfl.rounds.simulate import simulate
-from medpfl.sites.samples import SiteData
 from medpfl.tasks.base import Evaluation, Task
 
 ORDER, RESULT, FAILURE = "order.json", "run.json", "failure.txt"

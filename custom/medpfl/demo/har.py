@@ -15,7 +15,7 @@ import yaml
 from numpy.typing import NDArray
 
 from medpfl.core.errors import DataError
-from medpfl.evaluate.models import write_text
+from medpfl.deployed.evaluate import write_text
 
 ENVIRONMENT_VARIABLE = "MEDPFL_HAR_DATA"
 SIGNALS = tuple(f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")

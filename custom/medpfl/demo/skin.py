@@ -23,7 +23,7 @@ from PIL import Image
 
 from medpfl.core.errors import DataError
 from medpfl.core.seeding import derive_seed
-from medpfl.sites.samples import in_parallel
+from medpfl.data.samples import in_parallel
 
 ENVIRONMENT_VARIABLE = "MEDPFL_HAM10000"
 _SOURCES = ("rosendahl", "vidir_modern", "vidir_molemax", "vienna_dias")

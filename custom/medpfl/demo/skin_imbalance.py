@@ -16,8 +16,8 @@ from PIL import Image
 
 from medpfl.core.errors import DataError
 from medpfl.core.seeding import derive_seed
+from medpfl.data.partition import cut_by_class
 from medpfl.demo.skin import MALIGNANT, opened, rows_of, skin_data
-from medpfl.sites.partition import cut_by_class
 
 HOSPITALS = {"mild-1": True, "mild-2": True, "mild-3": True, "severe-1": False, "severe-2": False}
 """Hospital to whether benign images are the more."""

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from medpfl.core.errors import DataError
 from medpfl.core.seeding import derive_seed
-from medpfl.evaluate.models import write_text
-from medpfl.evaluate.skew import draw_label_counts
-from medpfl.sites.array_inputs import MEDMNIST
-from medpfl.sites.npz import Npz
-from medpfl.sites.partition import check_disjoint, cut_by_class, dirichlet, label_counts, pairwise
+from medpfl.data.array_inputs import MEDMNIST
+from medpfl.data.npz import Npz
+from medpfl.data.partition import check_disjoint, cut_by_class, dirichlet, label_counts, pairwise
+from medpfl.deployed.evaluate import write_text
+from medpfl.results.skew import draw_label_counts
 
 Splits = dict[str, dict[str, list[int]]]
 LISTS, PICTURE = "lists.json", "labels.svg"

@@ -17,13 +17,13 @@ from pathlib import Path
 import psutil
 
 from medpfl.core.errors import MedPFLError, SiteFileError
+from medpfl.data.declared import Dataset
+from medpfl.data.paths import paths_of, split_pattern
+from medpfl.data.site_file import ENVIRONMENT_VARIABLE, SiteFile, find_site_file
 from medpfl.flare.allow import CODE_RIGHT, LOG_STREAMING, READ_RIGHT, component_classes, roles_with, why_no_class
 from medpfl.flare.finding import Finding, note, ok, problem
 from medpfl.flare.identity import check_identity, check_server
 from medpfl.flare.kits import DEFAULT_STORAGE, Kit, local_json, read_json, read_kit, storage_of
-from medpfl.sites.declared import Dataset
-from medpfl.sites.paths import paths_of, split_pattern
-from medpfl.sites.site_file import ENVIRONMENT_VARIABLE, SiteFile, find_site_file
 
 PYTHONS = ((3, 11), (3, 12))
 GIB = 1 << 30

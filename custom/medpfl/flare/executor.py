@@ -11,10 +11,10 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from medpfl.core.errors import MedPFLError, Stopped
+from medpfl.data.site_file import find_site_file
 from medpfl.flare.wire import ERROR, from_shareable_, to_shareable
 from medpfl.methods.base import Method
 from medpfl.rounds.site import SiteRunner
-from medpfl.sites.site_file import find_site_file
 from medpfl.tasks.base import Task
 
 PROBE = "probe"

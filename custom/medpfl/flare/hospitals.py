@@ -13,11 +13,11 @@ import yaml
 from nvflare.fuel.flare_api.api_spec import InternalError, JobNotDone, JobNotRunning, NoConnection, SessionClosed
 
 from medpfl.core.errors import ConfigError
+from medpfl.data.paths import map_paths, split_pattern
+from medpfl.data.site_file import ENVIRONMENT_VARIABLE
 from medpfl.flare.allow import allow, forbid_code
 from medpfl.flare.federation import LocalFederation
 from medpfl.flare.provision import provision, read_project
-from medpfl.sites.paths import map_paths, split_pattern
-from medpfl.sites.site_file import ENVIRONMENT_VARIABLE
 
 STOP_TIMEOUT = 40  # seconds that an abort or FLARE's shutdown may take; its daemons look every 5 seconds
 _REFUSALS = (NoConnection, SessionClosed, InternalError, JobNotRunning, JobNotDone)  # then signals do it

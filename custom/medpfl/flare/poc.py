@@ -11,9 +11,9 @@ from typing import Any
 import yaml
 
 from medpfl.core.errors import MedPFLError
+from medpfl.data.site_file import ENVIRONMENT_VARIABLE
 from medpfl.flare.allow import allow
 from medpfl.flare.federation import LocalFederation
-from medpfl.sites.site_file import ENVIRONMENT_VARIABLE
 
 ADMIN = "admin@medpfl.local"
 PROJECT = "medpfl"

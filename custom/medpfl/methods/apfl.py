@@ -16,8 +16,8 @@ from torch.func import functional_call
 
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import under
+from medpfl.data.samples import Samples
 from medpfl.methods.base import Build, Method, Site
-from medpfl.sites.samples import Samples
 
 
 class Share(nn.Module):

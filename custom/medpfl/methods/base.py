@@ -15,7 +15,7 @@ from medpfl.core.errors import ConfigError, Stopped
 from medpfl.core.groups import under
 from medpfl.core.mixers import Mixer
 from medpfl.core.seeding import derive_seed, seed_torch
-from medpfl.sites.samples import Samples, SiteData, take
+from medpfl.data.samples import Samples, SiteData, take
 from medpfl.tasks.base import Task
 
 Kept = TypeVar("Kept")

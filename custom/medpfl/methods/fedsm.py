@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import under
 from medpfl.core.mixers import Mean, Mixer, ServerAdam, SoftPull
+from medpfl.data.samples import Samples
 from medpfl.methods import selecting
 from medpfl.methods.base import Batch, Build, Method, Site
 from medpfl.models.base import Architecture
 from medpfl.models.selector import Selector, Signature, by_case, with_content
-from medpfl.sites.samples import Samples
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from medpfl.core.errors import ConfigError, MedPFLError
+from medpfl.data.samples import Samples
 from medpfl.methods import selecting
 from medpfl.methods.base import Site
 from medpfl.methods.fedsm import FedSM
-from medpfl.sites.samples import Samples
 
 
 @dataclass(frozen=True, kw_only=True)

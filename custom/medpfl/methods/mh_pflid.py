@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import under
+from medpfl.data.samples import Samples
 from medpfl.methods.base import Batch, Build, Method, Site
 from medpfl.methods.divergence import class_logits, divergence
 from medpfl.models.messenger import Messenger
 from medpfl.models.split import body_shape, find_body, output_shape, watched
 from medpfl.models.token_attention import Addition, TokenAttention
-from medpfl.sites.samples import Samples
 
 DEFAULT = "default"
 """In place of a hospital's name: all that are not named."""

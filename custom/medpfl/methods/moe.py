@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from medpfl.core.groups import under
+from medpfl.data.samples import Samples
 from medpfl.methods.base import Build, Method, Site
-from medpfl.sites.samples import Samples
 
 
 def mixture(gate: Tensor, common: Tensor, own: Tensor) -> Tensor:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from medpfl import store
 from medpfl.core.errors import DataError
+from medpfl.data.samples import SiteData
+from medpfl.data.site_file import SiteFile
 from medpfl.methods.base import Method
-from medpfl.sites.samples import SiteData
-from medpfl.sites.site_file import SiteFile
 from medpfl.tasks.base import Task
 
 

@@ -18,18 +18,18 @@ from pydantic import ValidationError
 import medpfl
 from medpfl.component import spec_of
 from medpfl.core.errors import ConfigError, RefusedUpdate
-from medpfl.evaluate.card import evaluation_card
-from medpfl.evaluate.deployed import ModelMeta, Recipe, build_networks, differing_entry, read_model
-from medpfl.evaluate.gamma import read_study
-from medpfl.evaluate.models import evaluate_test, write_cases, write_text
-from medpfl.evaluate.selection import study
+from medpfl.data.site_file import SiteFile
+from medpfl.deployed.card import evaluation_card
+from medpfl.deployed.evaluate import evaluate_test, write_cases, write_text
+from medpfl.deployed.gamma import read_study
+from medpfl.deployed.model_file import ModelMeta, Recipe, build_networks, differing_entry, read_model
+from medpfl.deployed.selection import study
 from medpfl.methods.base import Method
 from medpfl.methods.super_model import SuperModel
 from medpfl.rounds.coordinator import QuorumLost
 from medpfl.rounds.messages import Message, byte_count, check_metrics, digest_of, number
 from medpfl.rounds.record import Record
 from medpfl.rounds.settings import EvaluationSettings
-from medpfl.sites.site_file import SiteFile
 from medpfl.tasks.base import Task
 
 GIVEN = "given"

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from medpfl.core.errors import ConfigError, MedPFLError
-from medpfl.evaluate.deployed import load_deployed
+from medpfl.deployed.model_file import load_deployed
 from medpfl.job import EVALUATION_CONTROLLER, EXECUTOR, load_job
 from medpfl.rounds.evaluation import MODEL_FILE
 

@@ -15,12 +15,12 @@ from medpfl import store
 from medpfl.component import spec_of
 from medpfl.core.errors import ConfigError, DataError
 from medpfl.core.seeding import derive_seed, seed_torch
+from medpfl.data.partition import cut_by_class
+from medpfl.data.samples import Samples, SiteData
+from medpfl.data.site_file import CHECKPOINT, load_site_file
 from medpfl.job import Job
 from medpfl.methods.base import Build, Method, Site
 from medpfl.methods.references import Local, like
-from medpfl.sites.partition import cut_by_class
-from medpfl.sites.samples import Samples, SiteData
-from medpfl.sites.site_file import CHECKPOINT, load_site_file
 
 POOLED = "pooled"
 

@@ -106,7 +106,7 @@ class Record:
 
     def finish(self, best: dict[str, Any], slots: dict[str, dict[str, dict[str, Tensor]]]) -> None:
         """Write everything the server owns, and the report."""
-        from medpfl.evaluate.report import write_report
+        from medpfl.results.report import write_report
 
         self._append()
         with open(self.folder / "mixing.npz", "wb") as file:

@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 
 from medpfl.core.errors import CodecError, ConfigError
+from medpfl.data.site_file import SiteFile, load_site_file
 from medpfl.job import EvaluationJob, Job
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.ends import Link
 from medpfl.rounds.evaluation import EvaluationCoordinator
 from medpfl.rounds.messages import Message
 from medpfl.rounds.site import SiteRunner
-from medpfl.sites.site_file import SiteFile, load_site_file
 
 
 def simulate(

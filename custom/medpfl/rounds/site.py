@@ -17,7 +17,9 @@ from medpfl.component import spec_of
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import check_slots, describe
 from medpfl.core.seeding import seed_torch
-from medpfl.evaluate.models import evaluate, evaluate_test, save_deployed
+from medpfl.data.samples import SiteData
+from medpfl.data.site_file import SiteFile
+from medpfl.deployed.evaluate import evaluate, evaluate_test, save_deployed
 from medpfl.methods.base import Build, Method, Site
 from medpfl.methods.references import REFERENCES, like
 from medpfl.rounds.common import read_common
@@ -34,8 +36,6 @@ from medpfl.rounds.messages import (
 )
 from medpfl.rounds.private import PRIVATE, restore_private, save_private
 from medpfl.rounds.refining import take_shown
-from medpfl.sites.samples import SiteData
-from medpfl.sites.site_file import SiteFile
 from medpfl.tasks.base import Evaluation, Task
 
 FINE_TUNED = "fedavg_finetuned"

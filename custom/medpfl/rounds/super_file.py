@@ -13,16 +13,16 @@ import medpfl
 from medpfl import store
 from medpfl.component import build, spec_of
 from medpfl.core.errors import ConfigError, DataError, MedPFLError
-from medpfl.evaluate.deployed import Deployed, History, ModelMeta, Recipe, build_networks, differing_entry
-from medpfl.evaluate.gamma import Found, choose_gamma, read_study
-from medpfl.evaluate.selection import Study, study
-from medpfl.evaluate.tables import read_summary
+from medpfl.data.samples import SiteData
+from medpfl.data.site_file import SiteFile, load_site_file
+from medpfl.deployed.gamma import Found, choose_gamma, read_study
+from medpfl.deployed.model_file import Deployed, History, ModelMeta, Recipe, build_networks, differing_entry
+from medpfl.deployed.selection import Study, study
 from medpfl.methods.base import Method
 from medpfl.methods.super_model import SuperModel
+from medpfl.results.tables import read_summary
 from medpfl.rounds.checkpoint import SHARED
 from medpfl.rounds.messages import unflatten
-from medpfl.sites.samples import SiteData
-from medpfl.sites.site_file import SiteFile, load_site_file
 from medpfl.tasks.base import Task
 
 USUAL_GAMMA = 0.9

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is learnt: declared data to batches, network, loss and metrics. One file a task."""
 
-from medpfl.sites.samples import Samples, SiteData
+from medpfl.data.samples import Samples, SiteData
 from medpfl.tasks.base import Evaluation, Task
 from medpfl.tasks.classification import Classification
 from medpfl.tasks.segmentation import Segmentation

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from medpfl.component import build
 from medpfl.core.errors import ConfigError
+from medpfl.data.samples import Samples, SiteData
+from medpfl.data.site_file import SiteFile
 from medpfl.models.base import Architecture
 from medpfl.models.by_hospital import OwnChoice
-from medpfl.sites.samples import Samples, SiteData
-from medpfl.sites.site_file import SiteFile
 
 
 @dataclass(frozen=True)

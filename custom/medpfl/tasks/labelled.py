@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from medpfl.sites.samples import Samples
+from medpfl.data.samples import Samples
 from medpfl.tasks.base import Evaluation, Task
 
 

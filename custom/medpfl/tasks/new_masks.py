@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from medpfl.core.errors import DataError
-from medpfl.sites.pixels import image_files, prepare, read_image, resize
+from medpfl.data.pixels import image_files, prepare, read_image, resize
 from medpfl.tasks.base import NewCase
 
 

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
+from medpfl.data.images import Images
+from medpfl.data.new_volumes import read_new_volumes
+from medpfl.data.samples import Samples, SiteData
+from medpfl.data.site_file import SiteFile
+from medpfl.data.volumes import Volumes
 from medpfl.models.base import Architecture
 from medpfl.models.unet import UNet
-from medpfl.sites.images import Images
-from medpfl.sites.new_volumes import read_new_volumes
-from medpfl.sites.samples import Samples, SiteData
-from medpfl.sites.site_file import SiteFile
-from medpfl.sites.volumes import Volumes
 from medpfl.tasks.base import Evaluation, NewCase, Task
 from medpfl.tasks.new_masks import new_images
 

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from medpfl.core.errors import ConfigError
+from medpfl.data.declared import SPLITS
+from medpfl.data.samples import Samples, SiteData, to_tensor
+from medpfl.data.site_file import SiteFile
+from medpfl.data.table import Table, new_rows
 from medpfl.models.base import Architecture
-from medpfl.sites.declared import SPLITS
-from medpfl.sites.samples import Samples, SiteData, to_tensor
-from medpfl.sites.site_file import SiteFile
-from medpfl.sites.table import Table, new_rows
 from medpfl.tasks.base import NewCase
 from medpfl.tasks.labelled import Labelled
 

@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 from torch import nn
 
+from medpfl.data.recordings import new_recordings
+from medpfl.data.samples import SiteData
+from medpfl.data.series import Series
+from medpfl.data.site_file import SiteFile
 from medpfl.models.base import Architecture
 from medpfl.models.conv1d import Conv1d
-from medpfl.sites.recordings import new_recordings
-from medpfl.sites.samples import SiteData
-from medpfl.sites.series import Series
-from medpfl.sites.site_file import SiteFile
 from medpfl.tasks.base import NewCase
 from medpfl.tasks.labelled import Labelled
 

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which convolutions write outside their memory or compute wrong numbers, by memory order and instruction set.
+
+    python benchmarks/convolution_sweep.py -o sweep.jsonl    # with the best instructions that the processor has
+    ONEDNN_MAX_CPU_ISA=AVX2 python benchmarks/convolution_sweep.py -o sweep.jsonl    # as on one without AVX-512
+    python benchmarks/convolution_sweep.py --order contiguous -o sweep.jsonl
+    python benchmarks/convolution_sweep.py --table sweep.jsonl
+
+Every convolution runs forward and backward in a process of its own under a heap guard (``heap_guard.c``, compiled by
+``cc``), which ends the process at the first byte outside an allocation, and its outputs and gradients are compared with
+those of PyTorch's plain implementation (oneDNN switched off). What was found: docs/results/convolutions.md.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+GUARD = Path(__file__).with_name("heap_guard.c")
+KERNELS, STRIDES, SIZES = (1, 2, 3, 5, 7), (1, 2, 3), ((8, 8), (7, 10))
+OUT_CHANNELS, BATCHES, MOST = (2, 8, 20), (1, 3), 64
+TOLERANCE = 1e-3
+"""Largest difference allowed, relative to the largest magnitude of the reference."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One convolution: ``kind`` "conv" or "transposed"; ``channels``: in and out; ``size``: height and width."""
+
+    order: str
+    kind: str
+    kernel: int
+    stride: int
+    groups: int
+    channels: tuple[int, int]
+    batch: int
+    size: tuple[int, int]
+
+
+def cases(order: str) -> Iterator[Case]:
+    """The sweep: 1 to 64 input channels, ordinary, in two groups and depthwise."""
+    for kind, kernel, stride, size, batch, entering in itertools.product(
+        ("conv", "transposed"), KERNELS, STRIDES, SIZES, BATCHES, range(1, MOST + 1)
+    ):
+        if kernel > min(size):
+            continue
+        for leaving in OUT_CHANNELS:
+            yield Case(order, kind, kernel, stride, 1, (entering, leaving), batch, size)
+        if entering % 2 == 0:
+            yield Case(order, kind, kernel, stride, 2, (entering, 8), batch, size)
+        yield Case(order, kind, kernel, stride, entering, (entering, entering), batch, size)
+
+
+def run(case: Case) -> str:
+    """ "fine" or "wrong": whether outputs and gradients are those of the plain implementation. The heap guard
+    ends the process where memory outside is touched."""
+    import torch
+
+    layer = {"conv": torch.nn.Conv2d, "transposed": torch.nn.ConvTranspose2d}[case.kind]
+    torch.manual_seed(0)
+    module = layer(*case.channels, case.kernel, stride=case.stride, groups=case.groups, padding=case.kernel // 2)
+    images = torch.randn(case.batch, case.channels[0], *case.size)
+    torch.backends.mkldnn.set_flags(False)
+    expected = _pass(module, images)
+    torch.backends.mkldnn.set_flags(True)
+    last = case.order == "channels_last"
+    given = images.contiguous(memory_format=torch.channels_last) if last else images
+    for _ in range(2):
+        found = _pass(module, given)
+        for one, other in zip(expected, found, strict=True):
+            if not (one - other).abs().max() <= TOLERANCE * max(1.0, float(one.abs().max())):
+                return "wrong"
+    return "fine"
+
+
+def _pass(module, images):  # type: ignore[no-untyped-def]
+    images = images.detach().requires_grad_()
+    module.zero_grad()
+    outputs = module(images)
+    outputs.square().mean().backward()
+    return [outputs.detach(), images.grad, *(p.grad.clone() for p in module.parameters())]
+
+
+def isolated(case: Case) -> str:
+    """The verdict of ``run`` in a child; "corrupted" where the child did not end by itself."""
+    child = os.fork()
+    if not child:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        try:
+            os._exit(0 if run(case) == "fine" else 1)
+        except RuntimeError:
+            os._exit(2)
+    status = os.waitpid(child, 0)[1]
+    return {0: "fine", 1: "wrong", 2: "refused"}.get(os.waitstatus_to_exitcode(status), "corrupted")
+
+
+def sweep(output: Path, order: str) -> None:
+    """Write a line for every convolution that is not fine, and one with the counts."""
+    import torch
+
+    torch.set_num_threads(1)
+    counts: Counter[str] = Counter()
+    with output.open("a", encoding="utf-8") as file:
+        for case in cases(order):
+            verdict = isolated(case)
+            counts[verdict] += 1
+            if verdict != "fine":
+                file.write(json.dumps({**asdict(case), "verdict": verdict}) + "\n")
+                file.flush()
+        isa = os.environ.get("ONEDNN_MAX_CPU_ISA", "the processor's best")
+        about = {"order": order, "torch": torch.__version__, "processor": torch.backends.cpu.get_cpu_capability()}
+        file.write(json.dumps({**about, "onednn_isa": isa, "counts": counts}) + "\n")
+
+
+def table(path: Path) -> None:
+    """Print what was not fine as a Markdown table: input channels by layer."""
+    found: dict[tuple[object, ...], set[int]] = {}
+    for line in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+        if "counts" in line:
+            print(f"{line}\n")
+            continue
+        depthwise = line["groups"] > 1 and line["groups"] == line["channels"][0]
+        groups = "depthwise" if depthwise else line["groups"]
+        key = (line["order"], line["verdict"], line["kind"], line["kernel"], line["stride"], groups)
+        found.setdefault(key, set()).add(line["channels"][0])
+    print(
+        "| memory order | verdict | layer | kernel | stride | groups | input channels |\n"
+        "|---|---|---|---:|---:|---|---|"
+    )
+    for key, channels in sorted(found.items(), key=str):
+        print("| " + " | ".join([*map(str, key), ", ".join(map(str, sorted(channels)))]) + " |")
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-o", "--output", type=Path, help="file to append to")
+    parser.add_argument("--order", choices=("channels_last", "contiguous"), default="channels_last")
+    parser.add_argument("--table", type=Path, help="print the table of an earlier sweep")
+    options = parser.parse_args()
+    if options.table:
+        table(options.table)
+        return
+    if options.output is None:
+        parser.error("give --output or --table")
+    if "heap_guard" in os.environ.get("LD_PRELOAD", ""):
+        sweep(options.output, options.order)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        guard = Path(folder, "heap_guard.so")
+        subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", str(guard), str(GUARD)], check=True)
+        guarded = {**os.environ, "LD_PRELOAD": str(guard)}
+        sys.exit(subprocess.run([sys.executable, *sys.argv], env=guarded, check=False).returncode)
+
+
+if __name__ == "__main__":
+    main()

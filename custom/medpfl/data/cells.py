@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cells of table files: text (CSV, TSV) and Parquet, read in pieces, with the place of each row."""
+
+import csv
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from pydantic import Field, field_validator
+
+from medpfl.core.errors import DataError
+from medpfl.data.declared import Problems, Strict, canonical
+
+PLACE = "\n"
+"""The frames' own column: line of a text file, row of a Parquet file, from 1; a name that no file's column has."""
+PARQUET = (".parquet", ".pq")
+Where = Mapping[str, Collection[str]]
+_TABS = (".tsv", ".tab")
+_PIECE = 50_000  # rows read at a time: texts of all rows of a long recording would take gigabytes
+
+
+class Cells(Strict):
+    """How table files are written.
+
+    ``separator``: of text files; by default a tab in .tsv and .tab, else a comma. ``columns``: the names, if text
+    files have no header line. ``missing``: cells that mean "not known"; Parquet's nulls and NaN always do.
+    """
+
+    separator: str | None = Field(default=None, min_length=1, max_length=1)
+    columns: list[str] | None = None
+    missing: list[str] = Field(default=["", "?", "NA"])
+
+    @field_validator("separator")
+    @classmethod
+    def _separates(cls, separator: str | None) -> str | None:
+        if separator and separator in '\0\r\n"':
+            raise ValueError("expected a comma, semicolon, tab or the like")
+        return separator
+
+    @field_validator("columns")
+    @classmethod
+    def _named_once(cls, columns: list[str] | None) -> list[str] | None:
+        for column in columns or []:
+            if columns and columns.count(column) > 1:
+                raise ValueError(f"the column '{column}' is listed twice")
+        return columns
+
+
+def kept_form(preparation: Mapping[str, Any], path: Path) -> Cells:
+    """How the files of the training data were written, as a deployed model keeps it.
+
+    Raises:
+        DataError: the model was given away without what prepares its inputs.
+    """
+    if "cells" not in preparation:
+        raise DataError(f"{path}: cannot be prepared: the model was given away without its hospital's preparation")
+    return Cells.model_validate(preparation["cells"])
+
+
+def shown_names(files: Sequence[str]) -> list[str]:
+    """Each file's name for messages and predictions: without its folder, unless two files are named alike."""
+    names = [Path(file).name for file in files]
+    return [name if names.count(name) == 1 else file for name, file in zip(names, files, strict=True)]
+
+
+def read_cells(
+    path: Path,
+    shown: str,
+    form: Cells,
+    problems: Problems,
+    wanted: Sequence[str],
+    numbers: Collection[str] = (),
+    optional: str | None = None,
+    where: Where | None = None,
+) -> Iterator[pd.DataFrame]:
+    """The named columns, some rows at a time: NaN where a cell is missing, and ``PLACE``.
+
+    Args:
+        shown: the file's name in the problems of rows.
+        wanted: the columns.
+        numbers: those of them that may come as float64, as Parquet has them; the others are texts (see ``to_numbers``).
+        optional: a column that a file without header line may lack (the label of new rows).
+        where: column to canonical values; other rows are left out, whatever is wrong with them.
+
+    Raises:
+        DataError: the file cannot be read, has no rows, or lacks a column.
+    """
+    columns = list(dict.fromkeys(wanted))
+    empty = True
+    pieces = _parquet if path.suffix.lower() in PARQUET else _text
+    for frame in pieces(path, shown, form, problems, columns, numbers, optional, where or {}):
+        empty = False
+        yield frame
+    if empty:
+        raise DataError(f"{path}: it has no rows")
+
+
+def to_numbers(frame: pd.DataFrame, column: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """A column as float64; NaN where a cell is missing or no number."""
+    return pd.to_numeric(frame[column], errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+
+
+def _check_columns(path: Path, columns: Sequence[str], wanted: Sequence[str]) -> None:
+    for column in wanted:
+        if columns.count(column) != 1:
+            problem = "is there more than once" if column in columns else "is missing"
+            raise DataError(f"{path}: column '{column}' {problem}; the file has: {', '.join(columns)}")
+
+
+def _text(
+    path: Path,
+    shown: str,
+    form: Cells,
+    problems: Problems,
+    wanted: list[str],
+    numbers: Collection[str],
+    optional: str | None,
+    where: Where,
+) -> Iterator[pd.DataFrame]:
+    lines = _lines(path, form.separator or ("\t" if path.suffix.lower() in _TABS else ","))
+    columns = form.columns or [cell.strip() for cell in next(lines, (0, []))[1]]
+    if not columns:
+        return
+    _check_columns(path, columns, [*wanted, *where])
+    while piece := list(islice(lines, _PIECE)):
+        if form.columns and optional in columns and len(piece[0][1]) == len(columns) - 1:
+            columns = [column for column in columns if column != optional]
+        good = []
+        for line, cells in piece:
+            if not all(_is_one_of(cells, columns.index(column), values) for column, values in where.items()):
+                continue
+            # pandas would cut longer rows and fill shorter ones: a comma as decimal sign would shift columns unseen.
+            if len(cells) == len(columns):
+                good.append((line, cells))
+            else:
+                problems.add(f"{path}:{line}: expected {len(columns)} columns, got {len(cells)}")
+        places = [columns.index(column) for column in wanted]
+        frame = pd.DataFrame([[cells[i].strip() for i in places] for _, cells in good], columns=wanted, dtype=str)
+        frame = frame.mask(frame.isin(form.missing))
+        frame[PLACE] = np.array([line for line, _ in good], dtype=np.int64)
+        yield frame
+
+
+def _is_one_of(cells: Sequence[str], place: int, values: Collection[str]) -> bool:
+    return len(cells) > place and canonical(cells[place].strip()) in values
+
+
+def _lines(path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
+    """Line number and cells of every line that is not blank."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, delimiter=separator, skipinitialspace=separator != " ")
+            for cells in reader:
+                if len(cells) > 1 or (cells and cells[0].strip()):
+                    yield reader.line_num, cells
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such file") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: it is not a text file in UTF-8: {error}") from error
+    except (csv.Error, OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read as a table: {error}") from error
+
+
+def _parquet(
+    path: Path,
+    shown: str,
+    form: Cells,
+    problems: Problems,
+    wanted: list[str],
+    numbers: Collection[str],
+    optional: str | None,
+    where: Where,
+) -> Iterator[pd.DataFrame]:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        with path.open("rb") as opened, parquet.ParquetFile(opened) as file:
+            schema = file.schema_arrow
+            _check_columns(path, schema.names, [*wanted, *where])
+            for column in [*wanted, *where]:
+                _check_type(path, column, schema.field(column).type)
+            row = 1
+            for batch in file.iter_batches(_PIECE, columns=list(dict.fromkeys([*wanted, *where]))):
+                content = {name: _column(batch.column(name), name in numbers, form.missing) for name in wanted}
+                frame = pd.DataFrame(content)
+                frame[PLACE] = np.arange(row, row + len(frame))
+                row += len(frame)
+                keep = np.ones(len(frame), dtype=bool)
+                for column, values in where.items():
+                    keep &= [canonical(_cell(value) or "") in values for value in batch.column(column).to_pylist()]
+                yield frame[keep]
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such file") from error
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        raise DataError(f"{path}: cannot be read as a Parquet file: {str(error).splitlines()[0]}") from error
+
+
+def _check_type(path: Path, column: str, kind: Any) -> None:
+    from pyarrow import types
+
+    inner = kind.value_type if types.is_dictionary(kind) else kind
+    text = types.is_string(inner) or types.is_large_string(inner) or types.is_string_view(inner)
+    if not (text or _numeric(inner) or types.is_null(inner)):
+        raise DataError(f"{path}: column '{column}' is of type {kind}; expected numbers, texts or truth values")
+
+
+def _numeric(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_boolean(kind))
+
+
+def _column(column: Any, as_numbers: bool, missing: list[str]) -> "pd.Series[Any]":
+    """A column of Parquet as float64 or as texts."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if as_numbers and (_numeric(column.type) or pa.types.is_null(column.type)):
+        values = pd.Series(column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False))
+        return values.mask(values.isin([number for text in missing if (number := _number(text)) is not None]))
+    cells = pd.Series([_cell(value) for value in column.to_pylist()], dtype=str)
+    return cells.mask(cells.isin(missing))
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _cell(value: Any) -> str | None:
+    """A cell as a text file would hold it; truth values as 0 and 1.
+
+    pandas writes whole numbers as floats where a column has missing values: 3.0 reads as 3, like the others.
+    """
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return None
+    if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()):
+        return str(int(value))
+    return str(value).strip()

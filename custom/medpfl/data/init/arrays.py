@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays in an .npz file: MedMNIST's keys, or one array of images and one of labels."""
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from medpfl.core.errors import DataError
+from medpfl.data.init.answers import Answers, Entry, Value
+from medpfl.data.init.tables import CLASSES, FRACTIONS
+
+MEDMNIST = {f"{split}_{what}" for split in ("train", "val", "test") for what in ("images", "labels")}
+
+
+def describe(path: Path, shown: str, answers: Answers) -> list[Entry]:
+    """Entries for an .npz file.
+
+    Raises:
+        DataError: it cannot be read, or does not hold images and labels.
+        SiteFileError: what is needed was not answered.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            medmnist = set(archive.files) >= MEDMNIST
+            arrays = {name: archive[name] for name in archive.files if medmnist is False or name == "train_labels"}
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path}: cannot be read as an .npz file: {error}") from error
+    start = [Entry("kind", "arrays"), Entry("file", shown)]
+    if medmnist:
+        return [*start, _classes(arrays["train_labels"], path, answers)]
+    inputs = [name for name, array in arrays.items() if array.ndim >= 3]
+    name = answers.get("inputs", "Which array holds the images?", inputs[0] if len(inputs) == 1 else None, list(arrays))
+    rows = len(arrays[name])
+    fitting = [key for key, array in arrays.items() if array.shape in ((rows,), (rows, 1)) and key != name]
+    label = answers.get("label", "Which array holds the labels?", fitting[0] if len(fitting) == 1 else None, fitting)
+    return [
+        *start,
+        Entry("inputs", name),
+        Entry("labels", label),
+        _classes(arrays[label], path, answers),
+        Entry("split", {"stratify": True, "seed": 0, "fractions": FRACTIONS}),
+    ]
+
+
+def _classes(labels: np.ndarray[Any, Any], path: Path, answers: Answers) -> Entry:
+    found: list[Value] = np.unique(labels).tolist()
+    if labels.size != len(labels) or not 2 <= len(found) <= 20 * CLASSES:
+        raise DataError(
+            f"{path}: expected one class a row and at least 2 classes, got labels of shape {labels.shape} with "
+            f"{len(found)} values"
+        )
+    classes = answers.class_values(found, [str(value) for value in found], "the labels")
+    return Entry("classes", classes, "class: the label values that mean it")

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PNG and JPEG files: in class folders, with a folder of masks, or named by a table."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from medpfl.core.errors import DataError
+from medpfl.data.init import tables
+from medpfl.data.init.answers import Answers, Entry
+from medpfl.data.init.volumes import LABELS, LOOKED, MARK, label_entries
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp")
+
+
+def find_images(folder: Path) -> list[Path]:
+    """All image files below a folder."""
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+
+
+def describe(folder: Path, base: str, answers: Answers) -> list[Entry]:
+    """Entries for a folder of images; ``base``: the folder as the site file names it ("" for its own).
+
+    Raises:
+        DataError: neither masks, nor a table, nor class folders are there.
+        SiteFileError: what is needed was not answered.
+    """
+    found = find_images(folder)
+    masks = [path for path in found if _is_mask(path.relative_to(folder))]
+    images = [path for path in found if path not in set(masks)]
+    if not images:
+        raise DataError(f"{folder}: the folder holds masks but no images")
+    if masks:
+        return _with_masks(folder, base, images, masks, answers)
+    listing = [path for path in sorted(folder.iterdir()) if path.suffix.lower() in (".csv", ".tsv")]
+    for table in listing:
+        column = _image_column(table, images)
+        if column:
+            return _with_table(folder, base, images, table, column, answers)
+    return _with_folders(folder, base, images, answers)
+
+
+def _start(base: str, folder: Path, images: Sequence[Path], inner: str) -> list[Entry]:
+    return [
+        Entry("kind", "images"),
+        Entry("files", _patterns(base, inner, images)),
+        Entry("channels", _channels(images[0]), "1 grey, 3 colour"),
+    ]
+
+
+def _patterns(base: str, inner: str, images: Sequence[Path]) -> list[str]:
+    suffixes = sorted({path.suffix for path in images})
+    return ["/".join(part for part in (base, inner, f"*{suffix}") if part) for suffix in suffixes]
+
+
+def _with_masks(
+    folder: Path, base: str, images: Sequence[Path], masks: Sequence[Path], answers: Answers
+) -> list[Entry]:
+    image_folder, mask_folder = _common(folder, images), _common(folder, masks)
+    endings = {match[0] if (match := MARK.search(path.stem)) else "" for path in masks}
+    if len(endings) > 1:
+        raise DataError(f"{folder}: the masks' names end in several ways: {', '.join(sorted(endings))}")
+    values: set[int] = set()
+    for path in masks[:LOOKED]:
+        with Image.open(path) as mask:
+            values |= {int(value) for value in np.unique(np.array(mask.convert("L") if mask.mode != "P" else mask))}
+    if len(values) > 32:
+        raise DataError(f"{masks[0]}: expected a mask, got {len(values)} different values")
+    labels = label_entries(sorted(values), "", answers)
+    ending = endings.pop()
+    files = _patterns(base, mask_folder, masks)
+    if ending:
+        files = [pattern.replace("*.", f"*{ending}.") for pattern in files]
+    declared = {"files": files, **({"suffix": ending} if ending else {}), **{e.key: e.value for e in labels}}
+    return [
+        *_start(base, folder, images, image_folder),
+        Entry("masks", declared, f"a mask has its image's name{f' and {ending}' if ending else ''}"),
+        Entry("split", {"seed": 0, "fractions": tables.FRACTIONS}, "every image counts as another patient"),
+    ]
+
+
+def _with_table(
+    folder: Path, base: str, images: Sequence[Path], table: Path, column: str, answers: Answers
+) -> list[Entry]:
+    name = "/".join(part for part in (base, table.name) if part)
+    declared = {entry.key: entry for entry in tables.describe([table], [name], answers)}
+    split = declared["split"]
+    return [
+        *_start(base, folder, images, _common(folder, images)),
+        Entry("table", {"file": name, "image": column}, "one row an image"),
+        declared["label"],
+        split,
+    ]
+
+
+def _with_folders(folder: Path, base: str, images: Sequence[Path], answers: Answers) -> list[Entry]:
+    parts = [path.relative_to(folder).parts[:-1] for path in images]
+    depth = {len(part) for part in parts}
+    if depth == {1}:
+        inner, split, place = "{class}", "", 0
+    elif depth == {2} and {part[0].lower() for part in parts} <= tables.SPLITS:
+        inner, split, place = "{split}/{class}", "split", 1
+    else:
+        raise DataError(
+            f"{folder}: found neither masks (a folder 'masks', or NAME_mask beside NAME), nor a table that names the "
+            "images, nor one folder a class"
+        )
+    names = sorted({part[place] for part in parts})
+    classes = answers.class_values(names, names, "a folder")
+    return [
+        *_start(base, folder, images, inner),
+        Entry("label", {"column": "class", "classes": classes}, "class: the folders that hold it"),
+        Entry("split", {"column": split} if split else {"stratify": True, "seed": 0, "fractions": tables.FRACTIONS}),
+    ]
+
+
+def _is_mask(inner: Path) -> bool:
+    return any(LABELS.fullmatch(part) for part in inner.parts[:-1]) or bool(MARK.search(inner.stem))
+
+
+def _common(folder: Path, paths: Sequence[Path]) -> str:
+    """The one folder that holds all of them, relative; else a pattern for all below."""
+    parents = {path.parent.relative_to(folder).as_posix() for path in paths}
+    return ("" if (only := parents.pop()) == "." else only) if len(parents) == 1 else "**"
+
+
+def _channels(path: Path) -> int:
+    try:
+        with Image.open(path) as image:
+            return 1 if image.mode in ("1", "L", "LA", "I", "I;16", "F") else 3
+    except (OSError, UnidentifiedImageError) as error:
+        raise DataError(f"{path}: cannot be read as an image: {error}") from error
+
+
+def _image_column(table: Path, images: Sequence[Path]) -> str | None:
+    """The column most of whose cells name an image."""
+    names = {name for path in images for name in (path.name, path.stem)}
+    frame, *_ = tables.read(table)
+    for column in frame.columns:
+        if sum(Path(cell).name in names for cell in frame[column]) > len(frame) / 2:
+            return str(column)
+    return None

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A table's columns: which is to be predicted, which are numbers or categories, which names the patient."""
+
+import csv
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from medpfl.core.errors import DataError
+from medpfl.data.init.answers import Answers, Entry, Value, as_value
+
+SUFFIXES = (".csv", ".tsv", ".tab", ".data", ".parquet", ".pq")
+MISSING = ["", "?", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "-", ".", "unknown", "missing"]
+PATIENT = re.compile(r"(patient|subject|person|participant|pid|mrn)([ _-]?(id|no|nr|number|code))?|id", re.IGNORECASE)
+LABEL = re.compile(r"label|target|class|outcome|diagnosis|y", re.IGNORECASE)
+SPLIT = re.compile(r"split|set|subset|partition", re.IGNORECASE)
+SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}
+CATEGORIES = 20  # different texts of a column that still are categories
+CLASSES = 20  # different values of a column that can be predicted
+
+
+def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> list[Entry]:
+    """The dataset's entries.
+
+    Rule: a column whose known cells are all numbers is a number; one with at most 20 different texts is a list of
+    categories; a patient's identifier groups rows; any other column is left out, and one that is mostly missing.
+
+    Raises:
+        DataError: the files are no tables.
+        SiteFileError: what is needed was not answered.
+    """
+    frames = [read(file) for file in files]
+    header, separator = frames[0][1], frames[0][2]
+    frame = pd.concat([part for part, *_ in frames], ignore_index=True)
+    columns = [str(column) for column in frame.columns]
+    missing = [text for text in MISSING if text in ("", "?", "NA") or frame.isin([text]).to_numpy().any()]
+    label = answers.get("label", "Which column is to be predicted?", _named(columns, LABEL), columns)
+    known = {column: _known(frame[column], missing) for column in columns}
+    found = _sorted(known[label])
+    if not 2 <= len(found) <= CLASSES and not answers.classes:
+        raise DataError(
+            f"{files[0]}: column '{label}' has {len(found)} different values; a class to predict needs 2 to {CLASSES} "
+            "(or say with --class NAME=VALUE,VALUE what they mean)"
+        )
+    classes = answers.class_values(found, [str(value) for value in found], f"column '{label}'")
+    split, group = _split(columns, known, label), _group(columns, known, label, answers)
+    features, left = _features(columns, known, len(frame), {label, split, group})
+    if not features:
+        raise DataError(f"{files[0]}: no column is left to predict '{label}' from; left out: {', '.join(left)}")
+    lacking = frame[[*features, label]].isin(missing).any(axis=1).sum()
+    entries = [Entry("kind", "table"), Entry("files", list(shown))]
+    if separator:
+        entries.append(Entry("separator", separator))
+    if not header:
+        entries.append(Entry("columns", columns, "the file has no header line; give the columns their names"))
+    entries.append(Entry("missing", missing, "cells that mean 'not known'"))
+    if lacking:
+        entries.append(Entry("missing_rows", "drop", f"{lacking} of {len(frame)} rows lack a value; drop or refuse"))
+    note = "number, or the list of categories; write [1, 2, 3] for numbers that are codes"
+    if left:
+        note += f"; left out: {', '.join(left)}"
+    entries.append(Entry("features", features, note))
+    entries.append(Entry("label", {"column": label, "classes": classes}, "class: the values that mean it"))
+    if split:
+        entries.append(Entry("split", {"column": split}))
+    elif group:
+        entries.append(
+            Entry("split", {"group": group, "seed": 0, "fractions": FRACTIONS}, "rows of a group stay together")
+        )
+    else:
+        entries.append(Entry("split", {"stratify": True, "seed": 0, "fractions": FRACTIONS}))
+    return entries
+
+
+FRACTIONS = {"train": 0.6, "validation": 0.2, "test": 0.2}
+
+
+def read(file: Path) -> tuple[pd.DataFrame, bool, str | None]:
+    """All cells as text, whether there is a header line, and the separator where the site file must name it.
+
+    Raises:
+        DataError: it is no table.
+    """
+    if file.suffix.lower() in (".parquet", ".pq"):
+        try:
+            frame = pd.read_parquet(file)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{file}: cannot be read as a Parquet table: {error}") from error
+        return frame.astype(object).where(frame.notna(), "").astype(str), True, None
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file}: cannot be read as a text table in UTF-8: {error}") from error
+    lines = [line for line in text.splitlines() if line.strip()]
+    if len(lines) < 2:
+        raise DataError(f"{file}: expected a table with at least 2 lines, got {len(lines)}")
+    tabs = file.suffix.lower() in (".tsv", ".tab")
+    separator = "\t" if tabs else max(",;\t|", key=lines[0].count)
+    if not lines[0].count(separator):
+        raise DataError(f"{file}: found no commas, semicolons, tabs or bars between columns in its first line")
+    rows = [[cell.strip() for cell in row] for row in csv.reader(lines, delimiter=separator, skipinitialspace=True)]
+    header = not any(is_number(cell) for cell in rows[0])
+    names = rows.pop(0) if header else [f"column_{number + 1}" for number in range(len(rows[0]))]
+    for number, row in enumerate(rows, start=1 + header):
+        if len(row) != len(names):
+            raise DataError(f"{file}: row {number}: expected {len(names)} columns, got {len(row)}")
+    if len(set(names)) != len(names):
+        raise DataError(f"{file}: two columns have one name: {', '.join(names)}")
+    return pd.DataFrame(rows, columns=names, dtype=str), header, None if separator == "," else separator
+
+
+def is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _known(cells: pd.Series, missing: Sequence[str]) -> list[str]:
+    return [cell for cell in cells.tolist() if cell not in missing]
+
+
+def _sorted(cells: Sequence[str]) -> list[Value]:
+    """The different values: numbers by size, then texts; "3" and "3.0" are one."""
+    values = {as_value(cell) for cell in cells}
+    return sorted(
+        values, key=lambda value: (isinstance(value, str), value if not isinstance(value, str) else 0, str(value))
+    )
+
+
+def _named(columns: Sequence[str], pattern: re.Pattern[str]) -> str | None:
+    return next((column for column in columns if pattern.fullmatch(column)), None)
+
+
+def _split(columns: Sequence[str], known: dict[str, list[str]], label: str) -> str:
+    for column in columns:
+        texts = {cell.lower() for cell in known[column]}
+        if column != label and SPLIT.fullmatch(column) and texts and texts <= SPLITS:
+            return column
+    return ""
+
+
+def _group(columns: Sequence[str], known: dict[str, list[str]], label: str, answers: Answers) -> str:
+    """The column whose equal values stay together; "" for none. One value a row needs no grouping."""
+    candidates = [column for column in columns if column != label and PATIENT.fullmatch(column)]
+    repeated = [column for column in candidates if len(set(known[column])) < len(known[column])]
+    if "group" not in answers.given and not candidates:
+        return ""
+    question = "Which column names the patient ('none' if every row is another patient)?"
+    chosen = answers.get("group", question, repeated[0] if repeated else "none", [*columns, "none"])
+    return "" if chosen == "none" else chosen
+
+
+def _features(
+    columns: Sequence[str], known: dict[str, list[str]], rows: int, used: set[str]
+) -> tuple[dict[str, str | list[Value]], list[str]]:
+    features: dict[str, str | list[Value]] = {}
+    left: list[str] = []
+    for column in columns:
+        if column in used:
+            continue
+        cells = known[column]
+        different = set(cells)
+        if PATIENT.fullmatch(column) or len(different) < 2:
+            left.append(f"{column} ({'an identifier' if len(different) > 1 else 'one value only'})")
+        elif len(cells) < rows / 2:
+            left.append(f"{column} (missing in {rows - len(cells)} of {rows} rows)")
+        elif all(is_number(cell) for cell in cells):
+            features[column] = "number"
+        elif len(different) <= CATEGORIES:
+            features[column] = _sorted(cells)
+        else:
+            left.append(f"{column} ({len(different)} different texts)")
+    return features, left

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Volumes in folders: NIfTI files or DICOM series, paired with their label maps, patients named where evident."""
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from medpfl.core.errors import DataError, SiteFileError
+from medpfl.data.init.answers import Answers, Entry, Value
+from medpfl.data.volumes import read_image
+
+NIFTI = (".nii", ".nii.gz")
+LABELS = re.compile(r"(labels?|masks?|segs?|segmentations?|gt|ground.?truth)(tr|ts|s)?", re.IGNORECASE)
+MARK = re.compile(r"[._-]?(label|mask|seg|segmentation|gt)s?$", re.IGNORECASE)
+CHANNEL = re.compile(r"_(\d{4})$")  # nnU-Net's channel number
+PATIENT = re.compile(r"(sub-[A-Za-z0-9]+|[A-Za-z]*\d+)(?=[_-])")
+LOOKED = 20  # label maps that are read to find the values
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Images (one a channel) and their label map."""
+
+    images: tuple[Path, ...]
+    label: Path
+
+
+def from_datalist(path: Path, shown: str, answers: Answers) -> list[Entry]:
+    """Entries for a datalist as it is; class names from its ``labels``, else from the label maps' values."""
+    content = read_datalist(path)
+    assert content is not None
+    named = content.get("labels")
+    classes = None
+    if isinstance(named, dict) and not answers.classes:
+        try:
+            classes = {int(value): str(name) for value, name in named.items()}
+        except ValueError:
+            classes = None
+    items = [item for item in content["training"] if isinstance(item, dict) and isinstance(item.get("label"), str)]
+    groups = {"patient"} & set().union(*(set(item) for item in items)) if items else set()
+    entries = [Entry("kind", "volumes"), Entry("datalist", shown, "used as it is")]
+    if classes and sorted(classes) == list(range(len(classes))) and len(classes) > 1:
+        entries.append(Entry("labels", classes, "taken from the datalist"))
+    else:
+        entries += _labels([path.parent / item["label"] for item in items], answers)
+    if not content.get("validation") and not content.get("test"):
+        entries.append(_split(bool(groups)))
+    return entries
+
+
+def from_folder(folder: Path, datalist: Path, answers: Answers) -> tuple[list[Entry], str]:
+    """Entries, and the text of a datalist to be written at ``datalist``.
+
+    Raises:
+        DataError: the files cannot be paired.
+        SiteFileError: what is needed was not answered.
+    """
+    pairs = find_pairs(folder)
+    patients = _patients(folder, pairs, answers)
+    items: list[dict[str, Any]] = []
+    for pair, patient in zip(pairs, patients, strict=True):
+        images = [shown(image, datalist.parent) for image in pair.images]
+        item = {"image": images[0] if len(images) == 1 else images, "label": shown(pair.label, datalist.parent)}
+        items.append(item | ({"patient": patient} if patient else {}))
+    entries = [
+        Entry("kind", "volumes"),
+        Entry("datalist", datalist.name, f"written from {folder}: {len(items)} images with label maps"),
+        *_labels([pair.label for pair in pairs], answers),
+        _split(any(patients)),
+    ]
+    return entries, json.dumps({"training": items}, indent=1) + "\n"
+
+
+def shown(path: Path, base: Path) -> str:
+    """Relative to ``base`` where it lies below, else absolute."""
+    path, base = path.resolve(), base.resolve()
+    return os.path.relpath(path, base) if path.is_relative_to(base) else str(path)
+
+
+def read_datalist(path: Path) -> dict[str, Any] | None:
+    """The file's content if it is a Decathlon datalist."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) and isinstance(content.get("training"), list) else None
+
+
+def find_volumes(folder: Path) -> list[Path]:
+    """NIfTI files, and folders that hold DICOM files, below a folder."""
+    found: set[Path] = set()
+    for path in folder.rglob("*"):
+        if path.is_file() and path.name.lower().endswith(NIFTI):
+            found.add(path)
+        elif path.is_file() and path.parent not in found and is_dicom(path):
+            found.add(path.parent)
+    return sorted(found)
+
+
+def is_dicom(path: Path) -> bool:
+    """By its name, or by the mark that DICOM files without one bear."""
+    if path.suffix.lower() == ".dcm":
+        return True
+    if path.suffix and not path.suffix[1:].isdigit():
+        return False
+    with path.open("rb") as file:
+        return file.read(132)[128:] == b"DICM"
+
+
+def find_pairs(folder: Path) -> list[Pair]:
+    """Images with their label maps: in two folders (images, labels), or side by side (x.nii.gz, x_seg.nii.gz), or a
+    folder a patient.
+
+    Raises:
+        DataError: an image has no label map, or a label map no image.
+    """
+    images: dict[str, list[Path]] = {}
+    labels: dict[str, Path] = {}
+    beside: dict[Path, tuple[list[Path], list[Path]]] = {}
+    for path in find_volumes(folder):
+        inner = path.relative_to(folder)
+        stem = path.name.removesuffix(".gz").removesuffix(".nii")
+        parents = [part for part in inner.parts[:-1]]
+        below = "/".join(part for part in parents if not _is_side(part))
+        is_label = any(LABELS.fullmatch(part) for part in parents) or bool(MARK.search(stem) or LABELS.fullmatch(stem))
+        beside.setdefault(path.parent, ([], []))[is_label].append(path)
+        key = f"{below}/{MARK.sub('', stem) if is_label else CHANNEL.sub('', stem)}"
+        if is_label and key in labels:
+            raise DataError(f"{path}: {labels[key]} is a label map of the same name; name one datalist instead")
+        if is_label:
+            labels[key] = path
+        else:
+            images.setdefault(key, []).append(path)
+    # One label map a folder: images of any name beside it are its channels.
+    single = all(len(maps) == 1 and there for there, maps in beside.values())
+    if single and beside and set(images) != set(labels):
+        counts = {len(there) for there, _ in beside.values()}
+        if len(counts) > 1:
+            raise DataError(
+                f"{folder}: the folders hold {' or '.join(map(str, sorted(counts)))} images; expected one number"
+            )
+        return [Pair(tuple(sorted(there)), maps[0]) for there, maps in (beside[key] for key in sorted(beside))]
+    for key in sorted(images):
+        if key not in labels:
+            raise DataError(
+                f"{images[key][0]}: found no label map of the same name (labels/NAME, or NAME_seg beside it)"
+            )
+    for key in sorted(set(labels) - set(images)):
+        raise DataError(f"{labels[key]}: found no image for this label map")
+    return [Pair(tuple(sorted(images[key])), labels[key]) for key in sorted(images)]
+
+
+def _is_side(part: str) -> bool:
+    return bool(LABELS.fullmatch(part) or re.fullmatch(r"(images?|imgs?|scans?)(tr|ts)?", part, re.IGNORECASE))
+
+
+def _patients(folder: Path, pairs: Sequence[Pair], answers: Answers) -> list[str]:
+    """Each pair's patient: its sub-folder, a number at the start of its name, or as answered; "" where each file is
+    another patient."""
+    given = answers.given.get("patient")
+    paths = [pair.images[0].relative_to(folder) for pair in pairs]
+    folders = ["/".join(part for part in path.parts[:-1] if not _is_side(part)) for path in paths]
+    if given is None and len(set(folders)) > 1 and all(folders):
+        return folders
+    names = [PATIENT.match(path.name) for path in paths]
+    if given is None and all(names):
+        return [match[1] for match in names if match]
+    question = (
+        f"Which part of '{paths[0].as_posix()}' names the patient? A regular expression, or 'file' if every file is "
+        "another patient"
+    )
+    answer = answers.get("patient", question, "file")
+    if answer == "file":
+        return [""] * len(pairs)
+    try:
+        found = [re.search(answer, path.as_posix()) for path in paths]
+    except re.error as error:
+        raise SiteFileError(f"--patient: '{answer}' is not a regular expression: {error}") from error
+    for path, match in zip(paths, found, strict=True):
+        if match is None:
+            raise SiteFileError(f"--patient: '{answer}' is not found in '{path.as_posix()}'")
+    return [match[match.lastindex or 0] for match in found if match]
+
+
+def _labels(files: Sequence[Path], answers: Answers) -> list[Entry]:
+    values: set[int] = set()
+    for file in files[:LOOKED]:
+        found = np.unique(read_image(file, finite=False)[0])
+        if not np.array_equal(found, np.round(found)) or len(found) > 256:
+            raise DataError(f"{file}: expected a label map with whole numbers, got {len(found)} different values")
+        values |= {int(value) for value in found}
+    return label_entries(sorted(values), f"values found in {min(len(files), LOOKED)} label maps", answers)
+
+
+def label_entries(values: Sequence[int], comment: str, answers: Answers) -> list[Entry]:
+    """``labels``, and ``label_map`` where the files' values are not 0, 1, 2, ...
+
+    Raises:
+        DataError: there are fewer than two values.
+    """
+    if len(values) < 2 and not answers.classes:
+        raise DataError(f"the label maps hold one value only ({values}); name the classes with --class NAME=VALUE")
+    names = ["background" if value == 0 else f"label-{value}" for value in values]
+    classes = answers.class_values(list[Value](values), names, "a label map")
+    entries = [Entry("labels", dict(enumerate(classes)), comment)]
+    mapped = {v: number for number, there in enumerate(classes.values()) for v in there if v != number}
+    if mapped:
+        entries.append(Entry("label_map", mapped, "value in the files: declared value"))
+    return entries
+
+
+def _split(grouped: bool) -> Entry:
+    fractions = {"train": 0.6, "validation": 0.2, "test": 0.2}
+    comment = "scans of one patient stay together" if grouped else "every scan counts as another patient"
+    return Entry("split", {"group": "patient", "seed": 0, "fractions": fractions}, comment)

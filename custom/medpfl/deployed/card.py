@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The card that lies beside every deployed model: what it is, what it was trained on, how good it is, how to use it."""
+
+import json
+from typing import TYPE_CHECKING
+
+from medpfl.deployed.calibration import Calibration
+
+if TYPE_CHECKING:
+    from medpfl.deployed.model_file import History, ModelMeta, Recipe
+
+WARNING = "**Not a medical device.** For research; it must not be used for decisions about patients."
+INTENDED_USE = (
+    "Research on data acquired and prepared as the training data of its hospital were. Not a medical device: it must "
+    "not be used for decisions about patients."
+)
+
+
+def card(meta: "ModelMeta", file: str) -> str:
+    """The card (Markdown) of a model with a history; ``file``: the model's file name."""
+    history, recipe = meta.history, meta.recipe
+    assert history is not None
+    return f"""# Model card: {history.model} ({history.choice} round) of {history.site}
+
+{WARNING}
+
+## What it is
+
+- Made by job {history.job}, round {history.round}, with {recipe.hospitals} hospitals
+- Method: `{json.dumps(recipe.method)}`
+- Task: `{json.dumps(recipe.task)}`
+- Classes: {", ".join(recipe.classes)}
+- Input: float32, N x {" x ".join(map(str, recipe.input_shape))}; {meta.parameters:,} parameters
+- Made with {", ".join(f"{name} {version}" for name, version in meta.versions.items())}
+- SHA-256 of the model: `{meta.sha256}`
+
+## What it was trained on
+
+This hospital's own data, together with the other hospitals of the federation as the method says.
+
+{_cases(history)}
+
+## Results
+
+On this hospital's own {history.cases["test"]} test cases, which were read after the round had been chosen:
+
+| metric | value |
+|---|---|
+{_rows(history.test)}
+{_calibration(history.calibration)}
+## Intended use
+
+{INTENDED_USE}
+
+## Limitations
+
+- The results are those of one hospital's test cases, acquired as its training data were. Few cases make them uncertain.
+- Other scanners, protocols, populations or laboratories are untested. Test the model on local cases before any study.
+- Labels may be wrong, and groups of patients that are rare in the data may be served worse: the results do not show it.
+
+## How to use it
+
+    medpfl predict {file} INPUT -o FOLDER      # new cases
+    medpfl evaluate {file} SITE_FILE              # labelled cases that a site file declares
+    medpfl export {file} -o FOLDER --format onnx  # or torchscript, or monai
+"""
+
+
+def _cases(history: "History") -> str:
+    splits = [split for split in ("train", "validation", "test") if split in history.cases]
+    names = list(history.samples_by_class.get("train", {}))
+    lines = [f"| split | cases |{''.join(f' {name} |' for name in names)}", "|---|" + "---|" * (1 + len(names))]
+    for split in splits:
+        counts = history.samples_by_class.get(split, {})
+        lines.append(f"| {split} | {history.cases[split]} |{''.join(f' {counts[name]} |' for name in names)}")
+    return "\n".join(lines)
+
+
+def _rows(metrics: dict[str, float | None]) -> str:
+    return "\n".join(
+        f"| {metric} | {'not defined' if value is None else f'{value:.4f}'} |" for metric, value in metrics.items()
+    )
+
+
+def evaluation_card(
+    recipe: "Recipe",
+    sha256: str,
+    site: str,
+    cases: int,
+    metrics: dict[str, float | None],
+    found: Calibration | None,
+) -> str:
+    """What a hospital keeps of testing a model that it was given."""
+    return f"""# A given model, tested at {site}
+
+{WARNING}
+
+- Method: `{json.dumps(recipe.method)}`, its model "{recipe.deployed}"
+- Task: `{json.dumps(recipe.task)}`
+- Classes: {", ".join(recipe.classes)}
+- SHA-256 of the model: `{sha256}`
+
+On the {cases} cases of this hospital's test split (case by case in the CSV file beside this card):
+
+| metric | value |
+|---|---|
+{_rows(metrics)}
+{_calibration(found)}"""
+
+
+def _calibration(found: Calibration | None) -> str:
+    if not found:
+        return ""
+    return f"""
+Calibration on these {found.samples} samples: expected calibration error {found.ece:.4f} (10 bins of the chosen class's
+probability; 0 is perfect), Brier score {found.brier:.4f} (lower is better). The probabilities are the network's own,
+not calibrated afterwards. Few cases make both numbers uncertain.
+"""

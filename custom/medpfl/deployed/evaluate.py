@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluate a model at a hospital, and keep it there with a card that says what it is."""
+
+import csv
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import medpfl
+from medpfl.component import spec_of
+from medpfl.core.errors import MedPFLError
+from medpfl.data.samples import Samples, SiteData
+from medpfl.deployed.calibration import Calibration, calibration
+from medpfl.deployed.card import card
+from medpfl.deployed.model_file import History, ModelMeta, Recipe, predicting
+from medpfl.deployed.selection import BATCH, decide_by_case
+from medpfl.methods.base import Method
+from medpfl.methods.super_model import SuperModel
+from medpfl.tasks.base import Evaluation, Task
+
+
+def evaluate(
+    method: Method, name: str, models: nn.ModuleDict, task: Task, samples: Samples, device: torch.device
+) -> Evaluation | None:
+    """Metrics of the deployed model ``name`` on a split; None if the split is empty."""
+    if not len(samples):
+        return None
+    return task.evaluate(decide(method, name, models, task, samples, device), samples)
+
+
+def evaluate_test(
+    method: Method, name: str, models: nn.ModuleDict, task: Task, data: SiteData, device: torch.device
+) -> tuple[Evaluation, Calibration | None]:
+    """One reading of the test split: metrics, and calibration where the task's decisions are class probabilities.
+
+    Raises:
+        MedPFLError: the test split is empty.
+    """
+    samples = data.splits["test"]
+    if not len(samples):
+        raise MedPFLError("the test split is empty", public="the test split is empty")
+    decisions = decide(method, name, models, task, samples, device)
+    found = None
+    if _one_class_each(samples) and decisions.is_floating_point() and decisions.shape[1:] == (samples.classes,):
+        found = calibration(samples.targets[:].numpy(), decisions.numpy())
+    return task.evaluate(decisions, samples), found
+
+
+def decide(
+    method: Method, name: str, models: nn.ModuleDict, task: Task, samples: Samples, device: torch.device
+) -> Tensor:
+    """The task's decisions about a non-empty split, N x ..., on the CPU."""
+    models.eval()
+    if isinstance(method, SuperModel) and not method.ensemble:
+        return decide_by_case(method, models, task, samples, device)
+    decisions = []
+    with torch.inference_mode():
+        for start in range(0, len(samples), BATCH):
+            inputs = samples.inputs[start : start + BATCH].to(device)
+            decisions.append(task.decide(method.predict(name, models, inputs)).cpu())
+    return torch.cat(decisions)
+
+
+def _one_class_each(samples: Samples) -> bool:
+    return len(samples.targets.shape) == 1
+
+
+def save_deployed(
+    folder: Path,
+    about: dict[str, Any],
+    method: Method,
+    name: str,
+    networks: nn.ModuleDict,
+    task: Task,
+    data: SiteData,
+    hospitals: int,
+    tested: tuple[Evaluation, Calibration | None],
+) -> None:
+    """Write ``<model>-<choice>.safetensors`` (the networks it predicts with), its card (.md) and its test cases (.csv).
+
+    All three stay at the hospital. The safetensors file carries the configuration that rebuilds the networks.
+
+    Args:
+        about: job, site, model, choice ("best" or "last") and round.
+        name: the method's own name of the deployed model.
+        networks: all networks of ``method``; those that this model does not predict with are left out.
+        hospitals: size of the federation.
+        tested: the one reading of the test split.
+    """
+    evaluation, found = tested
+    shape = list(data.splits["train"].inputs.shape[1:])
+    networks = predicting(method, name, networks, shape)
+    recipe = Recipe(
+        method=spec_of(method),
+        task=spec_of(task),
+        deployed=name,
+        classes=data.class_names,
+        input_shape=shape,
+        hospitals=hospitals,
+        networks=list(networks),
+    )
+    history = History(
+        **about,
+        cases={split: len(set(samples.case.tolist())) for split, samples in data.splits.items()},
+        samples_by_class={
+            split: dict(zip(data.class_names, _counts(samples), strict=True))
+            for split, samples in data.splits.items()
+            if _one_class_each(samples)
+        },
+        test={key: round(value, 6) if value == value else None for key, value in evaluation.metrics.items()},
+        calibration=found,
+        preparation=data.preparation,
+    )
+    meta = ModelMeta(
+        recipe=recipe,
+        history=history,
+        parameters=sum(parameter.numel() for parameter in networks.parameters()),
+        versions={"MedPFL": medpfl.__version__, "torch": str(torch.__version__)},
+    )
+    path = folder / f"{about['model']}-{about['choice']}.safetensors"
+    meta = meta.write(path, networks.state_dict())
+    write_text(path.with_suffix(".md"), card(meta, path.name))
+    write_cases(path.with_suffix(".csv"), evaluation)
+
+
+def _counts(samples: Samples) -> list[int]:
+    counts: list[int] = torch.bincount(samples.targets[:], minlength=samples.classes).tolist()
+    return counts
+
+
+def write_cases(path: Path, evaluation: Evaluation) -> None:
+    """Write an evaluation's cases as CSV; nothing is written when it has none."""
+    if evaluation.cases:
+        text = io.StringIO()
+        columns = list(dict.fromkeys(name for case in evaluation.cases for name in case))
+        writer = csv.DictWriter(text, fieldnames=columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(evaluation.cases)
+        write_text(path, text.getvalue())
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file; a reader sees the old one or the new one.
+
+    Raises:
+        MedPFLError: it cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise MedPFLError(f"cannot write {path}: {error.strerror}") from error

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Label maps beside the cases to predict, and the Dice of what was written."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from medpfl.core.errors import DataError
+from medpfl.data.new_volumes import find_volumes, name_of_item
+from medpfl.data.pixels import read_mask
+from medpfl.data.volumes import read_image, same_place
+
+_ENDINGS = (".nii.gz", ".nii", ".png")
+
+
+def find_labels(source: Path, labels: Path | None) -> Callable[[str], Path | None]:
+    """How to find a case's label map, by the case's name.
+
+    Args:
+        source: what is predicted; of a datalist (JSON), the labels that it names count where ``labels`` is None.
+        labels: a folder, which must hold a label of every case: <case>.nii.gz, .nii or .png.
+
+    Raises:
+        DataError: the folder is none; the function: it holds no label of a case.
+    """
+    if labels is None:
+        listed = _listed(source) if source.suffix == ".json" else {}
+        return listed.get
+    if not labels.is_dir():
+        raise DataError(f"{labels}: the labels must be a folder")
+
+    def find(case: str) -> Path:
+        for ending in _ENDINGS:
+            if (path := labels / f"{case}{ending}").is_file():
+                return path
+        raise DataError(f"{labels}: holds no label of '{case}': expected {case}.nii.gz, {case}.nii or {case}.png")
+
+    return find
+
+
+def _listed(path: Path) -> dict[str, Path]:
+    find_volumes(path)  # it says what is wrong with the datalist
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    items = [item for items in content.values() if isinstance(items, list) for item in items]
+    return {
+        name: path.parent / item["label"]
+        for item in items
+        if isinstance(item, dict) and isinstance(item.get("label"), str) and (name := name_of_item(item))
+    }
+
+
+def dice_of(written: Path, label: Path, classes: int) -> float:
+    """Mean Dice over the foreground classes, on the input's own voxels or pixels; a class that is in neither counts 1.
+
+    Args:
+        written: a segmentation as ``medpfl predict`` writes it: 0, 1, 2, ... in the order of the classes.
+        label: a label map with the same values.
+
+    Raises:
+        DataError: the label cannot be read, has another shape, geometry or other values.
+    """
+    found, truth = _read(written, label)
+    if found.shape != truth.shape:
+        raise DataError(f"{label}: the label map has shape {truth.shape}, its image {found.shape}")
+    values = np.unique(truth)
+    if not np.isin(values, np.arange(classes)).all():
+        strange = next(value for value in values.tolist() if value not in range(classes))
+        raise DataError(f"{label}: expected the classes' numbers 0 to {classes - 1}, got {strange:g}")
+    scores = []
+    for number in range(1, classes):
+        mine, theirs = found == number, truth == number
+        total = int(mine.sum()) + int(theirs.sum())
+        scores.append(2 * int((mine & theirs).sum()) / total if total else 1.0)
+    return float(np.mean(scores))
+
+
+def _read(written: Path, label: Path) -> tuple[NDArray[Any], NDArray[Any]]:
+    if written.suffix == ".png":
+        truth = read_mask(label)
+        binary = set(np.unique(truth).tolist()) <= {0, 255}  # how most programs store a mask of one structure
+        return read_mask(written), truth // 255 if binary else truth
+    found, place = read_image(written)
+    truth, other = read_image(label)
+    if truth.shape == found.shape:
+        same_place(label, written, found.shape[1:], place, other)
+    return found[0], truth[0] if len(truth) == 1 else truth

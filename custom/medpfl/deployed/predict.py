@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Predict new cases with a deployed model, and test it on a declared dataset; no federation is needed."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from medpfl.core.errors import DataError, MedPFLError
+from medpfl.data.samples import SiteData, joined_targets
+from medpfl.data.site_file import SiteFile
+from medpfl.deployed.evaluate import decide, write_cases
+from medpfl.deployed.labels import dice_of, find_labels
+from medpfl.deployed.model_file import Deployed
+from medpfl.deployed.selection import case_scores
+from medpfl.methods.super_model import SuperModel
+from medpfl.tasks.base import Evaluation, NewCase
+
+SUMMARY = "predictions.csv"
+_BATCH = 16  # whole slices are larger than the samples of training
+_WINDOW = 512  # pixels at least; longer slices are segmented window by window, so that memory does not grow
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What was predicted.
+
+    Attributes:
+        rows: one a case: its name; of a super model, which of its models served ("global" or a hospital's name) and how
+            sure the selector was; for classes, the class found and the probability of each; for segmentations, the file
+            written, the volume of each class and, where there is a label, Dice.
+        file: the CSV file with these rows.
+        note: what is known of the model's results; how far to trust the numbers.
+    """
+
+    rows: list[dict[str, Any]]
+    file: Path
+    note: str
+
+
+def predict(
+    model: Deployed,
+    source: Path,
+    folder: Path,
+    probabilities: bool = False,
+    progress: Callable[[str], None] = lambda name: None,
+    labels: Path | None = None,
+) -> Predictions:
+    """Predict every case in ``source`` and write the results into a new folder.
+
+    Args:
+        source: what the task reads: a file, a folder or a list.
+        probabilities: for segmentations, write each class's probability beside the segmentation.
+        progress: called with each case's name when it is done.
+        labels: for segmentations: a folder with a label map of each case, under the name of its segmentation. Without
+            it, the labels that a datalist names count.
+
+    Raises:
+        DataError: a case or its label cannot be read or does not fit; the cases before it are written.
+        MedPFLError: the folder exists already and holds something, or cannot be written.
+    """
+    label_of = find_labels(source, labels)
+    _prepare_folder(folder)
+    rows: list[dict[str, Any]] = []
+    try:
+        for case in model.task.new_cases(source, model.preparation):
+            if labels is not None and case.save is None:
+                raise DataError(f"{labels}: labels are for models that segment; test this one with 'medpfl evaluate'")
+            label = label_of(case.name)
+            row = {"case": case.name, **_predict_case(model, case, folder, probabilities)}
+            if label is not None:
+                row["dice"] = round(dice_of(folder / row["file"], label, len(model.class_names)), 6)
+            rows.append(row)
+            progress(case.name)
+    except OSError as error:
+        raise MedPFLError(f"cannot write into {folder}: {error}") from error
+    finally:
+        if rows:
+            write_cases(folder / SUMMARY, Evaluation({}, rows))
+    if not rows:
+        raise DataError(f"{source}: holds nothing to predict")
+    return Predictions(rows, folder / SUMMARY, "\n".join([*_totals(rows), _note(model)]))
+
+
+def _totals(rows: list[dict[str, Any]]) -> list[str]:
+    """Mean Dice over the cases with a label, and how often each model of a super model served."""
+    lines = []
+    if known := [row["dice"] for row in rows if "dice" in row]:
+        lines.append(f"Dice {sum(known) / len(known):.4f}, mean of {len(known)} labelled cases.")
+    if "served_by" in rows[0]:
+        served = Counter(row["served_by"] for row in rows)
+        lines.append("Served by: " + ", ".join(f"{name} {count}" for name, count in served.most_common()) + ".")
+    return lines
+
+
+def _prepare_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise MedPFLError(f"{folder} holds files already; name a new folder")
+    except OSError as error:
+        raise MedPFLError(f"cannot write into {folder}: {error.strerror}") from error
+
+
+def _predict_case(model: Deployed, case: NewCase, folder: Path, probabilities: bool) -> dict[str, Any]:
+    expected, got = model.input_shape, tuple(case.inputs.shape[1:])
+    if len(got) != len(expected) or got[0] != expected[0] or (case.save is None and got != expected):
+        what = f"{expected[0]} channels" if case.save else f"shape {list(expected)}"
+        found = f"{got[0]} channels" if case.save else f"shape {list(got)}"
+        raise DataError(f"{case.name}: the model takes inputs of {what}, got {found}")
+    device = _device()
+    model.networks.to(device)
+    network, told = _choose(model, case.inputs, device)
+    window = max([_WINDOW, *expected[1:]])
+    outputs = torch.cat([_run(network, part.to(device), window).cpu() for part in torch.split(case.inputs, _BATCH)])
+    if case.save:
+        return {**told, **case.save(outputs, folder, model.class_names, probabilities)}
+    # A recording's windows count alike.
+    shares = model.task.decide(outputs).double().mean(dim=0)
+    found_class = model.class_names[int(shares.argmax())]
+    named = zip(model.class_names, shares.tolist(), strict=True)
+    return {**told, "predicted": found_class, **{f"p_{name}": round(share, 6) for name, share in named}}
+
+
+def _choose(model: Deployed, inputs: Tensor, device: torch.device) -> tuple[Callable[[Tensor], Tensor], dict[str, Any]]:
+    """What predicts this case; of a super model, the network chosen for it, and what to tell of the choice."""
+    method = model.method
+    if not isinstance(method, SuperModel):
+        return model, {}
+    seen = _as_in_training(inputs, model.input_shape)
+    chosen, sure = method.choose(
+        case_scores(method, model.networks, seen, np.zeros(len(inputs), dtype=np.int64), device)
+    )
+    told = {"served_by": method.labels[int(chosen)], "selector": round(float(sure), 6)}
+    if method.ensemble:
+        return partial(_together, model), {**told, "served_by": "all"}
+    return model.networks[method.networks[int(chosen)]], told
+
+
+def _together(model: Deployed, inputs: Tensor) -> Tensor:
+    """An ensemble's outputs."""
+    assert isinstance(model.method, SuperModel)
+    return model.method.combine(model.networks, inputs, _as_in_training(inputs, model.input_shape))
+
+
+def _as_in_training(inputs: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Slices cut to the size that training saw: the selector averages over all that it is shown."""
+    for axis, length in enumerate(shape[1:], start=2):
+        inputs = inputs.narrow(axis, (inputs.shape[axis] - length) // 2, length)
+    return inputs
+
+
+def _run(network: Callable[[Tensor], Tensor], inputs: Tensor, window: int) -> Tensor:
+    """Outputs, float32. Slices (N x C x H x W) longer than a window are taken window by window."""
+    with torch.inference_mode():
+        if inputs.dim() != 4 or max(inputs.shape[2:]) <= window:
+            return network(inputs).float()
+        from monai.inferers import sliding_window_inference
+
+        size = [min(window, length) for length in inputs.shape[2:]]
+        found: Any = sliding_window_inference(inputs, size, 1, network, overlap=0.25, mode="gaussian")
+        outputs: Tensor = found.float()
+        return outputs
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _note(model: Deployed) -> str:
+    history = model.meta.history
+    if history is None or not history.test:
+        return "This file does not say how well the model did at its own hospital."
+    results = ", ".join(f"{name} {value:.3f}" for name, value in history.test.items() if value is not None)
+    note = f"On {history.cases['test']} test cases of {history.site}: {results}."
+    if found := history.calibration:
+        note += f" Its probabilities there: expected calibration error {found.ece:.3f}, Brier score {found.brier:.3f}."
+    return note + " For research; not a medical device."
+
+
+def evaluate_at(model: Deployed, site_file: SiteFile, split: str) -> Evaluation:
+    """Test a deployed model on a dataset that a site file declares, under the name the model's task asks for.
+
+    Tables and recordings are standardised with that hospital's own training part, as in training.
+
+    Raises:
+        MedPFLError: the dataset is not declared, does not fit the model, or the split is empty.
+    """
+    return evaluate_on(model, model.task.load(site_file), split)
+
+
+def evaluate_on(model: Deployed, data: SiteData, split: str) -> Evaluation:
+    """The same for data that were read already.
+
+    Raises:
+        DataError: the data do not fit the model, or the split is empty.
+    """
+    return model.task.evaluate(_decisions(model, data, split), data.splits[split])
+
+
+def evaluate_on_all(
+    model: Deployed, hospitals: Mapping[str, SiteData], split: str
+) -> tuple[dict[str, Evaluation], Evaluation]:
+    """The same at several hospitals, and on all their cases together, whose balanced accuracy and AUC are no mean of
+    the hospitals' own. Only for data that are on one machine.
+
+    Raises:
+        DataError: the data of a hospital do not fit the model, or its split is empty.
+    """
+    found = {site: _decisions(model, data, split) for site, data in hospitals.items()}
+    parts = {site: data.splits[split] for site, data in hospitals.items()}
+    each = {site: model.task.evaluate(found[site], parts[site]) for site in hospitals}
+    together = joined_targets(list(parts.values()))
+    return each, model.task.evaluate(torch.cat(list(found.values())), together)
+
+
+def _decisions(model: Deployed, data: SiteData, split: str) -> Tensor:
+    shape = tuple(data.splits["train"].inputs.shape[1:])
+    if data.class_names != model.class_names:
+        raise DataError(f"the model knows the classes {model.class_names}, the site file declares {data.class_names}")
+    if shape != model.input_shape:
+        raise DataError(f"the model takes inputs of shape {list(model.input_shape)}, the data have {list(shape)}")
+    if not len(data.splits[split]):
+        raise DataError(f"the {split} split is empty")
+    device = _device()
+    return decide(model.method, model.name, model.networks.to(device), model.task, data.splits[split], device)

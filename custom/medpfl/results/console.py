@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job's result table on the console."""
+
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from medpfl.results.tables import read_summary, result_table
+
+
+def print_results(folder: Path, console: Console) -> None:
+    """Per hospital: Local, FedAvg, FedAvg + fine-tuning and the personalised model on the test set, and the means; or
+    the metrics of the model that was given.
+
+    Raises:
+        MedPFLError: the folder holds no results.
+    """
+    summary = read_summary(folder)
+    results = result_table(summary)
+    what = f"test {results.score.replace('_', ' ')} (best round by validation)"
+    if not results.compares:
+        what = f"the given model '{summary['evaluated']['model']}' on every hospital's test split"
+    table = Table(title=f"{summary['job']}: {what}")
+    table.add_column("hospital")
+    table.add_column(results.heading, justify="right")
+    for label in results.labels:
+        table.add_column(label, justify="right")
+    for site, size, values in zip(results.sites, results.sizes, results.values, strict=True):
+        best = np.nanmax(values) if results.compares and not np.isnan(values).all() else np.nan
+        table.add_row(site, str(size), *(f"[bold]{v:.3f}[/]" if v == best else f"{v:.3f}" for v in values))
+    table.add_section()
+    table.add_row("mean", "", *(f"{value:.3f}" for value in results.mean))
+    console.print(table)
+    for event in summary["events"]:
+        console.print(f"round {event['round']}, {event['site']}: {event['event']}", markup=False)
+    console.print(f"Report: {folder / 'report.html'}", soft_wrap=True)

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""report.html: one self-contained page with a job's table, curves, mixing matrices and bytes."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, select_autoescape
+
+from medpfl.deployed.network import draw_boxes, draw_network, sdwd_of_slots
+from medpfl.results.tables import REFERENCE_NAMES, read_summary, result_table
+
+COLOURS = {"local": "#8c8c8c", "fedavg": "#d1802b", "fedavg_finetuned": "#b5536b"}
+PERSONAL = ["#1f6fb4", "#2f9e6e", "#7b5bb5", "#b8a21a"]
+
+
+def write_report(folder: Path) -> Path:
+    """Write ``report.html`` into a results folder from the files in it.
+
+    Raises:
+        MedPFLError: the folder holds no results.
+    """
+    summary = read_summary(folder)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    with np.load(folder / "mixing.npz") as stored:
+        mixing = {name: stored[name] for name in stored.files if name != "roster"}
+    traffic = json.loads((folder / "bytes.json").read_text(encoding="utf-8"))
+    environment = Environment(loader=PackageLoader("medpfl.results", "."), autoescape=select_autoescape())
+    environment.globals["zip"] = zip
+    page = environment.get_template("report.html").render(
+        summary=summary,
+        best=_table(summary, "best"),
+        last=_table(summary, "last"),
+        curves=_curves(summary, lines),
+        heatmaps=_heatmaps(summary, mixing),
+        networks=_networks(summary, mixing),
+        sdwd=_sdwd(folder),
+        traffic=_traffic(traffic),
+        seconds=[line["seconds"] for line in lines if line["split"] == "round"],
+    )
+    path = folder / "report.html"
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def _table(summary: dict[str, Any], choice: str) -> dict[str, Any]:
+    table = result_table(summary, choice)
+    rows = []
+    for site, size, values in zip(table.sites, table.sizes, table.values, strict=True):
+        top = np.nanmax(values) if table.compares and not np.isnan(values).all() else np.nan
+        rows.append({"site": site, "size": size, "cells": [(_text(v), v == top) for v in values]})
+    local = table.models.index("local") if "local" in table.models else None
+    gains = None
+    if local is not None:
+        gains = [None if i == local else _signed(table.mean[i] - table.mean[local]) for i in range(len(table.models))]
+    rounds = [summary["best"].get(model, {}).get("round", "") for model in table.models]
+    return {
+        "score": table.score.replace("_", " "),
+        "heading": table.heading,
+        "labels": table.labels,
+        "rows": rows,
+        "mean": [_text(value) for value in table.mean],
+        "gains": gains,
+        "rounds": rounds,
+    }
+
+
+def _text(value: float) -> str:
+    return "n/a" if np.isnan(value) else f"{value:.3f}"
+
+
+def _signed(value: float) -> str:
+    return "n/a" if np.isnan(value) else f"{value:+.3f}"
+
+
+def _figure(width: float, height: float, columns: int = 1, rows: int = 1) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure  # the object interface: no display, no global state
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def _svg(figure: Any) -> str:
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]
+
+
+def _curves(summary: dict[str, Any], lines: list[dict[str, Any]]) -> str:
+    """Validation score of the mixed models by round: the mean, then hospital by hospital."""
+    score = summary.get("score", "")  # an evaluation job has no rounds and chooses nothing
+    sites = [site for site in summary["roster"] if site in summary["sizes"]]
+    points: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    for line in lines:
+        if line["split"] == "validation" and line["metrics"].get(score) is not None:
+            points.setdefault(line["site"], {}).setdefault(line["model"], []).append(
+                (line["round"], line["metrics"][score])
+            )
+    shown = [site for site in ("mean", *sites) if site in points]
+    if not shown:
+        return ""
+    columns = min(3, len(shown))
+    rows = -(-len(shown) // columns)
+    figure, axes = _figure(3.4 * columns, 2.5 * rows, columns, rows)
+    personal = iter(PERSONAL)
+    colours = dict(COLOURS)
+    for model in points[shown[0]]:
+        if model not in colours:
+            colours[model] = next(personal, "#333333")
+    flat = list(axes.flat)
+    for axis in flat:
+        axis.xaxis.get_major_locator().set_params(integer=True)
+    for axis, site in zip(flat, shown, strict=False):
+        for model, values in points[site].items():
+            x, y = zip(*sorted(values), strict=True)
+            axis.plot(x, y, color=colours[model], label=REFERENCE_NAMES.get(model, model), linewidth=1.6)
+        axis.set_title("Mean of the hospitals" if site == "mean" else site, fontsize=9)
+        axis.grid(alpha=0.25)
+        axis.tick_params(labelsize=7)
+        axis.set_xlabel("round", fontsize=7)
+    for axis in flat[len(shown) :]:
+        axis.set_visible(False)
+    flat[0].set_ylabel(score.replace("_", " "), fontsize=8)
+    flat[0].legend(fontsize=7)
+    return _svg(figure)
+
+
+def _heatmaps(summary: dict[str, Any], mixing: dict[str, np.ndarray]) -> list[dict[str, str]]:
+    """The last round's matrix of every slot: row k is what hospital k's model is made of."""
+    names = summary["roster"]
+    last: dict[str, str] = {}
+    for key in sorted(mixing):
+        last[key.rsplit("/", 1)[0]] = key
+    pictures = []
+    for slot, key in last.items():
+        matrix = mixing[key]
+        side = max(2.8, 0.55 * len(names) + 1.4)
+        figure, axes = _figure(side, side * 0.85)
+        axis = axes[0, 0]
+        axis.imshow(matrix, cmap="Blues", vmin=0, vmax=max(1e-9, float(matrix.max())))
+        axis.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=7)
+        axis.set_yticks(range(len(names)), names, fontsize=7)
+        if len(names) <= 12:
+            for row, column in np.ndindex(matrix.shape):
+                dark = matrix[row, column] > 0.6 * matrix.max()
+                axis.text(
+                    column,
+                    row,
+                    f"{matrix[row, column]:.2f}",
+                    ha="center",
+                    va="center",
+                    fontsize=7,
+                    color="white" if dark else "#222222",
+                )
+        pictures.append({"slot": slot, "round": str(int(key.rsplit("/", 1)[1])), "svg": _svg(figure)})
+    return pictures
+
+
+def _networks(summary: dict[str, Any], mixing: dict[str, np.ndarray]) -> list[dict[str, str]]:
+    """The network of similar hospitals of every slot that has one; edges as thick as the last round's mixing says."""
+    pictures = []
+    for slot, pairs in (summary.get("networks") or {}).items():
+        last = max((key for key in mixing if key.rsplit("/", 1)[0] == slot), default=None)
+        figure, axes = _figure(3.6, 3.2)
+        draw_network(axes[0, 0], summary["roster"], pairs, mixing[last] if last else None)
+        pictures.append({"slot": slot, "edges": str(len(pairs)), "svg": _svg(figure)})
+    return pictures
+
+
+def _sdwd(folder: Path) -> str:
+    boxes = {slot: values for slot, values in sdwd_of_slots(folder).items() if values[-1] > 0}
+    if not boxes:
+        return ""
+    figure, axes = _figure(6.4, 1.2 + 0.35 * len(boxes))
+    draw_boxes(axes[0, 0], boxes)
+    return _svg(figure)
+
+
+def _traffic(traffic: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Megabytes by hospital and direction, summed over the rounds."""
+    total: dict[str, dict[str, dict[str, int]]] = {}
+    for line in traffic:
+        entry = total.setdefault(line["site"], {}).setdefault(line["direction"], {"raw": 0, "encoded": 0})
+        for kind in entry:
+            entry[kind] += line[kind]
+    empty = {"raw": 0, "encoded": 0}
+    return [
+        {
+            "site": site,
+            **{way: {k: f"{v / 1e6:.3g}" for k, v in ways.get(way, empty).items()} for way in ("to_site", "from_site")},
+        }
+        for site, ways in sorted(total.items())
+    ]

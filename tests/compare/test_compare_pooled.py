@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pooled: what it equals, what it is trained on, and how its round is chosen."""
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from comparing import compared, plan_of
+from conftest import write_table_sites
+from medpfl.compare import pooled
+from medpfl.compare.pooled import Pooled, Together, train_pooled
+from medpfl.compare.report import write_report
+from medpfl.core.errors import ConfigError, MedPFLError
+from medpfl.core.mixers import Identity
+from medpfl.data.samples import SiteData
+from medpfl.data.site_file import load_site_file
+from medpfl.deployed.model_file import load_deployed
+from medpfl.deployed.predict import evaluate_at
+from medpfl.job import Job
+from medpfl.methods.references import Local
+from medpfl.rounds.settings import Settings
+from medpfl.rounds.simulate import simulate
+from medpfl.tasks.tabular import Tabular
+
+TASK = Tabular(dataset="blood", hidden=(4,))
+TRAINING: dict[str, Any] = {"steps": 7, "lr": 0.05, "batch_size": 8}
+
+
+def job(method: Local, sites: int = 1) -> Job:
+    settings = Settings(rounds=3, slots=["local"], seed=2, finetune=0)
+    return Job("compared", sites, settings, {"local": Identity()}, method, TASK)
+
+
+def loaded(files: dict[str, Path]) -> dict[str, SiteData]:
+    return {site: TASK.load(load_site_file(path, site)) for site, path in files.items()}
+
+
+def same_models(one: Path, other: Path) -> bool:
+    first, second = (load_deployed(path).networks.state_dict() for path in (one, other))
+    return all(torch.equal(first[key], second[key]) for key in first) and first.keys() == second.keys()
+
+
+def test_with_one_hospital_it_is_local_training_bit_for_bit(tmp_path: Path) -> None:
+    files = write_table_sites(tmp_path / "sites", ["pooled"])  # the batches' order depends on the hospital's name
+    alone = simulate(job(Local(**TRAINING)), files, tmp_path / "alone", tmp_path / "alone-home")
+    together, lines = train_pooled(job(Pooled(**TRAINING)), loaded(files), files["pooled"], tmp_path / "together")
+    assert alone.best["local"] == together.best["pooled"]
+    tested = [line for line in alone.record.lines if "choice" in line]
+    assert [line["metrics"] for line in tested] == [line["metrics"] for line in lines] and len(lines) == 2
+    for choice in ("best", "last"):
+        mine = tmp_path / "together" / "home" / "pooled" / "compared" / "models" / f"pooled-{choice}.safetensors"
+        theirs = tmp_path / "alone-home" / "pooled" / "compared" / "models" / f"local-{choice}.safetensors"
+        assert same_models(mine, theirs)
+    scores = [
+        [line["metrics"] for line in each.record.lines if line["split"] == "validation"] for each in (alone, together)
+    ]
+    assert scores[0] == scores[1] and len(scores[0]) == 2 * 3
+
+
+def test_it_holds_all_training_samples_and_scores_hospitals_alike(table_sites: dict[str, Path]) -> None:
+    parts = loaded(table_sites)
+    together = Together(TASK).hold(parts)
+    data = together.load(load_site_file(table_sites["anna"]))
+    inputs = torch.cat([part.splits["train"].inputs for part in parts.values()])
+    assert torch.equal(data.splits["train"].inputs[:], inputs)
+    train = data.splits["train"]
+    assert train.names == [name for part in parts.values() for name in part.splits["train"].names]
+    assert [train.names[k] for k in train.case] == train.names  # one row a case
+    decisions = torch.rand(len(data.splits["validation"]), 2, generator=torch.Generator().manual_seed(0))
+    each, start = [], 0
+    for part in parts.values():
+        count = len(part.splits["validation"])
+        mine = decisions[start : start + count]
+        each.append(TASK.evaluate(mine, part.splits["validation"]).metrics["accuracy"])
+        start += count
+    assert len(set(each)) > 1
+    assert together.evaluate(decisions, data.splits["validation"]).metrics["accuracy"] == pytest.approx(np.mean(each))
+
+
+def test_in_a_comparison_it_takes_all_hospitals_steps(tmp_path: Path, table_sites: dict[str, Path]) -> None:
+    plan, content = compared(tmp_path, table_sites, pooled=True)
+    entries = {entry.name: entry.method.steps for entry in plan.entries}
+    assert entries == {"Local": 5, "FedAvg": 5, "Pooled": 20}
+    row = next(row for row in content["rows"] if row["name"] == "Pooled")
+    assert row["gain"]["pairs"] == 1 and row["bytes"] == {"to_site": 0, "from_site": 0}
+    assert len({run["initial"]["digest"] for run in content["runs"]}) == 1
+    run = next(run for run in plan.runs if run.name == "Pooled")
+    home = tmp_path / "results" / "runs" / run.digest / "home"
+    models = {site: home / site / "compared" / "models" / "pooled-best.safetensors" for site in table_sites}
+    parts = loaded(table_sites)
+    for site, path in models.items():
+        assert same_models(path, models["anna"])
+        model = load_deployed(path)
+        score = evaluate_at(model, load_site_file(table_sites[site], site), "test").metrics["accuracy"]
+        assert row["hospitals"][site]["best"]["mean"] == pytest.approx(score, abs=1e-6)
+        assert model.meta.history is not None
+        assert model.meta.history.cases["train"] == sum(len(part.splits["train"]) for part in parts.values())
+        assert model.meta.history.cases["test"] == len(parts[site].splits["test"])
+    assert sorted(path.name for path in home.iterdir()) == sorted(table_sites)  # nothing of all together is kept
+    best = row["best_rounds"][0]
+    found = [
+        evaluate_at(load_deployed(path), load_site_file(table_sites[site], site), "validation").metrics["accuracy"]
+        for site, path in models.items()
+    ]
+    assert row["curves"][0][best - 1] == pytest.approx(np.mean(found)) == pytest.approx(max(row["curves"][0]))
+
+
+def test_with_epochs_it_passes_over_all_data_as_often(tmp_path: Path, table_sites: dict[str, Path]) -> None:
+    plan = plan_of(tmp_path, table_sites, pooled=True, steps=None, epochs=2)
+    assert {entry.method.epochs for entry in plan.entries} == {2} and {
+        entry.method.steps for entry in plan.entries
+    } == {None}
+
+
+def test_a_killed_run_goes_on_as_if_nothing_had_been(
+    tmp_path: Path, table_sites: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, file = loaded(table_sites), table_sites["anna"]
+    whole, lines = train_pooled(job(Pooled(**TRAINING)), parts, file, tmp_path / "whole")
+    with monkeypatch.context() as patched:
+        patched.setattr(pooled, "simulate", functools.partial(simulate, stop_after=2))
+        with pytest.raises(MedPFLError):  # it ended before there was a model
+            train_pooled(job(Pooled(**TRAINING)), parts, file, tmp_path / "again")
+    resumed, again = train_pooled(job(Pooled(**TRAINING)), parts, file, tmp_path / "again")
+    assert any("resumed after round 2" in event["event"] for event in resumed.record.events)
+    assert again == lines and resumed.best == whole.best
+    place = Path("home", "dora", "compared", "models", "pooled-best.safetensors")
+    assert same_models(tmp_path / "whole" / place, tmp_path / "again" / place)
+
+
+def test_inputs_of_other_shapes_are_refused(tmp_path: Path, table_sites: dict[str, Path]) -> None:
+    parts = loaded(table_sites)
+    other = {split: type(samples)(samples.inputs[:, :2], samples.targets, samples.case, samples.names)
+             for split, samples in parts["berta"].splits.items()}  # fmt: skip
+    parts["berta"] = SiteData(other, parts["berta"].class_names)
+    with pytest.raises(ConfigError, match=r"inputs at berta have the shape \[2\], at anna \[3\]"):
+        Together(TASK).hold(parts)
+
+
+def test_a_hospital_may_be_called_pooled(tmp_path: Path) -> None:
+    files = write_table_sites(tmp_path / "sites", ["other", "pooled"])
+    _, content = compared(tmp_path, files, pooled=True, rounds=1)
+    row = next(row for row in content["rows"] if row["name"] == "Pooled")
+    assert all(row["hospitals"][site]["best"]["mean"] is not None for site in files)
+    assert json.loads((tmp_path / "results" / "results.json").read_text())["rows"]
+
+
+def test_the_page_marks_the_best_that_hospitals_can_have(tmp_path: Path, table_sites: dict[str, Path]) -> None:
+    _, content = compared(tmp_path, table_sites, pooled=True, rounds=1)
+    for row in content["rows"]:
+        for place in (row, *row["hospitals"].values()):
+            place["best"]["mean"] = {"FedAvg": 0.6, "Pooled": 0.7}.get(row["name"], 0.5)
+    page = write_report(content, tmp_path).read_text(encoding="utf-8")
+    marked = [line for line in page.splitlines() if 'class="win"' in line]
+    assert len(marked) == 2 and all(">FedAvg<" in line for line in marked)  # on the leaderboard, and by hospital
+    assert marked[1].count('class="win"') == len(table_sites)
+    assert page.count("Pooled, which real hospitals cannot have") == 1

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several splits, paired with the seeds; and hospitals that are left out of training and tested."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from comparing import SOFT, compared, do, plan_of
+from conftest import write_table_sites
+from medpfl.compare.console import markdown
+from medpfl.compare.data import reader
+from medpfl.compare.runner import read_run
+from medpfl.core.errors import ConfigError, MedPFLError
+from medpfl.data.samples import SiteData
+from medpfl.data.site_file import load_site_file
+from medpfl.deployed.model_file import load_deployed
+from medpfl.deployed.predict import evaluate_on
+from medpfl.tasks.tabular import Tabular
+
+TASK = Tabular(dataset="blood", hidden=(4,))
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Path], Any, dict[str, Any]]:
+    """Three hospitals, two splits, each hospital left out once."""
+    folder = tmp_path_factory.mktemp("splits")
+    sites = write_table_sites(folder / "sites", ["anna", "berta", "clara"])
+    methods = {"Soft": {**SOFT, "slots": {"model": {"path": "medpfl.core.mixers.SoftPull", "args": {"lam": 0.6}}}}}
+    plan, content = compared(folder, sites, splits=[0, 7], unseen=True, methods=methods)
+    return folder / "results", sites, plan, content
+
+
+def data_of(sites: dict[str, Path], site: str, split: int) -> SiteData:
+    return TASK.load(reader(split)(sites[site], site))
+
+
+def test_a_split_is_drawn_with_its_seed(table_sites: dict[str, Path]) -> None:
+    own = TASK.load(load_site_file(table_sites["anna"], "anna"))
+    zero, seven = data_of(table_sites, "anna", 0), data_of(table_sites, "anna", 7)
+    names = [{split: samples.names for split, samples in data.splits.items()} for data in (own, zero, seven)]
+    assert names[0] == names[1] != names[2]  # the file's own seed is 0
+    whole = [sorted(name for part in each.values() for name in part) for each in names]
+    assert whole[0] == whole[1] == whole[2] and len(set(whole[0])) == len(whole[0])
+    assert {split: len(part) for split, part in names[1].items()} == {s: len(p) for s, p in names[2].items()}
+
+
+def test_scores_and_gains_are_paired_by_split_and_seed(
+    done: tuple[Path, dict[str, Path], Any, dict[str, Any]],
+) -> None:
+    results, sites, plan, content = done
+    assert content["pairs"] == 2 and content["test"].endswith("paired by split and seed")
+    assert [split["seed"] for split in content["splits"]] == [0, 7]
+    rows = {row["name"]: row for row in content["rows"]}
+    for name, model in (("Local", "local"), ("Soft", "personal")):
+        assert rows[name]["pairs"] == [(0, 0), (7, 0)]
+        for place, split in enumerate((0, 7)):
+            run = next(run for run in plan.runs if (run.name, run.split, run.without) == (name, split, None))
+            for site in sites:
+                path = (
+                    results / "runs" / run.digest / "home" / site / "compared" / "models" / f"{model}-best.safetensors"
+                )
+                found = evaluate_on(load_deployed(path), data_of(sites, site, split), "test").metrics["accuracy"]
+                assert rows[name]["hospitals"][site]["best"]["values"][place] == pytest.approx(found, abs=1e-6)
+    for site in sites:
+        values = [np.array(rows[name]["hospitals"][site]["best"]["values"]) for name in ("Soft", "Local")]
+        assert rows["Soft"]["hospitals"][site]["gain"]["mean"] == pytest.approx(
+            (values[0] - values[1]).mean(), abs=1e-6
+        )
+        assert rows["Soft"]["hospitals"][site]["gain"]["pairs"] == 2
+    assert "over the splits 0, 7 and the seeds 0" in markdown(content)
+
+
+def test_calibration_bins_add_up_to_the_error(done: tuple[Path, dict[str, Path], Any, dict[str, Any]]) -> None:
+    content = done[3]
+    for row in content["rows"]:
+        for site, found in row["calibration"].items():
+            count, hits, total = np.array(found["bins"]).T
+            tests = [split["sizes"][site]["test"] for split in content["splits"]]
+            assert count.sum() == sum(tests) and (hits <= count).all()
+            accuracy = np.average(row["hospitals"][site]["best"]["values"], weights=tests)
+            assert hits.sum() / count.sum() == pytest.approx(accuracy, abs=1e-6)
+            assert 0 <= found["ece"] <= 1 and (total <= count + 1e-9).all()
+
+
+def test_a_hospital_left_out_is_tested_with_the_others_models(
+    done: tuple[Path, dict[str, Path], Any, dict[str, Any]],
+) -> None:
+    results, sites, plan, content = done
+    table = {row["name"]: row for row in content["unseen"]}
+    assert list(table) == ["Local", "FedAvg", "FedAvg + fine-tuning", "Soft"]
+    for name, model in (("FedAvg", "fedavg"), ("Soft", "personal")):
+        for site in sites:
+            for place, split in enumerate((0, 7)):
+                run = next(run for run in plan.runs if (run.name, run.split, run.without) == (name, split, site))
+                home = results / "runs" / run.digest / "home"
+                others = sorted(set(sites) - {site})
+                assert sorted(path.name for path in home.iterdir()) == others
+                found = []
+                for other in others:
+                    deployed = load_deployed(home / other / "compared" / "models" / f"{model}-best.safetensors")
+                    assert deployed.meta.recipe.hospitals == 2
+                    found.append(evaluate_on(deployed, data_of(sites, site, split), "test").metrics["accuracy"])
+                assert table[name]["hospitals"][site]["values"][place] == pytest.approx(np.mean(found), abs=1e-6)
+    means = [[row["hospitals"][site]["values"] for site in sites] for row in content["unseen"]]
+    assert [row["mean"]["values"] for row in content["unseen"]] == np.mean(means, axis=1).round(6).tolist()
+    assert "## Tested at a hospital that took no part" in markdown(content)
+
+
+def test_what_serves_an_unseen_hospital_may_be_a_model_of_its_own(tmp_path: Path) -> None:
+    """FedSM's super model, chosen on the validation cases of those that took part, as the split cut them."""
+    sites = write_table_sites(tmp_path / "sites", ["anna", "berta", "clara"])
+    plan = plan_of(tmp_path, sites, splits=[5, 6], unseen=True, methods={"SM": {"path": "medpfl.methods.fedsm.FedSM"}})
+    run = next(run for run in plan.runs if (run.name, run.split, run.without) == ("SM", 6, "berta"))
+    do([run], sites, tmp_path / "results")
+    rows = read_run(tmp_path / "results", run)["rows"]
+    assert {"SM", "SM (global)", "SM (super)"} <= rows.keys()
+    assert (
+        sum(rows["SM (super)"]["served"].values())
+        == rows["SM (super)"]["cases"]
+        == plan.splits[1].sizes["berta"]["test"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "split", "words"),
+    [
+        ({"splits": [0, 0]}, {}, "'splits' names a seed twice"),
+        ({"splits": [3]}, {}, "'splits': list should have at least 2 items"),
+        (
+            {"splits": [0, 1]},
+            {"column": "part"},
+            "dora's data are cut alike with the seeds 0 and 1; several splits need",
+        ),
+        ({"splits": [0, 1]}, {"folds": ["part"]}, "'folds' are other columns beside 'column', which is missing"),
+    ],
+)
+def test_splits_that_cannot_be_get_one_sentence(
+    tmp_path: Path, table_sites: dict[str, Path], changes: dict[str, Any], split: dict[str, Any], words: str
+) -> None:
+    if split:
+        table = table_sites["dora"].with_suffix(".csv")
+        lines = table.read_text().splitlines()
+        parts = ["train", "validation", "test"] * len(lines)
+        table.write_text("\n".join([f"{lines[0]},part", *(f"{a},{b}" for a, b in zip(lines[1:], parts, strict=False))]))
+        declared = yaml.safe_load(table_sites["dora"].read_text())
+        declared["datasets"]["blood"]["split"] = split
+        table_sites["dora"].write_text(yaml.safe_dump(declared))
+    with pytest.raises(MedPFLError) as caught:
+        plan_of(tmp_path, table_sites, **changes)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_leaving_out_needs_enough_hospitals(tmp_path: Path, table_sites: dict[str, Path]) -> None:
+    two = {site: table_sites[site] for site in ("anna", "berta")}
+    with pytest.raises(ConfigError, match="a comparison that leaves hospitals out needs at least 3 hospitals, got 2"):
+        plan_of(tmp_path, two, unseen=True)
+    tight = {**SOFT, "slots": {"model": {"path": "medpfl.core.mixers.SoftPull", "args": {"lam": 0.3}}}}
+    assert plan_of(tmp_path, table_sites, methods={"Soft": tight}).runs  # of four hospitals 0.25 is the least
+    with pytest.raises(ConfigError, match=r"'unseen': methods\.Soft\.slots\.model: SoftPull's lam must be in"):
+        plan_of(tmp_path, table_sites, methods={"Soft": tight}, unseen=True)

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leave one hospital out: the folds train without it, and the table says what their models do for it."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from conftest import small_job, write_table_sites
+from medpfl.cli import app
+from medpfl.compare.fold_table import collect, frequencies, scores
+from medpfl.compare.folds import make_folds
+from medpfl.compare.unseen import served
+from medpfl.core.errors import ConfigError
+from medpfl.core.mixers import Identity, Mean, ServerAdam, SoftPull
+from medpfl.data.site_file import load_site_file
+from medpfl.deployed.model_file import load_deployed
+from medpfl.deployed.predict import evaluate_at
+from medpfl.job import Job
+from medpfl.methods.fedsm import FedSM
+from medpfl.rounds.simulate import simulate
+from tools import write_job
+
+THREE = ["anna", "berta", "clara"]
+
+
+def job() -> Job:
+    mixers = {"global": Mean(), "personal": SoftPull(lam=0.6), "selector": ServerAdam(lr=0.05)}
+    found = small_job(rounds=3, mixers=mixers, method=FedSM(lr=0.05))
+    return replace(found, settings=replace(found.settings, finetune=0))
+
+
+def test_the_command(tmp_path: Path) -> None:
+    """Real worker processes; a fold equals the same job run here without the hospital; finished folds are kept."""
+    files = write_table_sites(tmp_path / "sites", THREE)
+    folder = write_job(job(), tmp_path / "job")
+    out = tmp_path / "out"
+    arguments = ["leave-one-out", str(folder), "--sites", str(tmp_path / "sites"), "-o", str(out), "--jobs", "2"]
+    first = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert first.exit_code == 0, first.output
+    content = json.loads((out / "leave-one-out.json").read_text())
+    assert content["hospitals"] == THREE and content["models"] == ["local", "fedavg", "personal", "global", "super"]
+    text = (out / "leave-one-out.md").read_text()
+    assert "| Local | " in text and "| Super | " in text and "| left out | global | anna | berta | clara |" in text
+    assert "test accuracy at the hospital left out" in " ".join(first.output.split())
+
+    there = {site: files[site] for site in ("anna", "clara")}
+    alone = replace(job(), min_clients=2)
+    mixers = {"local": Identity(), "fedavg": Mean(), **alone.mixers}
+    alone = replace(alone, mixers=mixers, settings=replace(alone.settings, slots=list(mixers)))
+    simulate(alone, there, tmp_path / "results", tmp_path / "home")
+    run = next(run for run in content["runs"] if run["without"] == "berta")
+    unseen = alone.task.load(load_site_file(files["berta"], "berta"))
+    assert served(tmp_path / "results", tmp_path / "home", there, unseen, choice="last") == run["rows"]
+    for site in there:
+        model = load_deployed(tmp_path / "home" / site / "small" / "models" / "local-last.safetensors")
+        found = evaluate_at(model, load_site_file(files["berta"], "berta"), "test")
+        assert run["rows"]["local"]["models"][site] == found.metrics["accuracy"]
+    each = run["rows"]["local"]["models"]
+    assert run["rows"]["local"]["score"] == pytest.approx(np.mean(list(each.values())))
+    assert run["rows"]["local"]["best"] == max(each.values())
+    assert len(set(run["rows"]["fedavg"]["models"].values())) == 1
+    assert set(run["rows"]["super"]["served"]) == {"global", "anna", "clara"}
+    assert sum(run["rows"]["super"]["served"].values()) == run["cases"]
+
+    written = {path: path.stat().st_mtime_ns for path in (out / "runs").glob("*/run.json")}
+    lost = next(iter(written))
+    shutil.rmtree(lost.parent)
+    again = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert again.exit_code == 0 and json.loads((out / "leave-one-out.json").read_text()) == content
+    assert [path for path, when in written.items() if path.stat().st_mtime_ns != when] == [lost]
+
+
+def test_every_fold_has_a_digest_of_its_own_and_changes_with_the_data(tmp_path: Path) -> None:
+    files = write_table_sites(tmp_path / "sites", THREE)
+    runs = make_folds(job(), files, 2).runs
+    assert [(run.seed, run.without) for run in runs] == [(seed, site) for seed in (0, 1) for site in THREE]
+    assert len({run.digest for run in runs}) == 6
+    assert [run.digest for run in make_folds(job(), files, 2).runs] == [run.digest for run in runs]
+    table = (tmp_path / "sites" / "anna.csv").read_text().splitlines()
+    (tmp_path / "sites" / "anna.csv").write_text("\n".join(table[:-1]) + "\n")
+    assert not {run.digest for run in make_folds(job(), files, 2).runs} & {run.digest for run in runs}
+
+
+def test_what_cannot_be_left_out_is_said(tmp_path: Path) -> None:
+    files = write_table_sites(tmp_path / "sites", THREE)
+    with pytest.raises(ConfigError, match="needs at least 3 hospitals, got 2: anna, berta"):
+        make_folds(job(), {site: files[site] for site in THREE[:2]}, 1)
+    with pytest.raises(ConfigError, match="--seeds must be at least 1, got 0"):
+        make_folds(job(), files, 0)
+    pull = replace(job(), mixers={**job().mixers, "personal": SoftPull(lam=0.4)})
+    with pytest.raises(ConfigError, match=r"without anna: .*lam"):
+        make_folds(pull, files, 1)
+
+
+def test_the_tables() -> None:
+    def run(without: str, seed: int, local: float, gamma: float) -> dict:
+        rows = {
+            "fedavg": {"models": {}, "score": 0.5, "best": 0.5},
+            "local": {"models": {}, "score": local, "best": local + 0.2},
+            "super": {
+                "score": 0.7, "best": 0.7, "gamma": gamma, "cases": 4,
+                "served": {"global": 1, **{site: 3 for site in "ab" if site != without}},
+                "points": [{"gamma": 0.0, "score": 0.8, "counts": []}],
+            },
+        }  # fmt: skip
+        return {"without": without, "seed": seed, "score": "dice", "cases": 4, "rows": rows, "events": []}
+
+    content = collect([run("a", 0, 0.1, 0.5), run("b", 0, 0.3, 0.9), run("a", 1, 0.3, 0.9), run("b", 1, 0.5, 0.9)])
+    head, rows = scores(content)
+    assert head == ["model", "without a", "without b", "mean"]
+    assert rows[0] == ["Local", "0.200 ± 0.141 (best 0.400)", "0.400 ± 0.141 (best 0.600)",
+                       "0.300 ± 0.141 (best 0.500)"]  # fmt: skip
+    assert rows[1] == ["FedAvg", "0.500 ± 0.000", "0.500 ± 0.000", "0.500 ± 0.000"]
+    found = frequencies(content)
+    assert found is not None
+    assert found[1] == [["a", "0.25", "–", "0.75", "0.5, 0.9", "0.800"], ["b", "0.25", "0.75", "–", "0.9", "0.800"]]
+    del content["runs"][0]
+    assert scores(content)[1][0][1].startswith("n/a")

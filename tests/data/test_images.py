@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images: what Pillow wrote comes back as it is meant to be seen, with its label and mask, in one split a lesion."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+from medpfl.data.declared import Problems
+from medpfl.data.pixels import prepare, prepare_mask, read_image, read_mask
+from medpfl.data.site_file import load_site_file
+from pictures import FOLDERS, MASKS, TABLE, images, write_folders, write_images
+
+GREY = np.arange(24, dtype=np.uint8).reshape(4, 6) * 10
+COLOUR = np.stack([GREY, 255 - GREY, GREY // 2], axis=-1)
+
+
+@pytest.mark.parametrize("suffix", ["png", "bmp"])
+def test_grey_and_colour(tmp_path: Path, suffix: str) -> None:
+    for name, array in (("grey", GREY), ("colour", COLOUR)):
+        Image.fromarray(array).save(tmp_path / f"{name}.{suffix}")
+    assert np.array_equal(read_image(tmp_path / f"grey.{suffix}", 1), GREY[None])
+    assert np.array_equal(read_image(tmp_path / f"grey.{suffix}", 3), np.stack([GREY] * 3))
+    assert np.array_equal(read_image(tmp_path / f"colour.{suffix}", 3), COLOUR.transpose(2, 0, 1))
+    luma = COLOUR @ [0.299, 0.587, 0.114]
+    assert np.abs(read_image(tmp_path / f"colour.{suffix}", 1)[0] - luma).max() <= 1
+
+
+def test_jpeg_in_grey_colour_and_cmyk(tmp_path: Path) -> None:
+    smooth = np.repeat(np.repeat(COLOUR, 8, axis=0), 8, axis=1)
+    for mode in ("L", "RGB", "CMYK"):
+        Image.fromarray(smooth).convert(mode).save(tmp_path / f"{mode}.jpg", quality=98, subsampling=0)
+        got = read_image(tmp_path / f"{mode}.jpg", 3).astype(float)
+        expected = np.asarray(Image.fromarray(smooth).convert(mode).convert("RGB")).transpose(2, 0, 1)
+        assert got.shape == (3, 32, 48) and np.abs(got - expected).mean() < 4
+
+
+def test_sixteen_bits_keep_their_precision(tmp_path: Path) -> None:
+    deep = (GREY.astype(np.uint16) << 8) + 3
+    Image.fromarray(deep).save(tmp_path / "deep.png")
+    for channels in (1, 3):
+        got = read_image(tmp_path / "deep.png", channels)
+        assert got.dtype == np.uint16 and np.array_equal(got, np.stack([deep] * channels))
+    full = prepare(np.array([[[0, 65535]]], np.uint16), (1, 2))
+    assert torch.equal(full, prepare(np.array([[[0, 255]]], np.uint8), (1, 2))) and full.tolist() == [[[-2.0, 2.0]]]
+
+
+def test_palettes_alpha_and_single_bits(tmp_path: Path) -> None:
+    palette = Image.fromarray((GREY // 10 % 3).astype(np.uint8), mode="P")
+    palette.putpalette([0, 0, 0, 255, 0, 0, 0, 0, 255])
+    palette.save(tmp_path / "palette.png")
+    got = read_image(tmp_path / "palette.png", 3)
+    assert np.array_equal(got[0], 255 * (GREY // 10 % 3 == 1)) and np.array_equal(got[2], 255 * (GREY // 10 % 3 == 2))
+    assert np.array_equal(
+        read_mask(tmp_path / "palette.png"), GREY // 10 % 3
+    )  # a mask's palette shows, its indices mean
+    alpha = np.dstack([COLOUR, np.where(GREY > 100, 255, 0)]).astype(np.uint8)
+    Image.fromarray(alpha).save(tmp_path / "alpha.png")
+    seen = np.where(GREY > 100, COLOUR.transpose(2, 0, 1), 0)
+    assert np.array_equal(read_image(tmp_path / "alpha.png", 3), seen)
+    Image.fromarray(GREY > 100).save(tmp_path / "bits.png")
+    assert np.array_equal(read_image(tmp_path / "bits.png", 1)[0], 255 * (GREY > 100))
+    assert np.array_equal(read_mask(tmp_path / "bits.png"), GREY > 100)
+
+
+@pytest.mark.parametrize(("orientation", "turn"), [(3, 2), (6, 3), (8, 1)])
+def test_images_are_turned_as_their_camera_says(tmp_path: Path, orientation: int, turn: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(GREY).save(tmp_path / "turned.png", exif=exif)
+    assert np.array_equal(read_image(tmp_path / "turned.png", 1)[0], np.rot90(GREY, turn))
+
+
+def test_masks_may_be_saved_in_equal_colours(tmp_path: Path) -> None:
+    for channels in (3, 4):
+        Image.fromarray(np.dstack([GREY] * channels)).save(tmp_path / "mask.png")
+        assert np.array_equal(read_mask(tmp_path / "mask.png"), GREY)
+
+
+def test_sizes_are_brought_together() -> None:
+    image = np.random.default_rng(0).integers(0, 256, (3, 40, 30), dtype=np.uint8)
+    small = prepare(image, (8, 6))
+    pillow = np.asarray(Image.fromarray(image.transpose(1, 2, 0)).resize((6, 8), Image.Resampling.BILINEAR))
+    expected = (pillow.transpose(2, 0, 1) / 255 - 0.5) / 0.25
+    assert small.dtype == torch.float32 and np.abs(small.numpy() - expected).max() < 0.02  # Pillow rounds to bytes
+    mask = (image[0] > 127).astype(np.uint8)
+    pillow = np.asarray(Image.fromarray(mask).resize((6, 8), Image.Resampling.NEAREST))
+    assert np.array_equal(prepare_mask(mask, (8, 6)).numpy(), pillow)
+    assert np.array_equal(prepare_mask(mask, (40, 30)).numpy(), mask)
+
+
+def test_a_table_says_label_lesion_and_mask(tmp_path: Path) -> None:
+    write_images(tmp_path)
+    dataset = images(tmp_path)
+    listing = dataset.cases(Problems())
+    assert {split: len(cases) for split, cases in listing.items()} == {"train": 4, "validation": 4, "test": 4}
+    cases = {case.name: case for part in listing.values() for case in part}
+    assert len(cases) == 12 and dataset.class_names() == ["benign", "malignant"]
+    for number in range(12):
+        case = cases[f"images/i{number:02}.png"]
+        assert case.label == (number % 3 == 2) and case.group == f"l{number // 2}"
+        assert case.where == f"list.csv:{number + 2}" and case.mask.name == f"i{number:02}_mask.png"
+        assert dataset.read(case).target == case.label
+    lesions = [{case.group for case in part} for part in listing.values()]
+    assert sum(map(len, lesions)) == len(set().union(*lesions)) == 6
+
+
+def test_rows_choose_images(tmp_path: Path) -> None:
+    write_images(tmp_path)
+    parts = {}
+    for sites in (["a"], ["b"], ["a", "b"]):
+        listing = images(tmp_path, table={**TABLE["table"], "where": {"site": sites}}).cases(Problems())
+        parts["".join(sites)] = {case.name for part in listing.values() for case in part}
+    assert len(parts["b"]) == 3 and parts["a"] | parts["b"] == parts["ab"] and not parts["a"] & parts["b"]
+
+
+@pytest.mark.parametrize("name", ["i{:02}", "i{:02}.png", "images/i{:02}", "images/i{:02}.png"])
+@pytest.mark.parametrize("tabs", [False, True])
+def test_a_table_may_name_images_with_suffix_or_folder(tmp_path: Path, name: str, tabs: bool) -> None:
+    write_images(tmp_path)
+    lines = (tmp_path / "list.csv").read_text().splitlines()
+    lines[1:] = [line.replace(f"i{n:02}", name.format(n), 1) for n, line in enumerate(lines[1:])]
+    file = "list.tsv" if tabs else "list.csv"
+    (tmp_path / file).write_text("\n".join(lines).replace(",", "\t" if tabs else ","))
+    listing = images(tmp_path, table={"file": file, "image": "id"}).cases(Problems())
+    assert sum(map(len, listing.values())) == 12
+
+
+def test_folders_say_split_and_class(tmp_path: Path) -> None:
+    write_folders(tmp_path)
+    dataset = images(tmp_path, FOLDERS, channels=1)
+    listing = dataset.cases(Problems())
+    assert {split: len(cases) for split, cases in listing.items()} == {"train": 4, "validation": 4, "test": 4}
+    for split, cases in listing.items():
+        for case in cases:
+            number = int(case.path.stem)
+            assert ("train", "validation", "test")[number % 3] == split and case.label == number // 3 % 2
+            assert np.array_equal(dataset.read(case).image, np.full((1, 6, 8), 20 * number))
+
+
+def test_masks_alone_and_in_patients_folders(tmp_path: Path) -> None:
+    for patient in "abcdef":
+        for name, value in (("image", 9), ("mask", ord(patient) % 2)):
+            (tmp_path / name / patient).mkdir(parents=True)
+            Image.fromarray(np.full((4, 4), value, np.uint8)).save(tmp_path / name / patient / "1.png")
+    masks = {"files": "mask/{patient}/*.png", "labels": MASKS["labels"]}
+    dataset = images(
+        tmp_path, files="image/{patient}/*.png", table=None, label=None, masks=masks, split={"group": "patient"}
+    )
+    assert dataset.class_names() == ["background", "lesion"]
+    for cases in dataset.cases(Problems()).values():
+        for case in cases:
+            target = dataset.read(case).target
+            assert isinstance(target, np.ndarray) and (target == ord(case.group) % 2).all()
+
+
+def test_masks_of_another_resolution(tmp_path: Path) -> None:
+    """The public skin masks are three times as fine as the images beside them."""
+    write_images(tmp_path)
+    for path in (tmp_path / "masks").iterdir():
+        Image.open(path).resize((30, 36), Image.Resampling.NEAREST).save(path)
+    fine = images(tmp_path, label=None).load((12, 10), "mask")
+    write_images(tmp_path)
+    plain = images(tmp_path, label=None).load((12, 10), "mask")
+    for split, samples in plain.splits.items():
+        assert torch.equal(samples.targets[:], fine.splits[split].targets[:])
+    case = images(tmp_path, label=None).cases(Problems())["train"][0]
+    assert images(tmp_path, label=None).read(case).target.shape == (12, 10)
+
+
+def test_loaded_samples(tmp_path: Path) -> None:
+    write_images(tmp_path)
+    dataset = images(tmp_path)
+    labels, masks = dataset.load((8, 8), "label"), dataset.load((8, 8), "mask")
+    assert labels.class_names == ["benign", "malignant"] and masks.class_names == ["background", "lesion"]
+    assert labels.preparation == {"kind": "images", "channels": 3}
+    for split, cases in dataset.cases(Problems()).items():
+        one, other = labels.splits[split], masks.splits[split]
+        assert one.names == [case.name for case in cases] and one.targets.tolist() == [case.label for case in cases]
+        assert torch.equal(one.inputs[:], other.inputs[:]) and one.inputs.shape == (len(cases), 3, 8, 8)
+        assert other.targets.shape == (len(cases), 8, 8) and other.targets.dtype == torch.uint8
+        assert torch.equal(one.inputs[0], prepare(read_image(cases[0].path, 3), (8, 8)))
+
+
+def test_all_problems_are_found_in_one_reading(tmp_path: Path) -> None:
+    write_images(tmp_path)
+    (tmp_path / "images" / "i00.png").unlink()
+    (tmp_path / "masks" / "i01_mask.png").unlink()
+    text = (tmp_path / "list.csv").read_text().replace("i02,l1,mel", "i02,l1,scc").replace("i03,l1", "i03,")
+    (tmp_path / "list.csv").write_text(text + "i11,l5,mel,a\n")
+    problems = Problems(keep=True)
+    listing = images(tmp_path).cases(problems)
+    assert sum(map(len, listing.values())) == 8
+    for place, words in {
+        "list.csv:2": "'i00' does not exist",
+        "list.csv:3": "no mask",
+        "list.csv:4": "'scc'",
+        "list.csv:5": "'lesion' is empty",
+        "list.csv:14": "another row, list.csv:13",
+    }.items():
+        assert len([text for text in problems.found if text.startswith(f"{place}: ") and words in text]) == 1
+    assert len(problems.found) == 5
+
+
+def test_the_table_may_be_tsv_or_parquet(tmp_path: Path) -> None:
+    write_images(tmp_path)
+    frame = pd.read_csv(tmp_path / "list.csv")
+    frame.to_csv(tmp_path / "list.tsv", sep="\t", index=False)
+    frame.to_parquet(tmp_path / "list.parquet")
+    listings = []
+    for file in ("list.csv", "list.tsv", "list.parquet"):
+        table = {"file": file, "image": "id", "where": {"site": ["a"], "dx": ["nv", "mel"]}}
+        cases = images(tmp_path, table=table).cases(Problems())
+        listings.append({split: [case.name for case in some] for split, some in cases.items()})
+    assert listings[0] == listings[1] == listings[2]
+    expected = frame[(frame["site"] == "a") & frame["dx"].isin(["nv", "mel"])]["id"].tolist()
+    assert sorted(name.split("/")[-1] for some in listings[0].values() for name in some) == [
+        f"{n}.png" for n in expected
+    ]
+
+
+def test_the_documented_site_files_are_valid(tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "site-files.md").read_text()
+    blocks = [block for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "datasets:" in block]
+    kinds = set()
+    for block in blocks:
+        (tmp_path / "site.yaml").write_text(block)
+        kinds |= {dataset.kind for dataset in load_site_file(tmp_path / "site.yaml").datasets.values()}
+    assert kinds == {"volumes", "table", "images", "arrays", "series"}

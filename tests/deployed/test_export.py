@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exported models, read by the software they are for: torch without MedPFL, ONNX Runtime, MONAI's bundle tools."""
+
+import json
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from conftest import write_table_sites
+from medpfl.core.errors import MedPFLError
+from medpfl.core.mixers import Mean, Mixer, ServerAdam, SoftPull
+from medpfl.demo.phantom import write_phantoms
+from medpfl.deployed.export import METADATA, export
+from medpfl.deployed.model_file import load_deployed
+from medpfl.deployed.monai_bundle import IGNITE
+from medpfl.deployed.predict import predict
+from medpfl.job import Job
+from medpfl.methods import softpull
+from medpfl.methods.base import Method
+from medpfl.methods.fedsm import FedSM
+from medpfl.models.unet import UNet
+from medpfl.rounds.settings import Settings
+from medpfl.tasks.segmentation import Segmentation
+from medpfl.tasks.tabular import Tabular
+from tools import run
+
+ROOT = Path(__file__).resolve().parents[2]
+SOFT: dict[str, Mixer] = {"model": SoftPull(lam=0.5)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chooser(softpull.SoftPull):
+    """Predicts by a rule that looks at the inputs' values, which tracing cannot follow."""
+
+    def predict(self, name: str, models: nn.ModuleDict, inputs: Tensor) -> Tensor:
+        outputs = super().predict(name, models, inputs)
+        return outputs if float(inputs.sum()) > 0 else outputs + 1
+
+
+def trained(folder: Path, method: Method, mixers: dict[str, Mixer], hidden: tuple[int, ...] = (4,)) -> Path:
+    sites = write_table_sites(folder / "sites", ["anna", "berta"])
+    run(Job("t", 2, Settings(rounds=1, slots=list(mixers)), mixers, method, Tabular("blood", hidden)), sites, folder)
+    return folder / "home" / "berta" / "t" / "models" / "personal-best.safetensors"
+
+
+@pytest.fixture(scope="module")
+def phantoms(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("phantoms")
+    write_phantoms(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory, phantoms: Path) -> dict[str, Path]:
+    """Small models of every kind, trained for a moment."""
+    folder = tmp_path_factory.mktemp("models")
+    sites = {site: phantoms / f"{site}.yaml" for site in ("hospital-c", "hospital-d")}
+    task = Segmentation(
+        dataset="organ", size=(32, 24), spacing=(6.0, 6.0, 12.0), architecture=UNet((4, 8), residual_units=1)
+    )
+    mixers = {"model": SoftPull(lam=0.5)}
+    run(Job("t", 2, Settings(rounds=1, slots=["model"]), mixers, softpull.SoftPull(steps=4), task), sites, folder / "s")
+    fedsm: dict[str, Mixer] = {"global": Mean(), "personal": SoftPull(lam=0.5), "selector": ServerAdam()}
+    return {
+        "segmentation": folder / "s" / "home" / "hospital-d" / "t" / "models" / "personal-best.safetensors",
+        "table": trained(folder / "t", softpull.SoftPull(), SOFT),
+        "logistic": trained(folder / "l", softpull.SoftPull(), SOFT, ()),
+        "fedsm": trained(folder / "f", FedSM(), fedsm),
+        "chooser": trained(folder / "c", Chooser(), SOFT),
+    }
+
+
+KINDS = ["segmentation", "table", "logistic", "fedsm"]
+READ = """
+import json, sys, torch
+extra = {"medpfl.json": ""}
+model = torch.jit.load(sys.argv[1], _extra_files=extra)
+inputs = torch.load(sys.argv[2], weights_only=True)
+assert not [name for name in sys.modules if name.startswith(("medpfl", "monai"))]
+torch.save([model(batch) for batch in inputs], sys.argv[3])
+print(extra["medpfl.json"].decode())
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_torchscript_runs_without_this_package(models: dict[str, Path], tmp_path: Path, kind: str) -> None:
+    model = load_deployed(models[kind])
+    export(models[kind], tmp_path / "out", "torchscript")
+    batches = [torch.randn(size, *model.input_shape) for size in (1, 5)]
+    torch.save(batches, tmp_path / "in.pt")
+    arguments = [str(tmp_path / name) for name in ("out/model.ts", "in.pt", "out.pt")]
+    done = subprocess.run([sys.executable, "-c", READ, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for batch, found in zip(batches, torch.load(tmp_path / "out.pt", weights_only=True), strict=True):
+        torch.testing.assert_close(found, model(batch), rtol=1e-5, atol=1e-5)
+    told = json.loads(done.stdout)
+    assert told["classes"] == model.class_names and told["sha256"] == model.meta.sha256
+    assert told["input"]["shape"] == ["batch", *model.input_shape]
+    assert told["output"]["shape"][1:] == list(model(batches[0]).shape[1:])
+    assert ("sigmoid" in told["output"]["probabilities"]) == (kind != "segmentation")
+    assert "not be used for decisions" in told["intended_use"]
+    assert "Model card" in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_onnx_runtime_gives_the_same(models: dict[str, Path], tmp_path: Path, kind: str) -> None:
+    import onnxruntime
+
+    model = load_deployed(models[kind])
+    export(models[kind], tmp_path / "out", "onnx")
+    session = onnxruntime.InferenceSession(str(tmp_path / "out" / "model.onnx"), providers=["CPUExecutionProvider"])
+    for size in (1, 5, 17):
+        batch = torch.randn(size, *model.input_shape)
+        (found,) = session.run(["output"], {"input": batch.numpy()})
+        np.testing.assert_allclose(found, model(batch).numpy(), rtol=1e-5, atol=1e-5)
+    told = json.loads(session.get_modelmeta().custom_metadata_map[METADATA])
+    assert told["classes"] == model.class_names and told["input"]["shape"] == ["batch", *model.input_shape]
+
+
+@pytest.fixture(scope="module")
+def bundle(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export(models["segmentation"], tmp_path_factory.mktemp("monai") / "organ", "monai")
+
+
+def monai_bundle(*arguments: str, cwd: Path) -> str:
+    command = [sys.executable, "-m", "monai.bundle", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def write_oblique(phantoms: Path, folder: Path) -> Path:
+    """A scan with permuted and flipped axes, uneven voxels and a gantry tilted by 10 degrees."""
+    source = nib.load(phantoms / "hospital-d" / "images" / "hospital-d_test00.nii.gz")
+    assert nib.aff2axcodes(source.affine) == ("P", "I", "R")
+    tilt, affine = np.eye(4), np.array(source.affine)
+    angle = np.deg2rad(10)
+    tilt[1:3, 1:3] = [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]
+    folder.mkdir()
+    image = nib.Nifti1Image(np.asarray(source.dataobj)[:50, :, 3:], tilt @ affine @ np.diag([0.9, 1.0, 1.2, 1.0]))
+    nib.save(image, folder / "scan.nii.gz")
+    return folder / "scan.nii.gz"
+
+
+def test_monai_runs_the_bundle_on_an_oblique_scan(
+    models: dict[str, Path], bundle: Path, phantoms: Path, tmp_path: Path
+) -> None:
+    scan = write_oblique(phantoms, tmp_path / "in")
+    folders = ["--dataset_dir", str(tmp_path / "in"), "--output_dir", str(tmp_path / "out")]
+    monai_bundle("run", "--config_file", "configs/inference.json", *folders, cwd=bundle)
+    written = nib.load(tmp_path / "out" / "scan_seg.nii.gz")
+    original = nib.load(scan)
+    assert written.shape == original.shape and written.get_data_dtype() == np.uint8
+    np.testing.assert_allclose(written.affine, original.affine, atol=1e-4)
+    predict(load_deployed(models["segmentation"]), scan, tmp_path / "ours")
+    expected = np.asarray(nib.load(next((tmp_path / "ours").glob("*.nii.gz"))).dataobj)
+    found = np.asarray(written.dataobj)
+    assert 0.01 < expected.mean() < 0.99  # both classes are there
+    same = found == expected
+    # Beyond the centres of the outermost voxels the two extrapolate differently when they bring the result back.
+    assert same[1:-1, 1:-1, 1:-1].mean() > 0.9999 and same.mean() > 0.999
+
+
+def test_monais_own_checks_pass(bundle: Path) -> None:
+    files = ["--meta_file", "configs/metadata.json", "--config_file", "configs/inference.json"]
+    assert "verified with no error" in monai_bundle("verify_net_in_out", "network_def", *files, cwd=bundle)
+    # What MONAI's schema of 25 July 2024 requires (it is on the web only), with the types that it gives.
+    described = json.loads((bundle / "configs" / "metadata.json").read_text())
+    assert described["schema"].endswith("/meta_schema_20240725.json")
+    texts = ["version", "monai_version", "pytorch_version", "numpy_version", "task", "description", "authors"]
+    for key in [*texts, "copyright", "intended_use", "data_type", "pred_classes"]:
+        assert isinstance(described[key], str), key
+    for key in ("changelog", "required_packages_version", "eval_metrics"):
+        assert isinstance(described[key], dict), key
+    kinds = {"type": str, "format": str, "num_channels": int, "spatial_shape": list, "dtype": str, "value_range": list}
+    for place, name in (("inputs", "image"), ("outputs", "pred")):
+        tensor = described["network_data_format"][place][name]
+        assert all(isinstance(tensor[key], kind) for key, kind in kinds.items())
+
+
+def test_monai_loads_the_bundle(models: dict[str, Path], bundle: Path) -> None:
+    import monai.bundle
+
+    network, described, _ = monai.bundle.load(bundle.name, bundle_dir=str(bundle.parent), load_ts_module=True)
+    model = load_deployed(models["segmentation"])
+    inputs = torch.randn(3, *model.input_shape)
+    torch.testing.assert_close(network(inputs), model(inputs), rtol=1e-5, atol=1e-5)
+    assert described["network_data_format"]["outputs"]["pred"]["channel_def"] == {"0": "background", "1": "organ"}
+    workflow = monai.bundle.ConfigWorkflow(
+        config_file=str(bundle / "configs" / "inference.json"),
+        meta_file=str(bundle / "configs" / "metadata.json"),
+        logging_file=False,
+        workflow_type="infer",
+        bundle_root=str(bundle),
+    )
+    workflow.initialize()
+    assert workflow.check_properties() == []
+    pins = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["test"]
+    assert f"pytorch-ignite=={IGNITE}" in pins
+
+
+@pytest.mark.parametrize(
+    ("kind", "form", "words"),
+    [
+        ("table", "monai", "for models that segment volumes; this one's task is Tabular"),
+        ("table", "pickle", "--format must be torchscript, onnx, monai; got 'pickle'"),
+        ("chooser", "torchscript", "cannot be exported so: model 'personal' of Chooser: with "),
+        ("chooser", "onnx", "cannot be exported to ONNX: model 'personal' of Chooser: "),
+    ],
+)
+def test_what_cannot_be_exported(models: dict[str, Path], tmp_path: Path, kind: str, form: str, words: str) -> None:
+    with pytest.raises(MedPFLError) as caught:
+        export(models[kind], tmp_path / "out", form)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_existing_folder_and_a_missing_package_are_told(
+    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export(models["table"], tmp_path / "out", "torchscript")
+    with pytest.raises(MedPFLError, match="out exists already"):
+        export(models["table"], tmp_path / "out", "torchscript")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MedPFLError, match="cannot write"):
+        export(models["table"], tmp_path / "file" / "x", "torchscript")
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(MedPFLError, match="needs onnxscript, not installed here: pip install onnxscript"):
+        export(models["table"], tmp_path / "other", "onnx")
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "file"}
+
+
+def test_a_model_without_its_history_exports_too(models: dict[str, Path], tmp_path: Path) -> None:
+    model = load_deployed(models["table"])
+    model.meta.model_copy(update={"history": None}).write(tmp_path / "m", model.networks.state_dict())
+    export(tmp_path / "m", tmp_path / "out", "torchscript")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.ts"]

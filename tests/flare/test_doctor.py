@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The doctor on real kits, each broken in one way: it names the problem and the mend, and the exit code is 1."""
+
+import datetime
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+from typer.testing import CliRunner
+
+from conftest import write_table_sites
+from medpfl.cli import app
+from medpfl.data.site_file import ENVIRONMENT_VARIABLE
+from medpfl.flare.allow import allow, forbid_code
+from medpfl.flare.doctor import examine
+from medpfl.flare.finding import Finding
+from medpfl.flare.kits import read_kit
+from medpfl.flare.provision import Provisioned, fingerprint, provision
+
+ROOT = Path(__file__).resolve().parents[2]
+NAME = "hospital-a"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Provisioned:
+    """Kits with nothing wrong but that nobody listens at the server's port."""
+    folder = tmp_path_factory.mktemp("doctor")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    project = yaml.safe_load((ROOT / "poc" / "project.yml").read_text())
+    project["participants"][0].update(fed_learn_port=port, admin_port=port)
+    (folder / "project.yml").write_text(yaml.safe_dump(project))
+    made = provision(folder / "project.yml", folder / "kits")
+    for name in (NAME, "server.example.org"):
+        allow(made.folder / name)
+    forbid_code(made.folder / NAME)
+    file = write_table_sites(folder / "data", [NAME])[NAME]
+    content = yaml.safe_load(file.read_text())
+    content["datasets"]["blood"]["files"] = [str(folder / "data" / f"{NAME}.csv")]
+    (made.folder / NAME / "local" / f"{NAME}.yaml").write_text(yaml.safe_dump(content))
+    return made
+
+
+@pytest.fixture
+def kit(made: Provisioned, tmp_path: Path) -> Path:
+    """A copy to break."""
+    shutil.copytree(made.folder / NAME, tmp_path / "kit")
+    return tmp_path / "kit"
+
+
+def problems(kit: Path) -> dict[str, Finding]:
+    found = {finding.check: finding for finding in examine(kit) if finding.status == "problem"}
+    assert all(finding.mend for finding in found.values())
+    return found
+
+
+def edit(file: Path, **changes: Any) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def reissue(kit: Path, made: Provisioned, begins: int, ends: int) -> None:
+    """The kit's certificate again, from the same root, valid for other days (counted from now)."""
+    state = json.loads((made.state / "cert.json").read_text())
+    root_key = load_pem_private_key(state["root_pri_key"].encode(), password=None)
+    old = x509.load_pem_x509_certificate((kit / "startup" / "client.crt").read_bytes())
+    now = datetime.datetime.now(datetime.UTC)
+    new = (
+        x509.CertificateBuilder()
+        .subject_name(old.subject)
+        .issuer_name(old.issuer)
+        .public_key(old.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now + datetime.timedelta(days=begins))
+        .not_valid_after(now + datetime.timedelta(days=ends))
+        .sign(root_key, hashes.SHA256())  # type: ignore[arg-type]
+    )
+    (kit / "startup" / "client.crt").write_bytes(new.public_bytes(Encoding.PEM))
+
+
+def listed(kit: Path, change: Callable[[list[str]], list[str]]) -> None:
+    file = kit / "local" / "resources.json"
+    edit(file, class_allow_list=change(json.loads(file.read_text())["class_allow_list"]))
+
+
+def security(kit: Path) -> None:
+    file = kit / "startup" / "fed_client.json"
+    edit(file, client={**json.loads(file.read_text())["client"], "connection_security": "clear"})
+
+
+def site_file(kit: Path, text: str) -> None:
+    (kit / "local" / f"{NAME}.yaml").write_text(text)
+
+
+def data_file(kit: Path) -> None:
+    file = kit / "local" / f"{NAME}.yaml"
+    file.write_text(file.read_text().replace(".csv", ".lost"))
+
+
+def other_kit(kit: Path, made: Provisioned, *names: str) -> None:
+    for name in names:
+        shutil.copy(made.folder / "hospital-b" / "startup" / name, kit / "startup" / name)
+
+
+# What is done to the kit; the check that finds it; words of the problem; words of the mend.
+BROKEN: dict[str, tuple[Callable[[Path, Provisioned], object], str, str, str]] = {
+    "key readable by the group": (
+        lambda kit, made: (kit / "startup" / "client.key").chmod(0o640),
+        "permissions", "others may read the private key", "chmod 600",
+    ),
+    "key missing": (
+        lambda kit, made: (kit / "startup" / "client.key").unlink(),
+        "permissions", "private key", "kit again",
+    ),
+    "local writable by the group": (
+        lambda kit, made: (kit / "local").chmod(0o775), "permissions", "others may write to", "chmod go-w",
+    ),
+    "certificate missing": (
+        lambda kit, made: (kit / "startup" / "client.crt").unlink(), "certificates", "client.crt: No such", "new kit",
+    ),
+    "certificate damaged": (
+        lambda kit, made: (kit / "startup" / "client.crt").write_text("x"), "certificates", "is damaged", "new kit",
+    ),
+    "certificate expired": (
+        lambda kit, made: reissue(kit, made, -20, -3), "certificates", "client.crt expired on 2", "new kit",
+    ),
+    "certificate of tomorrow": (
+        lambda kit, made: reissue(kit, made, 1, 20), "certificates", "is valid only from", "clock",
+    ),
+    "certificate of another hospital": (
+        lambda kit, made: other_kit(kit, made, "client.crt", "client.key"),
+        "certificates", "issued to hospital-b, the kit is 'hospital-a'", "new kit",
+    ),
+    "key of another hospital": (
+        lambda kit, made: other_kit(kit, made, "client.key"),
+        "certificates", "client.key is not the key of client.crt", "new kit",
+    ),
+    "no encryption": (
+        lambda kit, made: security(kit), "certificates", "is 'clear', expected 'mtls'", "new kit",
+    ),
+    "no allow list": (
+        lambda kit, made: (kit / "local" / "resources.json").unlink(), "allow list", "there is no", "medpfl site allow",
+    ),
+    "prefix": (
+        lambda kit, made: listed(kit, lambda names: [*names, "torch."]), "allow list", "torch.: a prefix", "remove it",
+    ),
+    "function": (
+        lambda kit, made: listed(kit, lambda names: [*names, "subprocess.run"]),
+        "allow list", "subprocess.run (it is not a class)", "remove it",
+    ),
+    "class missing": (
+        lambda kit, made: listed(kit, lambda names: [name for name in names if not name.endswith("SoftPull")]),
+        "allow list", "medpfl.core.mixers.SoftPull and", "medpfl site allow",
+    ),
+    "list not enforced": (
+        lambda kit, made: edit(kit / "local" / "resources.json", class_list_enforcement_mode="warn"),
+        "allow list", "is 'warn'", "medpfl site allow",
+    ),
+    "list damaged": (
+        lambda kit, made: (kit / "local" / "resources.json").write_text("{"), "allow list", "not valid JSON", "remove",
+    ),
+    "logs are sent": (
+        lambda kit, made: edit(kit / "local" / "resources.json", allow_log_streaming=True),
+        "privacy", "sends this site's error log", "medpfl site allow",
+    ),
+    "files can be read": (
+        lambda kit, made: (kit / "local" / "authorization.json").unlink(),
+        "privacy", "lead and org_admin and project_admin may read files", "medpfl site allow",
+    ),
+    "no policy": (
+        lambda kit, made: [file.unlink() for file in (kit / "local").glob("authorization.*")],
+        "code in jobs", "authorization.json.default", "kit again",
+    ),
+    "no site file": (
+        lambda kit, made: (kit / "local" / f"{NAME}.yaml").unlink(), "site file", "no site file for", "site-files.md",
+    ),
+    "wrong site file": (
+        lambda kit, made: site_file(kit, "datasets: {a: {kind: scan}}"), "site file", "got 'scan'", "site-files.md",
+    ),
+    "another hospital's site file": (
+        lambda kit, made: site_file(kit, (kit / "local" / f"{NAME}.yaml").read_text().replace(NAME, "hospital-b")),
+        "site file", "the site file of 'hospital-b', but this hospital is 'hospital-a'", "site-files.md",
+    ),
+    "data missing": (
+        lambda kit, made: data_file(kit), "data", "dataset 'blood': cannot read", "let this user read it",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_kit(kit: Path, made: Provisioned, name: str) -> None:
+    breaks, check, words, mend = BROKEN[name]
+    assert problems(kit).keys() == {"server"}  # nobody listens; nothing else is wrong
+    breaks(kit, made)
+    found = problems(kit)
+    assert check in found and words in found[check].text and mend in found[check].mend, found
+    also = {"key missing": {"certificates"}, "no allow list": {"privacy"}}
+    expected = {check, "server"} | also.get(name, set())
+    assert found.keys() | {"server"} == expected
+
+
+def test_the_command_prints_a_line_each_and_exits_with_1(kit: Path) -> None:
+    (kit / "local" / "resources.json").unlink()
+    result = CliRunner().invoke(app, ["site", "doctor", str(kit)])
+    assert result.exit_code == 1 and result.output.splitlines()[-1] == "3 problem(s) to mend"
+    lines = result.output.splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("PROBLEM allow list"))
+    assert lines[at + 1].strip() == f"mend: medpfl site allow {kit}"
+    result = CliRunner().invoke(app, ["site", "doctor", str(kit.parent)], catch_exceptions=True)
+    assert "is not a startup kit" in str(result.exception)
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """Something that accepts connections and never answers."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def test_the_ways_not_to_reach_the_server(kit: Path, silent_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("medpfl.flare.identity.CONNECT_TIMEOUT", 0.5)
+    file = kit / "startup" / "fed_client.json"
+    servers = json.loads(file.read_text())["servers"]
+    for target, words, mend in (
+        (f"localhost:{read_kit(kit).port}", "nothing listens", "whether the server runs"),
+        ("server.invalid:8002", "the name server.invalid is not known here", "DNS"),
+        (f"localhost:{silent_port}", "does not answer within 0.5 seconds", "allow outgoing TCP"),
+    ):
+        servers[0]["service"]["target"] = target
+        edit(file, servers=servers)
+        found = problems(kit)["server"]
+        assert words in found.text and mend in found.mend
+
+
+def test_other_kits(made: Provisioned, tmp_path: Path, silent_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    person = list(examine(made.folder / "lead@hospital-a.example.org"))
+    assert any("needs no site file" in finding.text for finding in person)
+    assert not {finding.check for finding in person} & {"site file", "allow list", "code in jobs", "memory"}
+    server = tmp_path / "server"
+    shutil.copytree(made.folder / "server.example.org", server)
+    assert "was the kit moved?" in str(problems(server)["storage"]) or not problems(server)
+    allow(server)
+    found = list(examine(server))
+    assert not problems(server) and "site file" not in {finding.check for finding in found}
+    assert any(finding.text.startswith("jobs are kept in " + str(server)) for finding in found)
+    (server / "local" / "resources.json").unlink()
+    assert "which a restart of the machine empties" in problems(server)["storage"].text
+    monkeypatch.setattr("medpfl.flare.identity.CONNECT_TIMEOUT", 0.5)
+    file = server / "startup" / "fed_server.json"
+    file.write_text(file.read_text().replace(f":{read_kit(server).port}", f":{silent_port}"))
+    assert "not by this server" in problems(server)["server"].text
+
+
+def test_notes(kit: Path, made: Provisioned, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not keep the site from running, but should be known."""
+    reissue(kit, made, -1, 10)
+    (kit / "local" / "authorization.json").unlink()
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(kit / "local"))
+    found = {finding.check: finding for finding in examine(kit)}
+    assert found["certificates"].status == "note" and "valid for 9 more days" in found["certificates"].text
+    assert found["root"].text.endswith(fingerprint(made.root))
+    assert "jobs of lead and project_admin may bring Python code" in found["code in jobs"].text
+    assert "medpfl site forbid-code" in found["code in jobs"].mend
+    assert "start.sh runs python3, which is not there" in found["PATH"].text
+    assert "start.sh must run with the same environment" in found["site file"].text
+
+
+def test_the_privacy_scope_names_the_site_file_first(kit: Path, tmp_path: Path) -> None:
+    (kit / "local" / f"{NAME}.yaml").rename(tmp_path / "elsewhere.yaml")
+    scope = {"name": "research", "properties": {"site_file": str(tmp_path / "elsewhere.yaml")}}
+    (kit / "local" / "privacy.json").write_text(json.dumps({"scopes": [scope], "default_scope": "research"}))
+    found = next(finding for finding in examine(kit) if finding.check == "site file")
+    assert found.text == f"{tmp_path / 'elsewhere.yaml'} (of the privacy scope 'research')"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a kit to another user")
+def test_a_kit_of_another_user(kit: Path) -> None:
+    os.chown(kit / "startup" / "client.key", 12345, -1)
+    assert "belongs to user 12345, you are 0" in problems(kit)["permissions"].text
+
+
+def test_forbid_code_by_the_command(kit: Path) -> None:
+    (kit / "local" / "authorization.json").unlink()
+    command = [sys.executable, "-c", "from medpfl.cli import main; main()", "site", "forbid-code", str(kit)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "jobs that bring code are refused here" in done.stdout
+    assert next(f for f in examine(kit) if f.check == "code in jobs").status == "ok"

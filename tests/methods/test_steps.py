@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a local round is made of: its seeds, its batches' rows, its steps."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from medpfl.core.mixers import Mean
+from medpfl.core.seeding import derive_seed, seed_torch
+from medpfl.data.samples import FileRows, take
+from medpfl.methods.references import FedAvg
+from medpfl.tasks.tabular import Tabular
+from tools import Make, exchange, pieces
+
+
+def test_seeds_are_those_of_torch() -> None:
+    torch.manual_seed(derive_seed(3, "anna", 7))
+    wanted = torch.rand(5), torch.randperm(20)
+    seed_torch(3, "anna", 7)
+    assert torch.equal(torch.rand(5), wanted[0]) and torch.equal(torch.randperm(20), wanted[1])
+    seed_torch(3, "anna", 8)
+    assert not torch.equal(torch.rand(5), wanted[0])
+
+
+@pytest.mark.parametrize("shape", [(6,), (6, 3), (6, 2, 4, 5)])
+def test_rows_are_taken_by_number_from_memory_and_from_a_file(shape: tuple[int, ...]) -> None:
+    rows, numbers = torch.randn(shape), torch.tensor([4, 0, 4, 5])
+    with tempfile.TemporaryFile() as file:
+        file.write(rows.numpy().tobytes())
+        file.flush()
+        on_disk = take(FileRows(file, rows[:0], len(rows)), numbers)
+    taken = take(rows, numbers)
+    assert torch.equal(taken, rows[numbers]) and torch.equal(on_disk, taken)
+    taken.zero_()
+    assert rows.count_nonzero() == rows.numel()  # a copy
+
+
+def test_a_term_changes_the_step_and_not_the_loss_that_is_reported(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """It is called once a step, with the loss's gradient there and the weights not yet moved."""
+    method = FedAvg(lr=0.5, batch_size=4, optimizer="sgd")
+    job = make_job(mixers={"fedavg": Mean()}, method=method, task=Tabular(dataset="blood"))
+    coordinator, runners = pieces(job, table_sites, tmp_path)
+    coordinator.take_init(exchange(runners, coordinator.init_messages()))
+    coordinator.take_train(1, exchange(runners, coordinator.train_messages(1, coordinator.joined)))
+    site = runners["anna"]._site(method, 2)
+    assert site.last_loss != site.last_loss  # NaN before the first step
+    model = site.models["fedavg"]
+    before = [weight.detach().clone() for weight in model.parameters()]
+    found: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
+
+    def term() -> None:
+        weights = list(model.parameters())
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        found.append(([w.detach().clone() for w in weights], [g.clone() for g in gradients]))
+        for gradient in gradients:
+            gradient.add_(1)
+
+    batches = list(site.training_batches())
+    site.fit("fedavg", term)
+    assert len(found) == len(batches) > 1
+    assert all(torch.equal(one, other) for one, other in zip(found[0][0], before, strict=True))
+    (first, gradients), (second, _) = found[:2]
+    for weight, gradient, moved in zip(first, gradients, second, strict=True):
+        torch.testing.assert_close(moved, weight - 0.5 * (gradient + 1))
+    with torch.no_grad():
+        for weight, last in zip(model.parameters(), found[-1][0], strict=True):
+            weight.copy_(last)
+        assert site.last_loss == float(site.task.loss(model(batches[-1].inputs), batches[-1].targets))
