@@ -15,7 +15,7 @@ from medpfl.compare.fold_table import collect, frequencies, scores
 from medpfl.compare.folds import make_folds
 from medpfl.compare.unseen import served
 from medpfl.core.errors import ConfigError
-from medpfl.core.mixers import Identity, Mean, ServerAdam, SoftPull
+from medpfl.core.mixers import Mean, ServerAdam, SoftPull
 from medpfl.data.site_file import load_site_file
 from medpfl.deployed.model_file import load_deployed
 from medpfl.deployed.predict import evaluate_at
@@ -50,8 +50,7 @@ def test_the_command(tmp_path: Path) -> None:
 
     there = {site: files[site] for site in ("anna", "clara")}
     alone = replace(job(), min_clients=2)
-    mixers = {"local": Identity(), "fedavg": Mean(), **alone.mixers}
-    alone = replace(alone, mixers=mixers, settings=replace(alone.settings, slots=list(mixers)))
+    alone = replace(alone, settings=replace(alone.settings, references=("local", "fedavg")))
     simulate(alone, there, tmp_path / "results", tmp_path / "home")
     run = next(run for run in content["runs"] if run["without"] == "berta")
     unseen = alone.task.load(load_site_file(files["berta"], "berta"))
