@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import write_table_sites
 from medpfl.compare.data import read_splits
 from medpfl.compare.figures import label_counts
 from medpfl.core.errors import DataError
@@ -20,6 +19,7 @@ from medpfl.data.site_file import load_site_file
 from medpfl.demo.blobs import write_blobs
 from medpfl.demo.studies import labels_of, names, read_lists, write_cut, write_splits
 from medpfl.tasks.tabular import Tabular
+from small_jobs import write_table_sites
 
 
 def labels(count: int = 4000, classes: int = 10) -> np.ndarray:
