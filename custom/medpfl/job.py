@@ -111,8 +111,9 @@ def load_config(
 
 
 def write_job(job: Job, folder: Path) -> Path:
-    """The job folder that ``load_job`` reads back as ``job``; a folder that exists is written over. Components that equal
-    the method's own are left out.
+    """The job folder that ``load_job`` reads back as ``job``; a folder that exists is written over.
+
+    Components that equal the method's own are left out.
 
     Raises:
         MedPFLError: it cannot be written.

@@ -91,7 +91,7 @@ def test_what_cannot_be_left_out_is_said(tmp_path: Path) -> None:
         make_folds(job(), {site: files[site] for site in THREE[:2]}, 1)
     with pytest.raises(ConfigError, match="--seeds must be at least 1, got 0"):
         make_folds(job(), files, 0)
-    pull = replace(job(), mixers={**job().mixers, "personal": SoftPull(lam=0.4)})
+    pull = replace(job(), components={**job().components, "personal": SoftPull(lam=0.4)})
     with pytest.raises(ConfigError, match=r"without anna: .*lam"):
         make_folds(pull, files, 1)
 

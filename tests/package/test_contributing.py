@@ -13,7 +13,7 @@ from medpfl.job import Job
 from medpfl.models.unet import UNet
 from medpfl.rounds.settings import Settings
 from medpfl.tasks.segmentation import Segmentation
-from tools import exchange, pieces
+from tools import exchange, pieces, ready
 
 ROOT = Path(__file__).resolve().parents[2]
 IMPORTS = """
@@ -43,7 +43,7 @@ def test_the_documented_method_keeps_batch_norm_at_home(fedbn: type, tmp_path: P
     task = Segmentation(dataset="organ", size=(16, 16), spacing=(12.0, 12.0, 24.0), architecture=UNet((4, 8)))
     job = Job("fedbn", 2, Settings(rounds=1, references=()), {}, fedbn(steps=2), task)
     coordinator, runners = pieces(job, sites, tmp_path / "run")
-    coordinator.take_init(exchange(runners, coordinator.init_messages()))
+    ready(coordinator, runners)
     replies = exchange(runners, coordinator.train_messages(1, coordinator.joined))
     normal = {
         f"model.{name}.{entry}"

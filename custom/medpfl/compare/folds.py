@@ -90,10 +90,8 @@ def make_folds(job: Job, site_files: dict[str, Path], seeds: int) -> Folds:
                 "task": spec_of(job.task),
                 "splits": splits,
             }
-            named = {
-                path.rpartition(".")[0]
-                for path in class_paths([order[key] for key in ("method", "task", "components")])
-            }
+            specs = [order[key] for key in ("method", "task", "components")]
+            named = {path.rpartition(".")[0] for path in class_paths(specs)}
             code = source_digest({"medpfl.rounds.simulate", "medpfl.compare.unseen", *named})
             digest = digest_of([order, medpfl.__version__, str(torch.__version__), code])
             runs.append(Fold(site, seed, digest, order))

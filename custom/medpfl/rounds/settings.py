@@ -35,8 +35,8 @@ class Settings(Checked):
     patience: int = 2
 
     gone: ClassVar = {
-        "slots": "remove it, for slots follow from the method; where it lacked 'local' or 'fedavg', write 'references': "
-        "[\"local\"], say; and keep of the 'components' only those that differ from the method's own"
+        "slots": "remove it, for slots follow from the method; where 'local' or 'fedavg' was not among them, add "
+        "'references' with those that were; and keep only components that differ from the method's own"
     }
 
     def __post_init__(self) -> None:
