@@ -21,7 +21,7 @@ LAYERS = [
     ["rounds", "job", "demo", "bundle"],
     ["compare"],
     ["flare"],
-    ["bench", "cli"],
+    ["cli"],
 ]
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
 
@@ -51,13 +51,14 @@ def test_imports_point_one_way(path: Path) -> None:
         return
     for name in imports(path):
         pieces = name.split(".")
+        assert pieces[0] != "benchmarks", f"{path.name} imports {name}, which hospitals do not have"
         if pieces[0] == "medpfl" and len(pieces) > 1 and pieces[1] in RANK:
             assert RANK[pieces[1]] <= RANK[part], f"{path.name} ({part}) imports {name}"
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_nvflare_is_imported_in_the_shell_only(path: Path) -> None:
-    if part_of(path) not in ("flare", "bench"):
+    if part_of(path) != "flare":
         assert not any(name.split(".")[0] == "nvflare" for name in imports(path))
     if part_of(path) in ("core", "methods"):
         assert not any(name.split(".")[0] == "monai" for name in imports(path))

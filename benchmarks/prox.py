@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``medpfl bench prox``: pFedNet's update of the personal models, exact in Gram space, beside the paper's ADMM.
+"""``benchmarks prox``: pFedNet's update of the personal models, exact in Gram space, beside the paper's ADMM.
 
 The hospitals' models lie in four groups, and every hospital's neighbours are the three nearest of its group. All times
 are processor time of one thread, so that other work on the machine changes them less.
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medpfl.bench.common import markdown
+from benchmarks.common import markdown
 from medpfl.core import graph as graphs
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mixers import NetworkProx, RoundInfo

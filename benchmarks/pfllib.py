@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``medpfl bench pfllib``: this package's in-process engine beside PFLlib's own code and beside the bare loop.
+"""``benchmarks pfllib``: this package's in-process engine beside PFLlib's own code and beside the bare loop.
 
 Same arrays, model, initial weights, batches and steps. First the weights after one round must be equal. Then the arms,
 each a process of its own, take turns round by round, so that whatever else the machine does falls on all of them.
 """
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -19,9 +18,8 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from medpfl import store
-from medpfl.bench.common import markdown
-from medpfl.bench.pfllib_arms import (
+from benchmarks.common import environment, markdown
+from benchmarks.pfllib_arms import (
     BARE,
     CLASSES,
     CNN,
@@ -33,6 +31,7 @@ from medpfl.bench.pfllib_arms import (
     Setting,
     write_for_pfllib,
 )
+from medpfl import store
 from medpfl.core.errors import MedPFLError
 
 ARMS = (BARE, OURS, THEIRS_CACHED, THEIRS)
@@ -183,7 +182,7 @@ def _together(arms: Sequence[str], setting: Setting, folder: Path) -> dict[str, 
     """
     order = folder / "setting.json"
     order.write_text(json.dumps(asdict(setting)), encoding="utf-8")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    single = environment(OMP_NUM_THREADS="1")
     processes: dict[str, subprocess.Popen[str]] = {}
 
     def wait(arm: str, word: str) -> None:
@@ -194,11 +193,11 @@ def _together(arms: Sequence[str], setting: Setting, folder: Path) -> dict[str, 
 
     try:
         for arm in arms:
-            command = [sys.executable, "-c", "from medpfl.bench.pfllib_arms import main; main()"]
+            command = [sys.executable, "-c", "from benchmarks.pfllib_arms import main; main()"]
             with open(_log(folder, arm), "w", encoding="utf-8") as log:
                 processes[arm] = subprocess.Popen(
                     [*command, arm, str(order), str(_out(folder, arm))],
-                    env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                    env=single, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
                 )  # fmt: skip
             wait(arm, "ready")
         for number in range(setting.rounds):

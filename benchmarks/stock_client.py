@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training script of the stock FedAvg job of ``medpfl bench rounds``: sends back what it received."""
+"""Training script of the stock FedAvg job of ``benchmarks rounds``: sends back what it received."""
 
 import nvflare.client as flare
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``medpfl bench teaching``: a local round with CusFL's teacher, as a multiple of local training of the same network.
+"""``benchmarks teaching``: a local round with CusFL's teacher, as a multiple of local training of the same network.
 
 Both train on the same batches of generated images, in turns, in one process with one thread; the ratio is the median of
 those within a turn. Seconds are the process's own, so that other work on the machine does not count.
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from medpfl.bench.common import markdown
+from benchmarks.common import markdown
 from medpfl.core.errors import MedPFLError
 
 TARGET = 1.5

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``medpfl bench phantom``: the shipped job softpull_phantom with several seeds, against its three references."""
+"""``benchmarks phantom``: the shipped job softpull_phantom with several seeds, against its three references."""
 
 import tempfile
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from medpfl.bench.common import markdown, mean_sd
+from benchmarks.common import markdown, mean_sd
 from medpfl.bundle import find_job
 from medpfl.core.errors import MedPFLError
 from medpfl.demo.phantom import write_phantoms

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``medpfl bench fedsm``: a round of FedSM beside one of FedAvg on the same data, what travels, and the selector.
+"""``benchmarks fedsm``: a round of FedSM beside one of FedAvg on the same data, what travels, and the selector.
 
 Both run in process, taking turns, on the phantoms and with the settings of the shipped job fedsm_phantom; FedSM trains
 its global and personal model and its selector, FedAvg one model. Times are of the processor, so that other work on the
@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.common import markdown
 from medpfl import store
-from medpfl.bench.common import markdown
 from medpfl.bundle import find_job
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mixers import Mean

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``medpfl bench rounds``: what a round costs without training, this package's controller beside FLARE's stock FedAvg.
+"""``benchmarks rounds``: what a round costs without training, this package's controller beside FLARE's stock FedAvg.
 
 Both jobs run one after the other on one POC federation, with a payload of one size. A round's time is the difference
 of two time stamps in the server's log, so it holds everything: sending, receiving, mixing, checkpoint, log. Our rounds
@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 import yaml
 
-from medpfl.bench.common import markdown, resident
+from benchmarks.common import markdown, resident
 from medpfl.core.errors import MedPFLError
 from medpfl.flare.poc import Federation
 from medpfl.job import CONTROLLER, EXECUTOR
 
 OURS, STOCK = "medpfl", "stock FedAvg"
-EMPTY = "medpfl.bench.empty.Empty"
+EMPTY = "benchmarks.empty.Empty"
 TARGET = 1 / 6  # of the stock recipe's time
 FEATURES = 10
 ROWS = 60

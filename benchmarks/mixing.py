@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``medpfl bench mixing``: what mixing K models costs, as a multiple of cloning and of copying the same K models.
+"""``benchmarks mixing``: what mixing K models costs, as a multiple of cloning and of copying the same K models.
 
 The work is done in fresh processes: one for the times, with an allocator that gives fresh memory for every large
 tensor (glibc otherwise hands freed memory back, and cloning would look cheaper than it is in a server that holds the
@@ -7,7 +7,6 @@ models of many rounds), and one for the peak memory.
 """
 
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -20,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medpfl.bench.common import markdown
+from benchmarks.common import environment, markdown
 from medpfl.core import mixing
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mixers import Mean, RoundInfo, SoftPull
@@ -42,9 +41,9 @@ def measure(sites: int, values: int, repeats: int) -> dict[str, Any]:
 
 
 def _in_process(what: str, settings: dict[str, int]) -> dict[str, Any]:
-    command = [sys.executable, "-m", "medpfl.bench.mixing", what, json.dumps(settings)]
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(1 << 17)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "benchmarks.mixing", what, json.dumps(settings)]
+    limits = environment(MALLOC_MMAP_THRESHOLD_=str(1 << 17))
+    done = subprocess.run(command, env=limits, capture_output=True, text=True, check=False)
     if done.returncode:
         raise MedPFLError(f"measuring {what} failed: {done.stderr.strip()[-300:] or 'out of memory, probably'}")
     result: dict[str, Any] = json.loads(done.stdout)

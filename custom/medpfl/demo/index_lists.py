@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Simulated hospitals for studies: site files that share one .npz file, each with rows of its own, and a picture of
-who has which labels."""
+"""Hospitals that share one .npz file, each with rows of its own: their site files, the lists of their rows, and a
+picture of who has which labels."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,14 @@ import yaml
 from numpy.typing import NDArray
 
 from medpfl.core.errors import DataError
-from medpfl.core.seeding import derive_seed
 from medpfl.data.array_inputs import MEDMNIST
 from medpfl.data.npz import Npz
-from medpfl.data.partition import check_disjoint, cut_by_class, dirichlet, label_counts, pairwise
+from medpfl.data.partition import check_disjoint, label_counts
 from medpfl.deployed.evaluate import write_text
 from medpfl.results.skew import draw_label_counts
 
 Splits = dict[str, dict[str, list[int]]]
 LISTS, PICTURE = "lists.json", "labels.svg"
-CUTS = {"dirichlet": dirichlet, "pairwise": pairwise}
 
 
 def labels_of(file: Path) -> NDArray[np.int64]:
@@ -38,30 +36,6 @@ def labels_of(file: Path) -> NDArray[np.int64]:
     if labels.dtype.kind not in "iu" or labels.min(initial=0) < 0:
         raise DataError(f"{file}: expected labels 0, 1, 2, ..., got values of type {labels.dtype}")
     return labels.astype(np.int64)
-
-
-def write_cut(
-    file: Path, folder: Path, dataset: str, how: str, clients: int, alpha: float, fractions: Mapping[str, float],
-    seed: int, classes: Sequence[str] | None = None,
-) -> list[str]:  # fmt: skip
-    """Cut a file into simulated hospitals and write their site files; returns their names.
-
-    Args:
-        dataset: its name in the site files.
-        how: "dirichlet" or "pairwise".
-        fractions: "train", "test" and perhaps "validation" to their shares of every hospital's rows.
-
-    Raises:
-        DataError: the file cannot be cut so.
-    """
-    labels = labels_of(file)
-    parts = CUTS[how](labels, clients, alpha, seed)
-    splits = {
-        name: cut_by_class(part.tolist(), labels, fractions, derive_seed(seed, name) % 2**32)
-        for name, part in zip(names(clients), parts, strict=True)
-    }
-    write_splits(folder, file, dataset, splits, labels, classes)
-    return list(splits)
 
 
 def read_lists(file: Path, order: Sequence[str]) -> Splits:
@@ -130,7 +104,7 @@ def write_splits(
 
 
 def declare_checkpoint(site_files: list[Path], name: str, file: Path) -> None:
-    """Add a checkpoint's declaration to site files that a study wrote."""
+    """Add a checkpoint's declaration to site files that were written here."""
     for path in site_files:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
         content.setdefault("checkpoints", {})[name] = str(file.resolve())

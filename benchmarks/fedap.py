@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``medpfl bench fedap``: does W find the hospitals that share labels, and does that help? And what does it cost?
+"""``benchmarks fedap``: does W find the hospitals that share labels, and does that help? And what does it cost?
 
 Twenty hospitals share generated images by the pairwise cut of FedAP's experiments. All differ in labels, none in how
 images look. W is made before training, from the features of a network pretrained on a fifth of the training data.
@@ -16,16 +16,17 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.blobs import write_blobs
+from benchmarks.common import markdown, mean_sd
+from benchmarks.studies import write_cut
 from medpfl import store
-from medpfl.bench.common import markdown, mean_sd
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mixers import Identity, Mean, Mixer, RoundInfo, SoftPull, StatisticsDistance
 from medpfl.core.mixing import Matrix
 from medpfl.data.partition import label_counts
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.site_file import load_site_file
-from medpfl.demo.blobs import write_blobs
-from medpfl.demo.studies import declare_checkpoint, labels_of, write_cut
+from medpfl.demo.index_lists import declare_checkpoint, labels_of
 from medpfl.deployed.evaluate import evaluate
 from medpfl.job import Job
 from medpfl.methods.base import Method, Site

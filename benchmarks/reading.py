@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``medpfl bench reading``: how quickly images come, beside the training that waits for them, and in what memory.
+"""``benchmarks reading``: how quickly images come, beside the training that waits for them, and in what memory.
 
 Fresh processes on one core with one thread: one reads JPEG files, makes batches as a round does and trains on them; one
 reads data larger than their memory budget and says how far the process grew.
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from medpfl.bench.common import markdown, resident
+from benchmarks.common import environment, markdown, resident
 from medpfl.core.errors import MedPFLError
 
 SIZE = (48, 64)  # height and width the images are trained at
@@ -79,10 +79,8 @@ def _site_file(folder: Path, budget_mb: float) -> Any:
 
 
 def _in_process(what: str, settings: dict[str, Any]) -> dict[str, Any]:
-    command = [sys.executable, "-m", "medpfl.bench.reading", what, json.dumps(settings)]
-    done = subprocess.run(
-        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-m", "benchmarks.reading", what, json.dumps(settings)]
+    done = subprocess.run(command, env=environment(OMP_NUM_THREADS="1"), capture_output=True, text=True, check=False)
     if done.returncode:
         raise MedPFLError(f"measuring {what} failed: {done.stderr.strip()[-300:] or 'out of memory, probably'}")
     result: dict[str, Any] = json.loads(done.stdout)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``medpfl bench messenger``: MH-pFLID's messenger beside the hospitals' networks: weights, work, bytes, time.
+"""``benchmarks messenger``: MH-pFLID's messenger beside the hospitals' networks: weights, work, bytes, time.
 
 Multiplications are counted by torch's own counter in one forward pass. Bytes are those of the messages' tensors. Times
 are of the processor, in turns, one thread: a round of MH-pFLID (4 epochs of injection, 1 of distillation) to local
@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from medpfl.bench.common import markdown
-from medpfl.bench.teaching import BATCH, SIZE, data_of, seconds_of, site_of
+from benchmarks.common import markdown
+from benchmarks.teaching import BATCH, SIZE, data_of, seconds_of, site_of
 from medpfl.core.errors import MedPFLError
 
 TARGET_TIME = 2.0

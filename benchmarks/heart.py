@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``medpfl bench heart``: FLamby's Fed-Heart-Disease protocol, and SoftPull under the same training.
+"""``benchmarks heart``: FLamby's Fed-Heart-Disease protocol, and SoftPull under the same training.
 
 Ogier du Terrail et al., "FLamby", NeurIPS 2022. Logistic regression, batch size 4, learning rate 0.001, seeds 42 to 46:
 Local and Pooled train 50 epochs with Adam; FedAvg trains 100 updates a round with SGD for 15 rounds, weighted by size.
@@ -17,9 +17,9 @@ import torch
 import yaml
 from torch import nn
 
+from benchmarks.common import markdown, mean_sd
+from benchmarks.heart_task import HeartTabular, PooledTabular
 from medpfl import store
-from medpfl.bench.common import markdown, mean_sd
-from medpfl.bench.heart_task import HeartTabular, PooledTabular
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mixers import Identity, Mean, Mixer, SoftPull
 from medpfl.data.samples import Samples

@@ -4,6 +4,7 @@
 import json
 import os
 import platform
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -48,6 +49,11 @@ def resident(key: str, process: int | str = "self") -> float:
     lines = Path(f"/proc/{process}/status").read_text().splitlines()
     found = [line for line in lines if line.startswith(key)]
     return int(found[0].split()[1]) * 1024 / 1e6 if found else 0.0  # a process that is ending has no memory
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment of a process that is started here: it finds what is found here, this package too."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **more}
 
 
 def write_json(out: Path | None, name: str, facts: dict[str, Any], results: dict[str, Any]) -> None:

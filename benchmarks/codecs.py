@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``medpfl bench codecs``: what encoding and decoding costs and saves, and CER's exact solver beside the paper's ADMM.
+"""``benchmarks codecs``: what encoding and decoding costs and saves, and CER's exact solver beside the paper's ADMM.
 
 All times are processor time of one thread, so that other work changes them less.
 """
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from medpfl.bench.common import markdown
+from benchmarks.common import environment, markdown
 from medpfl.core.codecs import CER, STC, Chain, Codec, DAdaQuant, Half, decode
 from medpfl.core.codecs.cer import denoise, denoise_admm, objective
 from medpfl.core.errors import MedPFLError
@@ -122,11 +121,11 @@ def _against_admm(length: int, repeats: int) -> dict[str, float]:
 def _first_calls() -> dict[str, list[float]]:
     """Seconds, of the processor and on the clock, that all codecs' first messages take in a fresh process."""
     with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "NUMBA_CACHE_DIR": folder}
+        cached = environment(NUMBA_CACHE_DIR=folder)
         found = {}
         for name in ("compiling", "from disk"):
-            command = [sys.executable, "-m", "medpfl.bench.codecs"]
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+            command = [sys.executable, "-m", "benchmarks.codecs"]
+            done = subprocess.run(command, env=cached, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise MedPFLError(f"measuring the first call failed: {done.stderr.strip()[-300:]}")
             found[name] = [round(seconds, 2) for seconds in json.loads(done.stdout)]

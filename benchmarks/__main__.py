@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verb ``medpfl bench``."""
+"""The benchmarks' command, run from a checkout: ``python -m benchmarks``, one verb each."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
+from benchmarks import split
 from medpfl.cli.common import say
+from medpfl.core.errors import MedPFLError
 
 app = typer.Typer(no_args_is_help=True, help="Benchmarks; each prints its numbers as ratios inside one run.")
+app.add_typer(split.app, name="split")
 
 SeedsOption = Annotated[int, typer.Option(help="Number of seeds.")]
 OutOption = Annotated[Path | None, typer.Option(help="JSON file for the numbers and the machine's facts.")]
@@ -22,7 +27,7 @@ def bench_mixing(
     out: OutOption = None,
 ) -> None:
     """Mixing K models, as a multiple of cloning and of copying them."""
-    from medpfl.bench import common, mixing
+    from benchmarks import common, mixing
 
     facts = common.machine()
     results = mixing.measure(sites, values, repeats)
@@ -39,8 +44,8 @@ def bench_rounds(
     out: OutOption = None,
 ) -> None:
     """A round without training in POC: this package's controller beside FLARE's stock FedAvg recipe."""
-    from medpfl.bench import common
-    from medpfl.bench import rounds as bench
+    from benchmarks import common
+    from benchmarks import rounds as bench
 
     facts = common.machine()
     results = bench.measure(sites, rounds, values, interval, say)
@@ -56,8 +61,8 @@ def bench_pfllib(
     out: OutOption = None,
 ) -> None:
     """FedAvg and Ditto in process: this package's engine beside PFLlib's own code and the bare loop."""
-    from medpfl.bench import common
-    from medpfl.bench import pfllib as bench
+    from benchmarks import common
+    from benchmarks import pfllib as bench
 
     facts = common.machine()
     results = bench.measure(pfllib, rounds, repeats, say)
@@ -73,7 +78,7 @@ def bench_reading(
     out: OutOption = None,
 ) -> None:
     """Reading images, as a multiple of the training that waits for them; memory beside its budget."""
-    from medpfl.bench import common, reading
+    from benchmarks import common, reading
 
     facts = common.machine()
     results = reading.measure(images, repeats, budget_mb)
@@ -89,7 +94,7 @@ def bench_prox(
     out: OutOption = None,
 ) -> None:
     """pFedNet's update of the personal models, exact in Gram space, beside the paper's ADMM."""
-    from medpfl.bench import common, prox
+    from benchmarks import common, prox
 
     facts = common.machine()
     results = prox.measure(sites, values, repeats)
@@ -104,7 +109,7 @@ def bench_codecs(
     out: OutOption = None,
 ) -> None:
     """Speed and size of every codec; CER's exact solver beside the paper's ADMM."""
-    from medpfl.bench import codecs, common
+    from benchmarks import codecs, common
 
     facts = common.machine()
     results = codecs.measure(values, repeats, say)
@@ -119,7 +124,7 @@ def bench_teaching(
     out: OutOption = None,
 ) -> None:
     """A local round of CusFL, as a multiple of local training of the same network."""
-    from medpfl.bench import common, teaching
+    from benchmarks import common, teaching
 
     facts = common.machine()
     results = teaching.measure(images, repeats)
@@ -134,7 +139,7 @@ def bench_messenger(
     out: OutOption = None,
 ) -> None:
     """MH-pFLID's messenger beside the hospitals' networks: weights, multiplications, bytes, and time of a round."""
-    from medpfl.bench import common, messenger
+    from benchmarks import common, messenger
 
     facts = common.machine()
     results = messenger.measure(images, repeats)
@@ -145,7 +150,7 @@ def bench_messenger(
 @app.command("phantom")
 def bench_phantom(seeds: SeedsOption = 3, out: OutOption = None) -> None:
     """softpull_phantom against local training, FedAvg and FedAvg + fine-tuning, over several seeds."""
-    from medpfl.bench import common, phantom
+    from benchmarks import common, phantom
 
     facts = common.machine()
     results = phantom.measure(seeds, say)
@@ -161,7 +166,7 @@ def bench_fedsm(
     out: OutOption = None,
 ) -> None:
     """A round of FedSM as a multiple of one of FedAvg, its bytes beside NVFlare's example, its selector's accuracy."""
-    from medpfl.bench import common, fedsm
+    from benchmarks import common, fedsm
 
     facts = common.machine()
     results = fedsm.measure(rounds, repeats, say)
@@ -180,7 +185,7 @@ def bench_heart(
     out: OutOption = None,
 ) -> None:
     """FLamby's Fed-Heart-Disease protocol, with SoftPull beside it."""
-    from medpfl.bench import common, heart
+    from benchmarks import common, heart
 
     facts = common.machine()
     results = heart.measure(data, seeds, flamby, say)
@@ -195,9 +200,22 @@ def bench_fedap(
     out: OutOption = None,
 ) -> None:
     """FedAP on 20 hospitals with unlike labels: does W find who shares them, and does it help; and what it costs."""
-    from medpfl.bench import common, fedap
+    from benchmarks import common, fedap
 
     facts = common.machine()
     results = {"study": fedap.measure(seeds, rounds, say, out), "cost": fedap.cost()}
     common.write_json(out, "fedap", facts, results)
     say(fedap.table_of(results))
+
+
+def main() -> None:
+    """A MedPFLError is one sentence on stderr and exit code 1, as of ``medpfl``."""
+    try:
+        app(prog_name="python -m benchmarks")
+    except MedPFLError as error:
+        Console(stderr=True).print(f"benchmarks: {error}", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

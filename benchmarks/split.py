@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verb ``medpfl split``: simulated hospitals for studies."""
+"""The verb ``split``: simulated hospitals for studies."""
 
 from pathlib import Path
 from typing import Annotated
@@ -41,8 +41,8 @@ def _cut(
     how: str, file: Path, output: Path, dataset: str, clients: int, alpha: float, test: float, validation: float,
     seed: int,
 ) -> None:  # fmt: skip
+    from benchmarks.studies import write_cut
     from medpfl.core.errors import MedPFLError
-    from medpfl.demo.studies import write_cut
 
     train = 1 - test - validation
     if not (0 < test < 1 and 0 <= validation < 1 and train > 1e-9):
@@ -62,7 +62,7 @@ def split_lists(
 ) -> None:
     """Hospitals by explicit index lists, such as those of published benchmarks."""
     from medpfl.core.errors import MedPFLError
-    from medpfl.demo.studies import labels_of, read_lists, write_splits
+    from medpfl.demo.index_lists import labels_of, read_lists, write_splits
 
     parts = order.split(",")
     if len(set(parts)) < len(parts) or not {"train", "test"} <= set(parts) <= {"train", "test", "validation"}:
@@ -70,28 +70,3 @@ def split_lists(
     splits = read_lists(lists, parts)
     write_splits(output, file, dataset, splits, labels_of(file))
     say(f"{output}: {len(splits)} hospitals; who has which labels: {output / 'labels.svg'}")
-
-
-@app.command("organc")
-def split_organc(
-    file: Annotated[Path, typer.Argument(help="organcmnist.npz of MedMNIST v2.")],
-    lists: Annotated[Path, typer.Argument(help="organc_alpha0.05.json: the official index lists.")],
-    output: OutOption,
-    md5: Annotated[str | None, typer.Option(help="Another MD5 that the file shall have: not Table 4 then.")] = None,
-) -> None:
-    """The 20 clients of FedAP's Table 4; another file than the protocol's is refused."""
-    from medpfl.demo.organc import MD5, write_organc
-
-    sites = write_organc(output, file, lists, md5 or MD5)
-    say(f"{output}: {len(sites)} hospitals; who has which labels: {output / 'labels.svg'}")
-
-
-@app.command("har")
-def split_har(
-    data: Annotated[Path, typer.Argument(help="The unpacked folder 'UCI HAR Dataset'.")], output: OutOption
-) -> None:
-    """One hospital for each subject of UCI HAR; no sample of a signal is in two splits."""
-    from medpfl.demo.har import write_har
-
-    sites = write_har(output, data)
-    say(f"{output}: {len(sites)} hospitals, {sites[0]} to {sites[-1]}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arms of ``medpfl bench pfllib``, each run in a process of its own with the same arrays, model and batch order.
+"""The arms of ``benchmarks pfllib``, each run in a process of its own with the same arrays, model and batch order.
 
 A round's seconds are from the end of the round before to its own end, so they hold all that an arm does in a round.
 """
@@ -23,8 +23,8 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from benchmarks.common import resident
 from medpfl import store
-from medpfl.bench.common import resident
 from medpfl.core.mixers import Mean
 from medpfl.core.seeding import derive_seed
 from medpfl.data.samples import SiteData
