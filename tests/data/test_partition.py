@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import write_table_sites
 from medpfl.compare.data import read_splits
 from medpfl.compare.figures import label_counts
 from medpfl.core.errors import DataError
 from medpfl.data.partition import check_disjoint, cut_by_class
 from medpfl.demo.index_lists import names, read_lists, write_splits
 from medpfl.tasks.tabular import Tabular
+from small_jobs import write_table_sites
 
 
 def labels(count: int = 4000, classes: int = 10) -> np.ndarray:
