@@ -19,6 +19,16 @@ SeedsOption = Annotated[int, typer.Option(help="Number of seeds.")]
 OutOption = Annotated[Path | None, typer.Option(help="JSON file for the numbers and the machine's facts.")]
 
 
+@app.command("table")
+def table(
+    file: Annotated[Path, typer.Argument(help="A result: docs/results/mixing.json, a comparison's .json.gz.")],
+) -> None:
+    """Print a stored result's tables as Markdown, without measuring anything."""
+    from benchmarks.tables import tables_of
+
+    say(tables_of(file))
+
+
 @app.command("mixing")
 def bench_mixing(
     sites: Annotated[int, typer.Option(help="Number of models.")] = 20,
@@ -173,8 +183,6 @@ def bench_fedsm(
     results["selector_accuracy"] = {str(seed): fedsm.selector_accuracy(seed) for seed in range(seeds)}
     common.write_json(out, "fedsm", facts, results)
     say(fedsm.table_of(results))
-    if seeds:
-        say(fedsm.accuracy_table(results["selector_accuracy"]))
 
 
 @app.command("heart")

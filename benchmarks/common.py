@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all benchmarks share: facts about the machine, means with deviations, and the JSON file."""
 
-import json
 import os
 import platform
 import sys
@@ -14,7 +13,8 @@ import numpy as np
 import torch
 
 import medpfl
-from medpfl.core.errors import MedPFLError
+from medpfl.deployed.evaluate import write_text
+from medpfl.results.compact import compact
 
 
 def machine() -> dict[str, Any]:
@@ -64,12 +64,7 @@ def write_json(out: Path | None, name: str, facts: dict[str, Any], results: dict
     """
     if out is None:
         return
-    text = json.dumps({"bench": name, "machine": facts, **results}, indent=1) + "\n"
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise MedPFLError(f"cannot write {out}: {error.strerror}") from error
+    write_text(out, compact({"bench": name, "machine": facts, **results}))
 
 
 def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -27,7 +27,7 @@ from medpfl.data.partition import label_counts
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.site_file import load_site_file
 from medpfl.demo.index_lists import declare_checkpoint, labels_of
-from medpfl.deployed.evaluate import evaluate
+from medpfl.deployed.evaluate import evaluate, write_text
 from medpfl.job import Job
 from medpfl.methods.base import Method, Site
 from medpfl.methods.fedap import FedAP
@@ -35,6 +35,7 @@ from medpfl.methods.fedbn import FedBN
 from medpfl.models.base import Architecture
 from medpfl.models.lenet import LeNet5
 from medpfl.models.resnet import ResNet
+from medpfl.results.compact import compact
 from medpfl.results.tables import read_summary, result_table
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.pretrain import pretrain
@@ -82,8 +83,7 @@ def measure(seeds: int, rounds: int, progress: Callable[[str], None], out: Path 
             found = _one_seed(Path(scratch), seed, rounds)
         results["seeds"][str(seed)] = found
         if out:
-            out.parent.mkdir(parents=True, exist_ok=True)
-            out.write_text(json.dumps({"study": results}, indent=1), encoding="utf-8")
+            write_text(out, compact({"study": results}))
         scores = ", ".join(f"{name} {value:.3f}" for name, value in found["test"].items())
         progress(f"seed {seed} ({time.monotonic() - started:.0f} s): {scores}; rank correlation {found['rank']}")
     return results
@@ -239,8 +239,11 @@ def table_of(results: dict[str, Any]) -> str:
     text = markdown(["model", "test accuracy", "FedAP minus it, seed by seed"], rows)
     ranks = [[name, mean_sd([found["rank"][name] for found in seeds])] for name in seeds[0]["rank"]]
     text += "\n\n" + markdown(["W from", "rank correlation of W with shared labels"], ranks)
-    ratios = [[name, f"{p['statistics_s']:.2f}", f"{p['ratio']:.2f}"] for name, p in spent["passes"].items()]
-    text += "\n\n" + markdown(["network", "statistics pass, seconds", "to an evaluation epoch"], ratios)
+    ratios = [
+        [f"{name} ({found['images']} images)", f"{found['statistics_s']:.2f}", f"{found['ratio']:.2f}"]
+        for name, found in spent["passes"].items()
+    ]
+    text += "\n\n" + markdown(["network", "statistics pass, CPU seconds", "to an evaluation epoch"], ratios)
     scale = spent["scale"]
     return text + (
         f"\n\n{scale['hospitals']} hospitals of {scale['values']} values: W in {scale['weights_s']:.3f} s, one mix in "

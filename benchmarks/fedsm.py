@@ -137,7 +137,7 @@ def research_example(hospitals: int) -> dict[str, int]:
 
 
 def table_of(results: dict[str, Any]) -> str:
-    """Both comparisons as Markdown tables, with whether the targets are met."""
+    """Both comparisons as Markdown tables, with whether the targets are met; the selector's accuracy where measured."""
     ratios, example = results["time_ratios"], results["research_example"]
     times = [[name, *(f"{np.median(turn):.2f}" for turn in turns)] for name, turns in results["seconds"].items()]
     times.append(["FedSM / FedAvg", *(f"{ratio:.2f}" for ratio in ratios)])
@@ -149,6 +149,7 @@ def table_of(results: dict[str, Any]) -> str:
         "research example: selector with moments": example["selector"],
     }
     same_models = example["total"] / (example["models"] + most)
+    accuracy = results.get("selector_accuracy")
     return "\n\n".join(
         [
             markdown(
@@ -159,11 +160,12 @@ def table_of(results: dict[str, Any]) -> str:
             f"{example['total'] / most:.0f} times fewer bytes than the research example as the job is shipped, "
             f"{same_models:.0f} times fewer if the example's two UNets came on top; target {TARGET_BYTES}: "
             f"{_met(same_models >= TARGET_BYTES)}.",
+            *([_accuracy_table(accuracy)] if accuracy else []),
         ]
     )
 
 
-def accuracy_table(results: dict[str, dict[str, dict[str, float]]]) -> str:
+def _accuracy_table(results: dict[str, dict[str, dict[str, float]]]) -> str:
     """Seeds by hospitals: accuracy of samples / of cases."""
     sites = list(next(iter(results.values())))
     rows = []
