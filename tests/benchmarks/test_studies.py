@@ -67,6 +67,7 @@ def test_cuts_that_cannot_be_made() -> None:
         pairwise(labels(), 4, float("nan"), 0)
 
 
+@pytest.mark.usefixtures("rendered")
 def test_a_written_split_is_read_back_row_by_row(tmp_path: Path) -> None:
     truth = write_blobs(tmp_path / "data.npz", {"train": 200, "val": 50, "test": 50})
     assert np.array_equal(labels_of(tmp_path / "data.npz"), truth)

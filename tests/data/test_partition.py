@@ -64,6 +64,7 @@ def test_names_sort_as_their_numbers(given_: int) -> None:
     assert sorted(names(given_)) == names(given_) and len(set(names(given_))) == given_
 
 
+@pytest.mark.usefixtures("rendered")
 def test_a_comparison_shows_who_has_which_labels(tmp_path: Path) -> None:
     """All splits of a hospital together, by class; drawn as one bubble for each hospital and class."""
     files = write_table_sites(tmp_path)
