@@ -229,10 +229,26 @@ def test_unreadable_data_at_one_hospital(make_job: Make, table_sites: dict[str, 
 
 
 def test_every_hospital_failing_names_the_reason(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
-    job = make_job(mixers={"models": Mean()})
+    job = make_job(mixers={"model": Mean()}, method=NeedsBatchNorm())
     harness = Harness(job, table_sites, tmp_path).run()
     assert harness.engine.panic is not None and "only 0 of 4 hospitals are ready" in harness.engine.panic
-    assert "the server mixes slot 'models', which SoftPull does not have" in harness.engine.panic
+    assert "anna failed: found no BatchNorm layer" in harness.engine.panic
+
+
+def test_a_job_that_gives_the_server_no_client_configuration(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """As when 'deploy_map' gives the server an app of its own."""
+    harness = Harness(make_job(), table_sites, tmp_path, leave_out="config_fed_client.json").run()
+    assert harness.engine.panic is not None and "config_fed_client.json: No such file" in harness.engine.panic
+
+
+def test_the_servers_allow_list_counts_for_the_method_too(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    harness = Harness(make_job(), table_sites, tmp_path, allowed=("medpfl.flare.", "medpfl.core.")).run()
+    assert harness.engine.panic is not None
+    assert "'medpfl.methods.softpull.SoftPull' at config path '' is not in allow_list" in harness.engine.panic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,12 +257,6 @@ class NeedsBatchNorm(SoftPullMethod):
 
     def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
         return {"model": of_type(models, BATCH_NORM)}
-
-
-def test_a_method_that_cannot_be_set_up_says_why(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
-    job = make_job(mixers={"model": Mean()}, method=NeedsBatchNorm())
-    harness = Harness(job, table_sites, tmp_path).run()
-    assert harness.engine.panic is not None and "anna failed: found no BatchNorm layer" in harness.engine.panic
 
 
 def test_lam_outside_the_roster_ends_the_job(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:

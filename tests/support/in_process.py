@@ -45,8 +45,6 @@ def new_workspace(folder: Path, name: str) -> Workspace:
     """A real FLARE workspace: startup/ and local/ as in a kit."""
     for part in ("startup", "local"):
         (folder / name / part).mkdir(parents=True, exist_ok=True)
-    # The tests' own classes are allowed too; what a site's list refuses is tested where kits are made.
-    (folder / name / "local" / "resources.json").write_text(json.dumps({"class_allow_list": ["*"]}))
     return Workspace(str(folder / name), site_name=name)
 
 
@@ -92,6 +90,10 @@ class Harness:
     folder: Path
     script: Script = lambda site, task, round_number: None
     without: tuple[str, ...] = ()
+    allowed: tuple[str, ...] = ("*",)
+    """The server's allow list; the tests' own classes are on it by default."""
+    leave_out: str | None = None
+    """A file of the job that the server does not get."""
     wire: list[tuple[str, str, bytes]] = field(default_factory=list)
     down: list[tuple[str, str, bytes]] = field(default_factory=list)
     late: list[str] = field(default_factory=list)
@@ -110,7 +112,14 @@ class Harness:
         else:
             self.controller = MixingController(**settings)
             written = write_job(self.job, self.folder / "job") / "app" / "config"
-            shutil.copytree(written, self.engine.workspace.get_app_config_dir("job-1"), dirs_exist_ok=True)
+            shutil.copytree(
+                written,
+                self.engine.workspace.get_app_config_dir("job-1"),
+                dirs_exist_ok=True,
+                ignore=lambda folder, names: [name for name in names if name == self.leave_out],
+            )
+            local = self.folder / "server" / "local" / "resources.json"
+            local.write_text(json.dumps({"class_allow_list": self.allowed}))
         self._filters = _filters_of(self.job)
         self.communicator = WFCommServer()
         self.controller.set_communicator(self.communicator)
