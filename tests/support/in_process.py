@@ -103,7 +103,7 @@ class Harness:
         meta = {"name": self.job.name, "min_clients": self.job.min_clients, "deploy_map": {"app": ["@ALL"]}}
         clients = [Client(name, f"token-{name}") for name in sorted(self.site_files, reverse=True)]
         self.engine = Engine("server", new_workspace(self.folder, "server"), meta, clients)
-        settings = {name: getattr(self.job.settings, name) for name in self.job.settings.__dataclass_fields__}
+        settings = vars(self.job.settings)
         self.controller: MixingController | EvaluationController
         if isinstance(self.job, EvaluationJob):
             self.controller = EvaluationController(**settings)

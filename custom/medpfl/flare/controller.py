@@ -64,7 +64,7 @@ class MixingController(ExchangeController):
     def _new_coordinator(self, fl_ctx: FLContext) -> Coordinator:
         workspace = fl_ctx.get_workspace()
         name, min_clients, roster = self._job_of(fl_ctx)
-        # How slots are mixed follows from the method, which the hospitals' configuration names: FLARE deploys it here too.
+        # How slots are mixed follows from the method, which the hospitals' configuration names: FLARE brings it too.
         config = Path(workspace.get_app_config_dir(fl_ctx.get_job_id()))
         job = load_config(config, name, min_clients, lambda path: check_allowed(path, fl_ctx))
         assert isinstance(job, Job)
