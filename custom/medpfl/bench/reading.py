@@ -93,7 +93,7 @@ def _site(data: Any, task: Any) -> Any:
     import torch
 
     from medpfl.methods.base import Site
-    from medpfl.methods.references import Local
+    from medpfl.methods.local import Local
 
     torch.manual_seed(0)
     models = torch.nn.ModuleDict({"local": task.network(data)})

@@ -43,8 +43,8 @@ def measure(images: int, repeats: int) -> dict[str, Any]:
 
 def _times(task: Any, images: int, repeats: int) -> dict[str, Any]:
     from medpfl.methods.cusfl import CusFL
+    from medpfl.methods.local import Local
     from medpfl.methods.moon import Moon
-    from medpfl.methods.references import Local
 
     data = data_of(task, images, (3, *SIZE))
     sites = {

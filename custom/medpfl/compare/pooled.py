@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +24,6 @@ from medpfl.data.site_file import SiteFile, load_site_file
 from medpfl.deployed.evaluate import evaluate_test, save_deployed
 from medpfl.deployed.model_file import load_deployed
 from medpfl.job import Job
-from medpfl.methods.references import Local
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.messages import number
 from medpfl.rounds.simulate import simulate
@@ -32,13 +31,6 @@ from medpfl.tasks.base import Evaluation, Task
 
 SITE = MODEL = "pooled"
 _ROWS = 256
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pooled(Local):
-    """Local training under the name of what it deploys here."""
-
-    deploys: ClassVar = {MODEL: "local"}
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,10 @@ class Method(ABC):
     deploys: ClassVar[Mapping[str, str]]
     """Deployed model's name to the network that predicts; the first is the one a hospital would use."""
 
+    fine_tuned: ClassVar[str | None] = None
+    """The deployed model, common to all hospitals, that every hospital also fine-tunes after the last round; the result
+    is deployed as ``<name>_finetuned``. None: there is no such phase."""
+
     def __post_init__(self) -> None:
         for name, least in (("epochs", 1), ("batch_size", 1), ("steps", 1)):
             value = getattr(self, name)

@@ -20,7 +20,7 @@ from medpfl.data.samples import Samples, SiteData
 from medpfl.data.site_file import CHECKPOINT, load_site_file
 from medpfl.job import Job
 from medpfl.methods.base import Build, Method, Site
-from medpfl.methods.references import Local, like
+from medpfl.methods.references import like
 
 POOLED = "pooled"
 
@@ -55,7 +55,7 @@ def pretrain(
     method: Method = replace(like("local", job.method), epochs=1, steps=None)
     models = nn.ModuleDict(method.models(Build(job.task, data, (POOLED,), job.settings.seed)))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    name = Local.deploys["local"]
+    name = next(iter(method.deploys.values()))
     optimizers: dict[str, torch.optim.Optimizer] = {}
     torch.set_num_threads(job.settings.threads)
     models.to(device)
