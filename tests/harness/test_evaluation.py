@@ -16,8 +16,8 @@ from medpfl.job import EvaluationJob, Job, load_job
 from medpfl.methods.fedsm import FedSM
 from medpfl.results.tables import read_summary
 from medpfl.rounds.evaluation_job import write_evaluation_job
+from medpfl.rounds.joint import chosen, read_result, studies_of
 from medpfl.rounds.simulate import simulate_evaluation
-from medpfl.rounds.super_file import chosen, read_result, studies_of
 from tools import outcome, run
 
 pytestmark = pytest.mark.harness

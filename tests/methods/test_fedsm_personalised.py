@@ -14,8 +14,7 @@ from medpfl.job import Job
 from medpfl.methods.apfl import APFL
 from medpfl.methods.base import Method
 from medpfl.methods.fedavg import FedAvg
-from medpfl.methods.fedsm import FedSM
-from medpfl.methods.fedsm_personalised import FedSMPersonalised
+from medpfl.methods.fedsm import FedSM, FedSMPersonalised
 from medpfl.methods.fine_tuned import FineTuned
 from medpfl.methods.per_fedavg import PerFedAvg
 from medpfl.methods.pfedme import PFedMe

@@ -93,3 +93,28 @@ def test_nothing_is_unpickled() -> None:
         for name in imports(path):
             assert name.split(".")[0] not in ("pickle", "dill", "joblib", "shelve", "marshal"), path
         assert "torch.load(" not in path.read_text(encoding="utf-8"), path
+
+
+# What of ``methods`` the rest may know: the contract, and the one list of methods by name.
+CONTRACT = {"base", "joint", "references"}
+
+
+def test_no_concrete_method_is_known_outside_methods() -> None:
+    for path in modules():
+        if part_of(path) not in ("methods", "bench"):
+            for name in imports(path):
+                pieces = name.split(".")
+                if pieces[:2] == ["medpfl", "methods"] and len(pieces) > 2:
+                    assert pieces[2] in CONTRACT, f"{path.relative_to(PACKAGE)} imports {name}"
+
+
+def test_the_contract_imports_no_implementation() -> None:
+    """Neither the methods' contract, nor the mixers' and codecs', knows any of those that implement it."""
+    contracts = [("methods", ("base", "site", "joint")), ("core/mixers", ("base",)), ("core/codecs", ("base",))]
+    for folder, stems in contracts:
+        package = f"medpfl.{folder.replace('/', '.')}"
+        known = {f"{package}.{stem}" for stem in stems}
+        for stem in stems:
+            found = {name for name in imports(PACKAGE / folder / f"{stem}.py") if name.startswith(f"{package}.")}
+            strange = {name for name in found if ".".join(name.split(".")[: package.count(".") + 2]) not in known}
+            assert not strange, f"{folder}/{stem}.py imports {sorted(strange)}"

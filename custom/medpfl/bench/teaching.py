@@ -91,11 +91,13 @@ def data_of(task: Any, images: int, shape: tuple[int, ...]) -> Any:
 def site_of(method: Any, task: Any, data: Any) -> Any:
     import torch
 
-    from medpfl.methods.base import Build, Site
+    from medpfl.methods.base import Build, Hospital, Site
 
     build = Build(task, data, ("a",), 0, "a")
     models = torch.nn.ModuleDict(method.models(build))
-    return Site(method, task, data, models, {}, torch.device("cpu"), ("a",), "a", 0, 1, lambda: False, {})
+    device = torch.device("cpu")
+    hospital = Hospital(task=task, data=data, models=models, device=device, roster=("a",), name="a", seed=0)
+    return Site(hospital, method, 1)
 
 
 def table_of(results: dict[str, Any]) -> str:

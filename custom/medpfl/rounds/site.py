@@ -20,7 +20,7 @@ from medpfl.core.seeding import seed_torch
 from medpfl.data.samples import SiteData
 from medpfl.data.site_file import SiteFile
 from medpfl.deployed.evaluate import evaluate, evaluate_test, save_deployed
-from medpfl.methods.base import Build, Method, Site
+from medpfl.methods.base import Build, Hospital, Method, Site
 from medpfl.methods.references import riding_along
 from medpfl.rounds.common import read_common
 from medpfl.rounds.evaluation import evaluate_given
@@ -96,7 +96,7 @@ class SiteRunner:
         self.seed: int = header["seed"]
         if self.name not in self.roster:
             raise ConfigError(f"{self.name} is not one of this job's hospitals: {', '.join(self.roster)}")
-        self._kept: dict[str, Any] = {}
+        self._kept: dict[str, object] = {}
         site_file = self._site_file()
         self.task = self.task.chosen(site_file)
         self.data = self.task.load(site_file)
@@ -237,22 +237,21 @@ class SiteRunner:
         return Message({"metrics": self._look_at_mixed(message.header["round"], message.header), "notes": notes})
 
     def _site(self, method: Method, round_number: int) -> Site:
-        return Site(
-            method,
-            self.task,
-            self.data,
-            self.models,
-            self._optimizers,
-            self.device,
-            self.roster,
-            self.name,
-            self.seed,
-            round_number,
-            self._stopped,
-            self.common.checkpoints,
-            self._kept,
-            self.common.public,
+        hospital = Hospital(
+            task=self.task,
+            data=self.data,
+            models=self.models,
+            device=self.device,
+            roster=self.roster,
+            name=self.name,
+            seed=self.seed,
+            optimizers=self._optimizers,
+            stopped=self._stopped,
+            checkpoints=self.common.checkpoints,
+            public=self.common.public,
+            kept=self._kept,
         )
+        return Site(hospital, method, round_number)
 
     def _look_at_mixed(self, round_number: int, header: dict[str, Any]) -> list[dict[str, Any]]:
         """Validate the models as they came out of a round's mixing and keep them until a better round is known."""
