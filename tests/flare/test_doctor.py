@@ -19,7 +19,6 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from typer.testing import CliRunner
 
-from conftest import write_table_sites
 from medpfl.cli import app
 from medpfl.data.site_file import ENVIRONMENT_VARIABLE
 from medpfl.flare.allow import allow, forbid_code
@@ -27,6 +26,7 @@ from medpfl.flare.doctor import examine
 from medpfl.flare.finding import Finding
 from medpfl.flare.kits import read_kit
 from medpfl.flare.provision import Provisioned, fingerprint, provision
+from small_jobs import write_table_sites
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "hospital-a"
