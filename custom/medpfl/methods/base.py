@@ -135,6 +135,11 @@ class Method(ABC):
         """
         raise ConfigError(f"the server wants the statistics '{name}', which {type(self).__name__} does not have")
 
+    def kept(self, models: nn.ModuleDict) -> list[str]:
+        """Entries of travelling slots that a hospital also keeps on its own disk, as its training left them, because
+        ``statistics`` reads them before the server's are there again; none by default."""
+        return []
+
     refined: ClassVar[Sequence[str]] = ()
     """Slots that are exchanged again within a round, ``refinements`` times after its training."""
 

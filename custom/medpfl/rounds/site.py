@@ -315,7 +315,8 @@ class SiteRunner:
 
     def _private_keys(self) -> list[str]:
         sent = {key for slot in self.travelling for key in self.slots[slot]}
-        return [key for key in self.models.state_dict() if key not in sent]
+        kept = set(self.method.kept(self.models))
+        return [key for key in self.models.state_dict() if key not in sent or key in kept]
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
