@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a method is, and what of a hospital it sees while it trains."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
@@ -10,6 +10,7 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor, nn
 
+from medpfl.core.checked import Checked
 from medpfl.core.errors import ConfigError, RefusedUpdate
 from medpfl.core.groups import under
 from medpfl.core.mixers import Mixer
@@ -62,7 +63,7 @@ class Served:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Method(ABC):
+class Method(Checked):
     """A personalised federated learning method, as a frozen dataclass whose fields are the job's arguments.
 
     A subclass says which networks a hospital holds (``models``), which of their tensors form which slot (``slots``;
