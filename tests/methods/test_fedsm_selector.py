@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from medpfl.bench.fedsm import research_example
+from benchmarks.fedsm import research_example
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mean, Mixer, ServerAdam, SoftPull
 from medpfl.demo.phantom import write_phantoms
