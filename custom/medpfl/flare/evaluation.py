@@ -28,4 +28,4 @@ class EvaluationController(ExchangeController):
         messages = coordinator.messages()
         replies = self._exchange(messages, self.settings.timeout, len(messages), abort_signal, fl_ctx)
         coordinator.take(replies)
-        self.log_info(fl_ctx, f"results are in {coordinator.record.folder}")
+        self.log_info(fl_ctx, f"results are in {coordinator.results}")
