@@ -32,7 +32,7 @@ from medpfl.deployed.predict import evaluate_on_all
 from medpfl.results.files import LINES, json_of, read_lines, read_mixing, read_traffic, read_training
 from medpfl.results.schema import (
     Direction,
-    TestedLine,
+    FinalLine,
     TrainingLine,
     TrainingSummary,
     ValidationLine,
@@ -134,7 +134,7 @@ def _row(
     task: Task,
     folder: Path,
     data: dict[str, SiteData],
-    lines: list[TestedLine],
+    lines: list[FinalLine],
     summary: TrainingSummary,
 ) -> dict[str, Any]:
     """Of one deployed model: its scores, its learning curve, calibration, and its test on every hospital's data."""
