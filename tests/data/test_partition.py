@@ -89,6 +89,7 @@ def test_cuts_that_cannot_be_made() -> None:
         cut_by_class([5], labels(), {"train": 0.9, "test": 0.1}, 0)
 
 
+@pytest.mark.usefixtures("rendered")
 def test_a_written_split_is_read_back_row_by_row(tmp_path: Path) -> None:
     truth = write_blobs(tmp_path / "data.npz", {"train": 200, "val": 50, "test": 50})
     assert np.array_equal(labels_of(tmp_path / "data.npz"), truth)
@@ -133,6 +134,7 @@ def test_names_sort_as_their_numbers(given_: int) -> None:
     assert sorted(names(given_)) == names(given_) and len(set(names(given_))) == given_
 
 
+@pytest.mark.usefixtures("rendered")
 def test_a_comparison_shows_who_has_which_labels(tmp_path: Path) -> None:
     """All splits of a hospital together, by class; drawn as one bubble for each hospital and class."""
     files = write_table_sites(tmp_path)
