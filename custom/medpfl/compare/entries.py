@@ -180,7 +180,7 @@ def initial_weights(entry: Entry, made: Build) -> dict[str, Any]:
     """
     reference = made.network().state_dict()
     digest, shapes = fingerprint(reference), _shapes(reference)
-    same, own = [], []
+    same, own = list[str](), list[str]()
     differing = None
     for name, network in entry.method.models(made).items():
         state = network.state_dict()

@@ -13,9 +13,9 @@ from medpfl.data.site_file import load_site_file
 from medpfl.deployed.model_file import load_deployed
 from medpfl.deployed.predict import evaluate_on
 from medpfl.methods.joint import Found
-from medpfl.results.tables import read_summary
+from medpfl.results.files import read_training
+from medpfl.results.schema import number
 from medpfl.rounds.joint import Joint, chosen, makes_joint, read_result, study_here, study_of
-from medpfl.rounds.messages import number
 
 SUPER = "super"
 
@@ -57,13 +57,13 @@ def served(
     Raises:
         MedPFLError: a file of the run cannot be read, or the data do not fit.
     """
-    summary = read_summary(results)
-    score = summary["score"]
+    summary = read_training(results)
+    score = summary.score
     found: dict[str, dict[str, Any]] = {}
-    for model in dict.fromkeys(line["model"] for line in summary["test"]):
+    for model in dict.fromkeys(line.model for line in summary.test):
         each = {}
         for site in sorted(site_files):
-            path = home / site / summary["job"] / "models" / f"{model}-{choice}.safetensors"
+            path = home / site / summary.job / "models" / f"{model}-{choice}.safetensors"
             if path.exists():  # a hospital that missed that round has no such model
                 each[site] = number(evaluate_on(load_deployed(path), unseen, "test").metrics[score])
         known = [value for value in each.values() if value is not None]

@@ -19,7 +19,8 @@ from medpfl.data.site_file import SiteFile, load_site_file
 from medpfl.deployed.model_file import Deployed, History, ModelMeta, Recipe, build_networks, differing_entry
 from medpfl.methods.base import Method
 from medpfl.methods.joint import Found, JointModel, Study
-from medpfl.results.tables import read_summary
+from medpfl.results.files import read_summary, read_training
+from medpfl.results.schema import EvaluationSummary, TrainingSummary
 from medpfl.rounds.checkpoint import SHARED
 from medpfl.rounds.messages import unflatten
 from medpfl.tasks.base import Task
@@ -89,28 +90,26 @@ def read_result(folder: Path) -> Joint:
         MedPFLError: a file is missing or altered, the job's method has no such networks, or the hospitals of the
             files are not those of the selector.
     """
-    summary = read_summary(folder)
-    recipe, hashes = summary.get("recipe"), summary.get("slots")
-    if not isinstance(recipe, dict) or not isinstance(hashes, dict):
+    summary = read_training(folder)
+    recipe, hashes = summary.recipe, summary.slots
+    if recipe is None:
         raise MedPFLError(f"{folder}: its summary.json does not say how to rebuild the models; run the job again")
     try:
-        trained: Method = build(recipe["method"], Method, "method")
-        task: Task = build(recipe["task"], Task, "task")
-        roster = tuple(summary["roster"])
+        trained: Method = build(recipe.method, Method, "method")
+        task: Task = build(recipe.task, Task, "task")
+        roster = tuple(summary.roster)
         found = Recipe(
-            method=recipe["method"],
-            task=recipe["task"],
+            method=recipe.method,
+            task=recipe.task,
             deployed=next(iter(trained.deploys)),
-            classes=summary["classes"],
-            input_shape=recipe["input_shape"],
+            classes=summary.classes,
+            input_shape=recipe.input_shape,
             hospitals=len(roster),
         )
         parts = build_networks(trained, task, found)
         if list(roster) != sorted(set(roster)):
             raise ConfigError(f"its roster is not in order: {', '.join(roster)}")
-        last = summary["settings"]["rounds"]
-        preparation, job = dict(recipe["preparation"]), str(summary["job"])
-    except (KeyError, TypeError, ValueError, ConfigError) as error:  # pydantic's ValidationError is a ValueError
+    except (ValueError, ConfigError) as error:  # pydantic's ValidationError is a ValueError
         raise MedPFLError(f"{folder / 'summary.json'} was altered or is of another version: {error}") from error
     method = joint_of(trained, roster)
     if method is None:
@@ -128,7 +127,7 @@ def read_result(folder: Path) -> Joint:
     if difference := differing_entry(networks, state):
         raise MedPFLError(f"{folder}: the slots do not fit the job's configuration: {difference}")
     networks.load_state_dict(state)
-    return Joint(method, task, networks.eval(), found, job, last, preparation)
+    return Joint(method, task, networks.eval(), found, summary.job, summary.settings.rounds, dict(recipe.preparation))
 
 
 def joint_of(trained: Method, roster: Sequence[str]) -> JointModel | None:
@@ -137,11 +136,13 @@ def joint_of(trained: Method, roster: Sequence[str]) -> JointModel | None:
     return found if isinstance(found, JointModel) else None
 
 
-def makes_joint(summary: Mapping[str, Any]) -> bool:
-    """Whether a joint model can be made of what the job of this summary.json left at the server."""
-    method: Method = build(summary["recipe"]["method"], Method, "method")
-    found = joint_of(method, summary["roster"])
-    return found is not None and {slot for slot, _ in found.sources().values()} <= summary["slots"].keys()
+def makes_joint(summary: TrainingSummary) -> bool:
+    """Whether a joint model can be made of what the job left at the server."""
+    if summary.recipe is None:
+        return False
+    method: Method = build(summary.recipe.method, Method, "method")
+    found = joint_of(method, summary.roster)
+    return found is not None and {slot for slot, _ in found.sources().values()} <= summary.slots.keys()
 
 
 Owners = dict[str, dict[str, Tensor]]
@@ -244,11 +245,11 @@ def studies_of(model: Deployed, evaluation: Path) -> dict[str, Study]:
     if not isinstance(method, JointModel):
         raise MedPFLError(f"{evaluation}: the model is no super model, so no study of it can be read")
     given = model.meta.model_copy(update={"history": None}).seal(model.networks.state_dict())
-    if summary.get("evaluated", {}).get("sha256") != given.sha256:
+    if not isinstance(summary, EvaluationSummary) or summary.evaluated.sha256 != given.sha256:
         raise MedPFLError(f"{evaluation}: not the results of an evaluation job of this super model")
-    if not isinstance(summary.get("study"), dict):
+    if not summary.study:
         raise MedPFLError(f"{evaluation / 'summary.json'} was altered: it says nothing of the thresholds")
-    return {site: method.read_study(site, found) for site, found in summary["study"].items()}
+    return {site: method.read_study(site, found) for site, found in summary.study.items()}
 
 
 def chosen(model: Joint, studies: Mapping[str, Study]) -> tuple[Joint, Found]:

@@ -22,6 +22,7 @@ from medpfl.data.site_file import SiteFile
 from medpfl.deployed.evaluate import evaluate, evaluate_test, save_deployed
 from medpfl.methods.base import Build, Hospital, Method, Site
 from medpfl.methods.references import riding_along
+from medpfl.results.schema import number
 from medpfl.rounds.common import read_common
 from medpfl.rounds.evaluation import evaluate_given
 from medpfl.rounds.messages import (
@@ -31,7 +32,6 @@ from medpfl.rounds.messages import (
     digest_of,
     gather,
     load,
-    number,
     plain_name,
 )
 from medpfl.rounds.private import PRIVATE, restore_private, save_private
@@ -151,7 +151,7 @@ class SiteRunner:
                 if name in self._owner:
                     raise ConfigError(f"{type(method).__name__} uses the model name '{name}', which is taken")
                 self._owner[name] = method
-            self.models.update(mine)
+            self.models.update(dict(mine.items()))
             self.slots.update(method.slots(mine))
         self.models.to(self.device)
 
