@@ -14,7 +14,7 @@ from conftest import write_table_sites
 from medpfl.compare.data import read_splits
 from medpfl.compare.figures import label_counts
 from medpfl.core.errors import DataError
-from medpfl.data.arrays import Arrays
+from medpfl.data.arrays.declare import Arrays
 from medpfl.data.partition import check_disjoint, cut_by_class, dirichlet, pairwise
 from medpfl.data.site_file import load_site_file
 from medpfl.demo.blobs import write_blobs

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from medpfl.core.errors import DataError
 from medpfl.core.seeding import derive_seed
-from medpfl.data.array_inputs import MEDMNIST
-from medpfl.data.npz import Npz
+from medpfl.data.arrays.npz import Npz
+from medpfl.data.arrays.prepare import MEDMNIST
 from medpfl.data.partition import check_disjoint, cut_by_class, dirichlet, label_counts, pairwise
 from medpfl.deployed.evaluate import write_text
 from medpfl.results.skew import draw_label_counts

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from medpfl.core.errors import DataError, MedPFLError
+from medpfl.data.contract import NewCase
 from medpfl.data.samples import SiteData, joined_targets
 from medpfl.data.site_file import SiteFile
 from medpfl.deployed.evaluate import decide, write_cases
@@ -20,7 +21,7 @@ from medpfl.deployed.labels import dice_of, find_labels
 from medpfl.deployed.model_file import Deployed
 from medpfl.deployed.selection import case_scores
 from medpfl.methods.super_model import SuperModel
-from medpfl.tasks.base import Evaluation, NewCase
+from medpfl.tasks.base import Evaluation
 
 SUMMARY = "predictions.csv"
 _BATCH = 16  # whole slices are larger than the samples of training

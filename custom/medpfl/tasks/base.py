@@ -3,7 +3,7 @@
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from medpfl.component import build
 from medpfl.core.errors import ConfigError
+from medpfl.data.contract import NewCase
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.site_file import SiteFile
 from medpfl.models.base import Architecture
@@ -29,22 +30,6 @@ class Evaluation:
 
     metrics: dict[str, float]
     cases: list[dict[str, Any]] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class NewCase:
-    """A case to predict.
-
-    Attributes:
-        name: its file (and row).
-        inputs: N x ... samples, prepared as in training; several for slices of a volume or windows of a recording.
-        save: writes a segmentation from the network's outputs (N x C x ...) into a folder, in the input's geometry, on
-            request with probabilities, and returns what to tell about it; None for tasks with one class a case.
-    """
-
-    name: str
-    inputs: Tensor
-    save: Callable[[Tensor, Path, list[str], bool], dict[str, Any]] | None = None
 
 
 class Task(ABC):

@@ -9,15 +9,15 @@ from typing import Any, Literal
 from torch import nn
 
 from medpfl.core.errors import ConfigError, DataError
-from medpfl.data.array_inputs import new_rows
-from medpfl.data.arrays import Arrays
-from medpfl.data.images import Images
+from medpfl.data.arrays.declare import Arrays
+from medpfl.data.arrays.prepare import new_rows
+from medpfl.data.contract import NewCase
+from medpfl.data.images.declare import Images
 from medpfl.data.pixels import image_files, prepare, read_image
 from medpfl.data.samples import SiteData
 from medpfl.data.site_file import SiteFile
 from medpfl.models.base import Architecture
 from medpfl.models.resnet import ResNet
-from medpfl.tasks.base import NewCase
 from medpfl.tasks.labelled import Labelled
 
 

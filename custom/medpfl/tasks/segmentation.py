@@ -12,15 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
-from medpfl.data.images import Images
-from medpfl.data.new_volumes import read_new_volumes
+from medpfl.data.contract import NewCase
+from medpfl.data.images.declare import Images
+from medpfl.data.images.new import new_images
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.site_file import SiteFile
-from medpfl.data.volumes import Volumes
+from medpfl.data.volumes.declare import Volumes
+from medpfl.data.volumes.new import read_new_volumes
 from medpfl.models.base import Architecture
 from medpfl.models.unet import UNet
-from medpfl.tasks.base import Evaluation, NewCase, Task
-from medpfl.tasks.new_masks import new_images
+from medpfl.tasks.base import Evaluation, Task
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from medpfl.core.errors import ConfigError
+from medpfl.data.contract import NewCase
 from medpfl.data.declared import SPLITS
 from medpfl.data.samples import Samples, SiteData, to_tensor
 from medpfl.data.site_file import SiteFile
-from medpfl.data.table import Table, new_rows
+from medpfl.data.table.declare import Table, new_rows
 from medpfl.models.base import Architecture
-from medpfl.tasks.base import NewCase
 from medpfl.tasks.labelled import Labelled
 
 

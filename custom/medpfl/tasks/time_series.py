@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 from torch import nn
 
-from medpfl.data.recordings import new_recordings
+from medpfl.data.contract import NewCase
 from medpfl.data.samples import SiteData
-from medpfl.data.series import Series
+from medpfl.data.series.declare import Series
+from medpfl.data.series.recordings import new_recordings
 from medpfl.data.site_file import SiteFile
 from medpfl.models.base import Architecture
 from medpfl.models.conv1d import Conv1d
-from medpfl.tasks.base import NewCase
 from medpfl.tasks.labelled import Labelled
 
 
