@@ -29,6 +29,7 @@ from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.messages import number
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.base import Evaluation, Task
+from medpfl.tasks.metrics.base import Metric
 
 SITE = MODEL = "pooled"
 _ROWS = 256
@@ -56,6 +57,10 @@ class Together(Task):
     @property
     def score(self) -> str:  # type: ignore[override]
         return self.task.score
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:  # type: ignore[override]
+        return self.task.metrics
 
     def hold(self, parts: Mapping[str, SiteData]) -> "Together":
         """Take the hospitals' data.

@@ -117,7 +117,7 @@ class Coordinator:
         self.expected = table(found.slots)
         self.score: str = header["score"]
         self._adapts = bool(header.get("adapts"))
-        self._best = BestRounds(self.record, self.score)
+        self._best = BestRounds(self.record, self.score, header["direction"])
         self.record.about.update(
             recipe=header.get("recipe"),
             personalised=header["personalised"],

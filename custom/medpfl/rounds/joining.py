@@ -7,7 +7,7 @@ from typing import Any
 
 from medpfl.rounds.messages import Message, Slots, fingerprint, table
 
-_KEYS = {"sizes", "config", "personalised", "score", "classes", "versions", "common"}
+_KEYS = {"sizes", "config", "personalised", "score", "direction", "classes", "versions", "common"}
 
 
 @dataclass

@@ -2,12 +2,14 @@
 """What a task is: how declared data become samples, and what network, loss and metrics go with them."""
 
 import dataclasses
+import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 from torch import Tensor, nn
 
 from medpfl.component import build
@@ -17,6 +19,7 @@ from medpfl.data.samples import Samples, SiteData
 from medpfl.data.site_file import SiteFile
 from medpfl.models.base import Architecture
 from medpfl.models.by_hospital import OwnChoice
+from medpfl.tasks.metrics.base import CaseMetric, Metric
 
 
 @dataclass(frozen=True)
@@ -37,9 +40,27 @@ class Task(ABC):
 
     dataset: str
     score: str
-    """Name of the metric that chooses the best round; higher is better."""
-    scores: ClassVar[tuple[str, ...]]
-    """Names of all metrics that ``evaluate`` returns."""
+    """Name of the metric that chooses the best round."""
+    metrics: ClassVar[tuple[Metric, ...]]
+    """All that ``evaluate`` scores by."""
+
+    def __post_init__(self) -> None:
+        self.metric(self.score)
+
+    def metric(self, name: str) -> Metric:
+        """The metric of that name.
+
+        Raises:
+            ConfigError: the task has none.
+        """
+        known = {metric.name: metric for metric in self.metrics}
+        if name not in known:
+            meant = difflib.get_close_matches(name, known, 1)
+            raise ConfigError(
+                f"{type(self).__name__} has no metric '{name}'"
+                f"{f'; did you mean {meant[0]!r}?' if meant else ''}; its metrics are: {', '.join(known) or 'none'}"
+            )
+        return known[name]
 
     def at(self, site: str) -> "Task":
         """The task as this hospital does it: with its own network, where the job gives hospitals different ones."""
@@ -103,6 +124,19 @@ class Task(ABC):
         """
         raise ConfigError(f"{type(self).__name__} cannot read new cases")
 
-    @abstractmethod
+    def told(self, decisions: Tensor, samples: Samples) -> list[dict[str, Any]]:
+        """What is told of each of ``samples.names`` beside the metrics of cases."""
+        return [{"case": name} for name in samples.names]
+
     def evaluate(self, decisions: Tensor, samples: Samples) -> Evaluation:
         """Metrics of the decisions about a non-empty split."""
+        cases = self.told(decisions, samples)
+        values: dict[str, float] = {}
+        for metric in self.metrics:
+            if isinstance(metric, CaseMetric):
+                each = metric.of_cases(decisions, samples)
+                cases = [{**case, metric.name: value} for case, value in zip(cases, each, strict=True)]
+                values[metric.name] = float(np.mean(each))
+            else:
+                values[metric.name] = metric.of_split(decisions, samples)
+        return Evaluation(values, cases)

@@ -4,7 +4,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
@@ -36,9 +36,10 @@ class Classification(Labelled):
     dataset: str
     size: tuple[int, ...] = (64, 64)
     architecture: Architecture = field(default_factory=ResNet)
-    score: Literal["accuracy", "balanced_accuracy", "auc"] = "balanced_accuracy"
+    score: str = "balanced_accuracy"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "size", tuple(self.size))  # JSON has lists
         if len(self.size) not in (2, 3) or min(self.size) < 1:
             raise ConfigError(f"Classification's size must be 2 or 3 lengths of at least 1, got {list(self.size)}")

@@ -4,7 +4,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
@@ -30,7 +30,7 @@ class TimeSeries(Labelled):
 
     dataset: str
     architecture: Architecture = field(default_factory=Conv1d)
-    score: Literal["accuracy", "balanced_accuracy", "auc"] = "accuracy"
+    score: str = "accuracy"
 
     def load(self, site_file: SiteFile) -> SiteData:
         return site_file.dataset(self.dataset, Series).load()
