@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from comparing import compared, plan_of
-from conftest import write_table_sites
 from medpfl.compare import pooled
 from medpfl.compare.pooled import Pooled, Together, train_pooled
 from medpfl.compare.report import write_report
@@ -26,6 +25,7 @@ from medpfl.methods.references import Local
 from medpfl.rounds.settings import Settings
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.tabular import Tabular
+from small_jobs import write_table_sites
 
 TASK = Tabular(dataset="blood", hidden=(4,))
 TRAINING: dict[str, Any] = {"steps": 7, "lr": 0.05, "batch_size": 8}

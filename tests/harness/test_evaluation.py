@@ -6,9 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from in_process import Harness, tensors_of
 
-from conftest import small_job
+from in_process import Harness, tensors_of
 from medpfl import store
 from medpfl.core.mixers import Mean, ServerAdam, SoftPull
 from medpfl.deployed.model_file import load_deployed
@@ -18,6 +17,7 @@ from medpfl.results.tables import read_summary
 from medpfl.rounds.evaluation_job import write_evaluation_job
 from medpfl.rounds.simulate import simulate_evaluation
 from medpfl.rounds.super_file import chosen, read_result, studies_of
+from small_jobs import small_job
 from tools import outcome, run
 
 pytestmark = pytest.mark.harness

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from in_process import Harness
 
+from in_process import Harness
 from medpfl.core.mixers import Mean, Mixer, ServerAdam, SoftPull
 from medpfl.job import Job
 from medpfl.methods.fedsm import FedSM

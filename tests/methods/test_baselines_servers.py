@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from baselines import Normed, State, assert_resumes, begin, close, combine, held, play, same, served, slope
-from conftest import SITES, write_table_sites
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import (
     AttentiveMessages,
@@ -31,6 +30,7 @@ from medpfl.methods.l2gd import L2GD
 from medpfl.methods.moon import Moon
 from medpfl.methods.scaffold import Scaffold
 from medpfl.rounds.site import SiteRunner
+from small_jobs import SITES, write_table_sites
 from tools import run, write_job
 
 Make = Callable[..., Job]

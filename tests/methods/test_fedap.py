@@ -13,7 +13,6 @@ import torch
 import yaml
 
 from baselines import assert_resumes, begin, play, served
-from conftest import write_table_sites
 from medpfl import store
 from medpfl.core.errors import ConfigError, SiteFileError
 from medpfl.core.mixers import Identity, Mean, Mixer, StatisticsDistance
@@ -24,6 +23,7 @@ from medpfl.methods.fedbn import FedBN
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.site import SiteRunner
 from medpfl.tasks.tabular import Tabular
+from small_jobs import write_table_sites
 from tools import assert_same, exchange, normed, outcome, run
 
 Make = Callable[..., Job]

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conftest import small_job, write_table_sites
 from medpfl import store
 from medpfl.component import build, spec_of
 from medpfl.core.errors import ConfigError, DataError, MedPFLError, RefusedUpdate
@@ -31,6 +30,7 @@ from medpfl.results.tables import read_summary
 from medpfl.rounds.evaluation_job import write_evaluation_job
 from medpfl.rounds.simulate import simulate_evaluation
 from medpfl.rounds.super_file import chosen, from_file, read_result, studies_of, study_here
+from small_jobs import small_job, write_table_sites
 from tools import run
 
 Make = Callable[..., Job]

@@ -12,7 +12,6 @@ import pytest
 import torch
 from rich.console import Console
 
-from conftest import write_table_sites
 from medpfl import store
 from medpfl.core.errors import ConfigError, DataError, MedPFLError
 from medpfl.core.mixers import SoftPull
@@ -31,6 +30,7 @@ from medpfl.rounds.settings import Settings
 from medpfl.rounds.simulate import simulate_evaluation
 from medpfl.rounds.site import SiteRunner
 from medpfl.tasks.tabular import Tabular
+from small_jobs import write_table_sites
 from tools import run
 
 

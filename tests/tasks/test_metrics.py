@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from brier import Sure
 
+from brier import Sure
 from medpfl.core.errors import ConfigError
 from medpfl.job import Job
 from medpfl.rounds.simulate import simulate

@@ -3,7 +3,7 @@
 
 import dataclasses
 import difflib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from medpfl.component import build
+from medpfl.core.checked import Checked
 from medpfl.core.errors import ConfigError
 from medpfl.data.contract import NewCase
 from medpfl.data.samples import Samples, SiteData
@@ -35,7 +36,7 @@ class Evaluation:
     cases: list[dict[str, Any]] = field(default_factory=list)
 
 
-class Task(ABC):
+class Task(Checked):
     """A frozen dataclass whose fields are the job's arguments; ``dataset`` names a dataset the site file declares."""
 
     dataset: str
