@@ -36,7 +36,8 @@ from medpfl.models.base import Architecture
 from medpfl.models.lenet import LeNet5
 from medpfl.models.resnet import ResNet
 from medpfl.results.compact import compact
-from medpfl.results.tables import read_summary, result_table
+from medpfl.results.files import read_summary
+from medpfl.results.tables import result_table
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.pretrain import pretrain
 from medpfl.rounds.settings import Settings

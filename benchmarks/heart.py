@@ -30,7 +30,8 @@ from medpfl.job import Job
 from medpfl.methods import softpull
 from medpfl.methods.base import Build, Method
 from medpfl.methods.references import Local
-from medpfl.results.tables import read_summary, result_table
+from medpfl.results.files import read_summary
+from medpfl.results.tables import result_table
 from medpfl.rounds.settings import Settings
 from medpfl.rounds.simulate import simulate
 

@@ -14,7 +14,8 @@ import yaml
 from numpy.typing import NDArray
 
 from medpfl.core.errors import DataError, SiteFileError
-from medpfl.data.arrays.declare import Arrays, npz
+from medpfl.data.arrays import npz
+from medpfl.data.arrays.declare import Arrays
 from medpfl.data.arrays.npz import Npz
 from medpfl.data.arrays.prepare import channels_first, new_rows
 from medpfl.data.declared import Problems

@@ -27,7 +27,8 @@ from medpfl.demo.har import ACTIVITIES, SIGNALS, cut_by_time, write_har
 from medpfl.demo.organc import CLIENTS, ENVIRONMENT_VARIABLE, write_organc
 from medpfl.job import Job, load_job
 from medpfl.methods.fedap import FedAP
-from medpfl.results.tables import read_summary, result_table
+from medpfl.results.files import read_summary
+from medpfl.results.tables import result_table
 from medpfl.rounds.pretrain import pretrain
 from medpfl.rounds.simulate import simulate
 
