@@ -291,7 +291,7 @@ def test_hospitals_with_other_checkpoints_take_no_part(
     store.save(table_sites["clara"].with_name("clara.safetensors"), changed, {"kind": "checkpoint"})
     coordinator, _ = begin(fedap_job(make_job, method=method(pretrained="public")), table_sites, tmp_path)
     assert coordinator.joined == ["anna", "berta", "dora"]
-    told = [event["event"] for event in coordinator.record.events]
+    told = [event.event for event in coordinator.record.events]
     mark = store.fingerprint(tensors)[:12]
     assert any(
         "clara has checkpoint 'public' of SHA-256" in text and f"anna has checkpoint 'public' of SHA-256 {mark}" in text

@@ -26,7 +26,7 @@ from medpfl.methods.base import Method
 from medpfl.methods.fedsm import FedSM
 from medpfl.methods.fedsm_extra import FedSMEnsemble, FedSMExtra
 from medpfl.methods.super_model import SuperModel
-from medpfl.results.tables import read_summary
+from medpfl.results.files import read_summary
 from medpfl.rounds.evaluation_job import write_evaluation_job
 from medpfl.rounds.simulate import simulate_evaluation
 from medpfl.rounds.super_file import chosen, from_file, read_result, studies_of, study_here
@@ -207,7 +207,7 @@ def test_in_process_and_by_an_evaluation_job_the_same_gamma(
     there, again = chosen(from_file(deployed, path), studies_of(deployed, tmp_path / "evaluated"))
     assert there.method == here.method and again == found
     summary = read_summary(tmp_path / "evaluated")
-    assert summary["test"][0]["metrics"].keys() == {"accuracy", "balanced_accuracy", "auc"}
+    assert summary.test[0].metrics.keys() == {"accuracy", "balanced_accuracy", "auc"}
     other = written(result, tmp_path / "other.safetensors", 0.1)
     with pytest.raises(MedPFLError, match="not the results of an evaluation job of this super model"):
         studies_of(other, tmp_path / "evaluated")
@@ -248,7 +248,7 @@ def test_a_result_that_was_altered_is_refused(
         ({"roster": ["anna", "berta", "clara", "emil"]}, "holds no model of emil; it has: anna, berta, clara, dora"),
         ({"classes": ["one"]}, r"summary\.json was altered or is of another version"),
         ({"recipe": {**summary["recipe"], "preparation": "x"}}, r"summary\.json was altered or is of another version"),
-        ({"settings": {}}, r"summary\.json was altered or is of another version: 'rounds'"),
+        ({"settings": {}}, r"summary\.json was altered or is of another version: 'settings.rounds' is missing"),
     ):
         (result / "summary.json").write_text(json.dumps({**summary, **change}))
         with pytest.raises(MedPFLError, match=words):

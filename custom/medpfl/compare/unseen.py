@@ -13,8 +13,8 @@ from medpfl.data.site_file import load_site_file
 from medpfl.deployed.gamma import Found
 from medpfl.deployed.model_file import load_deployed
 from medpfl.deployed.predict import evaluate_on
-from medpfl.results.tables import read_summary
-from medpfl.rounds.messages import number
+from medpfl.results.files import read_training
+from medpfl.results.schema import number
 from medpfl.rounds.super_file import Super, chosen, read_result, study_here, study_of
 
 SUPER = "super"
@@ -59,13 +59,13 @@ def served(
     Raises:
         MedPFLError: a file of the run cannot be read, or the data do not fit.
     """
-    summary = read_summary(results)
-    score = summary["score"]
+    summary = read_training(results)
+    score = summary.score
     found: dict[str, dict[str, Any]] = {}
-    for model in dict.fromkeys(line["model"] for line in summary["test"]):
+    for model in dict.fromkeys(line.model for line in summary.test):
         each = {}
         for site in sorted(site_files):
-            path = home / site / summary["job"] / "models" / f"{model}-{choice}.safetensors"
+            path = home / site / summary.job / "models" / f"{model}-{choice}.safetensors"
             if path.exists():  # a hospital that missed that round has no such model
                 each[site] = number(evaluate_on(load_deployed(path), unseen, "test").metrics[score])
         known = [value for value in each.values() if value is not None]
@@ -74,7 +74,7 @@ def served(
             "score": float(np.mean(known)) if known else None,
             "best": max(known) if known else None,
         }
-    if summary["slots"].keys() >= SLOTS:
+    if summary.slots.keys() >= SLOTS:
         found[SUPER] = _super(results, site_files, unseen, read)
     return found
 

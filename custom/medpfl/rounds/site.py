@@ -22,6 +22,7 @@ from medpfl.data.site_file import SiteFile
 from medpfl.deployed.evaluate import evaluate, evaluate_test, save_deployed
 from medpfl.methods.base import Build, Method, Site
 from medpfl.methods.references import REFERENCES, like
+from medpfl.results.schema import number
 from medpfl.rounds.common import read_common
 from medpfl.rounds.evaluation import evaluate_given
 from medpfl.rounds.messages import (
@@ -31,7 +32,6 @@ from medpfl.rounds.messages import (
     digest_of,
     gather,
     load,
-    number,
     plain_name,
 )
 from medpfl.rounds.private import PRIVATE, restore_private, save_private

@@ -20,7 +20,8 @@ from medpfl.deployed.model_file import Deployed, History, ModelMeta, Recipe, bui
 from medpfl.deployed.selection import Study, study
 from medpfl.methods.base import Method
 from medpfl.methods.super_model import SuperModel
-from medpfl.results.tables import read_summary
+from medpfl.results.files import read_summary, read_training
+from medpfl.results.schema import EvaluationSummary
 from medpfl.rounds.checkpoint import SHARED
 from medpfl.rounds.messages import unflatten
 from medpfl.tasks.base import Task
@@ -95,28 +96,26 @@ def read_result(folder: Path) -> Super:
         MedPFLError: a file is missing or altered, the job's method has no such networks, or the hospitals of the
             files are not those of the selector.
     """
-    summary = read_summary(folder)
-    recipe, hashes = summary.get("recipe"), summary.get("slots")
-    if not isinstance(recipe, dict) or not isinstance(hashes, dict):
+    summary = read_training(folder)
+    recipe, hashes = summary.recipe, summary.slots
+    if recipe is None:
         raise MedPFLError(f"{folder}: its summary.json does not say how to rebuild the models; run the job again")
     try:
-        trained: Method = build(recipe["method"], Method, "method")
-        task: Task = build(recipe["task"], Task, "task")
-        roster = tuple(summary["roster"])
+        trained: Method = build(recipe.method, Method, "method")
+        task: Task = build(recipe.task, Task, "task")
+        roster = tuple(summary.roster)
         found = Recipe(
-            method=recipe["method"],
-            task=recipe["task"],
+            method=recipe.method,
+            task=recipe.task,
             deployed=next(iter(trained.deploys)),
-            classes=summary["classes"],
-            input_shape=recipe["input_shape"],
+            classes=summary.classes,
+            input_shape=recipe.input_shape,
             hospitals=len(roster),
         )
         parts = build_networks(trained, task, found)
         if list(roster) != sorted(set(roster)):
             raise ConfigError(f"its roster is not in order: {', '.join(roster)}")
-        last = summary["settings"]["rounds"]
-        preparation, job = dict(recipe["preparation"]), str(summary["job"])
-    except (KeyError, TypeError, ValueError, ConfigError) as error:  # pydantic's ValidationError is a ValueError
+    except (ValueError, ConfigError) as error:  # pydantic's ValidationError is a ValueError
         raise MedPFLError(f"{folder / 'summary.json'} was altered or is of another version: {error}") from error
     for slot in ("global", "personal", "selector"):
         if slot not in hashes or slot not in parts:
@@ -133,7 +132,7 @@ def read_result(folder: Path) -> Super:
     if difference := differing_entry(networks, state):
         raise MedPFLError(f"{folder}: the slots do not fit the job's configuration: {difference}")
     networks.load_state_dict(state)
-    return Super(method, task, networks.eval(), found, job, last, preparation)
+    return Super(method, task, networks.eval(), found, summary.job, summary.settings.rounds, dict(recipe.preparation))
 
 
 def _selector_classes(parts: nn.ModuleDict, recipe: Recipe) -> int:
@@ -236,11 +235,11 @@ def studies_of(model: Deployed, evaluation: Path) -> dict[str, Study]:
     """
     summary = read_summary(evaluation)
     given = model.meta.model_copy(update={"history": None}).seal(model.networks.state_dict())
-    if summary.get("evaluated", {}).get("sha256") != given.sha256:
+    if not isinstance(summary, EvaluationSummary) or summary.evaluated.sha256 != given.sha256:
         raise MedPFLError(f"{evaluation}: not the results of an evaluation job of this super model")
-    if not isinstance(summary.get("study"), dict):
+    if not summary.study:
         raise MedPFLError(f"{evaluation / 'summary.json'} was altered: it says nothing of the thresholds")
-    return {site: read_study(site, found, given.recipe.hospitals) for site, found in summary["study"].items()}
+    return {site: read_study(site, found, given.recipe.hospitals) for site, found in summary.study.items()}
 
 
 def chosen(model: Super, studies: Mapping[str, Study]) -> tuple[Super, Found]:
