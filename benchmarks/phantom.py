@@ -14,7 +14,8 @@ from medpfl.bundle import find_job
 from medpfl.core.errors import MedPFLError
 from medpfl.demo.phantom import write_phantoms
 from medpfl.job import load_job
-from medpfl.results.tables import read_summary, result_table
+from medpfl.results.files import read_summary
+from medpfl.results.tables import result_table
 from medpfl.rounds.simulate import simulate
 
 JOB = "softpull_phantom"

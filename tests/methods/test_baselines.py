@@ -56,7 +56,7 @@ def test_resumed_run_equals_an_uninterrupted_one(
     simulate(make_job(rounds=4, **arguments), table_sites, tmp_path / "a", tmp_path / "home", stop_after=2)
     coordinator = simulate(make_job(rounds=4, **arguments), table_sites, tmp_path / "b", tmp_path / "home")
     assert_same(whole, outcome(tmp_path / "b"))
-    assert any("resumed after round" in event["event"] for event in coordinator.record.events)
+    assert any("resumed after round" in event.event for event in coordinator.record.events)
     for site in table_sites:  # the private part too, which the server never saw
         first = sorted((tmp_path / "whole" / "home" / site / "small" / "models").glob("*.safetensors"))
         assert first

@@ -13,8 +13,8 @@ from torch.nn.functional import cross_entropy
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.core.mixers import Mean, Mixer, ServerAdam, SoftPull
 from medpfl.job import Job
-from medpfl.methods.fedsm import FedSM
-from medpfl.methods.fedsm_extra import FedSMEnsemble, FedSMExtra, weighted_sum
+from medpfl.methods.fedsm import FedSM, FedSMEnsemble, FedSMExtra
+from medpfl.methods.fedsm.super_model import weighted_sum
 from medpfl.models.selector import Signature
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.messages import byte_count
@@ -119,7 +119,7 @@ def test_what_travels_for_the_labels(make_job: Make, table_sites: dict[str, Path
         assert all(set(reply.slots) == {"selector"} for reply in replies.values())
         coordinator.take_refined(replies)
     assert received == [selector + 5 * network] + [selector] * (STEPS - 1)
-    to_anna = [line for line in coordinator.record.bytes if line["site"] == "anna" and line["direction"] == "to_site"]
+    to_anna = [line for line in coordinator.record.bytes if line.site == "anna" and line.direction == "to_site"]
     rounds = {line["round"]: line["raw"] for line in to_anna}
     assert rounds[1] == 2 * network + selector
     assert rounds[2] == rounds[1] + sum(received)

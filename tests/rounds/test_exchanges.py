@@ -96,7 +96,7 @@ def test_statistics_that_cannot_be_right_are_refused(
     replies["clara"].slots["means"]["mean"] = torch.zeros(5).double()
     replies["dora"] = Message({}, {"other": {}})
     coordinator.take_statistics(1, replies)
-    told = "; ".join(event["event"] for event in coordinator.record.events)
+    told = "; ".join(event.event for event in coordinator.record.events)
     assert "berta: statistic 'means::mean' must hold finite float64 values only" in told
     assert "clara: entry 'means::mean': expected shape [3] torch.float64, got [5]" in told
     assert "dora: expected the statistics means, got other" in told

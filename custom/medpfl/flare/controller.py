@@ -59,7 +59,7 @@ class MixingController(ExchangeController):
 
         watch = Watch(lambda joined: self.log_info(fl_ctx, f"hospitals ready: {', '.join(joined)}"), asked, ended)
         carry(training(coordinator, watch), lambda exchange: self._exchange(exchange, abort_signal, fl_ctx))
-        self.log_info(fl_ctx, f"results are in {coordinator.record.folder}")
+        self.log_info(fl_ctx, f"results are in {coordinator.results}")
 
     def _new_coordinator(self, fl_ctx: FLContext) -> Coordinator:
         workspace = fl_ctx.get_workspace()
@@ -73,7 +73,7 @@ class MixingController(ExchangeController):
 
     def _tell(self, round_number: int, mixed: list[str], fl_ctx: FLContext) -> None:
         assert isinstance(self.coordinator, Coordinator)
-        best = {model: round(found["score"], 4) for model, found in self.coordinator.best.items()}
+        best = {model: round(found.score, 4) for model, found in self.coordinator.best.items()}
         self._stats = {
             "round": round_number,
             "rounds": self.settings.rounds,

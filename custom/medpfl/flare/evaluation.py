@@ -27,4 +27,4 @@ class EvaluationController(ExchangeController):
             self.settings, job, roster, min_clients, model, self._results_of(fl_ctx)
         )
         carry(evaluating(coordinator), lambda exchange: self._exchange(exchange, abort_signal, fl_ctx))
-        self.log_info(fl_ctx, f"results are in {coordinator.record.folder}")
+        self.log_info(fl_ctx, f"results are in {coordinator.results}")

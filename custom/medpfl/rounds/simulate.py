@@ -2,13 +2,14 @@
 """Run a job in this process, one hospital after another, without nvflare: a debugger, a test oracle, and the way to
 run on a lone GPU machine. Hospitals that really train together use FLARE."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from medpfl.core.errors import CodecError, ConfigError
 from medpfl.data.site_file import SiteFile, load_site_file
 from medpfl.job import EvaluationJob, Job
+from medpfl.results.callbacks import Callback
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.ends import Link
 from medpfl.rounds.evaluation import EvaluationCoordinator
@@ -25,6 +26,7 @@ def simulate(
     stop_after: int | None = None,
     read: Callable[[Path, str], SiteFile] = load_site_file,
     test: bool = True,
+    trackers: Sequence[Callback] = (),
 ) -> Coordinator:
     """Run ``job`` with one hospital per site file.
 
@@ -36,13 +38,15 @@ def simulate(
         stop_after: stop after this round, as if the process had been killed (for tests of resuming).
         read: reads a hospital's site file, given its path and the hospital's name.
         test: False: end after the last validation; no test set is read and no model is kept.
+        trackers: are told of every round's end and the job's.
 
     Raises:
         MedPFLError: as the hospitals and the server raise them.
     """
     runners = _runners(job, site_files, home, read)
+    server = home / "server" / job.name
     coordinator = Coordinator(
-        job.settings, job.mixers, job.name, list(runners), job.min_clients, home / "server" / job.name, results
+        job.settings, job.mixers, job.name, list(runners), job.min_clients, server, results, trackers
     )
     links = {site: Link(job.codecs, home / "server", home / site, site) for site in runners} if job.codecs else {}
 

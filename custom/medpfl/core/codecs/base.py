@@ -11,7 +11,6 @@ import struct
 import zlib
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -20,19 +19,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from medpfl.core.checked import Checked
+from medpfl.core.codecs.progress import Progress
 from medpfl.core.errors import CodecError
 
 MAGIC = b"MFC1"
 Vector = NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What a hospital's codec may go by: the mean training loss of each finished round, and the hospital's size as
-    ``core.codecs.dadaquant.hospital_scales`` tells it."""
-
-    losses: tuple[float, ...] = ()
-    scale: float = 1.0
 
 
 class Codec(Checked):
