@@ -33,7 +33,7 @@ def test_what_a_component_inherits_and_calls_counts(component: str, own: set[str
         f"medpfl.{name}" for name in ("methods.base", "core.mixing", "core.seeding", "rounds.site", "data.splits")
     }
     always |= {
-        f"medpfl.{name}" for name in ("rounds.coordinator", "evaluate.models", "tasks.base", "store", "component")
+        f"medpfl.{name}" for name in ("rounds.coordinator", "deployed.model_file", "tasks.base", "store", "component")
     }
     assert always | helpers | {component} <= found
     # Another method's file does not, nor do a list of all components, the pages, the command line, or FLARE's shell.

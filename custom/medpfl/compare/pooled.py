@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -24,7 +23,6 @@ from medpfl.data.site_file import SiteFile, load_site_file
 from medpfl.deployed.evaluate import evaluate_test, save_deployed
 from medpfl.deployed.model_file import load_deployed
 from medpfl.job import Job
-from medpfl.methods.references import Local
 from medpfl.results.schema import FinalLine, number
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.simulate import simulate
@@ -32,13 +30,6 @@ from medpfl.tasks.base import Evaluation, Task
 
 SITE = MODEL = "pooled"
 _ROWS = 256
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pooled(Local):
-    """Local training under the name of what it deploys here."""
-
-    deploys: ClassVar = {MODEL: "local"}
 
 
 @dataclass(frozen=True)

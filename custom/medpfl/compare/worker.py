@@ -21,7 +21,7 @@ from medpfl.compare.entries import initial_everywhere
 from medpfl.compare.file import FEDAVG, FINE_TUNED, LOCAL, POOLED
 from medpfl.compare.pooled import train_pooled
 from medpfl.compare.runs import job_of, rebuild
-from medpfl.compare.unseen import SLOTS, SUPER, served, super_model
+from medpfl.compare.unseen import SUPER, served, super_model
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.data.samples import SiteData
 from medpfl.deployed.calibration import reliability
@@ -39,6 +39,7 @@ from medpfl.results.schema import (
     number,
 )
 from medpfl.rounds.coordinator import QuorumLost
+from medpfl.rounds.joint import makes_joint
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.base import Evaluation, Task
 
@@ -115,7 +116,7 @@ def run(order: dict[str, Any], folder: Path) -> dict[str, Any]:
         return {**result, "rows": {label(model): row for model, row in found.items()}}
     models = dict.fromkeys(line.model for line in lines)
     rows = {label(model): _row(model, task, folder, data, lines, summary) for model in models}
-    if summary.slots.keys() >= SLOTS:
+    if makes_joint(summary):
         rows[label(SUPER)] = _super_row(task, folder, data, files, read, job.settings.rounds)
     return {
         **result,

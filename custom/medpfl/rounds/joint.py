@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Put a super model together from what a job left at the server, and give it the threshold that validation chose."""
+"""Put a joint model (FedSM's super model) together from what a job left at the server, and give it the threshold that
+validation chose."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,31 +16,26 @@ from medpfl.component import build, spec_of
 from medpfl.core.errors import ConfigError, DataError, MedPFLError
 from medpfl.data.samples import SiteData
 from medpfl.data.site_file import SiteFile, load_site_file
-from medpfl.deployed.gamma import Found, choose_gamma, read_study
 from medpfl.deployed.model_file import Deployed, History, ModelMeta, Recipe, build_networks, differing_entry
-from medpfl.deployed.selection import Study, study
 from medpfl.methods.base import Method
-from medpfl.methods.super_model import SuperModel
+from medpfl.methods.joint import Found, JointModel, Study
 from medpfl.results.files import read_summary, read_training
-from medpfl.results.schema import EvaluationSummary
+from medpfl.results.schema import EvaluationSummary, TrainingSummary
 from medpfl.rounds.checkpoint import SHARED
 from medpfl.rounds.messages import unflatten
 from medpfl.tasks.base import Task
 
-USUAL_GAMMA = 0.9
-"""Where nothing is said: what NVFlare's research example tests with."""
-
 
 @dataclass(frozen=True)
-class Super:
-    """A super model that is not written yet.
+class Joint:
+    """A joint model that is not written yet.
 
     Attributes:
         job: the job whose last round's models it holds; ``round``: that round's number.
         preparation: as ``SiteData.preparation``, where it tells nothing of a hospital's data.
     """
 
-    method: SuperModel
+    method: JointModel
     task: Task
     networks: nn.ModuleDict
     recipe: Recipe
@@ -47,15 +43,13 @@ class Super:
     round: int
     preparation: dict[str, Any]
 
-    def with_gamma(self, gamma: float | None) -> "Super":
+    def with_gamma(self, gamma: float | None) -> "Joint":
         """The same with another threshold.
 
         Raises:
-            ConfigError: it is not in [0, 1], or the selector needs none.
+            ConfigError: it is not in [0, 1], or the choice needs none.
         """
-        if gamma is not None and self.method.gamma is None:
-            raise ConfigError("this selector has the global model among its classes, so it takes no gamma")
-        method = replace(self.method, gamma=gamma)
+        method = self.method.with_gamma(gamma)
         return replace(self, method=method, recipe=self.recipe.model_copy(update={"method": spec_of(method)}))
 
     def write(self, path: Path, found: Found | None) -> ModelMeta:
@@ -74,7 +68,7 @@ class Super:
         history = History(
             job=self.job,
             site="all hospitals",
-            model="super",
+            model=self.recipe.deployed,
             choice="last",
             round=self.round,
             cases={"test": cases},
@@ -89,7 +83,7 @@ class Super:
         return meta.write(path, self.networks.state_dict())
 
 
-def read_result(folder: Path) -> Super:
+def read_result(folder: Path) -> Joint:
     """The super model of a job's results folder, after its last round, with the usual threshold.
 
     Raises:
@@ -117,47 +111,61 @@ def read_result(folder: Path) -> Super:
             raise ConfigError(f"its roster is not in order: {', '.join(roster)}")
     except (ValueError, ConfigError) as error:  # pydantic's ValidationError is a ValueError
         raise MedPFLError(f"{folder / 'summary.json'} was altered or is of another version: {error}") from error
-    for slot in ("global", "personal", "selector"):
+    method = joint_of(trained, roster)
+    if method is None:
+        raise MedPFLError(f"{folder}: {type(trained).__name__} makes no super model of the hospitals' models")
+    slots = sorted({slot for slot, _ in method.sources().values()})
+    for slot in slots:
         if slot not in hashes or slot not in parts:
             raise MedPFLError(
                 f"{folder}: {type(trained).__name__} left no slot '{slot}' at the server, so it makes no super model"
             )
-    classes = _selector_classes(parts, found)
-    if classes not in (len(roster), len(roster) + 1):
-        raise MedPFLError(f"{folder}: the selector has {classes} classes, the job had {len(roster)} hospitals")
-    method = SuperModel(trained=trained, hospitals=roster, gamma=USUAL_GAMMA if classes == len(roster) else None)
-    found = found.model_copy(update={"method": spec_of(method), "deployed": "super"})
+    found = found.model_copy(update={"method": spec_of(method), "deployed": next(iter(method.deploys))})
     networks = build_networks(method, task, found)
-    state = _state(folder, roster, hashes)
+    owned = {slot: _owners(folder / "slots" / f"{slot}.safetensors", hashes[slot]) for slot in slots}
+    state = _state(folder, method, owned)
     if difference := differing_entry(networks, state):
         raise MedPFLError(f"{folder}: the slots do not fit the job's configuration: {difference}")
     networks.load_state_dict(state)
-    return Super(method, task, networks.eval(), found, summary.job, summary.settings.rounds, dict(recipe.preparation))
+    return Joint(method, task, networks.eval(), found, summary.job, summary.settings.rounds, dict(recipe.preparation))
 
 
-def _selector_classes(parts: nn.ModuleDict, recipe: Recipe) -> int:
-    with torch.inference_mode():
-        return int(parts["selector"].eval()(torch.zeros(1, *recipe.input_shape)).shape[1])
+def joint_of(trained: Method, roster: Sequence[str]) -> JointModel | None:
+    """The joint model's method after a job of ``trained``; None: it makes none."""
+    found = trained.joint(tuple(roster))
+    return found if isinstance(found, JointModel) else None
 
 
-def _state(folder: Path, roster: tuple[str, ...], hashes: dict[str, str]) -> dict[str, Tensor]:
-    """The super model's entries, from the three slots' files."""
+def makes_joint(summary: TrainingSummary) -> bool:
+    """Whether a joint model can be made of what the job left at the server."""
+    if summary.recipe is None:
+        return False
+    method: Method = build(summary.recipe.method, Method, "method")
+    found = joint_of(method, summary.roster)
+    return found is not None and {slot for slot, _ in found.sources().values()} <= summary.slots.keys()
+
+
+Owners = dict[str, dict[str, Tensor]]
+
+
+def _owners(path: Path, digest: str) -> Owners:
+    """Hospital (or ``SHARED``) to its entries of a slot, from the slot's file."""
+    if store.file_digest(path) != digest:
+        raise MedPFLError(f"{path}: it was altered after the job (its SHA-256 does not fit summary.json)")
+    return unflatten(store.read(path)[0])
+
+
+def _state(folder: Path, method: JointModel, owned: Mapping[str, Owners]) -> dict[str, Tensor]:
+    """The joint model's entries, from the slots' files."""
     state: dict[str, Tensor] = {}
-    for slot in ("global", "personal", "selector"):
-        path = folder / "slots" / f"{slot}.safetensors"
-        if store.file_digest(path) != hashes[slot]:
-            raise MedPFLError(f"{path}: it was altered after the job (its SHA-256 does not fit summary.json)")
-        owners = unflatten(store.read(path)[0])
-        if slot != "personal":
-            owners = {SHARED: _of_all(path, owners)}
-        for index, site in enumerate(roster if slot == "personal" else [SHARED]):
-            owner = owners.get(site, owners.get(SHARED))
-            if owner is None:
-                raise MedPFLError(f"{path}: holds no model of {site}; it has: {', '.join(owners)}")
-            name = f"personal_{index}" if slot == "personal" else slot
-            for key, tensor in owner.items():
-                if key.startswith(f"{slot}."):  # the selector's slot may hold its optimiser's moments too
-                    state[f"{name}.{key.removeprefix(f'{slot}.')}"] = tensor
+    for name, (slot, site) in method.sources().items():
+        path, owners = folder / "slots" / f"{slot}.safetensors", owned[slot]
+        owner = _of_all(path, owners) if site is None else owners.get(site, owners.get(SHARED))
+        if owner is None:
+            raise MedPFLError(f"{path}: holds no model of {site}; it has: {', '.join(owners)}")
+        for key, tensor in owner.items():
+            if key.startswith(f"{slot}."):  # a selector's slot may hold its optimiser's moments too
+                state[f"{name}.{key.removeprefix(f'{slot}.')}"] = tensor
     return state
 
 
@@ -171,16 +179,16 @@ def _of_all(path: Path, owners: dict[str, dict[str, Tensor]]) -> dict[str, Tenso
     return first
 
 
-def from_file(deployed: Deployed, path: Path) -> Super:
+def from_file(deployed: Deployed, path: Path) -> Joint:
     """A super model's file, to give it another threshold.
 
     Raises:
         MedPFLError: the file holds another model, or was given away without its history.
     """
     method, history = deployed.method, deployed.meta.history
-    if not isinstance(method, SuperModel) or history is None:
+    if not isinstance(method, JointModel) or history is None:
         raise MedPFLError(f"{path}: not a super model's file, as 'medpfl super' writes it")
-    return Super(
+    return Joint(
         method,
         deployed.task,
         deployed.networks,
@@ -192,7 +200,7 @@ def from_file(deployed: Deployed, path: Path) -> Super:
 
 
 def study_here(
-    model: Super, site_files: Mapping[str, Path], read: Callable[[Path, str], SiteFile] = load_site_file
+    model: Joint, site_files: Mapping[str, Path], read: Callable[[Path, str], SiteFile] = load_site_file
 ) -> dict[str, Study]:
     """The super model's validation and test at every hospital that took part, in this process.
 
@@ -211,7 +219,7 @@ def study_here(
     return {site: study_of(model, site, model.task.load(read(path, site))) for site, path in sorted(site_files.items())}
 
 
-def study_of(model: Super, site: str, data: SiteData) -> Study:
+def study_of(model: Joint, site: str, data: SiteData) -> Study:
     """The super model's validation and test at one hospital, also one that took no part.
 
     Raises:
@@ -224,7 +232,7 @@ def study_of(model: Super, site: str, data: SiteData) -> Study:
             f"{', '.join(model.recipe.classes)}; the data have {got} and {', '.join(data.class_names)}"
         )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return study(model.method, model.networks.to(device), model.task, data, device)
+    return model.method.study(model.networks.to(device), model.task, data, device)
 
 
 def studies_of(model: Deployed, evaluation: Path) -> dict[str, Study]:
@@ -233,16 +241,18 @@ def studies_of(model: Deployed, evaluation: Path) -> dict[str, Study]:
     Raises:
         MedPFLError: the folder holds the results of another job or model, or was altered.
     """
-    summary = read_summary(evaluation)
+    method, summary = model.method, read_summary(evaluation)
+    if not isinstance(method, JointModel):
+        raise MedPFLError(f"{evaluation}: the model is no super model, so no study of it can be read")
     given = model.meta.model_copy(update={"history": None}).seal(model.networks.state_dict())
     if not isinstance(summary, EvaluationSummary) or summary.evaluated.sha256 != given.sha256:
         raise MedPFLError(f"{evaluation}: not the results of an evaluation job of this super model")
     if not summary.study:
         raise MedPFLError(f"{evaluation / 'summary.json'} was altered: it says nothing of the thresholds")
-    return {site: read_study(site, found, given.recipe.hospitals) for site, found in summary.study.items()}
+    return {site: method.read_study(site, found) for site, found in summary.study.items()}
 
 
-def chosen(model: Super, studies: Mapping[str, Study]) -> tuple[Super, Found]:
+def chosen(model: Joint, studies: Mapping[str, Study]) -> tuple[Joint, Found]:
     """The model with the threshold that validation chose, and its tests."""
-    found = choose_gamma(studies, model.method.hospitals)
+    found = model.method.choose_gamma(studies)
     return model.with_gamma(found.gamma), found

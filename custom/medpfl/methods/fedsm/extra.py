@@ -20,9 +20,10 @@ from torch.func import functional_call
 
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.data.samples import Samples
-from medpfl.methods import selecting
 from medpfl.methods.base import Site
-from medpfl.methods.fedsm import FedSM
+from medpfl.methods.fedsm import selecting
+from medpfl.methods.fedsm.method import FedSM
+from medpfl.methods.fedsm.super_model import weighted_sum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +83,8 @@ class FedSMEnsemble(FedSMExtra):
     """The prediction is the sum of all K + 1 models' outputs, weighted by the selector's probabilities; the selector is
     trained through its loss. The outputs on the kept training samples stay in memory."""
 
+    ensemble: ClassVar = True
+
     def refine(self, site: Site, step: int) -> None:
         data = selecting.seen(site, self.selector_samples)
         outputs = site.keep("outputs", lambda: torch.stack(list(_outputs(site, data.places)), dim=1))
@@ -92,12 +95,6 @@ class FedSMEnsemble(FedSMExtra):
             return site.task.loss(found, targets[numbers].to(logits.device)) * len(numbers)
 
         self.step_selector(site, loss)
-
-
-def weighted_sum(logits: Tensor, outputs: Tensor) -> Tensor:
-    """The ensemble's output, b x ..., from the selector's logits, b x (K + 1), and all models', b x (K + 1) x ..."""
-    weights = logits.float().softmax(dim=1)
-    return (weights.view(*weights.shape, *[1] * (outputs.ndim - 2)) * outputs).sum(dim=1)
 
 
 def _outputs(site: Site, places: Tensor) -> list[Tensor]:

@@ -17,7 +17,7 @@ from medpfl.core.graph import SKETCHES
 from medpfl.core.groups import head_of, of_type, running_statistics, under, without
 from medpfl.core.mixers import Mean, Mixer, NetworkProx
 from medpfl.methods.base import Build, Method, Site
-from medpfl.methods.sketches import sketch
+from medpfl.methods.pfednet.sketches import sketch
 
 
 @dataclass(frozen=True, kw_only=True)

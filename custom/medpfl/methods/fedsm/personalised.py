@@ -17,7 +17,7 @@ from torch import nn
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mixer, SoftPull
 from medpfl.methods.base import Build, Method, Site
-from medpfl.methods.fedsm import FedSM
+from medpfl.methods.fedsm.method import FedSM
 from medpfl.methods.fine_tuned import FineTuned
 
 PREFIX = "own_"

@@ -16,8 +16,9 @@ from medpfl.core.errors import ConfigError
 from medpfl.core.groups import under
 from medpfl.core.mixers import Mean, Mixer, ServerAdam, SoftPull
 from medpfl.data.samples import Samples
-from medpfl.methods import selecting
 from medpfl.methods.base import Batch, Build, Method, Site
+from medpfl.methods.fedsm import selecting
+from medpfl.methods.fedsm.super_model import USUAL_GAMMA, SuperModel
 from medpfl.models.base import Architecture
 from medpfl.models.selector import Selector, Signature, by_case, with_content
 
@@ -47,6 +48,8 @@ class FedSM(Method):
     refined: ClassVar = ("selector",)
     in_one_pass: ClassVar[tuple[str, ...]] = ("global", "personal")
     """Networks that are trained on the task, batch by batch together."""
+    ensemble: ClassVar[bool] = False
+    """Whether all models serve every case of the super model, weighted by the selector's probabilities."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,6 +92,10 @@ class FedSM(Method):
         if name == "selector":
             optimizer.param_groups[0]["lr"] = self.selector_lr
         return optimizer
+
+    def joint(self, roster: tuple[str, ...]) -> SuperModel:
+        gamma = USUAL_GAMMA if self.candidates(roster) == len(roster) else None
+        return SuperModel(trained=self, hospitals=roster, gamma=gamma)
 
     def local_round(self, site: Site) -> None:
         site.models.train()
