@@ -127,7 +127,7 @@ def _speeds(folder: str, repeats: int) -> dict[str, float]:
 
 
 def _memory(folder: str, budget_mb: float) -> dict[str, float]:
-    from medpfl.data.images import Images
+    from medpfl.data.images.declare import Images
     from medpfl.data.samples import FileRows
 
     site_file = _site_file(Path(folder), budget_mb)

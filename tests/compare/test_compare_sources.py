@@ -21,7 +21,7 @@ METHODS = {path.stem for path in Path(sources.__file__).parents[1].joinpath("met
         ("medpfl.methods.fedprox", {"fedprox"}, {"medpfl.methods.proximal"}),
         ("medpfl.methods.fedrod", {"fedrod"}, {"medpfl.methods.features"}),
         ("medpfl.methods.lg_fedavg", {"lg_fedavg", "fedper"}, {"medpfl.core.groups"}),
-        ("medpfl.tasks.tabular", set(), {"medpfl.tasks.labelled", "medpfl.data.table"}),
+        ("medpfl.tasks.tabular", set(), {"medpfl.tasks.labelled", "medpfl.data.table.declare"}),
         ("medpfl.models.resnet", set(), {"medpfl.models.base"}),
         ("medpfl.core.mixers.relaxed_mean", set(), {"medpfl.core.mixers.mean", "medpfl.core.mixers.base"}),
         ("medpfl.compare.pooled", set(), {"medpfl.data.samples"}),

@@ -19,7 +19,7 @@ LAYERS = [
     ["data", "models", "store", "component"],
     ["tasks"],
     ["methods"],
-    ["deployed", "results"],
+    ["deployed", "results", "check"],
     ["rounds", "job", "demo", "bundle"],
     ["compare"],
     ["flare"],

@@ -27,6 +27,7 @@ from medpfl.results.schema import FinalLine, number
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.base import Evaluation, Task
+from medpfl.tasks.metrics.base import Metric
 
 SITE = MODEL = "pooled"
 _ROWS = 256
@@ -47,6 +48,10 @@ class Together(Task):
     @property
     def score(self) -> str:  # type: ignore[override]
         return self.task.score
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:  # type: ignore[override]
+        return self.task.metrics
 
     def hold(self, parts: Mapping[str, SiteData]) -> "Together":
         """Take the hospitals' data.

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from medpfl.core.errors import DataError, MedPFLError
+from medpfl.data.contract import NewCase
 from medpfl.data.samples import SiteData, joined_targets
 from medpfl.data.site_file import SiteFile
 from medpfl.deployed.evaluate import decide, write_cases
 from medpfl.deployed.labels import dice_of, find_labels
 from medpfl.deployed.model_file import Deployed
-from medpfl.tasks.base import Evaluation, NewCase
+from medpfl.tasks.base import Evaluation
 
 SUMMARY = "predictions.csv"
 _BATCH = 16  # whole slices are larger than the samples of training

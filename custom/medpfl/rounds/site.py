@@ -37,6 +37,7 @@ from medpfl.rounds.messages import (
 from medpfl.rounds.private import PRIVATE, restore_private, save_private
 from medpfl.rounds.refining import take_shown
 from medpfl.tasks.base import Evaluation, Task
+from medpfl.tasks.metrics.base import better, worst
 
 
 class SiteRunner:
@@ -117,6 +118,7 @@ class SiteRunner:
             "recipe": self._recipe(),
             "personalised": next(iter(self.method.deploys)),
             "score": self.task.score,
+            "direction": self.task.metric(self.task.score).direction,
             "classes": self.data.class_names,
             "versions": {
                 "python": platform.python_version(),
@@ -368,13 +370,14 @@ class SiteRunner:
         """Local rounds from the best common model called ``name``, the number of them chosen on validation."""
         self._optimizers = {}
         model, deployed = method.deploys[name], f"{name}_finetuned"
-        chosen, best_score = None, float("-inf")
+        direction = self.task.metric(self.task.score).direction
+        chosen, best_score = None, worst(direction)
         for extra in range(1, header["finetune"] + 1):
             seed_torch(self.seed, self.name, last + extra, deployed)
             self._site(method, last + extra).fit(model)
             evaluation = self._evaluate(method, name, "validation")
             score = number(evaluation.metrics[self.task.score]) if evaluation else None
-            if chosen is None or score is None or score > best_score:
+            if chosen is None or score is None or better(direction, score, best_score):
                 best_score = best_score if score is None else score
                 chosen = {key: value.clone() for key, value in self.models[model].state_dict().items()}
         assert chosen is not None  # finetune >= 1

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from pydantic import Field, PrivateAttr, model_validator
 
 from medpfl.core.errors import DataError
-from medpfl.data.array_inputs import (
+from medpfl.data.arrays.npz import Npz
+from medpfl.data.arrays.prepare import (
     MEDMNIST,
     Layout,
     channels_first,
@@ -26,7 +27,6 @@ from medpfl.data.array_inputs import (
     prepare,
 )
 from medpfl.data.declared import SPLITS, Case, Classes, Dataset, Item, Listing, Problems, SplitRule, Strict, canonical
-from medpfl.data.npz import Npz
 from medpfl.data.samples import Budget, Rows, Samples, SiteData, Store, empty_like
 from medpfl.data.splits import check_listing, choose
 

@@ -5,14 +5,14 @@ from collections.abc import Callable
 
 import numpy as np
 
+from medpfl.check.columns import columns_of
+from medpfl.check.findings import problems_of, warnings_of
+from medpfl.check.inspection import Channel, Inspection, Shown, Split, Twins
+from medpfl.check.summary import Summary, summarise
 from medpfl.core.errors import DataError
-from medpfl.data.check.columns import columns_of
-from medpfl.data.check.findings import problems_of, warnings_of
-from medpfl.data.check.inspection import Channel, Inspection, Shown, Split, Twins
-from medpfl.data.check.summary import Summary, summarise
 from medpfl.data.declared import Case, Dataset, Problems
 from medpfl.data.samples import in_parallel
-from medpfl.data.table import Table
+from medpfl.data.table.declare import Table
 
 SAMPLED = 200_000  # values of a channel that are kept for percentiles and histograms, about
 PICTURES = {"map": 6, "class": 2}  # in a split; in a split and class

@@ -29,7 +29,7 @@ from medpfl.data.declared import (
     canonical,
     distinct,
 )
-from medpfl.data.patterns import Found, Patterns, find_files, placeholders
+from medpfl.data.images.patterns import Found, Patterns, find_files, placeholders
 from medpfl.data.pixels import prepare, prepare_mask, read_image, read_mask
 from medpfl.data.samples import Budget, Samples, SiteData, Store, empty_like, in_parallel
 from medpfl.data.splits import check_listing, choose

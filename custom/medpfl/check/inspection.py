@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from medpfl.data.check.columns import Column
-from medpfl.data.check.pictures import Picture
-from medpfl.data.check.summary import Summary
+from medpfl.check.columns import Column
+from medpfl.check.pictures import Picture
+from medpfl.check.summary import Summary
 from medpfl.data.declared import SPLITS, Case
 
 

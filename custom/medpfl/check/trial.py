@@ -2,26 +2,16 @@
 """Could a job run on a hospital's data? Its task loads them, and its network sees a first batch."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from medpfl.core.errors import MedPFLError
-from medpfl.data.samples import Rows, SiteData
+from medpfl.data.samples import Rows
 from medpfl.data.site_file import SiteFile
+from medpfl.tasks.base import Task
 
 BATCH = 2  # samples that the network is tried on
-
-
-class Task(Protocol):
-    """What a trial needs of a job's task (``medpfl.tasks.base.Task``)."""
-
-    dataset: str
-
-    def load(self, site_file: SiteFile) -> SiteData: ...
-    def network(self, data: SiteData) -> nn.Module: ...
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)

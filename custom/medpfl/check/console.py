@@ -7,10 +7,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from medpfl.data.check.check import check_data
-from medpfl.data.check.inspection import Inspection
-from medpfl.data.check.page import write_page
-from medpfl.data.check.trial import Task, size
+from medpfl.check.check import check_data
+from medpfl.check.inspection import Inspection
+from medpfl.check.page import write_page
+from medpfl.check.trial import size
+from medpfl.tasks.base import Task
 
 LISTED = 50  # problems (and warnings) on the terminal; the page lists all
 

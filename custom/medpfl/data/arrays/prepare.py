@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from medpfl.core.errors import DataError
-from medpfl.data.npz import Npz
+from medpfl.data.arrays.npz import Npz
 from medpfl.data.pixels import CENTRE, SPREAD, resize
 
 Layout = Literal["NHW", "NHWC", "NCHW", "NDHW", "NDHWC", "NCDHW"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from medpfl.data.check.pictures import Picture, picture_of
+from medpfl.check.pictures import Picture, picture_of
 from medpfl.data.declared import Case, Dataset, Item
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from medpfl.data.declared import Listing
-from medpfl.data.table import Table
+from medpfl.data.table.declare import Table
 
 Role = Literal["number", "categories", "label", "group", "split"]
 

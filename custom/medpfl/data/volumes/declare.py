@@ -14,9 +14,9 @@ from torch import Tensor
 
 from medpfl.core.errors import DataError
 from medpfl.data.declared import SPLITS, Case, Dataset, Item, LabelMap, Listing, Problems, SplitRule
-from medpfl.data.dicom import check_series
 from medpfl.data.samples import Budget, Samples, SiteData, Store, empty_like, in_parallel
 from medpfl.data.splits import check_listing, choose
+from medpfl.data.volumes.dicom import check_series
 
 _LISTS = {"train": ("training",), "validation": ("validation",), "test": ("test", "testing")}
 

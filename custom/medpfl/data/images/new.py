@@ -12,8 +12,8 @@ from PIL import Image
 from torch import Tensor
 
 from medpfl.core.errors import DataError
+from medpfl.data.contract import NewCase
 from medpfl.data.pixels import image_files, prepare, read_image, resize
-from medpfl.tasks.base import NewCase
 
 
 def new_images(path: Path, channels: int, size: tuple[int, int]) -> Iterator[NewCase]:

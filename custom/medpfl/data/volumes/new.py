@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from medpfl.core.errors import DataError
-from medpfl.data.volumes import prepare, read_image
+from medpfl.data.volumes.declare import prepare, read_image
 
 _NIFTI = (".nii", ".nii.gz")
 

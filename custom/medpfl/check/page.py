@@ -11,11 +11,11 @@ from jinja2 import Environment, PackageLoader, select_autoescape
 from numpy.typing import NDArray
 
 import medpfl
+from medpfl.check.check import Report
+from medpfl.check.inspection import Inspection, Shown
+from medpfl.check.pictures import COLOURS
+from medpfl.check.trial import size
 from medpfl.core.errors import DataError
-from medpfl.data.check.check import Report
-from medpfl.data.check.inspection import Inspection, Shown
-from medpfl.data.check.pictures import COLOURS
-from medpfl.data.check.trial import size
 
 BINS = 32
 TEXTS = 8  # categories shown of a column
@@ -29,7 +29,7 @@ def write_page(report: Report, path: Path) -> Path:
     Raises:
         DataError: it cannot be written.
     """
-    environment = Environment(loader=PackageLoader("medpfl.data.check", "."), autoescape=select_autoescape())
+    environment = Environment(loader=PackageLoader("medpfl.check", "."), autoescape=select_autoescape())
     text = environment.get_template("page.html").render(
         report=report,
         datasets=[_dataset(inspection) for inspection in report.inspections],

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from medpfl.data.check.inspection import Inspection, Twins
+from medpfl.check.inspection import Inspection, Twins
 
 RARE = 0.05  # share of the training cases below which a class is called rare
 FEW = 5  # cases of a split

@@ -5,10 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from medpfl.data.check.inspection import Inspection
-from medpfl.data.check.reading import inspect
-from medpfl.data.check.trial import Task, Trial, try_job
+from medpfl.check.inspection import Inspection
+from medpfl.check.reading import inspect
+from medpfl.check.trial import Trial, try_job
 from medpfl.data.site_file import load_site_file
+from medpfl.tasks.base import Task
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, and how much of how much."""

@@ -27,8 +27,8 @@ from medpfl.data.declared import (
     canonical,
     distinct,
 )
-from medpfl.data.recordings import Recording, interpolated, missing_samples, read_arrays, read_recording, windows
 from medpfl.data.samples import Budget, Rows, Samples, SiteData, Store, empty_like
+from medpfl.data.series.recordings import Recording, interpolated, missing_samples, read_arrays, read_recording, windows
 from medpfl.data.splits import check_listing, choose
 
 
