@@ -81,7 +81,7 @@ def test_shipped_jobs_are_built_as_they_are_loaded(build: Callable[..., Any], fo
     assert isinstance(job, Job)
     made = build(SERVER, job)
     assert isinstance(made.workflows[0].controller, MixingController)
-    assert {name: made.components[name] for name in job.mixers} == job.mixers
+    assert {slot: made.components[slot] for slot in job.components} == job.components
     executor = build(HOSPITAL, job).task_router.route("train")
     assert isinstance(executor, SiteExecutor)
     for built, loaded in ((executor.method, job.method), (executor.task, job.task)):
