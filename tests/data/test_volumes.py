@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from medpfl.core.errors import DataError
-from medpfl.data.declared import Listing, Problems, SplitRule
+from medpfl.data.contract import Listing
+from medpfl.data.declared import Problems, SplitRule
 from medpfl.data.volumes.declare import VolumeCase, Volumes, prepare, prepare_label
 
 SHAPE = (8, 10, 6)
