@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A job's progress as a person can follow it: a live table on a terminal, plain lines elsewhere."""
 
-import json
 import time
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+
+from medpfl.results.files import parse_lines
+from medpfl.results.schema import Line, RoundLine, ValidationLine
 
 
 class Progress:
@@ -38,19 +39,19 @@ class Progress:
     def update(self) -> None:
         """Read what is new and show it."""
         for line in self._new_lines():
-            if line["split"] == "validation" and line["model"] not in line["metrics"]:  # diagnoses bear their own name
-                value = next(iter(line["metrics"].values()))
+            if isinstance(line, ValidationLine) and line.model not in line.metrics:  # diagnoses bear their own name
+                value = next(iter(line.metrics.values()))
                 if value is not None:
-                    self._scores.setdefault(line["site"], {})[line["model"]] = value
-            elif line["split"] == "round":
-                self._round = line["round"]
-                self._began = self._began or time.monotonic() - line["seconds"]
+                    self._scores.setdefault(line.site, {})[line.model] = value
+            elif isinstance(line, RoundLine):
+                self._round = line.round
+                self._began = self._began or time.monotonic() - line.seconds
                 if not self._live:
                     self.console.print(self._plain(), soft_wrap=True)
         if self._live:
             self._live.update(self._table())
 
-    def _new_lines(self) -> list[dict[str, Any]]:
+    def _new_lines(self) -> list[Line]:
         if not self.file.exists():
             return []
         with open(self.file, encoding="utf-8") as stream:
@@ -58,7 +59,7 @@ class Progress:
             text = stream.read()
         whole = text[: text.rfind("\n") + 1]  # the last line may still be half-written
         self._read += len(whole.encode())
-        return [json.loads(line) for line in whole.splitlines()]
+        return parse_lines(whole, self.file)
 
     def _left(self) -> str:
         if self._began is None or not self._round:

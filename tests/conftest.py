@@ -1,74 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small real hospitals for the tests: CSV tables with site files, and jobs that train on them in milliseconds."""
+"""What every test is given: examples that repeat, small hospitals, and a job for them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TextIO
 
-import numpy as np
 import pytest
-import yaml
 from hypothesis import settings
+from matplotlib.figure import Figure
 
-from medpfl.core.mixers import Identity, Mean, Mixer, SoftPull
 from medpfl.job import Job
-from medpfl.methods import softpull
-from medpfl.methods.base import Method
-from medpfl.rounds.settings import Settings
-from medpfl.tasks.base import Task
-from medpfl.tasks.tabular import Tabular
+from small_jobs import small_job, write_table_sites
 
 # A test run says the same every time. To look for new examples: pytest --hypothesis-profile=default
 settings.register_profile("repeatable", derandomize=True, deadline=None)  # compiling and a busy machine take time
 settings.load_profile("repeatable")
 
-SITES = ["anna", "berta", "clara", "dora"]
+
+@pytest.fixture(scope="session", autouse=True)
+def render() -> Iterator[Callable[..., None]]:
+    """Figures are made and not rendered, which is half of a small job's time; yields what renders them."""
+
+    def not_rendered(figure: Figure, target: Path | TextIO, **how: object) -> None:
+        (target.write_text if isinstance(target, Path) else target.write)("<svg/>")
+
+    original = Figure.savefig
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", not_rendered)
+        yield original
 
 
-def write_table_sites(folder: Path, sites: list[str] = SITES, rows: int = 40) -> dict[str, Path]:
-    """Hospitals whose rows follow one rule, each with a shift of its own; returns their site files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    files = {}
-    for number, site in enumerate(sites):
-        rng = np.random.default_rng(number)
-        x = rng.normal(size=(rows - 4 * number, 3)) + 0.3 * number
-        y = (x @ [1.0, -1.0, 0.5] + 0.3 * rng.normal(size=len(x)) > 0.15 * number).astype(int)
-        lines = [
-            "a,b,c,sick",
-            *(",".join(f"{v:.6f}" for v in row) + f",{label}" for row, label in zip(x, y, strict=True)),
-        ]
-        (folder / f"{site}.csv").write_text("\n".join(lines) + "\n")
-        dataset = {
-            "kind": "table",
-            "files": [f"{site}.csv"],
-            "features": {"a": "number", "b": "number", "c": "number"},
-            "label": {"column": "sick", "classes": {"no": [0], "yes": [1]}},
-        }
-        files[site] = folder / f"{site}.yaml"
-        files[site].write_text(yaml.safe_dump({"site": site, "datasets": {"blood": dataset}}))
-    return files
+@pytest.fixture
+def rendered(render: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that look at figures."""
+    monkeypatch.setattr(Figure, "savefig", render)
 
 
 @pytest.fixture
 def table_sites(tmp_path: Path) -> dict[str, Path]:
     """Four hospitals with a table each."""
     return write_table_sites(tmp_path / "sites")
-
-
-def small_job(
-    rounds: int = 3,
-    mixers: dict[str, Mixer] | None = None,
-    method: Method | None = None,
-    task: Task | None = None,
-    min_clients: int = 2,
-    **settings: float,
-) -> Job:
-    """A job on the small tables; every part can be replaced."""
-    mixers = mixers or {"local": Identity(), "fedavg": Mean(), "model": SoftPull(lam=0.5)}
-    method = method or softpull.SoftPull(lr=0.05, batch_size=8)
-    return Job(
-        "small", min_clients, Settings(rounds=rounds, slots=list(mixers), finetune=2, **settings),  # type: ignore[arg-type]
-        mixers, method, task or Tabular(dataset="blood", hidden=(4,)),
-    )  # fmt: skip
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from conftest import write_table_sites
 from medpfl.cli import app
 from medpfl.compare.file import load_comparison
 from medpfl.compare.plan import Plan, make_plan
@@ -27,6 +26,7 @@ from medpfl.core.errors import MedPFLError
 from medpfl.data.site_file import load_site_file
 from medpfl.deployed.model_file import load_deployed
 from medpfl.deployed.predict import evaluate_at, evaluate_on_all
+from small_jobs import write_table_sites
 
 FILE: dict[str, Any] = {
     "name": "small",

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import yaml
 
-from conftest import write_table_sites
 from medpfl.compare.collect import check_initial_weights
 from medpfl.compare.entries import check_equal_work
 from medpfl.compare.file import Comparison, load_comparison
@@ -18,6 +17,7 @@ from medpfl.compare.plan import make_plan
 from medpfl.compare.statistics import paired_gain, smallest_p
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Identity, Mean, ServerAdam, SoftPull
+from small_jobs import write_table_sites
 
 SOFT_PULL = {"path": "medpfl.methods.softpull.SoftPull"}
 GOOD: dict[str, Any] = {
@@ -105,7 +105,7 @@ def test_a_file_that_is_no_mapping_gets_one_sentence(tmp_path: Path, text: str, 
     [
         ({"path": "medpfl.methods.softpull.Pull"}, "methods.Soft: there is no class"),
         ({"path": "medpfl.core.mixers.Mean"}, "methods.Soft: 'medpfl.core.mixers.Mean' is not a Method"),
-        ({"path": "medpfl.methods.references.Local"}, "methods.Soft: Local is in every comparison already"),
+        ({"path": "medpfl.methods.local.Local"}, "methods.Soft: Local is in every comparison already"),
         ({**SOFT_PULL, "args": {"mu": 1}}, "methods.Soft: unknown argument 'mu' of SoftPull"),
         (
             {**SOFT_PULL, "slots": {"head": {"path": "medpfl.core.mixers.Mean"}}},

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from comparing import compared, plan_of
-from conftest import write_table_sites
 from medpfl.compare import pooled
-from medpfl.compare.pooled import Pooled, Together, train_pooled
+from medpfl.compare.pooled import Together, train_pooled
 from medpfl.compare.report import write_report
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.core.mixers import Identity
@@ -22,10 +21,12 @@ from medpfl.data.site_file import load_site_file
 from medpfl.deployed.model_file import load_deployed
 from medpfl.deployed.predict import evaluate_at
 from medpfl.job import Job
-from medpfl.methods.references import Local
+from medpfl.methods.local import Local, Pooled
+from medpfl.results.schema import FinalLine, ValidationLine
 from medpfl.rounds.settings import Settings
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.tabular import Tabular
+from small_jobs import write_table_sites
 
 TASK = Tabular(dataset="blood", hidden=(4,))
 TRAINING: dict[str, Any] = {"steps": 7, "lr": 0.05, "batch_size": 8}
@@ -50,14 +51,14 @@ def test_with_one_hospital_it_is_local_training_bit_for_bit(tmp_path: Path) -> N
     alone = simulate(job(Local(**TRAINING)), files, tmp_path / "alone", tmp_path / "alone-home")
     together, lines = train_pooled(job(Pooled(**TRAINING)), loaded(files), files["pooled"], tmp_path / "together")
     assert alone.best["local"] == together.best["pooled"]
-    tested = [line for line in alone.record.lines if "choice" in line]
-    assert [line["metrics"] for line in tested] == [line["metrics"] for line in lines] and len(lines) == 2
+    tested = [line for line in alone.record.lines if isinstance(line, FinalLine)]
+    assert [line.metrics for line in tested] == [line.metrics for line in lines] and len(lines) == 2
     for choice in ("best", "last"):
         mine = tmp_path / "together" / "home" / "pooled" / "compared" / "models" / f"pooled-{choice}.safetensors"
         theirs = tmp_path / "alone-home" / "pooled" / "compared" / "models" / f"local-{choice}.safetensors"
         assert same_models(mine, theirs)
     scores = [
-        [line["metrics"] for line in each.record.lines if line["split"] == "validation"] for each in (alone, together)
+        [line.metrics for line in each.record.lines if isinstance(line, ValidationLine)] for each in (alone, together)
     ]
     assert scores[0] == scores[1] and len(scores[0]) == 2 * 3
 
@@ -127,7 +128,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(
         with pytest.raises(MedPFLError):  # it ended before there was a model
             train_pooled(job(Pooled(**TRAINING)), parts, file, tmp_path / "again")
     resumed, again = train_pooled(job(Pooled(**TRAINING)), parts, file, tmp_path / "again")
-    assert any("resumed after round 2" in event["event"] for event in resumed.record.events)
+    assert any("resumed after round 2" in event.event for event in resumed.record.events)
     assert again == lines and resumed.best == whole.best
     place = Path("home", "dora", "compared", "models", "pooled-best.safetensors")
     assert same_models(tmp_path / "whole" / place, tmp_path / "again" / place)

@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from comparing import SOFT, compared, do, plan_of
-from conftest import write_table_sites
 from medpfl.compare.console import markdown
 from medpfl.compare.data import reader
 from medpfl.compare.runner import read_run
@@ -19,6 +18,7 @@ from medpfl.data.site_file import load_site_file
 from medpfl.deployed.model_file import load_deployed
 from medpfl.deployed.predict import evaluate_on
 from medpfl.tasks.tabular import Tabular
+from small_jobs import write_table_sites
 
 TASK = Tabular(dataset="blood", hidden=(4,))
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from comparing import compared
-from conftest import write_table_sites
 from medpfl.compare.console import markdown
 from medpfl.compare.report import write_report
 from medpfl.data.site_file import load_site_file
 from medpfl.deployed.model_file import load_deployed
 from medpfl.deployed.predict import evaluate_on
 from medpfl.tasks.tabular import Tabular
+from small_jobs import write_table_sites
 
 TASK = Tabular(dataset="blood", hidden=(4,))
 FEDSM = {"path": "medpfl.methods.fedsm.FedSM", "args": {"selector_steps": 3}}

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from comparing import SOFT, compared, plan_of
-from conftest import write_table_sites
 from medpfl.compare.report import write_report
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import SoftPull
+from small_jobs import write_table_sites
 
 
 def test_every_value_is_a_method_and_the_page_has_the_figure(tmp_path: Path) -> None:

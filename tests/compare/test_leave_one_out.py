@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from conftest import small_job, write_table_sites
 from medpfl.cli import app
 from medpfl.compare.fold_table import collect, frequencies, scores
 from medpfl.compare.folds import make_folds
@@ -23,6 +22,7 @@ from medpfl.deployed.predict import evaluate_at
 from medpfl.job import Job
 from medpfl.methods.fedsm import FedSM
 from medpfl.rounds.simulate import simulate
+from small_jobs import small_job, write_table_sites
 from tools import write_job
 
 THREE = ["anna", "berta", "clara"]

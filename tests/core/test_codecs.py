@@ -14,7 +14,8 @@ from torch import Tensor
 
 from medpfl.core.codecs import CER, STC, Chain, Codec, DAdaQuant, Half, Progress, decode, encode_with_feedback
 from medpfl.core.codecs.base import tensors_of, vector_of
-from medpfl.core.codecs.dadaquant import hospital_scales, levels_over_time
+from medpfl.core.codecs.dadaquant import levels_over_time
+from medpfl.core.codecs.progress import hospital_scales
 from medpfl.core.errors import CodecError, ConfigError
 
 CODECS = [

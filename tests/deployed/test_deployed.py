@@ -13,7 +13,6 @@ import torch
 from sklearn.calibration import calibration_curve
 from torch import Tensor, nn
 
-from conftest import write_table_sites
 from medpfl import store
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mixers import Identity, Mean, Mixer, ServerAdam, SoftPull
@@ -26,12 +25,12 @@ from medpfl.job import Job
 from medpfl.methods import softpull
 from medpfl.methods.base import Build, Method
 from medpfl.methods.fedrod import FedRoD
-from medpfl.methods.fedsm import FedSM
+from medpfl.methods.fedsm import FedSM, SuperModel
 from medpfl.methods.ifca import IFCA
 from medpfl.methods.moe import MoE
-from medpfl.methods.super_model import SuperModel
 from medpfl.rounds.settings import Settings
 from medpfl.tasks.tabular import Tabular
+from small_jobs import write_table_sites
 from tools import run
 
 REFERENCES: dict[str, Mixer] = {"local": Identity(), "fedavg": Mean()}

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conftest import write_table_sites
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mixers import Mean, Mixer, ServerAdam, SoftPull
 from medpfl.demo.phantom import write_phantoms
@@ -30,6 +29,7 @@ from medpfl.models.unet import UNet
 from medpfl.rounds.settings import Settings
 from medpfl.tasks.segmentation import Segmentation
 from medpfl.tasks.tabular import Tabular
+from small_jobs import write_table_sites
 from tools import run
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from in_process import Harness
 
-from conftest import SITES
+from in_process import Harness
 from medpfl import store
 from medpfl.core.mixers import ClusterMean, ControlVariates, Mean, Mixer, NetworkProx, SoftPull
 from medpfl.job import Job
@@ -17,6 +16,7 @@ from medpfl.methods.ifca import IFCA
 from medpfl.methods.l2gd import L2GD
 from medpfl.methods.pfednet import PFedNet
 from medpfl.methods.scaffold import Scaffold
+from small_jobs import SITES
 from tools import Make, assert_same, normed, outcome, run
 
 pytestmark = pytest.mark.harness

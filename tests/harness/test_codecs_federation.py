@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from in_process import Harness, tensors_of
 
 from exchanging import Asked, slots
+from in_process import Harness, tensors_of
 from medpfl.core.codecs import CER, STC, Chain
 from medpfl.job import Job
 from medpfl.rounds.coding import PAYLOAD, Codecs

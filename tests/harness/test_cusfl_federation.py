@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from in_process import Harness, tensors_of
 
+from in_process import Harness, tensors_of
 from medpfl import store
 from medpfl.core.mixers import Identity
 from medpfl.job import Job

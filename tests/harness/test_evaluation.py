@@ -6,18 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from in_process import Harness, tensors_of
 
-from conftest import small_job
+from in_process import Harness, tensors_of
 from medpfl import store
 from medpfl.core.mixers import Mean, ServerAdam, SoftPull
 from medpfl.deployed.model_file import load_deployed
 from medpfl.job import EvaluationJob, Job, load_job
 from medpfl.methods.fedsm import FedSM
-from medpfl.results.tables import read_summary
+from medpfl.results.files import read_summary
+from medpfl.results.schema import EvaluationSummary
 from medpfl.rounds.evaluation_job import write_evaluation_job
+from medpfl.rounds.joint import chosen, read_result, studies_of
 from medpfl.rounds.simulate import simulate_evaluation
-from medpfl.rounds.super_file import chosen, read_result, studies_of
+from small_jobs import small_job
 from tools import outcome, run
 
 pytestmark = pytest.mark.harness
@@ -64,8 +65,8 @@ def test_a_hospital_that_cannot_is_named_and_the_others_are_reported(
     harness = Harness(job, table_sites, tmp_path / "flare", script).run()
     assert harness.engine.panic is None
     summary = read_summary(harness.results)
-    assert [line["site"] for line in summary["test"]] == ["anna", "clara"]
-    told = {event["site"]: event["event"] for event in summary["events"]}
+    assert [line.site for line in summary.test] == ["anna", "clara"]
+    told = {event.site: event.event for event in summary.events}
     assert told == {
         "berta": "failed: dataset 'blood' is not declared at this hospital",
         "dora": "did not answer in time",
@@ -96,7 +97,9 @@ def test_a_super_model_tells_the_thresholds_too(table_sites: dict[str, Path], tm
     harness = Harness(job, table_sites, tmp_path / "flare").run()
     assert harness.engine.panic is None
     simulate_evaluation(job, table_sites, tmp_path / "simulated", tmp_path / "home")
-    assert read_summary(harness.results)["study"] == read_summary(tmp_path / "simulated")["study"]
+    told, simulated = read_summary(harness.results), read_summary(tmp_path / "simulated")
+    assert isinstance(told, EvaluationSummary) and isinstance(simulated, EvaluationSummary)
+    assert told.study and told.study == simulated.study
     super_, found = chosen(
         read_result(tmp_path / "trained" / "results"), studies_of(load_deployed(model), harness.results)
     )

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from in_process import Harness, tensors_of
 
+from in_process import Harness, tensors_of
 from medpfl import store
 from medpfl.core.mixers import Identity, Mixer, StatisticsDistance
 from medpfl.job import Job

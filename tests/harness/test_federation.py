@@ -10,13 +10,13 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from in_process import Harness, tensors_of
 from nvflare.apis.dxo import from_shareable
 from nvflare.apis.shareable import Shareable
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 from torch import nn
 
 from exchanging import Asked, slots
+from in_process import Harness, tensors_of
 from medpfl.core.groups import BATCH_NORM, of_type
 from medpfl.core.mixers import Mean, SoftPull
 from medpfl.job import Job

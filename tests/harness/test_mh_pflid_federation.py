@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from in_process import Harness, tensors_of
 
+from in_process import Harness, tensors_of
 from medpfl import store
 from medpfl.core.mixers import Identity, Mean, Mixer
 from medpfl.job import Job

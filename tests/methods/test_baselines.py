@@ -26,7 +26,7 @@ from medpfl.methods.pfedme import PFedMe
 from medpfl.models.unet import UNet
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.segmentation import Segmentation
-from tools import Make, assert_same, exchange, normed, outcome, pieces, run
+from tools import Make, assert_same, exchange, normed, outcome, pieces, ready, run
 
 SETTINGS: dict[str, Any] = {"lr": 0.05, "batch_size": 8}
 METHODS: dict[str, tuple[Method, str, Mixer]] = {  # the method, its slot that travels, and the server component
@@ -56,7 +56,7 @@ def test_resumed_run_equals_an_uninterrupted_one(
     simulate(make_job(rounds=4, **arguments), table_sites, tmp_path / "a", tmp_path / "home", stop_after=2)
     coordinator = simulate(make_job(rounds=4, **arguments), table_sites, tmp_path / "b", tmp_path / "home")
     assert_same(whole, outcome(tmp_path / "b"))
-    assert any("resumed after round" in event["event"] for event in coordinator.record.events)
+    assert any("resumed after round" in event.event for event in coordinator.record.events)
     for site in table_sites:  # the private part too, which the server never saw
         first = sorted((tmp_path / "whole" / "home" / site / "small" / "models").glob("*.safetensors"))
         assert first
@@ -72,7 +72,7 @@ def test_absent_hospitals_keep_what_is_theirs(
     """In round 1 two answer; in round 2 the others join in with the shared part, from their own private part."""
     slot = next(iter(arguments["mixers"]))
     coordinator, runners = pieces(make_job(**arguments), table_sites, tmp_path)
-    coordinator.take_init(exchange(runners, coordinator.init_messages()))
+    ready(coordinator, runners)
     start = {key: value.clone() for key, value in runners["dora"].models.state_dict().items()}
     answering = ["anna", "clara"]
     assert coordinator.take_train(1, exchange(runners, coordinator.train_messages(1, answering))) == answering

@@ -13,7 +13,6 @@ import torch
 import yaml
 
 from baselines import assert_resumes, begin, play, served
-from conftest import write_table_sites
 from medpfl import store
 from medpfl.core.errors import ConfigError, SiteFileError
 from medpfl.core.mixers import Identity, Mean, Mixer, StatisticsDistance
@@ -24,6 +23,7 @@ from medpfl.methods.fedbn import FedBN
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.site import SiteRunner
 from medpfl.tasks.tabular import Tabular
+from small_jobs import write_table_sites
 from tools import assert_same, exchange, normed, outcome, run
 
 Make = Callable[..., Job]
@@ -194,6 +194,14 @@ def test_it_resumes(
     assert_resumes(lambda: fedap_job(make_job, make_mixer()), table_sites, tmp_path)
 
 
+def test_f_fedap_resumes_where_batch_norm_is_mixed(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """The statistics are those of a hospital's own training, which the server's copy does not have."""
+    shared = method(batch_norm="shared")
+    assert_resumes(lambda: fedap_job(make_job, running(), method=shared), table_sites, tmp_path)
+
+
 def test_a_hospital_that_is_absent_when_statistics_are_asked_for(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -291,7 +299,7 @@ def test_hospitals_with_other_checkpoints_take_no_part(
     store.save(table_sites["clara"].with_name("clara.safetensors"), changed, {"kind": "checkpoint"})
     coordinator, _ = begin(fedap_job(make_job, method=method(pretrained="public")), table_sites, tmp_path)
     assert coordinator.joined == ["anna", "berta", "dora"]
-    told = [event["event"] for event in coordinator.record.events]
+    told = [event.event for event in coordinator.record.events]
     mark = store.fingerprint(tensors)[:12]
     assert any(
         "clara has checkpoint 'public' of SHA-256" in text and f"anna has checkpoint 'public' of SHA-256 {mark}" in text

@@ -14,22 +14,26 @@ import torch
 import yaml
 from typer.testing import CliRunner
 
+from benchmarks.blobs import write_blobs
 from medpfl import store
 from medpfl.cli import app
 from medpfl.core.errors import ConfigError, DataError
 from medpfl.data.arrays.declare import Arrays
 from medpfl.data.declared import SPLITS
+from medpfl.data.preparation import Spec
 from medpfl.data.series.declare import Series
 from medpfl.data.site_file import load_site_file
 from medpfl.demo import organc
-from medpfl.demo.blobs import write_blobs
 from medpfl.demo.har import ACTIVITIES, SIGNALS, cut_by_time, write_har
 from medpfl.demo.organc import CLIENTS, ENVIRONMENT_VARIABLE, write_organc
 from medpfl.job import Job, load_job
 from medpfl.methods.fedap import FedAP
-from medpfl.results.tables import read_summary, result_table
+from medpfl.results.files import read_summary
+from medpfl.results.tables import result_table
 from medpfl.rounds.pretrain import pretrain
 from medpfl.rounds.simulate import simulate
+
+IMAGES = Spec("class", ("images",), (28, 28))
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs"
 
@@ -111,7 +115,7 @@ def test_the_official_lists_fit_the_protocol() -> None:
     if not file.is_file():
         pytest.skip(f"the official index lists are not in ${ENVIRONMENT_VARIABLE}")
     from medpfl.data.partition import check_disjoint
-    from medpfl.demo.studies import read_lists
+    from medpfl.demo.index_lists import read_lists
 
     splits = read_lists(file, ["train", "test"])
     check_disjoint(splits)
@@ -145,7 +149,7 @@ def har_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_har_windows_are_those_of_the_files_and_neighbours_are_kept_apart(har_folder: Path, tmp_path: Path) -> None:
     assert write_har(tmp_path, har_folder) == ["subject-01", "subject-02", "subject-03"]
     dataset = load_site_file(tmp_path / "subject-03.yaml", "subject-03").dataset("har", Series)
-    data = dataset.load()
+    data = dataset.load(Spec("class", ("windows",)))
     assert data.class_names == list(ACTIVITIES) and data.splits["train"].inputs.shape[1:] == (9, 128)
     with np.load(tmp_path / "subject-03.npz") as stored:
         x, split, activity = stored["x"], stored["split"], stored["activity"]
@@ -204,7 +208,7 @@ def test_har_files_that_are_not_whole(har_folder: Path, tmp_path: Path) -> None:
 
 
 def test_pretraining_learns_from_the_training_parts_only_and_says_what_it_did(tmp_path: Path) -> None:
-    from medpfl.demo.studies import write_cut
+    from benchmarks.studies import write_cut
 
     fractions = {"train": 0.5, "test": 0.5}
     sites = tmp_path / "sites"
@@ -218,11 +222,11 @@ def test_pretraining_learns_from_the_training_parts_only_and_says_what_it_did(tm
     again, _ = pretrain(job, files, 1.0, 12)
     assert store.fingerprint(tensors) == store.fingerprint(again) == about["sha256"]
     assert about["samples"] == 150 and about["kind"] == "checkpoint" and len(seen) == 12
-    network = job.task.network(load_site_file(files[names[0]]).dataset("organc", Arrays).load((28, 28)))
+    network = job.task.network(load_site_file(files[names[0]]).dataset("organc", Arrays).load(IMAGES))
     network.load_state_dict(tensors)
     right = []
     for path in files.values():
-        test = load_site_file(path).dataset("organc", Arrays).load((28, 28)).splits["test"]
+        test = load_site_file(path).dataset("organc", Arrays).load(IMAGES).splits["test"]
         with torch.inference_mode():
             right += (network.eval()(test.inputs[:]).argmax(dim=1) == test.targets).tolist()
     assert np.mean(right) > 0.6  # of three classes

@@ -226,8 +226,8 @@ def test_hospitals_with_other_public_data_take_no_part(sites: dict[str, Path], t
     coordinator, _ = begin(job(FedMD), files, tmp_path / "run")
     assert coordinator.joined == ["anna", "berta"]
     (event,) = coordinator.record.events
-    assert "carla has dataset 'shared' of 15 samples of SHA-256" in event["event"]
-    assert "anna has dataset 'shared' of 14 samples" in event["event"]
+    assert "carla has dataset 'shared' of 15 samples of SHA-256" in event.event
+    assert "anna has dataset 'shared' of 14 samples" in event.event
 
 
 def test_public_data_that_cannot_be_used(sites: dict[str, Path], tmp_path: Path) -> None:

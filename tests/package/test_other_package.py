@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from bounded_fedavg import BoundedFedAvg
 from typer.testing import CliRunner
 
-from conftest import write_table_sites
+from bounded_fedavg import BoundedFedAvg
 from medpfl.cli import app
 from medpfl.core.errors import ConfigError
 from medpfl.job import load_job
 from medpfl.store import read
+from small_jobs import write_table_sites
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -18,7 +18,6 @@ import yaml
 from nvflare.fuel.flare_api.api_spec import JobNotFound
 from nvflare.lighter.utils import load_yaml
 
-from conftest import write_table_sites
 from medpfl.compare.file import load_comparison
 from medpfl.compare.plan import make_plan
 from medpfl.compare.runner import do_runs, read_run
@@ -35,6 +34,7 @@ from medpfl.models.resnet import ResNet
 from medpfl.rounds.evaluation_job import write_evaluation_job
 from medpfl.tasks.classification import Classification
 from pictures import TABLE, write_images
+from small_jobs import write_table_sites
 from tools import assert_same, interrupt, outcome, run, write_job
 
 COMPARISON: dict[str, Any] = {

@@ -19,7 +19,6 @@ import pytest
 import yaml
 from nvflare.fuel.flare_api.api_spec import AuthorizationError
 
-from conftest import small_job, write_table_sites
 from medpfl.demo.phantom import write_phantoms
 from medpfl.flare.doctor import examine
 from medpfl.flare.hospitals import HospitalFederation
@@ -29,6 +28,7 @@ from medpfl.flare.pack import pack
 from medpfl.flare.provision import provision
 from medpfl.job import Job, load_job
 from medpfl.tasks.tabular import Tabular
+from small_jobs import small_job, write_table_sites
 from tools import assert_same, interrupt, outcome, run, write_job
 
 pytestmark = [pytest.mark.poc, pytest.mark.timeout(400)]

@@ -19,7 +19,8 @@ from torch import Tensor
 from exchanging import Asked, slots
 from medpfl.core.codecs import CER, STC, Chain, Codec, DAdaQuant, Half
 from medpfl.core.codecs.base import tag_of
-from medpfl.core.codecs.dadaquant import hospital_scales, levels_over_time
+from medpfl.core.codecs.dadaquant import levels_over_time
+from medpfl.core.codecs.progress import hospital_scales
 from medpfl.core.errors import CodecError, ConfigError
 from medpfl.core.mixers import Identity, Mean
 from medpfl.job import Job, load_job

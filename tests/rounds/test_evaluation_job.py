@@ -12,7 +12,6 @@ import pytest
 import torch
 from rich.console import Console
 
-from conftest import write_table_sites
 from medpfl import store
 from medpfl.core.errors import ConfigError, DataError, MedPFLError
 from medpfl.core.mixers import SoftPull
@@ -22,7 +21,9 @@ from medpfl.deployed.model_file import ModelMeta, load_deployed
 from medpfl.job import EvaluationJob, Job, load_job
 from medpfl.methods import softpull
 from medpfl.results.console import print_results
-from medpfl.results.tables import read_summary, result_table
+from medpfl.results.files import read_summary
+from medpfl.results.schema import EvaluationSummary
+from medpfl.results.tables import result_table
 from medpfl.rounds.coordinator import QuorumLost
 from medpfl.rounds.evaluation import MODEL_FILE, EvaluationCoordinator
 from medpfl.rounds.evaluation_job import write_evaluation_job
@@ -31,6 +32,7 @@ from medpfl.rounds.settings import Settings
 from medpfl.rounds.simulate import simulate_evaluation
 from medpfl.rounds.site import SiteRunner
 from medpfl.tasks.tabular import Tabular
+from small_jobs import write_table_sites
 from tools import run
 
 
@@ -58,19 +60,20 @@ def test_it_finds_what_the_model_does_at_each_hospital(
     """Two of the four hospitals took no part in its training."""
     simulate_evaluation(job, table_sites, tmp_path / "results", tmp_path / "home")
     summary = read_summary(tmp_path / "results")
+    assert isinstance(summary, EvaluationSummary)
     deployed = load_deployed(model)
-    assert [line["site"] for line in summary["test"]] == sorted(table_sites)
-    for line in summary["test"]:
-        site = line["site"]
+    assert [line.site for line in summary.test] == sorted(table_sites)
+    for line in summary.test:
+        site = line.site
         samples = deployed.task.load(load_site_file(table_sites[site], site)).splits["test"]
         found = evaluate(deployed.method, deployed.name, deployed.networks, deployed.task, samples, torch.device("cpu"))
-        assert found and found.metrics == line["metrics"]
+        assert found and found.metrics == line.metrics
         kept = tmp_path / "home" / site / job.name / "evaluation"
         with open(kept / "personal.csv", newline="") as file:
             assert [row["case"] for row in csv.DictReader(file)] == samples.names
         card = (kept / "personal.md").read_text()
         assert f"tested at {site}" in card and f"{found.metrics['accuracy']:.4f}" in card and "Brier" in card
-        assert "Not a medical device" in card and summary["evaluated"]["sha256"] in card
+        assert "Not a medical device" in card and summary.evaluated.sha256 in card
         assert {path.name for path in kept.parent.iterdir()} == {"evaluation"}  # the model itself is not kept
 
 
@@ -95,6 +98,7 @@ def test_the_report_and_the_table_show_one_model_and_no_rounds(
 ) -> None:
     simulate_evaluation(job, table_sites, tmp_path / "results", tmp_path / "home")
     summary = read_summary(tmp_path / "results")
+    assert isinstance(summary, EvaluationSummary)
     table = result_table(summary)
     assert table.labels == ["Accuracy", "Balanced accuracy", "Auc"] and table.sites == sorted(table_sites)
     page = (tmp_path / "results" / "report.html").read_text()
@@ -105,7 +109,7 @@ def test_the_report_and_the_table_show_one_model_and_no_rounds(
         for site, row in zip(table.sites, table.values, strict=True):
             assert site in text and all(f"{value:.3f}" in text for value in row)
     assert "nothing trained" in page and "Who learnt from whom" not in page and "<svg" not in page
-    assert "rounds" not in page and summary["evaluated"]["sha256"] in page
+    assert "rounds" not in page and summary.evaluated.sha256 in page
     received = json.loads((tmp_path / "results" / "bytes.json").read_text())
     size = sum(t.numel() * t.element_size() for t in store.read(job.model)[0].values())
     assert {(line["direction"], line["raw"]) for line in received} == {("to_site", size), ("from_site", 0)}
@@ -195,8 +199,8 @@ def test_a_malformed_answer_is_left_out_by_name(
     spoil(replies["berta"])
     coordinator.take(replies)
     summary = read_summary(tmp_path / "r")
-    assert [line["site"] for line in summary["test"]] == ["anna", "clara", "dora"]
-    assert summary["events"][0]["site"] == "berta" and words in summary["events"][0]["event"]
+    assert [line.site for line in summary.test] == ["anna", "clara", "dora"]
+    assert summary.events[0].site == "berta" and words in summary.events[0].event
 
 
 def test_quorum_lost(job: EvaluationJob, table_sites: dict[str, Path], tmp_path: Path) -> None:
@@ -290,7 +294,7 @@ def test_metrics_that_are_not_defined_stay_so(job: EvaluationJob, tmp_path: Path
     rows = (sites["berta"].parent / "berta.csv").read_text().splitlines()
     (sites["berta"].parent / "berta.csv").write_text("\n".join([rows[0], *(row[:-1] + "0" for row in rows[1:])]) + "\n")
     simulate_evaluation(job, sites, tmp_path / "r", tmp_path / "h")
-    told = {line["site"]: line["metrics"]["auc"] for line in read_summary(tmp_path / "r")["test"]}
+    told = {line.site: line.metrics["auc"] for line in read_summary(tmp_path / "r").test}
     assert told["berta"] is None and told["anna"] is not None
     assert "| auc | not defined |" in (tmp_path / "h" / "berta" / job.name / "evaluation" / "personal.md").read_text()
     assert "n/a" in (tmp_path / "r" / "report.html").read_text()

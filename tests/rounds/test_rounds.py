@@ -16,8 +16,9 @@ from medpfl.core.mixers import Identity, Mean, SoftPull
 from medpfl.data.site_file import load_site_file
 from medpfl.deployed.model_file import load_deployed
 from medpfl.job import Job
-from medpfl.methods.references import FedAvg
+from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.softpull import SoftPull as SoftPullMethod
+from medpfl.results.files import read_summary
 from medpfl.results.tables import result_table
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.tabular import Tabular
@@ -69,8 +70,8 @@ def test_resumed_run_equals_an_uninterrupted_one(
     simulate(make_job(rounds=4), table_sites, tmp_path / "a", tmp_path / "home", stop_after=killed_after)
     coordinator = simulate(make_job(rounds=4), table_sites, tmp_path / "b", tmp_path / "home")
     assert_same(whole, outcome(tmp_path / "b"))
-    assert any("resumed after round" in event["event"] for event in coordinator.record.events)
-    assert any("resumed from the state after round" in event["event"] for event in coordinator.record.events)
+    assert any("resumed after round" in event.event for event in coordinator.record.events)
+    assert any("resumed from the state after round" in event.event for event in coordinator.record.events)
 
 
 def test_resumes_when_the_server_is_a_round_behind(
@@ -140,10 +141,11 @@ def test_what_is_left_behind(make_job: Make, table_sites: dict[str, Path], tmp_p
         assert "Not a medical device" in card and site in card and "SoftPull" in card
 
 
+@pytest.mark.usefixtures("rendered")
 def test_the_report_shows_the_table(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     run(make_job(), table_sites, tmp_path)
     page = (tmp_path / "results" / "report.html").read_text()
-    table = result_table(json.loads((tmp_path / "results" / "summary.json").read_text()))
+    table = result_table(read_summary(tmp_path / "results"))
     assert table.labels == ["Local", "FedAvg", "FedAvg + fine-tuning", "Personal"]
     for site, row in zip(table.sites, table.values, strict=True):
         assert site in page
@@ -218,7 +220,7 @@ def test_other_hospitals_do_not_resume_and_are_told(
     three = {site: table_sites[site] for site in ("anna", "berta", "clara")}
     coordinator = simulate(make_job(rounds=4), three, tmp_path / "b", tmp_path / "home", stop_after=1)
     assert coordinator.done == 1
-    assert "round 2; anna, berta, clara, dora) is kept and not resumed" in coordinator.record.events[0]["event"]
+    assert "round 2; anna, berta, clara, dora) is kept and not resumed" in coordinator.record.events[0].event
     simulate(make_job(rounds=4), table_sites, tmp_path / "c", tmp_path / "home")  # and all four can still go on
     resumed = outcome(tmp_path / "c")
     assert resumed["best"] == whole["best"]
@@ -231,5 +233,5 @@ def test_an_unreadable_checkpoint_of_another_run_is_left_alone(
     broken.parent.mkdir(parents=True)
     broken.write_bytes(b"not a checkpoint")
     coordinator = simulate(make_job(), table_sites, tmp_path / "a", tmp_path / "home", stop_after=1)
-    assert coordinator.record.events[0]["event"] == "the checkpoint of run broken is unreadable and left alone"
+    assert coordinator.record.events[0].event == "the checkpoint of run broken is unreadable and left alone"
     assert broken.read_bytes() == b"not a checkpoint"

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from bounded_fedavg import BoundedFedAvg
 
+from bounded_fedavg import BoundedFedAvg
 from medpfl.core.errors import MedPFLError
 from medpfl.data.site_file import ENVIRONMENT_VARIABLE
 from medpfl.flare.pack import pack

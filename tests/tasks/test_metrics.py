@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from brier import Sure
 
+from brier import Sure
 from medpfl.core.errors import ConfigError
 from medpfl.job import Job
+from medpfl.results.schema import ValidationLine
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks import Segmentation, Tabular
 from medpfl.tasks.metrics.base import Direction, better, worst
@@ -35,10 +36,12 @@ def test_a_metric_of_another_package_chooses_the_round_with_its_lowest_value(
     job = replace(make_job(rounds=4), task=Sure("blood", hidden=(4,)))
     done = simulate(job, table_sites, tmp_path / "results", tmp_path / "home")
     means = {
-        (line["model"], line["round"]): line["metrics"]["brier"] for line in done.record.lines if line["site"] == "mean"
+        (line.model, line.round): line.metrics["brier"]
+        for line in done.record.lines
+        if isinstance(line, ValidationLine) and line.site == "mean"
     }
     assert min(means.values()) < max(means.values())
     assert done.best
     for model, found in done.best.items():
         lowest = min(value for (name, _), value in means.items() if name == model)
-        assert found["score"] == lowest == means[model, found["round"]]
+        assert found.score == lowest == means[model, found.round]

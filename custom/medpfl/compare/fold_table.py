@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from medpfl.deployed.gamma import markdown
+from medpfl.deployed.joint_table import markdown
 from medpfl.results.tables import REFERENCE_NAMES
 
 Table = tuple[list[str], list[list[str]]]

@@ -23,7 +23,7 @@ from medpfl.core.mixers import Identity, Mean, Mixer
 from medpfl.data.site_file import load_site_file
 from medpfl.job import Job
 from medpfl.methods.base import Method
-from medpfl.results.tables import read_summary
+from medpfl.results.files import json_of, read_training
 from medpfl.rounds.messages import digest_of
 from medpfl.rounds.settings import Settings
 from medpfl.rounds.simulate import simulate
@@ -116,14 +116,14 @@ def run(order: dict[str, Any], folder: Path) -> dict[str, Any]:
     method: Method = build(order["method"], Method, "method")
     job = Job(order["job"], len(there), Settings(**order["settings"]), mixers, method, task)
     simulate(job, there, folder / "results", folder / "home")
-    summary = read_summary(folder / "results")
+    summary = read_training(folder / "results")
     return {
         "without": without,
         "seed": order["settings"]["seed"],
-        "score": summary["score"],
+        "score": summary.score,
         "cases": len(unseen.splits["test"].names),
         "rows": served(folder / "results", folder / "home", there, unseen, choice="last"),
-        "events": summary["events"],
+        "events": [json_of(event) for event in summary.events],
     }
 
 

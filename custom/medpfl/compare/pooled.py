@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,27 +18,20 @@ from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
 from medpfl.data.declared import SPLITS, StorageRule
+from medpfl.data.preparation import Spec
 from medpfl.data.samples import Budget, Samples, SiteData, Store
 from medpfl.data.site_file import SiteFile, load_site_file
 from medpfl.deployed.evaluate import evaluate_test, save_deployed
 from medpfl.deployed.model_file import load_deployed
 from medpfl.job import Job
-from medpfl.methods.references import Local
+from medpfl.results.schema import FinalLine, number
 from medpfl.rounds.coordinator import Coordinator
-from medpfl.rounds.messages import number
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.base import Evaluation, Task
 from medpfl.tasks.metrics.base import Metric
 
 SITE = MODEL = "pooled"
 _ROWS = 256
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pooled(Local):
-    """Local training under the name of what it deploys here."""
-
-    deploys: ClassVar = {MODEL: "local"}
 
 
 @dataclass(frozen=True)
@@ -61,6 +53,10 @@ class Together(Task):
     @property
     def metrics(self) -> tuple[Metric, ...]:  # type: ignore[override]
         return self.task.metrics
+
+    @property
+    def spec(self) -> Spec:
+        return self.task.spec
 
     def hold(self, parts: Mapping[str, SiteData]) -> "Together":
         """Take the hospitals' data.
@@ -125,7 +121,7 @@ def _joined(parts: list[Samples]) -> Samples:
 
 def train_pooled(
     job: Job, parts: Mapping[str, SiteData], site_file: Path, folder: Path, test: bool = True
-) -> tuple[Coordinator, list[dict[str, Any]]]:
+) -> tuple[Coordinator, list[FinalLine]]:
     """Train on all ``parts`` together, and leave every hospital the model as if it had taken part.
 
     Args:
@@ -155,6 +151,6 @@ def train_pooled(
             place = folder / "home" / site / job.name / "models"
             save_deployed(place, about, job.method, MODEL, model.networks, job.task, trained, 1, tested)
             metrics = {name: number(value) for name, value in tested[0].metrics.items()}
-            lines.append({"site": site, "model": MODEL, "choice": choice, "metrics": metrics})
+            lines.append(FinalLine(site=site, model=MODEL, round=round_number, metrics=metrics, choice=choice))
     shutil.rmtree(home)
     return coordinator, lines

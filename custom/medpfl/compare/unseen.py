@@ -10,19 +10,17 @@ import numpy as np
 from medpfl.compare.data import Read
 from medpfl.data.samples import SiteData
 from medpfl.data.site_file import load_site_file
-from medpfl.deployed.gamma import Found
 from medpfl.deployed.model_file import load_deployed
 from medpfl.deployed.predict import evaluate_on
-from medpfl.results.tables import read_summary
-from medpfl.rounds.messages import number
-from medpfl.rounds.super_file import Super, chosen, read_result, study_here, study_of
+from medpfl.methods.joint import Found
+from medpfl.results.files import read_training
+from medpfl.results.schema import number
+from medpfl.rounds.joint import Joint, chosen, makes_joint, read_result, study_here, study_of
 
 SUPER = "super"
-SLOTS = {"global", "personal", "selector"}
-"""A job that left these at the server makes a super model."""
 
 
-def super_model(results: Path, site_files: Mapping[str, Path], read: Read = load_site_file) -> tuple[Super, Found]:
+def super_model(results: Path, site_files: Mapping[str, Path], read: Read = load_site_file) -> tuple[Joint, Found]:
     """The super model of a finished job, with the threshold that the hospitals' validation cases chose, and its tests.
 
     Args:
@@ -59,13 +57,13 @@ def served(
     Raises:
         MedPFLError: a file of the run cannot be read, or the data do not fit.
     """
-    summary = read_summary(results)
-    score = summary["score"]
+    summary = read_training(results)
+    score = summary.score
     found: dict[str, dict[str, Any]] = {}
-    for model in dict.fromkeys(line["model"] for line in summary["test"]):
+    for model in dict.fromkeys(line.model for line in summary.test):
         each = {}
         for site in sorted(site_files):
-            path = home / site / summary["job"] / "models" / f"{model}-{choice}.safetensors"
+            path = home / site / summary.job / "models" / f"{model}-{choice}.safetensors"
             if path.exists():  # a hospital that missed that round has no such model
                 each[site] = number(evaluate_on(load_deployed(path), unseen, "test").metrics[score])
         known = [value for value in each.values() if value is not None]
@@ -74,7 +72,7 @@ def served(
             "score": float(np.mean(known)) if known else None,
             "best": max(known) if known else None,
         }
-    if summary["slots"].keys() >= SLOTS:
+    if makes_joint(summary):
         found[SUPER] = _super(results, site_files, unseen, read)
     return found
 

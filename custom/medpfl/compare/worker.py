@@ -21,7 +21,7 @@ from medpfl.compare.entries import initial_everywhere
 from medpfl.compare.file import FEDAVG, FINE_TUNED, LOCAL, POOLED
 from medpfl.compare.pooled import train_pooled
 from medpfl.compare.runs import job_of, rebuild
-from medpfl.compare.unseen import SLOTS, SUPER, served, super_model
+from medpfl.compare.unseen import SUPER, served, super_model
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.data.samples import SiteData
 from medpfl.deployed.calibration import reliability
@@ -29,15 +29,23 @@ from medpfl.deployed.evaluate import write_text
 from medpfl.deployed.model_file import Deployed, load_deployed
 from medpfl.deployed.network import sdwd_of_slots
 from medpfl.deployed.predict import evaluate_on_all
-from medpfl.results.tables import read_summary
+from medpfl.results.files import LINES, json_of, read_lines, read_mixing, read_traffic, read_training
+from medpfl.results.schema import (
+    Direction,
+    FinalLine,
+    TrainingLine,
+    TrainingSummary,
+    ValidationLine,
+    number,
+)
 from medpfl.rounds.coordinator import QuorumLost
-from medpfl.rounds.messages import number
+from medpfl.rounds.joint import makes_joint
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.base import Evaluation, Task
 
 ORDER, RESULT, FAILURE = "order.json", "run.json", "failure.txt"
-PROGRESS = "results/metrics.jsonl"
-_WAYS = ("to_site", "from_site")
+PROGRESS = f"results/{LINES}"
+_WAYS: tuple[Direction, Direction] = ("to_site", "from_site")
 
 
 def work(folder: Path, run: Callable[[dict[str, Any], Path], dict[str, Any]]) -> None:
@@ -95,20 +103,20 @@ def run(order: dict[str, Any], folder: Path) -> dict[str, Any]:
         return {**result, "score": None, "reason": str(error)}  # such arguments cannot be chosen
     if not test:
         best = coordinator.best.get(next(iter(entry.method.deploys)))
-        return {**result, "score": best["score"] if best else None, "reason": None}
-    summary = read_summary(folder / "results")
-    lines = lines or summary["test"]
+        return {**result, "score": best.score if best else None, "reason": None}
+    summary = read_training(folder / "results")
+    lines = lines or summary.test
 
     def label(model: str) -> str:
-        return _label(entry.name, model, summary["personalised"])
+        return _label(entry.name, model, summary.personalised)
 
     if order["without"]:
         there = {site: files[site] for site in roster}
         found = served(folder / "results", folder / "home", there, data[order["without"]], read)
         return {**result, "rows": {label(model): row for model, row in found.items()}}
-    models = dict.fromkeys(line["model"] for line in lines)
+    models = dict.fromkeys(line.model for line in lines)
     rows = {label(model): _row(model, task, folder, data, lines, summary) for model in models}
-    if summary["slots"].keys() >= SLOTS:
+    if makes_joint(summary):
         rows[label(SUPER)] = _super_row(task, folder, data, files, read, job.settings.rounds)
     return {
         **result,
@@ -118,7 +126,7 @@ def run(order: dict[str, Any], folder: Path) -> dict[str, Any]:
         "sdwd": sdwd_of_slots(folder / "results"),
         "seconds": _seconds(folder),
         "mixing": _mixing(folder),
-        "events": summary["events"],
+        "events": [json_of(event) for event in summary.events],
     }
 
 
@@ -127,15 +135,15 @@ def _row(
     task: Task,
     folder: Path,
     data: dict[str, SiteData],
-    lines: list[dict[str, Any]],
-    summary: dict[str, Any],
+    lines: list[FinalLine],
+    summary: TrainingSummary,
 ) -> dict[str, Any]:
     """Of one deployed model: its scores, its learning curve, calibration, and its test on every hospital's data."""
     tested: dict[str, dict[str, Any]] = {}
     for line in lines:
-        if line["model"] == model:
-            tested.setdefault(line["choice"], {})[line["site"]] = line["metrics"]
-    best = summary["best"].get(model)
+        if line.model == model:
+            tested.setdefault(line.choice, {})[line.site] = line.metrics
+    best = summary.best.get(model)
     cross, together, calibration = {}, {}, {}
     for site in data:
         deployed = _best(folder, site, model)
@@ -145,7 +153,7 @@ def _row(
         calibration[site] = _calibration(deployed, found[site])
     return {
         "model": model,
-        "best_round": best["round"] if best else None,
+        "best_round": best.round if best else None,
         "best": tested.get("best", {}),
         "last": tested.get("last", {}),
         "curve": _curve(folder, model, task.score),
@@ -203,24 +211,21 @@ def _label(name: str, model: str, personalised: str) -> str:
     return name if name in (LOCAL, POOLED) or model == personalised else f"{name} ({model})"
 
 
-def _lines(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / PROGRESS).read_text(encoding="utf-8").splitlines()]
-
-
 def _curve(folder: Path, model: str, score: str) -> list[float]:
     """Mean validation score of the hospitals after each round."""
     found = {
-        line["round"]: line["metrics"][score]
-        for line in _lines(folder)
-        if line["site"] == "mean" and line["split"] == "validation" and line["model"] == model
+        line.round: value
+        for line in read_lines(folder / "results")
+        if isinstance(line, ValidationLine) and line.site == "mean" and line.model == model
+        if (value := line.metrics[score]) is not None
     }
     return [found[round_number] for round_number in sorted(found)]
 
 
 def _bytes(folder: Path, coded: bool) -> dict[str, int]:
     """Bytes that one hospital is sent and sends in a round: the largest, where they differ; with codecs, the mean."""
-    traffic = json.loads((folder / "results" / "bytes.json").read_text(encoding="utf-8"))
-    found = {way: [line["encoded"] for line in traffic if line["direction"] == way] for way in _WAYS}
+    traffic = read_traffic(folder / "results")
+    found = {way: [line.encoded for line in traffic if line.direction == way] for way in _WAYS}
     return {
         way: round(sum(given) / len(given)) if coded and given else max(given, default=0)
         for way, given in found.items()
@@ -229,27 +234,25 @@ def _bytes(folder: Path, coded: bool) -> dict[str, int]:
 
 def _ratio(folder: Path) -> dict[str, float]:
     """How many times fewer bytes travelled than the tensors have, over the whole run."""
-    traffic = json.loads((folder / "results" / "bytes.json").read_text(encoding="utf-8"))
-    raw, encoded = (
-        {way: sum(line[kind] for line in traffic if line["direction"] == way) for way in _WAYS}
-        for kind in ("raw", "encoded")
-    )
-    return {way: round(raw[way] / max(encoded[way], 1), 2) for way in _WAYS}
+    ratios = {}
+    for way in _WAYS:
+        lines = [line for line in read_traffic(folder / "results") if line.direction == way]
+        ratios[str(way)] = round(sum(line.raw for line in lines) / max(sum(line.encoded for line in lines), 1), 2)
+    return ratios
 
 
 def _seconds(folder: Path) -> float:
     """Median seconds that one hospital worked in a round, without the first round where there are others."""
-    lines = [line for line in _lines(folder) if line["split"] == "train"]
-    last = max(line["round"] for line in lines)
-    return float(np.median([line["seconds"] for line in lines if line["round"] > 1 or last == 1]))
+    lines = [line for line in read_lines(folder / "results") if isinstance(line, TrainingLine)]
+    last = max(line.round for line in lines)
+    return float(np.median([line.seconds for line in lines if line.round > 1 or last == 1]))
 
 
 def _mixing(folder: Path) -> dict[str, Any]:
     """The last round's matrix of every slot that has one."""
-    with np.load(folder / "results" / "mixing.npz") as stored:
-        names = sorted(name for name in stored.files if name != "roster")
-        last = {name.rsplit("/", 1)[0]: name for name in names}
-        return {slot: np.round(stored[name], 6).tolist() for slot, name in last.items()}
+    mixing = read_mixing(folder / "results")
+    last = {name.rsplit("/", 1)[0]: name for name in sorted(mixing)}
+    return {slot: np.round(mixing[name], 6).tolist() for slot, name in last.items()}
 
 
 def main(folder: Path, run: Callable[[dict[str, Any], Path], dict[str, Any]] = run) -> int:

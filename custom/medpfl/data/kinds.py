@@ -36,8 +36,11 @@ def kind_named(name: str) -> type[Dataset]:
     return found
 
 
-def read_preparation(saved: Mapping[str, JsonValue], spec: Spec) -> Preparation:
+def read_preparation(saved: Mapping[str, JsonValue], spec: Spec, what: object = "new cases") -> Preparation:
     """What a model's file says of how inputs were prepared; without a kind it is of the first one that fits the task.
+
+    Args:
+        what: what is to be prepared, for messages.
 
     Raises:
         DataError: it says too little, as where the model was given away without its hospital's preparation.
@@ -48,5 +51,6 @@ def read_preparation(saved: Mapping[str, JsonValue], spec: Spec) -> Preparation:
     try:
         return kind.preparation.model_validate(saved)
     except ValidationError as error:
-        sentence = "new cases cannot be prepared: the model's file has no hospital's preparation of its inputs"
-        raise DataError(sentence, public=sentence) from error
+        raise DataError(
+            f"{what}: cannot be prepared: the model's file has no hospital's preparation of its inputs"
+        ) from error

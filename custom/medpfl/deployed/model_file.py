@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, PositiveInt, ValidationError
 from torch import Tensor, nn
 
 from medpfl import store
@@ -71,7 +71,7 @@ class History(_Strict):
     samples_by_class: dict[str, dict[str, int]]
     test: dict[str, float | None]
     calibration: Calibration | None
-    preparation: dict[str, Any]
+    preparation: dict[str, JsonValue]
 
 
 class ModelMeta(_Strict):
@@ -130,7 +130,7 @@ class Deployed:
         return tuple(self.meta.recipe.input_shape)
 
     @property
-    def preparation(self) -> dict[str, Any]:
+    def preparation(self) -> dict[str, JsonValue]:
         """What was fitted on the training part to prepare inputs; empty for a model without its history."""
         return self.meta.history.preparation if self.meta.history else {}
 
@@ -259,7 +259,7 @@ class _Watched(nn.ModuleDict):
     """Networks that note which of them are asked for; whoever goes through them asks for all."""
 
     def __init__(self, networks: nn.ModuleDict):
-        super().__init__(networks)
+        super().__init__(dict(networks.items()))
         self.asked: set[str] = set()
 
     def __getitem__(self, key: str) -> nn.Module:

@@ -7,7 +7,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from medpfl.results.tables import read_summary, result_table
+from medpfl.results.files import read_summary
+from medpfl.results.schema import EvaluationSummary
+from medpfl.results.tables import result_table
 
 
 def print_results(folder: Path, console: Console) -> None:
@@ -20,9 +22,9 @@ def print_results(folder: Path, console: Console) -> None:
     summary = read_summary(folder)
     results = result_table(summary)
     what = f"test {results.score.replace('_', ' ')} (best round by validation)"
-    if not results.compares:
-        what = f"the given model '{summary['evaluated']['model']}' on every hospital's test split"
-    table = Table(title=f"{summary['job']}: {what}")
+    if isinstance(summary, EvaluationSummary):
+        what = f"the given model '{summary.evaluated.model}' on every hospital's test split"
+    table = Table(title=f"{summary.job}: {what}")
     table.add_column("hospital")
     table.add_column(results.heading, justify="right")
     for label in results.labels:
@@ -33,6 +35,6 @@ def print_results(folder: Path, console: Console) -> None:
     table.add_section()
     table.add_row("mean", "", *(f"{value:.3f}" for value in results.mean))
     console.print(table)
-    for event in summary["events"]:
-        console.print(f"round {event['round']}, {event['site']}: {event['event']}", markup=False)
+    for event in summary.events:
+        console.print(f"round {event.round}, {event.site}: {event.event}", markup=False)
     console.print(f"Report: {folder / 'report.html'}", soft_wrap=True)

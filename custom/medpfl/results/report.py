@@ -2,15 +2,26 @@
 """report.html: one self-contained page with a job's table, curves, mixing matrices and bytes."""
 
 import io
-import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, select_autoescape
 
+from medpfl.core.mixing import Matrix
 from medpfl.deployed.network import draw_boxes, draw_network, sdwd_of_slots
-from medpfl.results.tables import REFERENCE_NAMES, read_summary, result_table
+from medpfl.results.files import json_of, read_lines, read_mixing, read_summary, read_traffic
+from medpfl.results.schema import (
+    EvaluationSummary,
+    Line,
+    RoundLine,
+    Summary,
+    Traffic,
+    TrainingSummary,
+    ValidationLine,
+)
+from medpfl.results.tables import REFERENCE_NAMES, result_table
 
 COLOURS = {"local": "#8c8c8c", "fedavg": "#d1802b", "fedavg_finetuned": "#b5536b"}
 PERSONAL = ["#1f6fb4", "#2f9e6e", "#7b5bb5", "#b8a21a"]
@@ -22,15 +33,23 @@ def write_report(folder: Path) -> Path:
     Raises:
         MedPFLError: the folder holds no results.
     """
-    summary = read_summary(folder)
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    with np.load(folder / "mixing.npz") as stored:
-        mixing = {name: stored[name] for name in stored.files if name != "roster"}
-    traffic = json.loads((folder / "bytes.json").read_text(encoding="utf-8"))
+    return write_page(folder, read_summary(folder), read_lines(folder), read_mixing(folder), read_traffic(folder))
+
+
+def write_page(
+    folder: Path, summary: Summary, lines: Sequence[Line], mixing: Mapping[str, Matrix], traffic: Sequence[Traffic]
+) -> Path:
+    """Write ``report.html`` into a results folder.
+
+    Args:
+        folder: its slots' files are read for how hospitals' models differ.
+        mixing: "slot/round" to matrix.
+    """
     environment = Environment(loader=PackageLoader("medpfl.results", "."), autoescape=select_autoescape())
     environment.globals["zip"] = zip
     page = environment.get_template("report.html").render(
         summary=summary,
+        settings=json_of(summary)["settings"],
         best=_table(summary, "best"),
         last=_table(summary, "last"),
         curves=_curves(summary, lines),
@@ -38,14 +57,14 @@ def write_report(folder: Path) -> Path:
         networks=_networks(summary, mixing),
         sdwd=_sdwd(folder),
         traffic=_traffic(traffic),
-        seconds=[line["seconds"] for line in lines if line["split"] == "round"],
+        seconds=[line.seconds for line in lines if isinstance(line, RoundLine)],
     )
     path = folder / "report.html"
     path.write_text(page, encoding="utf-8")
     return path
 
 
-def _table(summary: dict[str, Any], choice: str) -> dict[str, Any]:
+def _table(summary: Summary, choice: str) -> dict[str, Any]:
     table = result_table(summary, choice)
     rows = []
     for site, size, values in zip(table.sites, table.sizes, table.values, strict=True):
@@ -55,7 +74,7 @@ def _table(summary: dict[str, Any], choice: str) -> dict[str, Any]:
     gains = None
     if local is not None:
         gains = [None if i == local else _signed(table.mean[i] - table.mean[local]) for i in range(len(table.models))]
-    rounds = [summary["best"].get(model, {}).get("round", "") for model in table.models]
+    rounds = [summary.best[model].round if model in summary.best else "" for model in table.models]
     return {
         "score": table.score.replace("_", " "),
         "heading": table.heading,
@@ -89,16 +108,16 @@ def _svg(figure: Any) -> str:
     return text[text.index("<svg") :]
 
 
-def _curves(summary: dict[str, Any], lines: list[dict[str, Any]]) -> str:
+def _curves(summary: Summary, lines: Sequence[Line]) -> str:
     """Validation score of the mixed models by round: the mean, then hospital by hospital."""
-    score = summary.get("score", "")  # an evaluation job has no rounds and chooses nothing
-    sites = [site for site in summary["roster"] if site in summary["sizes"]]
+    if isinstance(summary, EvaluationSummary):  # it has no rounds and chooses nothing
+        return ""
+    score = summary.score
+    sites = [site for site in summary.roster if site in summary.sizes]
     points: dict[str, dict[str, list[tuple[int, float]]]] = {}
     for line in lines:
-        if line["split"] == "validation" and line["metrics"].get(score) is not None:
-            points.setdefault(line["site"], {}).setdefault(line["model"], []).append(
-                (line["round"], line["metrics"][score])
-            )
+        if isinstance(line, ValidationLine) and (value := line.metrics.get(score)) is not None:
+            points.setdefault(line.site, {}).setdefault(line.model, []).append((line.round, value))
     shown = [site for site in ("mean", *sites) if site in points]
     if not shown:
         return ""
@@ -128,9 +147,9 @@ def _curves(summary: dict[str, Any], lines: list[dict[str, Any]]) -> str:
     return _svg(figure)
 
 
-def _heatmaps(summary: dict[str, Any], mixing: dict[str, np.ndarray]) -> list[dict[str, str]]:
+def _heatmaps(summary: Summary, mixing: Mapping[str, Matrix]) -> list[dict[str, str]]:
     """The last round's matrix of every slot: row k is what hospital k's model is made of."""
-    names = summary["roster"]
+    names = summary.roster
     last: dict[str, str] = {}
     for key in sorted(mixing):
         last[key.rsplit("/", 1)[0]] = key
@@ -159,13 +178,14 @@ def _heatmaps(summary: dict[str, Any], mixing: dict[str, np.ndarray]) -> list[di
     return pictures
 
 
-def _networks(summary: dict[str, Any], mixing: dict[str, np.ndarray]) -> list[dict[str, str]]:
+def _networks(summary: Summary, mixing: Mapping[str, Matrix]) -> list[dict[str, str]]:
     """The network of similar hospitals of every slot that has one; edges as thick as the last round's mixing says."""
     pictures = []
-    for slot, pairs in (summary.get("networks") or {}).items():
+    networks = summary.networks if isinstance(summary, TrainingSummary) else {}
+    for slot, pairs in networks.items():
         last = max((key for key in mixing if key.rsplit("/", 1)[0] == slot), default=None)
         figure, axes = _figure(3.6, 3.2)
-        draw_network(axes[0, 0], summary["roster"], pairs, mixing[last] if last else None)
+        draw_network(axes[0, 0], summary.roster, pairs, mixing[last] if last else None)
         pictures.append({"slot": slot, "edges": str(len(pairs)), "svg": _svg(figure)})
     return pictures
 
@@ -179,13 +199,13 @@ def _sdwd(folder: Path) -> str:
     return _svg(figure)
 
 
-def _traffic(traffic: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _traffic(traffic: Sequence[Traffic]) -> list[dict[str, Any]]:
     """Megabytes by hospital and direction, summed over the rounds."""
     total: dict[str, dict[str, dict[str, int]]] = {}
     for line in traffic:
-        entry = total.setdefault(line["site"], {}).setdefault(line["direction"], {"raw": 0, "encoded": 0})
-        for kind in entry:
-            entry[kind] += line[kind]
+        entry = total.setdefault(line.site, {}).setdefault(line.direction, {"raw": 0, "encoded": 0})
+        entry["raw"] += line.raw
+        entry["encoded"] += line.encoded
     empty = {"raw": 0, "encoded": 0}
     return [
         {

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The per-hospital result table, from a job's summary.json; the console and the report show the same one."""
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from medpfl.core.errors import MedPFLError
+from medpfl.results.schema import EvaluationSummary, Summary
 
 REFERENCE_NAMES = {"local": "Local", "fedavg": "FedAvg", "fedavg_finetuned": "FedAvg + fine-tuning"}
 
@@ -32,7 +30,7 @@ class ResultTable:
     labels: list[str]
     sites: list[str]
     sizes: list[int]
-    values: np.ndarray
+    values: NDArray[np.float64]
     compares: bool = True
 
     @property
@@ -41,7 +39,7 @@ class ResultTable:
         return "training samples" if self.compares else "test cases"
 
     @property
-    def mean(self) -> np.ndarray:
+    def mean(self) -> NDArray[np.float64]:
         """Unweighted mean over the hospitals that have a result, model by model."""
         known = ~np.isnan(self.values)
         return np.where(
@@ -49,46 +47,31 @@ class ResultTable:
         )
 
 
-def read_summary(folder: Path) -> dict[str, Any]:
-    """A job's summary.json.
-
-    Raises:
-        MedPFLError: it is missing or not a JSON object.
-    """
-    try:
-        content = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise MedPFLError(f"{folder} is not a results folder: summary.json cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise MedPFLError(f"{folder / 'summary.json'}: expected a JSON object, got {type(content).__name__}")
-    return content
-
-
-def result_table(summary: dict[str, Any], choice: str = "best", score: str | None = None) -> ResultTable:
+def result_table(summary: Summary, choice: str = "best", score: str | None = None) -> ResultTable:
     """Test scores of the models of the "best" or of the "last" round (fine-tuning has one model only)."""
-    if "evaluated" in summary:
+    if isinstance(summary, EvaluationSummary):
         return _metric_table(summary)
-    score = score or summary["score"]
+    score = score or summary.score
     found: dict[str, dict[str, float]] = {}
-    for line in summary["test"]:
-        if line["choice"] == choice or line["model"] == "fedavg_finetuned":
-            value = line["metrics"].get(score)
-            found.setdefault(line["model"], {})[line["site"]] = float("nan") if value is None else value
+    for line in summary.test:
+        if line.choice == choice or line.model == "fedavg_finetuned":
+            value = line.metrics.get(score)
+            found.setdefault(line.model, {})[line.site] = float("nan") if value is None else value
     models = [name for name in REFERENCE_NAMES if name in found]
     models += [name for name in found if name not in REFERENCE_NAMES]
     labels = [REFERENCE_NAMES.get(name, name.replace("_", " ").capitalize()) for name in models]
-    sites = [site for site in summary["roster"] if site in summary["sizes"]]
+    sites = [site for site in summary.roster if site in summary.sizes]
     values = np.array([[found[model].get(site, float("nan")) for model in models] for site in sites], dtype=float)
-    sizes = [summary["sizes"][site]["train"] for site in sites]
+    sizes = [summary.sizes[site]["train"] for site in sites]
     return ResultTable(score, models, labels, sites, sizes, values.reshape(len(sites), len(models)))
 
 
-def _metric_table(summary: dict[str, Any]) -> ResultTable:
+def _metric_table(summary: EvaluationSummary) -> ResultTable:
     """All metrics of the given model, hospital by hospital."""
-    lines = {line["site"]: line["metrics"] for line in summary["test"]}
+    lines = {line.site: line.metrics for line in summary.test}
     metrics = list(dict.fromkeys(metric for site in sorted(lines) for metric in lines[site]))
     labels = [metric.replace("_", " ").capitalize() for metric in metrics]
     sites = sorted(lines)
     values = np.array([[lines[site].get(metric) for metric in metrics] for site in sites], dtype=float)
-    sizes = [summary["sizes"][site]["test"] for site in sites]
+    sizes = [summary.sizes[site]["test"] for site in sites]
     return ResultTable("metrics", metrics, labels, sites, sizes, values.reshape(len(sites), len(metrics)), False)

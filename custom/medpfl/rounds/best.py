@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which round was the best, model by model: by the hospitals' mean validation score, never by a test."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from medpfl.rounds.messages import number
-from medpfl.rounds.record import Record
+from medpfl.results.record import Record
+from medpfl.results.schema import BestRound, ValidationLine
 from medpfl.tasks.metrics.base import Direction, better
 
 
@@ -17,17 +18,17 @@ class BestRounds:
     """
 
     def __init__(self, record: Record, score: str, direction: Direction):
-        self.best: dict[str, dict[str, Any]] = {}
+        self.best: dict[str, BestRound] = {}
         self._record, self._score, self._direction = record, score, direction
         self._scores: dict[str, dict[str, float]] = {}
 
-    def take(self, site: str, lines: list[dict[str, Any]]) -> None:
+    def take(self, site: str, lines: Sequence[ValidationLine]) -> None:
         """Record a hospital's metric lines and keep its scores."""
         for line in lines:
-            self._record.metric(site, line)
-            value = number(line["metrics"].get(self._score))
+            self._record.metric(line)
+            value = line.metrics.get(self._score)
             if value is not None:
-                self._scores.setdefault(line["model"], {})[site] = value
+                self._scores.setdefault(line.model, {})[site] = value
 
     def choose(self, round_number: int) -> None:
         """Compare the scores at hand, which are those of ``round_number``, with the best so far."""
@@ -35,13 +36,14 @@ class BestRounds:
             return
         for model, scores in self._scores.items():
             mean = float(np.mean([scores[site] for site in sorted(scores)]))
-            self._record.mean_score(round_number, model, mean)
-            if model not in self.best or better(self._direction, mean, self.best[model]["score"]):
-                self.best[model] = {"round": round_number, "score": mean}
+            self._record.mean_score(round_number, model, self._score, mean)
+            if model not in self.best or better(self._direction, mean, self.best[model].score):
+                self.best[model] = BestRound(round=round_number, score=mean)
 
     def dump(self) -> dict[str, Any]:
         """For the checkpoint, as JSON values."""
-        return {"best": self.best, "scores": self._scores}
+        return {"best": {model: found.model_dump() for model, found in self.best.items()}, "scores": self._scores}
 
     def restore(self, saved: dict[str, Any]) -> None:
-        self.best, self._scores = saved["best"], saved["scores"]
+        self.best = {model: BestRound.model_validate(found) for model, found in saved["best"].items()}
+        self._scores = saved["scores"]

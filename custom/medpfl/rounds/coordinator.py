@@ -1,42 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 """The server's side of a job, without a transport: what to send to whom, mixing, best rounds, checkpoints, records.
 
-The caller (FLARE's controller, or ``simulate``) carries the messages:
-
-    messages = c.init_messages(); c.take_init(replies)
-    for round in range(c.done + 1, rounds + 1):
-        messages = c.statistics_messages(round); c.take_statistics(round, replies)    # empty if nobody needs any
-        messages = c.train_messages(round); c.take_train(round, replies)
-        while messages := c.refine_messages(): c.take_refined(replies)                # empty if nobody asks for it
-    messages = c.validate_messages(); c.take_validation(replies)
-    messages = c.finish_messages(); c.take_final(replies)
+``rounds.loop`` says in which order its methods are called: one that makes messages, then one that takes the answers.
 """
 
 import dataclasses
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from medpfl.core.codecs.progress import progress_of
 from medpfl.core.errors import MedPFLError, RefusedUpdate
 from medpfl.core.mixers import Mixer, RoundInfo
 from medpfl.core.mixing import Matrix
+from medpfl.results.callbacks import Callback, Report, ResultFiles
+from medpfl.results.files import write_slots
+from medpfl.results.record import Record, Saved
+from medpfl.results.schema import BestRound, FinalLine, ValidationLine
 from medpfl.rounds import checkpoint
 from medpfl.rounds.best import BestRounds
-from medpfl.rounds.joining import join
+from medpfl.rounds.joining import about, join
 from medpfl.rounds.messages import (
+    L,
     Message,
     byte_count,
-    check_metrics,
     check_statistics,
     check_update,
     digest_of,
+    metric_lines,
     table,
 )
-from medpfl.rounds.record import Record
 from medpfl.rounds.refining import Refining, refining, show
 from medpfl.rounds.settings import Settings
 
@@ -56,6 +53,7 @@ class Coordinator:
         min_sites: how many hospitals must answer for a round to count.
         home: folder for checkpoints, outside FLARE's run folder.
         results: folder for what the job leaves behind.
+        trackers: are told of every round's end and the job's, beside what writes ``results``.
     """
 
     def __init__(
@@ -67,12 +65,14 @@ class Coordinator:
         min_sites: int,
         home: Path,
         results: Path,
+        trackers: Sequence[Callback] = (),
     ):
         self.settings, self.mixers, self.job = settings, dict(mixers), job
         self.roster = tuple(sorted(roster))
         self.min_sites = min_sites
         self.travelling = [slot for slot, mixer in self.mixers.items() if mixer.travels]
-        self.record = Record(job, self.roster, results)
+        self.results = results
+        self.record = Record(job, self.roster, [ResultFiles(results), Report(results)], trackers)
         self.done = 0
         """Rounds that are finished."""
         self.joined: list[str] = []
@@ -118,20 +118,10 @@ class Coordinator:
         self.score: str = header["score"]
         self._adapts = bool(header.get("adapts"))
         self._best = BestRounds(self.record, self.score, header["direction"])
-        self.record.about.update(
-            recipe=header.get("recipe"),
-            personalised=header["personalised"],
-            score=self.score,
-            classes=header["classes"],
-            sizes=self.sizes,
-            versions={site: replies[site].header["versions"] for site in self.joined},
-            settings=dataclasses.asdict(self.settings),
-            components={slot: repr(mixer) for slot, mixer in self.mixers.items()},
-            codecs=header.get("codecs"),
-        )
+        self._about = about(found, replies, self.settings, self.mixers)
         # The roster is part of the run's key: a run with other hospitals neither resumes this one nor overwrites it.
         configs = sorted({replies[site].header["config"] for site in self.joined})
-        components = self.record.about["components"]
+        components = self._about.components
         self.run = digest_of([self.job, dataclasses.asdict(self.settings), components, list(self.roster), configs])
         self._checkpoint = self._home / "state" / self.run / "server.safetensors"
         if not self._resume():
@@ -146,8 +136,10 @@ class Coordinator:
     def train_messages(self, round_number: int, sites: list[str]) -> dict[str, Message]:
         messages = {site: self._message("train", round_number, site) for site in sites}
         if self._adapts:
-            for site, told in self.record.progress(sites).items():
-                messages[site].header["progress"] = told
+            sizes = {site: found["train"] for site, found in self.sizes.items()}
+            for site, told in progress_of(sizes, self.record.mean_losses()).items():
+                if site in messages:
+                    messages[site].header["progress"] = {"losses": list(told.losses), "scale": told.scale}
         return messages
 
     def take_train(self, round_number: int, replies: Mapping[str, Message], started: float | None = None) -> list[str]:
@@ -160,10 +152,11 @@ class Coordinator:
             QuorumLost: fewer than ``min_sites`` usable updates came; the checkpoint of the last round stands.
         """
         accepted: dict[str, Message] = {}
+        validated: dict[str, list[ValidationLine]] = {}
         for site in sorted(replies):
             try:
                 check_update(site, replies[site].slots, self.expected)
-                check_metrics(site, replies[site].header.get("metrics"))
+                validated[site] = metric_lines(site, replies[site].header.get("metrics"), ValidationLine)
             except RefusedUpdate as error:
                 self.record.event(round_number, site, f"update refused: {error}")
                 self._log.warning("round %d: update refused: %s", round_number, error)
@@ -172,9 +165,9 @@ class Coordinator:
         self._check_quorum(round_number, accepted, "a usable update")
         matrices = self._mix(self.travelling, accepted)
         for site, message in accepted.items():
-            self._best.take(site, message.header["metrics"])
+            self._best.take(site, validated[site])
             self._take_notes(site, round_number, message)
-            self.record.training(round_number, site, message.header)
+            self.record.training(round_number, site, message.header.get("seconds"), message.header.get("loss"))
             self.record.traffic(round_number, site, self.payload_bytes(), byte_count(message.slots), message.encoded)
         self._best.choose(round_number - 1)
         self._refining = refining(round_number, accepted, self.travelling, matrices, started)
@@ -293,7 +286,7 @@ class Coordinator:
         return {site: self._message("validate", self.done, site) for site in sites}
 
     def take_validation(self, replies: Mapping[str, Message]) -> None:
-        for site, lines in self._metrics_of(replies):
+        for site, lines in self._metrics_of(replies, ValidationLine):
             self._best.take(site, lines)
         self._best.choose(self.done)
 
@@ -306,23 +299,23 @@ class Coordinator:
 
     def take_final(self, replies: Mapping[str, Message]) -> None:
         """Record the test results and write everything the job leaves behind at the server."""
-        for site, lines in self._metrics_of(replies):
+        for site, lines in self._metrics_of(replies, FinalLine):
             for line in lines:
-                self.record.metric(site, line)
+                self.record.metric(line)
             self._take_notes(site, self.done, replies[site])
         slots = {slot: checkpoint.compact(self._stack[slot], self.roster) for slot in self.travelling}
         links = {slot: self.mixers[slot].links(self.roster) for slot in self.travelling}
-        self.record.about["networks"] = {slot: pairs for slot, pairs in links.items() if pairs is not None}
-        self.record.finish(self.best, slots)
+        networks = {slot: pairs for slot, pairs in links.items() if pairs is not None}
+        said = self._about.model_copy(update={"networks": networks})
+        self.record.finish(said, self.best, write_slots(self.results, self.job, slots))
         self._save(finished=True)
 
-    def _metrics_of(self, replies: Mapping[str, Message]) -> list[tuple[str, list[dict[str, Any]]]]:
+    def _metrics_of(self, replies: Mapping[str, Message], kind: type[L]) -> list[tuple[str, list[L]]]:
         """Well-formed metric lines by hospital, sorted; malformed ones are noted and left out."""
         found = []
         for site in sorted(replies):
-            lines = replies[site].header.get("metrics")
             try:
-                check_metrics(site, lines)
+                lines = metric_lines(site, replies[site].header.get("metrics"), kind)
             except RefusedUpdate as error:
                 self.refuse(site, self.done, str(error))
                 continue
@@ -350,11 +343,12 @@ class Coordinator:
 
     def _reasons(self, round_number: int) -> str:
         """What kept the others from answering, for the sentence that ends the job."""
-        found = [f"{e['site']} {e['event']}" for e in self.record.events if e["round"] == round_number]
+        found = [f"{e.site} {e.event}" for e in self.record.events if e.round == round_number]
         return "".join(f"; {reason}" for reason in found)
 
     def _header(self, task: str, round_number: int) -> dict[str, Any]:
-        return {"task": task, "run": self.run, "round": round_number, "rounds": self.settings.rounds, "best": self.best}
+        best = {model: found.model_dump() for model, found in self.best.items()}
+        return {"task": task, "run": self.run, "round": round_number, "rounds": self.settings.rounds, "best": best}
 
     def _message(self, task: str, round_number: int, site: str) -> Message:
         return Message(self._header(task, round_number), self._slots_of(site, self.travelling))
@@ -364,7 +358,7 @@ class Coordinator:
         return byte_count({slot: self._stack[slot][0] for slot in self.travelling})
 
     @property
-    def best(self) -> dict[str, dict[str, Any]]:
+    def best(self) -> dict[str, BestRound]:
         """Model to its best round so far and the score there."""
         return self._best.best
 
@@ -378,7 +372,7 @@ class Coordinator:
             "finished": finished,
             "roster": list(self.roster),
             **self._best.dump(),
-            "record": self.record.dump(),
+            "record": self.record.dump().model_dump(mode="json"),
             "saved": time.time(),
         }
         checkpoint.save(self._checkpoint, slots, mixers, meta)
@@ -393,7 +387,7 @@ class Coordinator:
             self.mixers[slot].load_state(mixers[slot])
         self.done = meta["done"]
         self._best.restore(meta)
-        self.record.restore(meta["record"])
+        self.record.restore(Saved.model_validate(meta["record"]), self.done)
         self.record.event(self.done, "server", f"resumed after round {self.done} of an unfinished run")
         self._log.info("resumed after round %d of an unfinished run", self.done)
         return True

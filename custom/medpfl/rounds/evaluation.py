@@ -9,26 +9,25 @@ import dataclasses
 import json
 import logging
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from pydantic import ValidationError
+from pydantic import JsonValue, ValidationError
 
 import medpfl
-from medpfl.component import spec_of
+from medpfl.component import build, class_paths, spec_of
 from medpfl.core.errors import ConfigError, RefusedUpdate
 from medpfl.data.site_file import SiteFile
 from medpfl.deployed.card import evaluation_card
 from medpfl.deployed.evaluate import evaluate_test, write_cases, write_text
-from medpfl.deployed.gamma import read_study
 from medpfl.deployed.model_file import ModelMeta, Recipe, build_networks, differing_entry, read_model
-from medpfl.deployed.selection import study
 from medpfl.methods.base import Method
-from medpfl.methods.super_model import SuperModel
+from medpfl.results.callbacks import Callback, Report, ResultFiles
+from medpfl.results.record import Record
+from medpfl.results.schema import AboutEvaluation, FinalLine, Given, number
 from medpfl.rounds.coordinator import QuorumLost
-from medpfl.rounds.messages import Message, byte_count, check_metrics, digest_of, number
-from medpfl.rounds.record import Record
+from medpfl.rounds.messages import Message, byte_count, digest_of, metric_lines
 from medpfl.rounds.settings import EvaluationSettings
 from medpfl.tasks.base import Task
 
@@ -48,6 +47,7 @@ class EvaluationCoordinator:
         min_sites: how many hospitals must answer with metrics.
         model: the given model's file.
         results: folder for what the job leaves behind.
+        trackers: are told of the job's end, beside what writes ``results``.
 
     Raises:
         MedPFLError: the model's file is broken, altered, or says more than a job may.
@@ -61,10 +61,12 @@ class EvaluationCoordinator:
         min_sites: int,
         model: Path,
         results: Path,
+        trackers: Sequence[Callback] = (),
     ):
         self.settings, self.job, self.min_sites = settings, job, min_sites
         self.roster = tuple(sorted(roster))
-        self.record = Record(job, self.roster, results)
+        self.results = results
+        self.record = Record(job, self.roster, [ResultFiles(results), Report(results)], trackers)
         self._log = logging.getLogger(__name__)
         self._tensors, self._meta = read_model(model)
         check_no_history(self._meta)
@@ -85,42 +87,43 @@ class EvaluationCoordinator:
         Raises:
             QuorumLost: fewer than ``min_sites`` hospitals answered with metrics.
         """
-        sizes, versions, studies = {}, {}, {}
+        sizes, versions = {}, {}
+        studies: dict[str, JsonValue] = {}
         recipe = self._meta.recipe
         for site in sorted(replies):
             header = replies[site].header
             try:
-                _check_reply(site, replies[site])
+                line = _check_reply(site, replies[site])
                 if "study" in header:
-                    studies[site] = read_study(site, header["study"], recipe.hospitals).model_dump(mode="json")
+                    studies[site] = method_of(recipe).read_study(site, header["study"]).model_dump(mode="json")
             except RefusedUpdate as error:
                 self.refuse(site, 0, str(error))
                 continue
             sizes[site], versions[site] = {"test": header["cases"]}, header["versions"]
-            self.record.metric(site, header["metrics"][0])
+            self.record.metric(line)
             self.record.traffic(0, site, sent=byte_count({GIVEN: self._tensors}), received=0)
         if len(sizes) < self.min_sites:
-            reasons = "".join(f"; {event['site']} {event['event']}" for event in self.record.events)
+            reasons = "".join(f"; {event.site} {event.event}" for event in self.record.events)
             raise QuorumLost(
                 f"{len(sizes)} of {len(self.roster)} hospitals evaluated the model ({', '.join(sizes) or 'none'}); "
                 f"the job needs {self.min_sites}{reasons}"
             )
-        self.record.about.update(
+        about = AboutEvaluation(
             classes=recipe.classes,
             sizes=sizes,
             versions=versions,
             settings=dataclasses.asdict(self.settings),
             components={},
-            evaluated={
-                "model": recipe.deployed,
-                "method": recipe.method,
-                "task": recipe.task,
-                "parameters": self._meta.parameters,
-                "sha256": self._meta.sha256,
-            },
-            **({"study": studies} if studies else {}),
+            evaluated=Given(
+                model=recipe.deployed,
+                method=recipe.method,
+                task=recipe.task,
+                parameters=self._meta.parameters,
+                sha256=self._meta.sha256,
+            ),
+            study=studies,
         )
-        self.record.finish({}, {})
+        self.record.finish(about, {}, {})
 
     def refuse(self, site: str, round_number: int, reason: str) -> None:
         """Note that a hospital answered with an error."""
@@ -128,20 +131,34 @@ class EvaluationCoordinator:
         self._log.warning("%s: %s", site, reason)
 
 
-def _check_reply(site: str, reply: Message) -> None:
+def method_of(recipe: Recipe) -> Method:
+    """The given model's method, which knows what a study of it may say.
+
+    Raises:
+        RefusedUpdate: it is not this package's: the server imports no other class that a job names.
+    """
+    outside = [path for path in class_paths(recipe.method) if not path.startswith(f"{medpfl.__name__}.")]
+    if outside:
+        raise RefusedUpdate(f"this server reads no study of '{outside[0]}', which is not a class of MedPFL's")
+    method: Method = build(recipe.method, Method, "method")
+    return method
+
+
+def _check_reply(site: str, reply: Message) -> FinalLine:
     """One metric line, a number of cases, versions, and no tensors.
 
     Raises:
         RefusedUpdate: naming the hospital.
     """
     header = reply.header
-    check_metrics(site, header.get("metrics"))
-    if len(header["metrics"]) != 1:
-        raise RefusedUpdate(f"{site}: expected the metrics of one model, got {len(header['metrics'])}")
+    lines = metric_lines(site, header.get("metrics"), FinalLine)
+    if len(lines) != 1:
+        raise RefusedUpdate(f"{site}: expected the metrics of one model, got {len(lines)}")
     if type(header.get("cases")) is not int or not isinstance(header.get("versions"), dict):
         raise RefusedUpdate(f"{site}: its answer lacks the number of cases or the versions")
     if reply.slots:
         raise RefusedUpdate(f"{site}: it sent tensors, and this job asks for metrics only")
+    return lines[0]
 
 
 def evaluate_given(
@@ -196,8 +213,8 @@ def evaluate_given(
     }
     line = {"model": recipe.deployed, "split": "test", "round": 0, "metrics": values, "choice": GIVEN}
     reply = {"metrics": [line], "cases": cases, "versions": versions}
-    if isinstance(method, SuperModel):
-        reply["study"] = study(method, networks, task, data, device).model_dump(mode="json")
+    if (told := method.study(networks, task, data, device)) is not None:
+        reply["study"] = told.model_dump(mode="json")
     return Message(reply)
 
 

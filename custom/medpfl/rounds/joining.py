@@ -1,11 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which hospitals can train together: those whose first message fits the first hospital's."""
 
+import dataclasses
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import ValidationError
+
+from medpfl.core.errors import RefusedUpdate
+from medpfl.core.mixers import Mixer
+from medpfl.results.schema import AboutTraining
 from medpfl.rounds.messages import Message, Slots, fingerprint, table
+from medpfl.rounds.settings import Settings
 
 _KEYS = {"sizes", "config", "personalised", "score", "direction", "classes", "versions", "common"}
 
@@ -46,6 +54,30 @@ def join(replies: Mapping[str, Message], refuse: Callable[[str, str], None]) -> 
             continue
         found.sizes[site] = header["sizes"]
     return found
+
+
+def about(
+    found: Joined, replies: Mapping[str, Message], settings: Settings, mixers: Mapping[str, Mixer]
+) -> AboutTraining:
+    """What the job says of itself, with what the hospitals that joined told.
+
+    Raises:
+        RefusedUpdate: one of them told it in another form.
+    """
+    header = found.header or {}
+    content = {
+        **{key: header.get(key) for key in ("recipe", "personalised", "score", "classes", "codecs")},
+        "sizes": found.sizes,
+        "versions": {site: replies[site].header["versions"] for site in found.sizes},
+        "settings": dataclasses.asdict(settings),
+        "components": {slot: repr(mixer) for slot, mixer in mixers.items()},
+    }
+    try:
+        return AboutTraining.model_validate_json(json.dumps(content))
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise RefusedUpdate(f"a hospital's first answer is malformed: '{where}': {problem['msg'].lower()}") from error
 
 
 def _named(common: dict[str, str]) -> str:

@@ -3,17 +3,18 @@
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from medpfl import store
 from medpfl.core.errors import ConfigError, RefusedUpdate
+from medpfl.results.schema import FinalLine, ValidationLine, number
 
 SEPARATOR = "::"
 """Between the slot and the entry in a tensor's name on the wire."""
@@ -124,8 +125,14 @@ def check_statistics(site: str, given: Slots, names: list[str], first: tuple[str
         check_update(site, given, table(first[1].slots))
 
 
-def check_metrics(site: str, lines: Any) -> None:
-    """Metric lines are a list of {"model", "split", "round", "metrics": {name: number or None}}.
+L = TypeVar("L", ValidationLine, FinalLine)
+
+
+def metric_lines(site: str, lines: Any, kind: type[L]) -> list[L]:
+    """A hospital's metric lines: a list of {"model", "split", "round", "metrics": {name: number or None}}.
+
+    Args:
+        kind: what was asked for; a test has the "choice" of its round too.
 
     Raises:
         RefusedUpdate: naming the hospital.
@@ -136,6 +143,18 @@ def check_metrics(site: str, lines: Any) -> None:
         fits = all(value is None or isinstance(value, int | float) for value in values)
         if not fits or any(not isinstance(line.get(key), kind) for key, kind in kinds.items()):
             raise RefusedUpdate(f"{site}: its metrics are malformed: {line!r}")
+    try:
+        return [
+            kind.model_validate({
+                **line, "site": site, "metrics": {name: number(value) for name, value in line["metrics"].items()}
+            })
+            for line in lines
+        ]  # fmt: skip
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise RefusedUpdate(
+            f"{site}: its metrics are malformed: '{'.'.join(map(str, problem['loc']))}': {problem['msg'].lower()}"
+        ) from error
 
 
 def plain_name(name: str) -> str:
@@ -147,8 +166,3 @@ def plain_name(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise ConfigError(f"the server sent a name that cannot be a folder: {name!r}")
     return name
-
-
-def number(value: Any) -> float | None:
-    """A metric as JSON can hold it: None stands for NaN and infinities."""
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None

@@ -3,7 +3,7 @@
 
 import dataclasses
 import difflib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ from pydantic import JsonValue
 from torch import Tensor, nn
 
 from medpfl.component import build
+from medpfl.core.checked import Checked
 from medpfl.core.errors import ConfigError
 from medpfl.data.kinds import read_preparation
 from medpfl.data.preparation import NewCase, Spec
@@ -37,7 +38,7 @@ class Evaluation:
     cases: list[dict[str, Any]] = field(default_factory=list)
 
 
-class Task(ABC):
+class Task(Checked):
     """A frozen dataclass whose fields are the job's arguments; ``dataset`` names a dataset the site file declares."""
 
     dataset: str
@@ -129,7 +130,7 @@ class Task(ABC):
         Raises:
             DataError: a file cannot be read, with the file, expected and got; or ``saved`` says too little.
         """
-        return read_preparation(saved, self.spec).new_cases(path, self.spec)
+        return read_preparation(saved, self.spec, path).new_cases(path, self.spec)
 
     def told(self, decisions: Tensor, samples: Samples) -> list[dict[str, Any]]:
         """What is told of each of ``samples.names`` beside the metrics of cases."""

@@ -5,12 +5,13 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from medpfl.core.codecs.base import Codec, Progress, decode_with
+from medpfl.core.codecs.base import Codec, decode_with
 from medpfl.core.codecs.cer import CER
 from medpfl.core.codecs.chain import Chain
 from medpfl.core.codecs.dadaquant import DAdaQuant
 from medpfl.core.codecs.feedback import encode_with_feedback
 from medpfl.core.codecs.half import Half
+from medpfl.core.codecs.progress import Progress
 from medpfl.core.codecs.stc import STC
 
 __all__ = ["CER", "STC", "Chain", "Codec", "DAdaQuant", "Half", "Progress", "decode", "encode_with_feedback"]

@@ -9,9 +9,8 @@ sender claims decides how much memory a receiver takes.
 import json
 import struct
 import zlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -19,22 +18,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from medpfl.core.checked import Checked
+from medpfl.core.codecs.progress import Progress
 from medpfl.core.errors import CodecError
 
 MAGIC = b"MFC1"
 Vector = NDArray[np.float32]
 
 
-@dataclass(frozen=True)
-class Progress:
-    """What a hospital's codec may go by: the mean training loss of each finished round, and the hospital's size as
-    ``core.codecs.dadaquant.hospital_scales`` tells it."""
-
-    losses: tuple[float, ...] = ()
-    scale: float = 1.0
-
-
-class Codec(ABC):
+class Codec(Checked):
     """Encodes floating-point tensors, taken together as one vector of float32 in the order of their names.
 
     ``reduce`` loses, ``pack`` and ``unpack`` do not: decode(encode(x)) is ``reduce`` of x, exactly.

@@ -3,7 +3,8 @@
 
 from dataclasses import dataclass
 
-from medpfl.core.codecs.base import Codec, Progress, Vector
+from medpfl.core.codecs.base import Codec, Vector
+from medpfl.core.codecs.progress import Progress
 
 
 @dataclass(frozen=True)

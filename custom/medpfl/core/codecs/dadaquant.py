@@ -14,7 +14,8 @@ from typing import ClassVar
 import numpy as np
 
 from medpfl.core.codecs import bits
-from medpfl.core.codecs.base import Codec, Progress, Vector
+from medpfl.core.codecs.base import Codec, Vector
+from medpfl.core.codecs.progress import Progress
 from medpfl.core.compiled import compiled
 from medpfl.core.errors import ConfigError
 
@@ -112,16 +113,6 @@ def _round(vector: Vector, scale: float, seed: np.uint64) -> np.ndarray:
             whole += 1
         steps[index] = np.int32(whole) if vector[index] > 0 else -np.int32(whole)
     return steps
-
-
-def hospital_scales(sizes: Sequence[float]) -> list[float]:
-    """What every hospital's levels are of the common q, so that together they cost least at the variance of q
-    everywhere: q_k / q = sqrt(a / b) p_k^(2/3) with p_k = n_k / n, a = sum p_j^(2/3) and b = sum p_j^2.
-    """
-    shares = np.asarray(sizes, dtype=np.float64) / np.sum(sizes)
-    roots = shares ** (2 / 3)
-    scales: list[float] = (np.sqrt(roots.sum() / np.square(shares).sum()) * roots).tolist()
-    return scales
 
 
 def levels_over_time(losses: Sequence[float], psi: float = 0.9, phi: int = 5, most: int = 64) -> int:

@@ -152,14 +152,14 @@ def new_rows(path: Path, preparation: ArraysPreparation, size: tuple[int, ...]) 
         shape, dtype = file.header(key)
         if dtype.name != preparation.dtype and {dtype.name, preparation.dtype} & set(_FIXED):
             raise DataError(
-                f"{path}: array '{key}' is of type {dtype}; the model was trained on {preparation['dtype']}"
+                f"{path}: array '{key}' is of type {dtype}; the model was trained on {preparation.dtype}"
             )
         layout = layout_of(file, key, preparation.layout)
         for images, rows in picked(file, key, layout, range(shape[0])):
             if images.shape[1] != len(preparation.mean):
                 raise DataError(
                     f"{path}: array '{key}' has {images.shape[1]} channels; the model was trained on "
-                    f"{len(preparation['mean'])}"
+                    f"{len(preparation.mean)}"
                 )
             inputs = prepare(images, size, {"mean": preparation.mean, "scale": preparation.scale})
             for row, image in zip(rows, inputs, strict=True):

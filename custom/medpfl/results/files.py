@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A results folder's files, written from their types and read back into them (``results.schema``)."""
+
+import json
+import os
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from torch import Tensor
+
+from medpfl import store
+from medpfl.core.errors import MedPFLError
+from medpfl.core.mixing import Matrix
+from medpfl.results.schema import EvaluationSummary, Line, Summary, Traffic, TrainingSummary
+
+SUMMARY, LINES, TRAFFIC, FAILURE = "summary.json", "metrics.jsonl", "bytes.json", "failure.json"
+MIXING = "mixing.npz"
+
+T = TypeVar("T")
+_LINE: TypeAdapter[Line] = TypeAdapter(Line)
+_TRAFFIC = TypeAdapter(list[Traffic])
+_GOT = 60
+"""So many characters of a wrong value are shown."""
+
+
+def read_summary(folder: Path) -> Summary:
+    """A job's summary.json.
+
+    Raises:
+        MedPFLError: it is missing, altered or of another version.
+    """
+    path = folder / SUMMARY
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text)
+    except (OSError, ValueError) as error:
+        raise MedPFLError(f"{folder} is not a results folder: {SUMMARY} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise MedPFLError(f"{path}: expected a JSON object, got {type(content).__name__}")
+    kind: type[Summary] = EvaluationSummary if "evaluated" in content else TrainingSummary
+    return parse(TypeAdapter(kind), text, path)
+
+
+def read_training(folder: Path) -> TrainingSummary:
+    """The summary.json of a training job.
+
+    Raises:
+        MedPFLError: as ``read_summary``, or the job only evaluated a given model.
+    """
+    summary = read_summary(folder)
+    if not isinstance(summary, TrainingSummary):
+        raise MedPFLError(f"{folder}: job '{summary.job}' only evaluated a given model; nothing was trained")
+    return summary
+
+
+def read_lines(folder: Path) -> list[Line]:
+    """A job's metrics.jsonl.
+
+    Raises:
+        MedPFLError: it is missing, altered or of another version.
+    """
+    path = folder / LINES
+    return parse_lines(_text(path), path)
+
+
+def parse_lines(text: str, path: Path) -> list[Line]:
+    """Whole lines of the metrics.jsonl at ``path``.
+
+    Raises:
+        MedPFLError: they are altered or of another version.
+    """
+    return [parse(_LINE, line, path, f"line {place}, ") for place, line in enumerate(text.splitlines(), start=1)]
+
+
+def read_traffic(folder: Path) -> list[Traffic]:
+    """A job's bytes.json.
+
+    Raises:
+        MedPFLError: it is missing, altered or of another version.
+    """
+    path = folder / TRAFFIC
+    return parse(_TRAFFIC, _text(path), path)
+
+
+def read_mixing(folder: Path) -> dict[str, Matrix]:
+    """A job's mixing.npz: "slot/round" to its matrix.
+
+    Raises:
+        MedPFLError: it is missing or damaged.
+    """
+    try:
+        with np.load(folder / MIXING) as stored:
+            return {name: stored[name] for name in stored.files if name != "roster"}
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise MedPFLError(f"{folder / MIXING} cannot be read: {error}") from error
+
+
+def parse(kind: TypeAdapter[T], text: str, path: Path, place: str = "") -> T:
+    """``text`` of the file at ``path`` as its type.
+
+    Args:
+        place: where in the file, for the sentence.
+
+    Raises:
+        MedPFLError: naming the file, the key, what was expected and what is there.
+    """
+    try:
+        return kind.validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        got = json.dumps(first["input"], default=repr)
+        shown = got if len(got) <= _GOT else f"{got[:_GOT]}..."
+        wanted = first["msg"].removeprefix("Input should be ")
+        problem = {"missing": "is missing", "extra_forbidden": "is unknown"}.get(first["type"])
+        told = problem or f"expected {wanted}, got {shown}"
+        of = f"{place}'{key}' " if key else place
+        raise MedPFLError(f"{path} was altered or is of another version: {of}{told}") from error
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise MedPFLError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def json_of(value: BaseModel) -> dict[str, Any]:
+    """As JSON values, for ``json.dumps``."""
+    return value.model_dump(mode="json")
+
+
+def append_lines(folder: Path, lines: Iterable[Line]) -> None:
+    """Write lines to the end of metrics.jsonl, so that progress can be followed while the job runs."""
+    with open(folder / LINES, "a", encoding="utf-8") as file:
+        for line in lines:
+            file.write(json.dumps(json_of(line)) + "\n")
+
+
+def write_json(path: Path, value: BaseModel | list[Traffic]) -> None:
+    """The whole file at once: a reader sees the old one or the new one."""
+    content = [json_of(each) for each in value] if isinstance(value, list) else json_of(value)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def write_slots(folder: Path, job: str, slots: Mapping[str, Mapping[str, Mapping[str, Tensor]]]) -> dict[str, str]:
+    """Write every slot's models into ``slots/``: slot to owner to entry to tensor; returns the files' SHA-256."""
+    digests = {}
+    for slot, states in slots.items():
+        tensors = {f"{owner}::{key}": tensor for owner, state in states.items() for key, tensor in state.items()}
+        path = folder / "slots" / f"{slot}.safetensors"
+        store.save(path, tensors, {"slot": slot, "job": job})
+        digests[slot] = store.file_digest(path)
+    return digests

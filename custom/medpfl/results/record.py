@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happened in a job, collected at the server and told to the callbacks when a round or the job ends."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+import medpfl
+from medpfl.core.mixing import Matrix
+from medpfl.results.callbacks import Callback, Failure, JobEnd, RoundEnd
+from medpfl.results.schema import (
+    AboutEvaluation,
+    AboutTraining,
+    BestRound,
+    Bytes,
+    Direction,
+    EvaluationSummary,
+    Event,
+    FinalLine,
+    Line,
+    MetricLine,
+    RoundLine,
+    Summary,
+    Traffic,
+    TrainingLine,
+    TrainingSummary,
+    Typed,
+    ValidationLine,
+    number,
+)
+
+Place = tuple[int, str, Direction]
+
+
+class Saved(Typed):
+    """A record in a checkpoint; ``matrices``: "slot/round" to the rows."""
+
+    lines: list[Line]
+    events: list[Event]
+    bytes: list[Bytes]
+    matrices: dict[str, list[list[float]]]
+
+
+class Record:
+    """Collects what a job leaves.
+
+    Args:
+        files: write it down; where one of them fails, the job does.
+        trackers: are told too; one that fails is told no more.
+    """
+
+    def __init__(
+        self, job: str, roster: tuple[str, ...], files: Sequence[Callback] = (), trackers: Sequence[Callback] = ()
+    ):
+        self.job, self.roster = job, roster
+        self.lines: list[Line] = []
+        self.events: list[Event] = []
+        self.matrices: dict[str, Matrix] = {}
+        self._bytes: dict[Place, tuple[int, int]] = {}
+        self._files, self._trackers = tuple(files), list(trackers)
+        self._told = 0
+        self._log = logging.getLogger(__name__)
+
+    def metric(self, line: MetricLine) -> None:
+        """One evaluation: which model, of which round, on which split of which hospital."""
+        self.lines.append(line)
+
+    def mean_score(self, round_number: int, model: str, score: str, value: float) -> None:
+        self.lines.append(ValidationLine(site="mean", model=model, round=round_number, metrics={score: value}))
+
+    def training(self, round_number: int, site: str, seconds: object, losses: object) -> None:
+        """A hospital's local work, as it says itself; what is no number is None."""
+        loss = {str(name): number(value) for name, value in losses.items()} if isinstance(losses, dict) else {}
+        self.lines.append(TrainingLine(site=site, round=round_number, seconds=number(seconds), loss=loss))
+
+    def mean_losses(self) -> list[float]:
+        """Of every round that was trained, the mean training loss over hospitals and networks, None left out."""
+        found: dict[int, list[float]] = {}
+        for line in self.lines:
+            if isinstance(line, TrainingLine):
+                losses = [value for value in line.loss.values() if value is not None]
+                found.setdefault(line.round, []).extend(losses)
+        return [float(np.mean(losses)) for _, losses in sorted(found.items()) if losses]
+
+    def traffic(
+        self, round_number: int, site: str, sent: int, received: int, encoded: tuple[int, int] | None = None
+    ) -> None:
+        """Bytes of the tensors in both directions, added up over a round's exchanges.
+
+        Args:
+            encoded: what travelled where there is a codec; without one, it is the tensors as they are.
+        """
+        travelled = encoded or (sent, received)
+        ways: tuple[Direction, Direction] = ("to_site", "from_site")
+        for direction, raw, coded in zip(ways, (sent, received), travelled, strict=True):
+            place = (round_number, site, direction)
+            before = self._bytes.get(place, (0, 0))
+            self._bytes[place] = (before[0] + raw, before[1] + coded)
+
+    @property
+    def bytes(self) -> list[Bytes]:
+        """The traffic so far."""
+        return [
+            Bytes(round=round_number, site=site, direction=direction, raw=raw, encoded=encoded)
+            for (round_number, site, direction), (raw, encoded) in self._bytes.items()
+        ]
+
+    def event(self, round_number: int, site: str, text: str) -> None:
+        self.events.append(Event(round=round_number, site=site, event=text))
+
+    def round(self, round_number: int, matrices: Mapping[str, Matrix], seconds: float) -> None:
+        """End of a round."""
+        for slot, matrix in matrices.items():
+            self.matrices[f"{slot}/{round_number:05d}"] = matrix
+        self.lines.append(RoundLine(round=round_number, seconds=round(seconds, 3)))
+        self._end_round(round_number, matrices)
+
+    def _end_round(self, round_number: int, matrices: Mapping[str, Matrix]) -> None:
+        end = RoundEnd(self.job, round_number, self._new(), matrices)
+        self._tell(round_number, lambda callback: callback.on_round_end(end))
+
+    def finish(
+        self, about: AboutTraining | AboutEvaluation, best: Mapping[str, BestRound], slots: Mapping[str, str]
+    ) -> Summary:
+        """End of the job.
+
+        Args:
+            slots: slot to the digest of its file, which is written.
+        """
+        left = {
+            "job": self.job,
+            "medpfl": medpfl.__version__,
+            "written": time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()),
+            "roster": list(self.roster),
+            "best": dict(best),
+            "slots": dict(slots),
+            "test": [line for line in self.lines if isinstance(line, FinalLine)],
+            "events": list(self.events),
+        }
+        kind: type[Summary] = TrainingSummary if isinstance(about, AboutTraining) else EvaluationSummary
+        summary = kind.model_validate({**left, **dict(about)})
+        traffic = tuple(
+            Traffic(**dict(line), ratio=round(line.raw / line.encoded, 3) if line.encoded else None)
+            for line in self.bytes
+        )
+        end = JobEnd(summary, self._new(), tuple(self.lines), traffic, self.matrices)
+        self._tell(0, lambda callback: callback.on_job_end(end))
+        return summary
+
+    def fail(self, reason: str) -> None:
+        """Keep what is known of a job that could not go on."""
+        failure = Failure(self.job, reason, self._new(), tuple(self.events))
+        self._tell(0, lambda callback: callback.on_failure(failure))
+
+    def _new(self) -> tuple[Line, ...]:
+        lines = tuple(self.lines[self._told :])
+        self._told = len(self.lines)
+        return lines
+
+    def _tell(self, round_number: int, tell: Callable[[Callback], None]) -> None:
+        for callback in self._files:
+            tell(callback)
+        for callback in list(self._trackers):
+            try:
+                tell(callback)
+            except Exception as error:  # noqa: BLE001 (a tracker is others' code: whatever it raises, the job goes on)
+                name = type(callback).__name__
+                self._log.exception("the tracker %s failed", name)
+                self.event(round_number, "server", f"the tracker {name} failed and is told no more: {error}")
+                self._trackers.remove(callback)
+
+    def dump(self) -> Saved:
+        """All of it, for the checkpoint."""
+        matrices = {key: matrix.tolist() for key, matrix in self.matrices.items()}
+        return Saved(lines=self.lines, events=self.events, bytes=self.bytes, matrices=matrices)
+
+    def restore(self, saved: Saved, round_number: int) -> None:
+        """Go on after ``round_number``; the callbacks are told of what was measured until then."""
+        self.lines = list(saved.lines)
+        self._bytes = {(line.round, line.site, line.direction): (line.raw, line.encoded) for line in saved.bytes}
+        self.events = [*saved.events, *self.events]
+        self.matrices = {key: np.array(rows) for key, rows in saved.matrices.items()}
+        ending = f"/{round_number:05d}"
+        self._end_round(
+            round_number, {key.removesuffix(ending): m for key, m in self.matrices.items() if key.endswith(ending)}
+        )

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job leaves at the server, as types: ``summary.json``, the lines of ``metrics.jsonl`` and of ``bytes.json``.
+
+``results.files`` writes and reads them; nothing else does. A field is a key of the file, under the same name.
+"""
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, NonNegativeInt
+
+VERSION: Literal[1] = 1
+"""Of the files' keys. A file without a version is of this one: the first that was published did not say it."""
+
+Direction = Literal["to_site", "from_site"]
+Scores = dict[str, float | None]
+"""Metric to value; None stands for NaN and infinities."""
+
+
+def number(value: object) -> float | None:
+    """A metric as JSON can hold it: None stands for NaN and infinities, and for what is no number."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+class Typed(BaseModel):
+    """Base of what is written and read back: unknown keys, other types, NaN and infinities are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+# -- metrics.jsonl ----------------------------------------------------------------------------------------------------
+
+
+class ValidationLine(Typed):
+    """A model's validation as it came out of a round's mixing.
+
+    Attributes:
+        site: the hospital; "mean" for the mean of the hospitals that a best round is chosen by.
+        model: the deployed model; a method's own diagnosis bears the metric's name here.
+        round: whose mixing it was.
+    """
+
+    site: str
+    model: str
+    split: Literal["validation"] = "validation"
+    round: NonNegativeInt
+    metrics: Scores
+
+
+class FinalLine(Typed):
+    """A model's test at a hospital, after the last round.
+
+    Attributes:
+        round: whose mixing made the model; 0 for a given model.
+        choice: "best" or "last" round; "given" for a given model.
+    """
+
+    site: str
+    model: str
+    split: Literal["test"] = "test"
+    round: NonNegativeInt
+    metrics: Scores
+    choice: str
+
+
+class TrainingLine(Typed):
+    """A hospital's local work in a round.
+
+    Attributes:
+        seconds: that it took.
+        loss: first deployed model of each method to the last batch's loss.
+    """
+
+    site: str
+    split: Literal["train"] = "train"
+    round: NonNegativeInt
+    seconds: float | None
+    loss: Scores
+
+
+class RoundLine(Typed):
+    """A round's end at the server; ``seconds``: from its first message on."""
+
+    site: Literal["server"] = "server"
+    split: Literal["round"] = "round"
+    round: NonNegativeInt
+    seconds: float
+
+
+MetricLine = ValidationLine | FinalLine
+Line = Annotated[ValidationLine | FinalLine | TrainingLine | RoundLine, Field(discriminator="split")]
+
+
+# -- bytes.json -------------------------------------------------------------------------------------------------------
+
+
+class Bytes(Typed):
+    """Bytes of the tensors that travelled in a round in one direction.
+
+    Attributes:
+        raw: of the tensors themselves.
+        encoded: as they travelled.
+    """
+
+    round: NonNegativeInt
+    site: str
+    direction: Direction
+    raw: NonNegativeInt
+    encoded: NonNegativeInt
+
+
+class Traffic(Bytes):
+    """A line of ``bytes.json``; ``ratio``: raw / encoded, None where nothing travelled."""
+
+    ratio: float | None
+
+
+# -- summary.json -----------------------------------------------------------------------------------------------------
+
+
+class Event(Typed):
+    """Something out of the ordinary, in a sentence; ``site`` is "server" for the server's own."""
+
+    round: NonNegativeInt
+    site: str
+    event: str
+
+
+class BestRound(Typed):
+    """The round that validation chose for a model, and the hospitals' mean score there."""
+
+    round: NonNegativeInt
+    score: float
+
+
+class Rebuild(Typed):
+    """What rebuilds the networks from the slots at the server: the components' configurations, the shape of one input
+    without the batch axis, and of the preparation what was not fitted on data."""
+
+    method: dict[str, JsonValue]
+    task: dict[str, JsonValue]
+    input_shape: list[int]
+    preparation: dict[str, JsonValue]
+
+
+class ControllerArguments(BaseModel):
+    """The controller's arguments. Those that readers ask for are typed; the others are kept as they are."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+    __pydantic_extra__: dict[str, JsonValue]
+
+    rounds: int
+    seed: int
+
+
+class Given(Typed):
+    """The model of a job that only evaluates: its name, its components' configurations, its size and its digest."""
+
+    model: str
+    method: dict[str, JsonValue]
+    task: dict[str, JsonValue]
+    parameters: int
+    sha256: str
+
+
+class About(Typed):
+    """What both kinds of jobs say of themselves when they begin.
+
+    Attributes:
+        classes: their names.
+        sizes: hospital that took part to split to number of samples.
+        versions: hospital to package to version.
+        components: slot to server component.
+    """
+
+    classes: list[str]
+    sizes: dict[str, dict[str, int]]
+    versions: dict[str, dict[str, str]]
+    components: dict[str, str]
+
+
+class AboutTraining(About):
+    """What a training job says of itself.
+
+    Attributes:
+        recipe: what rebuilds the networks, as the first hospital said it.
+        personalised: the model that the method is there for.
+        score: the metric that chooses rounds.
+        codecs: by direction, where there are any.
+        networks: slot to the pairs of similar hospitals, where a component has such a network.
+    """
+
+    settings: ControllerArguments
+    recipe: Rebuild | None
+    personalised: str
+    score: str
+    codecs: dict[str, JsonValue] | None
+    networks: dict[str, list[tuple[str, str]]] = Field(default_factory=dict)
+
+
+class AboutEvaluation(About):
+    """What a job that only evaluates a given model says of itself.
+
+    Attributes:
+        study: of a super model, hospital to what other thresholds would have given.
+    """
+
+    settings: dict[str, JsonValue]
+    evaluated: Given
+    study: dict[str, JsonValue] = Field(default_factory=dict, exclude_if=lambda found: not found)
+
+
+class Left(Typed):
+    """What every job leaves.
+
+    Attributes:
+        medpfl: version of the package at the server.
+        written: UTC.
+        roster: the hospitals of the federation, sorted.
+        best: model to the round that validation chose.
+        slots: slot to the SHA-256 of its file in ``slots/``.
+        test: the hospitals' tests.
+    """
+
+    version: Literal[1] = VERSION
+    job: str
+    medpfl: str
+    written: str
+    roster: list[str]
+    best: dict[str, BestRound]
+    slots: dict[str, str]
+    test: list[FinalLine]
+    events: list[Event]
+
+
+class TrainingSummary(AboutTraining, Left):
+    """``summary.json`` of a training job."""
+
+
+class EvaluationSummary(AboutEvaluation, Left):
+    """``summary.json`` of a job that only evaluates a given model."""
+
+
+Summary = TrainingSummary | EvaluationSummary
+
+
+class FailureReport(Typed):
+    """``failure.json``: what is known of a job that could not go on."""
+
+    version: Literal[1] = VERSION
+    job: str
+    reason: str
+    events: list[Event]

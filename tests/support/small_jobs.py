@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small real hospitals for the tests: CSV tables with site files, and jobs that train on them in milliseconds."""
+
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from medpfl.core.mixers import Identity, Mean, Mixer, SoftPull
+from medpfl.job import Job
+from medpfl.methods import softpull
+from medpfl.methods.base import Method
+from medpfl.rounds.settings import Settings
+from medpfl.tasks.base import Task
+from medpfl.tasks.tabular import Tabular
+
+SITES = ["anna", "berta", "clara", "dora"]
+
+
+def write_table_sites(folder: Path, sites: list[str] = SITES, rows: int = 40) -> dict[str, Path]:
+    """Hospitals whose rows follow one rule, each with a shift of its own; returns their site files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {}
+    for number, site in enumerate(sites):
+        rng = np.random.default_rng(number)
+        x = rng.normal(size=(rows - 4 * number, 3)) + 0.3 * number
+        y = (x @ [1.0, -1.0, 0.5] + 0.3 * rng.normal(size=len(x)) > 0.15 * number).astype(int)
+        lines = [
+            "a,b,c,sick",
+            *(",".join(f"{v:.6f}" for v in row) + f",{label}" for row, label in zip(x, y, strict=True)),
+        ]
+        (folder / f"{site}.csv").write_text("\n".join(lines) + "\n")
+        dataset = {
+            "kind": "table",
+            "files": [f"{site}.csv"],
+            "features": {"a": "number", "b": "number", "c": "number"},
+            "label": {"column": "sick", "classes": {"no": [0], "yes": [1]}},
+        }
+        files[site] = folder / f"{site}.yaml"
+        files[site].write_text(yaml.safe_dump({"site": site, "datasets": {"blood": dataset}}))
+    return files
+
+
+def small_job(
+    rounds: int = 3,
+    mixers: dict[str, Mixer] | None = None,
+    method: Method | None = None,
+    task: Task | None = None,
+    min_clients: int = 2,
+    **settings: float,
+) -> Job:
+    """A job on the small tables; every part can be replaced."""
+    mixers = mixers or {"local": Identity(), "fedavg": Mean(), "model": SoftPull(lam=0.5)}
+    method = method or softpull.SoftPull(lr=0.05, batch_size=8)
+    return Job(
+        "small", min_clients, Settings(rounds=rounds, slots=list(mixers), finetune=2, **settings),  # type: ignore[arg-type]
+        mixers, method, task or Tabular(dataset="blood", hidden=(4,)),
+    )  # fmt: skip
