@@ -100,7 +100,7 @@ def test_layouts(tmp_path: Path, shape: tuple[int, ...], layout: str | None, exp
     values = np.arange(int(np.prod(shape)), dtype=np.float32).reshape(shape)
     content = {"x": np.repeat(values, 6, axis=0), "y": np.arange(12) % 2}
     dataset = declare(tmp_path, content, inputs="x", labels="y", layout=layout)
-    data = dataset.load(expected[2:])
+    data = dataset.load(Spec("class", ("images",), expected[2:]))
     assert data.splits["train"].inputs.shape[1:] == expected[1:]
     case = dataset.cases(Problems())["train"][0]
     image = channels_first(content["x"][case.row : case.row + 1], layout or {3: "NHW"}.get(len(shape), guess(shape)))[0]
