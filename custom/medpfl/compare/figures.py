@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from medpfl.compare.file import FEDAVG, FINE_TUNED, LOCAL, POOLED
-from medpfl.deployed.network import draw_boxes
+from medpfl.results.differences import draw_boxes
 from medpfl.results.skew import draw_label_counts
 
 # References are dashed; the others take colours that differ on paper and on a screen (Tableau).

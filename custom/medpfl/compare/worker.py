@@ -27,8 +27,8 @@ from medpfl.data.samples import SiteData
 from medpfl.deployed.calibration import reliability
 from medpfl.deployed.evaluate import write_text
 from medpfl.deployed.model_file import Deployed, load_deployed
-from medpfl.deployed.network import sdwd_of_slots
 from medpfl.deployed.predict import evaluate_on_all
+from medpfl.results.differences import sdwd_of_slots
 from medpfl.results.files import LINES, json_of, read_lines, read_mixing, read_traffic, read_training
 from medpfl.results.schema import (
     Direction,

@@ -4,7 +4,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from pydantic import BaseModel
@@ -18,6 +18,9 @@ from medpfl.core.seeding import seed_torch
 from medpfl.data.samples import Samples, SiteData
 from medpfl.methods.site import Batch, Hospital, Site
 from medpfl.tasks.base import Task
+
+if TYPE_CHECKING:
+    from medpfl.methods.joint import JointModel
 
 __all__ = ["BATCH", "Batch", "Build", "Hospital", "Method", "Served", "Site"]
 
@@ -204,9 +207,9 @@ class Method(Checked):
         """
         raise RefusedUpdate(f"{site}: it sent a study, and {type(self).__name__} asks for none")
 
-    def joint(self, roster: tuple[str, ...]) -> "Method | None":
-        """The method of the one model that can be made of all hospitals' models after a job: a
-        ``medpfl.methods.joint.JointModel``. None: there is no such model."""
+    def joint(self, roster: tuple[str, ...]) -> "JointModel | None":
+        """The method of the one model that can be made of all hospitals' models after a job, which predicts for
+        patients from anywhere. None: there is no such model."""
         return None
 
     def diagnose(self, models: nn.ModuleDict, samples: Samples, index: int, device: torch.device) -> dict[str, float]:

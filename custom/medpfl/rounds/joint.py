@@ -2,7 +2,7 @@
 """Put a joint model (FedSM's super model) together from what a job left at the server, and give it the threshold that
 validation chose."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -111,7 +111,7 @@ def read_result(folder: Path) -> Joint:
             raise ConfigError(f"its roster is not in order: {', '.join(roster)}")
     except (ValueError, ConfigError) as error:  # pydantic's ValidationError is a ValueError
         raise MedPFLError(f"{folder / 'summary.json'} was altered or is of another version: {error}") from error
-    method = joint_of(trained, roster)
+    method = trained.joint(roster)
     if method is None:
         raise MedPFLError(f"{folder}: {type(trained).__name__} makes no super model of the hospitals' models")
     slots = sorted({slot for slot, _ in method.sources().values()})
@@ -130,18 +130,12 @@ def read_result(folder: Path) -> Joint:
     return Joint(method, task, networks.eval(), found, summary.job, summary.settings.rounds, dict(recipe.preparation))
 
 
-def joint_of(trained: Method, roster: Sequence[str]) -> JointModel | None:
-    """The joint model's method after a job of ``trained``; None: it makes none."""
-    found = trained.joint(tuple(roster))
-    return found if isinstance(found, JointModel) else None
-
-
 def makes_joint(summary: TrainingSummary) -> bool:
     """Whether a joint model can be made of what the job left at the server."""
     if summary.recipe is None:
         return False
     method: Method = build(summary.recipe.method, Method, "method")
-    found = joint_of(method, summary.roster)
+    found = method.joint(tuple(summary.roster))
     return found is not None and {slot for slot, _ in found.sources().values()} <= summary.slots.keys()
 
 

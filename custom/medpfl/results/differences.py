@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How hospitals' models differ, and the network of similar hospitals that draws them together (pFedNet's)."""
+"""How hospitals' models differ, and the graph of similar hospitals, where a server component has one (``links``)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -57,7 +57,7 @@ def draw_boxes(axis: Any, boxes: Mapping[str, Sequence[float]]) -> None:
     axis.tick_params(labelsize=8)
 
 
-def draw_network(
+def draw_graph(
     axis: Any, roster: Sequence[str], pairs: Sequence[Sequence[str]], matrix: NDArray[np.float64] | None
 ) -> None:
     """The hospitals on a circle with their edges, as thick as they hear each other by ``matrix``."""
