@@ -181,9 +181,9 @@ def test_a_mask_of_two_images(tmp_path: Path) -> None:
 
 def test_a_target_that_is_not_declared(tmp_path: Path) -> None:
     write_images(tmp_path)
-    for target, key in (("label", "label"), ("mask", "masks")):
+    for target, key in (("class", "label"), ("mask", "masks")):
         with pytest.raises(DataError, match=f"needs images with '{key}', which the dataset does not declare") as caught:
-            images(tmp_path, **{key: None}).load((8, 8), target)  # type: ignore[arg-type]
+            images(tmp_path, **{key: None}).load(Spec(target, ("images",), (8, 8)))
         assert str(tmp_path) not in caught.value.public and key in caught.value.public
 
 

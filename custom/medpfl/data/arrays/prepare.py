@@ -151,9 +151,7 @@ def new_rows(path: Path, preparation: ArraysPreparation, size: tuple[int, ...]) 
     for key in keys:
         shape, dtype = file.header(key)
         if dtype.name != preparation.dtype and {dtype.name, preparation.dtype} & set(_FIXED):
-            raise DataError(
-                f"{path}: array '{key}' is of type {dtype}; the model was trained on {preparation.dtype}"
-            )
+            raise DataError(f"{path}: array '{key}' is of type {dtype}; the model was trained on {preparation.dtype}")
         layout = layout_of(file, key, preparation.layout)
         for images, rows in picked(file, key, layout, range(shape[0])):
             if images.shape[1] != len(preparation.mean):
