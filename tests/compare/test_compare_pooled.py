@@ -33,7 +33,7 @@ TRAINING: dict[str, Any] = {"steps": 7, "lr": 0.05, "batch_size": 8}
 
 
 def job(method: Local, sites: int = 1) -> Job:
-    settings = Settings(rounds=3, slots=["local"], seed=2, finetune=0)
+    settings = Settings(rounds=3, references=(), seed=2, finetune=0)
     return Job("compared", sites, settings, {"local": Identity()}, method, TASK)
 
 

@@ -16,7 +16,7 @@ from medpfl.compare.file import load_comparison
 from medpfl.compare.plan import make_plan
 from medpfl.core.codecs import STC
 from medpfl.core.errors import DataError
-from medpfl.core.mixers import Mean, NetworkProx
+from medpfl.core.mixers import NetworkProx
 from medpfl.data.samples import SiteData
 from medpfl.data.site_file import load_site_file
 from medpfl.demo import phantom, skin_imbalance
@@ -103,8 +103,8 @@ def test_the_comparison_on_missing_channels(channels: dict[str, Path], tmp_path:
     found = []
     for head in ("final_conv", ("final_conv",)):
         job = short(loaded("pfednet_phantom"))
-        job = replace(job, method=FedRep(head=head, head_steps=1, steps=1, lr=0.01), mixers={"model": Mean()})
-        job = replace(job, settings=replace(job.settings, slots=["model"]))
+        job = replace(job, method=FedRep(head=head, head_steps=1, steps=1, lr=0.01), components={})
+        job = replace(job, settings=replace(job.settings, references=()))
         found.append(run(job, channels, tmp_path / str(len(found))))
     assert_same(*found)
     network = entries["FedRep"].method.models(plan.made)["model"]

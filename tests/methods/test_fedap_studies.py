@@ -42,8 +42,7 @@ def shortened(name: str, rounds: int = 2) -> Job:
     mixer = job.mixers["model"]
     if mixer.from_round > 1:  # type: ignore[attr-defined]
         mixer = replace(mixer, from_round=rounds)  # type: ignore[type-var]
-    mixers = {**job.mixers, "model": mixer}
-    return replace(job, mixers=mixers, settings=replace(job.settings, rounds=rounds, finetune=1))
+    return replace(job, components={"model": mixer}, settings=replace(job.settings, rounds=rounds, finetune=1))
 
 
 # -- OrganCMNIST ----------------------------------------------------------------------------------------------------

@@ -124,11 +124,9 @@ def tiny(name: str, size: tuple[int, int]) -> Job:
     """The shipped job with its networks for one round of one small batch at a small size, without the references."""
     job = load_job(ROOT / "jobs" / name)
     assert isinstance(job, Job) and isinstance(job.method, FedSM) and isinstance(job.task, Segmentation)
-    mixers = {slot: mixer for slot, mixer in job.mixers.items() if slot not in ("local", "fedavg")}
     return replace(
         job,
-        settings=replace(job.settings, rounds=1, slots=list(mixers)),
-        mixers=mixers,
+        settings=replace(job.settings, rounds=1, references=()),
         method=replace(job.method, steps=1, batch_size=2),
         task=replace(job.task, size=size),
     )

@@ -41,11 +41,8 @@ def test_the_selector_tells_the_phantom_hospitals_apart(tmp_path: Path) -> None:
     job = load_job(ROOT / "jobs" / "fedsm_phantom")
     assert isinstance(job, Job) and isinstance(job.method, FedSM)
     total = job.settings.rounds * job.method.selector_steps
-    mixers = {slot: job.mixers[slot] for slot in ("global", "personal", "selector")}
-    settings = replace(job.settings, rounds=2, slots=list(mixers))
-    short = replace(
-        job, settings=settings, mixers=mixers, method=replace(job.method, steps=1, selector_steps=total // 2)
-    )
+    settings = replace(job.settings, rounds=2, references=())
+    short = replace(job, settings=settings, method=replace(job.method, steps=1, selector_steps=total // 2))
     files = {site: tmp_path / "sites" / f"{site}.yaml" for site in write_phantoms(tmp_path / "sites", seed=1)}
     simulate(short, files, tmp_path / "results", tmp_path / "home")
     lines = [line for line in outcome(tmp_path / "results")["scores"] if line["round"] == 2]

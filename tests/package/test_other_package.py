@@ -30,11 +30,8 @@ def job_folder(folder: Path, bound: float) -> Path:
     }
     client.write_text(json.dumps(content))
     content = json.loads(server.read_text())
-    content["workflows"][0]["args"] = {"rounds": 2, "slots": ["local", "model"], "finetune": 0}
-    content["components"] = [
-        {"id": "local", "path": "medpfl.core.mixers.Identity"},
-        {"id": "model", "path": "medpfl.core.mixers.Mean"},
-    ]
+    content["workflows"][0]["args"] = {"rounds": 2, "references": ["local"], "finetune": 0}
+    content["components"] = []
     server.write_text(json.dumps(content))
     return folder
 
