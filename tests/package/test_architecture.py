@@ -100,6 +100,7 @@ def test_a_library_is_imported_in_its_parts_only(package: list[Module], library:
         ("medpfl.cli", ["nvflare", "monai", "torch"]),
     ],
 )
+@pytest.mark.slow
 def test_importing_stays_light(module: str, absent: list[str]) -> None:
     code = f"import sys, {module}; print([m for m in {absent} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -125,7 +126,7 @@ def test_nothing_is_unpickled(package: list[Module]) -> None:
 
 # What of a folder of components the rest may know: the contract, and the one list of methods by name.
 CONTRACTS = {"methods": {"base", "site", "joint"}, "core.mixers": {"base"}, "core.codecs": {"base"}}
-KNOWN_METHODS = {"base", "joint", "references"}
+KNOWN_METHODS = {"base", "components", "joint", "references"}
 
 
 def test_no_concrete_method_is_known_outside_methods(package: list[Module]) -> None:
