@@ -34,6 +34,7 @@ def job() -> Job:
     return replace(found, settings=replace(found.settings, finetune=0))
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
     """Real worker processes; a fold equals the same job run here without the hospital; finished folds are kept."""
     files = write_table_sites(tmp_path / "sites", THREE)

@@ -83,6 +83,7 @@ def test_a_channel_that_is_lacking_is_zero_and_the_others_stand_by_themselves(ch
                 assert inputs[:, channel].std() == pytest.approx(1, abs=0.3)  # over the volume, before the crop: 1
 
 
+@pytest.mark.slow
 def test_the_job_on_missing_channels(channels: dict[str, Path], tmp_path: Path) -> None:
     job = short(loaded("pfednet_phantom"))
     found = run(replace(job, codecs=Codecs(STC(0.05), STC(0.01))), channels, tmp_path)
@@ -93,6 +94,7 @@ def test_the_job_on_missing_channels(channels: dict[str, Path], tmp_path: Path) 
     assert isinstance(mixer, NetworkProx) and len(mixer.network(tuple(channels))) >= len(channels) - 1
 
 
+@pytest.mark.slow
 def test_the_comparison_on_missing_channels(channels: dict[str, Path], tmp_path: Path) -> None:
     plan = make_plan(load_comparison(ROOT / "docs" / "results" / "compare-pfednet-phantom.yaml"), channels)
     entries = {entry.name: entry for entry in plan.entries}
@@ -129,6 +131,7 @@ def test_hospitals_lean_as_delta_says(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.skipif(not Path(os.environ.get(ENVIRONMENT_VARIABLE, "?")).exists(), reason="HAM10000 is not here")
+@pytest.mark.slow
 def test_the_job_on_skin_lesions(tmp_path: Path) -> None:
     names = prepare_demo(f"skin_delta_{DELTAS[2]}", tmp_path / "skin")
     sites = {name: tmp_path / "skin" / f"{name}.yaml" for name in names}

@@ -27,6 +27,8 @@ from medpfl.rounds.settings import Settings
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.segmentation import Segmentation
 
+pytestmark = pytest.mark.slow
+
 SPACING = (4.0, 4.0, 8.0)
 
 

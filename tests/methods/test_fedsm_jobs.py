@@ -158,6 +158,7 @@ def test_the_jobs_have_the_paper_s_settings(name: str, lam: float) -> None:
     assert documented(dataset, -1)["split"]["fractions"] == {"train": 0.5, "validation": 0.25, "test": 0.25}
 
 
+@pytest.mark.slow
 def test_prostate_volumes(tmp_path: Path) -> None:
     job = tiny("fedsm_prostate", (32, 32))
     declared = documented("prostate", 0)
@@ -181,6 +182,7 @@ def test_prostate_volumes(tmp_path: Path) -> None:
     assert any("client_e: entry" in event["event"] for event in summary["events"])
 
 
+@pytest.mark.slow
 def test_prostate_slices_as_the_paper_has_them(tmp_path: Path) -> None:
     job = tiny("fedsm_prostate", (32, 32))
     declared = documented("prostate", -1)
@@ -194,6 +196,7 @@ def test_prostate_slices_as_the_paper_has_them(tmp_path: Path) -> None:
     assert trained(job, files, tmp_path)["recipe"]["preparation"] == {"kind": "images", "channels": 1}
 
 
+@pytest.mark.slow
 def test_fundus_images_with_disc_and_cup(tmp_path: Path) -> None:
     job = tiny("fedsm_fundus", (32, 48))
     declared = documented("fundus", 0)

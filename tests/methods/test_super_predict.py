@@ -31,6 +31,8 @@ from medpfl.rounds.settings import Settings
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.segmentation import Segmentation
 
+pytestmark = pytest.mark.slow
+
 TWO = ("hospital-a", "hospital-b")
 
 

@@ -36,6 +36,7 @@ def job_folder(folder: Path, bound: float) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_job_with_it_is_checked_and_simulated(tmp_path: Path) -> None:
     write_table_sites(tmp_path / "sites")
     lengths = {}
