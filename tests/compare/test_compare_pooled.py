@@ -22,7 +22,7 @@ from medpfl.deployed.model_file import load_deployed
 from medpfl.deployed.predict import evaluate_at
 from medpfl.job import Job
 from medpfl.methods.references import Local
-from medpfl.results.schema import TestedLine, ValidationLine
+from medpfl.results.schema import FinalLine, ValidationLine
 from medpfl.rounds.settings import Settings
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.tabular import Tabular
@@ -51,7 +51,7 @@ def test_with_one_hospital_it_is_local_training_bit_for_bit(tmp_path: Path) -> N
     alone = simulate(job(Local(**TRAINING)), files, tmp_path / "alone", tmp_path / "alone-home")
     together, lines = train_pooled(job(Pooled(**TRAINING)), loaded(files), files["pooled"], tmp_path / "together")
     assert alone.best["local"] == together.best["pooled"]
-    tested = [line for line in alone.record.lines if isinstance(line, TestedLine)]
+    tested = [line for line in alone.record.lines if isinstance(line, FinalLine)]
     assert [line.metrics for line in tested] == [line.metrics for line in lines] and len(lines) == 2
     for choice in ("best", "last"):
         mine = tmp_path / "together" / "home" / "pooled" / "compared" / "models" / f"pooled-{choice}.safetensors"

@@ -25,7 +25,7 @@ from medpfl.deployed.evaluate import evaluate_test, save_deployed
 from medpfl.deployed.model_file import load_deployed
 from medpfl.job import Job
 from medpfl.methods.references import Local
-from medpfl.results.schema import TestedLine, number
+from medpfl.results.schema import FinalLine, number
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.base import Evaluation, Task
@@ -120,7 +120,7 @@ def _joined(parts: list[Samples]) -> Samples:
 
 def train_pooled(
     job: Job, parts: Mapping[str, SiteData], site_file: Path, folder: Path, test: bool = True
-) -> tuple[Coordinator, list[TestedLine]]:
+) -> tuple[Coordinator, list[FinalLine]]:
     """Train on all ``parts`` together, and leave every hospital the model as if it had taken part.
 
     Args:
@@ -150,6 +150,6 @@ def train_pooled(
             place = folder / "home" / site / job.name / "models"
             save_deployed(place, about, job.method, MODEL, model.networks, job.task, trained, 1, tested)
             metrics = {name: number(value) for name, value in tested[0].metrics.items()}
-            lines.append(TestedLine(site=site, model=MODEL, round=round_number, metrics=metrics, choice=choice))
+            lines.append(FinalLine(site=site, model=MODEL, round=round_number, metrics=metrics, choice=choice))
     shutil.rmtree(home)
     return coordinator, lines

@@ -22,7 +22,7 @@ from medpfl.results.schema import (
     MetricLine,
     RoundLine,
     Summary,
-    TestedLine,
+    FinalLine,
     Traffic,
     TrainingLine,
     TrainingSummary,
@@ -136,7 +136,7 @@ class Record:
             "roster": list(self.roster),
             "best": dict(best),
             "slots": dict(slots),
-            "test": [line for line in self.lines if isinstance(line, TestedLine)],
+            "test": [line for line in self.lines if isinstance(line, FinalLine)],
             "events": list(self.events),
         }
         kind: type[Summary] = TrainingSummary if isinstance(about, AboutTraining) else EvaluationSummary

@@ -47,7 +47,7 @@ class ValidationLine(Typed):
     metrics: Scores
 
 
-class TestedLine(Typed):
+class FinalLine(Typed):
     """A model's test at a hospital.
 
     Attributes:
@@ -87,8 +87,8 @@ class RoundLine(Typed):
     seconds: float
 
 
-MetricLine = ValidationLine | TestedLine
-Line = Annotated[ValidationLine | TestedLine | TrainingLine | RoundLine, Field(discriminator="split")]
+MetricLine = ValidationLine | FinalLine
+Line = Annotated[ValidationLine | FinalLine | TrainingLine | RoundLine, Field(discriminator="split")]
 
 
 # -- bytes.json -------------------------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ class Left(Typed):
     roster: list[str]
     best: dict[str, BestRound]
     slots: dict[str, str]
-    test: list[TestedLine]
+    test: list[FinalLine]
     events: list[Event]
 
 

@@ -28,7 +28,7 @@ from medpfl.core.mixing import Matrix
 from medpfl.results.callbacks import Callback, Report, ResultFiles
 from medpfl.results.files import write_slots
 from medpfl.results.record import Record, Saved
-from medpfl.results.schema import BestRound, TestedLine, ValidationLine
+from medpfl.results.schema import BestRound, FinalLine, ValidationLine
 from medpfl.rounds import checkpoint
 from medpfl.rounds.best import BestRounds
 from medpfl.rounds.joining import about, join
@@ -307,7 +307,7 @@ class Coordinator:
 
     def take_final(self, replies: Mapping[str, Message]) -> None:
         """Record the test results and write everything the job leaves behind at the server."""
-        for site, lines in self._metrics_of(replies, TestedLine):
+        for site, lines in self._metrics_of(replies, FinalLine):
             for line in lines:
                 self.record.metric(line)
             self._take_notes(site, self.done, replies[site])

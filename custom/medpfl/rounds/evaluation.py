@@ -28,7 +28,7 @@ from medpfl.methods.base import Method
 from medpfl.methods.super_model import SuperModel
 from medpfl.results.callbacks import Callback, Report, ResultFiles
 from medpfl.results.record import Record
-from medpfl.results.schema import AboutEvaluation, Given, TestedLine, number
+from medpfl.results.schema import AboutEvaluation, Given, FinalLine, number
 from medpfl.rounds.coordinator import QuorumLost
 from medpfl.rounds.messages import Message, byte_count, digest_of, metric_lines
 from medpfl.rounds.settings import EvaluationSettings
@@ -133,14 +133,14 @@ class EvaluationCoordinator:
         self._log.warning("%s: %s", site, reason)
 
 
-def _check_reply(site: str, reply: Message) -> TestedLine:
+def _check_reply(site: str, reply: Message) -> FinalLine:
     """One metric line, a number of cases, versions, and no tensors.
 
     Raises:
         RefusedUpdate: naming the hospital.
     """
     header = reply.header
-    lines = metric_lines(site, header.get("metrics"), TestedLine)
+    lines = metric_lines(site, header.get("metrics"), FinalLine)
     if len(lines) != 1:
         raise RefusedUpdate(f"{site}: expected the metrics of one model, got {len(lines)}")
     if type(header.get("cases")) is not int or not isinstance(header.get("versions"), dict):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from medpfl import store
 from medpfl.core.errors import ConfigError, RefusedUpdate
-from medpfl.results.schema import TestedLine, ValidationLine, number
+from medpfl.results.schema import FinalLine, ValidationLine, number
 
 SEPARATOR = "::"
 """Between the slot and the entry in a tensor's name on the wire."""
@@ -125,7 +125,7 @@ def check_statistics(site: str, given: Slots, names: list[str], first: tuple[str
         check_update(site, given, table(first[1].slots))
 
 
-L = TypeVar("L", ValidationLine, TestedLine)
+L = TypeVar("L", ValidationLine, FinalLine)
 
 
 def metric_lines(site: str, lines: Any, kind: type[L]) -> list[L]:
