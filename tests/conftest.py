@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every test is given: examples that repeat, small hospitals, and a job for them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 from hypothesis import settings
+from matplotlib.figure import Figure
 
 from medpfl.job import Job
 from small_jobs import small_job, write_table_sites
@@ -13,6 +15,25 @@ from small_jobs import small_job, write_table_sites
 # A test run says the same every time. To look for new examples: pytest --hypothesis-profile=default
 settings.register_profile("repeatable", derandomize=True, deadline=None)  # compiling and a busy machine take time
 settings.load_profile("repeatable")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def render() -> Iterator[Callable[..., None]]:
+    """Figures are made and not rendered, which is half of a small job's time; yields what renders them."""
+
+    def not_rendered(figure: Figure, target: Path | TextIO, **how: object) -> None:
+        (target.write_text if isinstance(target, Path) else target.write)("<svg/>")
+
+    original = Figure.savefig
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", not_rendered)
+        yield original
+
+
+@pytest.fixture
+def rendered(render: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that look at figures."""
+    monkeypatch.setattr(Figure, "savefig", render)
 
 
 @pytest.fixture

@@ -6,11 +6,12 @@ import importlib
 import inspect
 import typing
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-
+from medpfl.core.checked import Checked, hint_of
 from medpfl.core.errors import ConfigError
+
+Built = TypeVar("Built")
 
 
 def spec_of(component: Any) -> dict[str, Any]:
@@ -56,7 +57,7 @@ def find_class(path: Any, where: str) -> type:
 
 
 def build(config: Any, base: type, where: str) -> Any:
-    """Build a component from its configuration, with every argument checked against its type hint.
+    """Build a component from its configuration; ``Checked`` compares every argument with its type hint.
 
     Args:
         config: {"path": ..., "args": {...}}; arguments that are such mappings themselves are built first.
@@ -76,53 +77,29 @@ def build(config: Any, base: type, where: str) -> Any:
         raise ConfigError(f"{where}: '{config['path']}' is not a {base.__name__}")
     if inspect.isabstract(kind):
         raise ConfigError(f"{where}: '{config['path']}' is abstract; name one that implements it")
-    return kind(**check_args(kind, config.get("args", {}), where))
+    return construct(kind, config.get("args", {}), where)
 
 
-def check_args(kind: type, args: Any, where: str) -> dict[str, Any]:
-    """The arguments, checked: known names only, none missing, each of its declared type.
+def construct(kind: type[Built], args: Any, where: str) -> Built:
+    """A ``Checked`` class's instance, of arguments as they stand in a job.
 
     Raises:
-        ConfigError: naming the argument, expected and got.
+        ConfigError: with the place, the argument, expected and got.
     """
     if not isinstance(args, dict):
         raise ConfigError(f"{where}: 'args' must be a mapping, got {args!r}")
-    parameters = inspect.signature(kind).parameters
-    hints = typing.get_type_hints(kind if dataclasses.is_dataclass(kind) else kind.__init__)
-    further = next((n for n, p in parameters.items() if p.kind is inspect.Parameter.VAR_KEYWORD), None)
-    for name in args:
-        if name not in parameters and further is None:
-            known = ", ".join(parameters) or "none"
-            raise ConfigError(f"{where}: unknown argument '{name}' of {kind.__name__}; it has: {known}")
-    for name, parameter in parameters.items():
-        if parameter.default is inspect.Parameter.empty and name not in args and name != further:
-            raise ConfigError(f"{where}: argument '{name}' of {kind.__name__} is missing")
-    return {
-        name: _checked(kind, name, hints[name if name in parameters else str(further)], value, where)
-        for name, value in args.items()
-    }
+    built = {name: _argument_of(kind, name, value, where) for name, value in args.items()}
+    try:
+        return kind(**built)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
 
 
-def _checked(kind: type, name: str, hint: Any, value: Any, where: str) -> Any:
+def _argument_of(kind: type, name: str, value: Any, where: str) -> Any:
+    """The value, or the component that it describes."""
     if isinstance(value, dict) and "path" in value:
+        hint = hint_of(kind, name)
         for base in typing.get_args(hint) or (hint,):  # a component, or perhaps None
-            if isinstance(base, type) and inspect.isabstract(base):
+            if isinstance(base, type) and issubclass(base, Checked):
                 return build(value, base, f"{where}.{name}")
-    try:
-        config = None if dataclasses.is_dataclass(hint) else ConfigDict(arbitrary_types_allowed=True)
-        # JSON has no tuples and no integers apart from floats, so lists and whole numbers pass; strings do not.
-        return TypeAdapter(hint, config=config).validate_json(_as_json(value, where, name), strict=True)
-    except ValidationError as error:
-        problem = error.errors()[0]["msg"]
-        raise ConfigError(
-            f"{where}: argument '{name}' of {kind.__name__}: {problem[0].lower()}{problem[1:]}, got {value!r}"
-        ) from error
-
-
-def _as_json(value: Any, where: str, name: str) -> str:
-    import json
-
-    try:
-        return json.dumps(value)
-    except TypeError as error:
-        raise ConfigError(f"{where}: argument '{name}' is not a JSON value: {value!r}") from error
+    return value

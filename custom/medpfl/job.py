@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from medpfl.component import build, check_args, spec_of
+from medpfl.component import build, construct, spec_of
 from medpfl.core.codecs import Codec
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.core.mixers import Mixer
@@ -82,7 +82,7 @@ def load_job(folder: Path) -> Job | EvaluationJob:
     if path == EVALUATION_CONTROLLER:
         if _list(server, "components", where):
             raise ConfigError(f"{where}: 'components' must be empty: a job that evaluates mixes nothing")
-        evaluation = EvaluationSettings(**check_args(EvaluationSettings, args, f"{where}: controller"))
+        evaluation = construct(EvaluationSettings, args, f"{where}: controller")
         model = folder / "app" / "config" / MODEL_FILE
         given = load_deployed(model).meta
         check_no_history(given)
@@ -90,7 +90,7 @@ def load_job(folder: Path) -> Job | EvaluationJob:
         if _codecs(server, client):
             raise ConfigError(f"{where}: a job that evaluates takes no codec filters")
         return EvaluationJob(name, min_clients, evaluation, method, task, model)
-    settings = Settings(**check_args(Settings, args, f"{where}: controller"))
+    settings = construct(Settings, args, f"{where}: controller")
     return Job(name, min_clients, settings, _mixers(server, settings), method, task, _codecs(server, client))
 
 

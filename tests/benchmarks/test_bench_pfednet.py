@@ -8,14 +8,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from medpfl.bench.prox import algorithm_4
-from medpfl.cli import app
+from benchmarks.__main__ import app
+from benchmarks.prox import algorithm_4
 from medpfl.core import graph as graphs
 from medpfl.core.network_lasso import solve_stack
 
 
 def bench(*arguments: str) -> str:
-    result = CliRunner().invoke(app, ["bench", *arguments], catch_exceptions=False)
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return " ".join(result.output.split())
 

@@ -2,7 +2,6 @@
 """The command ``medpfl``, verb by verb."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +14,6 @@ from medpfl.cli import app
 from medpfl.flare.allow import component_classes
 
 ROOT = Path(__file__).resolve().parents[2]
-HEART = Path(os.environ.get("MEDPFL_HEART_DATA", ROOT.parent / "shared" / "data" / "uci_heart"))
-FLAMBY = ROOT.parent / "shared" / "data" / "flamby_results"
 
 
 def medpfl(*arguments: str) -> str:
@@ -48,10 +45,10 @@ def test_site_allow_adds_to_what_the_kit_allows(tmp_path: Path) -> None:
     before = {"format_version": 2, "class_allow_list": ["nvflare.a.B"], "components": [{"id": "x"}]}
     (tmp_path / "local" / "resources.json.default").write_text(json.dumps(before))
     for _ in range(2):  # safe to repeat
-        medpfl("site", "allow", str(tmp_path), "--class", "medpfl.bench.empty.Empty")
+        medpfl("site", "allow", str(tmp_path), "--class", "benchmarks.empty.Empty")
     after = json.loads((tmp_path / "local" / "resources.json").read_text())
     assert after["components"] == before["components"] and after["class_list_enforcement_mode"] == "enforce"
-    assert set(after["class_allow_list"]) == {"nvflare.a.B", "medpfl.bench.empty.Empty", *component_classes()}
+    assert set(after["class_allow_list"]) == {"nvflare.a.B", "benchmarks.empty.Empty", *component_classes()}
 
 
 @pytest.mark.parametrize(
@@ -79,36 +76,3 @@ def test_site_allow_refuses_what_is_no_class(tmp_path: Path, name: str) -> None:
     done = subprocess.run([*command, "--class", name], capture_output=True, text=True, check=False)
     assert done.returncode == 1 and f"'{name}' cannot be allowed" in done.stderr, done.stderr
     assert not (tmp_path / "local" / "resources.json").exists()
-
-
-def test_bench_mixing_measures_and_agrees_with_float64(tmp_path: Path) -> None:
-    medpfl("bench", "mixing", "--sites", "3", "--values", "50000", "--repeats", "1", "--out", str(tmp_path / "m.json"))
-    found = json.loads((tmp_path / "m.json").read_text())
-    assert max(found["worst_error"].values()) < 1e-5 and found["to_cloning"]["clone"] == 1.0
-
-
-def test_bench_reading_streams_what_exceeds_the_budget(tmp_path: Path) -> None:
-    options = ("--images", "120", "--repeats", "1", "--budget-mb", "20", "--out", str(tmp_path / "r.json"))
-    medpfl("bench", "reading", *options)
-    found = json.loads((tmp_path / "r.json").read_text())
-    memory = found["memory"]
-    assert memory["data_mb"] > 3 * memory["budget_mb"] and memory["grown_mb"] < memory["budget_mb"] + 40
-    assert found["to_training"]["batches from the scratch file"] > 5 and found["to_training"]["batches from memory"] > 5
-
-
-@pytest.mark.skipif(
-    not HEART.is_dir() or not FLAMBY.is_dir(), reason="the UCI heart data or FLamby's results are absent"
-)
-def test_bench_heart_meets_flambys_figures(tmp_path: Path) -> None:
-    """One seed of the study: pooled, local and FedAvg accuracies, centre by centre, as FLamby published them."""
-    from medpfl.bench.heart import measure, read_published
-
-    found = measure(HEART, 1, FLAMBY, lambda text: None)["accuracy"]["flamby"]
-    published = read_published(FLAMBY, [42])
-    compared = 0
-    for method, centres in published.items():
-        for centre, values in centres.items():
-            rows = {"cleveland": 104, "hungary": 89, "switzerland": 16, "long-beach": 45}[centre]
-            assert abs(found[method][centre][0] - values[0]) < 1.01 / rows, (method, centre)  # one test row at most
-            compared += 1
-    assert compared == 12

@@ -41,7 +41,7 @@ def test_what_a_component_inherits_and_calls_counts(component: str, own: set[str
     assert beyond & METHODS <= own | {"proximal", "features"}
     assert not {"ditto", "moon", "ifca", "scaffold"} & {name.rpartition(".")[2] for name in found}
     assert not {"medpfl.core.mixers", "medpfl.results.report", "medpfl.compare.report"} & found
-    assert not [name for name in found if name.startswith(("medpfl.cli", "medpfl.flare", "medpfl.bench"))]
+    assert not [name for name in found if name.startswith(("medpfl.cli", "medpfl.flare", "benchmarks"))]
 
 
 @pytest.fixture

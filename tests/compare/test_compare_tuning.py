@@ -48,7 +48,7 @@ def test_a_broken_search_gets_one_sentence(tmp_path: Path, changes: dict[str, An
         ({"tuning": {**TUNING, "tune": {"mu": [0.1, 0.2]}}}, "Local: unknown argument 'mu' of Local"),
         (
             {"tuning": {**TUNING, "tune": {"lr": ["fast", 0.1]}}},
-            "argument 'lr' of Local: input should be a valid number",
+            "argument 'lr' of Local must be a number",
         ),
         (
             {"tuning": TUNING, "methods": {"Soft": {**SOFT, "tune": {"head.lam": [0.5]}}}},

@@ -30,6 +30,7 @@ def test_sdwd_of_two_is_half_their_difference() -> None:
     np.testing.assert_allclose(sdwd([states[0], {**states[1], "n": torch.tensor(9)}]), [0, 1, 0.5])
 
 
+@pytest.mark.usefixtures("rendered")
 def test_report(make_job: Callable[..., Job], table_sites: dict[str, Path], tmp_path: Path) -> None:
     mixers = {
         "fedavg": Mean(),
@@ -58,6 +59,7 @@ def test_a_run_whose_models_became_one_counts_as_no_difference() -> None:
     assert _differences([{}, {}]) == {}
 
 
+@pytest.mark.usefixtures("rendered")
 def test_a_sweep_of_tau_shows_that_models_come_together(table_sites: dict[str, Path], tmp_path: Path) -> None:
     slots = {"personal": {"path": "medpfl.core.mixers.NetworkProx", "args": {"graph": "complete"}}}
     method = {"path": "medpfl.methods.pfednet.PFedNet", "slots": slots, "sweep": {"personal.tau": [0.0, 0.05, 1e6]}}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -64,6 +65,16 @@ def problems(kit: Path) -> dict[str, Finding]:
     found = {finding.check: finding for finding in examine(kit) if finding.status == "problem"}
     assert all(finding.mend for finding in found.values())
     return found
+
+
+def test_a_processor_on_which_the_library_damages_memory(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for best, version, warned in (("AVX2", "2.13.0+cpu", True), ("AVX512", "2.13.0", False), ("AVX2", "2.14.0", False)):
+        monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda best=best: best)
+        monkeypatch.setattr(torch, "__version__", version)
+        found = [finding for finding in examine(kit) if finding.check == "processor"]
+        assert bool(found) is warned
+        assert all(one.status == "note" and "kernel of 1, a stride of 2" in one.text and one.mend for one in found)
 
 
 def edit(file: Path, **changes: Any) -> None:

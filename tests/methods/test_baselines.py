@@ -26,7 +26,7 @@ from medpfl.methods.pfedme import PFedMe
 from medpfl.models.unet import UNet
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.segmentation import Segmentation
-from tools import Make, assert_same, exchange, normed, outcome, pieces, run
+from tools import Make, assert_same, exchange, normed, outcome, pieces, ready, run
 
 SETTINGS: dict[str, Any] = {"lr": 0.05, "batch_size": 8}
 METHODS: dict[str, tuple[Method, str, Mixer]] = {  # the method, its slot that travels, and the server component
@@ -72,7 +72,7 @@ def test_absent_hospitals_keep_what_is_theirs(
     """In round 1 two answer; in round 2 the others join in with the shared part, from their own private part."""
     slot = next(iter(arguments["mixers"]))
     coordinator, runners = pieces(make_job(**arguments), table_sites, tmp_path)
-    coordinator.take_init(exchange(runners, coordinator.init_messages()))
+    ready(coordinator, runners)
     start = {key: value.clone() for key, value in runners["dora"].models.state_dict().items()}
     answering = ["anna", "clara"]
     assert coordinator.take_train(1, exchange(runners, coordinator.train_messages(1, answering))) == answering

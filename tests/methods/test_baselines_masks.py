@@ -21,7 +21,7 @@ from medpfl.methods.fedrep import FedRep
 from medpfl.methods.lg_fedavg import LGFedAvg
 from medpfl.rounds.messages import Message
 from medpfl.rounds.site import SiteRunner
-from tools import Make, exchange, normed, pieces
+from tools import Make, exchange, normed, pieces, ready
 
 HEAD = {"model.3.weight", "model.3.bias"}
 NORM = {f"model.1.{entry}" for entry in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
@@ -154,7 +154,7 @@ def test_fedrep_trains_the_head_then_the_base(make_job: Make, table_sites: dict[
     method = FedRep(**settings(optimizer="sgd", epochs=2, head_epochs=3))
     job = make_job(mixers={"model": Mean()}, method=method, task=normed())
     coordinator, runners = pieces(job, table_sites, tmp_path)
-    coordinator.take_init(exchange(runners, coordinator.init_messages()))
+    ready(coordinator, runners)
     start = copy.deepcopy(runners["anna"].models.state_dict())
     exchange(runners, coordinator.train_messages(1, coordinator.joined))
     for runner in runners.values():
@@ -177,7 +177,7 @@ def test_fedrep_phases_have_their_own_lengths(
     method = FedRep(**settings(**steps))
     job = make_job(mixers={"model": Mean()}, method=method, task=normed())
     coordinator, runners = pieces(job, {"anna": table_sites["anna"], "berta": table_sites["berta"]}, tmp_path)
-    coordinator.take_init(exchange(runners, coordinator.init_messages()))
+    ready(coordinator, runners)
     original = Site.step
 
     def watched(self: Site, model: str, loss: Tensor) -> None:

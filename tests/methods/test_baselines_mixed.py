@@ -19,7 +19,7 @@ from medpfl.methods.pfedme import PFedMe
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.site import SiteRunner
 from medpfl.tasks.tabular import Tabular
-from tools import Make, entries, exchange, normed, pieces, run, same, train
+from tools import Make, entries, exchange, normed, pieces, ready, round_of, run, same, train
 
 SETTINGS: dict[str, Any] = {"lr": 0.05, "batch_size": 8}
 LINEAR = Tabular(dataset="blood")
@@ -48,7 +48,7 @@ def start(
     make_job: Make, sites: dict[str, Path], folder: Path, method: Any, mixers: dict[str, Mixer]
 ) -> tuple[Coordinator, dict[str, SiteRunner]]:
     coordinator, runners = pieces(make_job(mixers=mixers, method=method, task=LINEAR), sites, folder)
-    coordinator.take_init(exchange(runners, coordinator.init_messages()))
+    ready(coordinator, runners)
     return coordinator, runners
 
 
@@ -87,7 +87,7 @@ def test_apfl_by_hand(make_job: Make, table_sites: dict[str, Path], tmp_path: Pa
     lr, alpha_lr = 0.5, 0.8
     method = APFL(alpha=0.3, alpha_lr=alpha_lr, lr=lr, batch_size=1000, optimizer="sgd", epochs=3)
     coordinator, runners = start(make_job, table_sites, tmp_path, method, {"global": Mean()})
-    coordinator.take_train(1, exchange(runners, coordinator.train_messages(1, coordinator.joined)))
+    round_of(coordinator, runners, 1)
     messages = coordinator.train_messages(2, coordinator.joined)
     runner = runners["berta"]
     f, w = train_data(runner), vector(messages["berta"].slots["global"], "global")
@@ -108,7 +108,7 @@ def test_apfls_alpha_stays_home_in_its_range_and_is_told(
 ) -> None:
     method = APFL(alpha=0.5, alpha_lr=1000.0, **SETTINGS)
     coordinator, runners = pieces(make_job(mixers={"global": Mean()}, method=method), table_sites, tmp_path)
-    coordinator.take_init(exchange(runners, coordinator.init_messages()))
+    ready(coordinator, runners)
     for number in (1, 2):
         replies = exchange(runners, coordinator.train_messages(number, coordinator.joined))
         assert all(set(reply.slots["global"]) == set(entries(runners["anna"], "global")) for reply in replies.values())
@@ -150,7 +150,7 @@ def test_pfedme_by_hand(make_job: Make, table_sites: dict[str, Path], tmp_path: 
     coordinator, runners = start(make_job, table_sites, tmp_path, method, mixers)
     expected = vector(entries(runners["anna"], "global"), "global")
     for number in (1, 2):  # the second round needs the server's memory of the first
-        coordinator.take_train(number, exchange(runners, coordinator.train_messages(number, coordinator.joined)))
+        round_of(coordinator, runners, number)
         ends = []
         for runner in runners.values():
             f, w, theta = train_data(runner), expected, expected

@@ -14,7 +14,7 @@ from medpfl.methods.ditto import Ditto
 from medpfl.methods.fedprox import FedProx
 from medpfl.methods.proximal import Proximal
 from medpfl.tasks.tabular import Tabular
-from tools import Make, entries, exchange, normed, pieces, same, train
+from tools import Make, entries, exchange, normed, pieces, ready, round_of, same, train
 
 SETTINGS: dict[str, Any] = {"lr": 0.05, "batch_size": 8}
 
@@ -37,8 +37,8 @@ def test_fedprox_holds_the_hospital_near_what_it_received(
     for mu in (0.0, 1.0, 10.0):
         job = make_job(mixers={"model": Mean()}, method=FedProx(mu=mu, optimizer="sgd", epochs=4, **SETTINGS))
         coordinator, runners = pieces(job, table_sites, tmp_path / str(mu))
-        coordinator.take_init(exchange(runners, coordinator.init_messages()))
-        coordinator.take_train(1, exchange(runners, coordinator.train_messages(1, coordinator.joined)))
+        ready(coordinator, runners)
+        round_of(coordinator, runners, 1)
         messages = coordinator.train_messages(2, coordinator.joined)
         sent = {key: value.clone() for key, value in messages["anna"].slots["model"].items()}
         got = exchange(runners, messages)["anna"].slots["model"]
@@ -73,7 +73,7 @@ def test_two_steps_by_hand(make_job: Make, table_sites: dict[str, Path], tmp_pat
     coordinator, runners = pieces(
         make_job(mixers=mixers, method=method, task=Tabular(dataset="blood")), table_sites, tmp_path
     )
-    coordinator.take_init(exchange(runners, coordinator.init_messages()))
+    ready(coordinator, runners)
     runner = runners["clara"]
     model = slot if kind is FedProx else "personal"
     start = {key: value.clone().double() for key, value in entries(runner, model).items()}
@@ -108,8 +108,8 @@ def test_dittos_anchor_is_the_common_model_as_received(
     lr, lam = 0.05, 3.0
     method = Ditto(lam=lam, lr=lr, batch_size=1000, optimizer="sgd")
     coordinator, runners = pieces(make_job(mixers={"global": Mean()}, method=method), table_sites, tmp_path)
-    coordinator.take_init(exchange(runners, coordinator.init_messages()))
-    coordinator.take_train(1, exchange(runners, coordinator.train_messages(1, coordinator.joined)))
+    ready(coordinator, runners)
+    round_of(coordinator, runners, 1)
     messages = coordinator.train_messages(2, coordinator.joined)
     received = {key: value.clone() for key, value in messages["anna"].slots["global"].items()}
     runner = runners["anna"]

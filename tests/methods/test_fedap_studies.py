@@ -14,6 +14,7 @@ import torch
 import yaml
 from typer.testing import CliRunner
 
+from benchmarks.blobs import write_blobs
 from medpfl import store
 from medpfl.cli import app
 from medpfl.core.errors import ConfigError, DataError
@@ -22,7 +23,6 @@ from medpfl.data.declared import SPLITS
 from medpfl.data.series import Series
 from medpfl.data.site_file import load_site_file
 from medpfl.demo import organc
-from medpfl.demo.blobs import write_blobs
 from medpfl.demo.har import ACTIVITIES, SIGNALS, cut_by_time, write_har
 from medpfl.demo.organc import CLIENTS, ENVIRONMENT_VARIABLE, write_organc
 from medpfl.job import Job, load_job
@@ -112,7 +112,7 @@ def test_the_official_lists_fit_the_protocol() -> None:
     if not file.is_file():
         pytest.skip(f"the official index lists are not in ${ENVIRONMENT_VARIABLE}")
     from medpfl.data.partition import check_disjoint
-    from medpfl.demo.studies import read_lists
+    from medpfl.demo.index_lists import read_lists
 
     splits = read_lists(file, ["train", "test"])
     check_disjoint(splits)
@@ -205,7 +205,7 @@ def test_har_files_that_are_not_whole(har_folder: Path, tmp_path: Path) -> None:
 
 
 def test_pretraining_learns_from_the_training_parts_only_and_says_what_it_did(tmp_path: Path) -> None:
-    from medpfl.demo.studies import write_cut
+    from benchmarks.studies import write_cut
 
     fractions = {"train": 0.5, "test": 0.5}
     sites = tmp_path / "sites"

@@ -17,7 +17,7 @@ from medpfl.methods.softpull import SoftPull as SoftPullMethod
 from medpfl.models.base import Architecture
 from medpfl.models.selector import Signature, SmallCnn
 from medpfl.rounds.simulate import simulate
-from tools import assert_same, exchange, outcome, pieces, round_of, run
+from tools import assert_same, outcome, pieces, ready, round_of, run
 
 Make = Callable[..., Job]
 
@@ -51,7 +51,7 @@ def test_selector_equals_centralised_full_batch_adam(
     mixers = {**slots(), "selector": ServerAdam(lr=0.02, uniform=uniform)}
     job = make_job(rounds=rounds, mixers=mixers, method=fedsm(selector_steps=steps))
     coordinator, runners = pieces(job, table_sites, tmp_path)
-    coordinator.take_init(exchange(runners, coordinator.init_messages()))
+    ready(coordinator, runners)
     central = Signature().build((3,), 4)
     start = coordinator.train_messages(1, ["anna"])["anna"].slots["selector"]
     central.load_state_dict({key.removeprefix("selector."): value.clone() for key, value in start.items()})
@@ -88,7 +88,7 @@ def test_only_those_who_answer_move_the_selector(
 ) -> None:
     job = make_job(mixers=slots(), method=fedsm(), min_clients=1)
     coordinator, runners = pieces(job, table_sites, tmp_path)
-    coordinator.take_init(exchange(runners, coordinator.init_messages()))
+    ready(coordinator, runners)
     round_of(coordinator, runners, 1, answering)
     messages = coordinator.train_messages(2, list(coordinator.roster))
     for message in messages.values():  # everybody, absent or not, gets the same new selector

@@ -20,7 +20,7 @@ from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.messages import byte_count
 from medpfl.rounds.simulate import simulate
 from medpfl.rounds.site import SiteRunner
-from tools import assert_same, exchange, outcome, pieces, round_of, run
+from tools import assert_same, exchange, outcome, pieces, ready, round_of, run
 
 Make = Callable[..., Job]
 STEPS = 4
@@ -39,11 +39,11 @@ def trained(
 ) -> tuple[Coordinator, dict[str, SiteRunner], dict[str, torch.Tensor]]:
     """Before the selector's first exchange: two rounds are trained. With the selector as it was initialised."""
     coordinator, runners = pieces(job, sites, folder)
-    coordinator.take_init(exchange(runners, coordinator.init_messages()))
+    ready(coordinator, runners)
     start = coordinator.train_messages(1, ["anna"])["anna"].slots["selector"]
     start = {key: value.clone() for key, value in start.items()}
     for number in (1, 2):
-        coordinator.take_train(number, exchange(runners, coordinator.train_messages(number, coordinator.joined)))
+        round_of(coordinator, runners, number)
     return coordinator, runners, start
 
 
@@ -97,8 +97,8 @@ def test_of_equal_losses_the_first_counts(make_job: Make, table_sites: dict[str,
     """All K + 1 models are one: with lam = 1/K and uniform means they are the same, so every label is 0, global."""
     mixers = {**slots(), "global": Mean(uniform=True), "personal": SoftPull(lam=0.25)}
     coordinator, runners = pieces(make_job(rounds=1, mixers=mixers, method=extra()), table_sites, tmp_path)
-    coordinator.take_init(exchange(runners, coordinator.init_messages()))
-    coordinator.take_train(1, exchange(runners, coordinator.train_messages(1, coordinator.joined)))
+    ready(coordinator, runners)
+    round_of(coordinator, runners, 1)
     for state in coordinator._stack["personal"]:  # equal to the last bit, whatever the order of the sums
         for key, value in state.items():
             value.copy_(coordinator._stack["global"][0][key.replace("personal.", "global.")])
@@ -198,7 +198,7 @@ def test_averaged_moments_for_extra(make_job: Make, table_sites: dict[str, Path]
 def test_one_hospital_alone(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     job = make_job(mixers={**slots(), "personal": SoftPull(lam=1.0)}, method=extra(), min_clients=1, rounds=2)
     coordinator, runners = pieces(job, {"anna": table_sites["anna"]}, tmp_path)
-    coordinator.take_init(exchange(runners, coordinator.init_messages()))
+    ready(coordinator, runners)
     for number in (1, 2):
         round_of(coordinator, runners, number)
     assert runners["anna"]._kept["labels"].unique().tolist() == [0]  # global and personal are the same

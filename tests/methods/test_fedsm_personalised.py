@@ -20,7 +20,7 @@ from medpfl.methods.per_fedavg import PerFedAvg
 from medpfl.methods.pfedme import PFedMe
 from medpfl.methods.references import FedAvg
 from medpfl.rounds.simulate import simulate
-from tools import assert_same, exchange, normed, outcome, pieces, round_of, run, same
+from tools import assert_same, normed, outcome, pieces, ready, round_of, run, same
 
 Make = Callable[..., Job]
 PERSONALISERS: list[tuple[Method, str, Mixer]] = [
@@ -51,7 +51,7 @@ def test_each_is_its_own_method_and_fedsm_s_other_parts_are_fedsm_s(
     )  # fmt: skip
     fedsm, fedsm_runners = pieces(fedsm_job, table_sites, tmp_path / "3")
     for coordinator, sites in ((inside, runners), (alone, alone_runners), (fedsm, fedsm_runners)):
-        coordinator.take_init(exchange(sites, coordinator.init_messages()))
+        ready(coordinator, sites)
         for number in (1, 2):
             round_of(coordinator, sites, number)
     for site in inside.roster:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from medpfl.bench.fedsm import research_example
+from benchmarks.fedsm import research_example
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mean, Mixer, ServerAdam, SoftPull
 from medpfl.demo.phantom import write_phantoms
@@ -21,7 +21,7 @@ from medpfl.models.conv1d import Conv1d
 from medpfl.models.selector import Signature, SmallCnn, Vgg11, by_case, with_content
 from medpfl.rounds.messages import Message
 from medpfl.rounds.simulate import simulate
-from tools import assert_same, exchange, outcome, pieces, round_of, run
+from tools import assert_same, exchange, outcome, pieces, ready, round_of, run
 
 Make = Callable[..., Job]
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,7 +60,7 @@ def test_averaged_moments_by_hand(make_job: Make, table_sites: dict[str, Path], 
     """Two steps in two rounds: every hospital's torch.optim.Adam, then size-weighted means of weights and moments."""
     job = make_job(mixers=averaging(), method=with_training("averaged_moments", selector_steps=2))
     coordinator, runners = pieces(job, table_sites, tmp_path)
-    coordinator.take_init(exchange(runners, coordinator.init_messages()))
+    ready(coordinator, runners)
     start = coordinator.train_messages(1, ["anna"])["anna"].slots["selector"]
     network = Signature().build((3,), 4)
     keys = list(network.state_dict())
@@ -103,7 +103,7 @@ def test_local_steps_by_hand(make_job: Make, table_sites: dict[str, Path], tmp_p
     """Algorithm 1, line 11 and 15, literally: Adam on the batches of a single class, then the size-weighted mean."""
     job = make_job(mixers=averaging(), method=with_training("local_steps", selector_steps=1))
     coordinator, runners = pieces(job, table_sites, tmp_path)
-    coordinator.take_init(exchange(runners, coordinator.init_messages()))
+    ready(coordinator, runners)
     messages = coordinator.train_messages(1, coordinator.joined)
     start = {key: value.clone() for key, value in messages["anna"].slots["selector"].items()}
     coordinator.take_train(1, exchange(runners, messages))

@@ -37,7 +37,7 @@ from medpfl.store import read
 from medpfl.tasks import Classification, Segmentation
 from medpfl.tasks.base import Task
 from pictures import TABLE, declare, write_images
-from tools import exchange, pieces, run
+from tools import exchange, pieces, ready, run
 
 TINY = ResNet(width=4, depth=10, pool=False)
 SMALLER = LeNet5()
@@ -68,7 +68,7 @@ def job(task: Task | None = None, mixers: dict[str, Mixer] | None = None, rounds
 
 def begun(job: Job, sites: dict[str, Path], folder: Path) -> tuple[Any, dict[str, SiteRunner]]:
     coordinator, runners = pieces(job, sites, folder)
-    coordinator.take_init(exchange(runners, coordinator.init_messages()))
+    ready(coordinator, runners)
     return coordinator, runners
 
 

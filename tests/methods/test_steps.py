@@ -12,7 +12,7 @@ from medpfl.core.seeding import derive_seed, seed_torch
 from medpfl.data.samples import FileRows, take
 from medpfl.methods.references import FedAvg
 from medpfl.tasks.tabular import Tabular
-from tools import Make, exchange, pieces
+from tools import Make, pieces, ready, round_of
 
 
 def test_seeds_are_those_of_torch() -> None:
@@ -44,8 +44,8 @@ def test_a_term_changes_the_step_and_not_the_loss_that_is_reported(
     method = FedAvg(lr=0.5, batch_size=4, optimizer="sgd")
     job = make_job(mixers={"fedavg": Mean()}, method=method, task=Tabular(dataset="blood"))
     coordinator, runners = pieces(job, table_sites, tmp_path)
-    coordinator.take_init(exchange(runners, coordinator.init_messages()))
-    coordinator.take_train(1, exchange(runners, coordinator.train_messages(1, coordinator.joined)))
+    ready(coordinator, runners)
+    round_of(coordinator, runners, 1)
     site = runners["anna"]._site(method, 2)
     assert site.last_loss != site.last_loss  # NaN before the first step
     model = site.models["fedavg"]

@@ -14,7 +14,7 @@ from medpfl.job import Job
 from medpfl.models.unet import UNet
 from medpfl.rounds.settings import Settings
 from medpfl.tasks.segmentation import Segmentation
-from tools import exchange, pieces
+from tools import exchange, pieces, ready
 
 ROOT = Path(__file__).resolve().parents[2]
 IMPORTS = """
@@ -45,7 +45,7 @@ def test_the_documented_method_keeps_batch_norm_at_home(fedbn: type, tmp_path: P
     mixers = {"model": Mean()}
     job = Job("fedbn", 2, Settings(rounds=1, slots=["model"]), mixers, fedbn(steps=2), task)
     coordinator, runners = pieces(job, sites, tmp_path / "run")
-    coordinator.take_init(exchange(runners, coordinator.init_messages()))
+    ready(coordinator, runners)
     replies = exchange(runners, coordinator.train_messages(1, coordinator.joined))
     normal = {
         f"model.{name}.{entry}"

@@ -17,7 +17,7 @@ from medpfl.core.errors import ConfigError
 from medpfl.job import Job
 from medpfl.rounds.coordinator import QuorumLost
 from medpfl.rounds.messages import Message
-from tools import exchange, pieces, run
+from tools import exchange, pieces, ready, run
 
 Make = Callable[..., Job]
 
@@ -30,7 +30,7 @@ def test_statistics_reach_the_component_before_the_round(
     with np.load(tmp_path / "results" / "mixing.npz") as stored:
         first = stored["model/00001"]
     coordinator, runners = pieces(make_job(method=Asked(), mixers=slots()), table_sites, tmp_path / "2")
-    coordinator.take_init(exchange(runners, coordinator.init_messages()))
+    ready(coordinator, runners)
     means = [runners[s].data.splits["train"].inputs[:].double().mean(dim=0) for s in coordinator.roster]
     near = torch.exp(-torch.cdist(torch.stack(means), torch.stack(means)))
     np.testing.assert_allclose(first, near / near.sum(dim=1, keepdim=True), atol=1e-12)
@@ -40,7 +40,7 @@ def test_refined_slots_go_round_again(make_job: Make, table_sites: dict[str, Pat
     rounds = 2
     result = run(make_job(rounds=rounds, mixers=slots(), method=Asked(batch_size=8)), table_sites, tmp_path)
     coordinator, runners = pieces(make_job(method=Asked(), mixers=slots()), table_sites, tmp_path / "2")
-    coordinator.take_init(exchange(runners, coordinator.init_messages()))
+    ready(coordinator, runners)
     sizes = np.array([coordinator.sizes[site]["train"] for site in coordinator.roster])
     step = float((sizes / sizes.sum()) @ np.arange(1, 5))  # the mean of what the hospitals add in step 1
     # Training sets the note to zero; then steps 1, 2 (and 3, in the last round) each add step times the mean.
@@ -64,7 +64,7 @@ def test_resuming_keeps_statistics_and_refined_slots(
 def begun(make_job: Make, sites: dict[str, Path], folder: Path, least: int = 2) -> tuple[Any, Any]:
     job = make_job(rounds=3, mixers=slots(), method=Asked(batch_size=8), min_clients=least)
     coordinator, runners = pieces(job, sites, folder)
-    coordinator.take_init(exchange(runners, coordinator.init_messages()))
+    ready(coordinator, runners)
     return coordinator, runners
 
 

@@ -17,7 +17,7 @@ from medpfl.rounds.coordinator import QuorumLost
 from medpfl.rounds.messages import Message
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.tabular import Tabular
-from tools import exchange, pieces
+from tools import exchange, pieces, ready, round_of
 
 Make = Callable[..., Job]
 
@@ -61,19 +61,19 @@ def test_bad_updates_are_refused_by_name_and_the_round_goes_on(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, spoil: Callable[[Message], None], words: str
 ) -> None:
     coordinator, runners = pieces(make_job(), table_sites, tmp_path)
-    coordinator.take_init(exchange(runners, coordinator.init_messages()))
+    ready(coordinator, runners)
     replies = exchange(runners, coordinator.train_messages(1, coordinator.joined))
     spoil(replies["berta"])
     assert coordinator.take_train(1, replies) == ["anna", "clara", "dora"]
     assert words in coordinator.record.events[0].event
     weights = coordinator.train_messages(2, ["anna"])["anna"].slots["model"]["model.0.weight"]
     assert torch.isfinite(weights).all()
-    coordinator.take_train(2, exchange(runners, coordinator.train_messages(2, coordinator.joined)))
+    round_of(coordinator, runners, 2)
 
 
 def test_quorum_lost(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     coordinator, runners = pieces(make_job(min_clients=3), table_sites, tmp_path)
-    coordinator.take_init(exchange(runners, coordinator.init_messages()))
+    ready(coordinator, runners)
     replies = exchange(runners, coordinator.train_messages(1, ["anna", "clara"]))
     with pytest.raises(QuorumLost, match=r"round 1: 2 of 4 .* \(anna, clara\); the job needs 3"):
         coordinator.take_train(1, replies)
@@ -82,7 +82,7 @@ def test_quorum_lost(make_job: Make, table_sites: dict[str, Path], tmp_path: Pat
 def test_a_deviating_hospital_takes_no_part(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     coordinator, runners = pieces(make_job(), table_sites, tmp_path)
     runners["clara"].task = Tabular(dataset="blood", hidden=(5,))
-    coordinator.take_init(exchange(runners, coordinator.init_messages()))
+    ready(coordinator, runners)
     assert coordinator.joined == ["anna", "berta", "dora"]
     event = coordinator.record.events[0].event
     assert (

@@ -141,6 +141,7 @@ def test_what_is_left_behind(make_job: Make, table_sites: dict[str, Path], tmp_p
         assert "Not a medical device" in card and site in card and "SoftPull" in card
 
 
+@pytest.mark.usefixtures("rendered")
 def test_the_report_shows_the_table(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     run(make_job(), table_sites, tmp_path)
     page = (tmp_path / "results" / "report.html").read_text()

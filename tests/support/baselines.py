@@ -15,7 +15,7 @@ from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.simulate import simulate
 from medpfl.rounds.site import SiteRunner
 from medpfl.tasks.tabular import Tabular
-from tools import assert_same, exchange, outcome, pieces, run
+from tools import assert_same, exchange, outcome, pieces, ready, run
 
 State = dict[str, Tensor]
 
@@ -31,7 +31,7 @@ class Normed(Tabular):
 
 def begin(job: Job, sites: dict[str, Path], folder: Path) -> tuple[Coordinator, dict[str, SiteRunner]]:
     coordinator, runners = pieces(job, sites, folder)
-    coordinator.take_init(exchange(runners, coordinator.init_messages()))
+    ready(coordinator, runners)
     return coordinator, runners
 
 

@@ -24,6 +24,7 @@ from medpfl.data.site_file import load_site_file
 from medpfl.job import Job, load_job
 from medpfl.methods.base import Method
 from medpfl.rounds.coordinator import Coordinator
+from medpfl.rounds.loop import Loop, beginning, carry, one_round
 from medpfl.rounds.messages import Message
 from medpfl.rounds.simulate import simulate
 from medpfl.rounds.site import SiteRunner
@@ -107,13 +108,20 @@ def exchange(runners: dict[str, SiteRunner], messages: dict[str, Message]) -> di
     return {site: runners[site].handle(m.header["task"], m) for site, m in messages.items()}
 
 
+def follow(steps: Loop, runners: dict[str, SiteRunner]) -> None:
+    """A loop, or a part of one, to its end."""
+    carry(steps, lambda asked: exchange(runners, asked.messages))
+
+
+def ready(coordinator: Coordinator, runners: dict[str, SiteRunner]) -> None:
+    follow(beginning(coordinator), runners)
+
+
 def round_of(
     coordinator: Coordinator, runners: dict[str, SiteRunner], number: int, sites: list[str] | None = None
 ) -> None:
     """One whole round with these hospitals (all that joined), its further exchanges included."""
-    coordinator.take_train(number, exchange(runners, coordinator.train_messages(number, sites or coordinator.joined)))
-    while messages := coordinator.refine_messages():
-        coordinator.take_refined(exchange(runners, messages))
+    follow(one_round(coordinator, number, sites or coordinator.joined), runners)
 
 
 def write_job(job: Job, folder: Path) -> Path:
@@ -136,9 +144,9 @@ def train(
     the server's slots after the last mixing."""
     mixers: dict[str, Mixer] = {"local": Identity(), "fedavg": Mean(), slot: mixer}
     coordinator, runners = pieces(make_job(mixers=mixers, method=method, **job), sites, folder)
-    coordinator.take_init(exchange(runners, coordinator.init_messages()))
+    ready(coordinator, runners)
     for number in (1, 2, 3):
-        coordinator.take_train(number, exchange(runners, coordinator.train_messages(number, coordinator.joined)))
+        round_of(coordinator, runners, number)
     return runners, coordinator.train_messages(4, ["anna"])["anna"].slots
 
 

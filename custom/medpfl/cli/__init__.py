@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 import medpfl
-from medpfl.cli import bench, demo, jobs, models, sites, split
+from medpfl.cli import demo, jobs, models, sites
 from medpfl.cli.common import console
 from medpfl.cli.compare import compare
 from medpfl.cli.leave_one_out import leave_one_out
@@ -18,8 +18,6 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 for verbs in (jobs, models, sites):
     app.add_typer(verbs.app)
 app.add_typer(demo.app, name="demo")
-app.add_typer(split.app, name="split")
-app.add_typer(bench.app, name="bench")
 app.command()(compare)
 app.command("super")(super_)
 app.command()(leave_one_out)

@@ -90,3 +90,28 @@ def demo_patterns(
     from medpfl.demo.patterns import write_patterns
 
     console.print(f"{folder}: {', '.join(write_patterns(folder, kind, seed))}")
+
+
+@app.command("organc")
+def demo_organc(
+    folder: FolderArgument,
+    data: Annotated[Path | None, typer.Option(help="organcmnist.npz; default: in $MEDPFL_ORGANC_DATA.")] = None,
+    lists: Annotated[Path | None, typer.Option(help="The official index lists; default: beside the data.")] = None,
+    md5: Annotated[str | None, typer.Option(help="Another MD5 that the file shall have: not Table 4 then.")] = None,
+) -> None:
+    """The 20 clients of FedAP's Table 4 (OrganCMNIST of MedMNIST v2); another file than the protocol's is refused."""
+    from medpfl.demo.organc import MD5, write_organc
+
+    console.print(f"{folder}: {', '.join(write_organc(folder, data, lists, md5 or MD5))}")
+
+
+@app.command("har")
+def demo_har(
+    folder: FolderArgument,
+    data: Annotated[Path | None, typer.Option(help="The unpacked folder 'UCI HAR Dataset'.")] = None,
+    hospitals: Annotated[int | None, typer.Option(min=1, help="So many hospitals that share the subjects.")] = None,
+) -> None:
+    """UCI HAR, one hospital for each subject; no sample of a signal is in two splits."""
+    from medpfl.demo.har import write_har
+
+    console.print(f"{folder}: {', '.join(write_har(folder, data, hospitals))}")

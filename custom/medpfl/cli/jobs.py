@@ -101,7 +101,7 @@ def pretrain(
 
     Not federated: with a folder, rows of all its hospitals are trained on together. For public data and studies."""
     from medpfl.bundle import find_job
-    from medpfl.demo.studies import declare_checkpoint
+    from medpfl.demo.index_lists import declare_checkpoint
     from medpfl.job import EvaluationJob, load_job
     from medpfl.rounds.pretrain import pretrain as run
     from medpfl.store import save

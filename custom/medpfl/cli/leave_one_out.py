@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The verb ``medpfl leave-one-out``."""
 
-import json
 import os
 import tempfile
 from pathlib import Path
@@ -31,6 +30,7 @@ def leave_one_out(
     from medpfl.compare.runner import do_runs, finished, read_run
     from medpfl.deployed.evaluate import write_text
     from medpfl.job import Job, load_job
+    from medpfl.results.compact import compact
 
     if jobs < 1:
         raise MedPFLError(f"--jobs must be at least 1, got {jobs}")
@@ -61,7 +61,7 @@ def leave_one_out(
     if not found:
         raise MedPFLError("no run is finished; there is nothing to tell")
     content = collect(found)
-    write_text(results / "leave-one-out.json", json.dumps(content, indent=1))
+    write_text(results / "leave-one-out.json", compact(content))
     write_text(results / "leave-one-out.md", page(content, loaded.name))
     score = content["score"].replace("_", " ")
     for title, given in (

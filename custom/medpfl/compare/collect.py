@@ -2,7 +2,6 @@
 """results.json: everything that the tables, the report and a later reader need, from the runs that are finished."""
 
 import dataclasses
-import json
 import platform
 import time
 from collections.abc import Iterable, Sequence
@@ -22,6 +21,7 @@ from medpfl.compare.statistics import paired_gain, smallest_p
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.deployed.evaluate import write_text
 from medpfl.deployed.network import QUANTILES
+from medpfl.results.compact import compact
 from medpfl.rounds.messages import digest_of
 
 RESULTS = "results.json"
@@ -76,7 +76,7 @@ def collect(plan: Plan, results: Path, failures: dict[str, str]) -> dict[str, An
             for _, each in everything
         ],
     }
-    write_text(results / RESULTS, json.dumps(content, indent=1))
+    write_text(results / RESULTS, compact(content))
     return content
 
 

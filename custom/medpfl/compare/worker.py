@@ -42,7 +42,10 @@ from medpfl.deployed.predict import evaluate_on_all
 from medpfl.results.files import LINES, json_of, read_lines, read_mixing, read_traffic, read_training
 from medpfl.results.schema import (
     Direction,
+<<<<<<< HEAD
     Scores,
+=======
+>>>>>>> 1778a671567f3536eb752fe9804bc1142ee1828d
     FinalLine,
     TrainingLine,
     TrainingSummary,

@@ -16,7 +16,7 @@ State = Mapping[str, Tensor]
 Matrix = NDArray[np.float64]
 
 # Values (hospitals times columns) per block: large enough to hide the cost of a call, small enough for the caches.
-# Measured with ``medpfl bench mixing``: 2^21 doubles the time of a general mix, 2^17 that of the mean.
+# Measured with ``python -m benchmarks mixing``: 2^21 doubles the time of a general mix, 2^17 that of the mean.
 _BLOCK_VALUES = 1 << 19
 
 

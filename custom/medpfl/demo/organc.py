@@ -11,7 +11,7 @@ from pathlib import Path
 
 from medpfl.core.errors import DataError
 from medpfl.data.npz import Npz
-from medpfl.demo.studies import declare_checkpoint, labels_of, read_lists, write_splits
+from medpfl.demo.index_lists import declare_checkpoint, labels_of, read_lists, write_splits
 
 ENVIRONMENT_VARIABLE = "MEDPFL_ORGANC_DATA"
 FILE, LISTS, PRETRAINED = "organcmnist.npz", "organc_alpha0.05.json", "organc_lenet5.safetensors"

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The server's FLARE controller of a training job: rounds, a quorum in each, probes of missing hospitals."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from medpfl.core.mixers import Mixer
 from medpfl.flare.exchange import ExchangeController
 from medpfl.flare.executor import PROBE
 from medpfl.rounds.coordinator import Coordinator
+from medpfl.rounds.loop import Watch, carry, training
 from medpfl.rounds.settings import Settings
 
 _CLEANUP_ROUNDS = 10
@@ -42,35 +42,23 @@ class MixingController(ExchangeController):
 
     def _run(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         coordinator = self.coordinator = self._new_coordinator(fl_ctx)
-        settings, need = self.settings, coordinator.min_sites
-        roster = list(coordinator.roster)
+        probes: list[Task] = []
 
-        replies = self._exchange(coordinator.init_messages(), settings.init_timeout, len(roster), abort_signal, fl_ctx)
-        coordinator.take_init(replies)
-        self.log_info(fl_ctx, f"hospitals ready: {', '.join(coordinator.joined)}")
-        for round_number in range(coordinator.done + 1, settings.rounds + 1):
-            started = time.monotonic()
+        def asked(round_number: int | None, joined: list[str]) -> list[str]:
             sites = self._reachable(coordinator)
-            probes = self._probe([site for site in coordinator.joined if site not in sites], fl_ctx)
-            if messages := coordinator.statistics_messages(round_number, sites):
-                replies = self._exchange(messages, settings.train_timeout, need, abort_signal, fl_ctx)
-                coordinator.take_statistics(round_number, replies)
-            messages = coordinator.train_messages(round_number, sites)
-            replies = self._exchange(messages, settings.train_timeout, need, abort_signal, fl_ctx)
-            mixed = coordinator.take_train(round_number, replies, started)
-            while messages := coordinator.refine_messages():
-                replies = self._exchange(messages, settings.train_timeout, need, abort_signal, fl_ctx)
-                coordinator.take_refined(replies)
-            for task in probes:
-                self.cancel_task(task)
+            if round_number is not None:
+                probes.extend(self._probe([site for site in joined if site not in sites], fl_ctx))
+            return sites
+
+        def ended(round_number: int, mixed: list[str]) -> None:
+            while probes:
+                self.cancel_task(probes.pop())
             self._tell(round_number, mixed, fl_ctx)
             if round_number % _CLEANUP_ROUNDS == 0 or coordinator.payload_bytes() > _BIG_MODEL:
                 cleanup_memory()
-        sites = self._reachable(coordinator)
-        messages = coordinator.validate_messages(sites)
-        coordinator.take_validation(self._exchange(messages, settings.train_timeout, len(sites), abort_signal, fl_ctx))
-        messages = coordinator.finish_messages(sites)
-        coordinator.take_final(self._exchange(messages, settings.train_timeout, len(sites), abort_signal, fl_ctx))
+
+        watch = Watch(lambda joined: self.log_info(fl_ctx, f"hospitals ready: {', '.join(joined)}"), asked, ended)
+        carry(training(coordinator, watch), lambda exchange: self._exchange(exchange, abort_signal, fl_ctx))
         self.log_info(fl_ctx, f"results are in {coordinator.results}")
 
     def _new_coordinator(self, fl_ctx: FLContext) -> Coordinator:

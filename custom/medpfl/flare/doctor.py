@@ -103,6 +103,7 @@ def _versions(kit: Kit) -> Iterator[Finding]:
 def _machine(kit: Kit) -> Iterator[Finding]:
     if kit.role == "hospital":
         yield _gpu()
+        yield from _processor()
     free, memory = shutil.disk_usage(kit.folder).free, psutil.virtual_memory().total
     text = f"{free / GIB:.0f} GiB free where the kit lies"
     if free < LEAST_DISK:
@@ -131,6 +132,21 @@ def _gpu() -> Finding:
         return note("gpu", "none that torch can use; none is required, training takes longer")
     names = [cuda.get_device_name(number) for number in range(cuda.device_count())]
     return ok("gpu", ", ".join(names))
+
+
+def _processor() -> Iterator[Finding]:
+    """Whether the library computes safely on this processor."""
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError:
+        return  # said above
+    if importlib.import_module("medpfl.models.memory_order").faulty_here():
+        yield note(
+            "processor",
+            f"torch {torch.__version__} damages memory on processors with AVX2 at best, such as this one, "
+            "in convolutions with a kernel of 1, a stride of 2 and 2 to 7 channels, of images channels last",
+            "none for MedPFL's networks, which avoid it; networks of your own: docs/results/convolutions.md",
+        )
 
 
 def _permissions(kit: Kit) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from nvflare.apis.signal import Signal
 
 from medpfl.flare.exchange import ExchangeController
 from medpfl.rounds.evaluation import MODEL_FILE, EvaluationCoordinator
+from medpfl.rounds.loop import carry, evaluating
 from medpfl.rounds.settings import EvaluationSettings
 
 
@@ -25,7 +26,5 @@ class EvaluationController(ExchangeController):
         self.coordinator = coordinator = EvaluationCoordinator(
             self.settings, job, roster, min_clients, model, self._results_of(fl_ctx)
         )
-        messages = coordinator.messages()
-        replies = self._exchange(messages, self.settings.timeout, len(messages), abort_signal, fl_ctx)
-        coordinator.take(replies)
+        carry(evaluating(coordinator), lambda exchange: self._exchange(exchange, abort_signal, fl_ctx))
         self.log_info(fl_ctx, f"results are in {coordinator.results}")

@@ -24,6 +24,7 @@ from medpfl.flare.filters import traffic_of
 from medpfl.flare.wire import ERROR, from_shareable_, to_shareable
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.evaluation import EvaluationCoordinator
+from medpfl.rounds.loop import Exchange
 from medpfl.rounds.messages import Message
 
 
@@ -83,12 +84,10 @@ class ExchangeController(Controller):
 
     # -- exchange -----------------------------------------------------------------------------------------------------
 
-    def _exchange(
-        self, messages: dict[str, Message], timeout: float, quorum: int, abort_signal: Signal, fl_ctx: FLContext
-    ) -> dict[str, Message]:
+    def _exchange(self, exchange: Exchange, abort_signal: Signal, fl_ctx: FLContext) -> dict[str, Message]:
         """Send every hospital its own message in parallel and gather the replies.
 
-        Ends when all have answered, ``grace`` seconds after ``quorum`` of them have, or after ``timeout`` seconds.
+        Ends when all have answered, ``grace`` seconds after the quorum has, or after the exchange's timeout.
 
         Raises:
             Stopped: the job was aborted.
@@ -103,12 +102,12 @@ class ExchangeController(Controller):
             self._arrived.set()
 
         tasks = {}
-        for site, message in messages.items():
+        for site, message in exchange.messages.items():
             # The task's own timeout is only a safety net: this loop decides.
             task = Task(
                 message.header["task"],
                 data=to_shareable(message),
-                timeout=int(timeout) + 60,
+                timeout=int(exchange.timeout) + 60,
                 result_received_cb=received,
             )
             self.send(task=task, targets=[site], fl_ctx=fl_ctx)
@@ -122,9 +121,9 @@ class ExchangeController(Controller):
                 raise Stopped("aborted")
             now = time.monotonic()
             good = sum(result.get_return_code() == ReturnCode.OK for result in list(results.values()))
-            if quorum_at is None and good >= quorum:
+            if quorum_at is None and good >= exchange.quorum:
                 quorum_at = now
-            if now - started > timeout or (quorum_at is not None and now - quorum_at > self._grace):
+            if now - started > exchange.timeout or (quorum_at is not None and now - quorum_at > self._grace):
                 break
         for site, task in tasks.items():
             done = site in results
@@ -132,7 +131,7 @@ class ExchangeController(Controller):
             # FLARE 2.9's task monitor dies of a KeyError when a hospital was sent a task twice while others were
             # waiting; finished tasks then stay in its list for ever, so they must not hold the payload.
             task.data = Shareable()
-        for site, message in messages.items():
+        for site, message in exchange.messages.items():
             round_number = message.header.get("round", 0)
             result = results.get(site)
             if result is None:

@@ -26,7 +26,7 @@ def pack(job: Path, target: Path, manifest_entry: dict[str, str] | None = None) 
     if folder.exists():
         raise MedPFLError(f"{folder} exists already; remove it or pack into another folder")
     unfinished = target / f".{name}.packing"
-    unwanted = shutil.ignore_patterns("__pycache__", ".__nvfl_*", "bench")
+    unwanted = shutil.ignore_patterns("__pycache__", ".__nvfl_*")
     try:
         shutil.rmtree(unfinished, ignore_errors=True)
         shutil.copytree(job, unfinished, ignore=unwanted)

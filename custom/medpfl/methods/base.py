@@ -2,7 +2,7 @@
 """What a method is, and what of a hospital it sees while it trains."""
 
 import copy
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
+from medpfl.core.checked import Checked
 from medpfl.core.errors import ConfigError, Stopped
 from medpfl.core.groups import under
 from medpfl.core.mixers import Mixer
@@ -58,7 +59,7 @@ class Build:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Method(ABC):
+class Method(Checked):
     """A personalised federated learning method, as a frozen dataclass whose fields are the job's arguments.
 
     A subclass says which networks a hospital holds (``models``), which of their tensors form which slot (``slots``;

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """An architecture as a job names it: a frozen dataclass that builds the network for a task's inputs and classes."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import ClassVar
 
 from torch import nn
 
+from medpfl.core.checked import Checked
 
-class Architecture(ABC):
+
+class Architecture(Checked):
     """A frozen dataclass whose fields are the job's arguments."""
 
     extractor: ClassVar[str | None] = None

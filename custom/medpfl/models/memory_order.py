@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The order of images in memory that networks compute fastest in, where the library computes safely in it."""
 
+import os
 from typing import Any
 
 import torch
@@ -8,6 +9,10 @@ from torch import nn
 
 VECTOR = 8
 """float32 values in one AVX2 register: the width in which oneDNN writes a pixel's channels."""
+
+
+FAULTY = ("2.13.0",)
+"""Versions of torch in whose oneDNN the fault that ``unsafe`` describes was seen."""
 
 
 def channels_last(network: nn.Module) -> nn.Module:
@@ -35,6 +40,15 @@ def unsafe(module: nn.Module) -> bool:
         return False
     skips = any(kernel < stride for kernel, stride in zip(module.kernel_size, module.stride, strict=True))
     return skips and module.in_channels < VECTOR
+
+
+def faulty_here() -> bool:
+    """Whether this torch, on this processor, writes outside the memory of layers that are ``unsafe``.
+
+    Other versions of torch were not looked at; ``benchmarks/convolution_sweep.py`` looks.
+    """
+    best = os.environ.get("ONEDNN_MAX_CPU_ISA", torch.backends.cpu.get_cpu_capability())
+    return torch.__version__.split("+")[0] in FAULTY and best == "AVX2"
 
 
 def _reordered(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:

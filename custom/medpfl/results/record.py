@@ -18,11 +18,15 @@ from medpfl.results.schema import (
     Direction,
     EvaluationSummary,
     Event,
+    FinalLine,
     Line,
     MetricLine,
     RoundLine,
     Summary,
+<<<<<<< HEAD
     FinalLine,
+=======
+>>>>>>> 1778a671567f3536eb752fe9804bc1142ee1828d
     Traffic,
     TrainingLine,
     TrainingSummary,

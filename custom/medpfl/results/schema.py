@@ -48,7 +48,7 @@ class ValidationLine(Typed):
 
 
 class FinalLine(Typed):
-    """A model's test at a hospital.
+    """A model's test at a hospital, after the last round.
 
     Attributes:
         round: whose mixing made the model; 0 for a given model.

@@ -1,15 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The server's side of a job, without a transport: what to send to whom, mixing, best rounds, checkpoints, records.
 
-The caller (FLARE's controller, or ``simulate``) carries the messages:
-
-    messages = c.init_messages(); c.take_init(replies)
-    for round in range(c.done + 1, rounds + 1):
-        messages = c.statistics_messages(round); c.take_statistics(round, replies)    # empty if nobody needs any
-        messages = c.train_messages(round); c.take_train(round, replies)
-        while messages := c.refine_messages(): c.take_refined(replies)                # empty if nobody asks for it
-    messages = c.validate_messages(); c.take_validation(replies)
-    messages = c.finish_messages(); c.take_final(replies)
+``rounds.loop`` says in which order its methods are called: one that makes messages, then one that takes the answers.
 """
 
 import dataclasses

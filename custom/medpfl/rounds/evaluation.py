@@ -28,7 +28,7 @@ from medpfl.methods.base import Method
 from medpfl.methods.super_model import SuperModel
 from medpfl.results.callbacks import Callback, Report, ResultFiles
 from medpfl.results.record import Record
-from medpfl.results.schema import AboutEvaluation, Given, FinalLine, number
+from medpfl.results.schema import AboutEvaluation, FinalLine, Given, number
 from medpfl.rounds.coordinator import QuorumLost
 from medpfl.rounds.messages import Message, byte_count, digest_of, metric_lines
 from medpfl.rounds.settings import EvaluationSettings

@@ -3,11 +3,12 @@
 
 from dataclasses import dataclass
 
+from medpfl.core.checked import Checked
 from medpfl.core.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Checked):
     """Arguments of the controller, in the job's ``config_fed_server.json``.
 
     Args:
@@ -48,7 +49,7 @@ class Settings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationSettings:
+class EvaluationSettings(Checked):
     """Arguments of the controller of a job that only evaluates a given model.
 
     Args:

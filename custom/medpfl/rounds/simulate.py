@@ -2,18 +2,18 @@
 """Run a job in this process, one hospital after another, without nvflare: a debugger, a test oracle, and the way to
 run on a lone GPU machine. Hospitals that really train together use FLARE."""
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from medpfl.core.errors import CodecError, ConfigError
 from medpfl.data.site_file import SiteFile, load_site_file
 from medpfl.job import EvaluationJob, Job
+from medpfl.results.callbacks import Callback
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.ends import Link
 from medpfl.rounds.evaluation import EvaluationCoordinator
-from medpfl.rounds.messages import Message
+from medpfl.rounds.loop import Exchange, Replies, Watch, carry, evaluating, training
 from medpfl.rounds.site import SiteRunner
 
 
@@ -26,6 +26,7 @@ def simulate(
     stop_after: int | None = None,
     read: Callable[[Path, str], SiteFile] = load_site_file,
     test: bool = True,
+    trackers: Sequence[Callback] = (),
 ) -> Coordinator:
     """Run ``job`` with one hospital per site file.
 
@@ -37,45 +38,31 @@ def simulate(
         stop_after: stop after this round, as if the process had been killed (for tests of resuming).
         read: reads a hospital's site file, given its path and the hospital's name.
         test: False: end after the last validation; no test set is read and no model is kept.
+        trackers: are told of every round's end and the job's.
 
     Raises:
         MedPFLError: as the hospitals and the server raise them.
     """
     runners = _runners(job, site_files, home, read)
+    server = home / "server" / job.name
     coordinator = Coordinator(
-        job.settings, job.mixers, job.name, list(runners), job.min_clients, home / "server" / job.name, results
+        job.settings, job.mixers, job.name, list(runners), job.min_clients, server, results, trackers
     )
-
     links = {site: Link(job.codecs, home / "server", home / site, site) for site in runners} if job.codecs else {}
 
-    def exchange(messages: dict[str, Message]) -> dict[str, Message]:
-        if job.codecs is None:
-            return {site: runners[site].handle(message.header["task"], message) for site, message in messages.items()}
+    def deliver(exchange: Exchange) -> Replies:
         replies = {}
-        for site, message in messages.items():
+        for site, message in exchange.messages.items():
+            handle = partial(runners[site].handle, message.header["task"])
             try:
-                replies[site] = links[site].carry(message, partial(runners[site].handle, message.header["task"]))
+                replies[site] = links[site].carry(message, handle) if links else handle(message)
             except CodecError as error:  # as in a federation: this hospital misses the round
                 coordinator.refuse(site, message.header.get("round", 0), f"failed: {error}")
                 runners[site].recover()
         return replies
 
-    coordinator.take_init(exchange(coordinator.init_messages()))
-    sites = coordinator.joined
-    for round_number in range(coordinator.done + 1, job.settings.rounds + 1):
-        started = time.monotonic()
-        if messages := coordinator.statistics_messages(round_number, sites):
-            coordinator.take_statistics(round_number, exchange(messages))
-        replies = exchange(coordinator.train_messages(round_number, sites))
-        coordinator.take_train(round_number, replies, started)
-        while messages := coordinator.refine_messages():
-            coordinator.take_refined(exchange(messages))
-        progress(coordinator)
-        if round_number == stop_after:
-            return coordinator
-    coordinator.take_validation(exchange(coordinator.validate_messages(sites)))
-    if test:
-        coordinator.take_final(exchange(coordinator.finish_messages(sites)))
+    watch = Watch(ended=lambda round_number, mixed: progress(coordinator))
+    carry(training(coordinator, watch, stop_after, test), deliver)
     return coordinator
 
 
@@ -85,8 +72,11 @@ def simulate_evaluation(
     """The same for a job that evaluates a given model."""
     runners = _runners(job, site_files, home)
     coordinator = EvaluationCoordinator(job.settings, job.name, list(runners), job.min_clients, job.model, results)
-    messages = coordinator.messages()
-    coordinator.take({site: runners[site].handle("evaluate", message) for site, message in messages.items()})
+
+    def deliver(exchange: Exchange) -> Replies:
+        return {site: runners[site].handle("evaluate", message) for site, message in exchange.messages.items()}
+
+    carry(evaluating(coordinator), deliver)
     return coordinator
 
 

@@ -2,7 +2,7 @@
 """What a task is: how declared data become samples, and what network, loss and metrics go with them."""
 
 import dataclasses
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from medpfl.component import build
+from medpfl.core.checked import Checked
 from medpfl.core.errors import ConfigError
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.site_file import SiteFile
@@ -47,7 +48,7 @@ class NewCase:
     save: Callable[[Tensor, Path, list[str], bool], dict[str, Any]] | None = None
 
 
-class Task(ABC):
+class Task(Checked):
     """A frozen dataclass whose fields are the job's arguments; ``dataset`` names a dataset the site file declares."""
 
     dataset: str

@@ -9,7 +9,7 @@ sender claims decides how much memory a receiver takes.
 import json
 import struct
 import zlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from medpfl.core.checked import Checked
 from medpfl.core.codecs.progress import Progress
 from medpfl.core.errors import CodecError
 
@@ -25,7 +26,7 @@ MAGIC = b"MFC1"
 Vector = NDArray[np.float32]
 
 
-class Codec(ABC):
+class Codec(Checked):
     """Encodes floating-point tensors, taken together as one vector of float32 in the order of their names.
 
     ``reduce`` loses, ``pack`` and ``unpack`` do not: decode(encode(x)) is ``reduce`` of x, exactly.

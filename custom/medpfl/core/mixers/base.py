@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a server component is: the rule that mixes one slot."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from medpfl.core.checked import Checked
 from medpfl.core.mixing import Matrix, State, mix, restrict
 
 
@@ -28,7 +29,7 @@ class RoundInfo:
     present: tuple[bool, ...]
 
 
-class Mixer(ABC):
+class Mixer(Checked):
     """A server component: mixes the K hospitals' copies of one slot.
 
     Most components only say which K x K matrix they apply (``matrix``); one that is not a matrix overrides ``mix``.

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmarks' command, run from a checkout: ``python -m benchmarks``, one verb each."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from benchmarks import split
+from medpfl.cli.common import say
+from medpfl.core.errors import MedPFLError
+
+app = typer.Typer(no_args_is_help=True, help="Benchmarks; each prints its numbers as ratios inside one run.")
+app.add_typer(split.app, name="split")
+
+SeedsOption = Annotated[int, typer.Option(help="Number of seeds.")]
+OutOption = Annotated[Path | None, typer.Option(help="JSON file for the numbers and the machine's facts.")]
+
+
+@app.command("table")
+def table(
+    file: Annotated[Path, typer.Argument(help="A result: docs/results/mixing.json, a comparison's .json.gz.")],
+) -> None:
+    """Print a stored result's tables as Markdown, without measuring anything."""
+    from benchmarks.tables import tables_of
+
+    say(tables_of(file))
+
+
+@app.command("mixing")
+def bench_mixing(
+    sites: Annotated[int, typer.Option(help="Number of models.")] = 20,
+    values: Annotated[int, typer.Option(help="float32 values of a model.")] = 5_000_000,
+    repeats: Annotated[int, typer.Option(help="Turns; medians are reported.")] = 7,
+    out: OutOption = None,
+) -> None:
+    """Mixing K models, as a multiple of cloning and of copying them."""
+    from benchmarks import common, mixing
+
+    facts = common.machine()
+    results = mixing.measure(sites, values, repeats)
+    common.write_json(out, "mixing", facts, results)
+    say(mixing.table_of(results))
+
+
+@app.command("rounds")
+def bench_rounds(
+    sites: Annotated[int, typer.Option(help="Number of hospitals.")] = 4,
+    rounds: Annotated[int, typer.Option(help="Rounds of each job; the first is not counted.")] = 15,
+    values: Annotated[int, typer.Option(help="float32 values of the model, about.")] = 100_000,
+    interval: Annotated[float, typer.Option(help="task_request_interval of our job, seconds.")] = 0.1,
+    out: OutOption = None,
+) -> None:
+    """A round without training in POC: this package's controller beside FLARE's stock FedAvg recipe."""
+    from benchmarks import common
+    from benchmarks import rounds as bench
+
+    facts = common.machine()
+    results = bench.measure(sites, rounds, values, interval, say)
+    common.write_json(out, "rounds", facts, results)
+    say(bench.table_of(results))
+
+
+@app.command("pfllib")
+def bench_pfllib(
+    pfllib: Annotated[Path, typer.Option(help="Checkout of github.com/TsingZ0/PFLlib; it needs h5py installed.")],
+    rounds: Annotated[int, typer.Option(help="Rounds of a run; the first is not counted.")] = 7,
+    repeats: Annotated[int, typer.Option(help="How often the arms start anew; medians are reported.")] = 3,
+    out: OutOption = None,
+) -> None:
+    """FedAvg and Ditto in process: this package's engine beside PFLlib's own code and the bare loop."""
+    from benchmarks import common
+    from benchmarks import pfllib as bench
+
+    facts = common.machine()
+    results = bench.measure(pfllib, rounds, repeats, say)
+    common.write_json(out, "pfllib", facts, results)
+    say(bench.table_of(results))
+
+
+@app.command("reading")
+def bench_reading(
+    images: Annotated[int, typer.Option(help="Number of JPEG files.")] = 1000,
+    repeats: Annotated[int, typer.Option(help="Turns; medians are reported.")] = 3,
+    budget_mb: Annotated[float, typer.Option(help="Memory budget for the data larger than it, MB.")] = 100,
+    out: OutOption = None,
+) -> None:
+    """Reading images, as a multiple of the training that waits for them; memory beside its budget."""
+    from benchmarks import common, reading
+
+    facts = common.machine()
+    results = reading.measure(images, repeats, budget_mb)
+    common.write_json(out, "reading", facts, results)
+    say(reading.table_of(results))
+
+
+@app.command("prox")
+def bench_prox(
+    sites: Annotated[int, typer.Option(help="Number of models.")] = 20,
+    values: Annotated[int, typer.Option(help="float32 values of a model's personal part.")] = 1_000_000,
+    repeats: Annotated[int, typer.Option(help="Turns; medians are reported.")] = 6,
+    out: OutOption = None,
+) -> None:
+    """pFedNet's update of the personal models, exact in Gram space, beside the paper's ADMM."""
+    from benchmarks import common, prox
+
+    facts = common.machine()
+    results = prox.measure(sites, values, repeats)
+    common.write_json(out, "prox", facts, results)
+    say(prox.table_of(results))
+
+
+@app.command("codecs")
+def bench_codecs(
+    values: Annotated[int, typer.Option(help="float32 values of the update.")] = 10_000_000,
+    repeats: Annotated[int, typer.Option(help="Turns; medians are reported.")] = 5,
+    out: OutOption = None,
+) -> None:
+    """Speed and size of every codec; CER's exact solver beside the paper's ADMM."""
+    from benchmarks import codecs, common
+
+    facts = common.machine()
+    results = codecs.measure(values, repeats, say)
+    common.write_json(out, "codecs", facts, results)
+    say(codecs.table_of(results))
+
+
+@app.command("teaching")
+def bench_teaching(
+    images: Annotated[int, typer.Option(help="Number of generated images.")] = 480,
+    repeats: Annotated[int, typer.Option(help="Turns; medians are reported.")] = 5,
+    out: OutOption = None,
+) -> None:
+    """A local round of CusFL, as a multiple of local training of the same network."""
+    from benchmarks import common, teaching
+
+    facts = common.machine()
+    results = teaching.measure(images, repeats)
+    common.write_json(out, "teaching", facts, results)
+    say(teaching.table_of(results))
+
+
+@app.command("messenger")
+def bench_messenger(
+    images: Annotated[int, typer.Option(help="Number of generated images.")] = 160,
+    repeats: Annotated[int, typer.Option(help="Turns; medians are reported.")] = 3,
+    out: OutOption = None,
+) -> None:
+    """MH-pFLID's messenger beside the hospitals' networks: weights, multiplications, bytes, and time of a round."""
+    from benchmarks import common, messenger
+
+    facts = common.machine()
+    results = messenger.measure(images, repeats)
+    common.write_json(out, "messenger", facts, results)
+    say(messenger.table_of(results))
+
+
+@app.command("phantom")
+def bench_phantom(seeds: SeedsOption = 3, out: OutOption = None) -> None:
+    """softpull_phantom against local training, FedAvg and FedAvg + fine-tuning, over several seeds."""
+    from benchmarks import common, phantom
+
+    facts = common.machine()
+    results = phantom.measure(seeds, say)
+    common.write_json(out, "phantom", facts, results)
+    say(phantom.table_of(results))
+
+
+@app.command("fedsm")
+def bench_fedsm(
+    rounds: Annotated[int, typer.Option(help="Rounds of each method and turn; the first is not counted.")] = 4,
+    repeats: Annotated[int, typer.Option(help="Turns; the median is reported.")] = 5,
+    seeds: Annotated[int, typer.Option(help="Seeds of the selector's accuracy; 0: leave it out.")] = 3,
+    out: OutOption = None,
+) -> None:
+    """A round of FedSM as a multiple of one of FedAvg, its bytes beside NVFlare's example, its selector's accuracy."""
+    from benchmarks import common, fedsm
+
+    facts = common.machine()
+    results = fedsm.measure(rounds, repeats, say)
+    results["selector_accuracy"] = {str(seed): fedsm.selector_accuracy(seed) for seed in range(seeds)}
+    common.write_json(out, "fedsm", facts, results)
+    say(fedsm.table_of(results))
+
+
+@app.command("heart")
+def bench_heart(
+    data: Annotated[Path | None, typer.Option(help="Folder with the UCI processed.*.data files.")] = None,
+    flamby: Annotated[Path | None, typer.Option(help="Folder with FLamby's heart_seed<N>.csv.")] = None,
+    seeds: SeedsOption = 5,
+    out: OutOption = None,
+) -> None:
+    """FLamby's Fed-Heart-Disease protocol, with SoftPull beside it."""
+    from benchmarks import common, heart
+
+    facts = common.machine()
+    results = heart.measure(data, seeds, flamby, say)
+    common.write_json(out, "heart", facts, results)
+    say(heart.table_of(results))
+
+
+@app.command("fedap")
+def bench_fedap(
+    seeds: SeedsOption = 5,
+    rounds: Annotated[int, typer.Option(help="Rounds of each run.")] = 25,
+    out: OutOption = None,
+) -> None:
+    """FedAP on 20 hospitals with unlike labels: does W find who shares them, and does it help; and what it costs."""
+    from benchmarks import common, fedap
+
+    facts = common.machine()
+    results = {"study": fedap.measure(seeds, rounds, say, out), "cost": fedap.cost()}
+    common.write_json(out, "fedap", facts, results)
+    say(fedap.table_of(results))
+
+
+def main() -> None:
+    """A MedPFLError is one sentence on stderr and exit code 1, as of ``medpfl``."""
+    try:
+        app(prog_name="python -m benchmarks")
+    except MedPFLError as error:
+        Console(stderr=True).print(f"benchmarks: {error}", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verb ``table``: the tables of a stored result, as the command that made the result wrote them.
+
+Every table of a page in docs/results that says what a command wrote is made from the file beside it in this way.
+"""
+
+import importlib
+from pathlib import Path
+
+from medpfl.compare import console, fold_table
+from medpfl.core.errors import MedPFLError
+from medpfl.results.compact import read_compact
+
+BENCHES = (
+    "codecs", "fedap", "fedsm", "heart", "messenger", "mixing", "pfllib", "phantom", "prox", "reading", "rounds",
+    "teaching",
+)  # fmt: skip
+
+
+def tables_of(file: Path) -> str:
+    """Markdown tables of a benchmark's, a comparison's or a leave-one-out's result file.
+
+    Raises:
+        MedPFLError: it cannot be read, or is no such file.
+    """
+    content = read_compact(file)
+    if content.get("bench") in BENCHES:
+        text: str = importlib.import_module(f"benchmarks.{content['bench']}").table_of(content)
+        return text
+    if "comparison" in content:
+        return console.markdown(content)
+    if {"models", "runs"} <= set(content):
+        return fold_table.page(content, file.name.partition(".")[0])
+    raise MedPFLError(f"{file}: neither a benchmark's result nor a comparison's nor a leave-one-out's")

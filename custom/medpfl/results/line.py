@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One evaluation: as a hospital sends it, and as the results keep it with the hospital's name beside it."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints
+
+MOST_ROUNDS = 1_000_000
+MOST_METRICS = 200
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
+"""Of a network, a metric, a hospital, a slot."""
+Round = Annotated[int, Field(ge=0, le=MOST_ROUNDS)]
+
+
+class MetricLine(BaseModel):
+    """Metrics of one model on one split. It never names the hospital: the server knows who sent it.
+
+    Attributes:
+        model: the deployed name of a model, or the name of a number about the models (``Method.diagnose``).
+        round: of the mixing from which the model came; 0 for a model that was given.
+        metrics: name to value; None: not defined on these cases.
+        choice: of a test, which round's model it was; "given": none of this job's.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    model: Name
+    split: Literal["validation", "test"]
+    round: Round
+    metrics: Annotated[dict[Name, FiniteFloat | None], Field(max_length=MOST_METRICS)]
+    choice: Literal["best", "last", "given"] | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON values, without a choice where there is none."""
+        return self.model_dump(exclude={"choice"} if self.choice is None else None)

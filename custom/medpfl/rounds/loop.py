@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The round loop, once: generators that yield what is asked of the hospitals and are sent their answers.
+
+Who runs one carries messages and nothing else: FLARE's controllers do it over the network, ``simulate`` in this
+process, tests by hand. ``carry`` drives a loop with a function that delivers one exchange.
+"""
+
+import time
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from medpfl.rounds.coordinator import Coordinator
+from medpfl.rounds.evaluation import EvaluationCoordinator
+from medpfl.rounds.messages import Message
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What is asked of whom.
+
+    Attributes:
+        messages: hospital to its message; all are of one task and one round.
+        timeout: seconds after which hospitals that have not answered are left out.
+        quorum: after so many answers the remaining hospitals are waited for only a little longer.
+    """
+
+    messages: dict[str, Message]
+    timeout: float
+    quorum: int
+
+
+Replies = Mapping[str, Message]
+"""Hospital to its answer; who failed or did not answer in time is missing."""
+Loop = Generator[Exchange, Replies, Any]
+
+
+def carry(loop: Loop, deliver: Callable[[Exchange], Replies]) -> None:
+    """Run a loop to its end.
+
+    Raises:
+        QuorumLost: too few hospitals answered.
+        MedPFLError: as ``deliver`` and the coordinator raise it.
+    """
+    try:
+        exchange = next(loop)
+        while True:
+            exchange = loop.send(deliver(exchange))
+    except StopIteration:
+        return
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What the transport wants to be asked and told as the loop goes on.
+
+    Attributes:
+        joined: told once the hospitals that fit together.
+        asked: before every round, which of those take part in it; before the end too, with ``None`` for the round.
+        ended: told after every round the hospitals whose updates were mixed.
+    """
+
+    joined: Callable[[list[str]], None] = lambda joined: None
+    asked: Callable[[int | None, list[str]], list[str]] = lambda round_number, joined: joined
+    ended: Callable[[int, list[str]], None] = lambda round_number, mixed: None
+
+
+def training(
+    coordinator: Coordinator, watch: Watch | None = None, stop_after: int | None = None, test: bool = True
+) -> Loop:
+    """A whole job that trains.
+
+    Args:
+        stop_after: stop after this round, as if the process had been killed (for tests of resuming).
+        test: False: end after the last validation; no test set is read and no model is kept.
+    """
+    watch = watch or Watch()
+    yield from beginning(coordinator)
+    watch.joined(coordinator.joined)
+    for round_number in range(coordinator.done + 1, coordinator.settings.rounds + 1):
+        mixed = yield from one_round(coordinator, round_number, watch.asked(round_number, coordinator.joined))
+        watch.ended(round_number, mixed)
+        if round_number == stop_after:
+            return
+    yield from ending(coordinator, watch.asked(None, coordinator.joined), test)
+
+
+def beginning(coordinator: Coordinator) -> Loop:
+    """Who is there, and which of them fit together; all are waited for."""
+    messages = coordinator.init_messages()
+    coordinator.take_init((yield Exchange(messages, coordinator.settings.init_timeout, len(messages))))
+
+
+def one_round(coordinator: Coordinator, round_number: int, sites: list[str]) -> Generator[Exchange, Replies, list[str]]:
+    """One round with these hospitals: statistics where a component wants them, training, and further exchanges where
+    the method wants them. Returns the hospitals whose updates were mixed."""
+    started = time.monotonic()
+    timeout, quorum = coordinator.settings.train_timeout, coordinator.min_sites
+    if messages := coordinator.statistics_messages(round_number, sites):
+        coordinator.take_statistics(round_number, (yield Exchange(messages, timeout, quorum)))
+    replies = yield Exchange(coordinator.train_messages(round_number, sites), timeout, quorum)
+    mixed = coordinator.take_train(round_number, replies, started)
+    while messages := coordinator.refine_messages():
+        coordinator.take_refined((yield Exchange(messages, timeout, quorum)))
+    return mixed
+
+
+def ending(coordinator: Coordinator, sites: list[str], test: bool = True) -> Loop:
+    """The last mixed models on validation and, with ``test``, the chosen ones on the test sets; all are waited for."""
+    timeout = coordinator.settings.train_timeout
+    coordinator.take_validation((yield Exchange(coordinator.validate_messages(sites), timeout, len(sites))))
+    if test:
+        coordinator.take_final((yield Exchange(coordinator.finish_messages(sites), timeout, len(sites))))
+
+
+def evaluating(coordinator: EvaluationCoordinator) -> Loop:
+    """A whole job that evaluates a given model; all hospitals are waited for."""
+    messages = coordinator.messages()
+    coordinator.take((yield Exchange(messages, coordinator.settings.timeout, len(messages))))

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmarks' command, verb by verb, with the smallest sizes."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks.__main__ import app
+
+ROOT = Path(__file__).resolve().parents[2]
+HEART = Path(os.environ.get("MEDPFL_HEART_DATA", ROOT.parent / "shared" / "data" / "uci_heart"))
+FLAMBY = ROOT.parent / "shared" / "data" / "flamby_results"
+
+
+def bench(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return " ".join(result.output.split())
+
+
+def test_bench_mixing_measures_and_agrees_with_float64(tmp_path: Path) -> None:
+    bench("mixing", "--sites", "3", "--values", "50000", "--repeats", "1", "--out", str(tmp_path / "m.json"))
+    found = json.loads((tmp_path / "m.json").read_text())
+    assert max(found["worst_error"].values()) < 1e-5 and found["to_cloning"]["clone"] == 1.0
+
+
+def test_bench_reading_streams_what_exceeds_the_budget(tmp_path: Path) -> None:
+    options = ("--images", "120", "--repeats", "1", "--budget-mb", "20", "--out", str(tmp_path / "r.json"))
+    bench("reading", *options)
+    found = json.loads((tmp_path / "r.json").read_text())
+    memory = found["memory"]
+    assert memory["data_mb"] > 3 * memory["budget_mb"] and memory["grown_mb"] < memory["budget_mb"] + 40
+    assert found["to_training"]["batches from the scratch file"] > 5 and found["to_training"]["batches from memory"] > 5
+
+
+@pytest.mark.skipif(
+    not HEART.is_dir() or not FLAMBY.is_dir(), reason="the UCI heart data or FLamby's results are absent"
+)
+def test_bench_heart_meets_flambys_figures(tmp_path: Path) -> None:
+    """One seed of the study: pooled, local and FedAvg accuracies, centre by centre, as FLamby published them."""
+    from benchmarks.heart import measure, read_published
+
+    found = measure(HEART, 1, FLAMBY, lambda text: None)["accuracy"]["flamby"]
+    published = read_published(FLAMBY, [42])
+    compared = 0
+    for method, centres in published.items():
+        for centre, values in centres.items():
+            rows = {"cleveland": 104, "hungary": 89, "switzerland": 16, "long-beach": 45}[centre]
+            assert abs(found[method][centre][0] - values[0]) < 1.01 / rows, (method, centre)  # one test row at most
+            compared += 1
+    assert compared == 12

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stored results are compact, and their pages' tables are those that ``python -m benchmarks table`` makes of them."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks.__main__ import app
+from benchmarks.tables import BENCHES, tables_of
+from medpfl.core.errors import MedPFLError
+from medpfl.results.compact import read_compact
+
+RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
+FILES = sorted([*RESULTS.glob("*.json"), *RESULTS.glob("*.json.gz")])
+MOST = 2_000_000  # bytes of all of them
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_the_command_makes_the_pages_tables(file: Path) -> None:
+    """Block by block as they stand there; the page has a title and prose of its own."""
+    name = file.name.partition(".")[0]
+    page = (RESULTS / f"{name.removesuffix('-sgd')}.md").read_text(encoding="utf-8")
+    blocks = [block for block in tables_of(file).strip().split("\n\n") if not block.startswith("#")]
+    if name.endswith("-sgd"):  # the page of the same hospitals shows two of its tables, without the caption
+        blocks = blocks[1:3]
+    assert blocks
+    for block in blocks:
+        assert block in page, block
+
+
+def test_stored_results_are_small() -> None:
+    assert len(FILES) > 40
+    assert sum(file.stat().st_size for file in FILES) < MOST
+    assert {file.stem for file in RESULTS.glob("*.json")} == {*BENCHES, "leave-one-out-phantom"}
+
+
+def test_the_verb_prints_what_is_stored(tmp_path: Path) -> None:
+    told = CliRunner().invoke(app, ["table", str(RESULTS / "mixing.json")], catch_exceptions=False)
+    assert told.exit_code == 0 and told.output.strip() == tables_of(RESULTS / "mixing.json")
+    (tmp_path / "other.json").write_text('{"bench": "os"}')
+    with pytest.raises(MedPFLError, match="neither a benchmark's result nor a comparison's"):
+        tables_of(tmp_path / "other.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("x.json", b"{", "not valid JSON"),
+        ("x.json", b"[1]", "expected a JSON object, got a list"),
+        ("x.json.gz", b"plain", "cannot read"),
+        ("x.json.gz", b"\x1f\x8b\x08\x00", "not valid JSON"),
+    ],
+)
+def test_files_that_are_no_results(tmp_path: Path, name: str, data: bytes, words: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(MedPFLError, match=words):
+        read_compact(tmp_path / name)
