@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from medpfl.compare.file import FEDAVG, LOCAL, POOLED, SHARED, Comparison, Component, MethodEntry
-from medpfl.compare.results import Initial
 from medpfl.compare.pooled import Pooled
+from medpfl.compare.results import Initial
 from medpfl.component import build, find_class, spec_of
 from medpfl.core.codecs import Codec
 from medpfl.core.errors import ConfigError
@@ -181,7 +181,8 @@ def initial_weights(entry: Entry, made: Build) -> Initial:
     """
     reference = made.network().state_dict()
     digest, shapes = fingerprint(reference), _shapes(reference)
-    same, own = [], []
+    same: list[str] = []
+    own: list[str] = []
     differing = None
     for name, network in entry.method.models(made).items():
         state = network.state_dict()

@@ -151,7 +151,19 @@ class FoldRun(Typed):
     events: list[Event]
 
 
+class LeaveOneOut(Typed):
+    """``leave-one-out.json``; ``models``: references first."""
+
+    version: Literal[1] = VERSION
+    score: str
+    hospitals: list[str]
+    seeds: list[int]
+    models: list[str]
+    runs: list[FoldRun]
+
+
 AnyRun = SearchRun | TrainedRun | UnseenRun | FoldRun
+"""What a worker may write."""
 
 
 # -- results.json -----------------------------------------------------------------------------------------------------

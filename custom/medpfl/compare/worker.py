@@ -42,11 +42,8 @@ from medpfl.deployed.predict import evaluate_on_all
 from medpfl.results.files import LINES, json_of, read_lines, read_mixing, read_traffic, read_training
 from medpfl.results.schema import (
     Direction,
-<<<<<<< HEAD
-    Scores,
-=======
->>>>>>> 1778a671567f3536eb752fe9804bc1142ee1828d
     FinalLine,
+    Scores,
     TrainingLine,
     TrainingSummary,
     ValidationLine,
@@ -125,8 +122,8 @@ def run(order: dict[str, Any], folder: Path) -> SearchRun | TrainedRun | UnseenR
 
     if order["without"]:
         there = {site: files[site] for site in roster}
-        found = served(folder / "results", folder / "home", there, data[order["without"]], read)
-        return UnseenRun(**said, rows={label(model): row for model, row in found.items()})
+        reached = served(folder / "results", folder / "home", there, data[order["without"]], read)
+        return UnseenRun(**said, rows={label(model): row for model, row in reached.items()})
     models = dict.fromkeys(line.model for line in lines)
     rows: dict[str, SuperRow | ModelRow] = {
         label(model): _row(model, task, folder, data, lines, summary) for model in models

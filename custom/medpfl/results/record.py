@@ -23,10 +23,6 @@ from medpfl.results.schema import (
     MetricLine,
     RoundLine,
     Summary,
-<<<<<<< HEAD
-    FinalLine,
-=======
->>>>>>> 1778a671567f3536eb752fe9804bc1142ee1828d
     Traffic,
     TrainingLine,
     TrainingSummary,

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from pydantic import ValidationError
+from pydantic import JsonValue, ValidationError
 
 import medpfl
 from medpfl.component import spec_of
@@ -90,7 +90,8 @@ class EvaluationCoordinator:
         Raises:
             QuorumLost: fewer than ``min_sites`` hospitals answered with metrics.
         """
-        sizes, versions, studies = {}, {}, {}
+        sizes, versions = {}, {}
+        studies: dict[str, JsonValue] = {}
         recipe = self._meta.recipe
         for site in sorted(replies):
             header = replies[site].header
