@@ -29,7 +29,7 @@ from medpfl.data.site_file import load_site_file
 from medpfl.demo.index_lists import declare_checkpoint, labels_of
 from medpfl.deployed.evaluate import evaluate, write_text
 from medpfl.job import Job
-from medpfl.methods.base import Method, Site
+from medpfl.methods.base import Hospital, Method, Site
 from medpfl.methods.fedap import FedAP
 from medpfl.methods.fedbn import FedBN
 from medpfl.models.base import Architecture
@@ -192,7 +192,8 @@ def _pass_ratio(
     task = Classification("patterns", shape[1:], architecture)
     method, device = FedAP(), torch.device("cpu")
     models = nn.ModuleDict({"model": task.network(data)})
-    site = Site(method, task, data, models, {}, device, ("a",), "a", 0, 1, lambda: False)
+    hospital = Hospital(task=task, data=data, models=models, device=device, roster=("a",), name="a", seed=0)
+    site = Site(hospital, method, 1)
     jobs = {
         "evaluation": lambda: evaluate(method, "personal", models, task, samples, device),
         "statistics": lambda: method.statistics("batch_norm_inputs", site),

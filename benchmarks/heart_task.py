@@ -9,7 +9,7 @@ from torch import nn
 
 from medpfl.data.samples import Samples, SiteData, empty_like, to_tensor
 from medpfl.data.site_file import SiteFile
-from medpfl.data.table import Table, TableData, read_table
+from medpfl.data.table.declare import Table, TableData, read_table
 from medpfl.tasks.tabular import Tabular
 
 # FLamby puts the one-hot columns last: position in its order of each of our columns (see demo/heart.py).

@@ -99,8 +99,8 @@ def _work(network: Any, inputs: Any) -> int:
 
 def _times(task: Any, images: int, repeats: int) -> float:
     """Median ratio of a round to local training."""
+    from medpfl.methods.local import Local
     from medpfl.methods.mh_pflid import MHpFLID
-    from medpfl.methods.references import Local
 
     data = data_of(task, images, (3, *SIZE))
     sites = {

@@ -32,7 +32,7 @@ from medpfl.data.site_file import load_site_file
 from medpfl.job import Job
 from medpfl.methods.base import Method
 from medpfl.methods.ditto import Ditto
-from medpfl.methods.references import FedAvg
+from medpfl.methods.fedavg import FedAvg
 from medpfl.models.base import Architecture
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.settings import Settings

@@ -90,13 +90,14 @@ def _in_process(what: str, settings: dict[str, Any]) -> dict[str, Any]:
 def _site(data: Any, task: Any) -> Any:
     import torch
 
-    from medpfl.methods.base import Site
-    from medpfl.methods.references import Local
+    from medpfl.methods.base import Hospital, Site
+    from medpfl.methods.local import Local
 
     torch.manual_seed(0)
     models = torch.nn.ModuleDict({"local": task.network(data)})
     device = torch.device("cpu")
-    return Site(Local(batch_size=BATCH), task, data, models, {}, device, ("a",), "a", 0, 1, lambda: False)
+    hospital = Hospital(task=task, data=data, models=models, device=device, roster=("a",), name="a", seed=0)
+    return Site(hospital, Local(batch_size=BATCH), 1)
 
 
 def _all_batches(site: Any) -> None:
@@ -126,7 +127,7 @@ def _speeds(folder: str, repeats: int) -> dict[str, float]:
 
 
 def _memory(folder: str, budget_mb: float) -> dict[str, float]:
-    from medpfl.data.images import Images
+    from medpfl.data.images.declare import Images
     from medpfl.data.samples import FileRows
 
     site_file = _site_file(Path(folder), budget_mb)

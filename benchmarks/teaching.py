@@ -43,8 +43,8 @@ def measure(images: int, repeats: int) -> dict[str, Any]:
 
 def _times(task: Any, images: int, repeats: int) -> dict[str, Any]:
     from medpfl.methods.cusfl import CusFL
+    from medpfl.methods.local import Local
     from medpfl.methods.moon import Moon
-    from medpfl.methods.references import Local
 
     data = data_of(task, images, (3, *SIZE))
     sites = {
@@ -91,11 +91,13 @@ def data_of(task: Any, images: int, shape: tuple[int, ...]) -> Any:
 def site_of(method: Any, task: Any, data: Any) -> Any:
     import torch
 
-    from medpfl.methods.base import Build, Site
+    from medpfl.methods.base import Build, Hospital, Site
 
     build = Build(task, data, ("a",), 0, "a")
     models = torch.nn.ModuleDict(method.models(build))
-    return Site(method, task, data, models, {}, torch.device("cpu"), ("a",), "a", 0, 1, lambda: False, {})
+    device = torch.device("cpu")
+    hospital = Hospital(task=task, data=data, models=models, device=device, roster=("a",), name="a", seed=0)
+    return Site(hospital, method, 1)
 
 
 def table_of(results: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@
 import dataclasses
 import importlib
 import inspect
+import pkgutil
 import typing
 from collections.abc import Iterator
 from typing import Any, TypeVar
@@ -50,10 +51,26 @@ def find_class(path: Any, where: str) -> type:
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError, TypeError) as error:  # the last two: "a..B", "..a.B"
-        raise ConfigError(f"{where}: there is no class '{path}': {error}") from error
+        raise ConfigError(f"{where}: there is no class '{path}': {_moved(module, name) or error}") from error
     if not isinstance(found, type):
         raise ConfigError(f"{where}: '{path}' is not a class")
     return found
+
+
+def _moved(module: str, name: str) -> str | None:
+    """What a class of this package is called now, where it has another module than its name says."""
+    package = module.rpartition(".")[0]
+    if not package.startswith(f"{__package__}."):
+        return None  # nothing of somebody else's is imported because a job named something near it
+    try:
+        folder = importlib.import_module(package)
+        for near in pkgutil.iter_modules(getattr(folder, "__path__", ()), f"{package}."):
+            kind = getattr(importlib.import_module(near.name), name, None)
+            if isinstance(kind, type) and kind.__module__ == near.name:
+                return f"it is called '{near.name}.{name}' now; write that instead"
+    except ImportError:
+        pass  # the sentence says what could not be imported in the first place
+    return None
 
 
 def build(config: Any, base: type, where: str) -> Any:

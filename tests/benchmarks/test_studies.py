@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from benchmarks.blobs import write_blobs
 from benchmarks.studies import dirichlet, pairwise, write_cut
 from medpfl.core.errors import DataError
-from medpfl.data.arrays import Arrays
+from medpfl.data.arrays.declare import Arrays
 from medpfl.data.site_file import load_site_file
 from medpfl.demo.index_lists import labels_of
 

@@ -11,12 +11,12 @@ import yaml
 from PIL import Image
 
 from comparing import SOFT, compared, plan_of
+from medpfl.check.pictures import Outline, draw, radiological
 from medpfl.compare.examples import FOUND, TRUTH, examples_of
 from medpfl.compare.plan import Plan
 from medpfl.compare.report import write_report
 from medpfl.compare.results import Results
 from medpfl.core.errors import ConfigError
-from medpfl.data.check.pictures import Outline, draw, radiological
 from medpfl.data.site_file import load_site_file
 from medpfl.deployed.model_file import load_deployed
 from medpfl.deployed.predict import evaluate_at

@@ -106,7 +106,7 @@ def test_a_file_that_is_no_mapping_gets_one_sentence(tmp_path: Path, text: str, 
     [
         ({"path": "medpfl.methods.softpull.Pull"}, "methods.Soft: there is no class"),
         ({"path": "medpfl.core.mixers.Mean"}, "methods.Soft: 'medpfl.core.mixers.Mean' is not a Method"),
-        ({"path": "medpfl.methods.references.Local"}, "methods.Soft: Local is in every comparison already"),
+        ({"path": "medpfl.methods.local.Local"}, "methods.Soft: Local is in every comparison already"),
         ({**SOFT_PULL, "args": {"mu": 1}}, "methods.Soft: unknown argument 'mu' of SoftPull"),
         (
             {**SOFT_PULL, "slots": {"head": {"path": "medpfl.core.mixers.Mean"}}},

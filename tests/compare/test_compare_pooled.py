@@ -12,7 +12,7 @@ import torch
 
 from comparing import compared, plan_of
 from medpfl.compare import pooled
-from medpfl.compare.pooled import Pooled, Together, train_pooled
+from medpfl.compare.pooled import Together, train_pooled
 from medpfl.compare.report import write_report
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.core.mixers import Identity
@@ -21,7 +21,7 @@ from medpfl.data.site_file import load_site_file
 from medpfl.deployed.model_file import load_deployed
 from medpfl.deployed.predict import evaluate_at
 from medpfl.job import Job
-from medpfl.methods.references import Local
+from medpfl.methods.local import Local, Pooled
 from medpfl.results.schema import FinalLine, ValidationLine
 from medpfl.rounds.settings import Settings
 from medpfl.rounds.simulate import simulate

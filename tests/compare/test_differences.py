@@ -17,9 +17,9 @@ from medpfl.compare.report import write_report as write_page
 from medpfl.compare.results import TrainedRun
 from medpfl.compare.runner import read_run
 from medpfl.core.mixers import Mean, NetworkProx
-from medpfl.deployed.network import QUANTILES, sdwd, sdwd_of_slots
 from medpfl.job import Job
 from medpfl.methods.pfednet import PFedNet
+from medpfl.results.differences import QUANTILES, sdwd, sdwd_of_slots
 from medpfl.results.report import write_report
 from tools import run
 

@@ -14,11 +14,11 @@ import yaml
 from numpy.typing import NDArray
 
 from medpfl.core.errors import DataError, SiteFileError
-from medpfl.data import npz
-from medpfl.data.array_inputs import channels_first, new_rows
-from medpfl.data.arrays import Arrays
+from medpfl.data.arrays import npz
+from medpfl.data.arrays.declare import Arrays
+from medpfl.data.arrays.npz import Npz
+from medpfl.data.arrays.prepare import channels_first, new_rows
 from medpfl.data.declared import Problems
-from medpfl.data.npz import Npz
 from medpfl.data.site_file import load_site_file
 
 CLASSES = {"healthy": [0], "ill": [1, 2]}

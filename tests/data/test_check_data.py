@@ -16,10 +16,10 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from hospitals import AFFINE, SHAPE, change_json, change_yaml, save, scan, write_table, write_volumes
+from medpfl.check.check import Report, check_data
+from medpfl.check.findings import _codes
+from medpfl.check.inspection import Inspection
 from medpfl.cli import app
-from medpfl.data.check.check import Report, check_data
-from medpfl.data.check.findings import _codes
-from medpfl.data.check.inspection import Inspection
 from medpfl.job import Job
 from medpfl.models.unet import UNet
 from medpfl.tasks.base import Task

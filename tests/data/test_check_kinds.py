@@ -12,7 +12,7 @@ from PIL import Image
 from test_broken_data import assert_told, check
 
 from hospitals import change_yaml, write_site
-from medpfl.data.check.reading import inspect
+from medpfl.check.reading import inspect
 from medpfl.data.init.answers import Answers, parse_classes
 from medpfl.data.init.write import write_site_file
 from medpfl.data.site_file import KINDS, load_site_file

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from medpfl.core.errors import DataError
 from medpfl.data.declared import Problems
-from medpfl.data.recordings import interpolated, windows
 from medpfl.data.samples import SiteData
-from medpfl.data.series import Series
+from medpfl.data.series.declare import Series
+from medpfl.data.series.recordings import interpolated, windows
 from medpfl.data.site_file import load_site_file
 
 FILES = ["a.csv", "b.csv", "c.csv"]

@@ -15,8 +15,8 @@ from pyarrow import parquet
 
 from medpfl.core.errors import DataError, SiteFileError
 from medpfl.data.declared import Problems
-from medpfl.data.recordings import new_recordings
-from medpfl.data.series import Series
+from medpfl.data.series.declare import Series
+from medpfl.data.series.recordings import new_recordings
 from medpfl.data.site_file import load_site_file
 
 HEADER = "x,y,act\n"

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from medpfl.core.errors import SiteFileError
 from medpfl.data.site_file import ENVIRONMENT_VARIABLE, SiteFile, find_site_file, load_site_file
-from medpfl.data.table import Table
-from medpfl.data.volumes import Volumes
+from medpfl.data.table.declare import Table
+from medpfl.data.volumes.declare import Volumes
 
 GOOD: dict[str, Any] = {
     "site": "a",

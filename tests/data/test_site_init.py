@@ -15,9 +15,9 @@ from test_dicom import write_series
 from typer.testing import CliRunner
 
 from hospitals import AFFINE, SHAPE, save, scan, write_table, write_volumes
+from medpfl.check.reading import inspect
 from medpfl.cli import app
 from medpfl.core.errors import DataError, MedPFLError, SiteFileError
-from medpfl.data.check.reading import inspect
 from medpfl.data.init.answers import Answers, as_value, parse_classes
 from medpfl.data.init.write import write_site_file
 from medpfl.data.site_file import load_site_file

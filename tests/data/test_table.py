@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from medpfl.core.errors import DataError
 from medpfl.data.declared import Problems
 from medpfl.data.site_file import load_site_file
-from medpfl.data.table import Table, TableData, read_table
+from medpfl.data.table.declare import Table, TableData, read_table
 
 HEADER = "age,cp,num\n"
 ROWS = ["40,1,0\n", "50,2,1\n", "60,3,0\n", "70,1,2\n", "45,2,0\n", "55,3,1\n"]

@@ -18,7 +18,7 @@ from pyarrow import parquet
 from medpfl.core.errors import DataError, SiteFileError
 from medpfl.data.declared import Problems
 from medpfl.data.site_file import load_site_file
-from medpfl.data.table import Table, TableData, new_rows, read_table
+from medpfl.data.table.declare import Table, TableData, new_rows, read_table
 from medpfl.deployed.model_file import load_deployed
 from medpfl.deployed.predict import predict
 from medpfl.tasks import Tabular

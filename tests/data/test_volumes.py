@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from medpfl.core.errors import DataError
 from medpfl.data.declared import Listing, Problems, SplitRule
-from medpfl.data.volumes import VolumeCase, Volumes, prepare, prepare_label
+from medpfl.data.volumes.declare import VolumeCase, Volumes, prepare, prepare_label
 
 SHAPE = (8, 10, 6)
 VOXEL = (2.0, 2.0, 4.0)

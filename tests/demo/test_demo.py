@@ -13,8 +13,8 @@ import pytest
 from medpfl.core.errors import DataError
 from medpfl.data.declared import Problems
 from medpfl.data.site_file import load_site_file
-from medpfl.data.table import Table, read_table
-from medpfl.data.volumes import Volumes
+from medpfl.data.table.declare import Table, read_table
+from medpfl.data.volumes.declare import Volumes
 from medpfl.demo import phantom
 from medpfl.demo.heart import ENVIRONMENT_VARIABLE, write_heart
 from medpfl.demo.heart import HOSPITALS as HEART_HOSPITALS

@@ -17,7 +17,7 @@ from medpfl.cli import app
 from medpfl.compare.data import reader
 from medpfl.core.errors import DataError
 from medpfl.data.declared import Problems
-from medpfl.data.images import ImageCase, Images
+from medpfl.data.images.declare import ImageCase, Images
 from medpfl.data.site_file import load_site_file
 from medpfl.demo.skin import DIAGNOSES, ENVIRONMENT_VARIABLE, FOLDS, MALIGNANT, SITES, write_skin
 from medpfl.models.unet import UNet

@@ -25,10 +25,9 @@ from medpfl.job import Job
 from medpfl.methods import softpull
 from medpfl.methods.base import Build, Method
 from medpfl.methods.fedrod import FedRoD
-from medpfl.methods.fedsm import FedSM
+from medpfl.methods.fedsm import FedSM, SuperModel
 from medpfl.methods.ifca import IFCA
 from medpfl.methods.moe import MoE
-from medpfl.methods.super_model import SuperModel
 from medpfl.rounds.settings import Settings
 from medpfl.tasks.tabular import Tabular
 from small_jobs import write_table_sites

@@ -16,8 +16,8 @@ from medpfl.methods.fedsm import FedSM
 from medpfl.results.files import read_summary
 from medpfl.results.schema import EvaluationSummary
 from medpfl.rounds.evaluation_job import write_evaluation_job
+from medpfl.rounds.joint import chosen, read_result, studies_of
 from medpfl.rounds.simulate import simulate_evaluation
-from medpfl.rounds.super_file import chosen, read_result, studies_of
 from small_jobs import small_job
 from tools import outcome, run
 

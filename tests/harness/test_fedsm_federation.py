@@ -9,8 +9,7 @@ import pytest
 from in_process import Harness
 from medpfl.core.mixers import Mean, Mixer, ServerAdam, SoftPull
 from medpfl.job import Job
-from medpfl.methods.fedsm import FedSM
-from medpfl.methods.fedsm_extra import FedSMExtra
+from medpfl.methods.fedsm import FedSM, FedSMExtra
 from tools import assert_same, outcome, run
 
 pytestmark = pytest.mark.harness

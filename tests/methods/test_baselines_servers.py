@@ -22,7 +22,7 @@ from medpfl.core.mixers import (
     SoftPull,
 )
 from medpfl.job import Job, load_job
-from medpfl.methods.base import Method, Site
+from medpfl.methods.base import Hospital, Method, Site
 from medpfl.methods.fedamp import FedAMP
 from medpfl.methods.fedrod import FedRoD
 from medpfl.methods.ifca import IFCA
@@ -153,8 +153,11 @@ def test_l2gd_without_moves_is_local_training(make_job: Make, table_sites: dict[
 
 def coins(runner: SiteRunner, count: int = 400) -> list[float]:
     """The draws that this hospital's rounds 1, 2, ... get."""
-    about_it = (runner.method, runner.task, runner.data, runner.models, {}, runner.device, runner.roster, runner.name)
-    sites = [Site(*about_it, runner.seed, number, lambda: False, {}) for number in range(1, count + 1)]
+    hospital = Hospital(
+        task=runner.task, data=runner.data, models=runner.models, device=runner.device, roster=runner.roster,
+        name=runner.name, seed=runner.seed,
+    )  # fmt: skip
+    sites = [Site(hospital, runner.method, number) for number in range(1, count + 1)]
     return [site.common_draw("l2gd") for site in sites]
 
 

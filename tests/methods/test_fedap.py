@@ -194,6 +194,14 @@ def test_it_resumes(
     assert_resumes(lambda: fedap_job(make_job, make_mixer()), table_sites, tmp_path)
 
 
+def test_f_fedap_resumes_where_batch_norm_is_mixed(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """The statistics are those of a hospital's own training, which the server's copy does not have."""
+    shared = method(batch_norm="shared")
+    assert_resumes(lambda: fedap_job(make_job, running(), method=shared), table_sites, tmp_path)
+
+
 def test_a_hospital_that_is_absent_when_statistics_are_asked_for(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -18,9 +18,9 @@ from benchmarks.blobs import write_blobs
 from medpfl import store
 from medpfl.cli import app
 from medpfl.core.errors import ConfigError, DataError
-from medpfl.data.arrays import Arrays
+from medpfl.data.arrays.declare import Arrays
 from medpfl.data.declared import SPLITS
-from medpfl.data.series import Series
+from medpfl.data.series.declare import Series
 from medpfl.data.site_file import load_site_file
 from medpfl.demo import organc
 from medpfl.demo.har import ACTIVITIES, SIGNALS, cut_by_time, write_har

@@ -13,8 +13,8 @@ from torch.nn.functional import cross_entropy
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.core.mixers import Mean, Mixer, ServerAdam, SoftPull
 from medpfl.job import Job
-from medpfl.methods.fedsm import FedSM
-from medpfl.methods.fedsm_extra import FedSMEnsemble, FedSMExtra, weighted_sum
+from medpfl.methods.fedsm import FedSM, FedSMEnsemble, FedSMExtra
+from medpfl.methods.fedsm.super_model import weighted_sum
 from medpfl.models.selector import Signature
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.messages import byte_count

@@ -20,8 +20,8 @@ from medpfl.data.samples import SiteData
 from medpfl.data.site_file import load_site_file
 from medpfl.job import Job, load_job
 from medpfl.methods.fedsm import FedSM
+from medpfl.rounds.joint import read_result, study_here
 from medpfl.rounds.simulate import simulate
-from medpfl.rounds.super_file import read_result, study_here
 from medpfl.tasks.segmentation import Segmentation
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,12 +13,11 @@ from medpfl.core.mixers import Mean, Mixer, RelaxedMean, ServerAdam, SoftPull
 from medpfl.job import Job
 from medpfl.methods.apfl import APFL
 from medpfl.methods.base import Method
-from medpfl.methods.fedsm import FedSM
-from medpfl.methods.fedsm_personalised import FedSMPersonalised
+from medpfl.methods.fedavg import FedAvg
+from medpfl.methods.fedsm import FedSM, FedSMPersonalised
 from medpfl.methods.fine_tuned import FineTuned
 from medpfl.methods.per_fedavg import PerFedAvg
 from medpfl.methods.pfedme import PFedMe
-from medpfl.methods.references import FedAvg
 from medpfl.rounds.simulate import simulate
 from tools import assert_same, normed, outcome, pieces, ready, round_of, run, same
 

@@ -10,7 +10,7 @@ import torch
 from medpfl.core.mixers import Mean
 from medpfl.core.seeding import derive_seed, seed_torch
 from medpfl.data.samples import FileRows, take
-from medpfl.methods.references import FedAvg
+from medpfl.methods.fedavg import FedAvg
 from medpfl.tasks.tabular import Tabular
 from tools import Make, pieces, ready, round_of
 

@@ -17,19 +17,17 @@ from medpfl.component import build, spec_of
 from medpfl.core.errors import ConfigError, DataError, MedPFLError, RefusedUpdate
 from medpfl.core.mixers import Mean, ServerAdam, SoftPull
 from medpfl.data.site_file import load_site_file
-from medpfl.deployed.gamma import choose_gamma, read_study
 from medpfl.deployed.model_file import Deployed, load_deployed
 from medpfl.deployed.predict import evaluate_on
-from medpfl.deployed.selection import GAMMAS, Point, SplitStudy, Study, decide_by_case, study
 from medpfl.job import EvaluationJob, Job, load_job
 from medpfl.methods.base import Method
-from medpfl.methods.fedsm import FedSM
-from medpfl.methods.fedsm_extra import FedSMEnsemble, FedSMExtra
-from medpfl.methods.super_model import SuperModel
+from medpfl.methods.fedsm import FedSM, FedSMEnsemble, FedSMExtra, SuperModel
+from medpfl.methods.fedsm.gamma import GAMMAS, choose_gamma, read_study
+from medpfl.methods.joint import Point, SplitStudy, Study
 from medpfl.results.files import read_summary
 from medpfl.rounds.evaluation_job import write_evaluation_job
+from medpfl.rounds.joint import chosen, from_file, read_result, studies_of, study_here
 from medpfl.rounds.simulate import simulate_evaluation
-from medpfl.rounds.super_file import chosen, from_file, read_result, studies_of, study_here
 from small_jobs import small_job, write_table_sites
 from tools import run
 
@@ -147,7 +145,7 @@ def test_gamma_1_is_the_global_model_and_gamma_0_the_personal_ones(
     # One row a case: deciding by case is deciding by row, as in the paper.
     samples = data.splits["test"]
     assert isinstance(personal.method, SuperModel)
-    by_case = decide_by_case(personal.method, personal.networks, personal.task, samples, CPU)
+    by_case = personal.method.decide_cases("super", personal.networks, personal.task, samples, CPU)
     assert torch.allclose(by_case, personal.task.decide(personal(samples.inputs[:])), atol=1e-6)
 
 
@@ -156,7 +154,7 @@ def test_the_study_says_what_each_threshold_would_have_done(
 ) -> None:
     model = read_result(result)
     data = model.task.load(load_site_file(table_sites["clara"], "clara"))
-    found = study(model.method, model.networks, model.task, data, CPU)
+    found = model.method.study(model.networks, model.task, data, CPU)
     assert [point.gamma for point in found.test.points] == list(GAMMAS)
     for point in found.test.points:
         at = written(result, tmp_path / "x.safetensors", point.gamma or 0.0)
@@ -271,7 +269,7 @@ def test_a_result_that_was_altered_is_refused(
     with pytest.raises(MedPFLError, match=r"is not a results folder: summary\.json cannot be read"):
         read_result(result)
     run(make_job(rounds=1), table_sites, tmp_path / "softpull")
-    with pytest.raises(MedPFLError, match="SoftPull left no slot 'global' at the server, so it makes no super model"):
+    with pytest.raises(MedPFLError, match="SoftPull makes no super model of the hospitals' models"):
         read_result(tmp_path / "softpull" / "results")
 
     mixers = {"global": SoftPull(lam=0.9), "personal": SoftPull(lam=0.7), "selector": ServerAdam()}

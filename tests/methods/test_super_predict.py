@@ -24,12 +24,11 @@ from medpfl.deployed.labels import dice_of
 from medpfl.deployed.model_file import Deployed, load_deployed
 from medpfl.deployed.predict import _run, evaluate_at, predict
 from medpfl.job import Job
-from medpfl.methods.fedsm import FedSM
-from medpfl.methods.super_model import SuperModel
+from medpfl.methods.fedsm import FedSM, SuperModel
 from medpfl.models.unet import UNet
+from medpfl.rounds.joint import read_result
 from medpfl.rounds.settings import Settings
 from medpfl.rounds.simulate import simulate
-from medpfl.rounds.super_file import read_result
 from medpfl.tasks.segmentation import Segmentation
 
 TWO = ("hospital-a", "hospital-b")

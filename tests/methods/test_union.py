@@ -14,7 +14,7 @@ from medpfl.data.samples import SiteData, empty_like
 from medpfl.data.site_file import load_site_file
 from medpfl.deployed.model_file import load_deployed
 from medpfl.deployed.predict import evaluate_on, evaluate_on_all
-from medpfl.methods.references import Local
+from medpfl.methods.local import Local
 from tools import Make, run
 
 

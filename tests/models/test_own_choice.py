@@ -10,10 +10,10 @@ import pytest
 import torch
 import yaml
 
+from medpfl.check.trial import try_job
 from medpfl.component import build, spec_of
 from medpfl.core.errors import ConfigError, SiteFileError
 from medpfl.core.mixers import Mean
-from medpfl.data.check.trial import try_job
 from medpfl.data.site_file import load_site_file
 from medpfl.deployed.model_file import load_deployed
 from medpfl.flare.allow import component_classes

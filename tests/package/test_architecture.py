@@ -19,7 +19,7 @@ LAYERS = [
     ["data", "models", "store", "component"],
     ["tasks"],
     ["methods"],
-    ["deployed", "results"],
+    ["deployed", "results", "check"],
     ["rounds", "job", "demo", "bundle"],
     ["compare"],
     ["flare"],
@@ -94,6 +94,7 @@ def test_a_library_is_imported_in_its_parts_only(package: list[Module], library:
     ("module", "absent"),
     [
         ("medpfl.core.mixers", ["nvflare", "monai", "pydantic", "pandas"]),
+        ("medpfl.methods.fedsm", ["nvflare", "monai", "pandas"]),
         ("medpfl.rounds.simulate", ["nvflare", "monai"]),
         ("medpfl.flare.controller", ["monai", "matplotlib"]),
         ("medpfl.cli", ["nvflare", "monai", "torch"]),
@@ -120,3 +121,30 @@ def test_nothing_is_unpickled(package: list[Module]) -> None:
     unsafe = ("pickle", "dill", "joblib", "shelve", "marshal")
     assert not violations(package, lambda module, name: name.split(".")[0] in unsafe)
     assert not [module.name for module in package if "torch.load(" in module.text]
+
+
+# What of a folder of components the rest may know: the contract, and the one list of methods by name.
+CONTRACTS = {"methods": {"base", "site", "joint"}, "core.mixers": {"base"}, "core.codecs": {"base"}}
+KNOWN_METHODS = {"base", "joint", "references"}
+
+
+def test_no_concrete_method_is_known_outside_methods(package: list[Module]) -> None:
+    def concrete(module: Module, name: str) -> bool:
+        pieces = name.split(".")
+        inside = pieces[:2] == ["medpfl", "methods"] and len(pieces) > 2
+        return inside and module.part != "methods" and pieces[2] not in KNOWN_METHODS
+
+    assert not violations(package, concrete)
+
+
+@pytest.mark.parametrize("folder", CONTRACTS)
+def test_a_contract_imports_no_implementation(package: list[Module], folder: str) -> None:
+    files = {f"{folder.replace('.', '/')}/{stem}.py" for stem in CONTRACTS[folder]}
+    prefix = f"medpfl.{folder}."
+
+    def implementation(module: Module, name: str) -> bool:
+        inside = module.name in files and name.startswith(prefix)
+        return inside and name.removeprefix(prefix).split(".")[0] not in CONTRACTS[folder]
+
+    assert files <= {module.name for module in package}
+    assert not violations(package, implementation)

@@ -129,6 +129,8 @@ WRONG: list[tuple[tuple[str | int, ...], Any, list[str]]] = [
     ((*MIXER, "path"), "medpfl.core.mixers.Mixer", ["'medpfl.core.mixers.Mixer' is abstract"]),
     ((*METHOD, "path"), "medpfl.core.mixers.SoftPull", ["method", "is not a Method"]),
     ((*METHOD, "path"), "os.system", ["'os.system' is not a class"]),
+    ((*METHOD, "path"), "medpfl.methods.fedsm_extra.FedSMExtra", ["is called 'medpfl.methods.fedsm.FedSMExtra' now"]),
+    ((*METHOD, "path"), "medpfl.methods.super_model.SuperModel", ["is called 'medpfl.methods.fedsm.SuperModel' now"]),
     ((*TASK, "path"), "medpfl.methods.softpull.SoftPull", ["task", "is not a Task"]),
     (METHOD, "softpull", ["method", "expected {'path'", "got 'softpull'"]),
     ((*EXECUTOR, "path"), "subprocess.Popen", ["executor's path must be medpfl", "got 'subprocess.Popen'"]),

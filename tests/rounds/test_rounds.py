@@ -16,7 +16,7 @@ from medpfl.core.mixers import Identity, Mean, SoftPull
 from medpfl.data.site_file import load_site_file
 from medpfl.deployed.model_file import load_deployed
 from medpfl.job import Job
-from medpfl.methods.references import FedAvg
+from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.softpull import SoftPull as SoftPullMethod
 from medpfl.results.files import read_summary
 from medpfl.results.tables import result_table

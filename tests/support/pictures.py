@@ -8,7 +8,7 @@ import numpy as np
 import yaml
 from PIL import Image
 
-from medpfl.data.images import Images
+from medpfl.data.images.declare import Images
 from medpfl.data.site_file import load_site_file
 
 CLASSES = {"benign": ["nv", "bkl"], "malignant": ["mel"]}

@@ -24,7 +24,7 @@ from medpfl.deployed.model_file import load_deployed
 from medpfl.deployed.predict import predict
 from medpfl.flare.allow import component_classes
 from medpfl.job import Job, load_job
-from medpfl.methods.references import Local
+from medpfl.methods.local import Local
 from medpfl.models.base import Architecture
 from medpfl.models.lenet import LeNet5
 from medpfl.models.resnet import ResNet

@@ -16,9 +16,9 @@ import torch
 import yaml
 from PIL import Image
 
-from medpfl.data.arrays import Arrays
+from medpfl.data.arrays.declare import Arrays
 from medpfl.data.declared import Problems
-from medpfl.data.images import Images
+from medpfl.data.images.declare import Images
 from medpfl.data.site_file import load_site_file
 from medpfl.models.lenet import LeNet5
 from medpfl.models.unet import UNet

@@ -25,9 +25,9 @@ def super_(
     Gamma is chosen on the hospitals' pooled validation cases; the table shows their test cases. Beside the file lies
     the same table as Markdown."""
     from medpfl.deployed.evaluate import write_text
-    from medpfl.deployed.gamma import markdown, table
+    from medpfl.deployed.joint_table import markdown, table
     from medpfl.deployed.model_file import load_deployed
-    from medpfl.rounds.super_file import chosen, from_file, read_result, studies_of, study_here
+    from medpfl.rounds.joint import chosen, from_file, read_result, studies_of, study_here
 
     if sum(given is not None for given in (gamma, sites, evaluation)) > 1:
         raise MedPFLError("give one of --gamma, --sites and --evaluation: each says where gamma comes from")

@@ -47,8 +47,8 @@ from medpfl.compare.runs import Run
 from medpfl.compare.statistics import paired_gain, smallest_p
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.deployed.evaluate import write_text
-from medpfl.deployed.network import QUANTILES
 from medpfl.results.compact import compact
+from medpfl.results.differences import QUANTILES
 from medpfl.results.files import json_of
 from medpfl.results.schema import Scores
 from medpfl.rounds.messages import digest_of

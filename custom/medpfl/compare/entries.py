@@ -10,15 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from medpfl.compare.file import FEDAVG, LOCAL, POOLED, SHARED, Comparison, Component, MethodEntry
-from medpfl.compare.pooled import Pooled
 from medpfl.compare.results import Initial
 from medpfl.component import build, find_class, spec_of
 from medpfl.core.codecs import Codec
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mean, Mixer
 from medpfl.data.samples import SiteData
+from medpfl.methods import references
 from medpfl.methods.base import Build, Method
-from medpfl.methods.references import REFERENCES, FedAvg, Local
 from medpfl.rounds.coding import Codecs
 from medpfl.rounds.messages import digest_of
 from medpfl.store import fingerprint
@@ -84,10 +83,11 @@ def build_entry(file: Comparison, name: str, made: Build, values: Mapping[str, A
         values = {**swept, **values}
         given, where = file.methods[written], f"methods.{written}"
         kind = find_class(given.path, where)
-        if kind in REFERENCES.values():
+        if kind in references.REFERENCES.values():
             raise ConfigError(f"{where}: {kind.__name__} is in every comparison already")
     else:
-        kind, where = {LOCAL: Local, FEDAVG: FedAvg, POOLED: Pooled}[name], name
+        riding = references.REFERENCES
+        kind, where = {LOCAL: riding["local"], FEDAVG: riding["fedavg"], POOLED: references.POOLED}[name], name
         given = MethodEntry(path=f"{kind.__module__}.{kind.__qualname__}")
     arguments = {key: value for key, value in values.items() if "." not in key}
     args = {"batch_size": file.batch_size, "lr": file.lr, "optimizer": file.optimizer, **given.args, **arguments}
@@ -181,8 +181,7 @@ def initial_weights(entry: Entry, made: Build) -> Initial:
     """
     reference = made.network().state_dict()
     digest, shapes = fingerprint(reference), _shapes(reference)
-    same: list[str] = []
-    own: list[str] = []
+    same, own = list[str](), list[str]()
     differing = None
     for name, network in entry.method.models(made).items():
         state = network.state_dict()

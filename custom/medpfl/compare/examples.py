@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from medpfl.check.pictures import Outline, Picture, draw, radiological
 from medpfl.compare.collect import in_order
 from medpfl.compare.console import ranked
 from medpfl.compare.data import reader
@@ -21,9 +22,8 @@ from medpfl.compare.plan import Plan
 from medpfl.compare.results import Results, TrainedRun
 from medpfl.compare.runner import finished, read_run
 from medpfl.compare.runs import Run
-from medpfl.data.check.pictures import Outline, Picture, draw, radiological
 from medpfl.data.samples import Samples, SiteData
-from medpfl.data.volumes import Volumes
+from medpfl.data.volumes.declare import Volumes
 from medpfl.deployed.model_file import Deployed, load_deployed
 from medpfl.deployed.predict import evaluate_on
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from medpfl.compare.file import FEDAVG, FINE_TUNED, LOCAL, POOLED
 from medpfl.compare.results import Results, Row
-from medpfl.deployed.network import draw_boxes
+from medpfl.results.differences import draw_boxes
 from medpfl.results.schema import Direction
 from medpfl.results.skew import draw_label_counts
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medpfl.compare.results import FoldRun, LeaveOneOut, ServedBySuper
-from medpfl.deployed.gamma import markdown
+from medpfl.deployed.joint_table import markdown
 from medpfl.results.tables import REFERENCE_NAMES
 
 Table = tuple[list[str], list[list[str]]]

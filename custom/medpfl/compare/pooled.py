@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -24,21 +23,14 @@ from medpfl.data.site_file import SiteFile, load_site_file
 from medpfl.deployed.evaluate import evaluate_test, save_deployed
 from medpfl.deployed.model_file import load_deployed
 from medpfl.job import Job
-from medpfl.methods.references import Local
 from medpfl.results.schema import FinalLine, number
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.base import Evaluation, Task
+from medpfl.tasks.metrics.base import Metric
 
 SITE = MODEL = "pooled"
 _ROWS = 256
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pooled(Local):
-    """Local training under the name of what it deploys here."""
-
-    deploys: ClassVar = {MODEL: "local"}
 
 
 @dataclass(frozen=True)
@@ -56,6 +48,10 @@ class Together(Task):
     @property
     def score(self) -> str:  # type: ignore[override]
         return self.task.score
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:  # type: ignore[override]
+        return self.task.metrics
 
     def hold(self, parts: Mapping[str, SiteData]) -> "Together":
         """Take the hospitals' data.

@@ -11,7 +11,6 @@ from medpfl.compare.data import Split
 from medpfl.compare.entries import Entry, build_codecs
 from medpfl.compare.file import FEDAVG, POOLED, Comparison
 from medpfl.compare.sources import source_digest
-from medpfl.compare.unseen import SLOTS
 from medpfl.component import build, class_paths, spec_of
 from medpfl.core.mixers import Mixer
 from medpfl.job import Job
@@ -95,7 +94,7 @@ def run_of(
     versions = {"medpfl": medpfl.__version__, "torch": str(torch.__version__), "format": FORMAT}
     named = class_paths([order["task"], order["method"], order["slots"], order.get("codecs")])
     roots = {"medpfl.rounds.simulate", *(path.rpartition(".")[0] for path in named)}
-    if without or order["slots"].keys() >= SLOTS:
+    if without or entry.method.joint(tuple(split.digests)) is not None:
         roots.add("medpfl.compare.unseen")
     digest = digest_of([content, versions, source_digest(roots)])
     return Run(entry, seed, split.seed, without, searching, digest, order)

@@ -11,19 +11,17 @@ from medpfl.compare.data import Read
 from medpfl.compare.results import Point, Served, ServedBySuper
 from medpfl.data.samples import SiteData
 from medpfl.data.site_file import load_site_file
-from medpfl.deployed.gamma import Found
 from medpfl.deployed.model_file import load_deployed
 from medpfl.deployed.predict import evaluate_on
+from medpfl.methods.joint import Found
 from medpfl.results.files import read_training
 from medpfl.results.schema import number
-from medpfl.rounds.super_file import Super, chosen, read_result, study_here, study_of
+from medpfl.rounds.joint import Joint, chosen, makes_joint, read_result, study_here, study_of
 
 SUPER = "super"
-SLOTS = {"global", "personal", "selector"}
-"""A job that left these at the server makes a super model."""
 
 
-def super_model(results: Path, site_files: Mapping[str, Path], read: Read = load_site_file) -> tuple[Super, Found]:
+def super_model(results: Path, site_files: Mapping[str, Path], read: Read = load_site_file) -> tuple[Joint, Found]:
     """The super model of a finished job, with the threshold that the hospitals' validation cases chose, and its tests.
 
     Args:
@@ -75,7 +73,7 @@ def served(
             score=float(np.mean(known)) if known else None,
             best=max(known) if known else None,
         )
-    if summary.slots.keys() >= SLOTS:
+    if makes_joint(summary):
         found[SUPER] = _super(results, site_files, unseen, read)
     return found
 

@@ -31,14 +31,14 @@ from medpfl.compare.results import (
     UnseenRun,
 )
 from medpfl.compare.runs import job_of, rebuild
-from medpfl.compare.unseen import SLOTS, SUPER, served, super_model
+from medpfl.compare.unseen import SUPER, served, super_model
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.data.samples import SiteData
 from medpfl.deployed.calibration import reliability
 from medpfl.deployed.evaluate import write_text
 from medpfl.deployed.model_file import Deployed, load_deployed
-from medpfl.deployed.network import sdwd_of_slots
 from medpfl.deployed.predict import evaluate_on_all
+from medpfl.results.differences import sdwd_of_slots
 from medpfl.results.files import LINES, json_of, read_lines, read_mixing, read_traffic, read_training
 from medpfl.results.schema import (
     Direction,
@@ -50,6 +50,7 @@ from medpfl.results.schema import (
     number,
 )
 from medpfl.rounds.coordinator import QuorumLost
+from medpfl.rounds.joint import makes_joint
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.base import Evaluation, Task
 
@@ -128,7 +129,7 @@ def run(order: dict[str, Any], folder: Path) -> SearchRun | TrainedRun | UnseenR
     rows: dict[str, SuperRow | ModelRow] = {
         label(model): _row(model, task, folder, data, lines, summary) for model in models
     }
-    if summary.slots.keys() >= SLOTS:
+    if makes_joint(summary):
         rows[label(SUPER)] = _super_row(task, folder, data, files, read, job.settings.rounds)
     return TrainedRun(
         **said,

@@ -30,12 +30,12 @@ from torch import Tensor
 
 from medpfl import store
 from medpfl.core.errors import MedPFLError, SiteFileError
-from medpfl.data.arrays import Arrays
+from medpfl.data.arrays.declare import Arrays
 from medpfl.data.declared import Dataset, StorageRule, Strict
-from medpfl.data.images import Images
-from medpfl.data.series import Series
-from medpfl.data.table import Table
-from medpfl.data.volumes import Volumes
+from medpfl.data.images.declare import Images
+from medpfl.data.series.declare import Series
+from medpfl.data.table.declare import Table
+from medpfl.data.volumes.declare import Volumes
 
 ENVIRONMENT_VARIABLE = "MEDPFL_SITE_FILE"
 Declared = Annotated[Volumes | Table | Images | Arrays | Series, Field(discriminator="kind")]

@@ -12,8 +12,8 @@ import yaml
 from numpy.typing import NDArray
 
 from medpfl.core.errors import DataError
-from medpfl.data.array_inputs import MEDMNIST
-from medpfl.data.npz import Npz
+from medpfl.data.arrays.npz import Npz
+from medpfl.data.arrays.prepare import MEDMNIST
 from medpfl.data.partition import check_disjoint, label_counts
 from medpfl.deployed.evaluate import write_text
 from medpfl.results.skew import draw_label_counts

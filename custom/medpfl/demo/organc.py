@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from medpfl.core.errors import DataError
-from medpfl.data.npz import Npz
+from medpfl.data.arrays.npz import Npz
 from medpfl.demo.index_lists import declare_checkpoint, labels_of, read_lists, write_splits
 
 ENVIRONMENT_VARIABLE = "MEDPFL_ORGANC_DATA"

@@ -52,4 +52,6 @@ def reliability(
     """
     # Bins are (0, 0.1], (0.1, 0.2], ...
     place = np.clip(np.ceil(top * BINS).astype(int) - 1, 0, BINS - 1)
-    return np.bincount(place, minlength=BINS), np.bincount(place, right, BINS), np.bincount(place, top, BINS)
+    count = np.bincount(place, minlength=BINS).astype(np.int64)
+    hits, total = (np.bincount(place, weights, BINS).astype(np.float64) for weights in (right, top))
+    return count, hits, total

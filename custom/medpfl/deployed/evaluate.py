@@ -17,9 +17,7 @@ from medpfl.data.samples import Samples, SiteData
 from medpfl.deployed.calibration import Calibration, calibration
 from medpfl.deployed.card import card
 from medpfl.deployed.model_file import History, ModelMeta, Recipe, predicting
-from medpfl.deployed.selection import BATCH, decide_by_case
 from medpfl.methods.base import Method
-from medpfl.methods.super_model import SuperModel
 from medpfl.tasks.base import Evaluation, Task
 
 
@@ -54,15 +52,7 @@ def decide(
     method: Method, name: str, models: nn.ModuleDict, task: Task, samples: Samples, device: torch.device
 ) -> Tensor:
     """The task's decisions about a non-empty split, N x ..., on the CPU."""
-    models.eval()
-    if isinstance(method, SuperModel) and not method.ensemble:
-        return decide_by_case(method, models, task, samples, device)
-    decisions = []
-    with torch.inference_mode():
-        for start in range(0, len(samples), BATCH):
-            inputs = samples.inputs[start : start + BATCH].to(device)
-            decisions.append(task.decide(method.predict(name, models, inputs)).cpu())
-    return torch.cat(decisions)
+    return method.decide_cases(name, models.eval(), task, samples, device)
 
 
 def _one_class_each(samples: Samples) -> bool:

@@ -22,7 +22,6 @@ from torch import Tensor
 from medpfl.core.errors import MedPFLError
 from medpfl.deployed.card import INTENDED_USE, card
 from medpfl.deployed.model_file import Deployed, load_deployed
-from medpfl.methods.super_model import SuperModel
 
 TOLERANCE = 1e-5
 """Largest difference of an exported model's outputs from the model's; of the largest output where that is above 1."""
@@ -53,8 +52,10 @@ def export(model: Path, target: Path, kind: str) -> Path:
     if target.exists():
         raise MedPFLError(f"{target} exists already; remove it or export into another folder")
     deployed = load_deployed(model)
-    if isinstance(deployed.method, SuperModel):
-        raise MedPFLError(f"{model}: a super model chooses a network case by case, which no export format can hold")
+    if deployed.method.by_case:
+        raise MedPFLError(
+            f"{model}: {type(deployed.method).__name__} chooses a network case by case, which no export format can hold"
+        )
     unfinished = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         unfinished.mkdir(parents=True)
@@ -96,10 +97,11 @@ def write_torchscript(deployed: Deployed, path: Path, more: dict[str, str] | Non
         MedPFLError: the traced model gives other outputs.
     """
     with _quiet():
-        traced = torch.jit.trace(deployed.module(), torch.randn(2, *deployed.input_shape), check_trace=False)
+        inputs = torch.randn(2, *deployed.input_shape)
+        traced = torch.jit.trace(deployed.module(), inputs, check_trace=False)  # type: ignore[no-untyped-call]
         extra = {METADATA: json.dumps(metadata(deployed)), **(more or {})}
         torch.jit.save(traced, str(path), _extra_files=extra)
-        again = torch.jit.load(str(path), map_location="cpu")
+        again = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
     _check_same(deployed, again)
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medpfl.core.errors import DataError
-from medpfl.data.new_volumes import find_volumes, name_of_item
 from medpfl.data.pixels import read_mask
-from medpfl.data.volumes import read_image, same_place
+from medpfl.data.volumes.declare import read_image, same_place
+from medpfl.data.volumes.new import find_volumes, name_of_item
 
 _ENDINGS = (".nii.gz", ".nii", ".png")
 

@@ -259,7 +259,7 @@ class _Watched(nn.ModuleDict):
     """Networks that note which of them are asked for; whoever goes through them asks for all."""
 
     def __init__(self, networks: nn.ModuleDict):
-        super().__init__(networks)
+        super().__init__(dict(networks.items()))
         self.asked: set[str] = set()
 
     def __getitem__(self, key: str) -> nn.Module:

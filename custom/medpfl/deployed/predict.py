@@ -4,23 +4,20 @@
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from medpfl.core.errors import DataError, MedPFLError
+from medpfl.data.contract import NewCase
 from medpfl.data.samples import SiteData, joined_targets
 from medpfl.data.site_file import SiteFile
 from medpfl.deployed.evaluate import decide, write_cases
 from medpfl.deployed.labels import dice_of, find_labels
 from medpfl.deployed.model_file import Deployed
-from medpfl.deployed.selection import case_scores
-from medpfl.methods.super_model import SuperModel
-from medpfl.tasks.base import Evaluation, NewCase
+from medpfl.tasks.base import Evaluation
 
 SUMMARY = "predictions.csv"
 _BATCH = 16  # whole slices are larger than the samples of training
@@ -116,9 +113,12 @@ def _predict_case(model: Deployed, case: NewCase, folder: Path, probabilities: b
         raise DataError(f"{case.name}: the model takes inputs of {what}, got {found}")
     device = _device()
     model.networks.to(device)
-    network, told = _choose(model, case.inputs, device)
+    served = model.method.serve(model.name, model.networks, case.inputs, expected, device)
+    told = served.told
     window = max([_WINDOW, *expected[1:]])
-    outputs = torch.cat([_run(network, part.to(device), window).cpu() for part in torch.split(case.inputs, _BATCH)])
+    outputs = torch.cat(
+        [_run(served.network, part.to(device), window).cpu() for part in torch.split(case.inputs, _BATCH)]
+    )
     if case.save:
         return {**told, **case.save(outputs, folder, model.class_names, probabilities)}
     # A recording's windows count alike.
@@ -126,34 +126,6 @@ def _predict_case(model: Deployed, case: NewCase, folder: Path, probabilities: b
     found_class = model.class_names[int(shares.argmax())]
     named = zip(model.class_names, shares.tolist(), strict=True)
     return {**told, "predicted": found_class, **{f"p_{name}": round(share, 6) for name, share in named}}
-
-
-def _choose(model: Deployed, inputs: Tensor, device: torch.device) -> tuple[Callable[[Tensor], Tensor], dict[str, Any]]:
-    """What predicts this case; of a super model, the network chosen for it, and what to tell of the choice."""
-    method = model.method
-    if not isinstance(method, SuperModel):
-        return model, {}
-    seen = _as_in_training(inputs, model.input_shape)
-    chosen, sure = method.choose(
-        case_scores(method, model.networks, seen, np.zeros(len(inputs), dtype=np.int64), device)
-    )
-    told = {"served_by": method.labels[int(chosen)], "selector": round(float(sure), 6)}
-    if method.ensemble:
-        return partial(_together, model), {**told, "served_by": "all"}
-    return model.networks[method.networks[int(chosen)]], told
-
-
-def _together(model: Deployed, inputs: Tensor) -> Tensor:
-    """An ensemble's outputs."""
-    assert isinstance(model.method, SuperModel)
-    return model.method.combine(model.networks, inputs, _as_in_training(inputs, model.input_shape))
-
-
-def _as_in_training(inputs: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Slices cut to the size that training saw: the selector averages over all that it is shown."""
-    for axis, length in enumerate(shape[1:], start=2):
-        inputs = inputs.narrow(axis, (inputs.shape[axis] - length) // 2, length)
-    return inputs
 
 
 def _run(network: Callable[[Tensor], Tensor], inputs: Tensor, window: int) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
-from medpfl.core.groups import BATCH_NORM, head_of, of_type, under, without
+from medpfl.core.groups import BATCH_NORM, head_of, of_type, running_statistics, under, without
 from medpfl.core.mixers import Mixer, StatisticsDistance
 from medpfl.core.moments import InputMoments
 from medpfl.methods.base import Build, Method, Site
@@ -53,6 +53,9 @@ class FedAP(Method):
                 "'head_inputs'"
             )
         return {"model": without(keys, of_type(models, BATCH_NORM, "model"))}
+
+    def kept(self, models: nn.ModuleDict) -> list[str]:
+        return running_statistics(models, "model") if self.batch_norm == "shared" and _batch_norm_layers(models) else []
 
     def components(self) -> dict[str, Mixer]:
         return {"model": StatisticsDistance()}

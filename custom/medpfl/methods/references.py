@@ -1,48 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every method is compared with: local training and FedAvg, on the same batches, seeds and initial weights.
 
-They ride along in any job whose server lists the slots "local" and "fedavg" (leave them out to switch them off).
+They ride along in any job whose server lists the slots "local" and "fedavg" (leave them out to switch them off). This
+is the one place where the rest of the package finds methods by name.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Iterable
 
-from torch import nn
-
-from medpfl.core.mixers import Identity, Mixer
-from medpfl.methods.base import Build, Method, Site
-
-
-@dataclass(frozen=True, kw_only=True)
-class Local(Method):
-    """Training alone: nothing is exchanged (its server component is the identity, and the slot stays home)."""
-
-    deploys: ClassVar = {"local": "local"}
-
-    def models(self, build: Build) -> dict[str, nn.Module]:
-        return {"local": build.network()}
-
-    def components(self) -> dict[str, Mixer]:
-        return {"local": Identity()}
-
-    def local_round(self, site: Site) -> None:
-        site.fit("local")
-
-
-@dataclass(frozen=True, kw_only=True)
-class FedAvg(Method):
-    """McMahan et al., 2017: train the common model, send it, receive the mean. Fine-tuning is a final phase."""
-
-    deploys: ClassVar = {"fedavg": "fedavg"}
-
-    def models(self, build: Build) -> dict[str, nn.Module]:
-        return {"fedavg": build.network()}
-
-    def local_round(self, site: Site) -> None:
-        site.fit("fedavg")
-
+from medpfl.methods.base import Method
+from medpfl.methods.fedavg import FedAvg
+from medpfl.methods.local import Local, Pooled
 
 REFERENCES: dict[str, type[Method]] = {"local": Local, "fedavg": FedAvg}
+"""Slot to the reference that has it."""
+POOLED: type[Method] = Pooled
+"""The reference of a comparison on one machine; it cannot ride along."""
 
 
 def like(name: str, method: Method) -> Method:
@@ -54,3 +26,8 @@ def like(name: str, method: Method) -> Method:
         batch_size=method.batch_size,
         optimizer=method.optimizer,
     )
+
+
+def riding_along(slots: Iterable[str], method: Method) -> list[Method]:
+    """The references whose slots the server lists, trained like ``method``; not one that ``method`` itself is."""
+    return [like(name, method) for name in slots if name in REFERENCES and not isinstance(method, REFERENCES[name])]

@@ -10,7 +10,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, select_autoescape
 
 from medpfl.core.mixing import Matrix
-from medpfl.deployed.network import draw_boxes, draw_network, sdwd_of_slots
+from medpfl.results.differences import draw_boxes, draw_graph, sdwd_of_slots
 from medpfl.results.files import json_of, read_lines, read_mixing, read_summary, read_traffic
 from medpfl.results.schema import (
     EvaluationSummary,
@@ -185,7 +185,7 @@ def _networks(summary: Summary, mixing: Mapping[str, Matrix]) -> list[dict[str, 
     for slot, pairs in networks.items():
         last = max((key for key in mixing if key.rsplit("/", 1)[0] == slot), default=None)
         figure, axes = _figure(3.6, 3.2)
-        draw_network(axes[0, 0], summary.roster, pairs, mixing[last] if last else None)
+        draw_graph(axes[0, 0], summary.roster, pairs, mixing[last] if last else None)
         pictures.append({"slot": slot, "edges": str(len(pairs)), "svg": _svg(figure)})
     return pictures
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from medpfl.results.record import Record
 from medpfl.results.schema import BestRound, ValidationLine
+from medpfl.tasks.metrics.base import Direction, better
 
 
 class BestRounds:
@@ -16,9 +17,9 @@ class BestRounds:
     A hospital that did not answer counts with its last known score; ties go to the earlier round.
     """
 
-    def __init__(self, record: Record, score: str):
+    def __init__(self, record: Record, score: str, direction: Direction):
         self.best: dict[str, BestRound] = {}
-        self._record, self._score = record, score
+        self._record, self._score, self._direction = record, score, direction
         self._scores: dict[str, dict[str, float]] = {}
 
     def take(self, site: str, lines: Sequence[ValidationLine]) -> None:
@@ -36,7 +37,7 @@ class BestRounds:
         for model, scores in self._scores.items():
             mean = float(np.mean([scores[site] for site in sorted(scores)]))
             self._record.mean_score(round_number, model, self._score, mean)
-            if model not in self.best or mean > self.best[model].score:
+            if model not in self.best or better(self._direction, mean, self.best[model].score):
                 self.best[model] = BestRound(round=round_number, score=mean)
 
     def dump(self) -> dict[str, Any]:

@@ -117,7 +117,7 @@ class Coordinator:
         self.expected = table(found.slots)
         self.score: str = header["score"]
         self._adapts = bool(header.get("adapts"))
-        self._best = BestRounds(self.record, self.score)
+        self._best = BestRounds(self.record, self.score, header["direction"])
         self._about = about(found, replies, self.settings, self.mixers)
         # The roster is part of the run's key: a run with other hospitals neither resumes this one nor overwrites it.
         configs = sorted({replies[site].header["config"] for site in self.joined})

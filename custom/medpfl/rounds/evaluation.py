@@ -16,16 +16,13 @@ import torch
 from pydantic import JsonValue, ValidationError
 
 import medpfl
-from medpfl.component import spec_of
+from medpfl.component import build, class_paths, spec_of
 from medpfl.core.errors import ConfigError, RefusedUpdate
 from medpfl.data.site_file import SiteFile
 from medpfl.deployed.card import evaluation_card
 from medpfl.deployed.evaluate import evaluate_test, write_cases, write_text
-from medpfl.deployed.gamma import read_study
 from medpfl.deployed.model_file import ModelMeta, Recipe, build_networks, differing_entry, read_model
-from medpfl.deployed.selection import study
 from medpfl.methods.base import Method
-from medpfl.methods.super_model import SuperModel
 from medpfl.results.callbacks import Callback, Report, ResultFiles
 from medpfl.results.record import Record
 from medpfl.results.schema import AboutEvaluation, FinalLine, Given, number
@@ -98,7 +95,7 @@ class EvaluationCoordinator:
             try:
                 line = _check_reply(site, replies[site])
                 if "study" in header:
-                    studies[site] = read_study(site, header["study"], recipe.hospitals).model_dump(mode="json")
+                    studies[site] = method_of(recipe).read_study(site, header["study"]).model_dump(mode="json")
             except RefusedUpdate as error:
                 self.refuse(site, 0, str(error))
                 continue
@@ -132,6 +129,19 @@ class EvaluationCoordinator:
         """Note that a hospital answered with an error."""
         self.record.event(round_number, site, reason)
         self._log.warning("%s: %s", site, reason)
+
+
+def method_of(recipe: Recipe) -> Method:
+    """The given model's method, which knows what a study of it may say.
+
+    Raises:
+        RefusedUpdate: it is not this package's: the server imports no other class that a job names.
+    """
+    outside = [path for path in class_paths(recipe.method) if not path.startswith(f"{medpfl.__name__}.")]
+    if outside:
+        raise RefusedUpdate(f"this server reads no study of '{outside[0]}', which is not a class of MedPFL's")
+    method: Method = build(recipe.method, Method, "method")
+    return method
 
 
 def _check_reply(site: str, reply: Message) -> FinalLine:
@@ -203,8 +213,8 @@ def evaluate_given(
     }
     line = {"model": recipe.deployed, "split": "test", "round": 0, "metrics": values, "choice": GIVEN}
     reply = {"metrics": [line], "cases": cases, "versions": versions}
-    if isinstance(method, SuperModel):
-        reply["study"] = study(method, networks, task, data, device).model_dump(mode="json")
+    if (told := method.study(networks, task, data, device)) is not None:
+        reply["study"] = told.model_dump(mode="json")
     return Message(reply)
 
 

@@ -15,7 +15,7 @@ from medpfl.results.schema import AboutTraining
 from medpfl.rounds.messages import Message, Slots, fingerprint, table
 from medpfl.rounds.settings import Settings
 
-_KEYS = {"sizes", "config", "personalised", "score", "classes", "versions", "common"}
+_KEYS = {"sizes", "config", "personalised", "score", "direction", "classes", "versions", "common"}
 
 
 @dataclass

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train a job's network in one place, on public data or on what hospitals agreed to pool: a checkpoint for FedAP's
-statistics. Pooling moves rows of data: it is not federated learning, and only for public data and simulated studies."""
+"""Train a job's network in one place, on public data or on what hospitals agreed to pool: a checkpoint, for methods
+that use one. Pooling moves rows of data: it is not federated learning, and only for public data and simulated studies.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -19,8 +20,8 @@ from medpfl.data.partition import cut_by_class
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.site_file import CHECKPOINT, load_site_file
 from medpfl.job import Job
-from medpfl.methods.base import Build, Method, Site
-from medpfl.methods.references import Local, like
+from medpfl.methods.base import Build, Hospital, Method, Site
+from medpfl.methods.references import like
 
 POOLED = "pooled"
 
@@ -55,16 +56,15 @@ def pretrain(
     method: Method = replace(like("local", job.method), epochs=1, steps=None)
     models = nn.ModuleDict(method.models(Build(job.task, data, (POOLED,), job.settings.seed)))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    name = Local.deploys["local"]
-    optimizers: dict[str, torch.optim.Optimizer] = {}
+    name = next(iter(method.deploys.values()))
     torch.set_num_threads(job.settings.threads)
-    models.to(device)
+    hospital = Hospital(
+        task=job.task, data=data, models=models.to(device), device=device, roster=(POOLED,), name=POOLED,
+        seed=job.settings.seed,
+    )  # fmt: skip
     for epoch in range(1, epochs + 1):
         seed_torch(job.settings.seed, POOLED, epoch)
-        site = Site(
-            method, job.task, data, models, optimizers, device, (POOLED,), POOLED, job.settings.seed, epoch,
-            lambda: False,
-        )  # fmt: skip
+        site = Site(hospital, method, epoch)
         site.fit(name)
         progress(epoch, site.last_loss)
     tensors = {key: tensor.detach().cpu() for key, tensor in models[name].state_dict().items()}

@@ -20,8 +20,8 @@ from medpfl.core.seeding import seed_torch
 from medpfl.data.samples import SiteData
 from medpfl.data.site_file import SiteFile
 from medpfl.deployed.evaluate import evaluate, evaluate_test, save_deployed
-from medpfl.methods.base import Build, Method, Site
-from medpfl.methods.references import REFERENCES, like
+from medpfl.methods.base import Build, Hospital, Method, Site
+from medpfl.methods.references import riding_along
 from medpfl.results.schema import number
 from medpfl.rounds.common import read_common
 from medpfl.rounds.evaluation import evaluate_given
@@ -37,8 +37,7 @@ from medpfl.rounds.messages import (
 from medpfl.rounds.private import PRIVATE, restore_private, save_private
 from medpfl.rounds.refining import take_shown
 from medpfl.tasks.base import Evaluation, Task
-
-FINE_TUNED = "fedavg_finetuned"
+from medpfl.tasks.metrics.base import better, worst
 
 
 class SiteRunner:
@@ -98,16 +97,13 @@ class SiteRunner:
         self.seed: int = header["seed"]
         if self.name not in self.roster:
             raise ConfigError(f"{self.name} is not one of this job's hospitals: {', '.join(self.roster)}")
-        self._kept: dict[str, Any] = {}
+        self._kept: dict[str, object] = {}
         site_file = self._site_file()
         self.task = self.task.chosen(site_file)
         self.data = self.task.load(site_file)
         self.common = read_common(self.method, self.task, site_file, self.data)
         common = self.common.marks()
-        self.methods = [self.method]
-        for name in header["slots"]:
-            if name in REFERENCES and not isinstance(self.method, REFERENCES[name]):
-                self.methods.append(like(name, self.method))
+        self.methods = [self.method, *riding_along(header["slots"], self.method)]
         self._build()
         self._check_slots(header["slots"])
         self.travelling = [slot for slot, travels in header["slots"].items() if travels]
@@ -122,6 +118,7 @@ class SiteRunner:
             "recipe": self._recipe(),
             "personalised": next(iter(self.method.deploys)),
             "score": self.task.score,
+            "direction": self.task.metric(self.task.score).direction,
             "classes": self.data.class_names,
             "versions": {
                 "python": platform.python_version(),
@@ -156,7 +153,7 @@ class SiteRunner:
                 if name in self._owner:
                     raise ConfigError(f"{type(method).__name__} uses the model name '{name}', which is taken")
                 self._owner[name] = method
-            self.models.update(mine)
+            self.models.update(dict(mine.items()))
             self.slots.update(method.slots(mine))
         self.models.to(self.device)
 
@@ -242,22 +239,21 @@ class SiteRunner:
         return Message({"metrics": self._look_at_mixed(message.header["round"], message.header), "notes": notes})
 
     def _site(self, method: Method, round_number: int) -> Site:
-        return Site(
-            method,
-            self.task,
-            self.data,
-            self.models,
-            self._optimizers,
-            self.device,
-            self.roster,
-            self.name,
-            self.seed,
-            round_number,
-            self._stopped,
-            self.common.checkpoints,
-            self._kept,
-            self.common.public,
+        hospital = Hospital(
+            task=self.task,
+            data=self.data,
+            models=self.models,
+            device=self.device,
+            roster=self.roster,
+            name=self.name,
+            seed=self.seed,
+            optimizers=self._optimizers,
+            stopped=self._stopped,
+            checkpoints=self.common.checkpoints,
+            public=self.common.public,
+            kept=self._kept,
         )
+        return Site(hospital, method, round_number)
 
     def _look_at_mixed(self, round_number: int, header: dict[str, Any]) -> list[dict[str, Any]]:
         """Validate the models as they came out of a round's mixing and keep them until a better round is known."""
@@ -321,12 +317,13 @@ class SiteRunner:
 
     def _private_keys(self) -> list[str]:
         sent = {key for slot in self.travelling for key in self.slots[slot]}
-        return [key for key in self.models.state_dict() if key not in sent]
+        kept = set(self.method.kept(self.models))
+        return [key for key in self.models.state_dict() if key not in sent or key in kept]
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def _finish(self, message: Message) -> Message:
-        """Test best and last models once, fine-tune the FedAvg reference, keep the models at the hospital."""
+        """Test best and last models once, fine-tune a common one, keep the models at the hospital."""
         header = message.header
         notes = self._enter_run(header)
         last: int = header["round"]
@@ -340,14 +337,14 @@ class SiteRunner:
                         notes.append(f"{name}, {choice} round {round_number}: {note}")
                         continue
                     lines.append(self._test(method, name, choice, round_number))
-        fedavg = next((m for m in self.methods if "fedavg" in m.deploys), None)
-        if fedavg and header["finetune"]:
-            best = header["best"].get("fedavg", {"round": last})["round"]
-            note = self._load_mixed(best)
-            if note:
-                notes.append(f"{FINE_TUNED}: {note}")
-            else:
-                lines.append(self._fine_tune(fedavg, best, last, header))
+        for method in self.methods:
+            if method.fine_tuned is not None and header["finetune"]:
+                best = header["best"].get(method.fine_tuned, {"round": last})["round"]
+                note = self._load_mixed(best)
+                if note:
+                    notes.append(f"{method.fine_tuned}_finetuned: {note}")
+                else:
+                    lines.append(self._fine_tune(method, method.fine_tuned, best, last, header))
         return Message({"metrics": lines, "notes": notes})
 
     def _load_mixed(self, round_number: int) -> str | None:
@@ -369,19 +366,20 @@ class SiteRunner:
         save_deployed(folder, about, method, name, networks, self.task, self.data, hospitals, tested)
         return {**self._line(deployed, "test", round_number, tested[0]), "choice": choice}
 
-    def _fine_tune(self, method: Method, best: int, last: int, header: dict[str, Any]) -> dict[str, Any]:
-        """FedAvg + fine-tuning: local rounds from the best common model, the number of them chosen on validation."""
+    def _fine_tune(self, method: Method, name: str, best: int, last: int, header: dict[str, Any]) -> dict[str, Any]:
+        """Local rounds from the best common model called ``name``, the number of them chosen on validation."""
         self._optimizers = {}
-        model = method.deploys["fedavg"]
-        chosen, best_score = None, float("-inf")
+        model, deployed = method.deploys[name], f"{name}_finetuned"
+        direction = self.task.metric(self.task.score).direction
+        chosen, best_score = None, worst(direction)
         for extra in range(1, header["finetune"] + 1):
-            seed_torch(self.seed, self.name, last + extra, FINE_TUNED)
+            seed_torch(self.seed, self.name, last + extra, deployed)
             self._site(method, last + extra).fit(model)
-            evaluation = self._evaluate(method, "fedavg", "validation")
+            evaluation = self._evaluate(method, name, "validation")
             score = number(evaluation.metrics[self.task.score]) if evaluation else None
-            if chosen is None or score is None or score > best_score:
+            if chosen is None or score is None or better(direction, score, best_score):
                 best_score = best_score if score is None else score
                 chosen = {key: value.clone() for key, value in self.models[model].state_dict().items()}
         assert chosen is not None  # finetune >= 1
         self.models[model].load_state_dict(chosen)
-        return self._test(method, "fedavg", "best", best, deployed=FINE_TUNED)
+        return self._test(method, name, "best", best, deployed=deployed)

@@ -2,21 +2,25 @@
 """What a task is: how declared data become samples, and what network, loss and metrics go with them."""
 
 import dataclasses
+import difflib
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 from torch import Tensor, nn
 
 from medpfl.component import build
 from medpfl.core.checked import Checked
 from medpfl.core.errors import ConfigError
+from medpfl.data.contract import NewCase
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.site_file import SiteFile
 from medpfl.models.base import Architecture
 from medpfl.models.by_hospital import OwnChoice
+from medpfl.tasks.metrics.base import CaseMetric, Metric
 
 
 @dataclass(frozen=True)
@@ -32,30 +36,32 @@ class Evaluation:
     cases: list[dict[str, Any]] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class NewCase:
-    """A case to predict.
-
-    Attributes:
-        name: its file (and row).
-        inputs: N x ... samples, prepared as in training; several for slices of a volume or windows of a recording.
-        save: writes a segmentation from the network's outputs (N x C x ...) into a folder, in the input's geometry, on
-            request with probabilities, and returns what to tell about it; None for tasks with one class a case.
-    """
-
-    name: str
-    inputs: Tensor
-    save: Callable[[Tensor, Path, list[str], bool], dict[str, Any]] | None = None
-
-
 class Task(Checked):
     """A frozen dataclass whose fields are the job's arguments; ``dataset`` names a dataset the site file declares."""
 
     dataset: str
     score: str
-    """Name of the metric that chooses the best round; higher is better."""
-    scores: ClassVar[tuple[str, ...]]
-    """Names of all metrics that ``evaluate`` returns."""
+    """Name of the metric that chooses the best round."""
+    metrics: ClassVar[tuple[Metric, ...]]
+    """All that ``evaluate`` scores by."""
+
+    def __post_init__(self) -> None:
+        self.metric(self.score)
+
+    def metric(self, name: str) -> Metric:
+        """The metric of that name.
+
+        Raises:
+            ConfigError: the task has none.
+        """
+        known = {metric.name: metric for metric in self.metrics}
+        if name not in known:
+            meant = difflib.get_close_matches(name, known, 1)
+            raise ConfigError(
+                f"{type(self).__name__} has no metric '{name}'"
+                f"{f'; did you mean {meant[0]!r}?' if meant else ''}; its metrics are: {', '.join(known) or 'none'}"
+            )
+        return known[name]
 
     def at(self, site: str) -> "Task":
         """The task as this hospital does it: with its own network, where the job gives hospitals different ones."""
@@ -119,6 +125,19 @@ class Task(Checked):
         """
         raise ConfigError(f"{type(self).__name__} cannot read new cases")
 
-    @abstractmethod
+    def told(self, decisions: Tensor, samples: Samples) -> list[dict[str, Any]]:
+        """What is told of each of ``samples.names`` beside the metrics of cases."""
+        return [{"case": name} for name in samples.names]
+
     def evaluate(self, decisions: Tensor, samples: Samples) -> Evaluation:
         """Metrics of the decisions about a non-empty split."""
+        cases = self.told(decisions, samples)
+        values: dict[str, float] = {}
+        for metric in self.metrics:
+            if isinstance(metric, CaseMetric):
+                each = metric.of_cases(decisions, samples)
+                cases = [{**case, metric.name: value} for case, value in zip(cases, each, strict=True)]
+                values[metric.name] = float(np.mean(each))
+            else:
+                values[metric.name] = metric.of_split(decisions, samples)
+        return Evaluation(values, cases)

@@ -4,20 +4,20 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
 from medpfl.core.errors import ConfigError, DataError
-from medpfl.data.array_inputs import new_rows
-from medpfl.data.arrays import Arrays
-from medpfl.data.images import Images
+from medpfl.data.arrays.declare import Arrays
+from medpfl.data.arrays.prepare import new_rows
+from medpfl.data.contract import NewCase
+from medpfl.data.images.declare import Images
 from medpfl.data.pixels import image_files, prepare, read_image
 from medpfl.data.samples import SiteData
 from medpfl.data.site_file import SiteFile
 from medpfl.models.base import Architecture
 from medpfl.models.resnet import ResNet
-from medpfl.tasks.base import NewCase
 from medpfl.tasks.labelled import Labelled
 
 
@@ -36,9 +36,10 @@ class Classification(Labelled):
     dataset: str
     size: tuple[int, ...] = (64, 64)
     architecture: Architecture = field(default_factory=ResNet)
-    score: Literal["accuracy", "balanced_accuracy", "auc"] = "balanced_accuracy"
+    score: str = "balanced_accuracy"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "size", tuple(self.size))  # JSON has lists
         if len(self.size) not in (2, 3) or min(self.size) < 1:
             raise ConfigError(f"Classification's size must be 2 or 3 lengths of at least 1, got {list(self.size)}")

@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all tasks with one class a case share: cross-entropy, and accuracy, balanced accuracy and AUC."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from medpfl.data.samples import Samples
-from medpfl.tasks.base import Evaluation, Task
+from medpfl.tasks.base import Task
+from medpfl.tasks.metrics.base import Metric
+from medpfl.tasks.metrics.labels import LABEL_METRICS
 
 
 class Labelled(Task):
     """One class a sample. Networks have one output for two classes (logistic regression), else one a class."""
 
-    scores: ClassVar[tuple[str, ...]] = ("accuracy", "balanced_accuracy", "auc")
+    metrics: ClassVar[tuple[Metric, ...]] = LABEL_METRICS
 
     @staticmethod
     def outputs(class_names: list[str]) -> int:
@@ -33,26 +34,11 @@ class Labelled(Task):
             return torch.cat([1 - positive, positive], dim=1)
         return outputs.float().softmax(dim=1)
 
-    def evaluate(self, decisions: Tensor, samples: Samples) -> Evaluation:
-        """AUC is that of the second class, with more than 2 classes the mean of each one against the rest; a class that
-        no sample has is left out, as for balanced accuracy. NaN where all samples are of one class or a probability is
-        NaN."""
-        from sklearn.metrics import accuracy_score, recall_score, roc_auc_score
-
+    def told(self, decisions: Tensor, samples: Samples) -> list[dict[str, Any]]:
+        """The class, the most probable one and its probability."""
         truth, probability = samples.targets[:].numpy(), decisions.numpy()
         found = probability.argmax(axis=1)
-        present = np.unique(truth)
-        auc = float("nan")
-        if len(present) > 1 and np.isfinite(probability).all():
-            against_rest = present if probability.shape[1] > 2 else present[1:]
-            auc = float(np.mean([roc_auc_score(truth == one, probability[:, one]) for one in against_rest]))
-        metrics = {
-            "accuracy": float(accuracy_score(truth, found)),
-            # The mean recall of the classes that are there; sklearn's own name for it warns when one is absent.
-            "balanced_accuracy": float(recall_score(truth, found, labels=present, average="macro")),
-            "auc": auc,
-        }
-        cases = [
+        return [
             {
                 "case": name,
                 "class": int(truth[i]),
@@ -61,4 +47,3 @@ class Labelled(Task):
             }
             for i, name in enumerate(samples.names)
         ]
-        return Evaluation(metrics, cases)

@@ -5,22 +5,24 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
-from medpfl.data.images import Images
-from medpfl.data.new_volumes import read_new_volumes
-from medpfl.data.samples import Samples, SiteData
+from medpfl.data.contract import NewCase
+from medpfl.data.images.declare import Images
+from medpfl.data.images.new import new_images
+from medpfl.data.samples import SiteData
 from medpfl.data.site_file import SiteFile
-from medpfl.data.volumes import Volumes
+from medpfl.data.volumes.declare import Volumes
+from medpfl.data.volumes.new import read_new_volumes
 from medpfl.models.base import Architecture
 from medpfl.models.unet import UNet
-from medpfl.tasks.base import Evaluation, NewCase, Task
-from medpfl.tasks.new_masks import new_images
+from medpfl.tasks.base import Task
+from medpfl.tasks.metrics.base import Metric
+from medpfl.tasks.metrics.masks import Dice
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,11 @@ class Segmentation(Task):
     size: tuple[int, int] = (64, 64)
     spacing: tuple[float, float, float] = (3.0, 3.0, 8.0)
     architecture: Architecture = field(default_factory=UNet)
-    score: Literal["dice"] = "dice"
-    scores: ClassVar[tuple[str, ...]] = ("dice",)
+    score: str = "dice"
+    metrics: ClassVar[tuple[Metric, ...]] = (Dice(),)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("size", "spacing"):
             object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON has lists
         if len(self.size) != 2 or any(length < self.multiple or length % self.multiple for length in self.size):
@@ -88,21 +91,3 @@ class Segmentation(Task):
 
     def decide(self, outputs: Tensor) -> Tensor:
         return outputs.argmax(dim=1).to(torch.uint8)
-
-    def evaluate(self, decisions: Tensor, samples: Samples) -> Evaluation:
-        """Dice of each image or volume (its slices taken together), averaged over the declared foreground classes and
-        then over the cases. A class that is in neither the label map nor the decision of a case counts as 1 (nothing
-        was there, nothing was found). Images count at the task's size."""
-        from monai.metrics import compute_dice
-        from monai.networks import one_hot
-
-        cases = []
-        for index, name in enumerate(samples.names):
-            mine = torch.from_numpy(samples.case == index)
-            found, truth = (
-                one_hot(labels[mine].permute(1, 2, 0)[None, None].long(), samples.classes)
-                for labels in (decisions, samples.targets)
-            )
-            dice = compute_dice(found, truth, include_background=False, ignore_empty=False)
-            cases.append({"case": name, "dice": float(dice.double().mean())})
-        return Evaluation({"dice": float(np.mean([case["dice"] for case in cases]))}, cases)

@@ -5,19 +5,19 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from medpfl.core.errors import ConfigError
+from medpfl.data.contract import NewCase
 from medpfl.data.declared import SPLITS
 from medpfl.data.samples import Samples, SiteData, to_tensor
 from medpfl.data.site_file import SiteFile
-from medpfl.data.table import Table, new_rows
+from medpfl.data.table.declare import Table, new_rows
 from medpfl.models.base import Architecture
-from medpfl.tasks.base import NewCase
 from medpfl.tasks.labelled import Labelled
 
 
@@ -35,9 +35,10 @@ class Tabular(Labelled):
     dataset: str
     hidden: tuple[int, ...] = ()
     architecture: Architecture | None = None
-    score: Literal["accuracy", "balanced_accuracy", "auc"] = "accuracy"
+    score: str = "accuracy"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "hidden", tuple(self.hidden))  # JSON has lists
         if any(width < 1 for width in self.hidden):
             raise ConfigError(f"Tabular's hidden widths must be at least 1, got {list(self.hidden)}")

@@ -4,17 +4,17 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
-from medpfl.data.recordings import new_recordings
+from medpfl.data.contract import NewCase
 from medpfl.data.samples import SiteData
-from medpfl.data.series import Series
+from medpfl.data.series.declare import Series
+from medpfl.data.series.recordings import new_recordings
 from medpfl.data.site_file import SiteFile
 from medpfl.models.base import Architecture
 from medpfl.models.conv1d import Conv1d
-from medpfl.tasks.base import NewCase
 from medpfl.tasks.labelled import Labelled
 
 
@@ -30,7 +30,7 @@ class TimeSeries(Labelled):
 
     dataset: str
     architecture: Architecture = field(default_factory=Conv1d)
-    score: Literal["accuracy", "balanced_accuracy", "auc"] = "accuracy"
+    score: str = "accuracy"
 
     def load(self, site_file: SiteFile) -> SiteData:
         return site_file.dataset(self.dataset, Series).load()

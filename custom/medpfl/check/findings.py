@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an inspection says about a dataset as a whole: problems (wrong results) and warnings (worth a look)."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from medpfl.check.inspection import Inspection, Twins
+
+RARE = 0.05  # share of the training cases below which a class is called rare
+FEW = 5  # cases of a split
+NAMED = 5  # names in one sentence
+MOSTLY_MISSING = 0.5
+
+
+def problems_of(inspection: Inspection) -> list[str]:
+    """What no single case shows: other numbers of channels, the same image in two splits."""
+    found = []
+    channels: Counter[int] = Counter()
+    for shape, count in inspection.shapes.items():
+        channels[shape[0]] += count
+    if len(channels) > 1:
+        parts = " and ".join(f"{count} with {number}" for number, count in channels.most_common())
+        found.append(f"{inspection.name}: the cases differ in their number of channels: {parts}")
+    if inspection.columns:
+        return found  # two patients may well have equal rows
+    for twins in inspection.twins:
+        if twins.first_split != twins.second_split:
+            found.append(
+                f"{twins.second.where}: the same image as {twins.first.where}{_other_label(twins)}; that one is in "
+                f"the {twins.first_split} split, this one in the {twins.second_split} split"
+            )
+    return found
+
+
+def warnings_of(inspection: Inspection) -> list[str]:
+    """What may be right but deserves a look."""
+    return [*_of_twins(inspection), *_of_splits(inspection), *_of_images(inspection), *_of_columns(inspection)]
+
+
+def _other_label(twins: Twins) -> str:
+    return "" if twins.same_label else ", with another label"
+
+
+def _names(names: list[str]) -> str:
+    rest = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _of_twins(inspection: Inspection) -> Iterator[str]:
+    if inspection.columns:
+        apart = [twins for twins in inspection.twins if twins.first_split != twins.second_split]
+        if apart:
+            yield (
+                f"{inspection.name}: {len(apart)} rows equal a row of another split in all features, the first "
+                f"{apart[0].second.where} ({apart[0].second_split}) and {apart[0].first.where} "
+                f"({apart[0].first_split}); is it one patient?"
+            )
+        return
+    for twins in inspection.twins:
+        if twins.first_split == twins.second_split:
+            where = f"both in the {twins.first_split} split"
+            yield f"{twins.second.where}: the same image as {twins.first.where}{_other_label(twins)}; {where}"
+
+
+def _of_splits(inspection: Inspection) -> Iterator[str]:
+    name = inspection.name
+    for split, counts in inspection.splits.items():
+        if 0 < counts.listed < FEW:
+            yield f"{name}: the {split} split holds {counts.listed} case{'s' * (counts.listed > 1)} only"
+        if counts.empty:
+            yield (
+                f"{name}: {len(counts.empty)} of {counts.cases} label maps of the {split} split hold nothing but "
+                f"'{inspection.class_names[0]}': {_names(counts.empty)}"
+            )
+    if not inspection.splits["validation"].listed and inspection.splits["train"].listed:
+        yield f"{name}: there is no validation split; the last round will count as the best one"
+    train = inspection.splits["train"]
+    for index, count in enumerate(train.classes):
+        text = inspection.class_names[index]
+        if not count:
+            yield f"{name}: no case of the train split has '{text}'"
+        elif not train.voxels and count < RARE * train.cases:
+            yield f"{name}: '{text}' is rare: {count} of {train.cases} training cases ({count / train.cases:.1%})"
+
+
+def _of_images(inspection: Inspection) -> Iterator[str]:
+    if inspection.constant:
+        names = _names([case.name for case in inspection.constant])
+        yield f"{inspection.name}: {len(inspection.constant)} images hold one value only: {names}"
+    if len(inspection.spacings) > 1:
+        sizes = np.array(list(inspection.spacings.elements()))
+        for spacing, count in inspection.spacings.items():
+            ratio = np.array(spacing) / np.median(sizes, axis=0)
+            if ratio.max() > 3 or ratio.min() < 1 / 3:
+                text = " x ".join(f"{length:g}" for length in spacing)
+                yield f"{inspection.name}: {count} volumes have voxels of {text} mm, far from the others' size"
+
+
+def _of_columns(inspection: Inspection) -> Iterator[str]:
+    rows = inspection.columns[0].rows if inspection.columns else 0
+    listed = sum(counts.listed for counts in inspection.splits.values())
+    if listed < rows:
+        yield f"{inspection.name}: {rows - listed} of {rows} rows are not used, for a missing value or a problem"
+    for column in inspection.columns:
+        if column.missing > MOSTLY_MISSING * column.rows:
+            yield f"column '{column.name}': missing in {column.missing} of {column.rows} rows"
+        numbers = column.numbers()
+        if column.role == "number" and len(numbers) and numbers.min() == numbers.max():
+            yield f"column '{column.name}': every row has the value {numbers[0]:g}"
+        elif column.role == "categories" and len(column.texts) == 1:
+            yield f"column '{column.name}': every row has the value '{next(iter(column.texts))}'"
+        for value, count in _codes(numbers):
+            yield (
+                f"column '{column.name}': {count} rows have the value {value:g}, far from all others; if it means "
+                "'not known', list it under 'missing'"
+            )
+
+
+def _codes(numbers: NDArray[np.float64]) -> Iterator[tuple[float, int]]:
+    """Lowest or highest values that look like a code for "not known" (-9, 999): repeated, and further from the next
+    value than the middle half of all others is wide."""
+    values, counts = np.unique(numbers, return_counts=True)
+    if len(values) < 10:
+        return
+    for end, following in ((0, 1), (-1, -2)):
+        rest = numbers[numbers != values[end]]
+        width = float(np.subtract(*np.percentile(rest, (75, 25))))
+        if counts[end] >= 3 and abs(values[end] - values[following]) > width > 0:
+            yield float(values[end]), int(counts[end])

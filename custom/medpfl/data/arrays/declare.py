@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays: .npz files with one row a case, in MedMNIST's format or with keys of their own."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Lock
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field, PrivateAttr, model_validator
+
+from medpfl.core.errors import DataError
+from medpfl.data.arrays.npz import Npz
+from medpfl.data.arrays.prepare import (
+    MEDMNIST,
+    Layout,
+    channels_first,
+    check_finite,
+    fitted_range,
+    fixed_range,
+    layout_of,
+    picked,
+    prepare,
+)
+from medpfl.data.declared import SPLITS, Case, Classes, Dataset, Item, Listing, Problems, SplitRule, Strict, canonical
+from medpfl.data.samples import Budget, Rows, Samples, SiteData, Store, empty_like
+from medpfl.data.splits import check_listing, choose
+
+
+class Lists(Strict):
+    """Splits as lists of rows in a JSON file, a list of lists; ``train``, ``test`` and ``validation`` say which of
+    them (from 0). Rows count through the file's train, val and test arrays, in this order."""
+
+    file: str
+    train: int = Field(ge=0)
+    test: int = Field(ge=0)
+    validation: int | None = Field(default=None, ge=0)
+
+
+class ArraySplit(SplitRule):
+    """``column`` and ``group`` name arrays of the file; ``lists`` stands alone."""
+
+    lists: Lists | None = None
+
+    @model_validator(mode="after")
+    def _alone(self) -> "ArraySplit":
+        if self.lists and len(self.model_fields_set) > 1:
+            other = sorted(self.model_fields_set - {"lists"})[0]
+            raise ValueError(f"'lists' names the splits, so '{other}' has nothing to cut; leave it out")
+        return self
+
+
+@dataclass(frozen=True)
+class ArrayCase(Case):
+    """One row. ``key``: its array; ``row``: its index there; ``label``: class index."""
+
+    key: str
+    row: int
+    label: int
+
+
+class Arrays(Classes, Dataset):
+    """Images (or volumes) and labels of an .npz file, row by row.
+
+    Without ``inputs`` and ``labels`` the file is MedMNIST's: train_images, train_labels, val_..., test_...
+    ``layout``: what the axes are (N rows, C channels, D H W), where the shape does not tell.
+    """
+
+    kind: Literal["arrays"]
+    file: str
+    inputs: str | None = None
+    labels: str | None = None
+    layout: Layout | None = None
+    split: ArraySplit = ArraySplit()
+    _stored: dict[str, tuple[str, Rows]] = PrivateAttr(default_factory=dict)
+    _reading: Any = PrivateAttr(default_factory=Lock)
+
+    @model_validator(mode="after")
+    def _keys(self) -> "Arrays":
+        if (self.inputs is None) != (self.labels is None):
+            raise ValueError("expected 'inputs' and 'labels', or neither for a file in MedMNIST's format")
+        if self.inputs is None and self.split.model_fields_set - {"lists"}:
+            raise ValueError("a file in MedMNIST's format names its splits; 'split' may only have 'lists'")
+        return self
+
+    def class_names(self) -> list[str]:
+        return list(self.classes)
+
+    def cases(self, problems: Problems) -> Listing:
+        """Raises DataError if the file or its labels cannot be read, whatever ``problems`` keeps."""
+        file = Npz(self._folder / self.file)
+        rows = [(split, self._rows_of(file, *keys, problems)) for split, keys in self._parts(file).items()]
+        everything = [case for _, part in rows for case in part]
+        if self.split.lists:
+            listing = self._listed(self.split.lists, everything, problems)
+        elif self.inputs is None:
+            found = dict(rows)
+            listing = {split: [*_good(found.get(split, []))] for split in SPLITS}
+        else:
+            listing = self._cut(file, everything, problems)
+        check_listing(listing, str(file.path), problems)
+        return listing
+
+    def read(self, case: ArrayCase) -> Item:
+        """C x H x W (or C x D x H x W) as stored, and the class."""
+        path = self._folder / self.file
+        with self._reading:
+            if case.key not in self._stored:
+                file = Npz(path)
+                layout = layout_of(file, case.key, self.layout)
+                store = Store(Budget(self._storage, self._folder))
+                for block in file.blocks(case.key):
+                    # A copy: torch does not take memory that cannot be written, or numbers of the other byte order.
+                    store.append(torch.from_numpy(block.astype(block.dtype.newbyteorder("="))))
+                self._stored[case.key] = (layout, store.finish())
+        layout, rows = self._stored[case.key]
+        image = channels_first(rows[case.row : case.row + 1].numpy(), layout)
+        check_finite(f"{path}: {case.key}", image, [case.row])
+        return Item(image[0], case.label)
+
+    def load(self, size: tuple[int, ...]) -> SiteData:
+        """All rows as network inputs of ``size``; truth values, uint8 and uint16 are scaled by their type's maximum,
+        other numbers standardised channel by channel with the training part's mean and deviation.
+
+        Raises:
+            DataError: with the file, the array and the row, expected and got.
+        """
+        file = Npz(self._folder / self.file)
+        listing = self.cases(Problems())
+        layouts = {key: layout_of(file, key, self.layout) for key, _ in self._parts(file).values()}
+        dtype, channels = _one_form(file, layouts)
+
+        def rows(key: str, cases: Sequence[Any]) -> Iterator[tuple[NDArray[Any], list[int]]]:
+            return picked(file, key, layouts[key], [case.row for case in cases if case.key == key])
+
+        train = (images for key in layouts for images, _ in rows(key, listing["train"]))
+        ranges = fixed_range(dtype, channels) or fitted_range(train)
+        budget = Budget(self._storage, self._folder)
+        splits: dict[str, Samples] = {}
+        for split, cases in listing.items():
+            if not cases:
+                splits[split] = empty_like(splits["train"])
+                continue
+            inputs = Store(budget)
+            for key in layouts:
+                for images, _ in rows(key, cases):
+                    inputs.append(prepare(images, size, ranges))
+            targets = torch.tensor([case.label for case in cases])
+            names = [case.name for case in cases]
+            splits[split] = Samples(inputs.finish(), targets, np.arange(len(cases)), names, len(self.classes))
+        form = {"kind": self.kind, "inputs": self.inputs, "layout": self.layout, "dtype": dtype.name}
+        return SiteData(splits, self.class_names(), {**form, **ranges})
+
+    def _parts(self, file: Npz) -> dict[str, tuple[str, str]]:
+        """Part of the file to the keys of its inputs and labels."""
+        if self.inputs and self.labels:
+            return {"all": (self.inputs, self.labels)}
+        prefixes = {split: prefix for split, prefix in MEDMNIST.items() if f"{prefix}_images" in file.keys}
+        if "train" not in prefixes:
+            raise DataError(
+                f"{file.path}: expected MedMNIST's arrays train_images, train_labels, ... (or declare 'inputs' and "
+                f"'labels'); the file has: {', '.join(file.keys)}"
+            )
+        return {split: (f"{prefix}_images", f"{prefix}_labels") for split, prefix in prefixes.items()}
+
+    def _rows_of(self, file: Npz, inputs: str, labels: str, problems: Problems) -> list[ArrayCase | None]:
+        """A case for each row, None where the label is not declared."""
+        count = file.header(inputs)[0][0]
+        index, rows = self.index(), list[ArrayCase | None]()
+        for row, value in enumerate(_column(file, labels, count).tolist()):
+            label = index.get(canonical(value))
+            if label is None:
+                problems.add(f"{file.path}: {labels}[{row}]: {value!r} is not among the values ({self.declared()})")
+                rows.append(None)
+            else:
+                name = f"{inputs}[{row}]"
+                rows.append(ArrayCase(name, name, f"{file.path}: {name}", inputs, row, label))
+        return rows
+
+    def _cut(self, file: Npz, rows: list[ArrayCase | None], problems: Problems) -> Listing:
+        cases, texts = _good(rows), dict[str, list[str]]()
+        for key in (self.split.group, self.split.column):
+            if key:
+                column = _column(file, key, len(rows)).tolist()
+                texts[key] = [str(column[case.row]) for case in cases]
+        groups = texts.get(self.split.group or "")
+        if groups:
+            cases = [replace(case, group=group) for case, group in zip(cases, groups, strict=True)]
+        chosen = choose(
+            self.split,
+            [case.where for case in cases],
+            problems,
+            source=str(file.path),
+            groups=groups,
+            classes=[case.label for case in cases],
+            named=texts.get(self.split.column or ""),
+        )
+        return {split: [cases[index] for index in chosen[split]] for split in SPLITS}
+
+    def _listed(self, lists: Lists, rows: list[ArrayCase | None], problems: Problems) -> Listing:
+        path = self._folder / lists.file
+        content = _read_lists(path)
+        listing: dict[str, list[ArrayCase]] = {split: [] for split in SPLITS}
+        for split in SPLITS:
+            number = getattr(lists, split)
+            if number is None:
+                continue
+            if number >= len(content):
+                problems.add(f"{path}: there is no list {number} for {split}; the file has {len(content)}")
+                continue
+            wrong = [index for index in content[number] if not 0 <= index < len(rows)]
+            if wrong:
+                problems.add(f"{path}: list {number}: there is no row {wrong[0]}; {self.file} has {len(rows)} rows")
+                continue
+            if len(set(content[number])) < len(content[number]):
+                problems.add(f"{path}: list {number}: a row is in it twice")
+            listing[split] = [*_good([rows[index] for index in sorted(set(content[number]))])]
+        return listing
+
+
+def _good(rows: list[ArrayCase | None]) -> list[ArrayCase]:
+    return [case for case in rows if case]
+
+
+def _column(file: Npz, key: str, count: int) -> NDArray[Any]:
+    """One value a row: N, or N x 1 as MedMNIST has it."""
+    shape, dtype = file.header(key)
+    if shape not in ((count,), (count, 1)):
+        raise DataError(
+            f"{file.path}: array '{key}' has the shape {shape}; expected one value for each of {count} rows"
+        )
+    if dtype.kind not in "biufU":
+        raise DataError(f"{file.path}: array '{key}' is of type {dtype}; expected numbers or texts")
+    return file.array(key).reshape(count)
+
+
+def _one_form(file: Npz, layouts: dict[str, str]) -> tuple[np.dtype[Any], int]:
+    """Type and number of channels, which all input arrays must share."""
+    forms = {}
+    for key, layout in layouts.items():
+        shape, dtype = file.header(key)
+        forms[key] = (dtype, shape[layout.index("C")] if "C" in layout else 1)
+    first, form = next(iter(forms.items()))
+    for key, other in forms.items():
+        if other != form:
+            raise DataError(
+                f"{file.path}: array '{key}' is {other[0]} with {other[1]} channels, "
+                f"'{first}' is {form[0]} with {form[1]}"
+            )
+    return form
+
+
+def _read_lists(path: Path) -> list[list[int]]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(content, list) or not all(
+        isinstance(part, list) and all(type(index) is int for index in part) for part in content
+    ):
+        raise DataError(f"{path}: expected a list of lists of row numbers")
+    return content

@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images: PNG, JPEG or BMP files with class labels (from a table or from their paths), with masks, or both."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from pydantic import Field, field_validator, model_validator
+from torch import Tensor
+
+from medpfl.core.errors import DataError
+from medpfl.data.cells import PLACE, Cells, read_cells
+from medpfl.data.declared import (
+    SPLITS,
+    Case,
+    Dataset,
+    Item,
+    LabelColumn,
+    LabelMap,
+    Listing,
+    Problems,
+    Strict,
+    canonical,
+    distinct,
+)
+from medpfl.data.images.patterns import Found, Patterns, find_files, placeholders
+from medpfl.data.pixels import prepare, prepare_mask, read_image, read_mask
+from medpfl.data.samples import Budget, Samples, SiteData, Store, empty_like, in_parallel
+from medpfl.data.splits import check_listing, choose
+
+
+class ImageTable(Strict):
+    """A table (CSV, or TSV or Parquet by its suffix) with one row an image.
+
+    ``image``: the column with the file's name, with or without suffix and folders. ``where``: column to values; only
+    rows with one of them are used.
+    """
+
+    file: str
+    image: str
+    where: dict[str, list[str | int | float]] = Field(default={})
+
+    @field_validator("where", mode="before")
+    @classmethod
+    def _values(cls, where: Any) -> Any:
+        for column, values in where.items() if isinstance(where, dict) else ():
+            if not isinstance(values, list) or not values:
+                raise ValueError(f"'{column}' needs a list of at least one value")
+            distinct(values)
+        return where
+
+
+class Masks(LabelMap):
+    """Label maps as image files, each with its image's name, without suffix, followed by ``suffix``."""
+
+    files: Patterns
+    suffix: str = ""
+
+
+@dataclass(frozen=True)
+class ImageCase(Case):
+    """One image. ``label``: class index, -1 without labels; ``mask``: its file, None without masks."""
+
+    path: Path
+    label: int
+    mask: Path | None
+
+
+@dataclass(frozen=True)
+class _Row:
+    """An image with what is known about it. ``where``: the table's row, or the image itself."""
+
+    image: Found
+    where: str
+    cells: dict[str, str]
+
+
+class Images(Dataset):
+    """Image files, in grey or colour as ``channels`` says.
+
+    A column is one of the table's, or a placeholder of ``files``: ``"{split}/{dx}/*.png"`` has the columns ``split``
+    and ``dx`` (which then go before the table's). With a table, its rows say which images are used; others are not
+    looked at. A mask's placeholders that the images have too must agree.
+    """
+
+    kind: Literal["images"]
+    files: Patterns
+    channels: Literal[1, 3] = 3
+    table: ImageTable | None = None
+    label: LabelColumn | None = None
+    masks: Masks | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Images":
+        if self.label is None and self.masks is None:
+            raise ValueError("expected 'label', 'masks' or both")
+        if self.split.stratify and self.label is None:
+            raise ValueError("'stratify' needs 'label'; masks have no one class to stratify by")
+        for column in self._columns():
+            if self.table is None and column not in placeholders(self.files):
+                raise ValueError(
+                    f"there is no column '{column}': no 'table' is declared, and 'files' has no {{{column}}} in it"
+                )
+        return self
+
+    def class_names(self) -> list[str]:
+        """The label's, else the masks'."""
+        return list(self.label.classes) if self.label else self._masks().names()
+
+    def cases(self, problems: Problems) -> Listing:
+        """Raises DataError if the table itself cannot be read, whatever ``problems`` keeps."""
+        found = find_files(self._folder, self.files, problems)
+        rows = self._rows(found, problems)
+        masks = self._find_masks(rows, problems)
+        cases, parts = [], []
+        for row in rows:
+            if (case := self._case(row, masks, problems)) is not None:
+                cases.append(case)
+                parts.append(row.cells.get(self.split.column or "", ""))
+        source = str(self._folder / (self.table.file if self.table else self.files[0]))
+        chosen = choose(
+            self.split,
+            [case.where for case in cases],
+            problems,
+            source=source,
+            groups=[case.group for case in cases] if self.split.group else None,
+            classes=[case.label for case in cases],
+            named=parts,
+        )
+        listing: Listing = {split: [cases[index] for index in chosen[split]] for split in SPLITS}
+        check_listing(listing, source, problems)
+        return listing
+
+    def read(self, case: ImageCase) -> Item:
+        """C x H x W image (uint8 or uint16); its class, or its mask (H x W) where no label is declared. A declared
+        mask is read and checked in any case."""
+        image = read_image(case.path, self.channels)
+        mask = prepare_mask(self._mask(case, image.shape[1:]), image.shape[1:]).numpy() if self.masks else None
+        return Item(image, mask if self.label is None and mask is not None else case.label)
+
+    def load(self, size: tuple[int, int], target: Literal["label", "mask"]) -> SiteData:
+        """All images as network inputs of ``size`` (height, width), with their classes or masks.
+
+        Raises:
+            DataError: with the file, expected and got; or the dataset declares no such target.
+        """
+        declared = self.label if target == "label" else self.masks
+        if declared is None:
+            key = "label" if target == "label" else "masks"
+            sentence = f"the job's task needs images with '{key}', which the dataset does not declare"
+            raise DataError(f"{self._folder / self.files[0]}: {sentence}", public=sentence)
+        names = declared.names() if isinstance(declared, LabelMap) else list(declared.classes)
+        budget = Budget(self._storage, self._folder)
+        splits: dict[str, Samples] = {}
+        listing = self.cases(Problems())
+        for split, cases in listing.items():
+            if not cases:
+                splits[split] = empty_like(splits["train"])
+                continue
+            inputs, masks = Store(budget), Store(budget)
+            for image, mask in in_parallel(partial(self._prepared, size=size, masked=target == "mask"), cases):
+                inputs.append(image[None])
+                if mask is not None:
+                    masks.append(mask[None])
+            labels = torch.tensor([case.label for case in cases])
+            targets = masks.finish() if target == "mask" else labels
+            files = [case.name for case in cases]
+            splits[split] = Samples(inputs.finish(), targets, np.arange(len(cases)), files, len(names))
+        return SiteData(splits, names, {"kind": self.kind, "channels": self.channels})
+
+    def _prepared(self, case: ImageCase, size: tuple[int, int], masked: bool) -> tuple[Tensor, Tensor | None]:
+        image = read_image(case.path, self.channels)
+        mask = prepare_mask(self._mask(case, image.shape[1:]), size) if masked else None
+        return prepare(image, size), mask
+
+    def _mask(self, case: ImageCase, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+        """The mask, H x W in declared values; its resolution may be another than its image's, its proportions not."""
+        assert case.mask is not None
+        values = read_mask(case.mask)
+        finer = values.shape[0] / shape[0]
+        if abs(values.shape[1] - finer * shape[1]) > max(1, finer):
+            raise DataError(
+                f"{case.mask}: expected the proportions of its image {case.path.name}, {shape[0]} x {shape[1]} pixels "
+                f"(height x width), got {values.shape[0]} x {values.shape[1]}"
+            )
+        return self._masks().translate(str(case.mask), values)
+
+    def _masks(self) -> Masks:
+        assert self.masks is not None
+        return self.masks
+
+    def _columns(self) -> list[str]:
+        """The columns that are used, each once."""
+        named = [self.label.column if self.label else None, self.split.group, self.split.column]
+        return list(dict.fromkeys(column for column in named if column))
+
+    def _rows(self, found: list[Found], problems: Problems) -> list[_Row]:
+        """The images that are used: all, or those the table names."""
+        if self.table is None:
+            return [_Row(image, image.name, image.fields) for image in found]
+        path = self._folder / self.table.file
+        known = placeholders(self.files)
+        wanted = [self.table.image, *(column for column in self._columns() if column not in known)]
+        where = {column: {canonical(value) for value in values} for column, values in self.table.where.items()}
+        frames = read_cells(path, path.name, Cells(missing=[]), problems, wanted, where=where)
+        frame = pd.concat(frames, ignore_index=True).fillna("")
+        if frame.empty:
+            problems.add(f"{path}: no row has {' and '.join(f'{c} in {v}' for c, v in self.table.where.items())}")
+        index = _by_name(found)
+        rows: dict[str, _Row] = {}
+        for cells in _records(frame):
+            place, name = f"{path.name}:{cells.pop(PLACE)}", cells[self.table.image]
+            images = _named(index, name)
+            if len(images) != 1:
+                problem = f"names several: {', '.join(image.name for image in images)}" if images else "does not exist"
+                problems.add(f"{place}: the image '{name}' {problem} (files: {', '.join(self.files)})")
+            elif images[0].name in rows:
+                problems.add(f"{place}: the image '{name}' has another row, {rows[images[0].name].where}")
+            else:
+                rows[images[0].name] = _Row(images[0], place, {**cells, **images[0].fields})
+        return list(rows.values())
+
+    def _find_masks(self, rows: Sequence[_Row], problems: Problems) -> dict[str, Path]:
+        """Image's name to its mask; the images that have none, or no one, are told of."""
+        if self.masks is None:
+            return {}
+        shared = sorted(placeholders(self.files) & placeholders(self.masks.files))
+        index: dict[tuple[str, ...], list[Found]] = {}
+        for mask in find_files(self._folder, self.masks.files, problems):
+            if mask.path.stem.endswith(self.masks.suffix):
+                stem = mask.path.stem.removesuffix(self.masks.suffix)
+                index.setdefault((stem, *(mask.fields[field] for field in shared)), []).append(mask)
+        masks: dict[str, Path] = {}
+        owner: dict[str, str] = {}
+        for row in rows:
+            image = row.image
+            fits = index.get((image.path.stem, *(image.fields[field] for field in shared)), [])
+            if len(fits) != 1:
+                problem = f"several masks: {', '.join(mask.name for mask in fits)}" if fits else "no mask"
+                problems.add(
+                    f"{row.where}: the image {image.name} has {problem}; expected one {image.path.stem}"
+                    f"{self.masks.suffix} among {', '.join(self.masks.files)}"
+                )
+            elif fits[0].name in owner:
+                problems.add(f"{row.where}: the mask {fits[0].name} fits {image.name} and {owner[fits[0].name]}")
+            else:
+                owner[fits[0].name] = image.name
+                masks[image.name] = fits[0].path
+        return masks
+
+    def _case(self, row: _Row, masks: dict[str, Path], problems: Problems) -> ImageCase | None:
+        if self.masks and row.image.name not in masks:
+            return None
+        label = -1
+        if self.label:
+            value = row.cells[self.label.column]
+            label = self.label.index().get(canonical(value), -1)
+            if label < 0:
+                problems.add(
+                    f"{row.where}: column '{self.label.column}': '{value}' is not among the declared values "
+                    f"({self.label.declared()})"
+                )
+                return None
+        group = row.cells[self.split.group] if self.split.group else row.image.name
+        if not group:
+            problems.add(f"{row.where}: column '{self.split.group}' is empty; every image needs a group")
+            return None
+        return ImageCase(row.image.name, group, row.where, row.image.path, label, masks.get(row.image.name))
+
+
+def _records(frame: pd.DataFrame) -> Iterator[dict[str, str]]:
+    columns = list(frame.columns)
+    for row in frame.itertuples(index=False, name=None):
+        yield dict(zip(columns, row, strict=True))
+
+
+def _by_name(found: Sequence[Found]) -> dict[str, list[Found]]:
+    index: dict[str, list[Found]] = {}
+    for image in found:
+        for name in {image.path.name, image.path.stem}:
+            index.setdefault(name, []).append(image)
+    return index
+
+
+def _named(index: dict[str, list[Found]], name: str) -> list[Found]:
+    """The images that a cell means: by name or stem, and by the folders that stand before it."""
+    folders = Path(name).parent.parts
+    candidates = index.get(Path(name).name, [])
+    return [image for image in candidates if image.path.parent.parts[-len(folders) :] == folders or not folders]

@@ -1,0 +1,386 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time series: recordings cut into windows that never cross a recording, a subject, a split or a change of label."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from pydantic import Field, PrivateAttr, field_validator, model_validator
+
+from medpfl.core.errors import DataError
+from medpfl.data.cells import Cells, shown_names
+from medpfl.data.declared import (
+    SPLITS,
+    Case,
+    Dataset,
+    Item,
+    LabelColumn,
+    Listing,
+    Problems,
+    SplitRule,
+    Strict,
+    canonical,
+    distinct,
+)
+from medpfl.data.samples import Budget, Rows, Samples, SiteData, Store, empty_like
+from medpfl.data.series.recordings import Recording, interpolated, missing_samples, read_arrays, read_recording, windows
+from medpfl.data.splits import check_listing, choose
+
+
+class Window(Strict):
+    """``length`` and ``step`` in time steps; without ``step`` windows do not overlap."""
+
+    length: int = Field(ge=1)
+    step: int | None = Field(default=None, ge=1)
+
+
+class SeriesLabel(LabelColumn):
+    """The column to predict; steps whose value is in ``ignore`` belong to no window."""
+
+    ignore: list[str | int | float] = Field(default=[])
+
+    @field_validator("ignore", mode="before")
+    @classmethod
+    def _plain(cls, ignore: Any) -> Any:
+        if isinstance(ignore, list):
+            distinct(ignore)
+        return ignore
+
+    @model_validator(mode="after")
+    def _ignored_once(self) -> "SeriesLabel":
+        distinct([*(value for values in self.classes.values() for value in values), *self.ignore])
+        return self
+
+
+class SeriesSplit(SplitRule):
+    """``time``: of each class, the first steps train, the next validate and the last test, in the order of files and
+    rows: for a hospital with a single subject. Windows of two splits share no sample, but neighbours in time are
+    alike, so results are better than on a new subject."""
+
+    time: bool = False
+
+    @model_validator(mode="after")
+    def _time_alone(self) -> "SeriesSplit":
+        if self.stratify:
+            raise ValueError("'stratify' is not for series; recordings and subjects are kept together")
+        if self.time:
+            for other in ("group", "column", "seed"):
+                if other in self.model_fields_set:
+                    raise ValueError(f"'time' cuts by time alone, so '{other}' has no meaning; leave it out")
+        return self
+
+
+class Series(Cells, Dataset):
+    """Time series of two forms.
+
+    With ``channels``, each file is a recording with a row per time step (CSV, TSV or Parquet). With ``inputs``, files
+    are .npz archives: ``inputs`` names an array n x channels x length, each of whose n entries is a recording, and
+    ``label.column``, ``split.group`` and ``split.column`` name arrays of n values.
+
+    Windows are cut from runs: consecutive steps of a recording with one label, one group and one split. ``group``
+    defaults to the recording. ``missing_samples``: ``refuse`` them, or ``interpolate`` them linearly within the run.
+    """
+
+    kind: Literal["series"]
+    files: list[str] = Field(min_length=1)
+    missing: list[str] = Field(default=["", "?", "NA", "NaN", "nan"])
+    channels: list[str] | None = Field(default=None, min_length=1)
+    inputs: str | None = None
+    label: SeriesLabel
+    window: Window | None = None
+    missing_samples: Literal["refuse", "interpolate"] = "refuse"
+    split: SeriesSplit = SeriesSplit()
+    _made: "_Plan | None" = PrivateAttr(default=None)
+
+    @model_validator(mode="after")
+    def _one_form(self) -> "Series":
+        if (self.channels is None) == (self.inputs is None):
+            raise ValueError("expected either 'channels' (columns of table files) or 'inputs' (an array of .npz files)")
+        for file in self.files:
+            if (Path(file).suffix.lower() == ".npz") != (self.inputs is not None):
+                form = "'inputs' needs .npz files" if self.inputs else "'channels' needs table files, 'inputs' .npz"
+                raise ValueError(f"{form}, got '{file}'")
+        if self.inputs is not None:
+            for key in ("separator", "columns", "missing"):
+                if key in self.model_fields_set:
+                    raise ValueError(f"'{key}' is for table files; leave it out")
+            if self.split.time:
+                raise ValueError("'split.time' needs recordings in table files; arrays have no order in time")
+        elif self.window is None:
+            raise ValueError("'window' is missing; expected {length: ..., step: ...} in time steps")
+        named = [*(self.channels or []), *_marks(self)]
+        for name in named:
+            if named.count(name) > 1:
+                raise ValueError(f"the column '{name}' is named twice among channels, label, group and split")
+        return self
+
+    def class_names(self) -> list[str]:
+        return list(self.label.classes)
+
+    def cases(self, problems: Problems) -> Listing:
+        """All windows. Raises DataError if a file cannot be read at all, whatever ``problems`` keeps."""
+        return self._plan(problems).listing()
+
+    def read(self, case: "WindowCase") -> Item:
+        """One window: C x length as in the file, NaN where a sample is missing."""
+        plan = self._plan(Problems())
+        values = plan.steps[case.first : case.first + plan.length]
+        return Item(values.numpy().T.copy(), case.label)
+
+    def load(self) -> SiteData:
+        """All windows, N x C x length, each channel with mean 0 and deviation 1 over the training runs.
+
+        Raises:
+            DataError: with the file, the line and the column, expected and got.
+        """
+        plan = _planned(self, Problems())  # afresh: a data check may have kept what has no problem only
+        mean, scale = plan.statistics()
+        listing = plan.listing()
+        splits: dict[str, Samples] = {}
+        for split, runs in plan.runs.items():
+            if not runs:
+                splits[split] = empty_like(splits["train"])
+                continue
+            inputs, targets = Store(plan.budget), Store(plan.budget)
+            for run in runs:
+                made = windows(((plan.values(run) - mean) / scale).astype(np.float32), plan.length, plan.step)
+                inputs.append(torch.from_numpy(made))
+                targets.append(torch.full((len(made),), run.label, dtype=torch.int64))
+            names = [case.name for case in listing[split]]
+            classes = len(self.label.classes)
+            splits[split] = Samples(inputs.finish(), targets.finish(), np.arange(len(names)), names, classes)
+        preparation = {
+            "cells": Cells.model_validate(self.model_dump(include=set(Cells.model_fields))).model_dump(),
+            "channels": self.channels,
+            "inputs": self.inputs,
+            "label": self.label.column,
+            "missing_samples": self.missing_samples,
+            "length": plan.length,
+            "step": plan.step,
+            "mean": mean.tolist(),
+            "scale": scale.tolist(),
+        }
+        return SiteData(splits, self.class_names(), preparation)
+
+    def _plan(self, problems: Problems) -> "_Plan":
+        if self._made is None:
+            self._made = _planned(self, problems)
+        return self._made
+
+
+@dataclass(frozen=True)
+class WindowCase(Case):
+    """One window. ``first``: its first step among all steps of the dataset; ``label``: its class."""
+
+    first: int
+    label: int
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Steps ``first`` ... ``first + count - 1`` of the dataset: of one recording, label, group and named split."""
+
+    recording: str
+    group: str
+    named: str
+    label: int
+    first: int
+    count: int
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """All steps (T x C float32, NaN where missing), and the runs of each split that hold a window."""
+
+    steps: Rows
+    places: NDArray[np.int64]
+    runs: dict[str, list[_Run]]
+    length: int
+    step: int
+    whole: bool
+    """Each recording is one window."""
+    budget: Budget
+
+    def where(self, run: _Run, start: int, count: int) -> str:
+        first = run.first + start
+        if self.whole:
+            return run.recording
+        return f"{run.recording}:{self.places[first]}-{self.places[first + count - 1]}"
+
+    def listing(self) -> Listing:
+        return {split: [case for run in runs for case in self._cases(run)] for split, runs in self.runs.items()}
+
+    def _cases(self, run: _Run) -> Iterator[WindowCase]:
+        for start in range(0, run.count - self.length + 1, self.step):
+            name = self.where(run, start, self.length)
+            yield WindowCase(name, run.group, name, run.first + start, run.label)
+
+    def values(self, run: _Run) -> NDArray[np.float32]:
+        """T x C of a run, interpolated: a run is within one split, so nothing comes from another."""
+        return interpolated(self.steps[run.first : run.first + run.count].numpy())
+
+    def statistics(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Mean and deviation of each channel over all steps of the training runs, each step once."""
+        runs = self.runs["train"]
+        count = sum(run.count for run in runs)
+        mean = np.sum([self.values(run).sum(axis=0, dtype=np.float64) for run in runs], axis=0) / count
+        square = np.sum([((self.values(run) - mean) ** 2).sum(axis=0) for run in runs], axis=0) / count
+        return mean, np.where(square > 0, np.sqrt(square), 1.0)  # a constant channel becomes 0
+
+
+def _marks(dataset: Series) -> list[str]:
+    others = (dataset.split.group, dataset.split.column)
+    return [dataset.label.column, *(column for column in others if column)]
+
+
+def _planned(dataset: Series, problems: Problems) -> _Plan:
+    budget = Budget(dataset._storage, dataset._folder)
+    store = Store(budget)
+    places: list[NDArray[np.int64]] = []
+    runs: list[_Run] = []
+    length = dataset.window.length if dataset.window else 0
+    channels: int | None = None
+    for recording in _recordings(dataset, problems):
+        channels = channels or recording.values.shape[1]
+        length = length or len(recording.values)
+        if recording.values.shape[1] != channels:
+            got = recording.values.shape[1]
+            raise DataError(f"{recording.name}: expected {channels} channels as in the others, got {got}")
+        if not dataset.window and len(recording.values) != length:
+            problems.add(
+                f"{recording.name}: expected {length} time steps as in the others, got {len(recording.values)}; "
+                "declare a 'window' to cut windows of one length"
+            )
+            continue
+        found = _runs(dataset, recording, len(store), problems)
+        longest = max((run.count for run in found), default=0)
+        if found and longest < length:
+            problems.add(
+                f"{recording.name}: it is too short for a window of {length} time steps; the longest run of one label "
+                f"has {longest}"
+            )
+        runs += [run for run in found if run.count >= length]
+        store.append(torch.from_numpy(recording.values))
+        places.append(recording.places)
+    source = ", ".join(dataset.files)
+    step = (dataset.window.step if dataset.window else None) or length
+    by_split = _split(dataset, runs, source, problems)
+    by_split = {split: [run for run in mine if run.count >= length] for split, mine in by_split.items()}
+    everywhere = np.concatenate(places) if places else np.empty(0, dtype=np.int64)
+    plan = _Plan(store.finish(), everywhere, by_split, length, step, dataset.window is None, budget)
+    for mine in by_split.values():
+        mine[:] = [run for run in mine if _complete(dataset, plan, run, problems)]
+    check_listing(plan.listing(), source, problems)
+    return plan
+
+
+def _recordings(dataset: Series, problems: Problems) -> Iterator[Recording]:
+    marks = _marks(dataset)
+    for name, shown in zip(dataset.files, shown_names(dataset.files), strict=True):
+        path = Path(dataset._folder, name)
+        if dataset.inputs is not None:
+            yield from read_arrays(path, shown, dataset.inputs, marks, problems)
+        else:
+            yield read_recording(path, shown, dataset, dataset.channels or [], marks, problems)
+
+
+def _runs(dataset: Series, recording: Recording, offset: int, problems: Problems) -> list[_Run]:
+    """The recording's runs in time order; steps with a problem are in none."""
+    labels = _labels(dataset, recording, problems)
+    labels[recording.bad] = -1
+    if dataset.missing_samples == "refuse":
+        for sentence in missing_samples(recording, labels >= 0):
+            problems.add(f"{sentence}; declare 'missing_samples: interpolate' to fill such gaps")
+        labels[np.isnan(recording.values).any(axis=1)] = -1
+    changes = [labels]
+    texts = {}
+    for column in (dataset.split.group, dataset.split.column):
+        if column:
+            codes, texts[column] = pd.factorize(recording.marks[column])
+            unknown = np.flatnonzero((codes < 0) & (labels >= 0))
+            if len(unknown):
+                problems.add(f"{recording.at(int(unknown[0]))}: '{column}' is missing ({len(unknown)} time steps)")
+            labels[codes < 0] = -1
+            changes.append(codes)
+    marks = np.stack(changes, axis=1)
+    borders = np.flatnonzero((marks[1:] != marks[:-1]).any(axis=1)) + 1
+    runs = []
+    for first, end in zip([0, *borders.tolist()], [*borders.tolist(), len(labels)], strict=True):
+        if end > first and labels[first] >= 0:
+            text = {column: str(recording.marks[column][first]) for column in texts}
+            group = text.get(dataset.split.group or "", recording.name)
+            named = text.get(dataset.split.column or "", "")
+            runs.append(_Run(recording.name, group, named, int(labels[first]), offset + first, end - first))
+    return runs
+
+
+def _labels(dataset: Series, recording: Recording, problems: Problems) -> NDArray[np.int64]:
+    """The class of each step; -1 where it is ignored, missing or not declared."""
+    label = dataset.label
+    index = label.index() | {canonical(value): -1 for value in label.ignore}
+    codes, values = pd.factorize(recording.marks[label.column])
+    unknown = np.flatnonzero(codes < 0)
+    if len(unknown):
+        problems.add(f"{recording.at(int(unknown[0]))}: label '{label.column}' is missing ({len(unknown)} time steps)")
+    classes = [index.get(canonical(value), -2) for value in values]
+    for number, found in enumerate(classes):
+        if found == -2:
+            first = int(np.flatnonzero(codes == number)[0])
+            ignored = f"; ignored: {', '.join(map(str, label.ignore))}" if label.ignore else ""
+            problems.add(
+                f"{recording.at(first)}: label '{label.column}': '{values[number]}' is not among the declared values "
+                f"({label.declared()}{ignored})"
+            )
+    return np.maximum(np.array([*classes, -1], dtype=np.int64)[codes], -1)
+
+
+def _split(dataset: Series, runs: list[_Run], source: str, problems: Problems) -> dict[str, list[_Run]]:
+    rule = dataset.split
+    if rule.time:
+        return _cut_in_time(runs, rule.fractions)
+    groups = [run.group for run in runs]
+    if not rule.column and len(set(groups)) < len(rule.fractions):
+        mend = "" if dataset.inputs else "; 'split: {time: true}' cuts by time instead"
+        problems.add(
+            f"{source}: {len(set(groups))} recordings or groups cannot be cut into {len(rule.fractions)} splits "
+            f"({', '.join(rule.fractions)}){mend}"
+        )
+        return {split: [] for split in SPLITS}
+    places, named = [run.recording for run in runs], [run.named for run in runs]
+    chosen = choose(rule, places, problems, source=source, groups=groups, named=named if rule.column else None)
+    return {split: [runs[index] for index in chosen[split]] for split in SPLITS}
+
+
+def _cut_in_time(runs: list[_Run], fractions: Mapping[Any, float]) -> dict[str, list[_Run]]:
+    """Of each class the first steps for train, the next for validation, the last for test; runs at a border are cut."""
+    cut: dict[str, list[_Run]] = {split: [] for split in SPLITS}
+    for label in sorted({run.label for run in runs}):
+        mine = [run for run in runs if run.label == label]
+        wanted = [fractions.get(split, 0.0) for split in SPLITS]
+        ends = np.round(np.cumsum(wanted) * sum(run.count for run in mine)).astype(int).tolist()
+        passed = 0
+        for run in mine:
+            for split, start, end in zip(SPLITS, [0, *ends[:-1]], ends, strict=True):
+                first, last = max(passed, start), min(passed + run.count, end)
+                if first < last:
+                    place = run.first + first - passed
+                    part = replace(run, first=place, count=last - first, group=f"{run.recording}, step {place}")
+                    cut[split].append(part)
+            passed += run.count
+    return cut
+
+
+def _complete(dataset: Series, plan: _Plan, run: _Run, problems: Problems) -> bool:
+    empty = np.isnan(plan.values(run)).any(axis=0)
+    for column in np.flatnonzero(empty).tolist():
+        name = dataset.channels[column] if dataset.channels else str(column)
+        problems.add(
+            f"{plan.where(run, 0, run.count)}: channel '{name}' has no value in this run, so nothing can be "
+            "interpolated"
+        )
+    return not empty.any()

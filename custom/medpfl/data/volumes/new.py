@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Volumes to predict: found in a file, a folder or a datalist, and segmentations written where the volumes lie."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from medpfl.core.errors import DataError
+from medpfl.data.volumes.declare import prepare, read_image
+
+_NIFTI = (".nii", ".nii.gz")
+
+
+def find_volumes(path: Path) -> list[tuple[str, tuple[Path, ...]]]:
+    """Names and files of the volumes that a path means, sorted by name.
+
+    Args:
+        path: a NIfTI file; a folder that is a DICOM series; a folder of NIfTI files and series; or a datalist (JSON),
+            of which every list is taken.
+
+    Raises:
+        DataError: there are none, or two of one name.
+    """
+    if path.suffix == ".json":
+        found = _listed(path)
+    elif path.is_dir() and not _is_series(path):
+        inner = [p for p in sorted(path.iterdir()) if _is_nifti(p) or (p.is_dir() and _is_series(p))]
+        found = [(_name(p), (p,)) for p in inner]
+    elif path.exists():
+        found = [(_name(path), (path,))]
+    else:
+        raise DataError(f"{path}: no such file")
+    if not found:
+        raise DataError(f"{path}: holds no NIfTI file (.nii, .nii.gz) and no folder with a DICOM series")
+    names = [name for name, _ in found]
+    for name, files in found:
+        if names.count(name) > 1:
+            raise DataError(f"{files[0]}: another volume would be written to '{name}' too; predict them one by one")
+    return found
+
+
+def _listed(path: Path) -> list[tuple[str, tuple[Path, ...]]]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path}: cannot be read as a datalist: {error}") from error
+    lists = [items for items in content.values() if isinstance(items, list)] if isinstance(content, dict) else []
+    found = []
+    for item in (item for items in lists for item in items):
+        if images := _images(item):
+            found.append((name_of_item(item), tuple(Path(path.parent, image) for image in images)))
+    return sorted(found)
+
+
+def _images(item: Any) -> list[str]:
+    """The image files of a datalist's item, one a channel; empty if it names none."""
+    images = item.get("image") if isinstance(item, dict) else item
+    images = [images] if isinstance(images, str) else images
+    return images if isinstance(images, list) and all(isinstance(image, str) for image in images) else []
+
+
+def name_of_item(item: Any) -> str:
+    """What a datalist's item is called, and its segmentation; empty for an item that names no image."""
+    images = _images(item)
+    return _name(Path(images[0].removeprefix("./").replace("/", "_"))) if images else ""
+
+
+def _name(path: Path) -> str:
+    # Not resolve(): where data are links into a store, the link has the name and its target a hash.
+    return path.absolute().name.removesuffix(".gz").removesuffix(".nii").removesuffix(".dcm")
+
+
+def _is_nifti(path: Path) -> bool:
+    return path.is_file() and path.name.endswith(_NIFTI) and not path.name.startswith(".")
+
+
+def _is_series(path: Path) -> bool:
+    """A folder whose files are DICOM, by the first of them."""
+    from pydicom.misc import is_dicom
+
+    first = next((p for p in sorted(path.iterdir()) if p.is_file() and not p.name.startswith(".")), None)
+    return first is not None and bool(is_dicom(first))
+
+
+@dataclass(frozen=True)
+class NewVolume:
+    """A volume on the task's grid.
+
+    Attributes:
+        name: what its segmentation is called.
+        slices: D x C x H x W.
+    """
+
+    name: str
+    slices: Tensor
+    _source: Path
+    _affine: NDArray[np.float64]
+    _shape: tuple[int, ...]
+    _grid: NDArray[np.float64]
+
+    def save(self, outputs: Tensor, folder: Path, class_names: list[str], probabilities: bool) -> dict[str, Any]:
+        """Write ``<name>.nii.gz``: the class of every voxel of the input, in its geometry.
+
+        Args:
+            outputs: D x K x H x W, the network's.
+            probabilities: also write ``<name>_probabilities.nii.gz``, one volume a class (float32).
+
+        Returns:
+            The file and the volume of each class but the first, in ml.
+        """
+        from monai.data import MetaTensor
+        from monai.transforms import SpatialResample
+
+        shares = outputs.float().softmax(dim=1).permute(1, 2, 3, 0).contiguous()
+        back = SpatialResample(mode="bilinear", padding_mode="zeros")(
+            MetaTensor(shares, affine=torch.from_numpy(self._grid)),
+            dst_affine=torch.from_numpy(self._affine),
+            spatial_size=self._shape,
+        )
+        values = back.as_tensor().numpy()
+        classes = values.argmax(axis=0).astype(np.uint8)  # outside the grid all are 0, so the background wins
+        file = folder / f"{self.name}.nii.gz"
+        _save(file, classes, self._affine, self._source)
+        if probabilities:
+            values[0] += 1 - values.sum(axis=0)
+            _save(folder / f"{self.name}_probabilities.nii.gz", np.moveaxis(values, 0, -1), self._affine, self._source)
+        millilitres = float(abs(np.linalg.det(self._affine[:3, :3]))) / 1000
+        counts = np.bincount(classes.ravel(), minlength=len(class_names))
+        volumes = {f"{name}_ml": round(counts[k] * millilitres, 4) for k, name in enumerate(class_names) if k}
+        return {"file": file.name, **volumes}
+
+
+def read_new_volumes(
+    path: Path, spacing: tuple[float, float, float], size: tuple[int, int], step: int
+) -> Iterator[NewVolume]:
+    """Volumes in RAS orientation and ``spacing`` (mm), each slice at least ``size`` and a multiple of ``step``.
+
+    Unlike in training nothing is cropped: the network sees whole slices.
+
+    Raises:
+        DataError: a volume is missing, broken or two have one name.
+    """
+    from monai.transforms import ResizeWithPadOrCrop
+
+    for name, files in find_volumes(path):
+        image, affine = read_image(*files)
+        whole: Any = prepare(image, affine, spacing, None)
+        target = [max(least, -(-length // step) * step) for least, length in zip(size, whole.shape[1:3], strict=True)]
+        padded = ResizeWithPadOrCrop(spatial_size=(*target, -1))(whole)
+        slices = padded.as_tensor().permute(3, 0, 1, 2).contiguous()
+        yield NewVolume(name, slices, files[0], affine, image.shape[1:], padded.affine.double().numpy())
+
+
+def _save(file: Path, values: NDArray[Any], affine: NDArray[np.float64], source: Path) -> None:
+    """Write a NIfTI file with the geometry of ``source``, whole or not at all."""
+    if source.is_file() and source.name.endswith(_NIFTI):
+        like: Any = nib.load(source)
+        image = nib.Nifti1Image(values, like.affine)
+        for kind in ("qform", "sform"):  # which of the two counts is part of a file's geometry
+            code = int(like.header[f"{kind}_code"])
+            getattr(image, f"set_{kind}")(getattr(like, f"get_{kind}")(), code)
+        image.header.set_xyzt_units(*like.header.get_xyzt_units())
+    else:
+        image = nib.Nifti1Image(values, affine)
+    temporary = file.with_name(f".{file.name.removesuffix('.nii.gz')}.part.nii.gz")
+    nib.save(image, temporary)
+    temporary.replace(file)

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FedSM with personal models of another method (Xu et al., CVPR 2022, Table 6): fine-tuning, APFL, Per-FedAvg, pFedMe.
+
+Any method of this package that deploys a personal model can be named; its own rounds run unchanged. After its local
+training the network that it deploys is copied into FedSM's slot "personal", which the server keeps as it is (SoftPull
+with lam 1), because the super model needs all of them. What a method does after mixing to get that network (APFL mixes,
+Per-FedAvg takes its step) is done here at the end of the local training, with the hospital's own copy of what is mixed.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from medpfl.core.errors import ConfigError
+from medpfl.core.mixers import Mixer, SoftPull
+from medpfl.methods.base import Build, Method, Site
+from medpfl.methods.fedsm.method import FedSM
+from medpfl.methods.fine_tuned import FineTuned
+
+PREFIX = "own_"
+_SHARED = ("epochs", "steps", "lr", "batch_size", "optimizer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedSMPersonalised(FedSM):
+    """Slots: "global", "personal" and "selector" as in FedSM, and the personaliser's with "own_" before their names.
+
+    Args:
+        personaliser: the method that trains the personal models, with its own arguments; ``epochs``, ``steps``, ``lr``,
+            ``batch_size`` and ``optimizer`` are FedSM's for both.
+    """
+
+    personaliser: Method = field(default_factory=FineTuned)
+
+    in_one_pass: ClassVar = ("global",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.personaliser, FedSM):
+            raise ConfigError(f"FedSMPersonalised's personaliser must be another method, got {self.personaliser!r}")
+        defaults = {entry.name: entry.default for entry in dataclasses.fields(self.personaliser)}
+        for name in _SHARED:
+            given = getattr(self.personaliser, name)
+            if given not in (defaults[name], getattr(self, name)):
+                raise ConfigError(
+                    f"FedSMPersonalised's personaliser takes {name} from FedSM; it names another, {given!r}"
+                )
+        same = {name: getattr(self, name) for name in _SHARED}
+        object.__setattr__(self, "personaliser", dataclasses.replace(self.personaliser, **same))
+
+    def models(self, build: Build) -> dict[str, nn.Module]:
+        own = {f"{PREFIX}{name}": network for name, network in self.personaliser.models(build).items()}
+        return {**super().models(build), **own}
+
+    def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
+        own = nn.ModuleDict({k.removeprefix(PREFIX): network for k, network in models.items() if k.startswith(PREFIX)})
+        slots = super().slots(models)
+        for slot, keys in self.personaliser.slots(own).items():
+            slots[f"{PREFIX}{slot}"] = [f"{PREFIX}{key}" for key in keys]
+        return slots
+
+    def components(self) -> dict[str, Mixer]:
+        own = {f"{PREFIX}{slot}": mixer for slot, mixer in self.personaliser.components().items()}
+        return {**super().components(), "personal": SoftPull(lam=1.0), **own}
+
+    def new_optimizer(self, model: nn.Module, name: str) -> torch.optim.Optimizer:
+        if name.startswith(PREFIX):
+            return self.personaliser.new_optimizer(model, name.removeprefix(PREFIX))
+        return super().new_optimizer(model, name)
+
+    def train_personal(self, site: Site) -> None:
+        view = site.view(self.personaliser, PREFIX)
+        self.personaliser.local_round(view)
+        for slot, state in view.outbox.items():
+            site.outbox[f"{PREFIX}{slot}"] = {f"{PREFIX}{key}": tensor for key, tensor in state.items()}
+        self.personaliser.after_mixing(view)
+        network = view.models[next(iter(self.personaliser.deploys.values()))]
+        site.models["personal"].load_state_dict(network.state_dict())
+        site.last_loss = view.last_loss

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""pFedNet: part of the network is averaged, the other part is drawn towards that of similar hospitals.
+
+Zhao, Liu, Liu, Liu, He, "Medical Federated Model with Mixture of Personalized and Shared Components", Algorithms 1, 2
+and 5. The update of the personal part is the server component ``medpfl.core.mixers.NetworkProx`` of slot "personal".
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from medpfl.core.errors import ConfigError
+from medpfl.core.graph import SKETCHES
+from medpfl.core.groups import head_of, of_type, running_statistics, under, without
+from medpfl.core.mixers import Mean, Mixer, NetworkProx
+from medpfl.methods.base import Build, Method, Site
+from medpfl.methods.pfednet.sketches import sketch
+
+
+@dataclass(frozen=True, kw_only=True)
+class PFedNet(Method):
+    """Slots "shared" (uniform mean) and "personal" (NetworkProx); only "personal" if everything is personal.
+
+    With ``steps`` 1 and "sgd" a hospital makes the one stochastic gradient of Algorithm 1, else it trains on.
+
+    Args:
+        personal: module paths inside the network that are personal, "" for all of it; none (and no types): its head.
+        personal_types: names of ``torch.nn`` classes all of whose modules are personal, "Linear" say.
+        alternate: Algorithm 5's (I, J) instead of Algorithm 2: every round exchanges the personal part with the shared
+            one fixed, and after every J-th round the shared part is exchanged I times with the personal one fixed.
+        local_statistics: BatchNorm's running statistics stay at the hospital (Andreux et al., "Siloed Federated
+            Learning for Multi-Centric Histopathology Datasets", 2020). Codecs do not encode them.
+    """
+
+    personal: tuple[str, ...] = ()
+    personal_types: tuple[str, ...] = ()
+    alternate: tuple[int, int] | None = None
+    local_statistics: bool = False
+
+    deploys: ClassVar = {"personal": "model"}
+    refined: ClassVar = ("shared",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.alternate is not None and min(self.alternate) < 1:
+            raise ConfigError(f"PFedNet's alternate must be two whole numbers from 1, got {list(self.alternate)}")
+        for name in self.personal_types:
+            if not isinstance(getattr(nn, name, None), type) or not issubclass(getattr(nn, name), nn.Module):
+                raise ConfigError(f"PFedNet's personal_types: torch.nn has no module class '{name}'")
+
+    def models(self, build: Build) -> dict[str, nn.Module]:
+        return {"model": build.network()}
+
+    def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
+        every = under(models, "model")
+        if self.local_statistics:
+            every = without(every, running_statistics(models, "model"))
+        chosen: set[str] = set()
+        for path in self.personal:
+            chosen |= set(under(models, f"model.{path}" if path else "model"))
+        if self.personal_types:
+            chosen |= set(of_type(models, tuple(getattr(nn, name) for name in self.personal_types), "model"))
+        if not chosen:
+            network = models.get_submodule("model")
+            chosen = set(under(models, f"model.{head_of(network)}"))
+        personal, shared = [key for key in every if key in chosen], without(every, chosen)
+        if shared:
+            return {"shared": shared, "personal": personal}
+        if self.alternate:
+            raise ConfigError("PFedNet cannot alternate where everything is personal")
+        return {"personal": personal}
+
+    def components(self) -> dict[str, Mixer]:
+        return {"shared": Mean(uniform=True), "personal": NetworkProx(tau=0.1)}
+
+    def statistics(self, name: str, site: Site) -> dict[str, Tensor]:
+        return sketch(name, site) if name in SKETCHES else super().statistics(name, site)
+
+    def local_round(self, site: Site) -> None:
+        if self.alternate:
+            self._fit(site, self.slots(site.models)["personal"])
+        else:
+            site.fit("model")
+
+    def refinements(self, round_number: int, rounds: int) -> int:
+        if self.alternate is None:
+            return 0
+        exchanges, every = self.alternate
+        return exchanges if round_number % every == 0 else 0
+
+    def refine(self, site: Site, step: int) -> None:
+        self._fit(site, self.slots(site.models)["shared"], step)
+
+    def _fit(self, site: Site, trained: Sequence[str], step: int = 0) -> None:
+        """Train these tensors only, BatchNorm statistics included; what is fixed is in evaluation mode."""
+        network = site.models["model"]
+        keys = {key.removeprefix("model.") for key in trained}
+        network.train()
+        for name, module in network.named_modules():
+            own = [f"{name}.{key}".removeprefix(".") for key in module.state_dict() if "." not in key]
+            if own and not keys.intersection(own):
+                module.training = False
+        for name, parameter in network.named_parameters():
+            parameter.requires_grad_(name in keys)
+        # An exchange within a round has batches and an optimiser of its own: the kept one is of the round's training.
+        fresh = self.new_optimizer(network, "model") if step else None
+        try:
+            for batch in site.training_batches(purpose=f"exchange {step}" if step else "batches"):
+                with site.autocast():
+                    loss = site.task.loss(network(batch.inputs), batch.targets)
+                if fresh is None:
+                    site.step("model", loss)
+                else:
+                    fresh.zero_grad(set_to_none=True)
+                    torch.autograd.backward(loss)
+                    fresh.step()
+        finally:
+            network.requires_grad_(True)

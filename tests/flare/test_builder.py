@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What FLARE's builder makes of a job's files, with a kit's allow list, as in the processes of a job: classes named in
+full become components, inside each other too; functions and mistyped arguments are refused."""
+
+import json
+import shutil
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.workspace import Workspace
+from nvflare.fuel.common.excepts import ComponentNotAuthorized, ConfigError
+from nvflare.private.fed.client.client_json_config import ClientJsonConfigurator
+from nvflare.private.fed.server.server_json_config import ServerJsonConfigurator
+from nvflare.private.fed.utils.fed_utils import authorize_build_component
+
+from medpfl.component import spec_of
+from medpfl.flare.allow import allow
+from medpfl.flare.controller import MixingController
+from medpfl.flare.executor import SiteExecutor
+from medpfl.flare.provision import provision
+from medpfl.job import Job, load_job, write_job
+from medpfl.models.resnet import ResNet
+from medpfl.tasks.classification import Classification
+from small_jobs import small_job
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVER, HOSPITAL = "server.example.org", "hospital-a"
+CONFIGURATORS = {SERVER: ServerJsonConfigurator, HOSPITAL: ClientJsonConfigurator}
+FILES = {SERVER: "config_fed_server.json", HOSPITAL: "config_fed_client.json"}
+
+
+@pytest.fixture(scope="module")
+def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Kits that allow our classes, and one of somebody else's package."""
+    made = provision(ROOT / "poc" / "project.yml", tmp_path_factory.mktemp("kits")).folder
+    for name in CONFIGURATORS:
+        allow(made / name, ["bounded_fedavg.BoundedFedAvg"])
+    return made
+
+
+def configured(kit: Path, job: Path) -> Any:
+    """The configuration of a job's process in a kit, as FLARE's ServerAppRunner and ClientAppRunner make it."""
+    run = kit / "job-1"
+    shutil.copytree(job / "app", run / "app_at_kit", dirs_exist_ok=True)
+    shutil.copy(job / "meta.json", run)
+    workspace = Workspace(str(kit), site_name="at_kit")
+    arguments = Namespace(job_id="job-1", workspace=str(kit), client_name=kit.name, sp_scheme="grpc", sp_target="here")
+    made = CONFIGURATORS[kit.name](workspace, str(run / "app_at_kit" / "config" / FILES[kit.name]), arguments, str(run))
+    fl_ctx = FLContext()
+    fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, workspace, private=True)
+    fl_ctx.set_prop(FLContextKey.CURRENT_JOB_ID, "job-1", private=False, sticky=False)
+    made.set_component_build_authorizer(authorize_build_component, fl_ctx=fl_ctx, event_handlers=[])
+    made.configure()
+    return made.runner_config
+
+
+@pytest.fixture
+def build(kits: Path, tmp_path: Path) -> Callable[..., Any]:
+    """Builds a job in a copy of a kit after a change to one of its files."""
+
+    def do(name: str, job: Job, change: Callable[[Any], object] = lambda content: None) -> Any:
+        shutil.copytree(kits / name, tmp_path / "kits" / name)
+        write_job(job, tmp_path / "job")
+        file = tmp_path / "job" / "app" / "config" / FILES[name]
+        content = json.loads(file.read_text())
+        change(content)
+        file.write_text(json.dumps(content))
+        return configured(tmp_path / "kits" / name, tmp_path / "job")
+
+    return do
+
+
+@pytest.mark.parametrize("folder", sorted((ROOT / "jobs").iterdir()), ids=lambda folder: folder.name)
+def test_shipped_jobs_are_built_as_they_are_loaded(build: Callable[..., Any], folder: Path) -> None:
+    job = load_job(folder)
+    assert isinstance(job, Job)
+    made = build(SERVER, job)
+    assert isinstance(made.workflows[0].controller, MixingController)
+    assert {name: made.components[name] for name in job.mixers} == job.mixers
+    executor = build(HOSPITAL, job).task_router.route("train")
+    assert isinstance(executor, SiteExecutor)
+    for built, loaded in ((executor.method, job.method), (executor.task, job.task)):
+        assert json.dumps(spec_of(built)) == json.dumps(spec_of(loaded))
+
+
+def test_a_component_inside_a_component(build: Callable[..., Any]) -> None:
+    """Classification names its network by class: FLARE builds it inside the task."""
+    task = Classification("skin", size=(16, 16), architecture=ResNet(width=4))
+    assert build(HOSPITAL, small_job(task=task)).task_router.route("train").task == task
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "medpfl.flare.allow.allow",  # functions of the package
+        "medpfl.bundle.find_bundle",
+        "medpfl.flare.pack.shutil.rmtree",  # what a module of the package has imported
+        "subprocess.run",
+    ],
+)
+@pytest.mark.parametrize("name", CONFIGURATORS)
+def test_a_job_cannot_call_a_function(build: Callable[..., Any], tmp_path: Path, name: str, path: str) -> None:
+    victim = tmp_path / "victim"
+    (victim / "local").mkdir(parents=True)
+
+    def add(content: Any) -> None:
+        content["components"].append({"id": "evil", "path": path, "args": {"kit": str(victim)}})
+
+    with pytest.raises(ComponentNotAuthorized, match=f"'path': '{path}'"):
+        build(name, small_job(), add)
+    assert not list((victim / "local").iterdir())
+
+
+def test_a_mistyped_argument_is_named(build: Callable[..., Any]) -> None:
+    def mistype(content: Any) -> None:
+        content["workflows"][0]["args"]["patiense"] = 3
+
+    with pytest.raises(ConfigError, match="patiense"):
+        build(SERVER, small_job(), mistype)

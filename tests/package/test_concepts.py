@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/concepts.md names files, classes and functions that are there."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
+
+
+def test_every_step_of_fedavgs_life_is_in_its_file() -> None:
+    steps = re.findall(r"^\| (\d+) \| `([\w/]+\.py)` \| `(\w+)` \|", PAGE, flags=re.MULTILINE)
+    assert [int(number) for number, _, _ in steps] == list(range(1, len(steps) + 1)) and len(steps) >= 15
+    for _, file, name in steps:
+        text = (ROOT / "custom" / "medpfl" / file).read_text(encoding="utf-8")
+        assert re.search(rf"\b(class|def) {name}\b", text), f"{file} has no {name}"
+
+
+def test_every_file_and_module_that_is_named_is_there() -> None:
+    package = ROOT / "custom" / "medpfl"
+    for file in re.findall(r"`([\w/]+\.py)`", PAGE):
+        assert (package / file).is_file(), file
+    for name in re.findall(r"`medpfl((?:\.[a-z_]+)+)", PAGE):
+        assert (
+            package.joinpath(*name.split(".")).with_suffix(".py").is_file()
+            or package.joinpath(*name.split(".")).is_dir()
+        )
+    for target in re.findall(r"\]\(([^)#:]+)\)", PAGE):
+        assert (ROOT / "docs" / target).exists(), target

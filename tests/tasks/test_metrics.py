@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics: how a task finds them, which value is better, and one from another package."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from brier import Sure
+from medpfl.core.errors import ConfigError
+from medpfl.job import Job
+from medpfl.results.schema import ValidationLine
+from medpfl.rounds.simulate import simulate
+from medpfl.tasks import Segmentation, Tabular
+from medpfl.tasks.metrics.base import Direction, better, worst
+
+
+@pytest.mark.parametrize(("direction", "good", "bad"), [("higher", 2.0, 1.0), ("lower", 1.0, 2.0)])
+def test_which_value_is_better(direction: Direction, good: float, bad: float) -> None:
+    assert better(direction, good, bad) and not better(direction, bad, good) and not better(direction, good, good)
+    assert better(direction, bad, worst(direction)) and not better(direction, math.nan, good)
+
+
+def test_a_misspelt_score_gets_the_right_one() -> None:
+    with pytest.raises(ConfigError, match=r"Tabular has no metric 'acuracy'; did you mean 'accuracy'\?; its metrics"):
+        Tabular("heart", score="acuracy")
+    with pytest.raises(ConfigError, match=r"Segmentation has no metric 'auc'; its metrics are: dice$"):
+        Segmentation("organ", score="auc")
+
+
+def test_a_metric_of_another_package_chooses_the_round_with_its_lowest_value(
+    tmp_path: Path, table_sites: dict[str, Path], make_job: Callable[..., Job]
+) -> None:
+    job = replace(make_job(rounds=4), task=Sure("blood", hidden=(4,)))
+    done = simulate(job, table_sites, tmp_path / "results", tmp_path / "home")
+    means = {
+        (line.model, line.round): line.metrics["brier"]
+        for line in done.record.lines
+        if isinstance(line, ValidationLine) and line.site == "mean"
+    }
+    assert min(means.values()) < max(means.values())
+    assert done.best
+    for model, found in done.best.items():
+        lowest = min(value for (name, _), value in means.items() if name == model)
+        assert found.score == lowest == means[model, found.round]
