@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every test is given: examples that repeat, small hospitals, and a job for them."""
+"""What every test is given: examples that repeat, small hospitals, and a job for them.
+
+Nothing large is imported here: the process that deals the tests out to others would wait for it before they start.
+"""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import pytest
 from hypothesis import settings
-from matplotlib.figure import Figure
 
-from medpfl.job import Job
-from small_jobs import small_job, write_table_sites
+if TYPE_CHECKING:
+    from medpfl.job import Job
 
 # A test run says the same every time. To look for new examples: pytest --hypothesis-profile=default
 settings.register_profile("repeatable", derandomize=True, deadline=None)  # compiling and a busy machine take time
@@ -20,6 +22,7 @@ settings.load_profile("repeatable")
 @pytest.fixture(scope="session", autouse=True)
 def render() -> Iterator[Callable[..., None]]:
     """Figures are made and not rendered, which is half of a small job's time; yields what renders them."""
+    from matplotlib.figure import Figure
 
     def not_rendered(figure: Figure, target: Path | TextIO, **how: object) -> None:
         (target.write_text if isinstance(target, Path) else target.write)("<svg/>")
@@ -33,16 +36,20 @@ def render() -> Iterator[Callable[..., None]]:
 @pytest.fixture
 def rendered(render: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that look at figures."""
-    monkeypatch.setattr(Figure, "savefig", render)
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", render)
 
 
 @pytest.fixture
 def table_sites(tmp_path: Path) -> dict[str, Path]:
     """Four hospitals with a table each."""
+    from small_jobs import write_table_sites
+
     return write_table_sites(tmp_path / "sites")
 
 
 @pytest.fixture
-def make_job() -> Callable[..., Job]:
+def make_job() -> "Callable[..., Job]":
     """``small_job``."""
+    from small_jobs import small_job
+
     return small_job

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The benchmarks' command, verb by verb, with the smallest sizes."""
 
+import importlib
 import json
 import os
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.__main__ import app
+from benchmarks.tables import BENCHES
 
 ROOT = Path(__file__).resolve().parents[2]
 HEART = Path(os.environ.get("MEDPFL_HEART_DATA", ROOT.parent / "shared" / "data" / "uci_heart"))
@@ -19,6 +21,16 @@ def bench(*arguments: str) -> str:
     result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return " ".join(result.output.split())
+
+
+def test_every_benchmark_has_a_verb_and_makes_its_tables() -> None:
+    """Imported here, because most are too long to be run by a test."""
+    verbs = {command.name for command in app.registered_commands}
+    assert verbs == {*BENCHES, "table"}
+    for name in BENCHES:
+        module = importlib.import_module(f"benchmarks.{name}")
+        assert callable(module.measure) and callable(module.table_of)
+    importlib.import_module("benchmarks.empty")
 
 
 def test_bench_mixing_measures_and_agrees_with_float64(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stored results are compact, and their pages' tables are those that ``python -m benchmarks table`` makes of them."""
 
+import re
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,26 @@ from benchmarks.tables import BENCHES, tables_of
 from medpfl.core.errors import MedPFLError
 from medpfl.results.compact import read_compact
 
-RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "docs" / "results"
 FILES = sorted([*RESULTS.glob("*.json"), *RESULTS.glob("*.json.gz")])
 MOST = 2_000_000  # bytes of all of them
+CELL = re.compile(r"\d\.\d{3} ± \d\.\d{3}")
+
+
+@lru_cache
+def tables(file: Path) -> str:
+    return tables_of(file)
+
+
+def cells_by_hand() -> list[tuple[str, str]]:
+    """Page and cell of every "mean ± deviation" in a table, but for published figures."""
+    found = []
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        for table in re.findall(r"(?:^\|.*\n)+", page.read_text(encoding="utf-8") + "\n", flags=re.MULTILINE):
+            if "published" not in table.splitlines()[0]:
+                found += [(page.name, cell) for cell in CELL.findall(table)]
+    return found
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
@@ -21,12 +40,20 @@ def test_the_command_makes_the_pages_tables(file: Path) -> None:
     """Block by block as they stand there; the page has a title and prose of its own."""
     name = file.name.partition(".")[0]
     page = (RESULTS / f"{name.removesuffix('-sgd')}.md").read_text(encoding="utf-8")
-    blocks = [block for block in tables_of(file).strip().split("\n\n") if not block.startswith("#")]
+    blocks = [block for block in tables(file).strip().split("\n\n") if not block.startswith("#")]
     if name.endswith("-sgd"):  # the page of the same hospitals shows two of its tables, without the caption
         blocks = blocks[1:3]
     assert blocks
     for block in blocks:
         assert block in page, block
+
+
+def test_numbers_that_were_copied_into_other_tables_are_stored_ones() -> None:
+    """README, "choosing a method", summaries beside papers' figures: each mean with deviation is one of a command's."""
+    stored = {cell for file in FILES for cell in CELL.findall(tables(file))}
+    found = cells_by_hand()
+    assert len(found) > 1000
+    assert not [(page, cell) for page, cell in found if cell not in stored]
 
 
 def test_stored_results_are_small() -> None:

@@ -96,6 +96,7 @@ def test_every_method_gets_as_many_candidates(tmp_path: Path, table_sites: dict[
     ]
 
 
+@pytest.mark.slow
 def test_the_choice_is_the_best_on_validation_and_no_test_is_read(tmp_path: Path, table_sites: dict[str, Path]) -> None:
     tuning = {**TUNING, "seeds": [100, 101], "tune": {"lr": [1e30, 0.01, 0.1]}, "budget": 3}
     plan, content = compared(tmp_path, table_sites, tuning=tuning, methods={"Soft": SOFT})

@@ -45,6 +45,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 @pytest.mark.parametrize("codec", CODECS, ids=repr)
 @given(tensors=UPDATES, seed=st.integers(0, 2**63))
+@pytest.mark.slow
 def test_decoding_gives_what_was_reduced(codec: Codec, tensors: dict[str, Tensor], seed: int) -> None:
     before = {key: tensor.clone() for key, tensor in tensors.items()}
     data = codec.encode(tensors, seed)
@@ -58,6 +59,7 @@ def test_decoding_gives_what_was_reduced(codec: Codec, tensors: dict[str, Tensor
 
 @pytest.mark.parametrize("codec", [Half(), STC(0.01), STC(0.2), STC(1.0), DAdaQuant(1), DAdaQuant(7)], ids=repr)
 @given(tensors=UPDATES)
+@pytest.mark.slow
 def test_reducing_again_changes_nothing(codec: Codec, tensors: dict[str, Tensor]) -> None:
     once = codec.reduce(vector_of(tensors), 1)
     assert np.array_equal(codec.reduce(once, 2), once)
@@ -120,6 +122,7 @@ def test_levels_double_when_the_loss_stands_still() -> None:
 
 @pytest.mark.parametrize("codec", [STC(0.05), Chain(CER(0.3), STC(0.05)), Half(), DAdaQuant(2)], ids=repr)
 @given(updates=st.lists(st.integers(0, 1000), min_size=1, max_size=8))
+@pytest.mark.slow
 def test_what_was_sent_and_the_residual_are_the_sum_of_the_updates(codec: Codec, updates: list[int]) -> None:
     residual: dict[str, Tensor] = {}
     sent = {key: torch.zeros_like(tensor, dtype=torch.float64) for key, tensor in update().items()}
@@ -197,6 +200,7 @@ def test_a_receiver_without_the_codec_says_so() -> None:
 @pytest.mark.parametrize("codec", CODECS, ids=repr)
 @given(data=st.data())
 @settings(max_examples=150)
+@pytest.mark.slow
 def test_damaged_messages_are_refused_or_decode_to_numbers(codec: Codec, data: st.DataObject) -> None:
     like = update(width=20)
     message = bytearray(codec.encode(like))

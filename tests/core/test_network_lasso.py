@@ -74,6 +74,7 @@ def test_no_edges_change_nothing(p: float) -> None:
 
 
 @pytest.mark.parametrize("p", NORMS)
+@pytest.mark.slow
 def test_a_large_tau_gives_every_component_its_mean(p: float) -> None:
     start, edges = models(), graphs.unique([(0, 1), (1, 2), (3, 4)])  # and 5 alone
     found = solve(start, edges, 1e4, p)
@@ -157,6 +158,7 @@ def test_gram_space_equals_the_papers_admm_at_every_iteration() -> None:
 
 
 @pytest.mark.parametrize("tau", [0.05, 0.5, 1.5, 3.0])
+@pytest.mark.slow
 def test_gram_space_equals_the_papers_admm_at_convergence(tau: float) -> None:
     start = models()
     paper = algorithm_4(start, torch.zeros_like(start), RING, 1.0, tau, 0.5, 3000)[-1]

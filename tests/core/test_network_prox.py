@@ -209,6 +209,7 @@ def test_bad_arguments_get_a_sentence(args: dict[str, Any], words: str) -> None:
         build(config, Mixer, "slot 'head'").check(ROSTER)
 
 
+@pytest.mark.slow
 def test_a_job_runs_with_it_and_resumes(
     make_job: Callable[..., Job], table_sites: dict[str, Path], tmp_path: Path
 ) -> None:

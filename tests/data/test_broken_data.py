@@ -213,6 +213,7 @@ def volumes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @cases(SITE + VOLUMES)
+@pytest.mark.slow
 def test_volumes(tmp_path: Path, volumes: Path, change: Break, words: list[str], monkeypatch: Any, capsys: Any) -> None:
     folder = shutil.copytree(volumes, tmp_path / "hospital")
     change(folder)
@@ -220,6 +221,7 @@ def test_volumes(tmp_path: Path, volumes: Path, change: Break, words: list[str],
 
 
 @cases(TABLE)
+@pytest.mark.slow
 def test_tables(tmp_path: Path, change: Break, words: list[str], monkeypatch: Any, capsys: Any) -> None:
     path = write_table(tmp_path)
     change(tmp_path)

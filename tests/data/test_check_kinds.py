@@ -141,6 +141,7 @@ SERIES: list[tuple[str, Break, list[str]]] = [
 
 @needs("images")
 @pytest.mark.parametrize(("change", "words"), [case[1:] for case in IMAGES], ids=[case[0] for case in IMAGES])
+@pytest.mark.slow
 def test_broken_images(tmp_path: Path, change: Break, words: list[str], monkeypatch: Any, capsys: Any) -> None:
     path = write_images(tmp_path)
     change(tmp_path)

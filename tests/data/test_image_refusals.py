@@ -123,6 +123,7 @@ LINES = "id,lesion,dx,site\n"
         (holding(ONE, b"\x89PNG\r\n\x1a\n" + bytes(40)), {}, ["i00.png: "]),
     ],
 )
+@pytest.mark.slow
 def test_each_broken_hospital(tmp_path: Path, broken: Break, changes: dict[str, Any], words: list[str]) -> None:
     write_images(tmp_path)
     broken(tmp_path)
@@ -221,6 +222,7 @@ CELL = st.sampled_from(
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(st.lists(CELL, min_size=3, max_size=5), max_size=6), header=st.booleans())
+@pytest.mark.slow
 def test_no_table_crashes(tmp_path: Path, rows: list[list[str]], header: bool) -> None:
     if not (tmp_path / "list.csv").exists():
         write_images(tmp_path, count=4, size=(4, 4))
@@ -242,6 +244,7 @@ def test_no_table_crashes(tmp_path: Path, rows: list[list[str]], header: bool) -
 @fuzz
 @given(place=st.sampled_from([(), ("table",), ("table", "where"), ("label",), ("masks",), ("split",)]), data=st.data())
 @pytest.mark.parametrize("kind", ["images", "arrays"])
+@pytest.mark.slow
 def test_any_declaration(
     tmp_path_factory: pytest.TempPathFactory, kind: str, place: tuple[str, ...], data: Any
 ) -> None:

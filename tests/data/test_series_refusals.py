@@ -235,6 +235,7 @@ lines = st.sampled_from(["1,2,1", "3,4,4", "5,6,0"]) | st.lists(cells, min_size=
     time=st.booleans(),
     keep=st.booleans(),
 )
+@pytest.mark.slow
 def test_any_text_is_a_series_or_a_sentence(
     tmp_path_factory: pytest.TempPathFactory, text: bytes, missing: str, time: bool, keep: bool
 ) -> None:
@@ -267,6 +268,7 @@ types = st.sampled_from(
 
 @fuzz
 @given(kinds=st.fixed_dictionaries({name: types for name in ("x", "y", "act")}), data=st.data())
+@pytest.mark.slow
 def test_any_column_type_is_a_series_or_a_sentence(
     tmp_path_factory: pytest.TempPathFactory, kinds: dict[str, pa.DataType], data: Any
 ) -> None:

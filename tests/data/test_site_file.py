@@ -134,6 +134,7 @@ def test_one_sentence_names_the_key(tmp_path: Path, keys: tuple[str, ...], to: A
         ("[" * 3000, ["not valid YAML"]),
     ],
 )
+@pytest.mark.slow
 def test_text_that_is_no_site_file(tmp_path: Path, text: str, words: list[str]) -> None:
     path = write(tmp_path, text)
     with pytest.raises(SiteFileError) as caught:

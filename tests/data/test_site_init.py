@@ -167,6 +167,7 @@ def test_asking(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["nifti", "csv"])
+@pytest.mark.slow
 def test_from_files_to_a_trained_model(tmp_path: Path, kind: str, make_job: Callable[..., Job]) -> None:
     """site init, check-data --job, simulate: the commands one after the other, at two hospitals."""
     task: Any

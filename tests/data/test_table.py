@@ -163,6 +163,7 @@ fuzz = settings(max_examples=200, deadline=None, suppress_health_check=list(Heal
     drop=st.sampled_from(["drop", "refuse"]),
     columns=st.sampled_from([None, ["age", "cp", "num"]]),
 )
+@pytest.mark.slow
 def test_any_text_is_a_table_or_a_sentence(
     tmp_path_factory: pytest.TempPathFactory, text: bytes, drop: str, columns: list[str] | None
 ) -> None:

@@ -265,6 +265,7 @@ def test_new_rows_refused(tmp_path: Path, text: str, words: list[str]) -> None:
         assert word in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_models_own_test_rows_are_predicted_as_in_its_test(
     tmp_path: Path, table_sites: dict[str, Path], make_job: Any
 ) -> None:
@@ -299,6 +300,7 @@ types = st.sampled_from(
 
 @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 @given(kinds=st.fixed_dictionaries({name: types for name in ("age", "cp", "sick")}), data=st.data())
+@pytest.mark.slow
 def test_any_column_type_is_a_table_or_a_sentence(
     tmp_path_factory: pytest.TempPathFactory, kinds: dict[str, pa.DataType], data: Any
 ) -> None:

@@ -62,6 +62,7 @@ def list_cases(dataset: Volumes) -> Listing:
     return dataset.cases(Problems())
 
 
+@pytest.mark.slow
 def test_a_volume_is_read_as_it_was_written(tmp_path: Path) -> None:
     image, label = scan()
     volume = read(save(tmp_path / "i.nii.gz", image), save(tmp_path / "l.nii.gz", label))

@@ -91,6 +91,7 @@ print(extra["medpfl.json"].decode())
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
 def test_torchscript_runs_without_this_package(models: dict[str, Path], tmp_path: Path, kind: str) -> None:
     model = load_deployed(models[kind])
     export(models[kind], tmp_path / "out", "torchscript")
@@ -111,6 +112,7 @@ def test_torchscript_runs_without_this_package(models: dict[str, Path], tmp_path
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
 def test_onnx_runtime_gives_the_same(models: dict[str, Path], tmp_path: Path, kind: str) -> None:
     import onnxruntime
 
@@ -150,6 +152,7 @@ def write_oblique(phantoms: Path, folder: Path) -> Path:
     return folder / "scan.nii.gz"
 
 
+@pytest.mark.slow
 def test_monai_runs_the_bundle_on_an_oblique_scan(
     models: dict[str, Path], bundle: Path, phantoms: Path, tmp_path: Path
 ) -> None:

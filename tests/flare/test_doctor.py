@@ -210,6 +210,7 @@ BROKEN: dict[str, tuple[Callable[[Path, Provisioned], object], str, str, str]] =
 
 
 @pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.slow
 def test_a_broken_kit(kit: Path, made: Provisioned, name: str) -> None:
     breaks, check, words, mend = BROKEN[name]
     assert problems(kit).keys() == {"server"}  # nobody listens; nothing else is wrong
@@ -304,6 +305,7 @@ def test_a_kit_of_another_user(kit: Path) -> None:
     assert "belongs to user 12345, you are 0" in problems(kit)["permissions"].text
 
 
+@pytest.mark.slow
 def test_forbid_code_by_the_command(kit: Path) -> None:
     (kit / "local" / "authorization.json").unlink()
     command = [sys.executable, "-c", "from medpfl.cli import main; main()", "site", "forbid-code", str(kit)]

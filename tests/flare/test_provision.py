@@ -171,6 +171,7 @@ def test_what_is_no_kit(tmp_path: Path) -> None:
             read_kit(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_command_says_who_gets_what(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "poc" / "provision_kits.py"), "-o", str(tmp_path)]
     said = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)]

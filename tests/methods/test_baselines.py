@@ -49,6 +49,7 @@ def arguments(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {"mixers": {slot: mixer}, "method": method, "task": normed()}
 
 
+@pytest.mark.slow
 def test_resumed_run_equals_an_uninterrupted_one(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, arguments: dict[str, Any]
 ) -> None:
@@ -66,6 +67,7 @@ def test_resumed_run_equals_an_uninterrupted_one(
                 assert torch.equal(value, other.networks.state_dict()[key]), f"{site} {path.name} {key}"
 
 
+@pytest.mark.slow
 def test_absent_hospitals_keep_what_is_theirs(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, arguments: dict[str, Any]
 ) -> None:
@@ -87,6 +89,7 @@ def test_absent_hospitals_keep_what_is_theirs(
     assert coordinator.take_train(2, exchange(runners, messages)) == sorted(table_sites)
 
 
+@pytest.mark.slow
 def test_deployed_models_predict_what_was_reported(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, arguments: dict[str, Any]
 ) -> None:
@@ -110,6 +113,7 @@ def phantoms(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {site: folder / f"{site}.yaml" for site in write_phantoms(folder)[2:]}
 
 
+@pytest.mark.slow
 def test_trains_a_unet_on_volumes(
     make_job: Make, phantoms: dict[str, Path], tmp_path: Path, arguments: dict[str, Any]
 ) -> None:

@@ -97,6 +97,7 @@ def test_scaffold_two_rounds_by_hand(make_job: Make, table_sites: dict[str, Path
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_scaffold_resumes(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     assert_resumes(
         lambda: make_job(rounds=4, mixers=controls(), method=Scaffold(lr=0.1, batch_size=8)), table_sites, tmp_path
@@ -160,6 +161,7 @@ def test_features_are_the_input_of_the_head() -> None:
     assert not network[3]._forward_pre_hooks
 
 
+@pytest.mark.slow
 def test_moon_resumes(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     assert_resumes(lambda: make_job(rounds=4, mixers={"model": Mean()}, method=moon()), table_sites, tmp_path)
 
@@ -179,6 +181,7 @@ def rod(**settings: float) -> FedRoD:
     return FedRoD(lr=0.05, batch_size=8, **settings)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_generic_part_without_balancing_is_fedavg(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     """Also shows that nothing of the personal loss reaches the generic network."""
     method = FedRoD(lr=0.05, batch_size=8, optimizer="sgd", gamma=0.0)
@@ -232,6 +235,7 @@ def test_the_personal_model_is_the_sum_and_survives_saving(
     export(models / "personal-last.safetensors", tmp_path / "exported", "torchscript")  # checks its own outputs
 
 
+@pytest.mark.slow
 def test_fedrod_resumes(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     assert_resumes(lambda: make_job(rounds=4, mixers={"generic": Mean()}, method=rod()), table_sites, tmp_path)
 

@@ -61,6 +61,7 @@ def train_data(runner: SiteRunner) -> Logistic:
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.slow
 def test_apfl_with_alpha_one_is_local(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, optimizer: str
 ) -> None:
@@ -71,6 +72,7 @@ def test_apfl_with_alpha_one_is_local(
         assert same(entries(runner, "personal"), entries(runner, "local"))
 
 
+@pytest.mark.slow
 def test_apfl_with_alpha_zero_predicts_as_fedavg(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     mixers: dict[str, Mixer] = {"fedavg": Mean(), "global": Mean()}
     method = APFL(alpha=0.0, alpha_lr=0.0, **SETTINGS)
@@ -119,6 +121,7 @@ def test_apfls_alpha_stays_home_in_its_range_and_is_told(
 
 
 @pytest.mark.parametrize("kind", ["torchscript", "onnx"])
+@pytest.mark.slow
 def test_apfls_mixture_can_be_exported(make_job: Make, table_sites: dict[str, Path], tmp_path: Path, kind: str) -> None:
     run(make_job(mixers={"global": Mean()}, method=APFL(**SETTINGS), task=normed()), table_sites, tmp_path)
     model = tmp_path / "home" / "anna" / "small" / "models" / "personal-last.safetensors"
@@ -129,6 +132,7 @@ def test_apfls_mixture_can_be_exported(make_job: Make, table_sites: dict[str, Pa
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.slow
 def test_pfedme_where_w_becomes_theta_is_fedavg(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, optimizer: str
 ) -> None:
@@ -202,6 +206,7 @@ def test_relaxed_mean_with_beta_one_is_the_mean(uniform: bool) -> None:
 
 @pytest.mark.parametrize("variant", ["first-order", "hessian-free"])
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.slow
 def test_per_fedavg_without_adapting_is_fedavg(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, variant: Any, optimizer: str
 ) -> None:

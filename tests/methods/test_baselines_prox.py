@@ -20,6 +20,7 @@ SETTINGS: dict[str, Any] = {"lr": 0.05, "batch_size": 8}
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.slow
 def test_fedprox_without_its_term_is_fedavg(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, optimizer: str
 ) -> None:
@@ -92,6 +93,7 @@ def test_two_steps_by_hand(make_job: Make, table_sites: dict[str, Path], tmp_pat
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.slow
 def test_dittos_limits(make_job: Make, table_sites: dict[str, Path], tmp_path: Path, optimizer: str) -> None:
     for lam, equal in ((0.0, True), (0.5, False)):
         method = Ditto(lam=lam, optimizer=optimizer, **SETTINGS)

@@ -133,6 +133,7 @@ def test_fedamp_two_rounds_by_hand(make_job: Make, table_sites: dict[str, Path],
             assert close(unlisted(served(coordinator, "anchor", site), w[site]), u[site])
 
 
+@pytest.mark.slow
 def test_fedamp_resumes(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     slots, method = amp_slots(), FedAMP(lr=0.05, batch_size=8)
     assert_resumes(lambda: make_job(rounds=4, mixers=slots, method=method), table_sites, tmp_path)
@@ -245,6 +246,7 @@ def test_one_cluster_is_fedavg(make_job: Make, table_sites: dict[str, Path], tmp
         assert same(one, served(coordinator, "fedavg"))
 
 
+@pytest.mark.slow
 def test_hospitals_of_one_kind_find_each_other(make_job: Make, opposite_sites: dict[str, Path], tmp_path: Path) -> None:
     job = make_job(rounds=15, mixers=cluster_slots(), method=ifca())
     coordinator, runners = begin(job, opposite_sites, tmp_path / "rounds")
@@ -302,6 +304,7 @@ def test_ifca_with_absent_hospitals(make_job: Make, table_sites: dict[str, Path]
             assert all(same(state, weights[0]) for state in weights)
 
 
+@pytest.mark.slow
 def test_ifca_resumes(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     assert_resumes(lambda: make_job(rounds=4, mixers=cluster_slots(), method=ifca()), table_sites, tmp_path)
 
@@ -324,6 +327,7 @@ JOBS: list[tuple[Method, dict[str, Mixer]]] = [
 
 
 @pytest.mark.parametrize(("method", "mixers"), JOBS, ids=lambda value: type(value).__name__)
+@pytest.mark.slow
 def test_each_can_be_a_job_folder_and_takes_a_hospital_alone(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, method: Method, mixers: dict[str, Mixer]
 ) -> None:

@@ -182,6 +182,7 @@ def test_a_teacher_that_is_not_frozen_moves_but_is_not_sent(sites: dict[str, Pat
 
 @pytest.mark.parametrize("method", [{"ratio": 0.0}, {"aligned_rounds": 0}, {"ratios": {"anna": 0.0, "berta": 0.0}}])
 @TASKS
+@pytest.mark.slow
 def test_without_alignment_it_is_local_training(
     task: Task, method: dict[str, Any], sites: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -258,6 +259,7 @@ def test_absent_hospitals_follow_equation_5(make_job: Make, table_sites: dict[st
 
 
 @pytest.mark.parametrize("method", [{}, {"alignment": "contrastive"}, {"projection": None}, {"frozen": False}])
+@pytest.mark.slow
 def test_resuming(method: dict[str, Any], make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     assert_resumes(lambda: on_tables(make_job, **method), table_sites, tmp_path)
 
@@ -273,6 +275,7 @@ def test_the_contrastive_loss_knows_the_last_model(
     assert all(key.startswith("federated.") for slot in sent["anna"].values() for key in slot)
 
 
+@pytest.mark.slow
 def test_the_realised_ratio_is_in_the_metrics(sites: dict[str, Path], tmp_path: Path) -> None:
     result = run(job(rounds=3, ratio=0.25, cap=1e6), sites, tmp_path)
     lines = [line for line in result["scores"] if line["model"] == "alignment_ratio"]
@@ -286,6 +289,7 @@ def test_the_realised_ratio_is_in_the_metrics(sites: dict[str, Path], tmp_path: 
 
 
 @TASKS
+@pytest.mark.slow
 def test_the_personal_network_alone_predicts(task: Task, sites: dict[str, Path], tmp_path: Path) -> None:
     run(job(task), sites, tmp_path)
     path = tmp_path / "home" / "anna" / "small" / "models" / "personal-last.safetensors"

@@ -61,6 +61,7 @@ def by_hand(runner: SiteRunner, layers: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize(("statistics", "path", "layers"), [("batch_norm_inputs", "1", 1), ("head_inputs", "3", 3)])
+@pytest.mark.slow
 def test_statistics_and_weights_equal_those_made_by_hand(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, statistics: Any, path: str, layers: int
 ) -> None:
@@ -147,6 +148,7 @@ def test_identical_statistics_with_lam_one_over_n_are_fedbn(make_job: Make, tmp_
     assert_same(found, run(fedbn, sites, tmp_path / "fedbn"))
 
 
+@pytest.mark.slow
 def test_without_weighting_it_is_fedbn(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     found = run(fedap_job(make_job, Mean(uniform=True)), table_sites, tmp_path / "fedap")
     fedbn = fedap_job(make_job, Mean(uniform=True), method=method(FedBN))
@@ -157,6 +159,7 @@ def running() -> StatisticsDistance:
     return StatisticsDistance(statistics="batch_norm_running", from_round=3)
 
 
+@pytest.mark.slow
 def test_f_fedap_is_fedbn_for_the_first_half(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     found = run(fedap_job(make_job, running()), table_sites, tmp_path / "f")
     fedbn = run(fedap_job(make_job, Mean(uniform=True), method=method(FedBN)), table_sites, tmp_path / "fedbn")
@@ -188,6 +191,7 @@ def test_f_fedap_compares_the_running_statistics(make_job: Make, table_sites: di
 
 
 @pytest.mark.parametrize("make_mixer", [StatisticsDistance, running])
+@pytest.mark.slow
 def test_it_resumes(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, make_mixer: Callable[[], Mixer]
 ) -> None:
@@ -339,6 +343,7 @@ def test_another_checkpoint_is_another_run(make_job: Make, table_sites: dict[str
     assert keys[0] != keys[1]
 
 
+@pytest.mark.slow
 def test_outcome_of_the_references_does_not_change(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:

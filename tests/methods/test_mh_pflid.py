@@ -197,6 +197,7 @@ def test_who_gets_gradients(task: Task, sites: dict[str, Path], tmp_path: Path) 
             assert all(p.requires_grad for p in network.parameters())
 
 
+@pytest.mark.slow
 def test_without_the_messenger_it_is_local_training(sites: dict[str, Path], tmp_path: Path) -> None:
     both = job(mixers={"local": Identity(), "messenger": Mean()}, inject_messenger=0.0)
     run(both, sites, tmp_path / "run")
@@ -208,6 +209,7 @@ def test_without_the_messenger_it_is_local_training(sites: dict[str, Path], tmp_
             assert torch.equal(value, taught[key.replace("local.", "local_network.", 1)])
 
 
+@pytest.mark.slow
 def test_the_messenger_changes_the_local_models(sites: dict[str, Path], tmp_path: Path) -> None:
     one, other = (run(job(distill_lr=lr), sites, tmp_path / str(lr)) for lr in (1e-3, 1e-2))
     assert one["scores"] != other["scores"] or one["test"] != other["test"]
@@ -268,6 +270,7 @@ def test_what_is_deployed_is_the_local_network_alone(sites: dict[str, Path], tmp
     assert sum(p.numel() for p in exported.parameters()) == model.meta.parameters
 
 
+@pytest.mark.slow
 def test_a_comparison_of_different_networks(sites: dict[str, Path], tmp_path: Path) -> None:
     """Local training with each hospital's own network, no FedAvg; each model tested at the others (Table 7)."""
     plain = {"path": "medpfl.methods.mh_pflid.MHpFLID", "args": {"distill_lr": 1e-3}}
@@ -296,6 +299,7 @@ def test_one_hospital_keeps_its_messenger(sites: dict[str, Path], tmp_path: Path
     assert all(torch.equal(value, back[key]) for key, value in sent.items())
 
 
+@pytest.mark.slow
 def test_resuming(sites: dict[str, Path], tmp_path: Path) -> None:
     assert_resumes(lambda: job(rounds=4), sites, tmp_path)
 

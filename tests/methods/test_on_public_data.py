@@ -101,6 +101,7 @@ def test_only_outputs_on_public_data_travel(method: type[OnPublicData], sites: d
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.slow
 def test_hospitals_come_closer_on_public_data(
     method: type[OnPublicData], sites: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -126,6 +127,7 @@ def test_hospitals_come_closer_on_public_data(
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.slow
 def test_resuming_and_what_is_deployed(method: type[OnPublicData], sites: dict[str, Path], tmp_path: Path) -> None:
     assert_resumes(lambda: job(method, rounds=4), sites, tmp_path)
     model = load_deployed(next((tmp_path / "home" / "anna").rglob("personal-best.safetensors")))

@@ -166,6 +166,7 @@ def test_what_is_fixed_keeps_its_batchnorm_statistics(
 
 
 @pytest.mark.parametrize("alternate", [None, (2, 2)])
+@pytest.mark.slow
 def test_resuming_keeps_the_graph_and_what_was_sent(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, alternate: Any
 ) -> None:

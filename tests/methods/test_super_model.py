@@ -92,6 +92,7 @@ def test_the_ensemble_weighs_all_models_of_every_input() -> None:
 
 
 @pytest.mark.parametrize("trained", [FedSMExtra, FedSMEnsemble])
+@pytest.mark.slow
 def test_selectors_with_k_plus_1_classes_from_training_to_the_file(
     trained: type[FedSMExtra], table_sites: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -128,6 +129,7 @@ def test_it_is_a_component_and_is_never_trained(make_job: Make, table_sites: dic
         run(make_job(method=replace(method, hospitals=tuple(table_sites))), table_sites, tmp_path)
 
 
+@pytest.mark.slow
 def test_gamma_1_is_the_global_model_and_gamma_0_the_personal_ones(
     result: Path, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -191,6 +193,7 @@ def test_gamma_has_the_best_pooled_validation_score() -> None:
         choose_gamma({"a": Study(validation=None, test=test)}, ["a", "b"])
 
 
+@pytest.mark.slow
 def test_in_process_and_by_an_evaluation_job_the_same_gamma(
     result: Path, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -234,6 +237,7 @@ def test_a_strange_answer_about_the_thresholds_is_refused(result: Path, table_si
             read_study("anna", broken, 4)
 
 
+@pytest.mark.slow
 def test_a_result_that_was_altered_is_refused(
     result: Path, make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -53,6 +53,7 @@ def test_it_gives_what_the_module_gives(kind: str) -> None:
 
 
 @pytest.mark.parametrize(("architecture", "shape", "expected"), ALL, ids=IDS)
+@pytest.mark.slow
 def test_every_architecture_can_be_split(
     architecture: Architecture, shape: tuple[int, ...], expected: tuple[int, ...]
 ) -> None:

@@ -28,6 +28,7 @@ print("whole")
 """
 
 
+@pytest.mark.slow
 def test_strided_convolutions_of_few_channels_leave_memory_whole() -> None:
     checked = {"ONEDNN_MAX_CPU_ISA": "AVX2", "LD_PRELOAD": "libc_malloc_debug.so.0", "MALLOC_CHECK_": "3"}
     done = subprocess.run([sys.executable, "-c", WORST], env={**os.environ, **checked}, capture_output=True, text=True)

@@ -100,6 +100,7 @@ def test_a_library_is_imported_in_its_parts_only(package: list[Module], library:
         ("medpfl.cli", ["nvflare", "monai", "torch"]),
     ],
 )
+@pytest.mark.slow
 def test_importing_stays_light(module: str, absent: list[str]) -> None:
     code = f"import sys, {module}; print([m for m in {absent} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

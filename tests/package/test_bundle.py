@@ -102,6 +102,7 @@ def test_a_job_without_demo_data_asks_for_site_files() -> None:
     assert demo_of("fedsm_skin_lesion") == "skin"
 
 
+@pytest.mark.slow
 def test_demo_data_are_made_once_and_appear_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "phantom"
     assert prepare_demo("phantom", folder) == ["hospital-a", "hospital-b", "hospital-c", "hospital-d"]

@@ -51,6 +51,7 @@ def model(seed: int) -> dict[str, dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize("codec", [STC(0.1), CER(0.3), Half(), Chain(CER(0.1), STC(0.2))], ids=repr)
+@pytest.mark.slow
 def test_both_ends_hold_the_same_and_nothing_is_lost_for_good(tmp_path: Path, codec: Codec) -> None:
     server, site, header = messages(tmp_path)
     sent = got = torch.zeros(40, 5)
@@ -76,6 +77,7 @@ def test_both_ends_hold_the_same_and_nothing_is_lost_for_good(tmp_path: Path, co
 
 
 @given(st.lists(st.sampled_from(["fine", "lost down", "lost up", "nan", "late"]), max_size=12), st.booleans())
+@pytest.mark.slow
 def test_whatever_gets_lost_the_ends_agree(
     tmp_path_factory: pytest.TempPathFactory, fates: list[str], up: bool
 ) -> None:
@@ -148,6 +150,7 @@ def test_bytes_are_those_of_the_encoded_update(make_job: Make, table_sites: dict
 
 
 @pytest.mark.parametrize("codecs", [STRONG, Codecs(None, DAdaQuant(4)), Codecs(Half(), None)], ids=repr)
+@pytest.mark.slow
 def test_a_killed_job_goes_on_as_if_nothing_had_happened(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, codecs: Codecs
 ) -> None:
@@ -159,6 +162,7 @@ def test_a_killed_job_goes_on_as_if_nothing_had_happened(
     assert_same(run(job(), table_sites, tmp_path / "killed"), whole)
 
 
+@pytest.mark.slow
 def test_a_codec_that_adapts_hears_of_losses_and_sizes(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +210,7 @@ def run_until(job: Job, sites: dict[str, Path], folder: Path, stop: int) -> None
     simulate(job, sites, folder / "results", folder / "home", stop_after=stop)
 
 
+@pytest.mark.slow
 def test_other_codecs_are_another_run(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     run_until(replace(make_job(), codecs=STRONG), table_sites, tmp_path, 2)
     run(replace(make_job(), codecs=Codecs(None, Half())), table_sites, tmp_path)
@@ -213,6 +218,7 @@ def test_other_codecs_are_another_run(make_job: Make, table_sites: dict[str, Pat
     assert any("kept and not resumed" in event["event"] for event in events)
 
 
+@pytest.mark.slow
 def test_a_hospital_that_lost_its_copies_gets_a_whole_message(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -228,6 +234,7 @@ def test_a_hospital_that_lost_its_copies_gets_a_whole_message(
     assert sorted(anna) == [1, 2, 4] and anna[4]["ratio"] == 1 and anna[2]["ratio"] > 1
 
 
+@pytest.mark.slow
 def test_a_reference_model_changes_nothing_of_the_others(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -239,6 +246,7 @@ def test_a_reference_model_changes_nothing_of_the_others(
         assert torch.equal(tensor, other["slots"]["model"][key])
 
 
+@pytest.mark.slow
 def test_batchnorm_statistics_travel_as_they_are(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     job = replace(make_job(task=NormedTabular(dataset="blood", hidden=(4,))), codecs=STRONG)
     found = run(job, table_sites, tmp_path)["slots"]["fedavg"]

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from medpfl import store
-from medpfl.core.errors import ConfigError, DataError, MedPFLError
+from medpfl.core.errors import ConfigError, DataError, MedPFLError, RefusedUpdate
 from medpfl.core.mixers import SoftPull
 from medpfl.data.site_file import load_site_file
 from medpfl.deployed.evaluate import evaluate
@@ -25,7 +25,7 @@ from medpfl.results.files import read_summary
 from medpfl.results.schema import EvaluationSummary
 from medpfl.results.tables import result_table
 from medpfl.rounds.coordinator import QuorumLost
-from medpfl.rounds.evaluation import MODEL_FILE, EvaluationCoordinator
+from medpfl.rounds.evaluation import MODEL_FILE, EvaluationCoordinator, method_of
 from medpfl.rounds.evaluation_job import write_evaluation_job
 from medpfl.rounds.messages import Message
 from medpfl.rounds.settings import Settings
@@ -189,6 +189,7 @@ def test_data_of_another_shape_are_told(job: EvaluationJob, table_sites: dict[st
         (lambda m: m.header.pop("metrics"), "its metrics are malformed"),
         (lambda m: m.header.pop("cases"), "lacks the number of cases"),
         (lambda m: m.slots.update(given={"x": torch.zeros(1)}), "it sent tensors, and this job asks for metrics only"),
+        (lambda m: m.header.update(study={"test": 1}), "it sent a study, and SoftPull asks for none"),
     ],
 )
 def test_a_malformed_answer_is_left_out_by_name(
@@ -201,6 +202,17 @@ def test_a_malformed_answer_is_left_out_by_name(
     summary = read_summary(tmp_path / "r")
     assert [line.site for line in summary.test] == ["anna", "clara", "dora"]
     assert summary.events[0].site == "berta" and words in summary.events[0].event
+
+
+def test_the_server_reads_a_study_with_classes_of_this_package_only(job: EvaluationJob) -> None:
+    """A job's model may name any class, and importing a module runs it."""
+    recipe = load_deployed(job.model).meta.recipe
+    assert type(method_of(recipe)) is softpull.SoftPull
+    for spec in ({"path": "nobodys.Method"}, {**recipe.method, "args": {"inner": {"path": "nobodys.Method"}}}):
+        with pytest.raises(
+            RefusedUpdate, match=r"reads no study of 'nobodys\.Method', which is not a class of MedPFL's"
+        ):
+            method_of(recipe.model_copy(update={"method": spec}))
 
 
 def test_quorum_lost(job: EvaluationJob, table_sites: dict[str, Path], tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ def spoil_metrics(message: Message) -> None:
         (spoil_metrics, "berta: its metrics are malformed"),
     ],
 )
+@pytest.mark.slow
 def test_bad_updates_are_refused_by_name_and_the_round_goes_on(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, spoil: Callable[[Message], None], words: str
 ) -> None:

@@ -27,6 +27,7 @@ from tools import assert_same, outcome, run
 Make = Callable[..., Job]
 
 
+@pytest.mark.slow
 def test_same_seed_same_bits_other_seed_other_bits(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -36,6 +37,7 @@ def test_same_seed_same_bits_other_seed_other_bits(
     assert other["scores"] != first["scores"]
 
 
+@pytest.mark.slow
 def test_references_change_nothing(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     with_them = run(make_job(), table_sites, tmp_path / "1")
     alone = run(make_job(mixers={"model": SoftPull(lam=0.5)}), table_sites, tmp_path / "2")
@@ -63,6 +65,7 @@ def test_lam_one_over_k_gives_everybody_one_model(make_job: Make, table_sites: d
 
 
 @pytest.mark.parametrize("killed_after", [1, 2])
+@pytest.mark.slow
 def test_resumed_run_equals_an_uninterrupted_one(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, killed_after: int
 ) -> None:
@@ -74,6 +77,7 @@ def test_resumed_run_equals_an_uninterrupted_one(
     assert any("resumed from the state after round" in event.event for event in coordinator.record.events)
 
 
+@pytest.mark.slow
 def test_resumes_when_the_server_is_a_round_behind(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -87,6 +91,7 @@ def test_resumes_when_the_server_is_a_round_behind(
     assert_same(whole, outcome(tmp_path / "b"))
 
 
+@pytest.mark.slow
 def test_a_finished_run_starts_fresh(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     first = run(make_job(), table_sites, tmp_path)
     coordinator = simulate(make_job(), table_sites, tmp_path / "again", tmp_path / "home")
@@ -124,6 +129,7 @@ def test_same_number_of_steps_everywhere(make_job: Make, table_sites: dict[str, 
     assert taken == dict.fromkeys(table_sites, 7)
 
 
+@pytest.mark.slow
 def test_what_is_left_behind(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     run(make_job(), table_sites, tmp_path)
     folder = tmp_path / "results"
@@ -142,6 +148,7 @@ def test_what_is_left_behind(make_job: Make, table_sites: dict[str, Path], tmp_p
 
 
 @pytest.mark.usefixtures("rendered")
+@pytest.mark.slow
 def test_the_report_shows_the_table(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     run(make_job(), table_sites, tmp_path)
     page = (tmp_path / "results" / "report.html").read_text()
@@ -156,6 +163,7 @@ def test_the_report_shows_the_table(make_job: Make, table_sites: dict[str, Path]
     assert str(tmp_path) not in page
 
 
+@pytest.mark.slow
 def test_saved_models_predict_what_was_reported(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     result = run(make_job(), table_sites, tmp_path)
     task = Tabular(dataset="blood", hidden=(4,))
@@ -171,6 +179,7 @@ def test_saved_models_predict_what_was_reported(make_job: Make, table_sites: dic
         assert model.meta.history and model.meta.history.round == told["round"] == result["best"]["personal"]["round"]
 
 
+@pytest.mark.slow
 def test_the_best_round_has_the_best_mean_validation_score(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -212,6 +221,7 @@ def test_empty_validation_means_last_round(make_job: Make, table_sites: dict[str
     assert {line["round"] for line in result["test"]} == {3}
 
 
+@pytest.mark.slow
 def test_other_hospitals_do_not_resume_and_are_told(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:

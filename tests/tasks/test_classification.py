@@ -94,6 +94,7 @@ TASKS = [
 
 
 @pytest.mark.parametrize("task", TASKS, ids=["resnet", "lenet", "unet"])
+@pytest.mark.slow
 def test_streamed_training_equals_training_from_memory(tmp_path: Path, task: Task) -> None:
     write_images(tmp_path, count=24)
     found = []
@@ -119,6 +120,7 @@ def deployed(hospital: Path, task: Task, folder: Path) -> Any:
     return load_deployed(folder / "home" / "a" / "small" / "models" / "local-last.safetensors")
 
 
+@pytest.mark.slow
 def test_new_images_are_classified(hospital: Path, tmp_path: Path) -> None:
     model = deployed(hospital, TASKS[0], tmp_path)
     done = predict(model, hospital / "images", tmp_path / "out")
@@ -236,6 +238,7 @@ def test_flare_builds_nested_components(task: Task) -> None:
 
 
 @pytest.mark.parametrize("task", [TASKS[0], TASKS[2]], ids=["classification", "segmentation"])
+@pytest.mark.slow
 def test_export(hospital: Path, tmp_path: Path, task: Task) -> None:
     """TorchScript is read back and compared by ``export``; a MONAI bundle would read volumes."""
     deployed(hospital, task, tmp_path)
