@@ -3,8 +3,12 @@
 
 import re
 
+import pytest
+
 from medpfl.compare.figures import FIRST, _lines, curves, hidden_curves, single_curves
 from medpfl.compare.results import Results, Row
+
+pytestmark = pytest.mark.usefixtures("rendered")
 
 
 def _row(name: str, *runs: list[float]) -> Row:
