@@ -20,6 +20,7 @@ from medpfl.cli import app
 from medpfl.core.errors import ConfigError, DataError
 from medpfl.data.arrays.declare import Arrays
 from medpfl.data.declared import SPLITS
+from medpfl.data.preparation import Spec
 from medpfl.data.series.declare import Series
 from medpfl.data.site_file import load_site_file
 from medpfl.demo import organc
@@ -32,6 +33,8 @@ from medpfl.results.tables import result_table
 from medpfl.rounds.pretrain import pretrain
 from medpfl.rounds.simulate import simulate
 
+IMAGES = Spec("class", ("images",), (28, 28))
+
 JOBS = Path(__file__).resolve().parents[2] / "jobs"
 
 
@@ -42,8 +45,7 @@ def shortened(name: str, rounds: int = 2) -> Job:
     mixer = job.mixers["model"]
     if mixer.from_round > 1:  # type: ignore[attr-defined]
         mixer = replace(mixer, from_round=rounds)  # type: ignore[type-var]
-    mixers = {**job.mixers, "model": mixer}
-    return replace(job, mixers=mixers, settings=replace(job.settings, rounds=rounds, finetune=1))
+    return replace(job, components={"model": mixer}, settings=replace(job.settings, rounds=rounds, finetune=1))
 
 
 # -- OrganCMNIST ----------------------------------------------------------------------------------------------------
@@ -80,6 +82,7 @@ def test_another_file_than_the_protocols_is_refused(
     assert not (tmp_path / "sites").exists()
 
 
+@pytest.mark.slow
 def test_table_4_runs_end_to_end_on_a_file_of_its_format(
     organ_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,7 +149,7 @@ def har_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_har_windows_are_those_of_the_files_and_neighbours_are_kept_apart(har_folder: Path, tmp_path: Path) -> None:
     assert write_har(tmp_path, har_folder) == ["subject-01", "subject-02", "subject-03"]
     dataset = load_site_file(tmp_path / "subject-03.yaml", "subject-03").dataset("har", Series)
-    data = dataset.load()
+    data = dataset.load(Spec("class", ("windows",)))
     assert data.class_names == list(ACTIVITIES) and data.splits["train"].inputs.shape[1:] == (9, 128)
     with np.load(tmp_path / "subject-03.npz") as stored:
         x, split, activity = stored["x"], stored["split"], stored["activity"]
@@ -176,6 +179,7 @@ def test_har_subjects_shared_by_a_few_hospitals(har_folder: Path, tmp_path: Path
         assert together == {part: set().union(*(each[part] for each in own)) for part in SPLITS}
 
 
+@pytest.mark.slow
 def test_har_trains_with_a_hospital_a_subject(har_folder: Path, tmp_path: Path) -> None:
     names = write_har(tmp_path / "sites", har_folder)
     files = {name: tmp_path / "sites" / f"{name}.yaml" for name in names}
@@ -185,6 +189,7 @@ def test_har_trains_with_a_hospital_a_subject(har_folder: Path, tmp_path: Path) 
         assert result_table(read_summary(tmp_path / name / "results")).values.shape == (3, 4)
 
 
+@pytest.mark.slow
 def test_har_trains_with_another_network_at_each_hospital(har_folder: Path, tmp_path: Path) -> None:
     names = write_har(tmp_path / "sites", har_folder, hospitals=3)
     job = load_job(JOBS / "mhpflid_har")
@@ -204,6 +209,7 @@ def test_har_files_that_are_not_whole(har_folder: Path, tmp_path: Path) -> None:
 # -- pretraining ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_pretraining_learns_from_the_training_parts_only_and_says_what_it_did(tmp_path: Path) -> None:
     from benchmarks.studies import write_cut
 
@@ -219,11 +225,11 @@ def test_pretraining_learns_from_the_training_parts_only_and_says_what_it_did(tm
     again, _ = pretrain(job, files, 1.0, 12)
     assert store.fingerprint(tensors) == store.fingerprint(again) == about["sha256"]
     assert about["samples"] == 150 and about["kind"] == "checkpoint" and len(seen) == 12
-    network = job.task.network(load_site_file(files[names[0]]).dataset("organc", Arrays).load((28, 28)))
+    network = job.task.network(load_site_file(files[names[0]]).dataset("organc", Arrays).load(IMAGES))
     network.load_state_dict(tensors)
     right = []
     for path in files.values():
-        test = load_site_file(path).dataset("organc", Arrays).load((28, 28)).splits["test"]
+        test = load_site_file(path).dataset("organc", Arrays).load(IMAGES).splits["test"]
         with torch.inference_mode():
             right += (network.eval()(test.inputs[:]).argmax(dim=1) == test.targets).tolist()
     assert np.mean(right) > 0.6  # of three classes
@@ -237,6 +243,7 @@ def test_pretraining_learns_from_the_training_parts_only_and_says_what_it_did(tm
         pretrain(job, files, 1.0, 1)
 
 
+@pytest.mark.slow
 def test_pretrain_declares_under_the_jobs_name_only(tmp_path: Path) -> None:
     arguments = ["pretrain", str(JOBS / "fedap_har"), "--sites", str(tmp_path), "-o", str(tmp_path / "x.safetensors")]
     done = CliRunner().invoke(app, [*arguments, "--declare"])

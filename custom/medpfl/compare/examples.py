@@ -23,7 +23,6 @@ from medpfl.compare.results import Results, TrainedRun
 from medpfl.compare.runner import finished, read_run
 from medpfl.compare.runs import Run
 from medpfl.data.samples import Samples, SiteData
-from medpfl.data.volumes.declare import Volumes
 from medpfl.deployed.model_file import Deployed, load_deployed
 from medpfl.deployed.predict import evaluate_on
 
@@ -54,7 +53,7 @@ def examples_of(plan: Plan, content: Results, results: Path) -> list[dict[str, A
         declared = reader(split)(plan.site_files[site], site)
         data = plan.task.load(declared)
         shown = [_model(name, *labels[name], site, data, results) for name in wanted]
-        volumes = isinstance(declared.datasets[plan.task.dataset], Volumes)
+        volumes = declared.datasets[plan.task.dataset].form == "volumes"
         for what, place in _cases(shown[0].scores, content.score):
             models = [
                 {"name": each.name, "score": each.scores[place], "png": _picture(each, data, place, volumes)}

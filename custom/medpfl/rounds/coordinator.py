@@ -47,7 +47,7 @@ class Coordinator:
 
     Args:
         settings: the controller's arguments.
-        mixers: slot to server component, in the settings' order.
+        mixers: slot to server component.
         job: the job's name.
         roster: the hospitals' names.
         min_sites: how many hospitals must answer for a round to count.
@@ -114,6 +114,7 @@ class Coordinator:
                 f"({', '.join(self.joined) or 'none'}); the job needs {self.min_sites}{self._reasons(0)}"
             )
         header = found.header
+        self._leave_out([slot for slot in self.travelling if slot not in found.slots])
         self.expected = table(found.slots)
         self.score: str = header["score"]
         self._adapts = bool(header.get("adapts"))
@@ -130,6 +131,13 @@ class Coordinator:
             for slot in self.travelling:
                 self.mixers[slot].start(found.slots[slot])
                 self._stack[slot] = [{k: t.clone() for k, t in found.slots[slot].items()} for _ in self.roster]
+
+    def _leave_out(self, slots: list[str]) -> None:
+        """Slots of the method that the hospitals' networks turn out not to have are not mixed."""
+        for slot in slots:
+            del self.mixers[slot]
+            self.travelling.remove(slot)
+            self._log.info("slot '%s' is empty with this network", slot)
 
     # -- rounds -------------------------------------------------------------------------------------------------------
 

@@ -106,7 +106,7 @@ class SiteRunner:
         self.methods = [self.method, *riding_along(header["slots"], self.method)]
         self._build()
         self._check_slots(header["slots"])
-        self.travelling = [slot for slot, travels in header["slots"].items() if travels]
+        self.travelling = [slot for slot, travels in header["slots"].items() if travels and slot in self.slots]
         self._ready = True
         self._log.info(describe(self.models, self.slots, self.travelling))
         slots = gather(self.models, self.slots, self.travelling)
@@ -135,11 +135,11 @@ class SiteRunner:
 
     def _recipe(self) -> dict[str, Any]:
         """What rebuilds the networks from the slots that the server keeps; nothing in it was fitted on the data."""
-        known = self.data.preparation if self.data.preparation.get("kind") == "images" else {}
+        prepared = self.data.preparation
         shape = list(self.data.splits["train"].inputs.shape[1:])
         method, task = self._config
-        kept = {key: known[key] for key in ("kind", "channels") if key in known}
-        return {"method": method, "task": task, "input_shape": shape, "preparation": kept}
+        shared = prepared.shared() if prepared else {}
+        return {"method": method, "task": task, "input_shape": shape, "preparation": shared}
 
     def _build(self) -> None:
         """All networks with the job's initial weights."""
@@ -165,8 +165,9 @@ class SiteRunner:
 
     def _check_slots(self, served: dict[str, bool]) -> None:
         check_slots(self.models, self.slots)
+        may_lack = {slot for method in self.methods for slot in method.components()}  # a network may have no such part
         for name in served:
-            if name not in self.slots:
+            if name not in self.slots and name not in may_lack:
                 raise ConfigError(
                     f"the server mixes slot '{name}', which {type(self.method).__name__} does not have; "
                     f"its slots are: {', '.join(self.slots)}"
