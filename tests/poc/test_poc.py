@@ -19,6 +19,7 @@ from nvflare.lighter.utils import load_yaml
 
 from medpfl.compare.file import load_comparison
 from medpfl.compare.plan import make_plan
+from medpfl.compare.results import TrainedRun
 from medpfl.compare.runner import do_runs, read_run
 from medpfl.compare.runs import Run
 from medpfl.core.errors import MedPFLError
@@ -30,6 +31,7 @@ from medpfl.flare.compared import do_runs_on, do_runs_over_flare, foreign_classe
 from medpfl.flare.poc import Federation
 from medpfl.job import Job, load_job
 from medpfl.models.resnet import ResNet
+from medpfl.results.files import json_of
 from medpfl.rounds.evaluation_job import write_evaluation_job
 from medpfl.tasks.classification import Classification
 from pictures import TABLE, write_images
@@ -219,7 +221,7 @@ def test_a_comparison_over_flare_equals_one_in_process(
 
 def computed(results: Path, run: Run) -> dict[str, Any]:
     """What a run found, without times, and the bytes of every hospital's models."""
-    found = read_run(results, run)
+    found = json_of(read_run(results, run, TrainedRun))
     models = sorted((results / "runs" / run.digest / "home").rglob("*.safetensors"))
     assert found.pop("seconds") > 0 and len(models) >= 3
     return {**found, "models": {f"{path.parts[-4]}/{path.name}": path.read_bytes() for path in models}}

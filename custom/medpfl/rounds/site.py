@@ -135,11 +135,11 @@ class SiteRunner:
 
     def _recipe(self) -> dict[str, Any]:
         """What rebuilds the networks from the slots that the server keeps; nothing in it was fitted on the data."""
-        known = self.data.preparation if self.data.preparation.get("kind") == "images" else {}
+        prepared = self.data.preparation
         shape = list(self.data.splits["train"].inputs.shape[1:])
         method, task = self._config
-        kept = {key: known[key] for key in ("kind", "channels") if key in known}
-        return {"method": method, "task": task, "input_shape": shape, "preparation": kept}
+        shared = prepared.shared() if prepared else {}
+        return {"method": method, "task": task, "input_shape": shape, "preparation": shared}
 
     def _build(self) -> None:
         """All networks with the job's initial weights."""
