@@ -188,7 +188,7 @@ class Harness:
         import json
 
         try:
-            return int(json.loads(from_shareable(shareable).meta["medpfl"]).get("round", 0))
+            return int(json.loads(from_shareable(shareable).meta["medpfl"])["content"]["round"])
         except ValueError:  # a probe carries nothing
             return -1
 
