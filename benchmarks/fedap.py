@@ -21,7 +21,7 @@ from benchmarks.common import markdown, mean_sd
 from benchmarks.studies import write_cut
 from medpfl import store
 from medpfl.core.errors import MedPFLError
-from medpfl.core.mixers import Identity, Mean, Mixer, RoundInfo, SoftPull, StatisticsDistance
+from medpfl.core.mixers import Mean, Mixer, RoundInfo, SoftPull, StatisticsDistance
 from medpfl.core.mixing import Matrix
 from medpfl.data.partition import label_counts
 from medpfl.data.samples import Samples, SiteData
@@ -101,7 +101,7 @@ def _one_seed(folder: Path, seed: int, rounds: int) -> dict[str, Any]:
     store.save(folder / "pretrained.safetensors", tensors, about)
     declare_checkpoint(list(files.values()), CHECKPOINT, folder / "pretrained.safetensors")
     runs: dict[str, tuple[Method, dict[str, Mixer]]] = {
-        OURS: (fedap, {"local": Identity(), "fedavg": Mean(uniform=True), "model": StatisticsDistance(LAM)}),
+        OURS: (fedap, {"fedavg": Mean(uniform=True), "model": StatisticsDistance(LAM)}),
         "FedBN": (FedBN(**TRAINING), {"model": Mean(uniform=True)}),
         EQUAL: (FedAP(**TRAINING), {"model": SoftPull(LAM)}),
     }
@@ -125,7 +125,8 @@ def _one_seed(folder: Path, seed: int, rounds: int) -> dict[str, Any]:
 
 def _job(method: Method, mixers: dict[str, Mixer], rounds: int, seed: int) -> Job:
     task = Classification("patterns", (28, 28), LeNet5(), "accuracy")
-    settings = Settings(rounds=rounds, slots=list(mixers) or ["model"], seed=seed, finetune=5)
+    references = ("local", "fedavg") if "fedavg" in mixers else ()
+    settings = Settings(rounds=rounds, references=references, seed=seed, finetune=5)
     return Job("study", HOSPITALS, settings, mixers, method, task)
 
 

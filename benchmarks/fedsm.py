@@ -24,7 +24,6 @@ from benchmarks.common import markdown
 from medpfl import store
 from medpfl.bundle import find_job
 from medpfl.core.errors import MedPFLError
-from medpfl.core.mixers import Mean
 from medpfl.data.site_file import load_site_file
 from medpfl.demo.phantom import write_phantoms
 from medpfl.job import Job, load_job
@@ -116,10 +115,8 @@ def selector_accuracy(seed: int) -> dict[str, dict[str, float]]:
 def _jobs(rounds: int) -> dict[str, Job]:
     job = load_job(find_job(JOB))
     assert isinstance(job, Job)
-    mixers = {slot: job.mixers[slot] for slot in ("global", "personal", "selector")}
-    ours = replace(job, mixers=mixers, settings=replace(job.settings, rounds=rounds, slots=list(mixers), finetune=0))
-    settings = replace(ours.settings, slots=["fedavg"])
-    other = replace(ours, mixers={"fedavg": Mean()}, method=like("fedavg", job.method), settings=settings)
+    ours = replace(job, settings=replace(job.settings, rounds=rounds, references=(), finetune=0))
+    other = replace(ours, components={}, method=like("fedavg", job.method))
     return {FEDSM: ours, FEDAVG: other}
 
 

@@ -21,7 +21,7 @@ from benchmarks.common import markdown, mean_sd
 from benchmarks.heart_task import HeartTabular, PooledTabular
 from medpfl import store
 from medpfl.core.errors import MedPFLError
-from medpfl.core.mixers import Identity, Mean, Mixer, SoftPull
+from medpfl.core.mixers import Mixer, SoftPull
 from medpfl.data.samples import Samples
 from medpfl.data.site_file import load_site_file
 from medpfl.demo.heart import HOSPITALS, write_heart
@@ -82,19 +82,19 @@ def _one_seed(seed: int, start: int | None, sites: Path, scratch: Path) -> Score
     files = {site: sites / f"{site}.yaml" for site in SITES}
     alone = Local(epochs=EPOCHS, lr=1e-3, batch_size=4, optimizer="adam")
 
-    def run(name: str, method: Method, mixers: dict[str, Mixer], rounds: int) -> Scores:
-        settings = Settings(rounds=rounds, slots=list(mixers), seed=seed, finetune=0)
+    def run(name: str, method: Method, rounds: int, references: tuple[str, ...] = (), **mixers: Mixer) -> Scores:
+        settings = Settings(rounds=rounds, references=references, seed=seed, finetune=0)
         job = Job(name, len(files), settings, mixers, method, task)
         simulate(job, files, scratch / name / "results", scratch / name / "home")
         table = result_table(read_summary(scratch / name / "results"), "last")
         columns = zip(table.labels, table.values.T, strict=True)
         return {label: dict(zip(table.sites, map(float, values), strict=True)) for label, values in columns}
 
-    scores = run("local", alone, {"local": Identity()}, 1)
+    scores = run("local", alone, 1)
     scores.update(_pooled(seed, task, alone, files, scratch))
     for title, optimizer in OPTIMIZERS.items():
         method = softpull.SoftPull(steps=100, lr=1e-3, batch_size=4, optimizer=optimizer)
-        found = run(optimizer, method, {"fedavg": Mean(), "model": SoftPull(LAM)}, ROUNDS)
+        found = run(optimizer, method, ROUNDS, ("fedavg",), model=SoftPull(LAM))
         scores[f"FedAvg ({title})"] = found["FedAvg"]
         scores[f"SoftPull ({title})"] = found["Personal"]
     return scores
@@ -113,8 +113,8 @@ def _pooled(seed: int, task: HeartTabular, method: Local, files: dict[str, Path]
     text = yaml.safe_dump({"site": "pooled", "datasets": {"heart": heart}}, sort_keys=False)
     union.write_text(text, encoding="utf-8")
     pooled_task = PooledTabular(task.dataset, start=task.start)
-    settings = Settings(rounds=1, slots=["local"], seed=seed, finetune=0)
-    job = Job("pooled", 1, settings, {"local": Identity()}, method, pooled_task)
+    settings = Settings(rounds=1, references=(), seed=seed, finetune=0)
+    job = Job("pooled", 1, settings, {}, method, pooled_task)
     simulate(job, {"pooled": union}, scratch / "pooled" / "results", scratch / "pooled" / "home")
 
     data = pooled_task.load(load_site_file(union))

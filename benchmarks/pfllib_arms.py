@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from benchmarks.common import resident
 from medpfl import store
-from medpfl.core.mixers import Mean
 from medpfl.core.seeding import derive_seed
 from medpfl.data.samples import SiteData
 from medpfl.data.site_file import load_site_file
@@ -187,9 +186,9 @@ def ours(setting: Setting, clock: Clock) -> Weights:
     common: dict[str, Any] = {"batch_size": setting.batch_size, "lr": setting.lr, "optimizer": "sgd"}
     method: Method = FedAvg(**common) if setting.method == "FedAvg" else Ditto(lam=setting.lam, **common)
     slot = "fedavg" if setting.method == "FedAvg" else "global"
-    settings = Settings(rounds=setting.rounds, slots=[slot], seed=setting.seed, finetune=0)
+    settings = Settings(rounds=setting.rounds, references=(), seed=setting.seed, finetune=0)
     files, folder = setting.site_files, Path(setting.folder) / "ours"
-    job = Job("digits", len(files), settings, {slot: Mean()}, method, setting.task)
+    job = Job("digits", len(files), settings, {}, method, setting.task)
 
     def after_round(coordinator: Coordinator) -> None:
         clock.end()

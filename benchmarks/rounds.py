@@ -102,7 +102,7 @@ def _write_sites(folder: Path, names: list[str]) -> None:
 
 
 def _our_job(folder: Path, sites: int, rounds: int, hidden: int, interval: float) -> Path:
-    controller = {"path": CONTROLLER, "args": {"rounds": rounds, "slots": ["model"], "finetune": 0}}
+    controller = {"path": CONTROLLER, "args": {"rounds": rounds, "references": [], "finetune": 0}}
     task = {"path": "medpfl.tasks.tabular.Tabular", "args": {"dataset": "empty", "hidden": [hidden]}}
     executor = {"path": EXECUTOR, "args": {"method": {"path": EMPTY, "args": {}}, "task": task}}
     files = {

@@ -3,16 +3,18 @@
 
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from medpfl.component import build, construct, spec_of
+from medpfl.component import build, class_paths, construct, spec_of
 from medpfl.core.codecs import Codec
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.core.mixers import Mixer
 from medpfl.deployed.model_file import load_deployed
 from medpfl.methods.base import Method
+from medpfl.methods.components import mixers_of
 from medpfl.rounds.coding import TASKS, Codecs
 from medpfl.rounds.evaluation import MODEL_FILE, check_no_history, check_recipe
 from medpfl.rounds.settings import EvaluationSettings, Settings
@@ -20,6 +22,7 @@ from medpfl.tasks.base import Task
 
 CONTROLLER = "medpfl.flare.controller.MixingController"
 EVALUATION_CONTROLLER = "medpfl.flare.evaluation.EvaluationController"
+SERVER_FILE, CLIENT_FILE = "config_fed_server.json", "config_fed_client.json"
 EXECUTOR = "medpfl.flare.executor.SiteExecutor"
 ENCODE = "medpfl.flare.filters.EncodeUpdate"
 DECODE = "medpfl.flare.filters.DecodeUpdate"
@@ -27,29 +30,24 @@ DECODE = "medpfl.flare.filters.DecodeUpdate"
 
 @dataclass(frozen=True)
 class Job:
-    """A job as its JSON files declare it, with its components built."""
+    """A job as its JSON files declare it, with its components built.
+
+    Attributes:
+        components: slot to the server component that the job names in place of the usual one.
+        mixers: slot to the component that mixes it, for every slot, the references' first.
+    """
 
     name: str
     min_clients: int
     settings: Settings
-    mixers: dict[str, Mixer]
+    components: dict[str, Mixer] = field(compare=False)
     method: Method
     task: Task
     codecs: Codecs | None = None
+    mixers: dict[str, Mixer] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Refuse a component that takes gradients where the method sends weights, or the other way round."""
-        try:
-            usual = self.method.components()
-        except ConfigError:  # its components have no default (FedAMP, L2GD); they take weights
-            usual = {}
-        for slot, mixer in self.mixers.items():
-            sent = usual[slot].takes if slot in usual else "weights"
-            if mixer.takes != sent:
-                raise ConfigError(
-                    f"component '{slot}': {type(mixer).__name__} takes {mixer.takes}, but {type(self.method).__name__} "
-                    f"as it is configured sends {sent}"
-                )
+        object.__setattr__(self, "mixers", mixers_of(self.method, self.settings.references, self.components))
 
 
 @dataclass(frozen=True)
@@ -71,19 +69,33 @@ def load_job(folder: Path) -> Job | EvaluationJob:
         ConfigError: one sentence with the file, the key, expected and got.
         MedPFLError: the given model of an evaluation job is broken.
     """
-    meta = _json(folder / "meta.json")
-    server = _json(folder / "app" / "config" / "config_fed_server.json")
-    client = _json(folder / "app" / "config" / "config_fed_client.json")
     _no_links(folder)
-    name, min_clients = _check_meta(meta)
+    meta = _json(folder / "meta.json")
+    return load_config(folder / "app" / "config", *_check_meta(meta))
+
+
+def load_config(
+    config: Path, name: str, min_clients: int, allow: Callable[[str], None] = lambda path: None
+) -> Job | EvaluationJob:
+    """The job of a folder with the two configurations: what ``load_job`` reads, and what FLARE deploys to the server.
+
+    Args:
+        allow: told every class that the configurations name, before one is imported; raises for what may not be built.
+
+    Raises:
+        ConfigError: as ``load_job``.
+    """
+    server, client = _json(config / SERVER_FILE), _json(config / CLIENT_FILE)
+    for path in class_paths([server, client]):
+        allow(path)
     path, args = _check_server(server)
     method, task = _check_client(client)
-    where = "config_fed_server.json"
+    where = SERVER_FILE
     if path == EVALUATION_CONTROLLER:
         if _list(server, "components", where):
             raise ConfigError(f"{where}: 'components' must be empty: a job that evaluates mixes nothing")
         evaluation = construct(EvaluationSettings, args, f"{where}: controller")
-        model = folder / "app" / "config" / MODEL_FILE
+        model = config / MODEL_FILE
         given = load_deployed(model).meta
         check_no_history(given)
         check_recipe(given.recipe, method, task)
@@ -91,15 +103,23 @@ def load_job(folder: Path) -> Job | EvaluationJob:
             raise ConfigError(f"{where}: a job that evaluates takes no codec filters")
         return EvaluationJob(name, min_clients, evaluation, method, task, model)
     settings = construct(Settings, args, f"{where}: controller")
-    return Job(name, min_clients, settings, _mixers(server, settings), method, task, _codecs(server, client))
+    components, codecs = _components(server), _codecs(server, client)
+    try:
+        return Job(name, min_clients, settings, components, method, task, codecs)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def write_job(job: Job, folder: Path) -> Path:
     """The job folder that ``load_job`` reads back as ``job``; a folder that exists is written over.
 
+    Components that equal the method's own are left out.
+
     Raises:
         MedPFLError: it cannot be written.
     """
+    usual = job.method.components()
+    named = {slot: mixer for slot, mixer in job.components.items() if mixer != usual.get(slot)}
     controller = {"id": "controller", "path": CONTROLLER, "args": vars(job.settings)}
     executor = {"path": EXECUTOR, "args": {"method": spec_of(job.method), "task": spec_of(job.task)}}
     filters: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
@@ -115,14 +135,14 @@ def write_job(job: Job, folder: Path) -> Path:
             "resource_spec": {},
             "deploy_map": {"app": ["@ALL"]},
         },
-        "app/config/config_fed_server.json": {
+        f"app/config/{SERVER_FILE}": {
             "format_version": 2,
             "server": {"heart_beat_timeout": 600, "task_request_interval": 0.1},
             "workflows": [controller],
-            "components": [{"id": slot, **spec_of(mixer)} for slot, mixer in job.mixers.items()],
+            "components": [{"id": slot, **spec_of(mixer)} for slot, mixer in named.items()],
             **filters[0],
         },
-        "app/config/config_fed_client.json": {
+        f"app/config/{CLIENT_FILE}": {
             "format_version": 2,
             "executors": [{"tasks": ["*"], "executor": executor}],
             "components": [],
@@ -155,7 +175,7 @@ def _check_meta(meta: dict[str, Any]) -> tuple[str, int]:
 
 def _check_server(server: dict[str, Any]) -> tuple[str, Any]:
     """The controller's class and arguments."""
-    where = "config_fed_server.json"
+    where = SERVER_FILE
     _known_keys(server, where, {"format_version", "server", "workflows", "components", *_FILTERS})
     _known_keys(server.get("server", {}), f"{where}: server", {"heart_beat_timeout", "task_request_interval"})
     interval = server.get("server", {}).get("task_request_interval")
@@ -174,9 +194,9 @@ def _check_server(server: dict[str, Any]) -> tuple[str, Any]:
     return path, workflows[0].get("args", {})
 
 
-def _mixers(server: dict[str, Any], settings: Settings) -> dict[str, Mixer]:
-    """The server component of each slot, in the settings' order."""
-    where = "config_fed_server.json"
+def _components(server: dict[str, Any]) -> dict[str, Mixer]:
+    """Slot to the server component that the job names for it."""
+    where = SERVER_FILE
     declared: dict[str, Mixer] = {}
     for entry in _list(server, "components", where):
         if not isinstance(entry, dict) or not isinstance(entry.get("id"), str):
@@ -184,17 +204,11 @@ def _mixers(server: dict[str, Any], settings: Settings) -> dict[str, Mixer]:
         if entry["id"] in declared:
             raise ConfigError(f"{where}: two components have the id '{entry['id']}'")
         declared[entry["id"]] = build(entry, Mixer, f"{where}: component '{entry['id']}'")
-    for slot in settings.slots:
-        if slot not in declared:
-            raise ConfigError(f"{where}: slot '{slot}' has no component of that id; there are: {', '.join(declared)}")
-    unused = sorted(set(declared) - set(settings.slots))
-    if unused:
-        raise ConfigError(f"{where}: component '{unused[0]}' is not among the controller's slots")
-    return {slot: declared[slot] for slot in settings.slots}
+    return declared
 
 
 def _check_client(client: dict[str, Any]) -> tuple[Method, Task]:
-    where = "config_fed_client.json"
+    where = CLIENT_FILE
     _known_keys(client, where, {"format_version", "executors", "components", *_FILTERS})
     if _list(client, "components", where):
         raise ConfigError(f"{where}: 'components' must be empty; a hospital builds the executor and nothing else")
@@ -232,8 +246,8 @@ def _codecs(server: dict[str, Any], client: dict[str, Any]) -> Codecs | None:
     """What the codec filters say; None if the job has none. Other filters are FLARE's own affair."""
     found: dict[str, Codec | None] = {}
     for content, where, paths in (
-        (server, "config_fed_server.json", (ENCODE, DECODE)),
-        (client, "config_fed_client.json", (DECODE, ENCODE)),
+        (server, SERVER_FILE, (ENCODE, DECODE)),
+        (client, CLIENT_FILE, (DECODE, ENCODE)),
     ):
         for key, path in zip(_FILTERS, paths, strict=True):
             for entry in _list(content, key, where):
@@ -255,7 +269,7 @@ def _codecs(server: dict[str, Any], client: dict[str, Any]) -> Codecs | None:
                     if f"{where}: {key}" in found:
                         raise ConfigError(f"{place} is there twice")
                     found[f"{where}: {key}"] = build(given, Codec, f"{place}: codec") if given is not None else None
-    wanted = [f"{where}: {key}" for where in ("config_fed_server.json", "config_fed_client.json") for key in _FILTERS]
+    wanted = [f"{where}: {key}" for where in (SERVER_FILE, CLIENT_FILE) for key in _FILTERS]
     if not found:
         return None
     for place in wanted:

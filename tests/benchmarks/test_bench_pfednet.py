@@ -36,6 +36,7 @@ def test_both_ways_of_writing_the_papers_admm_agree() -> None:
     torch.testing.assert_close(ours, algorithm_4(start, edges, 0.5), atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_bench_codecs(tmp_path: Path) -> None:
     out = tmp_path / "codecs.json"
     told = bench("codecs", "--values", "20000", "--repeats", "1", "--out", str(out))

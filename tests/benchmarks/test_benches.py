@@ -33,12 +33,14 @@ def test_every_benchmark_has_a_verb_and_makes_its_tables() -> None:
     importlib.import_module("benchmarks.empty")
 
 
+@pytest.mark.slow
 def test_bench_mixing_measures_and_agrees_with_float64(tmp_path: Path) -> None:
     bench("mixing", "--sites", "3", "--values", "50000", "--repeats", "1", "--out", str(tmp_path / "m.json"))
     found = json.loads((tmp_path / "m.json").read_text())
     assert max(found["worst_error"].values()) < 1e-5 and found["to_cloning"]["clone"] == 1.0
 
 
+@pytest.mark.slow
 def test_bench_reading_streams_what_exceeds_the_budget(tmp_path: Path) -> None:
     options = ("--images", "120", "--repeats", "1", "--budget-mb", "20", "--out", str(tmp_path / "r.json"))
     bench("reading", *options)
@@ -48,6 +50,7 @@ def test_bench_reading_streams_what_exceeds_the_budget(tmp_path: Path) -> None:
     assert found["to_training"]["batches from the scratch file"] > 5 and found["to_training"]["batches from memory"] > 5
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not HEART.is_dir() or not FLAMBY.is_dir(), reason="the UCI heart data or FLamby's results are absent"
 )

@@ -27,11 +27,13 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
+@pytest.mark.slow
 def test_jobs_and_check_job() -> None:
     assert "softpull_heart" in medpfl("jobs")
     assert "softpull_phantom is valid" in medpfl("check-job", "softpull_phantom")
 
 
+@pytest.mark.slow
 def test_demo_and_pack(tmp_path: Path) -> None:
     assert "hospital-a, hospital-b" in medpfl("demo", "phantom", str(tmp_path / "demo"))
     assert yaml.safe_load((tmp_path / "demo" / "hospital-d.yaml").read_text())["site"] == "hospital-d"
@@ -40,6 +42,7 @@ def test_demo_and_pack(tmp_path: Path) -> None:
     assert stamp["manifest"]["method"] == "SoftPull"
 
 
+@pytest.mark.slow
 def test_site_allow_adds_to_what_the_kit_allows(tmp_path: Path) -> None:
     (tmp_path / "local").mkdir()
     before = {"format_version": 2, "class_allow_list": ["nvflare.a.B"], "components": [{"id": "x"}]}
@@ -61,6 +64,7 @@ def test_site_allow_adds_to_what_the_kit_allows(tmp_path: Path) -> None:
         (["demo", "heart", "x", "--split", "half"], "--split must be flamby or validated, got 'half'"),
     ],
 )
+@pytest.mark.slow
 def test_one_sentence_and_no_traceback(arguments: list[str], words: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from medpfl.cli import main; main()", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
@@ -69,6 +73,7 @@ def test_one_sentence_and_no_traceback(arguments: list[str], words: str, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["subprocess.run", "nothing.Here", "os."])
+@pytest.mark.slow
 def test_site_allow_refuses_what_is_no_class(tmp_path: Path, name: str) -> None:
     (tmp_path / "local").mkdir()
     (tmp_path / "local" / "resources.json.default").write_text("{}")

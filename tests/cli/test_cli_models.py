@@ -26,6 +26,7 @@ def medpfl(*arguments: str | Path) -> str:
     return " ".join(result.output.split())
 
 
+@pytest.mark.slow
 def test_from_a_model_to_its_evaluation(model: Path, table_sites: dict[str, Path], tmp_path: Path) -> None:
     assert "out" in medpfl("export", model, "-o", tmp_path / "out", "--format", "torchscript")
     assert (tmp_path / "out" / "model.ts").is_file()
@@ -47,6 +48,7 @@ def test_from_a_model_to_its_evaluation(model: Path, table_sites: dict[str, Path
         (["evaluation-job", "nowhere", "-o", "x"], "cannot read nowhere"),
     ],
 )
+@pytest.mark.slow
 def test_one_sentence_and_no_traceback(arguments: list[str], words: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from medpfl.cli import main; main()", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``medpfl compare`` as it is used: worker processes, resuming, a failing run, the results and the page."""
+"""``medpfl compare`` as it is used: worker processes, resuming, a failing run, the results and the page.
+
+One test starts worker processes, and what they compute is what this process computes.
+"""
 
 import hashlib
 import html.parser
@@ -27,6 +30,8 @@ from medpfl.data.site_file import load_site_file
 from medpfl.deployed.model_file import load_deployed
 from medpfl.deployed.predict import evaluate_at, evaluate_on_all
 from small_jobs import write_table_sites
+
+pytestmark = pytest.mark.slow
 
 FILE: dict[str, Any] = {
     "name": "small",
@@ -71,19 +76,19 @@ def outcomes(results: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A comparison that was run once, two runs at a time; in the folder ``parallel``."""
+def done(tmp_path_factory: pytest.TempPathFactory, in_process: None) -> Path:
+    """A comparison that was run once, in this process; in the folder ``here``."""
     folder = tmp_path_factory.mktemp("compared")
     write_table_sites(folder / "sites")
-    result = compare(folder, "parallel")
+    result = compare(folder, "here")
     assert result.exit_code == 0, result.output
     return folder
 
 
-def test_a_killed_comparison_goes_on_and_equals_the_parallel_one(done: Path) -> None:
-    results = done / "serial"
+def test_a_killed_comparison_of_processes_goes_on_and_equals_the_one_in_process(done: Path) -> None:
+    results = done / "processes"
     command = [sys.executable, "-c", "from medpfl.cli import main; main()", "compare", str(write(done, seeds=[0]))]
-    command += ["--sites", str(done / "sites"), "-o", str(results), "--jobs", "1"]
+    command += ["--sites", str(done / "sites"), "-o", str(results), "--jobs", "2"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     process = subprocess.Popen(command, env=environment, start_new_session=True, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 200
@@ -93,16 +98,16 @@ def test_a_killed_comparison_goes_on_and_equals_the_parallel_one(done: Path) -> 
     process.wait()
     before = {path: path.stat().st_mtime_ns for path in results.glob("runs/*/run.json")}
     assert 1 <= len(before) < 3
-    result = compare(done, "serial", jobs=1, seeds=[0])
+    result = compare(done, "processes", seeds=[0])
     assert result.exit_code == 0 and f"{len(before)} of 3 runs are done already" in result.output
     assert {path: path.stat().st_mtime_ns for path in before} == before  # not repeated
     assert not list(results.glob("runs/*.part"))
-    found, parallel = outcomes(results), outcomes(done / "parallel")
-    assert len(found) == 3 and all(content == parallel[digest] for digest, content in found.items())
+    found, here = outcomes(results), outcomes(done / "here")
+    assert len(found) == 3 and all(content == here[digest] for digest, content in found.items())
 
 
 def test_a_changed_file_makes_new_runs_beside_the_old(done: Path) -> None:
-    shutil.copytree(done / "parallel", done / "changed")
+    shutil.copytree(done / "here", done / "changed")
     result = compare(done, "changed", methods={}, finetune=1)
     assert result.exit_code == 0 and "2 of 4 runs are done already" in result.output  # Local's two
     assert len(outcomes(done / "changed")) == 8
@@ -111,14 +116,14 @@ def test_a_changed_file_makes_new_runs_beside_the_old(done: Path) -> None:
 
 
 def test_results_hold_what_the_runs_found(done: Path) -> None:
-    results = json.loads((done / "parallel" / "results.json").read_text())
+    results = json.loads((done / "here" / "results.json").read_text())
     rows = {row["name"]: row for row in results["rows"]}
     assert list(rows) == ["Local", "FedAvg", "FedAvg + fine-tuning", "Bounded"] and not results["failures"]
     assert len({run["initial"]["digest"] for run in results["runs"] if run["seed"] == 0}) == 1
     assert rows["Local"]["bytes"] == {"to_site": 0, "from_site": 0} and rows["Local"]["gain"] is None
     assert rows["FedAvg"]["bytes"]["from_site"] == 4 * (3 * 4 + 4 + 4 * 1 + 1)  # float32 weights of 3-4-1
     digest = next(run["digest"] for run in results["runs"] if (run["method"], run["seed"]) == ("Bounded", 1))
-    home = done / "parallel" / "runs" / digest / "home"
+    home = done / "here" / "runs" / digest / "home"
     union = []
     for row, site in enumerate(results["hospitals"]):
         model = load_deployed(home / site / "compared" / "models" / "common-best.safetensors")
@@ -135,7 +140,7 @@ def test_results_hold_what_the_runs_found(done: Path) -> None:
     for name, values in rows["Bounded"]["together"].items():
         assert values["values"][1] == pytest.approx(np.mean([metrics[name] for metrics in union]), abs=1e-6)
     assert results["smallest_p"] == 0.5
-    text = (done / "parallel" / "results.md").read_text()
+    text = (done / "here" / "results.md").read_text()
     assert "| Bounded |" in text and "smallest possible is 0.5" in text
     by_hospital = {site: scores["best"] for site, scores in rows["Bounded"]["hospitals"].items()}
     assert rows["Bounded"]["metrics"]["accuracy"] == {**rows["Bounded"]["best"], "hospitals": by_hospital}
@@ -145,7 +150,7 @@ def test_results_hold_what_the_runs_found(done: Path) -> None:
 
 
 def test_one_failing_method_is_told_and_the_others_go_on(done: Path) -> None:
-    shutil.copytree(done / "parallel", done / "failing")
+    shutil.copytree(done / "here", done / "failing")
     wild = {"path": "bounded_fedavg.BoundedFedAvg", "args": {"lr": 1e38, "optimizer": "sgd", "bound": 1e38}}
     others = {"SM": {"path": "medpfl.methods.fedsm.FedSM"}, "Broken": {"path": "bounded_fedavg.Broken"}}
     result = compare(done, "failing", seeds=[0], methods={"Wild": wild, **FILE["methods"], **others})
@@ -161,6 +166,7 @@ def test_one_failing_method_is_told_and_the_others_go_on(done: Path) -> None:
     assert "Wild, seed 0" in page and "<h2>Gain over local training" in page
 
 
+@pytest.mark.usefixtures("in_process")
 def test_data_that_change_meanwhile_stop_the_run(tmp_path: Path) -> None:
     files = write_table_sites(tmp_path / "sites")
     plan = make_plan(load_comparison(write(tmp_path, seeds=[0], methods={})), files)
@@ -198,13 +204,13 @@ class _Page(html.parser.HTMLParser):
 
 
 def test_the_page_is_whole_and_loads_nothing(done: Path) -> None:
-    source = (done / "parallel" / "report.html").read_text()
+    source = (done / "here" / "report.html").read_text()
     page = _Page()
     page.feed(source)
     assert all(target.startswith("#") for target in page.loads)
     assert "url(http" not in source and "@import" not in source
     text = " ".join(" ".join(page.text).split())
-    content = json.loads((done / "parallel" / "results.json").read_text())
+    content = json.loads((done / "here" / "results.json").read_text())
     (split,) = content["splits"]
     for site, counts in split["labels"].items():
         assert list(counts) == ["no", "yes"] and sum(counts.values()) == sum(split["sizes"][site].values())
@@ -227,7 +233,7 @@ def test_the_page_fits_a_phone(done: Path, tmp_path: Path) -> None:
     if browser is None:
         pytest.skip("no Chromium on this machine")
     # A window cannot be narrower than 500 px; a frame in it can.
-    shutil.copy(done / "parallel" / "report.html", tmp_path / "report.html")
+    shutil.copy(done / "here" / "report.html", tmp_path / "report.html")
     script = (
         "const d=document.querySelector('iframe').contentDocument.documentElement;"
         "document.title='width '+d.scrollWidth+' of '+d.clientWidth+', tables '+d.querySelectorAll('table').length"

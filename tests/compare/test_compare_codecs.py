@@ -30,6 +30,7 @@ METHODS = {
 }
 
 
+@pytest.mark.slow
 def test_methods_with_codecs_are_compared(table_sites: dict[str, Path], tmp_path: Path) -> None:
     plan, content = compared(tmp_path, table_sites, methods=METHODS)
     rows = {row["name"]: row for row in content["rows"]}

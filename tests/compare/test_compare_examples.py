@@ -54,6 +54,7 @@ def colours_in(png: str) -> set[str]:
     return {"#" + bytes(pixel).hex() for pixel in np.unique(pixels, axis=0).astype(np.uint8)}
 
 
+@pytest.mark.slow
 def test_cases_follow_the_rule_and_show_what_was_scored(
     done: tuple[Path, dict[str, Path], Any, dict[str, Any]],
 ) -> None:
@@ -75,6 +76,7 @@ def test_cases_follow_the_rule_and_show_what_was_scored(
     assert any(FOUND in colours_in(model["png"]) for case in found for model in case["models"])
 
 
+@pytest.mark.slow
 def test_images_are_on_the_page_on_request_only(
     done: tuple[Path, dict[str, Path], Any, dict[str, Any]], tmp_path: Path
 ) -> None:

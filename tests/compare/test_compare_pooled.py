@@ -33,7 +33,7 @@ TRAINING: dict[str, Any] = {"steps": 7, "lr": 0.05, "batch_size": 8}
 
 
 def job(method: Local, sites: int = 1) -> Job:
-    settings = Settings(rounds=3, slots=["local"], seed=2, finetune=0)
+    settings = Settings(rounds=3, references=(), seed=2, finetune=0)
     return Job("compared", sites, settings, {"local": Identity()}, method, TASK)
 
 
@@ -46,6 +46,7 @@ def same_models(one: Path, other: Path) -> bool:
     return all(torch.equal(first[key], second[key]) for key in first) and first.keys() == second.keys()
 
 
+@pytest.mark.slow
 def test_with_one_hospital_it_is_local_training_bit_for_bit(tmp_path: Path) -> None:
     files = write_table_sites(tmp_path / "sites", ["pooled"])  # the batches' order depends on the hospital's name
     alone = simulate(job(Local(**TRAINING)), files, tmp_path / "alone", tmp_path / "alone-home")
@@ -83,6 +84,7 @@ def test_it_holds_all_training_samples_and_scores_hospitals_alike(table_sites: d
     assert together.evaluate(decisions, data.splits["validation"]).metrics["accuracy"] == pytest.approx(np.mean(each))
 
 
+@pytest.mark.slow
 def test_in_a_comparison_it_takes_all_hospitals_steps(tmp_path: Path, table_sites: dict[str, Path]) -> None:
     plan, content = compared(tmp_path, table_sites, pooled=True)
     entries = {entry.name: entry.method.steps for entry in plan.entries}
@@ -118,6 +120,7 @@ def test_with_epochs_it_passes_over_all_data_as_often(tmp_path: Path, table_site
     } == {None}
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_as_if_nothing_had_been(
     tmp_path: Path, table_sites: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -80,6 +80,7 @@ def test_code_counts_and_comments_do_not(package: Callable[..., str]) -> None:
     assert package("other.py", "import cmath\n") != first
 
 
+@pytest.mark.slow
 def test_runs_of_a_method_do_not_depend_on_the_others(tmp_path: Path, table_sites: dict[str, Path]) -> None:
     methods = {"Soft": SOFT, "Prox": {"path": "medpfl.methods.fedprox.FedProx"}}
     alone = {run.name: run.digest for run in plan_of(tmp_path, table_sites).runs}

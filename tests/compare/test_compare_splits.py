@@ -47,6 +47,7 @@ def test_a_split_is_drawn_with_its_seed(table_sites: dict[str, Path]) -> None:
     assert {split: len(part) for split, part in names[1].items()} == {s: len(p) for s, p in names[2].items()}
 
 
+@pytest.mark.slow
 def test_scores_and_gains_are_paired_by_split_and_seed(
     done: tuple[Path, dict[str, Path], Any, dict[str, Any]],
 ) -> None:
@@ -73,6 +74,7 @@ def test_scores_and_gains_are_paired_by_split_and_seed(
     assert "over the splits 0, 7 and the seeds 0" in markdown(content)
 
 
+@pytest.mark.slow
 def test_calibration_bins_add_up_to_the_error(done: tuple[Path, dict[str, Path], Any, dict[str, Any]]) -> None:
     content = done[3]
     for row in content["rows"]:
@@ -85,6 +87,7 @@ def test_calibration_bins_add_up_to_the_error(done: tuple[Path, dict[str, Path],
             assert 0 <= found["ece"] <= 1 and (total <= count + 1e-9).all()
 
 
+@pytest.mark.slow
 def test_a_hospital_left_out_is_tested_with_the_others_models(
     done: tuple[Path, dict[str, Path], Any, dict[str, Any]],
 ) -> None:
@@ -109,6 +112,7 @@ def test_a_hospital_left_out_is_tested_with_the_others_models(
     assert "## Tested at a hospital that took no part" in markdown(content)
 
 
+@pytest.mark.slow
 def test_what_serves_an_unseen_hospital_may_be_a_model_of_its_own(tmp_path: Path) -> None:
     """FedSM's super model, chosen on the validation cases of those that took part, as the split cut them."""
     sites = write_table_sites(tmp_path / "sites", ["anna", "berta", "clara"])

@@ -28,6 +28,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Path
     return folder / "results", sites, plan, content
 
 
+@pytest.mark.slow
 def test_its_scores_are_those_of_the_file_that_the_results_give(
     done: tuple[Path, dict[str, Path], Any, dict[str, Any]],
 ) -> None:
@@ -49,6 +50,7 @@ def test_its_scores_are_those_of_the_file_that_the_results_give(
     assert np.array(row["cross"]) == pytest.approx(np.array([list(found.values())] * 3), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_who_served_whom_is_told(done: tuple[Path, dict[str, Path], Any, dict[str, Any]], tmp_path: Path) -> None:
     _, sites, _, content = done
     rows = {row["name"]: row for row in content["rows"]}

@@ -13,6 +13,7 @@ from medpfl.core.mixers import SoftPull
 from small_jobs import write_table_sites
 
 
+@pytest.mark.slow
 def test_every_value_is_a_method_and_the_page_has_the_figure(tmp_path: Path) -> None:
     sites = write_table_sites(tmp_path / "sites", ["anna", "berta", "clara"])
     swept = {**SOFT, "sweep": {"model.lam": [0.4, 0.7, 1.0]}}

@@ -129,6 +129,8 @@ def test_the_choice_is_the_best_on_validation_and_no_test_is_read(tmp_path: Path
     assert not content["failures"]
 
 
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.slow
 def test_the_command_searches_first(tmp_path: Path, table_sites: dict[str, Path]) -> None:
     tuning = {**TUNING, "tune": {"lr": [1e-6, 0.1]}}
     file = write_file(tmp_path, tuning=tuning)
@@ -147,6 +149,7 @@ def test_the_command_searches_first(tmp_path: Path, table_sites: dict[str, Path]
     assert "4 of 4 searching runs are done already" in output and "2 of 2 runs are done already" in output
 
 
+@pytest.mark.slow
 def test_an_unfinished_search_chooses_nothing(tmp_path: Path, table_sites: dict[str, Path]) -> None:
     plan, results = plan_of(tmp_path, table_sites, tuning=TUNING), tmp_path / "results"
     local, fedavg = plan.searches

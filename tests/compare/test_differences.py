@@ -60,6 +60,7 @@ def test_a_run_whose_models_became_one_counts_as_no_difference() -> None:
 
 
 @pytest.mark.usefixtures("rendered")
+@pytest.mark.slow
 def test_a_sweep_of_tau_shows_that_models_come_together(table_sites: dict[str, Path], tmp_path: Path) -> None:
     slots = {"personal": {"path": "medpfl.core.mixers.NetworkProx", "args": {"graph": "complete"}}}
     method = {"path": "medpfl.methods.pfednet.PFedNet", "slots": slots, "sweep": {"personal.tau": [0.0, 0.05, 1e6]}}

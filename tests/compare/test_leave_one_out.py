@@ -15,7 +15,7 @@ from medpfl.compare.fold_table import collect, frequencies, scores
 from medpfl.compare.folds import make_folds
 from medpfl.compare.unseen import served
 from medpfl.core.errors import ConfigError
-from medpfl.core.mixers import Identity, Mean, ServerAdam, SoftPull
+from medpfl.core.mixers import Mean, ServerAdam, SoftPull
 from medpfl.data.site_file import load_site_file
 from medpfl.deployed.model_file import load_deployed
 from medpfl.deployed.predict import evaluate_at
@@ -34,6 +34,7 @@ def job() -> Job:
     return replace(found, settings=replace(found.settings, finetune=0))
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
     """Real worker processes; a fold equals the same job run here without the hospital; finished folds are kept."""
     files = write_table_sites(tmp_path / "sites", THREE)
@@ -50,8 +51,7 @@ def test_the_command(tmp_path: Path) -> None:
 
     there = {site: files[site] for site in ("anna", "clara")}
     alone = replace(job(), min_clients=2)
-    mixers = {"local": Identity(), "fedavg": Mean(), **alone.mixers}
-    alone = replace(alone, mixers=mixers, settings=replace(alone.settings, slots=list(mixers)))
+    alone = replace(alone, settings=replace(alone.settings, references=("local", "fedavg")))
     simulate(alone, there, tmp_path / "results", tmp_path / "home")
     run = next(run for run in content["runs"] if run["without"] == "berta")
     unseen = alone.task.load(load_site_file(files["berta"], "berta"))
@@ -92,7 +92,7 @@ def test_what_cannot_be_left_out_is_said(tmp_path: Path) -> None:
         make_folds(job(), {site: files[site] for site in THREE[:2]}, 1)
     with pytest.raises(ConfigError, match="--seeds must be at least 1, got 0"):
         make_folds(job(), files, 0)
-    pull = replace(job(), mixers={**job().mixers, "personal": SoftPull(lam=0.4)})
+    pull = replace(job(), components={**job().components, "personal": SoftPull(lam=0.4)})
     with pytest.raises(ConfigError, match=r"without anna: .*lam"):
         make_folds(pull, files, 1)
 

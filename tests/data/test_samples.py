@@ -105,6 +105,7 @@ def test_streamed_training_equals_training_from_memory(make_job: Make, tmp_path:
     assert_same(run(job, files, tmp_path / "file"), from_memory)
 
 
+@pytest.mark.slow
 def test_memory_stays_within_the_budget() -> None:
     """400 MB of rows with a budget of 50 MB: the process grows by no more than the budget and some working room."""
     code = """

@@ -16,7 +16,7 @@ from medpfl.compare.file import load_comparison
 from medpfl.compare.plan import make_plan
 from medpfl.core.codecs import STC
 from medpfl.core.errors import DataError
-from medpfl.core.mixers import Mean, NetworkProx
+from medpfl.core.mixers import NetworkProx
 from medpfl.data.samples import SiteData
 from medpfl.data.site_file import load_site_file
 from medpfl.demo import phantom, skin_imbalance
@@ -83,6 +83,7 @@ def test_a_channel_that_is_lacking_is_zero_and_the_others_stand_by_themselves(ch
                 assert inputs[:, channel].std() == pytest.approx(1, abs=0.3)  # over the volume, before the crop: 1
 
 
+@pytest.mark.slow
 def test_the_job_on_missing_channels(channels: dict[str, Path], tmp_path: Path) -> None:
     job = short(loaded("pfednet_phantom"))
     found = run(replace(job, codecs=Codecs(STC(0.05), STC(0.01))), channels, tmp_path)
@@ -93,6 +94,7 @@ def test_the_job_on_missing_channels(channels: dict[str, Path], tmp_path: Path) 
     assert isinstance(mixer, NetworkProx) and len(mixer.network(tuple(channels))) >= len(channels) - 1
 
 
+@pytest.mark.slow
 def test_the_comparison_on_missing_channels(channels: dict[str, Path], tmp_path: Path) -> None:
     plan = make_plan(load_comparison(ROOT / "docs" / "results" / "compare-pfednet-phantom.yaml"), channels)
     entries = {entry.name: entry for entry in plan.entries}
@@ -101,8 +103,8 @@ def test_the_comparison_on_missing_channels(channels: dict[str, Path], tmp_path:
     found = []
     for head in ("final_conv", ("final_conv",)):
         job = short(loaded("pfednet_phantom"))
-        job = replace(job, method=FedRep(head=head, head_steps=1, steps=1, lr=0.01), mixers={"model": Mean()})
-        job = replace(job, settings=replace(job.settings, slots=["model"]))
+        job = replace(job, method=FedRep(head=head, head_steps=1, steps=1, lr=0.01), components={})
+        job = replace(job, settings=replace(job.settings, references=()))
         found.append(run(job, channels, tmp_path / str(len(found))))
     assert_same(*found)
     network = entries["FedRep"].method.models(plan.made)["model"]
@@ -129,6 +131,7 @@ def test_hospitals_lean_as_delta_says(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.skipif(not Path(os.environ.get(ENVIRONMENT_VARIABLE, "?")).exists(), reason="HAM10000 is not here")
+@pytest.mark.slow
 def test_the_job_on_skin_lesions(tmp_path: Path) -> None:
     names = prepare_demo(f"skin_delta_{DELTAS[2]}", tmp_path / "skin")
     sites = {name: tmp_path / "skin" / f"{name}.yaml" for name in names}

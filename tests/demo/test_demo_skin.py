@@ -236,6 +236,7 @@ def test_what_is_missing_is_told_before_anything_is_written(archive: Path, tmp_p
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_the_command_and_the_jobs_demo(archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = ["demo", "skin", str(tmp_path / "a"), "--data", str(archive)]
     done = CliRunner().invoke(app, [*command, "--hospitals", "hospitals", "--size", "8x6"])

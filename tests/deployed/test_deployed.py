@@ -30,7 +30,7 @@ from medpfl.methods.ifca import IFCA
 from medpfl.methods.moe import MoE
 from medpfl.rounds.settings import Settings
 from medpfl.tasks.tabular import Tabular
-from small_jobs import write_table_sites
+from small_jobs import declared, write_table_sites
 from tools import run
 
 REFERENCES: dict[str, Mixer] = {"local": Identity(), "fedavg": Mean()}
@@ -51,8 +51,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, dict
     for name, (method, mixers) in METHODS.items():
         folder = tmp_path_factory.mktemp(name)
         sites = write_table_sites(folder / "sites")
-        settings = Settings(rounds=2, slots=list(mixers), finetune=1)
-        job = Job(name, 2, settings, mixers, method, Tabular(dataset="blood", hidden=(4,)))
+        references, components = declared(mixers, method)
+        settings = Settings(rounds=2, references=references, finetune=1)
+        job = Job(name, 2, settings, components, method, Tabular(dataset="blood", hidden=(4,)))
         found[name] = folder, run(job, sites, folder), sites
     return found
 

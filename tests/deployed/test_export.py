@@ -47,7 +47,7 @@ class Chooser(softpull.SoftPull):
 
 def trained(folder: Path, method: Method, mixers: dict[str, Mixer], hidden: tuple[int, ...] = (4,)) -> Path:
     sites = write_table_sites(folder / "sites", ["anna", "berta"])
-    run(Job("t", 2, Settings(rounds=1, slots=list(mixers)), mixers, method, Tabular("blood", hidden)), sites, folder)
+    run(Job("t", 2, Settings(rounds=1, references=()), mixers, method, Tabular("blood", hidden)), sites, folder)
     return folder / "home" / "berta" / "t" / "models" / "personal-best.safetensors"
 
 
@@ -67,7 +67,7 @@ def models(tmp_path_factory: pytest.TempPathFactory, phantoms: Path) -> dict[str
         dataset="organ", size=(32, 24), spacing=(6.0, 6.0, 12.0), architecture=UNet((4, 8), residual_units=1)
     )
     mixers = {"model": SoftPull(lam=0.5)}
-    run(Job("t", 2, Settings(rounds=1, slots=["model"]), mixers, softpull.SoftPull(steps=4), task), sites, folder / "s")
+    run(Job("t", 2, Settings(rounds=1, references=()), mixers, softpull.SoftPull(steps=4), task), sites, folder / "s")
     fedsm: dict[str, Mixer] = {"global": Mean(), "personal": SoftPull(lam=0.5), "selector": ServerAdam()}
     return {
         "segmentation": folder / "s" / "home" / "hospital-d" / "t" / "models" / "personal-best.safetensors",

@@ -27,6 +27,8 @@ from medpfl.rounds.settings import Settings
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.segmentation import Segmentation
 
+pytestmark = pytest.mark.slow
+
 SPACING = (4.0, 4.0, 8.0)
 
 
@@ -36,7 +38,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("predict")
     write_phantoms(folder)
     task = Segmentation("organ", size=(48, 48), spacing=SPACING, architecture=UNet((8, 16)))
-    settings = Settings(rounds=1, slots=["local"], finetune=0)
+    settings = Settings(rounds=1, references=(), finetune=0)
     job = Job("small", 1, settings, {"local": Identity()}, Local(steps=60, lr=0.01), task)
     simulate(job, {"hospital-a": folder / "hospital-a.yaml"}, folder / "results", folder / "home")
     return folder, folder / "home" / "hospital-a" / "small" / "models" / "local-last.safetensors"

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+import torch
 from nvflare.apis.dxo import from_shareable
 from nvflare.apis.shareable import Shareable
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
@@ -97,12 +98,13 @@ def test_a_failing_hospital_misses_a_round_and_comes_back(
         np.testing.assert_allclose(stored["model/00003"].diagonal(), 0.5)
 
 
+class OutOfMemory(Failing):
+    """A GPU that is too small in round 2."""
+
+    kind = torch.OutOfMemoryError
+
+
 def test_out_of_memory_is_a_failed_round(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
-    import torch
-
-    class OutOfMemory(Failing):
-        kind = torch.OutOfMemoryError
-
     harness = Harness(make_job(method=OutOfMemory(lr=0.05)), table_sites, tmp_path).run()
     assert harness.engine.panic is None
     assert any("OutOfMemoryError" in str(event["event"]) for event in events(harness))
@@ -144,6 +146,15 @@ def test_a_late_answer_is_dropped_and_the_hospital_goes_on(
         np.testing.assert_allclose(stored["model/00002"].diagonal(), 0.5)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Slow(SoftPullMethod):
+    """Probes are answered at once or not at all; the rounds take a moment so that the third can be seen."""
+
+    def local_round(self, site: Site) -> None:
+        super().local_round(site)
+        time.sleep(0.3)
+
+
 def test_a_hospital_that_keeps_missing_is_probed_and_not_waited_for(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -156,13 +167,6 @@ def test_a_hospital_that_keeps_missing_is_probed_and_not_waited_for(
         if task == "probe":
             return None if len([t for t, _ in asked if t == "probe"]) >= 3 else "silent"
         return "silent" if round_number <= 2 else None
-
-    # Probes are answered at once or not at all; the rounds take a moment so that the third can be seen.
-    @dataclass(frozen=True, kw_only=True)
-    class Slow(SoftPullMethod):
-        def local_round(self, site: Site) -> None:
-            super().local_round(site)
-            time.sleep(0.3)
 
     job = make_job(rounds=8, train_timeout=1.5, patience=2, method=Slow(lr=0.05))
     harness = Harness(job, table_sites, tmp_path, script).run()
@@ -257,10 +261,26 @@ def test_unreadable_data_at_one_hospital(make_job: Make, table_sites: dict[str, 
 
 
 def test_every_hospital_failing_names_the_reason(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
-    job = make_job(mixers={"models": Mean()})
+    job = make_job(mixers={"model": Mean()}, method=NeedsBatchNorm())
     harness = Harness(job, table_sites, tmp_path).run()
     assert harness.engine.panic is not None and "only 0 of 4 hospitals are ready" in harness.engine.panic
-    assert "the server mixes slot 'models', which SoftPull does not have" in harness.engine.panic
+    assert "anna failed: found no BatchNorm layer" in harness.engine.panic
+
+
+def test_a_job_that_gives_the_server_no_client_configuration(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """As when 'deploy_map' gives the server an app of its own."""
+    harness = Harness(make_job(), table_sites, tmp_path, leave_out="config_fed_client.json").run()
+    assert harness.engine.panic is not None and "config_fed_client.json: No such file" in harness.engine.panic
+
+
+def test_the_servers_allow_list_counts_for_the_method_too(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    harness = Harness(make_job(), table_sites, tmp_path, allowed=("medpfl.flare.", "medpfl.core.")).run()
+    assert harness.engine.panic is not None
+    assert "'medpfl.methods.softpull.SoftPull' at config path '' is not in allow_list" in harness.engine.panic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,12 +289,6 @@ class NeedsBatchNorm(SoftPullMethod):
 
     def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
         return {"model": of_type(models, BATCH_NORM)}
-
-
-def test_a_method_that_cannot_be_set_up_says_why(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
-    job = make_job(mixers={"model": Mean()}, method=NeedsBatchNorm())
-    harness = Harness(job, table_sites, tmp_path).run()
-    assert harness.engine.panic is not None and "anna failed: found no BatchNorm layer" in harness.engine.panic
 
 
 def test_lam_outside_the_roster_ends_the_job(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import yaml
 
 from in_process import Harness, tensors_of
 from medpfl import store
-from medpfl.core.mixers import Identity, Mean, Mixer
+from medpfl.core.mixers import Mean, Mixer
 from medpfl.job import Job
 from medpfl.methods.base import Method
 from medpfl.methods.kt_pfl import KTpFL
@@ -43,8 +43,8 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def job(method: Method, mixers: dict[str, Mixer]) -> Job:
     task = Classification("skin", size=(36, 36), architecture=NETWORKS)
-    settings = Settings(rounds=2, slots=["local", *mixers], finetune=0)
-    return Job("small", 2, settings, {"local": Identity(), **mixers}, replace(method, batch_size=6), task)
+    settings = Settings(rounds=2, references=("local",), finetune=0)
+    return Job("small", 2, settings, mixers, replace(method, batch_size=6), task)
 
 
 def test_only_the_messenger_is_on_the_wire(sites: dict[str, Path], tmp_path: Path) -> None:

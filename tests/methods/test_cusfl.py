@@ -14,7 +14,7 @@ from torch import Tensor
 from baselines import assert_resumes, begin, held, play, same, served
 from medpfl import store
 from medpfl.core.errors import ConfigError
-from medpfl.core.mixers import Identity, Mean, MeanOfLatest, Mixer, RoundInfo
+from medpfl.core.mixers import Mean, MeanOfLatest, RoundInfo
 from medpfl.deployed.export import export
 from medpfl.deployed.model_file import load_deployed
 from medpfl.job import Job
@@ -46,10 +46,8 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def job(task: Task = CLASSES, rounds: int = 2, references: bool = False, **method: Any) -> Job:
     chosen = CusFL(**{"batch_size": 6, "projection": 8, **method})
-    mixers: dict[str, Mixer] = {"local": Identity()} if references else {}
-    mixers |= chosen.components()
-    settings = JobSettings(rounds=rounds, slots=list(mixers), finetune=0)
-    return Job("small", 1, settings, mixers, chosen, task)
+    settings = JobSettings(rounds=rounds, references=("local",) if references else (), finetune=0)
+    return Job("small", 1, settings, {}, chosen, task)
 
 
 def on_tables(make_job: Make, rounds: int = 4, **method: Any) -> Job:
@@ -195,8 +193,8 @@ def test_without_alignment_it_is_local_training(
 
 def test_every_hospital_may_choose_its_ratio(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     given_ = on_tables(make_job, ratios={"anna": 0.0})
-    given_ = Job("small", 2, JobSettings(rounds=4, slots=["local", "federated"], finetune=0),
-                 {"local": Identity(), **given_.mixers}, given_.method, given_.task)  # fmt: skip
+    given_ = Job("small", 2, JobSettings(rounds=4, references=("local",), finetune=0),
+                 {}, given_.method, given_.task)  # fmt: skip
     coordinator, runners = begin(given_, table_sites, tmp_path)
     play(coordinator, runners, 1)
     equal = {site for site, runner in runners.items() if same(held(runner, "personal"), held(runner, "local"))}

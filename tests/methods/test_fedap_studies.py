@@ -42,8 +42,7 @@ def shortened(name: str, rounds: int = 2) -> Job:
     mixer = job.mixers["model"]
     if mixer.from_round > 1:  # type: ignore[attr-defined]
         mixer = replace(mixer, from_round=rounds)  # type: ignore[type-var]
-    mixers = {**job.mixers, "model": mixer}
-    return replace(job, mixers=mixers, settings=replace(job.settings, rounds=rounds, finetune=1))
+    return replace(job, components={"model": mixer}, settings=replace(job.settings, rounds=rounds, finetune=1))
 
 
 # -- OrganCMNIST ----------------------------------------------------------------------------------------------------
@@ -80,6 +79,7 @@ def test_another_file_than_the_protocols_is_refused(
     assert not (tmp_path / "sites").exists()
 
 
+@pytest.mark.slow
 def test_table_4_runs_end_to_end_on_a_file_of_its_format(
     organ_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +176,7 @@ def test_har_subjects_shared_by_a_few_hospitals(har_folder: Path, tmp_path: Path
         assert together == {part: set().union(*(each[part] for each in own)) for part in SPLITS}
 
 
+@pytest.mark.slow
 def test_har_trains_with_a_hospital_a_subject(har_folder: Path, tmp_path: Path) -> None:
     names = write_har(tmp_path / "sites", har_folder)
     files = {name: tmp_path / "sites" / f"{name}.yaml" for name in names}
@@ -185,6 +186,7 @@ def test_har_trains_with_a_hospital_a_subject(har_folder: Path, tmp_path: Path) 
         assert result_table(read_summary(tmp_path / name / "results")).values.shape == (3, 4)
 
 
+@pytest.mark.slow
 def test_har_trains_with_another_network_at_each_hospital(har_folder: Path, tmp_path: Path) -> None:
     names = write_har(tmp_path / "sites", har_folder, hospitals=3)
     job = load_job(JOBS / "mhpflid_har")
@@ -204,6 +206,7 @@ def test_har_files_that_are_not_whole(har_folder: Path, tmp_path: Path) -> None:
 # -- pretraining ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_pretraining_learns_from_the_training_parts_only_and_says_what_it_did(tmp_path: Path) -> None:
     from benchmarks.studies import write_cut
 
@@ -237,6 +240,7 @@ def test_pretraining_learns_from_the_training_parts_only_and_says_what_it_did(tm
         pretrain(job, files, 1.0, 1)
 
 
+@pytest.mark.slow
 def test_pretrain_declares_under_the_jobs_name_only(tmp_path: Path) -> None:
     arguments = ["pretrain", str(JOBS / "fedap_har"), "--sites", str(tmp_path), "-o", str(tmp_path / "x.safetensors")]
     done = CliRunner().invoke(app, [*arguments, "--declare"])

@@ -30,6 +30,7 @@ def fedsm(**settings: float) -> FedSM:
     return FedSM(lr=0.05, batch_size=8, **settings)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_global_is_fedavg_and_personal_is_softpull(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -74,6 +75,7 @@ def test_selector_equals_centralised_full_batch_adam(
         assert not torch.equal(value, start[f"selector.{key}"])
 
 
+@pytest.mark.slow
 def test_resuming_keeps_the_moments(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     whole = run(make_job(rounds=4, mixers=slots(), method=fedsm()), table_sites, tmp_path / "whole")
     job = make_job(rounds=4, mixers=slots(), method=fedsm())

@@ -150,6 +150,7 @@ def test_the_ensemble_s_output_and_gradient(make_job: Make, table_sites: dict[st
 
 
 @pytest.mark.parametrize("kind", [FedSMExtra, FedSMEnsemble])
+@pytest.mark.slow
 def test_the_models_are_fedsm_s_and_resuming_changes_nothing(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, kind: type[FedSMExtra]
 ) -> None:

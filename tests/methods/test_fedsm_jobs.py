@@ -124,11 +124,9 @@ def tiny(name: str, size: tuple[int, int]) -> Job:
     """The shipped job with its networks for one round of one small batch at a small size, without the references."""
     job = load_job(ROOT / "jobs" / name)
     assert isinstance(job, Job) and isinstance(job.method, FedSM) and isinstance(job.task, Segmentation)
-    mixers = {slot: mixer for slot, mixer in job.mixers.items() if slot not in ("local", "fedavg")}
     return replace(
         job,
-        settings=replace(job.settings, rounds=1, slots=list(mixers)),
-        mixers=mixers,
+        settings=replace(job.settings, rounds=1, references=()),
         method=replace(job.method, steps=1, batch_size=2),
         task=replace(job.task, size=size),
     )
@@ -160,6 +158,7 @@ def test_the_jobs_have_the_paper_s_settings(name: str, lam: float) -> None:
     assert documented(dataset, -1)["split"]["fractions"] == {"train": 0.5, "validation": 0.25, "test": 0.25}
 
 
+@pytest.mark.slow
 def test_prostate_volumes(tmp_path: Path) -> None:
     job = tiny("fedsm_prostate", (32, 32))
     declared = documented("prostate", 0)
@@ -183,6 +182,7 @@ def test_prostate_volumes(tmp_path: Path) -> None:
     assert any("client_e: entry" in event["event"] for event in summary["events"])
 
 
+@pytest.mark.slow
 def test_prostate_slices_as_the_paper_has_them(tmp_path: Path) -> None:
     job = tiny("fedsm_prostate", (32, 32))
     declared = documented("prostate", -1)
@@ -196,6 +196,7 @@ def test_prostate_slices_as_the_paper_has_them(tmp_path: Path) -> None:
     assert trained(job, files, tmp_path)["recipe"]["preparation"] == {"kind": "images", "channels": 1}
 
 
+@pytest.mark.slow
 def test_fundus_images_with_disc_and_cup(tmp_path: Path) -> None:
     job = tiny("fedsm_fundus", (32, 48))
     declared = documented("fundus", 0)

@@ -37,6 +37,7 @@ def job_with(make_job: Make, personaliser: Method, slot: str, mixer: Mixer, **mo
 
 
 @pytest.mark.parametrize(("personaliser", "slot", "mixer"), PERSONALISERS)
+@pytest.mark.slow
 def test_each_is_its_own_method_and_fedsm_s_other_parts_are_fedsm_s(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, personaliser: Method, slot: str, mixer: Mixer
 ) -> None:
@@ -69,6 +70,7 @@ def test_each_is_its_own_method_and_fedsm_s_other_parts_are_fedsm_s(
 
 
 @pytest.mark.parametrize(("personaliser", "slot", "mixer"), PERSONALISERS)
+@pytest.mark.slow
 def test_resuming_changes_nothing(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, personaliser: Method, slot: str, mixer: Mixer
 ) -> None:

@@ -35,16 +35,14 @@ def with_training(how: str, **more: float) -> FedSM:
     return FedSM(lr=0.05, batch_size=8, selector_training=how, selector_lr=0.02, **more)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_the_selector_tells_the_phantom_hospitals_apart(tmp_path: Path) -> None:
     """The shipped job, with its number of selector steps in two rounds and hardly any training of the other models."""
     job = load_job(ROOT / "jobs" / "fedsm_phantom")
     assert isinstance(job, Job) and isinstance(job.method, FedSM)
     total = job.settings.rounds * job.method.selector_steps
-    mixers = {slot: job.mixers[slot] for slot in ("global", "personal", "selector")}
-    settings = replace(job.settings, rounds=2, slots=list(mixers))
-    short = replace(
-        job, settings=settings, mixers=mixers, method=replace(job.method, steps=1, selector_steps=total // 2)
-    )
+    settings = replace(job.settings, rounds=2, references=())
+    short = replace(job, settings=settings, method=replace(job.method, steps=1, selector_steps=total // 2))
     files = {site: tmp_path / "sites" / f"{site}.yaml" for site in write_phantoms(tmp_path / "sites", seed=1)}
     simulate(short, files, tmp_path / "results", tmp_path / "home")
     lines = [line for line in outcome(tmp_path / "results")["scores"] if line["round"] == 2]
@@ -126,6 +124,7 @@ def test_local_steps_by_hand(make_job: Make, table_sites: dict[str, Path], tmp_p
 
 
 @pytest.mark.parametrize(("how", "steps"), [("averaged_moments", 3), ("local_steps", 1)])
+@pytest.mark.slow
 def test_resuming(make_job: Make, table_sites: dict[str, Path], tmp_path: Path, how: str, steps: int) -> None:
     def job() -> Job:
         return make_job(rounds=4, mixers=averaging(), method=with_training(how, selector_steps=steps))

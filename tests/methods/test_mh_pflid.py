@@ -37,6 +37,7 @@ from medpfl.store import read
 from medpfl.tasks import Classification, Segmentation
 from medpfl.tasks.base import Task
 from pictures import TABLE, declare, write_images
+from small_jobs import declared
 from tools import exchange, pieces, ready, run
 
 TINY = ResNet(width=4, depth=10, pool=False)
@@ -61,9 +62,11 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def job(task: Task | None = None, mixers: dict[str, Mixer] | None = None, rounds: int = 2, **method: Any) -> Job:
     mixers = mixers or {"messenger": Mean()}
-    settings = Settings(rounds=rounds, slots=list(mixers), finetune=0)
     given = {"epochs": 2, "lr": 1e-3, "distill_lr": 1e-3, "batch_size": 6, **method}
-    return Job("small", 1, settings, mixers, MHpFLID(**given), task or classification())
+    made = MHpFLID(**given)
+    references, components = declared(mixers, made)
+    settings = Settings(rounds=rounds, references=references, finetune=0)
+    return Job("small", 1, settings, components, made, task or classification())
 
 
 def begun(job: Job, sites: dict[str, Path], folder: Path) -> tuple[Any, dict[str, SiteRunner]]:

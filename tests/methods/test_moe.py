@@ -3,6 +3,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -45,6 +46,7 @@ def test_extreme_outputs_stay_finite() -> None:
         assert torch.isfinite(mixed).all() and gate.grad is not None and torch.isfinite(gate.grad).all()
 
 
+@pytest.mark.slow
 def test_its_parts_are_fedavg_and_local_training(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     job = make_job(mixers={"local": Identity(), "fedavg": Mean(), "global": Mean()}, method=moe(), task=normed())
     coordinator, runners = begin(job, table_sites, tmp_path)
@@ -73,5 +75,6 @@ def test_it_predicts_the_mixture(make_job: Make, table_sites: dict[str, Path], t
     export(path, tmp_path / "exported", "torchscript")  # checks its own outputs
 
 
+@pytest.mark.slow
 def test_resuming(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     assert_resumes(lambda: make_job(rounds=4, mixers={"global": Mean()}, method=moe()), table_sites, tmp_path)

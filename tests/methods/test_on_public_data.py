@@ -12,7 +12,7 @@ import yaml
 from baselines import assert_resumes, begin, held, play
 from medpfl.component import build, spec_of
 from medpfl.core.errors import ConfigError, DataError, SiteFileError
-from medpfl.core.mixers import Identity, KnowledgeTransfer, Mean, Mixer, RoundInfo
+from medpfl.core.mixers import KnowledgeTransfer, Mean, RoundInfo
 from medpfl.core.mixers.knowledge_transfer import divergence_slope, on_simplex
 from medpfl.deployed.model_file import load_deployed
 from medpfl.job import Job
@@ -69,8 +69,8 @@ def write_declared(folder: Path, own: str, shared: str, **changes: Any) -> Path:
 
 def job(method: type[OnPublicData], rounds: int = 2, task: Task = TASK, local: bool = False, **given: Any) -> Job:
     made = method(public="shared", batch_size=6, lr=3e-3, **given)
-    mixers: dict[str, Mixer] = {**({"local": Identity()} if local else {}), **made.components()}
-    return Job("small", 1, Settings(rounds=rounds, slots=list(mixers), finetune=0), mixers, made, task)
+    references = ("local",) if local else ()
+    return Job("small", 1, Settings(rounds=rounds, references=references, finetune=0), {}, made, task)
 
 
 def said(runner: SiteRunner) -> torch.Tensor:
@@ -235,7 +235,7 @@ def test_hospitals_with_other_public_data_take_no_part(sites: dict[str, Path], t
 def test_public_data_that_cannot_be_used(sites: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(SiteFileError, match="asks for dataset 'other', which this hospital does not declare"):
         method: Method = FedMD(public="other")
-        begin(Job("small", 1, Settings(rounds=1, slots=["public"]), method.components(), method, TASK), sites, tmp_path)
+        begin(Job("small", 1, Settings(rounds=1, references=()), {}, method, TASK), sites, tmp_path)
     write_images(tmp_path / "own")
     write_images(tmp_path / "shared")
     with pytest.raises(DataError, match="label"):

@@ -31,6 +31,8 @@ from medpfl.rounds.settings import Settings
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.segmentation import Segmentation
 
+pytestmark = pytest.mark.slow
+
 TWO = ("hospital-a", "hospital-b")
 
 
@@ -41,7 +43,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_phantoms(folder / "demo")
     task = Segmentation("organ", size=(48, 48), spacing=(4.0, 4.0, 8.0), architecture=UNet((8, 16)))
     mixers = {"global": Mean(), "personal": SoftPull(lam=0.9), "selector": ServerAdam(lr=0.02)}
-    settings = Settings(rounds=8, slots=list(mixers), finetune=0)
+    settings = Settings(rounds=8, references=(), finetune=0)
     job = Job("fedsm", 2, settings, mixers, FedSM(steps=6, lr=0.01), task)
     files = {site: folder / "demo" / f"{site}.yaml" for site in TWO}
     simulate(job, files, folder / "results", folder / "home")

@@ -13,7 +13,6 @@ import yaml
 from medpfl.check.trial import try_job
 from medpfl.component import build, spec_of
 from medpfl.core.errors import ConfigError, SiteFileError
-from medpfl.core.mixers import Mean
 from medpfl.data.site_file import load_site_file
 from medpfl.deployed.model_file import load_deployed
 from medpfl.flare.allow import component_classes
@@ -45,7 +44,7 @@ def site(folder: Path, network: Any = None, count: int = 18) -> Path:
 
 def job(task: Task) -> Job:
     method = MHpFLID(epochs=1, lr=1e-3, distill_lr=1e-3, batch_size=6)
-    return Job("small", 1, Settings(rounds=2, slots=["messenger"], finetune=0), {"messenger": Mean()}, method, task)
+    return Job("small", 1, Settings(rounds=2, references=(), finetune=0), {}, method, task)
 
 
 @pytest.mark.parametrize("architecture", [OwnChoice(), ByHospital(anna=TINY, default=OwnChoice())])

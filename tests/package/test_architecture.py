@@ -126,7 +126,7 @@ def test_nothing_is_unpickled(package: list[Module]) -> None:
 
 # What of a folder of components the rest may know: the contract, and the one list of methods by name.
 CONTRACTS = {"methods": {"base", "site", "joint"}, "core.mixers": {"base"}, "core.codecs": {"base"}}
-KNOWN_METHODS = {"base", "joint", "references"}
+KNOWN_METHODS = {"base", "components", "joint", "references"}
 
 
 def test_no_concrete_method_is_known_outside_methods(package: list[Module]) -> None:

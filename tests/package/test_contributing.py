@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from medpfl.core.mixers import Mean
 from medpfl.demo.phantom import write_phantoms
 from medpfl.job import Job
 from medpfl.models.unet import UNet
@@ -42,8 +41,7 @@ def fedbn(monkeypatch: pytest.MonkeyPatch) -> type:
 def test_the_documented_method_keeps_batch_norm_at_home(fedbn: type, tmp_path: Path) -> None:
     sites = {site: tmp_path / f"{site}.yaml" for site in write_phantoms(tmp_path)[2:]}
     task = Segmentation(dataset="organ", size=(16, 16), spacing=(12.0, 12.0, 24.0), architecture=UNet((4, 8)))
-    mixers = {"model": Mean()}
-    job = Job("fedbn", 2, Settings(rounds=1, slots=["model"]), mixers, fedbn(steps=2), task)
+    job = Job("fedbn", 2, Settings(rounds=1, references=()), {}, fedbn(steps=2), task)
     coordinator, runners = pieces(job, sites, tmp_path / "run")
     ready(coordinator, runners)
     replies = exchange(runners, coordinator.train_messages(1, coordinator.joined))

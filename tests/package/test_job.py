@@ -62,7 +62,9 @@ def changed(keys: tuple[str | int, ...], to: Any) -> dict[str, Any]:
 def test_shipped_jobs_load(folder: Path) -> None:
     job = load_job(folder)
     assert job.name == folder.name
-    assert list(job.mixers) == job.settings.slots
+    assert list(job.mixers) == [*job.settings.references, *job.method.components()]
+    for slot, component in job.components.items():
+        assert component != job.method.components()[slot], f"{slot}: this is the method's own component"
     for component in (*job.mixers.values(), job.method, job.task):
         assert build(spec_of(component), object, "copy") == component
 
@@ -74,7 +76,7 @@ def test_a_job_is_what_its_files_say() -> None:
 
 
 CONTROLLER = ("server", "workflows", 0)
-MIXER = ("server", "components", 2)
+MIXER = ("server", "components", 0)
 EXECUTOR = ("client", "executors", 0, "executor")
 METHOD = (*EXECUTOR, "args", "method")
 TASK = (*EXECUTOR, "args", "task")
@@ -100,9 +102,10 @@ WRONG: list[tuple[tuple[str | int, ...], Any, list[str]]] = [
     ((*CONTROLLER, "args", "rounds"), 0, ["rounds must be at least 1", "got 0"]),
     ((*CONTROLLER, "args", "rounds"), DROP, ["argument 'rounds' of Settings is missing"]),
     ((*CONTROLLER, "args", "round"), 1, ["unknown argument 'round' of Settings", "rounds"]),
-    ((*CONTROLLER, "args", "slots"), "model", ["'slots' of Settings", "must be a list of strings", "got 'model'"]),
-    ((*CONTROLLER, "args", "slots"), [], ["slots are empty"]),
-    ((*CONTROLLER, "args", "slots"), ["local", "local"], ["name one component twice"]),
+    ((*CONTROLLER, "args", "references"), "local", ["'references' of Settings", "a list of strings", "got 'local'"]),
+    ((*CONTROLLER, "args", "references"), ["local", "local"], ["name one twice"]),
+    ((*CONTROLLER, "args", "references"), ["ditto"], [SERVER_FILE, "no reference 'ditto'", "local, fedavg"]),
+    ((*CONTROLLER, "args", "slots"), ["local", "model"], ["no argument 'slots' any more: remove it", "'references'"]),
     ((*CONTROLLER, "args"), [], ["'args' must be a mapping", "got []"]),
     ((*MIXER, "args", "lam"), "0.5", ["component 'model'", "'lam' of SoftPull", "must be a number", "got '0.5'"]),
     ((*MIXER, "args", "lam"), 1.5, ["SoftPull's lam must be in", "1.5"]),
@@ -136,9 +139,9 @@ WRONG: list[tuple[tuple[str | int, ...], Any, list[str]]] = [
     ((*EXECUTOR, "path"), "subprocess.Popen", ["executor's path must be medpfl", "got 'subprocess.Popen'"]),
     ((*CONTROLLER, "path"), "os.system", ["workflows[0].path must be medpfl", "got 'os.system'"]),
     # slots and components
-    ((*CONTROLLER, "args", "slots"), ["other"], ["slot 'other' has no component", "local, fedavg, model"]),
-    ((*CONTROLLER, "args", "slots"), ["local", "model"], ["component 'fedavg' is not among the controller's slots"]),
-    ((*MIXER, "id"), "local", ["two components have the id 'local'"]),
+    ((*MIXER, "id"), "other", [SERVER_FILE, "component 'other': SoftPull has no such slot", "local, fedavg, model"]),
+    ((*MIXER, "id"), "local", ["component 'local': remove it; this slot stays at the hospitals"]),
+    (("server", "components", 1), GOOD["server"]["components"][0], ["two components have the id 'model'"]),
     ((*MIXER, "id"), DROP, ["a component needs an 'id'"]),
     (("server", "components"), 5, ["'components' must be a list", "got 5"]),
     (("client", "components"), [{"id": "x", "path": "os.system"}], [CLIENT_FILE, "'components' must be empty"]),
@@ -151,7 +154,7 @@ WRONG: list[tuple[tuple[str | int, ...], Any, list[str]]] = [
     ((*TASK, "args", "dataset"), "https://a.example", ["never a path, URL"]),
     ((*TASK, "args", "dataset"), "{$HOME}", ["variable", "'{$HOME}'"]),
     ((*TASK, "args", "a/b"), 1, ["never a path", "'a/b'"]),
-    ((*CONTROLLER, "args", "slots"), ["local", "a/b"], [SERVER_FILE, "never a path", "'a/b'"]),
+    ((*CONTROLLER, "args", "references"), ["local", "a/b"], [SERVER_FILE, "never a path", "'a/b'"]),
     (("meta", "scope"), "../x", ["meta.json", "scope", "never a path"]),
     # meta.json and the shape of the files
     (("meta", "name"), "a b", ["'name' must be letters", "got 'a b'"]),

@@ -30,15 +30,13 @@ def job_folder(folder: Path, bound: float) -> Path:
     }
     client.write_text(json.dumps(content))
     content = json.loads(server.read_text())
-    content["workflows"][0]["args"] = {"rounds": 2, "slots": ["local", "model"], "finetune": 0}
-    content["components"] = [
-        {"id": "local", "path": "medpfl.core.mixers.Identity"},
-        {"id": "model", "path": "medpfl.core.mixers.Mean"},
-    ]
+    content["workflows"][0]["args"] = {"rounds": 2, "references": ["local"], "finetune": 0}
+    content["components"] = []
     server.write_text(json.dumps(content))
     return folder
 
 
+@pytest.mark.slow
 def test_a_job_with_it_is_checked_and_simulated(tmp_path: Path) -> None:
     write_table_sites(tmp_path / "sites")
     lengths = {}

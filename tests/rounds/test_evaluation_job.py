@@ -43,7 +43,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     sites = write_table_sites(folder / "sites", ["anna", "berta"])
     mixers = {"model": SoftPull(lam=0.5)}
-    job = Job("small", 2, Settings(rounds=3, slots=["model"]), mixers, softpull.SoftPull(lr=0.05), Tabular("blood"))
+    job = Job("small", 2, Settings(rounds=3, references=()), mixers, softpull.SoftPull(lr=0.05), Tabular("blood"))
     run(job, sites, folder)
     return folder / "home" / "berta" / "small" / "models" / "personal-best.safetensors"
 

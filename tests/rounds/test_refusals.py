@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from medpfl.core.errors import ConfigError, DataError, MedPFLError
-from medpfl.core.mixers import Mean, SoftPull
+from medpfl.core.mixers import Identity, Mean, SoftPull
 from medpfl.job import Job
 from medpfl.results.line import MetricLine
 from medpfl.rounds.coordinator import QuorumLost
@@ -107,17 +107,36 @@ def test_lam_is_refused_before_anything_starts(make_job: Make, table_sites: dict
 
 
 @pytest.mark.parametrize(
-    ("mixers", "words"),
+    ("served", "words"),
     [
-        ({"models": Mean()}, "the server mixes slot 'models', which SoftPull does not have; its slots are: model"),
-        ({"fedavg": Mean()}, "SoftPull has slot 'model', but the server mixes no such slot"),
+        ({"model": True, "more": True}, "the server mixes slot 'more', which SoftPull does not have; its slots are: m"),
+        ({}, "SoftPull has slot 'model', but the server mixes no such slot"),
     ],
 )
 def test_slots_of_server_and_method_must_agree(
-    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, mixers: dict[str, Any], words: str
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, served: dict[str, bool], words: str
 ) -> None:
+    """They do where both follow from one job; the server may run another one."""
+    coordinator, runners = pieces(make_job(mixers={"model": Mean()}), table_sites, tmp_path)
+    message = coordinator.init_messages()["anna"]
+    message.header["slots"] = served
     with pytest.raises(ConfigError, match=words):
-        simulate(make_job(mixers=mixers), table_sites, tmp_path / "r", tmp_path / "h")
+        runners["anna"].handle("init", message)
+
+
+@pytest.mark.parametrize(
+    ("mixers", "words"),
+    [
+        ({"models": Mean()}, "component 'models': SoftPull has no such slot; the slots are: model"),
+        ({"local": Identity()}, None),
+    ],
+)
+def test_a_component_must_have_a_slot(make_job: Make, mixers: dict[str, Any], words: str | None) -> None:
+    if words is None:
+        assert list(make_job(mixers=mixers).mixers) == ["local", "model"]
+        return
+    with pytest.raises(ConfigError, match=words):
+        make_job(mixers=mixers)
 
 
 @pytest.mark.parametrize("name", ["../../etc", "a/b", "", ".hidden", "x" + "\0"])

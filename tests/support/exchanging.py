@@ -48,6 +48,9 @@ class Asked(Method):
     def models(self, build: Build) -> dict[str, nn.Module]:
         return {"model": build.network(), "note": nn.Linear(1, 1, bias=False)}
 
+    def components(self) -> dict[str, Mixer]:
+        return {"model": Mean(), "note": Mean()}
+
     def statistics(self, name: str, site: Site) -> dict[str, Tensor]:
         if name != "means":
             return super().statistics(name, site)

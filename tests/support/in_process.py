@@ -2,6 +2,7 @@
 """A FLARE federation inside one process: the real controller, communicator and executors in threads, every message
 through FLARE's serialiser. Only the network and the processes are missing."""
 
+import json
 import shutil
 import threading
 import time
@@ -28,7 +29,7 @@ from medpfl.flare.controller import MixingController
 from medpfl.flare.evaluation import EvaluationController
 from medpfl.flare.executor import SiteExecutor
 from medpfl.flare.filters import DecodeUpdate, EncodeUpdate
-from medpfl.job import EvaluationJob, Job
+from medpfl.job import EvaluationJob, Job, write_job
 from medpfl.rounds.coding import TASKS
 
 Script = Callable[[str, str, int], str | Callable[[Shareable], Shareable] | None]
@@ -89,6 +90,10 @@ class Harness:
     folder: Path
     script: Script = lambda site, task, round_number: None
     without: tuple[str, ...] = ()
+    allowed: tuple[str, ...] = ("*",)
+    """The server's allow list; the tests' own classes are on it by default."""
+    leave_out: str | None = None
+    """A file of the job that the server does not get."""
     wire: list[tuple[str, str, bytes]] = field(default_factory=list)
     down: list[tuple[str, str, bytes]] = field(default_factory=list)
     late: list[str] = field(default_factory=list)
@@ -98,7 +103,7 @@ class Harness:
         meta = {"name": self.job.name, "min_clients": self.job.min_clients, "deploy_map": {"app": ["@ALL"]}}
         clients = [Client(name, f"token-{name}") for name in sorted(self.site_files, reverse=True)]
         self.engine = Engine("server", new_workspace(self.folder, "server"), meta, clients)
-        settings = {name: getattr(self.job.settings, name) for name in self.job.settings.__dataclass_fields__}
+        settings = vars(self.job.settings)
         self.controller: MixingController | EvaluationController
         if isinstance(self.job, EvaluationJob):
             self.controller = EvaluationController(**settings)
@@ -106,7 +111,15 @@ class Harness:
             shutil.copytree(self.job.model.parent, config)  # where FLARE puts a job's app/config
         else:
             self.controller = MixingController(**settings)
-            self.engine.components = dict(self.job.mixers)
+            written = write_job(self.job, self.folder / "job") / "app" / "config"
+            shutil.copytree(
+                written,
+                self.engine.workspace.get_app_config_dir("job-1"),
+                dirs_exist_ok=True,
+                ignore=lambda folder, names: [name for name in names if name == self.leave_out],
+            )
+            local = self.folder / "server" / "local" / "resources.json"
+            local.write_text(json.dumps({"class_allow_list": self.allowed}))
         self._filters = _filters_of(self.job)
         self.communicator = WFCommServer()
         self.controller.set_communicator(self.communicator)
@@ -185,8 +198,6 @@ class Harness:
 
     @staticmethod
     def _round_of(shareable: Shareable) -> int:
-        import json
-
         try:
             return int(json.loads(from_shareable(shareable).meta["medpfl"])["content"]["round"])
         except ValueError:  # a probe carries nothing

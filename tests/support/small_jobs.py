@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small real hospitals for the tests: CSV tables with site files, and jobs that train on them in milliseconds."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from medpfl.core.mixers import Identity, Mean, Mixer, SoftPull
 from medpfl.job import Job
 from medpfl.methods import softpull
 from medpfl.methods.base import Method
+from medpfl.methods.references import REFERENCES
 from medpfl.rounds.settings import Settings
 from medpfl.tasks.base import Task
 from medpfl.tasks.tabular import Tabular
@@ -41,6 +43,12 @@ def write_table_sites(folder: Path, sites: list[str] = SITES, rows: int = 40) ->
     return files
 
 
+def declared(mixers: Mapping[str, Mixer], method: Method) -> tuple[tuple[str, ...], dict[str, Mixer]]:
+    """The references and the components of a job that mixes exactly so."""
+    references = tuple(name for name, kind in REFERENCES.items() if name in mixers and not isinstance(method, kind))
+    return references, {slot: mixer for slot, mixer in mixers.items() if slot not in references or mixer.travels}
+
+
 def small_job(
     rounds: int = 3,
     mixers: dict[str, Mixer] | None = None,
@@ -52,7 +60,8 @@ def small_job(
     """A job on the small tables; every part can be replaced."""
     mixers = mixers or {"local": Identity(), "fedavg": Mean(), "model": SoftPull(lam=0.5)}
     method = method or softpull.SoftPull(lr=0.05, batch_size=8)
+    references, components = declared(mixers, method)
     return Job(
-        "small", min_clients, Settings(rounds=rounds, slots=list(mixers), finetune=2, **settings),  # type: ignore[arg-type]
-        mixers, method, task or Tabular(dataset="blood", hidden=(4,)),
+        "small", min_clients, Settings(rounds=rounds, references=references, finetune=2, **settings),  # type: ignore[arg-type]
+        components, method, task or Tabular(dataset="blood", hidden=(4,)),
     )  # fmt: skip

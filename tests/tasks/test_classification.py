@@ -82,7 +82,7 @@ def test_refused(make: Callable[[], Any], words: str) -> None:
 
 
 def job(task: Task, rounds: int = 2) -> Job:
-    settings = Settings(rounds=rounds, slots=["local"], finetune=0)
+    settings = Settings(rounds=rounds, references=(), finetune=0)
     return Job("small", 1, settings, {"local": Identity()}, Local(lr=0.01, batch_size=6, epochs=4), task)
 
 

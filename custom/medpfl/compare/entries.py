@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The comparison's methods, built: the references and the file's, each with a server component a slot."""
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,10 +12,11 @@ from medpfl.compare.file import FEDAVG, LOCAL, POOLED, SHARED, Comparison, Compo
 from medpfl.component import build, find_class, spec_of
 from medpfl.core.codecs import Codec
 from medpfl.core.errors import ConfigError
-from medpfl.core.mixers import Mean, Mixer
+from medpfl.core.mixers import Mixer
 from medpfl.data.samples import SiteData
 from medpfl.methods import references
 from medpfl.methods.base import Build, Method
+from medpfl.methods.components import default_mixer
 from medpfl.rounds.coding import Codecs
 from medpfl.rounds.messages import digest_of
 from medpfl.store import fingerprint
@@ -132,7 +132,7 @@ def _mixers(method: Method, given: MethodEntry, made: Build, values: Mapping[str
 
 def _default(method: Method, slot: str, where: str) -> Mixer:
     try:
-        return copy.deepcopy(method.components().get(slot, Mean()))
+        return default_mixer(method, slot)
     except ConfigError as error:
         raise ConfigError(
             f"{where}: {error}; write it in the comparison file as {where}.slots.{slot}: {{path: ..., args: ...}}"

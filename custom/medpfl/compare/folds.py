@@ -19,7 +19,7 @@ from medpfl.compare.unseen import served
 from medpfl.compare.worker import main
 from medpfl.component import build, class_paths, spec_of
 from medpfl.core.errors import ConfigError
-from medpfl.core.mixers import Identity, Mean, Mixer
+from medpfl.core.mixers import Mixer
 from medpfl.data.site_file import load_site_file
 from medpfl.job import Job
 from medpfl.methods.base import Method
@@ -60,12 +60,13 @@ def make_folds(job: Job, site_files: dict[str, Path], seeds: int) -> Folds:
         raise ConfigError(f"leaving one out needs at least 3 hospitals, got {len(site_files)}: {', '.join(site_files)}")
     if seeds < 1:
         raise ConfigError(f"--seeds must be at least 1, got {seeds}")
-    mixers: dict[str, Mixer] = {"local": Identity(), "fedavg": Mean(), **job.mixers}
+    settings = dataclasses.replace(job.settings, references=("local", "fedavg"), finetune=0)
+    job = dataclasses.replace(job, settings=settings)
     roster = sorted(site_files)
     splits = {}
     for site in roster:
         rest = tuple(other for other in roster if other != site)
-        for mixer in mixers.values():
+        for mixer in job.mixers.values():
             try:
                 mixer.check(rest)
             except ConfigError as error:
@@ -75,24 +76,22 @@ def make_folds(job: Job, site_files: dict[str, Path], seeds: int) -> Folds:
             if not len(data.splits[split]):
                 raise ConfigError(f"{site} has no {split} samples; leaving one out needs them at every hospital")
         splits[site] = split_digest(data)
-    slots = [*mixers]
     runs = []
     for seed in range(job.settings.seed, job.settings.seed + seeds):
-        settings = dataclasses.replace(job.settings, slots=slots, seed=seed, finetune=0)
+        settings = dataclasses.replace(job.settings, seed=seed)
         for site in roster:
             order = {
                 "worker": "medpfl.compare.folds",
                 "job": job.name,
                 "without": site,
                 "settings": dataclasses.asdict(settings),
-                "mixers": {slot: spec_of(mixer) for slot, mixer in mixers.items()},
+                "components": {slot: spec_of(mixer) for slot, mixer in job.components.items()},
                 "method": spec_of(job.method),
                 "task": spec_of(job.task),
                 "splits": splits,
             }
-            named = {
-                path.rpartition(".")[0] for path in class_paths([order[key] for key in ("method", "task", "mixers")])
-            }
+            specs = [order[key] for key in ("method", "task", "components")]
+            named = {path.rpartition(".")[0] for path in class_paths(specs)}
             code = source_digest({"medpfl.rounds.simulate", "medpfl.compare.unseen", *named})
             digest = digest_of([order, medpfl.__version__, str(torch.__version__), code])
             runs.append(Fold(site, seed, digest, order))
@@ -112,9 +111,9 @@ def run(order: dict[str, Any], folder: Path) -> dict[str, Any]:
     if split_digest(unseen) != order["splits"][without]:
         raise ConfigError(f"{without}'s data or split changed while the folds were running; start them again")
     there = {site: path for site, path in files.items() if site != without}
-    mixers = {slot: build(spec, Mixer, f"slot '{slot}'") for slot, spec in order["mixers"].items()}
+    components = {slot: build(spec, Mixer, f"slot '{slot}'") for slot, spec in order["components"].items()}
     method: Method = build(order["method"], Method, "method")
-    job = Job(order["job"], len(there), Settings(**order["settings"]), mixers, method, task)
+    job = Job(order["job"], len(there), Settings(**order["settings"]), components, method, task)
     simulate(job, there, folder / "results", folder / "home")
     summary = read_training(folder / "results")
     return {

@@ -110,7 +110,5 @@ def rebuild(order: dict[str, Any]) -> tuple[Entry, Task]:
 
 def job_of(entry: Entry, task: Task, order: dict[str, Any], sites: int) -> Job:
     """The job of a run: every hospital must answer."""
-    settings = Settings(
-        rounds=order["rounds"], slots=list(entry.mixers), seed=order["seed"], finetune=order["finetune"]
-    )
+    settings = Settings(rounds=order["rounds"], references=(), seed=order["seed"], finetune=order["finetune"])
     return Job("compared", sites, settings, entry.mixers, entry.method, task, entry.codecs)

@@ -8,13 +8,15 @@ import typing
 from abc import ABCMeta
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 from medpfl.core.errors import ConfigError
 
 
 class CheckedType(ABCMeta):
     """Checks arguments before ``__init__`` sees them."""
+
+    gone: Mapping[str, str]
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         names = [name for name, one in _parameters(cls).items() if one.kind is not inspect.Parameter.KEYWORD_ONLY]
@@ -36,6 +38,9 @@ class Checked(metaclass=CheckedType):
     pass for tuples and become them; a string is never taken for a number. An unknown, missing or wrong argument raises
     a ``ConfigError`` of one sentence.
     """
+
+    gone: ClassVar[Mapping[str, str]] = {}
+    """Arguments that there were once, to what a job that still has them must change."""
 
 
 def hint_of(kind: type, name: str) -> Any:
@@ -72,9 +77,11 @@ def _further(kind: type) -> Any:
     return None
 
 
-def _checked(kind: type, name: str, value: Any) -> Any:
+def _checked(kind: "CheckedType", name: str, value: Any) -> Any:
     hint = hint_of(kind, name)
     if hint is None:
+        if name in kind.gone:
+            raise ConfigError(f"{kind.__name__} has no argument '{name}' any more: {kind.gone[name]}")
         raise ConfigError(f"unknown argument '{name}' of {kind.__name__}; it has: {', '.join(_hints(kind)) or 'none'}")
     try:
         return _fitted(value, hint)

@@ -11,10 +11,10 @@ from nvflare.apis.signal import Signal
 from nvflare.fuel.utils.memory_utils import cleanup_memory
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
-from medpfl.core.errors import ConfigError
-from medpfl.core.mixers import Mixer
+from medpfl.flare.authorize import check_allowed
 from medpfl.flare.exchange import ExchangeController
 from medpfl.flare.executor import PROBE
+from medpfl.job import Job, load_config
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.loop import Watch, carry, training
 from medpfl.rounds.settings import Settings
@@ -62,16 +62,14 @@ class MixingController(ExchangeController):
         self.log_info(fl_ctx, f"results are in {coordinator.results}")
 
     def _new_coordinator(self, fl_ctx: FLContext) -> Coordinator:
-        engine, workspace = fl_ctx.get_engine(), fl_ctx.get_workspace()
-        job, min_clients, roster = self._job_of(fl_ctx)
-        mixers = {}
-        for slot in self.settings.slots:
-            mixer = engine.get_component(slot)
-            if not isinstance(mixer, Mixer):
-                raise ConfigError(f"slot '{slot}' needs a server component of that id, got {type(mixer).__name__}")
-            mixers[slot] = mixer
-        home = Path(workspace.get_root_dir()) / "medpfl" / job
-        return Coordinator(self.settings, mixers, job, roster, min_clients, home, self._results_of(fl_ctx))
+        workspace = fl_ctx.get_workspace()
+        name, min_clients, roster = self._job_of(fl_ctx)
+        # How slots are mixed follows from the method, which the hospitals' configuration names: FLARE brings it too.
+        config = Path(workspace.get_app_config_dir(fl_ctx.get_job_id()))
+        job = load_config(config, name, min_clients, lambda path: check_allowed(path, fl_ctx))
+        assert isinstance(job, Job)
+        home = Path(workspace.get_root_dir()) / "medpfl" / name
+        return Coordinator(self.settings, job.mixers, name, roster, min_clients, home, self._results_of(fl_ctx))
 
     def _tell(self, round_number: int, mixed: list[str], fl_ctx: FLContext) -> None:
         assert isinstance(self.coordinator, Coordinator)

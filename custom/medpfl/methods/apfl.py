@@ -16,6 +16,7 @@ from torch.func import functional_call
 
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import under
+from medpfl.core.mixers import Mean, Mixer
 from medpfl.data.samples import Samples
 from medpfl.methods.base import Build, Method, Site
 
@@ -57,6 +58,9 @@ class APFL(Method):
 
     def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
         return {"global": under(models, "global")}
+
+    def components(self) -> dict[str, Mixer]:
+        return {"global": Mean()}
 
     def local_round(self, site: Site) -> None:
         site.models.train()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from medpfl.core.checked import Checked
 from medpfl.core.errors import ConfigError, RefusedUpdate
 from medpfl.core.groups import under
-from medpfl.core.mixers import Mixer
+from medpfl.core.mixers import Mean, Mixer, NoDefault
 from medpfl.core.seeding import seed_torch
 from medpfl.data.samples import Samples, SiteData
 from medpfl.methods.site import Batch, Hospital, Site
@@ -114,9 +114,10 @@ class Method(Checked):
         """Slot name to keys of ``models.state_dict()``; what is in no slot is private."""
         return {name: under(models, name) for name in models}
 
-    def components(self) -> dict[str, Mixer]:
-        """Slot to the server component a comparison takes where its file names none; a slot left out gets the mean."""
-        return {}
+    def components(self) -> Mapping[str, Mixer | NoDefault]:
+        """Every slot, to the server component that mixes it where the job names none; new ones at every call. By
+        default the networks that are deployed are the slots, and each gets the mean."""
+        return {name: Mean() for name in self.deploys.values()}
 
     def checkpoints(self) -> list[str]:
         """Names of the checkpoints it uses, which every hospital's site file must declare; none by default."""

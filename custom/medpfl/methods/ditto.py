@@ -13,6 +13,7 @@ from torch import nn
 
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import under
+from medpfl.core.mixers import Mean, Mixer
 from medpfl.methods.base import Build, Method, Site
 from medpfl.methods.proximal import Proximal
 
@@ -39,6 +40,9 @@ class Ditto(Method):
 
     def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
         return {"global": under(models, "global")}
+
+    def components(self) -> dict[str, Mixer]:
+        return {"global": Mean()}
 
     def local_round(self, site: Site) -> None:
         pull = Proximal(site.models["personal"], self.lam, anchor=site.models["global"])  # before it is trained

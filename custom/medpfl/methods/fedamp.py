@@ -12,7 +12,7 @@ from torch import nn
 
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import under
-from medpfl.core.mixers import Mixer
+from medpfl.core.mixers import NoDefault
 from medpfl.methods.base import Build, Method, Site
 from medpfl.methods.proximal import Proximal
 
@@ -42,8 +42,8 @@ class FedAMP(Method):
     def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
         return {"anchor": under(models, "anchor")}
 
-    def components(self) -> dict[str, Mixer]:
-        raise ConfigError("FedAMP has no default for slot 'anchor': name AttentiveMessages with its alpha and sigma")
+    def components(self) -> dict[str, NoDefault]:
+        return {"anchor": NoDefault("name AttentiveMessages with its alpha and sigma")}
 
     def local_round(self, site: Site) -> None:
         site.fit("model", Proximal(site.models["model"], self.mu, anchor=site.models["anchor"]))

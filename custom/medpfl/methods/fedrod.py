@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import head_of, under
+from medpfl.core.mixers import Mean, Mixer
 from medpfl.methods.base import Build, Method, Site
 from medpfl.methods.features import with_features
 from medpfl.tasks.labelled import Labelled
@@ -58,6 +59,9 @@ class FedRoD(Method):
 
     def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
         return {"generic": under(models, "generic")}
+
+    def components(self) -> dict[str, Mixer]:
+        return {"generic": Mean()}
 
     def local_round(self, site: Site) -> None:
         generic, head = site.models["generic"].train(), site.models["head"].train()

@@ -7,6 +7,7 @@ from typing import ClassVar
 from torch import nn
 
 from medpfl.core.groups import under
+from medpfl.core.mixers import Mean, Mixer
 from medpfl.methods.base import Build, Method, Site
 
 
@@ -22,6 +23,9 @@ class FineTuned(Method):
 
     def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
         return {"model": under(models, "model")}
+
+    def components(self) -> dict[str, Mixer]:
+        return {"model": Mean()}
 
     def local_round(self, site: Site) -> None:
         site.fit("model")

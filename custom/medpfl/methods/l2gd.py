@@ -12,7 +12,7 @@ from torch import nn
 
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import under
-from medpfl.core.mixers import Mixer
+from medpfl.core.mixers import NoDefault
 from medpfl.methods.base import Build, Method, Site
 
 
@@ -49,8 +49,8 @@ class L2GD(Method):
     def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
         return {"mixed": under(models, "mixed")}
 
-    def components(self) -> dict[str, Mixer]:
-        raise ConfigError("L2GD has no default for slot 'mixed': name SoftPull with lam = 1 - c (K - 1) / K")
+    def components(self) -> dict[str, NoDefault]:
+        return {"mixed": NoDefault("name SoftPull with lam = 1 - c (K - 1) / K")}
 
     def local_round(self, site: Site) -> None:
         network = site.models["model"].train()

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import under
+from medpfl.core.mixers import Mean, Mixer
 from medpfl.data.samples import Samples
 from medpfl.methods.base import Batch, Build, Method, Site
 from medpfl.methods.divergence import class_logits, divergence
@@ -97,6 +98,9 @@ class MHpFLID(Method):
     def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
         path = "messenger" if self.shared == "all" else f"messenger.{self.shared}"
         return {"messenger": under(models, path)}
+
+    def components(self) -> dict[str, Mixer]:
+        return {"messenger": Mean()}
 
     def new_optimizer(self, model: nn.Module, name: str) -> torch.optim.Optimizer:
         optimizer = super().new_optimizer(model, name)

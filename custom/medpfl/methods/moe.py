@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from medpfl.core.groups import under
+from medpfl.core.mixers import Mean, Mixer
 from medpfl.data.samples import Samples
 from medpfl.methods.base import Build, Method, Site
 
@@ -52,6 +53,9 @@ class MoE(Method):
 
     def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
         return {"global": under(models, "global")}
+
+    def components(self) -> dict[str, Mixer]:
+        return {"global": Mean()}
 
     def local_round(self, site: Site) -> None:
         site.models.train()

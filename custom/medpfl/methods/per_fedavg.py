@@ -21,6 +21,7 @@ from torch.func import functional_call
 
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import under
+from medpfl.core.mixers import Mean, Mixer
 from medpfl.methods.base import Batch, Build, Method, Site
 
 Weights = dict[str, Tensor]
@@ -55,6 +56,9 @@ class PerFedAvg(Method):
 
     def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
         return {"model": under(models, "model")}
+
+    def components(self) -> dict[str, Mixer]:
+        return {"model": Mean()}
 
     def local_round(self, site: Site) -> None:
         site.models["model"].train()

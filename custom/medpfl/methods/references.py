@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every method is compared with: local training and FedAvg, on the same batches, seeds and initial weights.
 
-They ride along in any job whose server lists the slots "local" and "fedavg" (leave them out to switch them off). This
+They ride along in any job unless its controller's ``references`` leave them out. This
 is the one place where the rest of the package finds methods by name.
 """
 

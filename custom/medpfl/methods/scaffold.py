@@ -14,7 +14,7 @@ from torch import nn
 
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import under
-from medpfl.core.mixers import ControlVariates, Mixer
+from medpfl.core.mixers import ControlVariates, Mean, Mixer
 from medpfl.methods.base import Build, Method, Site
 from medpfl.methods.proximal import add_gradient
 
@@ -47,7 +47,7 @@ class Scaffold(Method):
         return {name: under(models, name) for name in ("model", "control")}
 
     def components(self) -> dict[str, Mixer]:
-        return {"control": ControlVariates()}
+        return {"model": Mean(), "control": ControlVariates()}
 
     def local_round(self, site: Site) -> None:
         network = site.models["model"].train()

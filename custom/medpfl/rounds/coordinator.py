@@ -21,7 +21,7 @@ from medpfl.results.callbacks import Callback, Report, ResultFiles
 from medpfl.results.files import write_slots
 from medpfl.results.record import Record, Saved
 from medpfl.results.schema import BestRound
-from medpfl.rounds import checkpoint
+from medpfl.rounds import checkpoint, protocol
 from medpfl.rounds.answers import Check, answers, no_tensors
 from medpfl.rounds.best import BestRounds
 from medpfl.rounds.joining import about, begins_with, join
@@ -34,24 +34,12 @@ from medpfl.rounds.messages import (
     digest_of,
     table,
 )
-from medpfl.rounds.protocol import (
-    FinishRequest,
-    InitRequest,
-    OfRun,
-    Plan,
-    RefineRequest,
-    Request,
-    StatisticsRequest,
-    Told,
-    TrainRequest,
-    ValidateRequest,
-)
 from medpfl.rounds.refining import Refining, refining, show
 from medpfl.rounds.settings import Settings
 
 Replies = Mapping[str, Message[Any]]
 """Hospital to its answer; who failed or did not answer in time is missing."""
-R = TypeVar("R", bound=OfRun)
+R = TypeVar("R", bound=protocol.OfRun)
 
 
 class QuorumLost(MedPFLError):
@@ -63,7 +51,7 @@ class Coordinator:
 
     Args:
         settings: the controller's arguments.
-        mixers: slot to server component, in the settings' order.
+        mixers: slot to server component.
         job: the job's name.
         roster: the hospitals' names.
         min_sites: how many hospitals must answer for a round to count.
@@ -98,17 +86,17 @@ class Coordinator:
         self._log = logging.getLogger(__name__)
         self._stack: dict[str, list[dict[str, Any]]] = {}
         self._refining: Refining | None = None
-        self._plan: Plan | None = None
+        self._plan: protocol.Plan | None = None
         for mixer in self.mixers.values():
             mixer.check(self.roster)
 
     # -- init ---------------------------------------------------------------------------------------------------------
 
-    def init_messages(self) -> dict[str, Message[InitRequest]]:
+    def init_messages(self) -> dict[str, Message[protocol.InitRequest]]:
         return {site: Message(self._init_request()) for site in self.roster}
 
-    def _init_request(self) -> InitRequest:
-        return InitRequest(
+    def _init_request(self) -> protocol.InitRequest:
+        return protocol.InitRequest(
             job=self.job,
             rounds=self.settings.rounds,
             roster=self.roster,
@@ -133,6 +121,7 @@ class Coordinator:
                 f"({', '.join(self.joined) or 'none'}); the job needs {self.min_sites}{self._reasons(0)}"
             )
         self.sizes = found.sizes
+        self._leave_out([slot for slot in self.travelling if slot not in found.slots])
         self.expected = table(found.slots)
         self.score, self._plan, self._adapts = found.header.score, found.header.plan, found.header.adapts
         self._best = BestRounds(self.record, self.score, found.header.direction)
@@ -149,16 +138,23 @@ class Coordinator:
                 self.mixers[slot].start(found.slots[slot])
                 self._stack[slot] = [{k: t.clone() for k, t in found.slots[slot].items()} for _ in self.roster]
 
+    def _leave_out(self, slots: list[str]) -> None:
+        """Slots of the method that the hospitals' networks turn out not to have are not mixed."""
+        for slot in slots:
+            del self.mixers[slot]
+            self.travelling.remove(slot)
+            self._log.info("slot '%s' is empty with this network", slot)
+
     # -- rounds -------------------------------------------------------------------------------------------------------
 
-    def train_messages(self, round_number: int, sites: list[str]) -> dict[str, Message[TrainRequest]]:
-        header = self._asked(TrainRequest, round_number)
+    def train_messages(self, round_number: int, sites: list[str]) -> dict[str, Message[protocol.TrainRequest]]:
+        header = self._asked(protocol.TrainRequest, round_number)
         messages = {site: Message(header, self._slots_of(site, self.travelling)) for site in sites}
         if self._adapts:
             sizes = {site: found["train"] for site, found in self.sizes.items()}
             for site, told in progress_of(sizes, self.record.mean_losses()).items():
                 if site in messages:
-                    progress = Told(losses=told.losses, scale=told.scale)
+                    progress = protocol.Told(losses=told.losses, scale=told.scale)
                     messages[site].header = header.model_copy(update={"progress": progress})
         return messages
 
@@ -171,7 +167,7 @@ class Coordinator:
         Raises:
             QuorumLost: fewer than ``min_sites`` usable updates came; the checkpoint of the last round stands.
         """
-        asked = self._asked(TrainRequest, round_number)
+        asked = self._asked(protocol.TrainRequest, round_number)
         accepted = self._answers(
             asked, replies, lambda site, reply: check_update(site, reply.slots, self.expected), "update refused"
         )
@@ -219,7 +215,7 @@ class Coordinator:
         names = self._statistics_wanted(round_number)
         if not names:
             return {}
-        header = self._asked(StatisticsRequest, round_number, names=tuple(sorted(set(names.values()))))
+        header = self._asked(protocol.StatisticsRequest, round_number, names=tuple(sorted(set(names.values()))))
         return {site: Message(header) for site in sites}
 
     def _statistics_wanted(self, round_number: int) -> dict[str, str]:
@@ -240,7 +236,7 @@ class Coordinator:
             check_statistics(site, reply.slots, list(wanted), alike[0] if alike else None)
             alike.append(reply.slots)
 
-        asked = self._asked(StatisticsRequest, round_number, names=wanted)
+        asked = self._asked(protocol.StatisticsRequest, round_number, names=wanted)
         accepted = self._answers(asked, replies, check, "statistics refused")
         for site, message in accepted.items():
             self.record.traffic(round_number - 1, site, 0, byte_count(message.slots))
@@ -256,7 +252,7 @@ class Coordinator:
         if self._refining is None:
             return {}
         now = self._refining
-        header = self._asked(RefineRequest, now.round, step=now.step)
+        header = self._asked(protocol.RefineRequest, now.round, step=now.step)
         return {site: Message(header, self._refined_slots(site, now)) for site in now.sites}
 
     def _refined_slots(self, site: str, now: Refining) -> Slots:
@@ -273,7 +269,7 @@ class Coordinator:
         assert now is not None, "no exchange within a round is under way"
         expected = {slot: self.expected[slot] for slot in now.slots}
         accepted = self._answers(
-            self._asked(RefineRequest, now.round, step=now.step),
+            self._asked(protocol.RefineRequest, now.round, step=now.step),
             replies,
             lambda site, reply: check_update(site, reply.slots, expected),
             f"update refused in step {now.step}",
@@ -294,22 +290,22 @@ class Coordinator:
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
-    def validate_messages(self, sites: list[str]) -> dict[str, Message[ValidateRequest]]:
-        header = self._asked(ValidateRequest, self.done)
+    def validate_messages(self, sites: list[str]) -> dict[str, Message[protocol.ValidateRequest]]:
+        header = self._asked(protocol.ValidateRequest, self.done)
         return {site: Message(header, self._slots_of(site, self.travelling)) for site in sites}
 
     def take_validation(self, replies: Replies) -> None:
-        for site, message in self._answers(self._asked(ValidateRequest, self.done), replies).items():
+        for site, message in self._answers(self._asked(protocol.ValidateRequest, self.done), replies).items():
             self._best.take(site, message.header.metrics)
         self._best.choose(self.done)
 
-    def finish_messages(self, sites: list[str]) -> dict[str, Message[FinishRequest]]:
-        header = self._asked(FinishRequest, self.done, finetune=self.settings.finetune)
+    def finish_messages(self, sites: list[str]) -> dict[str, Message[protocol.FinishRequest]]:
+        header = self._asked(protocol.FinishRequest, self.done, finetune=self.settings.finetune)
         return {site: Message(header) for site in sites}
 
     def take_final(self, replies: Replies) -> None:
         """Record the test results and write everything the job leaves behind at the server."""
-        asked = self._asked(FinishRequest, self.done, finetune=self.settings.finetune)
+        asked = self._asked(protocol.FinishRequest, self.done, finetune=self.settings.finetune)
         for site, message in self._answers(asked, replies).items():
             for line in message.header.metrics:
                 self.record.metric(line.tested_at(site))
@@ -322,7 +318,7 @@ class Coordinator:
         self._save(finished=True)
 
     def _answers(
-        self, asked: Request, replies: Replies, check: Check = no_tensors, refused: str = "answer refused"
+        self, asked: protocol.Request, replies: Replies, check: Check = no_tensors, refused: str = "answer refused"
     ) -> dict[str, Message[Any]]:
         """The replies that count; of the others the events tell."""
 

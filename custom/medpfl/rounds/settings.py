@@ -2,6 +2,7 @@
 """The controller's arguments: everything about a job that the server decides."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from medpfl.core.checked import Checked
 from medpfl.core.errors import ConfigError
@@ -13,7 +14,7 @@ class Settings(Checked):
 
     Args:
         rounds: number of rounds, >= 1.
-        slots: ids of the server components to use, one per slot; "local" and "fedavg" add the references.
+        references: what rides along beside the method, on the same batches: "local", "fedavg", both or neither.
         seed: every random number of the job derives from it.
         threads: torch threads at every hospital; 1 makes results equal bit for bit on one kind of machine.
         finetune: local rounds of the FedAvg + fine-tuning reference, >= 0 (0: leave it out).
@@ -24,7 +25,7 @@ class Settings(Checked):
     """
 
     rounds: int
-    slots: list[str]
+    references: tuple[str, ...] = ("local", "fedavg")
     seed: int = 0
     threads: int = 1
     finetune: int = 5
@@ -32,6 +33,11 @@ class Settings(Checked):
     init_timeout: float = 3600.0
     grace: float = 600.0
     patience: int = 2
+
+    gone: ClassVar = {
+        "slots": "remove it, for slots follow from the method; where 'local' or 'fedavg' was not among them, add "
+        "'references' with those that were; and keep only components that differ from the method's own"
+    }
 
     def __post_init__(self) -> None:
         for name, least in (("rounds", 1), ("threads", 1), ("finetune", 0), ("patience", 1)):
@@ -42,10 +48,8 @@ class Settings(Checked):
                 raise ConfigError(f"the controller's {name} must be above 0 seconds, got {getattr(self, name)}")
         if not self.grace >= 0:
             raise ConfigError(f"the controller's grace must be at least 0 seconds, got {self.grace}")
-        if not self.slots:
-            raise ConfigError("the controller's slots are empty: name at least one server component")
-        if len(set(self.slots)) < len(self.slots):
-            raise ConfigError(f"the controller's slots name one component twice: {self.slots}")
+        if len(set(self.references)) < len(self.references):
+            raise ConfigError(f"the controller's references name one twice: {', '.join(self.references)}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -132,7 +132,7 @@ class SiteRunner:
         self.methods = [self.method, *riding_along(header.slots, self.method)]
         self._build()
         self._check_slots(header.slots)
-        self.travelling = [slot for slot, travels in header.slots.items() if travels]
+        self.travelling = [slot for slot, travels in header.slots.items() if travels and slot in self.slots]
         self._ready = True
         self._log.info(describe(self.models, self.slots, self.travelling))
         slots = gather(self.models, self.slots, self.travelling)
@@ -180,8 +180,9 @@ class SiteRunner:
 
     def _check_slots(self, served: dict[str, bool]) -> None:
         check_slots(self.models, self.slots)
+        may_lack = {slot for method in self.methods for slot in method.components()}  # a network may have no such part
         for name in served:
-            if name not in self.slots:
+            if name not in self.slots and name not in may_lack:
                 raise ConfigError(
                     f"the server mixes slot '{name}', which {type(self.method).__name__} does not have; "
                     f"its slots are: {', '.join(self.slots)}"

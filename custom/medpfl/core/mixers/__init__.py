@@ -2,7 +2,7 @@
 """Server components, one file each: the rule that mixes the hospitals' copies of one slot."""
 
 from medpfl.core.mixers.attentive import AttentiveMessages
-from medpfl.core.mixers.base import Mixer, RoundInfo
+from medpfl.core.mixers.base import Mixer, NoDefault, RoundInfo
 from medpfl.core.mixers.cluster_mean import ClusterMean
 from medpfl.core.mixers.control_variates import ControlVariates
 from medpfl.core.mixers.identity import Identity
@@ -25,6 +25,7 @@ __all__ = [
     "MeanOfLatest",
     "Mixer",
     "NetworkProx",
+    "NoDefault",
     "RelaxedMean",
     "RoundInfo",
     "ServerAdam",

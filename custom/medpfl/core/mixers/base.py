@@ -29,6 +29,17 @@ class RoundInfo:
     present: tuple[bool, ...]
 
 
+@dataclass(frozen=True)
+class NoDefault:
+    """Stands where a method has no component of its own for a slot: the job must name one.
+
+    Attributes:
+        advice: what to name, for the sentence that says so.
+    """
+
+    advice: str
+
+
 class Mixer(Checked):
     """A server component: mixes the K hospitals' copies of one slot.
 

@@ -86,7 +86,7 @@ class FedSM(Method):
 
     def components(self) -> dict[str, Mixer]:
         selector = ServerAdam() if self.selector_training == "server_adam" else Mean()
-        return {"personal": SoftPull(), "selector": selector}
+        return {"global": Mean(), "personal": SoftPull(), "selector": selector}
 
     def new_optimizer(self, model: nn.Module, name: str) -> torch.optim.Optimizer:
         optimizer = super().new_optimizer(model, name)

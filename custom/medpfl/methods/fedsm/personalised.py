@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from medpfl.core.errors import ConfigError
-from medpfl.core.mixers import Mixer, SoftPull
+from medpfl.core.mixers import Mixer, NoDefault, SoftPull
 from medpfl.methods.base import Build, Method, Site
 from medpfl.methods.fedsm.method import FedSM
 from medpfl.methods.fine_tuned import FineTuned
@@ -62,7 +62,7 @@ class FedSMPersonalised(FedSM):
             slots[f"{PREFIX}{slot}"] = [f"{PREFIX}{key}" for key in keys]
         return slots
 
-    def components(self) -> dict[str, Mixer]:
+    def components(self) -> dict[str, Mixer | NoDefault]:
         own = {f"{PREFIX}{slot}": mixer for slot, mixer in self.personaliser.components().items()}
         return {**super().components(), "personal": SoftPull(lam=1.0), **own}
 

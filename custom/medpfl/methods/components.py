@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which server component mixes which slot: the references' and the method's own, and what the job names instead."""
+
+from collections.abc import Mapping, Sequence
+
+from medpfl.core.errors import ConfigError
+from medpfl.core.mixers import Mixer, NoDefault
+from medpfl.methods.base import Method
+from medpfl.methods.references import REFERENCES
+
+
+def mixers_of(method: Method, references: Sequence[str], named: Mapping[str, Mixer]) -> dict[str, Mixer]:
+    """Slot to component of a whole job; the references' slots come first.
+
+    Args:
+        references: names of the references that ride along; one that the method itself is counts once.
+        named: slot to the component that the job names in place of the usual one.
+
+    Raises:
+        ConfigError: there is no such reference or slot, a slot needs a component that is not named, or a component
+            takes gradients where the method sends weights, or the other way round.
+    """
+    own = method.components()
+    ridden = [_reference(name) for name in references if not isinstance(method, _reference(name))]
+    owners: dict[str, Method] = {slot: kind() for kind in ridden for slot in kind().components()}
+    for slot, mixer in named.items():
+        if slot not in own and slot not in owners:
+            known = ", ".join([*owners, *own])
+            raise ConfigError(f"component '{slot}': {type(method).__name__} has no such slot; the slots are: {known}")
+        usual = {**owners.get(slot, method).components(), **own}[slot]
+        if slot not in own and isinstance(usual, Mixer) and not usual.travels:
+            raise ConfigError(f"component '{slot}': remove it; this slot stays at the hospitals and nothing mixes it")
+        _check_taken(method, slot, mixer, usual)
+    owners.update(dict.fromkeys(own, method))
+    return {slot: named[slot] if slot in named else default_mixer(owner, slot) for slot, owner in owners.items()}
+
+
+def _reference(name: str) -> type[Method]:
+    if name not in REFERENCES:
+        raise ConfigError(f"there is no reference '{name}'; there are: {', '.join(REFERENCES)}")
+    return REFERENCES[name]
+
+
+def default_mixer(method: Method, slot: str) -> Mixer:
+    """The method's own component of one of its slots.
+
+    Raises:
+        ConfigError: it has none; the sentence says what to name.
+    """
+    usual = method.components()[slot]
+    if isinstance(usual, NoDefault):
+        raise ConfigError(f"{type(method).__name__} has no default for slot '{slot}': {usual.advice}")
+    return usual
+
+
+def _check_taken(method: Method, slot: str, mixer: Mixer, usual: Mixer | NoDefault) -> None:
+    sent = "weights" if isinstance(usual, NoDefault) else usual.takes
+    if mixer.takes != sent:
+        raise ConfigError(
+            f"component '{slot}': {type(mixer).__name__} takes {mixer.takes}, but {type(method).__name__} as it is "
+            f"configured sends {sent}"
+        )
