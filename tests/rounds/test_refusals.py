@@ -119,7 +119,7 @@ def test_slots_of_server_and_method_must_agree(
     """They do where both follow from one job; the server may run another one."""
     coordinator, runners = pieces(make_job(mixers={"model": Mean()}), table_sites, tmp_path)
     message = coordinator.init_messages()["anna"]
-    message.header["slots"] = served
+    message.header = message.header.model_copy(update={"slots": served})
     with pytest.raises(ConfigError, match=words):
         runners["anna"].handle("init", message)
 

@@ -11,7 +11,7 @@ from medpfl.core.mixers import Mixer
 from medpfl.results.schema import AboutTraining, ControllerArguments
 from medpfl.rounds.answers import Check
 from medpfl.rounds.messages import Message, Slots, check_update, digest_of, fingerprint, table
-from medpfl.rounds.protocol import InitReply
+from medpfl.rounds.protocol import InitReply, as_json
 from medpfl.rounds.settings import Settings
 
 _ALIKE = {"common", "score", "direction", "classes", "personalised", "plan", "codecs", "adapts"}
@@ -76,7 +76,7 @@ def about(
         codecs=None if header.codecs is None else {str(way): codec for way, codec in header.codecs.items()},
         sizes=found.sizes,
         versions={site: replies[site].header.versions for site in found.sizes},
-        settings=ControllerArguments(**dataclasses.asdict(settings)),
+        settings=ControllerArguments.model_validate(as_json(dataclasses.asdict(settings))),
         components={slot: repr(mixer) for slot, mixer in mixers.items()},
     )
 

@@ -35,7 +35,7 @@ Component = dict[str, JsonValue]
 
 
 def as_json(spec: object) -> Component:
-    """A component's configuration as it looks on the wire: JSON has no tuples."""
+    """A configuration as it looks on the wire: JSON has no tuples."""
     found: Component = json.loads(json.dumps(spec))
     return found
 
