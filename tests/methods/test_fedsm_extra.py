@@ -120,7 +120,7 @@ def test_what_travels_for_the_labels(make_job: Make, table_sites: dict[str, Path
         coordinator.take_refined(replies)
     assert received == [selector + 5 * network] + [selector] * (STEPS - 1)
     to_anna = [line for line in coordinator.record.bytes if line.site == "anna" and line.direction == "to_site"]
-    rounds = {line["round"]: line["raw"] for line in to_anna}
+    rounds = {line.round: line.raw for line in to_anna}
     assert rounds[1] == 2 * network + selector
     assert rounds[2] == rounds[1] + sum(received)
 

@@ -121,7 +121,7 @@ def test_slots_of_server_and_method_must_agree(
     message = coordinator.init_messages()["anna"]
     message.header = message.header.model_copy(update={"slots": served})
     with pytest.raises(ConfigError, match=words):
-        runners["anna"].handle("init", message)
+        runners["anna"].handle(message)
 
 
 @pytest.mark.parametrize(
