@@ -128,13 +128,14 @@ def _speeds(folder: str, repeats: int) -> dict[str, float]:
 
 def _memory(folder: str, budget_mb: float) -> dict[str, float]:
     from medpfl.data.images.declare import Images
+    from medpfl.data.preparation import Spec
     from medpfl.data.samples import FileRows
 
     site_file = _site_file(Path(folder), budget_mb)
     dataset = site_file.dataset("a", Images)
-    dataset.load((8, 8), "label")  # loads the libraries' code
+    dataset.load(Spec("class", ("images",), (8, 8)))  # loads the libraries' code
     before = resident("VmRSS")
-    data = dataset.load(LARGE, "label")
+    data = dataset.load(Spec("class", ("images",), LARGE))
     inputs = data.splits["train"].inputs
     assert isinstance(inputs, FileRows)
     for start in range(0, len(inputs), BATCH):

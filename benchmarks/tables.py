@@ -5,11 +5,16 @@ Every table of a page in docs/results that says what a command wrote is made fro
 """
 
 import importlib
+import json
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from medpfl.compare import console, fold_table
+from medpfl.compare.results import LeaveOneOut, Results
 from medpfl.core.errors import MedPFLError
 from medpfl.results.compact import read_compact
+from medpfl.results.files import parse
 
 BENCHES = (
     "codecs", "fedap", "fedsm", "heart", "messenger", "mixing", "pfllib", "phantom", "prox", "reading", "rounds",
@@ -28,7 +33,7 @@ def tables_of(file: Path) -> str:
         text: str = importlib.import_module(f"benchmarks.{content['bench']}").table_of(content)
         return text
     if "comparison" in content:
-        return console.markdown(content)
+        return console.markdown(parse(TypeAdapter(Results), json.dumps(content), file))
     if {"models", "runs"} <= set(content):
-        return fold_table.page(content, file.name.partition(".")[0])
+        return fold_table.page(parse(TypeAdapter(LeaveOneOut), json.dumps(content), file), file.name.partition(".")[0])
     raise MedPFLError(f"{file}: neither a benchmark's result nor a comparison's nor a leave-one-out's")

@@ -13,6 +13,7 @@ from benchmarks.blobs import write_blobs
 from benchmarks.studies import dirichlet, pairwise, write_cut
 from medpfl.core.errors import DataError
 from medpfl.data.arrays.declare import Arrays
+from medpfl.data.preparation import Spec
 from medpfl.data.site_file import load_site_file
 from medpfl.demo.index_lists import labels_of
 
@@ -80,7 +81,7 @@ def test_a_written_split_is_read_back_row_by_row(tmp_path: Path) -> None:
         images = np.concatenate([stored[f"{part}_images"] for part in ("train", "val", "test")])
     for place, site in enumerate(sites):
         dataset = load_site_file(tmp_path / "sites" / f"{site}.yaml", site).dataset("patterns", Arrays)
-        data = dataset.load((28, 28))
+        data = dataset.load(Spec("class", ("images",), (28, 28)))
         for number, split in enumerate(("train", "validation", "test")):
             rows = lists[3 * place + number]
             samples = data.splits[split]

@@ -31,18 +31,19 @@ METHODS = {
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("rendered")
 def test_methods_with_codecs_are_compared(table_sites: dict[str, Path], tmp_path: Path) -> None:
     plan, content = compared(tmp_path, table_sites, methods=METHODS)
-    rows = {row["name"]: row for row in content["rows"]}
-    assert rows["whole"]["ratio"] is None and rows["few"]["ratio"]["to_site"] == 1
+    rows = {row.name: row for row in content.rows}
+    assert rows["whole"].ratio is None and rows["few"].ratio["to_site"] == 1
     for way in ("to_site", "from_site"):
         # A tiny network: what stands before the halves counts.
-        assert rows["halves"]["ratio"][way] == pytest.approx(
-            rows["whole"]["bytes"][way] / rows["halves"]["bytes"][way], rel=0.01
+        assert rows["halves"].ratio[way] == pytest.approx(
+            rows["whole"].bytes[way] / rows["halves"].bytes[way], rel=0.01
         )
     assert "1/" in next(line[1] for line in cost(content)[1] if line[0] == "few")
     assert "bytes a round from the hospital" in write_report(content, tmp_path, []).read_text()
-    assert rows["few"]["made"][0]["codecs"].startswith("Codecs(to_site=None, from_site=Chain(")
+    assert rows["few"].made[0].codecs.startswith("Codecs(to_site=None, from_site=Chain(")
     orders = {run.name: run.order for run in plan.runs}
     assert "codecs" not in orders["whole"] and "codecs" not in orders["Local"]  # older runs keep their digests
     assert rebuild(orders["few"])[0].codecs == Codecs(None, Chain(CER(0.3), STC(0.1)))

@@ -4,7 +4,6 @@
 import base64
 import io
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +13,9 @@ from PIL import Image
 from comparing import SOFT, compared, plan_of
 from medpfl.check.pictures import Outline, draw, radiological
 from medpfl.compare.examples import FOUND, TRUTH, examples_of
+from medpfl.compare.plan import Plan
 from medpfl.compare.report import write_report
+from medpfl.compare.results import Results
 from medpfl.core.errors import ConfigError
 from medpfl.data.site_file import load_site_file
 from medpfl.deployed.model_file import load_deployed
@@ -42,7 +43,7 @@ def write_sites(folder: Path) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Path], Any, dict[str, Any]]:
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Path], Plan, Results]:
     folder = tmp_path_factory.mktemp("examples")
     sites = write_sites(folder)
     plan, content = compared(folder, sites, task=TASK, examples=True, rounds=1, steps=20, methods={"Soft": SOFT})
@@ -56,7 +57,7 @@ def colours_in(png: str) -> set[str]:
 
 @pytest.mark.slow
 def test_cases_follow_the_rule_and_show_what_was_scored(
-    done: tuple[Path, dict[str, Path], Any, dict[str, Any]],
+    done: tuple[Path, dict[str, Path], Plan, Results],
 ) -> None:
     results, sites, plan, content = done
     found = examples_of(plan, content, results)
@@ -78,7 +79,7 @@ def test_cases_follow_the_rule_and_show_what_was_scored(
 
 @pytest.mark.slow
 def test_images_are_on_the_page_on_request_only(
-    done: tuple[Path, dict[str, Path], Any, dict[str, Any]], tmp_path: Path
+    done: tuple[Path, dict[str, Path], Plan, Results], tmp_path: Path
 ) -> None:
     results, _, plan, content = done
     with_images = write_report(content, tmp_path, examples_of(plan, content, results)).read_text()

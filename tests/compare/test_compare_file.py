@@ -14,6 +14,7 @@ from medpfl.compare.collect import check_initial_weights
 from medpfl.compare.entries import check_equal_work
 from medpfl.compare.file import Comparison, load_comparison
 from medpfl.compare.plan import make_plan
+from medpfl.compare.results import Initial, UnseenRun
 from medpfl.compare.statistics import paired_gain, smallest_p
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Identity, Mean, ServerAdam, SoftPull
@@ -185,7 +186,12 @@ def test_unequal_work_and_unequal_starts_are_refused(tmp_path: Path) -> None:
     first = dataclasses.replace(entries[0], method=dataclasses.replace(entries[0].method, steps=None))
     with pytest.raises(ConfigError, match="unfair: Soft trains with epochs 4, Local with 1"):
         check_equal_work([first, dataclasses.replace(entries[2], method=longer[1])])
-    runs = [{"method": name, "seed": 3, "initial": {"digest": name}} for name in "AB"]
+    runs = [
+        UnseenRun(
+            seed=3, split=None, without="anna", method=name, initial=Initial(digest=name, same=[], own=[]), rows={}
+        )
+        for name in "AB"
+    ]
     with pytest.raises(ConfigError, match="unfair: with seed 3, B started from other initial weights than A"):
         check_initial_weights(runs)
 

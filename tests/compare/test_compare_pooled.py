@@ -89,9 +89,9 @@ def test_in_a_comparison_it_takes_all_hospitals_steps(tmp_path: Path, table_site
     plan, content = compared(tmp_path, table_sites, pooled=True)
     entries = {entry.name: entry.method.steps for entry in plan.entries}
     assert entries == {"Local": 5, "FedAvg": 5, "Pooled": 20}
-    row = next(row for row in content["rows"] if row["name"] == "Pooled")
-    assert row["gain"]["pairs"] == 1 and row["bytes"] == {"to_site": 0, "from_site": 0}
-    assert len({run["initial"]["digest"] for run in content["runs"]}) == 1
+    row = next(row for row in content.rows if row.name == "Pooled")
+    assert row.gain.pairs == 1 and row.bytes == {"to_site": 0, "from_site": 0}
+    assert len({run.initial.digest for run in content.runs}) == 1
     run = next(run for run in plan.runs if run.name == "Pooled")
     home = tmp_path / "results" / "runs" / run.digest / "home"
     models = {site: home / site / "compared" / "models" / "pooled-best.safetensors" for site in table_sites}
@@ -100,17 +100,17 @@ def test_in_a_comparison_it_takes_all_hospitals_steps(tmp_path: Path, table_site
         assert same_models(path, models["anna"])
         model = load_deployed(path)
         score = evaluate_at(model, load_site_file(table_sites[site], site), "test").metrics["accuracy"]
-        assert row["hospitals"][site]["best"]["mean"] == pytest.approx(score, abs=1e-6)
+        assert row.hospitals[site].best.mean == pytest.approx(score, abs=1e-6)
         assert model.meta.history is not None
         assert model.meta.history.cases["train"] == sum(len(part.splits["train"]) for part in parts.values())
         assert model.meta.history.cases["test"] == len(parts[site].splits["test"])
     assert sorted(path.name for path in home.iterdir()) == sorted(table_sites)  # nothing of all together is kept
-    best = row["best_rounds"][0]
+    best = row.best_rounds[0]
     found = [
         evaluate_at(load_deployed(path), load_site_file(table_sites[site], site), "validation").metrics["accuracy"]
         for site, path in models.items()
     ]
-    assert row["curves"][0][best - 1] == pytest.approx(np.mean(found)) == pytest.approx(max(row["curves"][0]))
+    assert row.curves[0][best - 1] == pytest.approx(np.mean(found)) == pytest.approx(max(row.curves[0]))
 
 
 def test_with_epochs_it_passes_over_all_data_as_often(tmp_path: Path, table_sites: dict[str, Path]) -> None:
@@ -149,17 +149,19 @@ def test_inputs_of_other_shapes_are_refused(tmp_path: Path, table_sites: dict[st
 def test_a_hospital_may_be_called_pooled(tmp_path: Path) -> None:
     files = write_table_sites(tmp_path / "sites", ["other", "pooled"])
     _, content = compared(tmp_path, files, pooled=True, rounds=1)
-    row = next(row for row in content["rows"] if row["name"] == "Pooled")
-    assert all(row["hospitals"][site]["best"]["mean"] is not None for site in files)
+    row = next(row for row in content.rows if row.name == "Pooled")
+    assert all(row.hospitals[site].best.mean is not None for site in files)
     assert json.loads((tmp_path / "results" / "results.json").read_text())["rows"]
 
 
 def test_the_page_marks_the_best_that_hospitals_can_have(tmp_path: Path, table_sites: dict[str, Path]) -> None:
     _, content = compared(tmp_path, table_sites, pooled=True, rounds=1)
-    for row in content["rows"]:
-        for place in (row, *row["hospitals"].values()):
-            place["best"]["mean"] = {"FedAvg": 0.6, "Pooled": 0.7}.get(row["name"], 0.5)
-    page = write_report(content, tmp_path).read_text(encoding="utf-8")
+    rows = []
+    for row in content.rows:
+        best = row.best.model_copy(update={"mean": {"FedAvg": 0.6, "Pooled": 0.7}.get(row.name, 0.5)})
+        hospitals = {site: found.model_copy(update={"best": best}) for site, found in row.hospitals.items()}
+        rows.append(row.model_copy(update={"best": best, "hospitals": hospitals}))
+    page = write_report(content.model_copy(update={"rows": rows}), tmp_path).read_text(encoding="utf-8")
     marked = [line for line in page.splitlines() if 'class="win"' in line]
     assert len(marked) == 2 and all(">FedAvg<" in line for line in marked)  # on the leaderboard, and by hospital
     assert marked[1].count('class="win"') == len(table_sites)

@@ -11,6 +11,8 @@ import yaml
 from comparing import SOFT, compared, do, plan_of
 from medpfl.compare.console import markdown
 from medpfl.compare.data import reader
+from medpfl.compare.plan import Plan
+from medpfl.compare.results import Results, ServedBySuper, UnseenRun
 from medpfl.compare.runner import read_run
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.data.samples import SiteData
@@ -24,7 +26,7 @@ TASK = Tabular(dataset="blood", hidden=(4,))
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Path], Any, dict[str, Any]]:
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Path], Plan, Results]:
     """Three hospitals, two splits, each hospital left out once."""
     folder = tmp_path_factory.mktemp("splits")
     sites = write_table_sites(folder / "sites", ["anna", "berta", "clara"])
@@ -49,14 +51,14 @@ def test_a_split_is_drawn_with_its_seed(table_sites: dict[str, Path]) -> None:
 
 @pytest.mark.slow
 def test_scores_and_gains_are_paired_by_split_and_seed(
-    done: tuple[Path, dict[str, Path], Any, dict[str, Any]],
+    done: tuple[Path, dict[str, Path], Plan, Results],
 ) -> None:
     results, sites, plan, content = done
-    assert content["pairs"] == 2 and content["test"].endswith("paired by split and seed")
-    assert [split["seed"] for split in content["splits"]] == [0, 7]
-    rows = {row["name"]: row for row in content["rows"]}
+    assert content.pairs == 2 and content.test.endswith("paired by split and seed")
+    assert [split.seed for split in content.splits] == [0, 7]
+    rows = {row.name: row for row in content.rows}
     for name, model in (("Local", "local"), ("Soft", "personal")):
-        assert rows[name]["pairs"] == [(0, 0), (7, 0)]
+        assert rows[name].pairs == [(0, 0), (7, 0)]
         for place, split in enumerate((0, 7)):
             run = next(run for run in plan.runs if (run.name, run.split, run.without) == (name, split, None))
             for site in sites:
@@ -64,35 +66,33 @@ def test_scores_and_gains_are_paired_by_split_and_seed(
                     results / "runs" / run.digest / "home" / site / "compared" / "models" / f"{model}-best.safetensors"
                 )
                 found = evaluate_on(load_deployed(path), data_of(sites, site, split), "test").metrics["accuracy"]
-                assert rows[name]["hospitals"][site]["best"]["values"][place] == pytest.approx(found, abs=1e-6)
+                assert rows[name].hospitals[site].best.values[place] == pytest.approx(found, abs=1e-6)
     for site in sites:
-        values = [np.array(rows[name]["hospitals"][site]["best"]["values"]) for name in ("Soft", "Local")]
-        assert rows["Soft"]["hospitals"][site]["gain"]["mean"] == pytest.approx(
-            (values[0] - values[1]).mean(), abs=1e-6
-        )
-        assert rows["Soft"]["hospitals"][site]["gain"]["pairs"] == 2
+        values = [np.array(rows[name].hospitals[site].best.values) for name in ("Soft", "Local")]
+        assert rows["Soft"].hospitals[site].gain.mean == pytest.approx((values[0] - values[1]).mean(), abs=1e-6)
+        assert rows["Soft"].hospitals[site].gain.pairs == 2
     assert "over the splits 0, 7 and the seeds 0" in markdown(content)
 
 
 @pytest.mark.slow
-def test_calibration_bins_add_up_to_the_error(done: tuple[Path, dict[str, Path], Any, dict[str, Any]]) -> None:
+def test_calibration_bins_add_up_to_the_error(done: tuple[Path, dict[str, Path], Plan, Results]) -> None:
     content = done[3]
-    for row in content["rows"]:
-        for site, found in row["calibration"].items():
-            count, hits, total = np.array(found["bins"]).T
-            tests = [split["sizes"][site]["test"] for split in content["splits"]]
+    for row in content.rows:
+        for site, found in row.calibration.items():
+            count, hits, total = np.array(found.bins).T
+            tests = [split.sizes[site]["test"] for split in content.splits]
             assert count.sum() == sum(tests) and (hits <= count).all()
-            accuracy = np.average(row["hospitals"][site]["best"]["values"], weights=tests)
+            accuracy = np.average(row.hospitals[site].best.values, weights=tests)
             assert hits.sum() / count.sum() == pytest.approx(accuracy, abs=1e-6)
-            assert 0 <= found["ece"] <= 1 and (total <= count + 1e-9).all()
+            assert 0 <= found.ece <= 1 and (total <= count + 1e-9).all()
 
 
 @pytest.mark.slow
 def test_a_hospital_left_out_is_tested_with_the_others_models(
-    done: tuple[Path, dict[str, Path], Any, dict[str, Any]],
+    done: tuple[Path, dict[str, Path], Plan, Results],
 ) -> None:
     results, sites, plan, content = done
-    table = {row["name"]: row for row in content["unseen"]}
+    table = {row.name: row for row in content.unseen}
     assert list(table) == ["Local", "FedAvg", "FedAvg + fine-tuning", "Soft"]
     for name, model in (("FedAvg", "fedavg"), ("Soft", "personal")):
         for site in sites:
@@ -106,9 +106,9 @@ def test_a_hospital_left_out_is_tested_with_the_others_models(
                     deployed = load_deployed(home / other / "compared" / "models" / f"{model}-best.safetensors")
                     assert deployed.meta.recipe.hospitals == 2
                     found.append(evaluate_on(deployed, data_of(sites, site, split), "test").metrics["accuracy"])
-                assert table[name]["hospitals"][site]["values"][place] == pytest.approx(np.mean(found), abs=1e-6)
-    means = [[row["hospitals"][site]["values"] for site in sites] for row in content["unseen"]]
-    assert [row["mean"]["values"] for row in content["unseen"]] == np.mean(means, axis=1).round(6).tolist()
+                assert table[name].hospitals[site].values[place] == pytest.approx(np.mean(found), abs=1e-6)
+    means = [[row.hospitals[site].values for site in sites] for row in content.unseen]
+    assert [row.mean.values for row in content.unseen] == np.mean(means, axis=1).round(6).tolist()
     assert "## Tested at a hospital that took no part" in markdown(content)
 
 
@@ -119,13 +119,11 @@ def test_what_serves_an_unseen_hospital_may_be_a_model_of_its_own(tmp_path: Path
     plan = plan_of(tmp_path, sites, splits=[5, 6], unseen=True, methods={"SM": {"path": "medpfl.methods.fedsm.FedSM"}})
     run = next(run for run in plan.runs if (run.name, run.split, run.without) == ("SM", 6, "berta"))
     do([run], sites, tmp_path / "results")
-    rows = read_run(tmp_path / "results", run)["rows"]
+    rows = read_run(tmp_path / "results", run, UnseenRun).rows
     assert {"SM", "SM (global)", "SM (super)"} <= rows.keys()
-    assert (
-        sum(rows["SM (super)"]["served"].values())
-        == rows["SM (super)"]["cases"]
-        == plan.splits[1].sizes["berta"]["test"]
-    )
+    served = rows["SM (super)"]
+    assert isinstance(served, ServedBySuper)
+    assert sum(served.served.values()) == served.cases == plan.splits[1].sizes["berta"]["test"]
 
 
 @pytest.mark.parametrize(

@@ -20,15 +20,15 @@ def test_every_value_is_a_method_and_the_page_has_the_figure(tmp_path: Path) -> 
     plan, content = compared(tmp_path, sites, methods={"Soft": swept}, seeds=[0, 1])
     lams = [entry.mixers["model"].lam for entry in plan.entries if isinstance(entry.mixers.get("model"), SoftPull)]
     assert lams == [0.4, 0.7, 1.0]
-    (sweep,) = content["sweeps"]
-    assert (sweep["method"], sweep["argument"]) == ("Soft", "model.lam")
-    assert [point["name"] for point in sweep["points"]] == [f"Soft model.lam {lam}" for lam in (0.4, 0.7, 1.0)]
-    rows = {row["name"]: row for row in content["rows"]}
-    assert {point["name"] for point in sweep["points"]} <= rows.keys()
+    (sweep,) = content.sweeps
+    assert (sweep.method, sweep.argument) == ("Soft", "model.lam")
+    assert [point.name for point in sweep.points] == [f"Soft model.lam {lam}" for lam in (0.4, 0.7, 1.0)]
+    rows = {row.name: row for row in content.rows}
+    assert {point.name for point in sweep.points} <= rows.keys()
     for site in sites:  # lam 1 mixes nothing
-        alone, local = (rows[name]["hospitals"][site]["last"]["values"] for name in ("Soft model.lam 1.0", "Local"))
+        alone, local = (rows[name].hospitals[site].last.values for name in ("Soft model.lam 1.0", "Local"))
         assert alone == local
-    assert not np.allclose(rows["Soft model.lam 0.4"]["curves"], rows["Local"]["curves"])
+    assert not np.allclose(rows["Soft model.lam 0.4"].curves, rows["Local"].curves)
     page = write_report(content, tmp_path).read_text(encoding="utf-8")
     assert "Soft by model.lam" in page and page.index("Soft by model.lam") < page.index("Validation by round")
 

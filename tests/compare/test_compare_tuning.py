@@ -101,13 +101,14 @@ def test_the_choice_is_the_best_on_validation_and_no_test_is_read(tmp_path: Path
     tuning = {**TUNING, "seeds": [100, 101], "tune": {"lr": [1e30, 0.01, 0.1]}, "budget": 3}
     plan, content = compared(tmp_path, table_sites, tuning=tuning, methods={"Soft": SOFT})
     runs = tmp_path / "results" / "runs"
-    told = {found["method"]: found for found in content["tuning"]}
+    assert content.tuning is not None
+    told = {found.method: found for found in content.tuning}
     assert list(told) == ["Local", "FedAvg", "Soft"]
     for search in plan.searches:
         found = told[search.name]
         means: list[float] = []
-        for candidate, of_seeds in zip(found["candidates"], search.runs, strict=True):
-            for run, score in zip(of_seeds, candidate["scores"], strict=True):
+        for candidate, of_seeds in zip(found.candidates, search.runs, strict=True):
+            for run, score in zip(of_seeds, candidate.scores, strict=True):
                 place = runs / run.digest
                 assert not list(place.rglob("models")) and not (place / "results" / "summary.json").exists()
                 lines = [json.loads(line) for line in (place / "results" / "metrics.jsonl").read_text().splitlines()]
@@ -118,15 +119,15 @@ def test_the_choice_is_the_best_on_validation_and_no_test_is_read(tmp_path: Path
                     if line["site"] == "mean" and line["split"] == "validation"
                 ]
                 assert score is None or score >= max(rounds)  # and the last round's, which is not in the file
-            means.append(-1.0 if candidate["mean"] is None else candidate["mean"])
-        assert found["chosen"] == means.index(max(means))
+            means.append(-1.0 if candidate.mean is None else candidate.mean)
+        assert found.chosen == means.index(max(means))
     # A step of 1e30 leaves weights that the server refuses: that candidate is out, and says why.
-    assert told["FedAvg"]["candidates"][0]["mean"] is None
-    assert "holds NaN or infinite values" in told["FedAvg"]["candidates"][0]["reason"]
+    assert told["FedAvg"].candidates[0].mean is None
+    assert "holds NaN or infinite values" in told["FedAvg"].candidates[0].reason
     chosen = {entry.name: entry.method.lr for entry in plan.entries}
-    assert chosen == {name: found["candidates"][found["chosen"]]["values"]["lr"] for name, found in told.items()}
-    assert {(run["method"], run["seed"]) for run in content["runs"]} == {("Local", 0), ("FedAvg", 0), ("Soft", 0)}
-    assert not content["failures"]
+    assert chosen == {name: found.candidates[found.chosen].values["lr"] for name, found in told.items()}
+    assert {(run.method, run.seed) for run in content.runs} == {("Local", 0), ("FedAvg", 0), ("Soft", 0)}
+    assert not content.failures
 
 
 @pytest.mark.usefixtures("in_process")
@@ -156,7 +157,7 @@ def test_an_unfinished_search_chooses_nothing(tmp_path: Path, table_sites: dict[
     do((run for runs in local.runs for run in runs), table_sites, results)
     do(fedavg.runs[0], table_sites, results)
     begun = decide(plan, results)
-    assert [run.name for run in begun.runs] == ["Local"] and begun.found[1]["chosen"] is None
+    assert [run.name for run in begun.runs] == ["Local"] and begun.found[1].chosen is None
     do(fedavg.runs[1], table_sites, results)
     whole = decide(plan, results)
     assert [run.name for run in whole.runs] == ["Local", "FedAvg"] and whole.runs[0] == begun.runs[0]

@@ -14,6 +14,7 @@ import yaml
 from comparing import compared
 from medpfl.compare.collect import _differences
 from medpfl.compare.report import write_report as write_page
+from medpfl.compare.results import TrainedRun
 from medpfl.compare.runner import read_run
 from medpfl.core.mixers import Mean, NetworkProx
 from medpfl.job import Job
@@ -66,14 +67,14 @@ def test_a_sweep_of_tau_shows_that_models_come_together(table_sites: dict[str, P
     method = {"path": "medpfl.methods.pfednet.PFedNet", "slots": slots, "sweep": {"personal.tau": [0.0, 0.05, 1e6]}}
     methods = yaml.safe_load(yaml.safe_dump({"pFedNet": method}))
     plan, content = compared(tmp_path, table_sites, seeds=[0, 1], methods=methods)
-    rows = {row["name"]: row for row in content["rows"]}
+    rows = {row.name: row for row in content.rows}
     for name in (f"pFedNet personal.tau {tau}" for tau in ("0.0", "0.05")):
         runs = [run for run in plan.runs if run.entry.name == name]
-        found = [read_run(tmp_path / "results", run)["sdwd"] for run in runs]
+        found = [read_run(tmp_path / "results", run, TrainedRun).sdwd for run in runs]
         mean = np.mean([each["personal"] for each in found], axis=0)
-        np.testing.assert_allclose(rows[name]["sdwd"]["personal"], mean)
+        np.testing.assert_allclose(rows[name].sdwd["personal"], mean)
         assert found[0] != found[1]
-    middle = {row["name"]: row["sdwd"].get("personal", [0.0] * 5)[2] for row in content["rows"]}
+    middle = {row.name: row.sdwd.get("personal", [0.0] * 5)[2] for row in content.rows}
     alone, some, together = (middle[f"pFedNet personal.tau {tau}"] for tau in ("0.0", "0.05", "1000000.0"))
     assert alone > some > together == pytest.approx(0, abs=1e-6)
     (tmp_path / "figures").mkdir()

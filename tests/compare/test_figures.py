@@ -2,27 +2,35 @@
 """A comparison's learning curves: which are drawn, and that no two look alike."""
 
 import re
-from typing import Any
+
+import pytest
 
 from medpfl.compare.figures import FIRST, _lines, curves, hidden_curves, single_curves
+from medpfl.compare.results import Results, Row
+
+pytestmark = pytest.mark.usefixtures("rendered")
 
 
-def _row(name: str, *runs: list[float]) -> dict[str, Any]:
-    return {"name": name, "curve": runs[0], "curves": list(runs)}
+def _row(name: str, *runs: list[float]) -> Row:
+    return Row.model_construct(name=name, curve=runs[0], curves=list(runs))
+
+
+def _content(score: str = "dice", target: float | None = None, pairs: int = 1) -> Results:
+    return Results.model_construct(score=score, target=target, pairs=pairs)
 
 
 def test_equal_curves_are_drawn_once_and_under_the_references_name() -> None:
     same, other = [0.1, 0.5, 0.6], [0.2, 0.4, 0.7]
     rows = [_row("Ditto", other), _row("Ditto (global)", same), _row("FedAvg", same), _row("MoE (global)", same)]
-    text = curves([*rows, _row("untrained", [])], {"score": "dice", "target": None})
-    names = [row["name"] for row in rows]
+    text = curves([*rows, _row("untrained", [])], _content())
+    names = [row.name for row in rows]
     assert [name for name in names if f"<!-- {name} -->" in text] == ["Ditto", "FedAvg"]
     assert "<!-- untrained -->" not in text
 
 
 def test_curves_that_agree_in_one_run_only_are_both_drawn() -> None:
     rows = [_row("FedPer", [0.1, 0.5], [0.2, 0.6]), _row("FedRep", [0.1, 0.5], [0.2, 0.7])]
-    text = curves(rows, {"score": "balanced_accuracy", "target": 0.5})
+    text = curves(rows, _content("balanced_accuracy", 0.5))
     assert len(re.findall("<!-- (FedPer|FedRep) -->", text)) == 2
 
 
@@ -35,7 +43,7 @@ def test_no_two_of_thirty_methods_look_alike() -> None:
 def test_many_methods_leave_room_for_the_first_and_the_references_and_none_is_lost() -> None:
     names = [f"method {number}" for number in range(30)] + ["Local", "FedAvg"]
     rows = [_row(name, [0.1, 0.5 + number / 100]) for number, name in enumerate(names)]
-    content = {"score": "dice", "target": None, "pairs": 1}
+    content = _content()
     text = curves(rows, content)
     assert [name for name in names if f"<!-- {name} -->" in text] == [*names[:FIRST], "Local", "FedAvg"]
     assert hidden_curves(rows) == 30 - FIRST
@@ -43,10 +51,10 @@ def test_many_methods_leave_room_for_the_first_and_the_references_and_none_is_lo
     height = float(re.findall(r'height="([\d.]+)pt"', text)[0])
     assert float(re.findall(r'height="([\d.]+)pt"', curves(rows[:3], content))[0]) < height  # the legend's rows
     assert not hidden_curves(rows[:FIRST])
-    assert not single_curves(rows[:6], {**content, "pairs": 3})
+    assert not single_curves(rows[:6], _content(pairs=3))
 
 
 def test_a_single_figure_of_a_method_with_equal_curves_is_not_repeated() -> None:
     rows = [_row(f"method {number}", [0.1, 0.2 + number / 9]) for number in range(7)]
-    titles = [plot["title"] for plot in single_curves([*rows, _row("again", *rows[2]["curves"])], {"pairs": 2})]
-    assert titles == [row["name"] for row in rows]
+    titles = [plot["title"] for plot in single_curves([*rows, _row("again", *rows[2].curves)], _content(pairs=2))]
+    assert titles == [row.name for row in rows]

@@ -19,6 +19,7 @@ from medpfl.data.arrays.declare import Arrays
 from medpfl.data.arrays.npz import Npz
 from medpfl.data.arrays.prepare import channels_first, new_rows
 from medpfl.data.declared import Problems
+from medpfl.data.preparation import Spec
 from medpfl.data.site_file import load_site_file
 
 CLASSES = {"healthy": [0], "ill": [1, 2]}
@@ -55,7 +56,7 @@ def declare(folder: Path, content: Content | None = None, memory_gb: float = 4.0
 def test_medmnist_as_it_is(tmp_path: Path) -> None:
     content = medmnist()
     dataset = declare(tmp_path, content)
-    data = dataset.load((9, 7))
+    data = dataset.load(Spec("class", ("images",), (9, 7)))
     for split, part in (("train", "train"), ("validation", "val"), ("test", "test")):
         samples, raw = data.splits[split], content[f"{part}_images"]
         assert torch.equal(samples.inputs[:], torch.from_numpy((raw[:, None].astype(np.float32) - 127.5) / 63.75))
@@ -63,13 +64,13 @@ def test_medmnist_as_it_is(tmp_path: Path) -> None:
         assert samples.names[1] == f"{part}_images[1]"
         for case, image in zip(dataset.cases(Problems())[split], raw, strict=True):
             assert np.array_equal(dataset.read(case).image, image[None])
-    assert data.preparation["mean"] == [127.5] and data.class_names == ["healthy", "ill"]
-    assert declare(tmp_path).load((4, 4)).splits["test"].inputs.shape == (4, 1, 4, 4)
+    assert data.preparation.mean == [127.5] and data.class_names == ["healthy", "ill"]
+    assert declare(tmp_path).load(Spec("class", ("images",), (4, 4))).splits["test"].inputs.shape == (4, 1, 4, 4)
 
 
 def test_own_keys_split_by_group_and_standardised_by_the_training_part(tmp_path: Path) -> None:
     content = own()
-    data = declare(tmp_path, content, **OWN).load((6, 5))
+    data = declare(tmp_path, content, **OWN).load(Spec("class", ("images",), (6, 5)))
     chosen = {split: [int(name[2:-1]) for name in samples.names] for split, samples in data.splits.items()}
     assert sorted(row for rows in chosen.values() for row in rows) == list(range(12))
     assert all(row ^ 1 in rows for rows in chosen.values() for row in rows)  # two rows of one patient
@@ -78,7 +79,7 @@ def test_own_keys_split_by_group_and_standardised_by_the_training_part(tmp_path:
     for split, rows in chosen.items():
         expected = np.moveaxis((content["x"][rows] - mean) / deviation, 3, 1)
         np.testing.assert_allclose(data.splits[split].inputs[:].numpy(), expected, atol=1e-5)
-    assert data.preparation["mean"] == pytest.approx(mean.tolist())
+    assert data.preparation.mean == pytest.approx(mean.tolist())
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,7 @@ def test_layouts(tmp_path: Path, shape: tuple[int, ...], layout: str | None, exp
     values = np.arange(int(np.prod(shape)), dtype=np.float32).reshape(shape)
     content = {"x": np.repeat(values, 6, axis=0), "y": np.arange(12) % 2}
     dataset = declare(tmp_path, content, inputs="x", labels="y", layout=layout)
-    data = dataset.load(expected[2:])
+    data = dataset.load(Spec("class", ("images",), expected[2:]))
     assert data.splits["train"].inputs.shape[1:] == expected[1:]
     case = dataset.cases(Problems())["train"][0]
     image = channels_first(content["x"][case.row : case.row + 1], layout or {3: "NHW"}.get(len(shape), guess(shape)))[0]
@@ -112,12 +113,14 @@ def guess(shape: tuple[int, ...]) -> str:
 
 def test_a_split_column_and_lists(tmp_path: Path) -> None:
     part = np.array(["train", "val", "test"])[np.arange(12) % 3]
-    data = declare(tmp_path, own(part=part), **{**OWN, "split": {"column": "part"}}).load((6, 5))
+    data = declare(tmp_path, own(part=part), **{**OWN, "split": {"column": "part"}}).load(
+        Spec("class", ("images",), (6, 5))
+    )
     assert data.splits["test"].names == ["x[2]", "x[5]", "x[8]", "x[11]"]
     lists = [[0, 1], [2], [14, 3, 10, 5], [8, 12, 4], [6]]
     (tmp_path / "lists.json").write_text(json.dumps(lists))
     rule = {"lists": {"file": "lists.json", "train": 2, "test": 3, "validation": 4}}
-    data = declare(tmp_path, medmnist(), split=rule).load((9, 7))
+    data = declare(tmp_path, medmnist(), split=rule).load(Spec("class", ("images",), (9, 7)))
     assert data.splits["train"].names == ["train_images[3]", "train_images[5]", "val_images[2]", "test_images[3]"]
     assert data.splits["test"].names == ["train_images[4]", "val_images[0]", "test_images[1]"]
     raw = medmnist()["test_images"][3].astype(np.float32)
@@ -125,10 +128,10 @@ def test_a_split_column_and_lists(tmp_path: Path) -> None:
 
 
 def test_beyond_the_memory_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = declare(tmp_path, own(), **OWN).load((4, 4))
+    kept = declare(tmp_path, own(), **OWN).load(Spec("class", ("images",), (4, 4)))
     monkeypatch.setattr(npz, "_BLOCK", 1000)  # a row has 720 bytes
     dataset = declare(tmp_path, memory_gb=1e-9, **OWN)
-    streamed = dataset.load((4, 4))
+    streamed = dataset.load(Spec("class", ("images",), (4, 4)))
     for split, samples in kept.splits.items():
         assert type(samples.inputs) is torch.Tensor and type(streamed.splits[split].inputs) is not torch.Tensor
         torch.testing.assert_close(samples.inputs, streamed.splits[split].inputs[:], rtol=0, atol=1e-6)
@@ -137,17 +140,19 @@ def test_beyond_the_memory_the_same_rows(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_orders_of_bytes_and_axes(tmp_path: Path) -> None:
-    plain = declare(tmp_path, own(), **OWN).load((6, 5))
+    plain = declare(tmp_path, own(), **OWN).load(Spec("class", ("images",), (6, 5)))
     for x in (np.asfortranarray(own()["x"]), own()["x"].astype(">f8")):
         other = declare(tmp_path, own(x=x), **OWN)
-        torch.testing.assert_close(other.load((6, 5)).splits["train"].inputs, plain.splits["train"].inputs)
+        torch.testing.assert_close(
+            other.load(Spec("class", ("images",), (6, 5))).splits["train"].inputs, plain.splits["train"].inputs
+        )
         case = other.cases(Problems())["train"][0]
         assert np.array_equal(other.read(case).image, np.moveaxis(own()["x"][case.row], 2, 0))
 
 
 def test_new_rows_are_prepared_as_the_training_rows(tmp_path: Path) -> None:
     for content, keys in ((own(), OWN), (medmnist(), {})):
-        data = declare(tmp_path, content, **keys).load((6, 5))
+        data = declare(tmp_path, content, **keys).load(Spec("class", ("images",), (6, 5)))
         named = dict(new_rows(tmp_path / "a.npz", data.preparation, (6, 5)))
         for samples in data.splits.values():
             for name, inputs in zip(samples.names, samples.inputs, strict=True):
@@ -236,7 +241,7 @@ def test_refusals(
     if broken:
         broken(tmp_path)
     with pytest.raises(DataError) as caught:
-        declare(tmp_path, **keys).load((6, 5))
+        declare(tmp_path, **keys).load(Spec("class", ("images",), (6, 5)))
     for word in [str(tmp_path)] * ("task's" not in words[0]) + words:
         assert word in str(caught.value)
 
@@ -259,7 +264,7 @@ def test_lists_refused(tmp_path: Path, lists: str, words: list[str]) -> None:
     (tmp_path / "lists.json").write_text(lists)
     rule = {"lists": {"file": "lists.json", "train": 0, "test": 2}}
     with pytest.raises(DataError) as caught:
-        declare(tmp_path, medmnist(), split=rule).load((9, 7))
+        declare(tmp_path, medmnist(), split=rule).load(Spec("class", ("images",), (9, 7)))
     for word in words:
         assert word in str(caught.value)
 

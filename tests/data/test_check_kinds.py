@@ -15,7 +15,8 @@ from hospitals import change_yaml, write_site
 from medpfl.check.reading import inspect
 from medpfl.data.init.answers import Answers, parse_classes
 from medpfl.data.init.write import write_site_file
-from medpfl.data.site_file import KINDS, load_site_file
+from medpfl.data.kinds import KINDS
+from medpfl.data.site_file import load_site_file
 
 Break = Callable[[Path], object]
 

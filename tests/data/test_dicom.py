@@ -14,7 +14,8 @@ from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, generate_uid
 
 from medpfl.core.errors import DataError
-from medpfl.data.volumes.declare import VolumeCase, Volumes, read_image
+from medpfl.data.volumes.declare import VolumeCase, Volumes
+from medpfl.data.volumes.prepare import read_image
 
 SHAPE = (7, 9, 5)
 LPS = np.diag([-1.0, -1.0, 1.0, 1.0])

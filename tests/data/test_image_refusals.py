@@ -16,6 +16,7 @@ from test_site_file import fuzz, only_site_file_errors, values
 
 from medpfl.core.errors import DataError, MedPFLError, SiteFileError
 from medpfl.data.declared import Problems
+from medpfl.data.preparation import Spec
 from pictures import CLASSES, FOLDERS, MASKS, TABLE, images, write_folders, write_images
 
 Break = Callable[[Path], None]
@@ -128,7 +129,7 @@ def test_each_broken_hospital(tmp_path: Path, broken: Break, changes: dict[str, 
     write_images(tmp_path)
     broken(tmp_path)
     with pytest.raises(DataError) as caught:
-        images(tmp_path, **changes).load((8, 8), "mask")
+        images(tmp_path, **changes).load(Spec("mask", ("images",), (8, 8)))
     assert "\n" not in str(caught.value)
     for word in words:
         assert word in str(caught.value)
@@ -154,7 +155,7 @@ def test_a_truncated_jpeg_is_refused(tmp_path: Path) -> None:
     (tmp_path / ONE).unlink()
     cut("images/i00.jpg", 0.8)(tmp_path)
     with pytest.raises(DataError, match=r"i00\.jpg: cannot be read as an image: OSError: .*truncated"):
-        images(tmp_path, files="images/*").load((8, 8), "label")
+        images(tmp_path, files="images/*").load(Spec("class", ("images",), (8, 8)))
 
 
 def test_folders(tmp_path: Path) -> None:
@@ -181,9 +182,9 @@ def test_a_mask_of_two_images(tmp_path: Path) -> None:
 
 def test_a_target_that_is_not_declared(tmp_path: Path) -> None:
     write_images(tmp_path)
-    for target, key in (("label", "label"), ("mask", "masks")):
+    for target, key in (("class", "label"), ("mask", "masks")):
         with pytest.raises(DataError, match=f"needs images with '{key}', which the dataset does not declare") as caught:
-            images(tmp_path, **{key: None}).load((8, 8), target)  # type: ignore[arg-type]
+            images(tmp_path, **{key: None}).load(Spec(target, ("images",), (8, 8)))
         assert str(tmp_path) not in caught.value.public and key in caught.value.public
 
 

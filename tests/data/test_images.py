@@ -11,7 +11,9 @@ import torch
 from PIL import Image
 
 from medpfl.data.declared import Problems
+from medpfl.data.images.new import ImagesPreparation
 from medpfl.data.pixels import prepare, prepare_mask, read_image, read_mask
+from medpfl.data.preparation import Spec
 from medpfl.data.site_file import load_site_file
 from pictures import FOLDERS, MASKS, TABLE, images, write_folders, write_images
 
@@ -163,9 +165,9 @@ def test_masks_of_another_resolution(tmp_path: Path) -> None:
     write_images(tmp_path)
     for path in (tmp_path / "masks").iterdir():
         Image.open(path).resize((30, 36), Image.Resampling.NEAREST).save(path)
-    fine = images(tmp_path, label=None).load((12, 10), "mask")
+    fine = images(tmp_path, label=None).load(Spec("mask", ("images",), (12, 10)))
     write_images(tmp_path)
-    plain = images(tmp_path, label=None).load((12, 10), "mask")
+    plain = images(tmp_path, label=None).load(Spec("mask", ("images",), (12, 10)))
     for split, samples in plain.splits.items():
         assert torch.equal(samples.targets[:], fine.splits[split].targets[:])
     case = images(tmp_path, label=None).cases(Problems())["train"][0]
@@ -175,9 +177,9 @@ def test_masks_of_another_resolution(tmp_path: Path) -> None:
 def test_loaded_samples(tmp_path: Path) -> None:
     write_images(tmp_path)
     dataset = images(tmp_path)
-    labels, masks = dataset.load((8, 8), "label"), dataset.load((8, 8), "mask")
+    labels, masks = dataset.load(Spec("class", ("images",), (8, 8))), dataset.load(Spec("mask", ("images",), (8, 8)))
     assert labels.class_names == ["benign", "malignant"] and masks.class_names == ["background", "lesion"]
-    assert labels.preparation == {"kind": "images", "channels": 3}
+    assert labels.preparation == ImagesPreparation(channels=3)
     for split, cases in dataset.cases(Problems()).items():
         one, other = labels.splits[split], masks.splits[split]
         assert one.names == [case.name for case in cases] and one.targets.tolist() == [case.label for case in cases]

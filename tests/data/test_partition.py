@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from medpfl.compare.data import read_splits
 from medpfl.compare.figures import label_counts
+from medpfl.compare.results import Results, SplitRow
 from medpfl.core.errors import DataError
 from medpfl.data.partition import check_disjoint, cut_by_class
 from medpfl.demo.index_lists import names, read_lists, write_splits
@@ -72,6 +73,7 @@ def test_a_comparison_shows_who_has_which_labels(tmp_path: Path) -> None:
     for site, counts in found[0].labels.items():
         rows = (tmp_path / f"{site}.csv").read_text().splitlines()[1:]
         assert counts == {"no": sum(row.endswith(",0") for row in rows), "yes": sum(row.endswith(",1") for row in rows)}
-    picture = label_counts({"splits": [dataclasses.asdict(found[0])]})
+    split = SplitRow(**dataclasses.asdict(found[0]))
+    picture = label_counts(Results.model_construct(splits=[split]))
     assert picture.startswith("<svg") and picture.count("<use") >= 8
-    assert label_counts({"splits": [{**dataclasses.asdict(found[0]), "labels": {}}]}) == ""
+    assert label_counts(Results.model_construct(splits=[split.model_copy(update={"labels": {}})])) == ""

@@ -15,10 +15,13 @@ from numpy.typing import NDArray
 
 from medpfl.core.errors import DataError
 from medpfl.data.declared import Problems
+from medpfl.data.preparation import Spec
 from medpfl.data.samples import SiteData
 from medpfl.data.series.declare import Series
 from medpfl.data.series.recordings import interpolated, windows
 from medpfl.data.site_file import load_site_file
+
+WINDOWS = Spec("class", ("windows",))
 
 FILES = ["a.csv", "b.csv", "c.csv"]
 DECLARED: dict[str, Any] = {
@@ -51,14 +54,14 @@ def three(folder: Path, labels: list[int] | None = None) -> None:
 
 def raw(data: SiteData, split: str) -> NDArray[np.float64]:
     """A split's windows, N x C x length, as they were in the files."""
-    mean, scale = np.array(data.preparation["mean"]), np.array(data.preparation["scale"])
+    mean, scale = np.array(data.preparation.mean), np.array(data.preparation.scale)
     values: NDArray[np.float64] = data.splits[split].inputs[:].numpy() * scale[:, None] + mean[:, None]
     return values
 
 
 def test_windows_lie_within_runs_of_one_label(tmp_path: Path) -> None:
     three(tmp_path)
-    data = declare(tmp_path).load()
+    data = declare(tmp_path).load(WINDOWS)
     found = {split: raw(data, split)[:, 0].round(4).tolist() for split in data.splits}
     assert sorted(len(windows) for windows in found.values()) == [4, 4, 4]
     for split, inner in found.items():
@@ -74,7 +77,7 @@ def test_windows_lie_within_runs_of_one_label(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["tsv", "parquet", "headerless", "label text"])
 def test_every_form_of_file_gives_the_same_windows(tmp_path: Path, form: str) -> None:
     three(tmp_path)
-    expected = declare(tmp_path).load()
+    expected = declare(tmp_path).load(WINDOWS)
     names, others = FILES, {}
     frames = [pd.read_csv(tmp_path / name) for name in FILES]
     if form == "tsv":
@@ -95,11 +98,11 @@ def test_every_form_of_file_gives_the_same_windows(tmp_path: Path, form: str) ->
         for name, one in zip(names, frames, strict=True):
             texts = one["act"].map({0: "0.0", 1: "down", 4: "up"})
             one.assign(act=texts).to_csv(tmp_path / name, index=False)
-    data = declare(tmp_path, files=names, **others).load()
+    data = declare(tmp_path, files=names, **others).load(WINDOWS)
     for split, samples in expected.splits.items():
         assert np.array_equal(data.splits[split].inputs[:].numpy(), samples.inputs[:].numpy())
         assert np.array_equal(data.splits[split].targets[:].numpy(), samples.targets[:].numpy())
-    assert data.preparation["mean"] == expected.preparation["mean"]
+    assert data.preparation.mean == expected.preparation.mean
 
 
 def test_arrays_are_recordings_with_one_label_each(tmp_path: Path) -> None:
@@ -108,7 +111,7 @@ def test_arrays_are_recordings_with_one_label_each(tmp_path: Path) -> None:
     np.savez(tmp_path / "ecg.npz", x=x, y=y, who=who)
     label = {"column": "y", "classes": {"normal": [0], "ill": [1]}, "ignore": [2]}
     form: dict[str, Any] = {"files": ["ecg.npz"], "inputs": "x", "channels": None, "label": label}
-    whole = declare(tmp_path, **form, window=None, split={"group": "who"}).load()
+    whole = declare(tmp_path, **form, window=None, split={"group": "who"}).load(WINDOWS)
     used = {split: [int(n.removeprefix("ecg.npz[")[:-1]) for n in s.names] for split, s in whole.splits.items()}
     assert sorted(i for some in used.values() for i in some) == np.flatnonzero(y[:, 0] < 2).tolist()
     owners = [{int(who[i]) for i in some} for some in used.values()]
@@ -116,7 +119,7 @@ def test_arrays_are_recordings_with_one_label_each(tmp_path: Path) -> None:
     for split, some in used.items():
         np.testing.assert_allclose(raw(whole, split), x[some], atol=1e-6)
         assert whole.splits[split].targets.tolist() == y[some, 0].tolist()
-    cut = declare(tmp_path, **form, window={"length": 3}, split={"group": "who"}).load()
+    cut = declare(tmp_path, **form, window={"length": 3}, split={"group": "who"}).load(WINDOWS)
     assert len(cut.splits["train"]) == 2 * len(whole.splits["train"])
     assert cut.splits["train"].names[1] == f"ecg.npz[{used['train'][0]}]:3-5"
 
@@ -138,24 +141,24 @@ def test_a_column_may_name_the_splits(tmp_path: Path) -> None:
     part = ["train"] * 9 + ["val"] * 5 + ["test"] * 6
     frame([1] * 20).assign(part=part, who="p").to_csv(tmp_path / "a.csv", index=False)
     with pytest.raises(DataError, match=r"'a\.csv' is in the train split and in the validation split"):
-        declare(tmp_path, files=["a.csv"], split={"column": "part"}).load()
+        declare(tmp_path, files=["a.csv"], split={"column": "part"}).load(WINDOWS)
     for name, split in zip(FILES, ("training", "val", "testing"), strict=True):
         frame([1] * 8).assign(part=split).to_csv(tmp_path / name, index=False)
-    data = declare(tmp_path, split={"column": "part"}).load()
+    data = declare(tmp_path, split={"column": "part"}).load(WINDOWS)
     assert [samples.names[0].split(":")[0] for samples in data.splits.values()] == FILES
 
 
 def test_only_the_training_part_standardises(tmp_path: Path) -> None:
     three(tmp_path)
-    before = declare(tmp_path).load()
+    before = declare(tmp_path).load(WINDOWS)
     train = before.splits["train"].names[0].split(":")[0]
     used = pd.read_csv(tmp_path / train).query("act != 0")[["x", "y"]].to_numpy()[:13]  # without the run of 3 steps
-    np.testing.assert_allclose(before.preparation["mean"], used.mean(axis=0), rtol=1e-6)
-    np.testing.assert_allclose(before.preparation["scale"], used.std(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(before.preparation.mean, used.mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(before.preparation.scale, used.std(axis=0), rtol=1e-6)
     for name in FILES:
         if name != train:
             frame([1] * 7 + [4] * 9, 5000).to_csv(tmp_path / name, index=False)
-    after = declare(tmp_path).load()
+    after = declare(tmp_path).load(WINDOWS)
     assert after.preparation == before.preparation
     assert np.array_equal(after.splits["train"].inputs[:].numpy(), before.splits["train"].inputs[:].numpy())
 
@@ -167,12 +170,12 @@ def test_missing_samples(tmp_path: Path) -> None:
     text[9] = ",,0"  # an ignored step may lack anything
     (tmp_path / "b.csv").write_text("\n".join(text))
     with pytest.raises(DataError, match=r"b\.csv:4: channel 'x' is missing \(1 samples.*'missing_samples: interp"):
-        declare(tmp_path).load()
+        declare(tmp_path).load(WINDOWS)
     dataset = declare(tmp_path, missing_samples="interpolate")
     cases = [case for case in itertools.chain(*dataset.cases(Problems()).values()) if case.name == "b.csv:2-5"]
     assert np.isnan(dataset.read(cases[0]).image).tolist() == [[False, False, True, False], [False] * 4]
     three(tmp_path)
-    expected, data = declare(tmp_path).load(), dataset.load()
+    expected, data = declare(tmp_path).load(WINDOWS), dataset.load(WINDOWS)
     for split in expected.splits:
         np.testing.assert_allclose(raw(data, split), raw(expected, split), atol=1e-3)  # a straight line's gap
 
@@ -186,7 +189,7 @@ def test_interpolation_takes_nothing_from_another_run(tmp_path: Path) -> None:
     broken = pd.read_csv(tmp_path / "a.csv").astype(float)
     broken.loc[4:6, "x"] = nan  # the end of one run and the start of the next
     broken.to_csv(tmp_path / "a.csv", index=False)
-    data = declare(tmp_path, missing_samples="interpolate").load()
+    data = declare(tmp_path, missing_samples="interpolate").load(WINDOWS)
     split = next(split for split, samples in data.splits.items() if samples.names[0].startswith("a.csv"))
     expected = [[0, 1, 2, 3], [2, 3, 3, 3], [7, 7, 8, 9], [8, 9, 10, 11]]
     np.testing.assert_allclose(raw(data, split)[:, 0], expected, atol=1e-4)
@@ -198,14 +201,16 @@ def test_a_channel_that_is_never_there_in_a_run(tmp_path: Path) -> None:
     recording["y"] = recording["y"].mask(recording["act"] == 4)
     recording.to_csv(tmp_path / "a.csv", index=False, na_rep="NaN")
     with pytest.raises(DataError, match=r"a\.csv:11-16: channel 'y' has no value in this run"):
-        declare(tmp_path, missing_samples="interpolate").load()
+        declare(tmp_path, missing_samples="interpolate").load(WINDOWS)
 
 
 def test_a_single_recording_is_cut_by_time(tmp_path: Path) -> None:
     frame(([1] * 20 + [4] * 30) * 2).to_csv(tmp_path / "a.csv", index=False)
     with pytest.raises(DataError, match=r"a\.csv: 1 recordings.*cannot be cut into 3 splits.*'split: \{time: true\}'"):
-        declare(tmp_path, files=["a.csv"]).load()
-    data = declare(tmp_path, files=["a.csv"], window={"length": 4, "step": 4}, split={"time": True}).load()
+        declare(tmp_path, files=["a.csv"]).load(WINDOWS)
+    data = declare(tmp_path, files=["a.csv"], window={"length": 4, "step": 4}, split={"time": True}).load(
+        Spec("class", ("windows",))
+    )
     steps = {split: raw(data, split)[:, 0].round().astype(int) for split in data.splits}
     # class 1 has steps 0-19 and 50-69, class 4 has 20-49 and 70-99: 60 % of each, then 20 %, then 20 %
     assert set(steps["train"].ravel()) == {*range(0, 20), *range(50, 54), *range(20, 48), *range(70, 74)}
@@ -215,8 +220,8 @@ def test_a_single_recording_is_cut_by_time(tmp_path: Path) -> None:
 
 def test_more_than_the_memory_budget_gives_the_same(tmp_path: Path) -> None:
     three(tmp_path)
-    expected = declare(tmp_path).load()
-    data = declare(tmp_path, storage={"memory_gb": 1e-7}).load()  # 107 bytes
+    expected = declare(tmp_path).load(WINDOWS)
+    data = declare(tmp_path, storage={"memory_gb": 1e-7}).load(WINDOWS)  # 107 bytes
     assert not hasattr(data.splits["train"].inputs, "numpy")  # in a file
     for split, samples in expected.splits.items():
         assert np.array_equal(data.splits[split].inputs[:].numpy(), samples.inputs[:].numpy())
@@ -255,7 +260,7 @@ def test_no_sample_of_a_window_is_in_another_split(
     fractions = {"fractions": {"train": 0.5, "test": 0.5}}
     dataset = declare(folder, files=names, window={"length": length, "step": step}, split=split | fractions)
     try:
-        data = dataset.load()
+        data = dataset.load(WINDOWS)
     except DataError:
         assume(False)
     seen: dict[int, str] = {}

@@ -15,9 +15,12 @@ from pyarrow import parquet
 
 from medpfl.core.errors import DataError, SiteFileError
 from medpfl.data.declared import Problems
+from medpfl.data.preparation import Spec
 from medpfl.data.series.declare import Series
 from medpfl.data.series.recordings import new_recordings
 from medpfl.data.site_file import load_site_file
+
+WINDOWS = Spec("class", ("windows",))
 
 HEADER = "x,y,act\n"
 GOOD = HEADER + "".join(f"{step},{step * step},{1 if step < 6 else 4}\n" for step in range(12))
@@ -126,7 +129,7 @@ def test_recordings(tmp_path: Path, text: str | bytes, others: dict[str, Any], w
     for name, content in (("a.csv", GOOD), ("b.csv", text), ("c.csv", GOOD)):
         (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
     with pytest.raises(DataError) as caught:
-        declare(tmp_path, DECLARED, **others).load()
+        declare(tmp_path, DECLARED, **others).load(WINDOWS)
     for word in words:
         assert any(one in str(caught.value) for one in word.split("|")), caught.value
     assert "\n" not in str(caught.value) and ".csv" not in caught.value.public
@@ -164,7 +167,7 @@ def test_arrays(tmp_path: Path, arrays: dict[str, Any], others: dict[str, Any], 
     np.savez(tmp_path / "f.npz", x=np.zeros((9, 3, 5)), y=Y)
     np.savez(tmp_path / "g.npz", x=np.zeros((9, 2, 6)), y=Y)
     with pytest.raises(DataError) as caught:
-        declare(tmp_path, ARRAYS, **others).load()
+        declare(tmp_path, ARRAYS, **others).load(WINDOWS)
     for word in words:
         assert word in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -180,7 +183,7 @@ def test_files_that_are_no_arrays(tmp_path: Path) -> None:
     for content in (b"", b"text", whole[:200], whole[:-30], whole[:150] + b"\1" * 50 + whole[200:], single):
         path.write_bytes(content)
         with pytest.raises(DataError, match=r"e\.npz: (cannot be read as an \.npz file|expected an \.npz file)"):
-            declare(tmp_path, ARRAYS).load()
+            declare(tmp_path, ARRAYS).load(WINDOWS)
 
 
 def test_all_problems_are_listed(tmp_path: Path) -> None:
@@ -208,7 +211,7 @@ def test_all_problems_are_listed(tmp_path: Path) -> None:
 def test_new_recordings_refused(tmp_path: Path, text: str, words: list[str]) -> None:
     for name in DECLARED["files"]:
         (tmp_path / name).write_text(GOOD)
-    preparation = declare(tmp_path, DECLARED).load().preparation
+    preparation = declare(tmp_path, DECLARED).load(WINDOWS).preparation
     (tmp_path / "new.csv").write_text(text)
     with pytest.raises(DataError) as caught:
         list(new_recordings(tmp_path / "new.csv", preparation))
@@ -250,7 +253,7 @@ def test_any_text_is_a_series_or_a_sentence(
             assert all(dataset.read(case).image.shape == (2, 2) for some in cases.values() for case in some)
             if problems.found:
                 return
-        data = dataset.load()
+        data = dataset.load(WINDOWS)
     except DataError as error:
         assert ".csv" in str(error)
         return
@@ -286,7 +289,9 @@ def test_any_column_type_is_a_series_or_a_sentence(
     files = ["a.csv", "b.csv", "odd.parquet"]
     missing = data.draw(st.sampled_from(["refuse", "interpolate"]))
     try:
-        found = declare(folder, DECLARED, files=files, missing_samples=missing, window={"length": 2}).load()
+        found = declare(folder, DECLARED, files=files, missing_samples=missing, window={"length": 2}).load(
+            Spec("class", ("windows",))
+        )
     except DataError as error:
         assert "odd.parquet" in str(error) and "\n" not in str(error)
         return
@@ -314,6 +319,6 @@ def test_any_value_in_a_declaration(tmp_path_factory: pytest.TempPathFactory, ba
     key = data.draw(st.sampled_from([*place, "split", "missing_samples", "step"]))
     place[key] = data.draw(values)
     try:
-        declare(folder, content).load()
+        declare(folder, content).load(WINDOWS)
     except (SiteFileError, DataError) as error:
         assert "\n" not in str(error)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from medpfl.core.errors import DataError
 from medpfl.data.declared import Problems
+from medpfl.data.preparation import Spec
 from medpfl.data.site_file import load_site_file
 from medpfl.data.table.declare import Table, TableData, read_table
 
@@ -92,7 +93,7 @@ def test_training_after_a_check_still_refuses(tmp_path: Path) -> None:
     table.cases(problems)
     assert len(problems.found) == 1
     with pytest.raises(DataError, match="expected a number, got 'old'"):
-        table.load()
+        table.load(Spec("class", ("rows",)))
 
 
 def test_groups_stay_together_and_a_missing_group_is_a_missing_value(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from pyarrow import parquet
 from medpfl.core.errors import DataError, SiteFileError
 from medpfl.data.declared import Problems
 from medpfl.data.site_file import load_site_file
-from medpfl.data.table.declare import Table, TableData, new_rows, read_table
+from medpfl.data.table.declare import Table, TableData, read_table
+from medpfl.data.table.new import TablePreparation, new_rows
 from medpfl.deployed.model_file import load_deployed
 from medpfl.deployed.predict import predict
 from medpfl.tasks import Tabular
@@ -55,7 +56,7 @@ def read(folder: Path, frame: pd.DataFrame = FRAME, **others: Any) -> TableData:
 
 def test_only_the_training_part_imputes(tmp_path: Path) -> None:
     data = read(tmp_path)
-    assert data.preparation["imputed"] == {"age": 60.0, "cp": "b"}  # median of 40, 50, 70, 90; b is there twice
+    assert data.preparation.imputed == {"age": 60.0, "cp": "b"}  # median of 40, 50, 70, 90; b is there twice
     assert np.isnan(data.raw[2, 0]) and np.isnan(data.raw[3, 1:]).all()
     train = np.array([[40, 0, 0], [50, 1, 0], [60, 1, 0], [70, 1, 0], [90, 0, 1]], dtype=float)
     mean, scale = train.mean(axis=0), train.std(axis=0, ddof=1)
@@ -131,7 +132,7 @@ def test_whole_numbers_with_missing_values_are_floats_in_parquet_and_mean_the_sa
     frame = FRAME.assign(cp=[1.0, 2.0, 2.0, None, 3.0, 3.0, 3.0, 3.0, None], sick=FRAME["sick"] > 0)
     frame.to_parquet(tmp_path / "t.parquet")
     data = read_table(declare(tmp_path, files=["t.parquet"], features={"age": "number", "cp": [1, 2, 3]}))
-    assert data.preparation["imputed"]["cp"] == 2
+    assert data.preparation.imputed["cp"] == 2
     assert np.array_equal(data.features, read(tmp_path).features)
     assert data.classes.tolist() == FRAME["sick"].tolist()
 
@@ -212,14 +213,14 @@ def test_files_that_are_no_parquet(tmp_path: Path) -> None:
 
 def test_new_rows_are_prepared_as_the_trained_ones(tmp_path: Path) -> None:
     data = read(tmp_path)
-    kept = json.loads(json.dumps(data.preparation))
+    kept = json.loads(data.preparation.model_dump_json())
     for name in ("new.csv", "new.tsv", "new.parquet"):
         new = FRAME[["cp", "age"]]  # another order, no label, no split
         path = tmp_path / name
         new.to_parquet(path) if name == "new.parquet" else new.to_csv(
             path, sep="\t" if name == "new.tsv" else ",", index=False
         )
-        rows, values = new_rows(path, kept)
+        rows, values = new_rows(path, TablePreparation.model_validate(kept))
         assert np.array_equal(values, data.features), name
         assert rows[0] == ("new.parquet:1" if name == "new.parquet" else f"{name}:2")
     cases = list(Tabular("t").new_cases(tmp_path / "new.csv", kept))
@@ -241,7 +242,7 @@ def test_new_rows_of_a_file_without_header_may_lack_the_label(tmp_path: Path) ->
 def test_a_preparation_holds_no_row_and_no_path(tmp_path: Path) -> None:
     (tmp_path / "secret").mkdir()
     FRAME.to_csv(tmp_path / "secret" / "t.csv", index=False)
-    text = json.dumps(read_table(declare(tmp_path, files=["secret/t.csv"])).preparation)
+    text = read_table(declare(tmp_path, files=["secret/t.csv"])).preparation.model_dump_json()
     assert "secret" not in text and "t.csv" not in text and "1000" not in text
 
 
@@ -257,7 +258,7 @@ def test_a_preparation_holds_no_row_and_no_path(tmp_path: Path) -> None:
     ],
 )
 def test_new_rows_refused(tmp_path: Path, text: str, words: list[str]) -> None:
-    preparation = read(tmp_path, FRAME, missing_rows="drop").preparation
+    preparation = read(tmp_path, FRAME, missing_rows="drop").preparation.model_dump(mode="json")
     (tmp_path / "new.csv").write_text(text)
     with pytest.raises(DataError) as caught:
         list(Tabular("t").new_cases(tmp_path / "new.csv", preparation))
@@ -278,7 +279,7 @@ def test_a_models_own_test_rows_are_predicted_as_in_its_test(
     found = pd.DataFrame(rows).set_index("case").loc[tested.index]
     assert (found["predicted"] == tested["predicted"].map({0: "no", 1: "yes"})).all()
     np.testing.assert_allclose(found[["p_no", "p_yes"]].max(axis=1), tested["probability"], atol=1e-5)
-    with pytest.raises(DataError, match="given away without its hospital's preparation"):
+    with pytest.raises(DataError, match="cannot be prepared: the model's file has no hospital's preparation"):
         list(model.task.new_cases(table_sites["clara"].with_suffix(".csv"), {}))
 
 

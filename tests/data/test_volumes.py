@@ -13,8 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 from medpfl.core.errors import DataError
-from medpfl.data.declared import Listing, Problems, SplitRule
-from medpfl.data.volumes.declare import VolumeCase, Volumes, prepare, prepare_label
+from medpfl.data.contract import Listing
+from medpfl.data.declared import Problems, SplitRule
+from medpfl.data.volumes.declare import VolumeCase, Volumes
+from medpfl.data.volumes.prepare import prepare, prepare_label
 
 SHAPE = (8, 10, 6)
 VOXEL = (2.0, 2.0, 4.0)

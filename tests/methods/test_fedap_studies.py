@@ -20,6 +20,7 @@ from medpfl.cli import app
 from medpfl.core.errors import ConfigError, DataError
 from medpfl.data.arrays.declare import Arrays
 from medpfl.data.declared import SPLITS
+from medpfl.data.preparation import Spec
 from medpfl.data.series.declare import Series
 from medpfl.data.site_file import load_site_file
 from medpfl.demo import organc
@@ -31,6 +32,8 @@ from medpfl.results.files import read_summary
 from medpfl.results.tables import result_table
 from medpfl.rounds.pretrain import pretrain
 from medpfl.rounds.simulate import simulate
+
+IMAGES = Spec("class", ("images",), (28, 28))
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs"
 
@@ -146,7 +149,7 @@ def har_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_har_windows_are_those_of_the_files_and_neighbours_are_kept_apart(har_folder: Path, tmp_path: Path) -> None:
     assert write_har(tmp_path, har_folder) == ["subject-01", "subject-02", "subject-03"]
     dataset = load_site_file(tmp_path / "subject-03.yaml", "subject-03").dataset("har", Series)
-    data = dataset.load()
+    data = dataset.load(Spec("class", ("windows",)))
     assert data.class_names == list(ACTIVITIES) and data.splits["train"].inputs.shape[1:] == (9, 128)
     with np.load(tmp_path / "subject-03.npz") as stored:
         x, split, activity = stored["x"], stored["split"], stored["activity"]
@@ -222,11 +225,11 @@ def test_pretraining_learns_from_the_training_parts_only_and_says_what_it_did(tm
     again, _ = pretrain(job, files, 1.0, 12)
     assert store.fingerprint(tensors) == store.fingerprint(again) == about["sha256"]
     assert about["samples"] == 150 and about["kind"] == "checkpoint" and len(seen) == 12
-    network = job.task.network(load_site_file(files[names[0]]).dataset("organc", Arrays).load((28, 28)))
+    network = job.task.network(load_site_file(files[names[0]]).dataset("organc", Arrays).load(IMAGES))
     network.load_state_dict(tensors)
     right = []
     for path in files.values():
-        test = load_site_file(path).dataset("organc", Arrays).load((28, 28)).splits["test"]
+        test = load_site_file(path).dataset("organc", Arrays).load(IMAGES).splits["test"]
         with torch.inference_mode():
             right += (network.eval()(test.inputs[:]).argmax(dim=1) == test.targets).tolist()
     assert np.mean(right) > 0.6  # of three classes

@@ -279,12 +279,12 @@ def test_a_comparison_of_different_networks(sites: dict[str, Path], tmp_path: Pa
     plain = {"path": "medpfl.methods.mh_pflid.MHpFLID", "args": {"distill_lr": 1e-3}}
     given = {"task": spec_of(classification()), "rounds": 1, "steps": None, "epochs": 1, "methods": {"MH-pFLID": plain}}
     _, found = compared(tmp_path, sites, **given)
-    rows = {row["name"]: row for row in found["rows"]}
+    rows = {row.name: row for row in found.rows}
     assert list(rows) == ["Local", "MH-pFLID"]
     for row in rows.values():
-        matrix = np.array(row["cross"], dtype=float)
+        matrix = np.array(row.cross, dtype=float)
         assert matrix.shape == (2, 2) and np.isfinite(matrix).all()
-        own = [row["hospitals"][site]["best"]["mean"] for site in sites]
+        own = [row.hospitals[site].best.mean for site in sites]
         assert np.allclose(matrix.diagonal(), own, atol=1e-6)
     first = next((tmp_path / "results" / "runs").glob("*/home"))
     shapes = {site: load_deployed(next((first / site).rglob("*-best.safetensors"))).meta.parameters for site in sites}

@@ -90,7 +90,7 @@ def test_the_sketch_is_of_the_data_as_they_were(
     for site, runner in runners.items():
         told = replies[site].slots[sketch]
         split = runner.data.splits["train"]
-        scale, mean = (np.array(runner.data.preparation[key]) for key in ("scale", "mean"))
+        scale, mean = (np.array(getattr(runner.data.preparation, key)) for key in ("scale", "mean"))
         rows = split.inputs[:].double().numpy() * scale + mean  # the columns as in the file, not standardised
         assert rows.mean(axis=0)[0] == pytest.approx(0.3 * list(runners).index(site), abs=0.45)
         expected = {

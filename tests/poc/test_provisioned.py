@@ -75,7 +75,7 @@ def federation(hospitals: dict[str, Path], tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def jobs(federation: HospitalFederation, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Job, str]]:
-    """Four jobs, submitted at once: each job and its id."""
+    """Three jobs, submitted at once: each job and its id."""
     folder = tmp_path_factory.mktemp("jobs")
     phantom = load_job(ROOT / "jobs" / "softpull_phantom")
     phantom = replace(
@@ -84,7 +84,7 @@ def jobs(federation: HospitalFederation, tmp_path_factory: pytest.TempPathFactor
         settings=replace(phantom.settings, rounds=2, finetune=1),
         method=replace(phantom.method, steps=3),
     )
-    made = [phantom, replace(small_job(), name="table"), replace(small_job(min_clients=3), name="with-code")]
+    made = [phantom, replace(small_job(min_clients=3), name="with-code")]
     made.append(replace(small_job(task=Tabular(dataset="unknown")), name="no-such-data"))
     folders = {job.name: write_job(job, folder / job.name) for job in made}
     folders["with-code"] = pack(folders["with-code"], folder / "packed")
@@ -115,19 +115,14 @@ def test_each_hospital_has_a_folder_of_its_own(federation: HospitalFederation) -
         assert read_kit(kit).key.read_bytes() != read_kit(federation.kit("server")).key.read_bytes()
 
 
-@pytest.mark.parametrize("name", ["volumes", "table"])
 def test_a_job_gives_what_simulate_gives(
-    federation: HospitalFederation,
-    jobs: dict[str, tuple[Job, str]],
-    hospitals: dict[str, Path],
-    tmp_path: Path,
-    name: str,
+    federation: HospitalFederation, jobs: dict[str, tuple[Job, str]], hospitals: dict[str, Path], tmp_path: Path
 ) -> None:
-    job, job_id = jobs[name]
+    job, job_id = jobs["volumes"]
     wait(federation, job_id)
     assert_same(outcome(federation.download(job_id)), run(job, hospitals, tmp_path / "simulated"))
     for site in SITES:
-        assert f"of {site}" in (federation.models(site, name) / "personal-best.md").read_text()
+        assert f"of {site}" in (federation.models(site, "volumes") / "personal-best.md").read_text()
         log = (federation.run_folder(site, job_id) / "log.txt").read_text()
         # The job's own process has a connection of its own, with the kit's certificates.
         assert f"{federation.port} SSL {federation.server}] is created" in log
@@ -161,7 +156,8 @@ def test_no_path_and_no_file_leaves_a_hospital(
     sent = [path for path in federation.kit("server").rglob("*") if path.is_file()]
     assert not [path for path in sent if place.encode() in path.read_bytes() or "ERRORLOG_" in path.name]
     assert b"dataset 'unknown' is not declared at this hospital" in b"".join(path.read_bytes() for path in sent)
-    file = "medpfl/table/models/personal-best.csv"
+    wait(federation, jobs["with-code"][1])
+    file = "medpfl/with-code/models/personal-best.csv"
     assert (federation.kit("hospital-b") / file).is_file()
     admin = federation._open_session(federation.admin)
     try:

@@ -11,6 +11,7 @@ import yaml
 from medpfl.compare.collect import collect
 from medpfl.compare.file import load_comparison
 from medpfl.compare.plan import Plan, decide, make_plan
+from medpfl.compare.results import Results
 from medpfl.compare.runner import finished, part_of
 from medpfl.compare.runs import Run
 from medpfl.compare.worker import ORDER, run, work
@@ -49,7 +50,7 @@ def do(runs: Iterable[Run], sites: dict[str, Path], results: Path) -> None:
             work(part, run)
 
 
-def compared(folder: Path, sites: dict[str, Path], **changes: Any) -> tuple[Plan, dict[str, Any]]:
+def compared(folder: Path, sites: dict[str, Path], **changes: Any) -> tuple[Plan, Results]:
     """The whole comparison, into ``folder``/results; its plan and what results.json holds."""
     plan, results = plan_of(folder, sites, **changes), folder / "results"
     if plan.searches:

@@ -164,7 +164,7 @@ def test_conv1d_takes_any_length_that_its_pooling_leaves_something_of() -> None:
 def test_new_recordings_are_prepared_as_the_trained_ones(tmp_path: Path) -> None:
     sites = write_sites(tmp_path / "sites")
     data = TASK.load(load_site_file(sites["berta"]))
-    kept = json.loads(json.dumps(data.preparation))
+    kept = json.loads(data.preparation.model_dump_json())
     assert "berta" not in json.dumps(kept)
     test = data.splits["test"]
     file = test.names[0].split(":")[0]
@@ -181,7 +181,7 @@ def test_new_recordings_are_prepared_as_the_trained_ones(tmp_path: Path) -> None
         assert len(same) == 10 and all(same)
     network = TASK.network(data).eval()
     assert TASK.decide(network(cases[0].inputs)).shape == (11, 2)
-    with pytest.raises(DataError, match="given away without its hospital's preparation"):
+    with pytest.raises(DataError, match="cannot be prepared: the model's file has no hospital's preparation"):
         list(TASK.new_cases(tmp_path / "new", {}))
     with pytest.raises(DataError, match=r"nowhere\.csv: no such file"):
         list(TASK.new_cases(tmp_path / "nowhere.csv", kept))
@@ -195,14 +195,14 @@ def test_new_arrays_are_one_case_an_entry(tmp_path: Path) -> None:
     (tmp_path / "site.yaml").write_text(yaml.safe_dump({"datasets": {"motion": dataset}}))
     data = TASK.load(load_site_file(tmp_path / "site.yaml"))
     np.savez(tmp_path / "new.npz", x=x[:, :, :7])
-    cases = list(TASK.new_cases(tmp_path / "new.npz", data.preparation))
+    cases = list(TASK.new_cases(tmp_path / "new.npz", data.preparation.model_dump()))
     assert [case.name for case in cases] == [f"new.npz[{number}]" for number in range(12)]
     assert all(case.inputs.shape == (1, 2, 4) for case in cases)
     used = int(data.splits["train"].names[0].removeprefix("e.npz[").split("]")[0])
     assert torch.equal(cases[used].inputs[0], data.splits["train"].inputs[0:1][0])
     np.savez(tmp_path / "new.npz", x=x[:, :1])
     with pytest.raises(DataError, match=r"new\.npz\[0\]: expected 2 channels, got 1"):
-        list(TASK.new_cases(tmp_path / "new.npz", data.preparation))
+        list(TASK.new_cases(tmp_path / "new.npz", data.preparation.model_dump()))
 
 
 def test_fedsms_selector_takes_series() -> None:

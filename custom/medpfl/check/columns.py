@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from medpfl.data.declared import Listing
+from medpfl.data.contract import Listing
 from medpfl.data.table.declare import Table
 
 Role = Literal["number", "categories", "label", "group", "split"]

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from medpfl.check.columns import Column
 from medpfl.check.pictures import Picture
 from medpfl.check.summary import Summary
-from medpfl.data.declared import SPLITS, Case
+from medpfl.data.contract import Case
+from medpfl.data.declared import SPLITS
 
 
 @dataclass

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from medpfl.data.declared import Item
+from medpfl.data.contract import Item
 
 SIDE = 208  # pixels of the longer side
 POINTS = 240  # of a line

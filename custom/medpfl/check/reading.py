@@ -10,7 +10,8 @@ from medpfl.check.findings import problems_of, warnings_of
 from medpfl.check.inspection import Channel, Inspection, Shown, Split, Twins
 from medpfl.check.summary import Summary, summarise
 from medpfl.core.errors import DataError
-from medpfl.data.declared import Case, Dataset, Problems
+from medpfl.data.contract import Case, Dataset
+from medpfl.data.declared import Problems
 from medpfl.data.samples import in_parallel
 from medpfl.data.table.declare import Table
 

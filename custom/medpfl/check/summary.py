@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medpfl.check.pictures import Picture, picture_of
-from medpfl.data.declared import Case, Dataset, Item
+from medpfl.data.contract import Case, Dataset, Item
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def compare(
     write_report(content, results, examples)
     write_text(results / "results.md", markdown(content))
     print_comparison(content, results, console)
-    if content["failures"]:
+    if content.failures:
         raise typer.Exit(1)
 
 

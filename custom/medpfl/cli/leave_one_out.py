@@ -27,10 +27,12 @@ def leave_one_out(
     from medpfl.bundle import find_job
     from medpfl.compare.fold_table import collect, frequencies, page, scores
     from medpfl.compare.folds import Fold, make_folds
+    from medpfl.compare.results import FoldRun
     from medpfl.compare.runner import do_runs, finished, read_run
     from medpfl.deployed.evaluate import write_text
     from medpfl.job import Job, load_job
     from medpfl.results.compact import compact
+    from medpfl.results.files import json_of
 
     if jobs < 1:
         raise MedPFLError(f"--jobs must be at least 1, got {jobs}")
@@ -57,13 +59,13 @@ def leave_one_out(
 
             advance(0)
             do_runs(folds, results, jobs, tell, advance)
-    found = [read_run(results, fold) for fold in folds.runs if finished(results, fold)]
+    found = [read_run(results, fold, FoldRun) for fold in folds.runs if finished(results, fold)]
     if not found:
         raise MedPFLError("no run is finished; there is nothing to tell")
     content = collect(found)
-    write_text(results / "leave-one-out.json", compact(content))
+    write_text(results / "leave-one-out.json", compact(json_of(content)))
     write_text(results / "leave-one-out.md", page(content, loaded.name))
-    score = content["score"].replace("_", " ")
+    score = content.score.replace("_", " ")
     for title, given in (
         (f"test {score} at the hospital left out", scores(content)),
         ("served by", frequencies(content)),

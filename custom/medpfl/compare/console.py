@@ -2,32 +2,34 @@
 """The leaderboard and the gains, on the console and as Markdown."""
 
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
 
 from medpfl.compare.file import LOCAL
+from medpfl.compare.results import Gain, MetricStat, Results, Row, Stat
 from medpfl.compare.runs import values_text
+from medpfl.results.schema import Direction
 
 
-def ranked(content: dict[str, Any]) -> list[dict[str, Any]]:
+def ranked(content: Results) -> list[Row]:
     """The rows, best mean first."""
-    return sorted(content["rows"], key=lambda row: -(row["best"]["mean"] if row["best"]["mean"] is not None else -9e9))
+    return sorted(content.rows, key=lambda row: -(row.best.mean if row.best.mean is not None else -9e9))
 
 
-def score_text(stat: dict[str, Any] | None) -> str:
+def score_text(stat: Stat | None) -> str:
     """ "0.812 ± 0.010"; of one seed without deviation."""
-    if stat is None or stat["mean"] is None:
+    if stat is None or stat.mean is None:
         return "n/a"
-    return f"{stat['mean']:.3f}" + (f" ± {stat['sd']:.3f}" if stat["sd"] is not None else "")
+    return f"{stat.mean:.3f}" + (f" ± {stat.sd:.3f}" if stat.sd is not None else "")
 
 
-def gain_text(gain: dict[str, Any] | None) -> str:
+def gain_text(gain: Gain | None) -> str:
     """ "+0.031 (p 0.06)" """
     if gain is None:
         return ""
-    return f"{gain['mean']:+.3f}" + (f" (p {p_text(gain['p'])})" if gain["p"] is not None else "")
+    return f"{gain.mean:+.3f}" + (f" (p {p_text(gain.p)})" if gain.p is not None else "")
 
 
 def p_text(p: float) -> str:
@@ -43,151 +45,151 @@ def bytes_text(value: float | None) -> str:
     return f"{value:.0f} B"
 
 
-def leaderboard(content: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+def leaderboard(content: Results) -> tuple[list[str], list[list[str]]]:
     """Headings and rows."""
     head = ["method", "best round", "last round", "gain over Local", "worst-off hospital"]
     rows = []
     for row in ranked(content):
-        last = score_text(row["last"]) if row["curve"] else "–"
-        worst = f"{row['worst']['hospital']} {row['worst']['score']:.3f}" if row["worst"] else "n/a"
-        rows.append([row["name"], score_text(row["best"]), last, gain_text(row["gain"]), worst])
+        last = score_text(row.last) if row.curve else "–"
+        worst = f"{row.worst.hospital} {row.worst.score:.3f}" if row.worst else "n/a"
+        rows.append([row.name, score_text(row.best), last, gain_text(row.gain), worst])
     return head, rows
 
 
-def gains(content: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+def gains(content: Results) -> tuple[list[str], list[list[str]]]:
     """Gain over local training: methods by hospitals."""
-    sites = content["hospitals"]
-    rows = [row for row in ranked(content) if row["gain"]]
-    lines = [
-        [row["name"], gain_text(row["gain"]), *(gain_text(row["hospitals"][site]["gain"]) for site in sites)]
-        for row in rows
-    ]
+    sites = content.hospitals
+    rows = [row for row in ranked(content) if row.gain]
+    lines = [[row.name, gain_text(row.gain), *(gain_text(row.hospitals[site].gain) for site in sites)] for row in rows]
     return ["method", "mean", *sites], lines
 
 
-def hospitals(content: dict[str, Any], choice: str = "best") -> tuple[list[str], list[list[str]]]:
+def hospitals(content: Results, choice: Literal["best", "last"] = "best") -> tuple[list[str], list[list[str]]]:
     """Test score: methods by hospitals."""
-    sites = content["hospitals"]
-    rows = [row for row in ranked(content) if choice == "best" or row["curve"]]
-    lines = [[row["name"], *(score_text(row["hospitals"][site][choice]) for site in sites)] for row in rows]
+    sites = content.hospitals
+    rows = [row for row in ranked(content) if choice == "best" or row.curve]
+    lines = []
+    for row in rows:
+        tested = [row.hospitals[site].best if choice == "best" else row.hospitals[site].last for site in sites]
+        lines.append([row.name, *map(score_text, tested)])
     return ["method", *sites], lines
 
 
-def metrics(content: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+def metrics(content: Results) -> tuple[list[str], list[list[str]]]:
     """Every metric, tested at the best round, mean of the hospitals; no lines where there is only one."""
-    head, rows = _metrics(content, "metrics")
+    head, rows = _metrics([(row.name, row.metrics) for row in ranked(content)])
     return head, rows if len(head) > 2 else []
 
 
-def together(content: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+def together(content: Results) -> tuple[list[str], list[list[str]]]:
     """The same on all hospitals' test cases together, mean of the hospitals' models."""
-    return _metrics(content, "together")
+    return _metrics([(row.name, row.together) for row in ranked(content)])
 
 
-def _metrics(content: dict[str, Any], tested: str) -> tuple[list[str], list[list[str]]]:
-    names = list(ranked(content)[0][tested])
-    rows = [[row["name"], *(score_text(row[tested].get(name)) for name in names)] for row in ranked(content)]
+def _metrics(tested: list[tuple[str, dict[str, MetricStat]]]) -> tuple[list[str], list[list[str]]]:
+    names = list(tested[0][1])
+    rows = [[method, *(score_text(found.get(name)) for name in names)] for method, found in tested]
     return ["method", *(name.replace("_", " ") for name in names)], rows
 
 
-def other_metrics(content: dict[str, Any]) -> list[tuple[str, tuple[list[str], list[list[str]]]]]:
+def other_metrics(content: Results) -> list[tuple[str, tuple[list[str], list[list[str]]]]]:
     """Of every metric but the score: its name and its table, methods by hospitals, in the leaderboard's order."""
-    sites, rows = content["hospitals"], ranked(content)
+    sites, rows = content.hospitals, ranked(content)
     found = []
-    for name in rows[0]["metrics"]:
-        if name != content["score"]:
+    for name in rows[0].metrics:
+        if name != content.score:
             lines = [
-                [row["name"], *(score_text(row["metrics"][name]["hospitals"][site]) for site in sites)]
+                [row.name, *(score_text(row.metrics[name].hospitals[site]) for site in sites)]
                 for row in rows
-                if name in row["metrics"]
+                if name in row.metrics and row.metrics[name].hospitals
             ]
             found.append((name.replace("_", " "), (["method", *sites], lines)))
     return found
 
 
-def unseen(content: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+def unseen(content: Results) -> tuple[list[str], list[list[str]]]:
     """What models reach at a hospital that took no part in their training: methods by hospitals left out."""
-    sites = content["hospitals"]
+    sites = content.hospitals
     lines = [
-        [row["name"], score_text(row["mean"]), *(score_text(row["hospitals"].get(site)) for site in sites)]
-        for row in content["unseen"]
+        [row.name, score_text(row.mean), *(score_text(row.hospitals.get(site)) for site in sites)]
+        for row in content.unseen
     ]
     lines.sort(key=lambda line: line[1], reverse=True)
-    alone = next((row for row in content["rows"] if row["name"] == LOCAL), None)
+    alone = next((row for row in content.rows if row.name == LOCAL), None)
     if alone:
-        own = [score_text(alone["hospitals"][site]["best"]) for site in sites]
-        lines.append(["(for comparison: its own local model)", score_text(alone["best"]), *own])
+        own = [score_text(alone.hospitals[site].best) for site in sites]
+        lines.append(["(for comparison: its own local model)", score_text(alone.best), *own])
     return ["method", "mean", *sites], lines
 
 
-def searches(content: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+def searches(content: Results) -> tuple[list[str], list[list[str]]]:
     """Every candidate of every search with its validation score; the chosen ones are marked."""
     lines = []
-    for search in content["tuning"] or []:
-        name = search["method"] + (f", split {search['split']}" if search["split"] is not None else "")
-        for place, candidate in enumerate(search["candidates"]):
-            failed = "could not be trained" if candidate["reason"] else "not done"
-            text = f"{candidate['mean']:.4f}" if candidate["mean"] is not None else failed
-            chosen = "chosen" if place == search["chosen"] else ""
-            lines.append([name, values_text(candidate["values"]), text, chosen])
+    for search in content.tuning or []:
+        name = search.method + (f", split {search.split}" if search.split is not None else "")
+        for place, candidate in enumerate(search.candidates):
+            failed = "could not be trained" if candidate.reason else "not done"
+            text = f"{candidate.mean:.4f}" if candidate.mean is not None else failed
+            chosen = "chosen" if place == search.chosen else ""
+            lines.append([name, values_text(candidate.values), text, chosen])
     return ["method", "candidate", "mean validation score", ""], lines
 
 
-def cost(content: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+def cost(content: Results) -> tuple[list[str], list[list[str]]]:
     """Bytes and seconds of one hospital: a round, and until the target."""
     lines = []
     for row in ranked(content):
-        reach, cells = row["reach"], ["–"] * 3
-        if reach and reach["median_round"] is None:
+        reach, cells = row.reach, ["–"] * 3
+        if reach and reach.median_round is None:
             cells[0] = "not reached"
         elif reach:
-            seconds = f"{reach['seconds']:.1f}" if reach["seconds"] is not None else "n/a"
-            rounds = f"{reach['median_round']:g} ({reach['reached']} of {len(row['pairs'])} runs)"
-            cells = [rounds, bytes_text(reach["bytes_per_hospital"]), seconds]
+            seconds = f"{reach.seconds:.1f}" if reach.seconds is not None else "n/a"
+            rounds = f"{reach.median_round:g} ({reach.reached} of {len(row.pairs)} runs)"
+            cells = [rounds, bytes_text(reach.bytes_per_hospital), seconds]
         sent, received = (_sent(row, way) for way in ("from_site", "to_site"))
-        lines.append([row["name"], sent, received, f"{row['seconds']['mean']:.3f}", *cells])
+        lines.append([row.name, sent, received, f"{row.seconds.mean:.3f}", *cells])
     head = ["up, a round", "down, a round", "s, a round", "rounds to target", "bytes to target", "s to target"]
     return ["method", *head], lines
 
 
-def _sent(row: dict[str, Any], way: str) -> str:
-    text = bytes_text(row["bytes"][way])
-    return f"{text} (1/{row['ratio'][way]:.3g})" if row["ratio"] else text
+def _sent(row: Row, way: Direction) -> str:
+    text = bytes_text(row.bytes[way])
+    return f"{text} (1/{row.ratio[way]:.3g})" if row.ratio else text
 
 
-def calibrations(content: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+def calibrations(content: Results) -> tuple[list[str], list[list[str]]]:
     """Expected calibration error and Brier score: methods by hospitals; no lines where they are not defined."""
-    sites = content["hospitals"]
+    sites = content.hospitals
     lines = [
         [
-            row["name"],
-            *(f"{row['calibration'][site]['ece']:.3f} / {row['calibration'][site]['brier']:.3f}" for site in sites),
+            row.name,
+            *(f"{row.calibration[site].ece:.3f} / {row.calibration[site].brier:.3f}" for site in sites),
         ]
         for row in ranked(content)
-        if row["calibration"]
+        if row.calibration
     ]
     return ["method", *sites], lines
 
 
-def selections(content: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+def selections(content: Results) -> tuple[list[str], list[list[str]]]:
     """Of super models: which model served what share of a hospital's test cases, and the gammas; no lines without."""
-    rows = [row for row in ranked(content) if row["selection"]]
-    if not rows:
+    found = [(row.name, row.selection) for row in ranked(content) if row.selection]
+    if not found:
         return [], []
-    names = list(next(iter(rows[0]["selection"]["served"].values())))
+    names = list(next(iter(found[0][1].served.values())))
     lines = []
-    for row in rows:
-        gammas = ", ".join("–" if value is None else f"{value:g}" for value in row["selection"]["gammas"])
-        for site, shares in row["selection"]["served"].items():
-            lines.append([row["name"], gammas, site, *(f"{share:.2f}" for share in shares.values())])
+    for method, selection in found:
+        gammas = ", ".join("–" if value is None else f"{value:g}" for value in selection.gammas)
+        for site, shares in selection.served.items():
+            lines.append([method, gammas, site, *(f"{share:.2f}" for share in shares.values())])
     return ["method", "gamma of each run", "cases of", *names], lines
 
 
-def print_comparison(content: dict[str, Any], folder: Path, console: Console) -> None:
+def print_comparison(content: Results, folder: Path, console: Console) -> None:
     """Leaderboard, gains, failures, and where the report is."""
-    title = f"{content['comparison']}: test {content['score'].replace('_', ' ')}, mean of the hospitals"
+    title = f"{content.comparison}: test {content.score.replace('_', ' ')}, mean of the hospitals"
     tables = [(f"{title}; {runs_text(content)}", leaderboard(content)), ("Gain over local training", gains(content))]
-    if content["unseen"]:
+    if content.unseen:
         tables.append(("Tested at a hospital that took no part", unseen(content)))
     for heading, (head, rows) in tables:
         table = Table(title=heading)
@@ -196,9 +198,9 @@ def print_comparison(content: dict[str, Any], folder: Path, console: Console) ->
         for row in rows:
             table.add_row(*(_in_two_lines(cell) for cell in row))
         console.print(table)
-    console.print(f"p: {content['test']}; smallest possible p: {content['smallest_p']:.3g}")
-    for failure in content["failures"]:
-        text = f"{failure['run']} failed: {failure['reason']}"
+    console.print(f"p: {content.test}; smallest possible p: {content.smallest_p:.3g}")
+    for failure in content.failures:
+        text = f"{failure.run} failed: {failure.reason}"
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     console.print(f"Report: {folder / 'report.html'}", soft_wrap=True)
 
@@ -209,15 +211,15 @@ def _in_two_lines(cell: str) -> str:
     return f"{gain}\np {p.removesuffix(')')}" if found else cell
 
 
-def runs_text(content: dict[str, Any]) -> str:
+def runs_text(content: Results) -> str:
     """ "3 splits x 5 seeds" """
-    texts = [(len(content["splits"]), "split"), (len(content["seeds"]), "seed")]
-    if len(content["splits"]) == 1:
+    texts = [(len(content.splits), "split"), (len(content.seeds), "seed")]
+    if len(content.splits) == 1:
         del texts[0]
     return " x ".join(f"{count} {what}{'s' if count > 1 else ''}" for count, what in texts)
 
 
-def markdown(content: dict[str, Any]) -> str:
+def markdown(content: Results) -> str:
     """The same as Markdown, with every other table."""
     parts = []
     tables = (
@@ -227,7 +229,7 @@ def markdown(content: dict[str, Any]) -> str:
         ("All metrics, mean of the hospitals", metrics(content)),
         *((f"Hospital by hospital: {name}", table) for name, table in other_metrics(content)),
         ("Tested on all hospitals' cases together, mean of the hospitals' models", together(content)),
-        ("Tested at a hospital that took no part", unseen(content) if content["unseen"] else ([], [])),
+        ("Tested at a hospital that took no part", unseen(content) if content.unseen else ([], [])),
         ("Which model served whose test cases", selections(content)),
         ("Cost of one hospital", cost(content)),
         ("Calibration on the test sets: expected calibration error / Brier score", calibrations(content)),
@@ -238,30 +240,30 @@ def markdown(content: dict[str, Any]) -> str:
             lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
             parts.append(f"## {title}\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines))
     text = "\n\n".join(parts)
-    return f"# {content['comparison']}\n\n{_caption(content)}\n\n{text}\n"
+    return f"# {content.comparison}\n\n{_caption(content)}\n\n{text}\n"
 
 
-def _caption(content: dict[str, Any]) -> str:
-    versions = content["versions"]
-    splits = [split["seed"] for split in content["splits"]]
+def _caption(content: Results) -> str:
+    versions = content.versions
+    splits = [split.seed for split in content.splits]
     cut = f"the splits {', '.join(map(str, splits))} and " if len(splits) > 1 else ""
     return (
-        f"Test {content['score'].replace('_', ' ')}, mean ± standard deviation over {cut}the seeds "
-        f"{', '.join(map(str, content['seeds']))}; the round was chosen by the mean validation score. "
-        f"{budget_text(content)} p: {content['test']}; the smallest possible is {content['smallest_p']:.3g}. "
-        f"Written {content['written']}; "
-        f"MedPFL {versions['medpfl']}, torch {versions['torch']}, Python {versions['python']}."
+        f"Test {content.score.replace('_', ' ')}, mean ± standard deviation over {cut}the seeds "
+        f"{', '.join(map(str, content.seeds))}; the round was chosen by the mean validation score. "
+        f"{budget_text(content)} p: {content.test}; the smallest possible is {content.smallest_p:.3g}. "
+        f"Written {content.written}; "
+        f"MedPFL {versions.medpfl}, torch {versions.torch}, Python {versions.python}."
     )
 
 
-def budget_text(content: dict[str, Any]) -> str:
+def budget_text(content: Results) -> str:
     """What was searched, in a sentence or two."""
-    tuning = content["file"].get("tuning")
+    tuning = content.file.tuning
     if not tuning:
         return "Tuning budget: none; nothing was searched, arguments are as written in the comparison file."
-    each = " on each split" if len(content["splits"]) > 1 else ""
+    each = " on each split" if len(content.splits) > 1 else ""
     return (
-        f"Tuning budget: {tuning['budget']} candidates for every method{each}, references included, by the mean "
-        f"validation score of their best round; seeds {', '.join(map(str, tuning['seeds']))}, which take no part "
+        f"Tuning budget: {tuning.budget} candidates for every method{each}, references included, by the mean "
+        f"validation score of their best round; seeds {', '.join(map(str, tuning.seeds))}, which take no part "
         "in the results, and no test set was read."
     )

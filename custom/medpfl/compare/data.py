@@ -70,7 +70,8 @@ def read_splits(task: Task, site_files: dict[str, Path], seeds: list[int] | None
     """
     found: list[Split] = []
     first: SiteData | None = None
-    for seed in seeds or [None]:
+    each: list[int | None] = [*seeds] if seeds else [None]
+    for seed in each:
         digests, sizes, labels = {}, {}, {}
         for site in sorted(site_files):
             data = task.load(reader(seed)(site_files[site], site))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from medpfl.compare.file import FEDAVG, LOCAL, POOLED, SHARED, Comparison, Component, MethodEntry
+from medpfl.compare.results import Initial
 from medpfl.component import build, find_class, spec_of
 from medpfl.core.codecs import Codec
 from medpfl.core.errors import ConfigError
@@ -172,7 +173,7 @@ def check_equal_work(entries: list[Entry]) -> None:
                 )
 
 
-def initial_weights(entry: Entry, made: Build) -> dict[str, Any]:
+def initial_weights(entry: Entry, made: Build) -> Initial:
     """Digest of the task's network, and which of the method's networks start from it.
 
     Raises:
@@ -193,12 +194,12 @@ def initial_weights(entry: Entry, made: Build) -> dict[str, Any]:
             f"unfair: {entry.name} starts its network '{differing}' from other initial weights than the other methods "
             f"(seed {made.seed}); make it with build.network()"
         )
-    return {"digest": digest, "same": same, "own": own}
+    return Initial(digest=digest, same=same, own=own)
 
 
 def initial_everywhere(
     entry: Entry, task: Task, data: Mapping[str, SiteData], roster: tuple[str, ...], seed: int
-) -> dict[str, Any]:
+) -> Initial:
     """``initial_weights`` at the first hospital, or at every one of ``data`` where their networks differ.
 
     Raises:
@@ -206,8 +207,8 @@ def initial_everywhere(
     """
     sites = sorted(data) if task.networks_differ else sorted(data)[:1]
     found = [initial_weights(entry, Build(task.at(site), data[site], roster, seed, site)) for site in sites]
-    digests = [each["digest"] for each in found]
-    return {**found[0], "digest": digests[0] if len(digests) == 1 else digest_of(digests)}
+    digests = [each.digest for each in found]
+    return found[0] if len(digests) == 1 else found[0].model_copy(update={"digest": digest_of(digests)})
 
 
 def _shapes(state: dict[str, Tensor]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:

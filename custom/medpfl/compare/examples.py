@@ -19,10 +19,10 @@ from medpfl.compare.console import ranked
 from medpfl.compare.data import reader
 from medpfl.compare.file import FEDAVG, FINE_TUNED, LOCAL, POOLED
 from medpfl.compare.plan import Plan
+from medpfl.compare.results import Results, TrainedRun
 from medpfl.compare.runner import finished, read_run
 from medpfl.compare.runs import Run
 from medpfl.data.samples import Samples, SiteData
-from medpfl.data.volumes.declare import Volumes
 from medpfl.deployed.model_file import Deployed, load_deployed
 from medpfl.deployed.predict import evaluate_on
 
@@ -38,7 +38,7 @@ class _Shown:
     scores: list[float]
 
 
-def examples_of(plan: Plan, content: dict[str, Any], results: Path) -> list[dict[str, Any]]:
+def examples_of(plan: Plan, content: Results, results: Path) -> list[dict[str, Any]]:
     """The cases with their pictures (PNG in base64), of the first split and seed that has them all."""
     wanted = _wanted(content)
     for split, seed in ((split.seed, seed) for split in plan.splits for seed in plan.file.seeds):
@@ -53,8 +53,8 @@ def examples_of(plan: Plan, content: dict[str, Any], results: Path) -> list[dict
         declared = reader(split)(plan.site_files[site], site)
         data = plan.task.load(declared)
         shown = [_model(name, *labels[name], site, data, results) for name in wanted]
-        volumes = isinstance(declared.datasets[plan.task.dataset], Volumes)
-        for what, place in _cases(shown[0].scores, content["score"]):
+        volumes = declared.datasets[plan.task.dataset].form == "volumes"
+        for what, place in _cases(shown[0].scores, content.score):
             models = [
                 {"name": each.name, "score": each.scores[place], "png": _picture(each, data, place, volumes)}
                 for each in shown
@@ -63,9 +63,9 @@ def examples_of(plan: Plan, content: dict[str, Any], results: Path) -> list[dict
     return found
 
 
-def _wanted(content: dict[str, Any]) -> list[str]:
+def _wanted(content: Results) -> list[str]:
     """Local, FedAvg, and the best of the file's methods on the leaderboard."""
-    names = [row["name"] for row in ranked(content) if row["curve"]]  # a super model is made of networks of others
+    names = [row.name for row in ranked(content) if row.curve]  # a super model is made of networks of others
     best = next((name for name in names if name not in (LOCAL, FEDAVG, FINE_TUNED, POOLED)), FINE_TUNED)
     return in_order(name for name in (LOCAL, FEDAVG, best) if name in names)
 
@@ -75,9 +75,9 @@ def _labels(plan: Plan, results: Path, split: int | None, seed: int) -> dict[str
     found = {}
     for run in plan.runs:
         if (run.split, run.seed, run.without) == (split, seed, None) and finished(results, run):
-            each = read_run(results, run)
-            for label, row in each["rows"].items():
-                found[label.replace(each["method"], run.name, 1)] = (run, row["model"])
+            each = read_run(results, run, TrainedRun)
+            for label, row in each.rows.items():
+                found[label.replace(each.method, run.name, 1)] = (run, row.model)
     return found
 
 

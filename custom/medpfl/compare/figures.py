@@ -4,13 +4,15 @@
 import io
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from medpfl.compare.file import FEDAVG, FINE_TUNED, LOCAL, POOLED
+from medpfl.compare.results import Results, Row
 from medpfl.results.differences import draw_boxes
+from medpfl.results.schema import Direction
 from medpfl.results.skew import draw_label_counts
 
 # References are dashed; the others take colours that differ on paper and on a screen (Tableau).
@@ -21,7 +23,7 @@ FIRST = 10
 """So many curves beside the references can still be told apart in one figure."""
 
 
-def curves(rows: list[dict[str, Any]], content: dict[str, Any]) -> str:
+def curves(rows: Sequence[Row], content: Results) -> str:
     """Mean validation score by round, in one figure: the references and the FIRST other curves of the leaderboard;
     bands, if they are few: standard deviation over the runs."""
     shown = [row for row, first in _distinct(rows) if first]
@@ -33,24 +35,24 @@ def curves(rows: list[dict[str, Any]], content: dict[str, Any]) -> str:
         _draw(axis, row, colour, style, band=len(shown) <= BANDS)
     _target(axis, content)
     axis.set_xlabel("round")
-    axis.set_ylabel(f"validation {content['score'].replace('_', ' ')}")
+    axis.set_ylabel(f"validation {content.score.replace('_', ' ')}")
     figure.legend(loc="outside lower center", ncols=3, fontsize=9, frameon=False)
     return _svg(figure)
 
 
-def hidden_curves(rows: list[dict[str, Any]]) -> int:
+def hidden_curves(rows: Sequence[Row]) -> int:
     """How many curves are in small figures only."""
     return sum(not first for _, first in _distinct(rows))
 
 
-def single_curves(rows: list[dict[str, Any]], content: dict[str, Any]) -> list[dict[str, str]]:
+def single_curves(rows: Sequence[Row], content: Results) -> list[dict[str, str]]:
     """A small figure for each curve with its band, beside Local; where one figure has too many for bands or for all."""
     shown = [row for row, _ in _distinct(rows)]
-    if len(shown) <= BANDS or (content["pairs"] < 2 and not hidden_curves(rows)):
+    if len(shown) <= BANDS or (content.pairs < 2 and not hidden_curves(rows)):
         return []
-    local = next((row for row in shown if row["name"] == LOCAL), None)
-    low = min(min(map(min, row["curves"])) for row in shown)
-    high = max(max(map(max, row["curves"])) for row in shown)
+    local = next((row for row in shown if row.name == LOCAL), None)
+    low = min(min(map(min, row.curves)) for row in shown)
+    high = max(max(map(max, row.curves)) for row in shown)
     found = []
     for row, (colour, style) in zip(shown, _lines(shown), strict=True):
         figure = _figure(2.7, 1.9)
@@ -60,64 +62,67 @@ def single_curves(rows: list[dict[str, Any]], content: dict[str, Any]) -> list[d
         _draw(axis, row, colour, style, band=True)
         axis.set_ylim(low - 0.02, high + 0.02)
         axis.tick_params(labelsize=8)
-        found.append({"title": row["name"], "svg": _svg(figure)})
+        found.append({"title": row.name, "svg": _svg(figure)})
     return found
 
 
-def _distinct(rows: list[dict[str, Any]]) -> list[tuple[dict[str, Any], bool]]:
+def _distinct(rows: Sequence[Row]) -> list[tuple[Row, bool]]:
     """The rows with a curve and whether it is among the first. Equal curves (FedAvg's, and that of other methods'
     global models) are there once, as the reference's if one of them is."""
-    found: list[dict[str, Any]] = []
-    for row in sorted((row for row in rows if row["curve"]), key=lambda row: row["name"] not in REFERENCES):
-        if not any(row["curves"] == other["curves"] for other in found):
+    found: list[Row] = []
+    for row in sorted((row for row in rows if row.curve), key=lambda row: row.name not in REFERENCES):
+        if not any(row.curves == other.curves for other in found):
             found.append(row)
     found.sort(key=rows.index)
-    others = [row["name"] for row in found if row["name"] not in REFERENCES]
-    return [(row, row["name"] not in others[FIRST:]) for row in found]
+    others = [row.name for row in found if row.name not in REFERENCES]
+    return [(row, row.name not in others[FIRST:]) for row in found]
 
 
-def sweeps(rows: list[dict[str, Any]], content: dict[str, Any]) -> list[dict[str, str]]:
+def sweeps(rows: Sequence[Row], content: Results) -> list[dict[str, str]]:
     """Test score by the value of the swept argument, a line for each of the method's models; bars: standard deviation
     over the runs. References are level lines."""
-    by_name = {row["name"]: row for row in rows if row["best"]["mean"] is not None}
+    by_name = {row.name: row for row in rows if row.best.mean is not None}
     found = []
-    for sweep in content["sweeps"]:
-        values = [point["value"] for point in sweep["points"]]
-        numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-        places = values if numbers else list(range(len(values)))
+    for sweep in content.sweeps:
+        values = [point.value for point in sweep.points]
+        numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+        ordered = len(numbers) == len(values)
+        places: list[float] = [*numbers] if ordered else [*range(len(values))]
         figure = _figure(5.0, 3.4)
         axis = figure.subplots()
-        first = sweep["points"][0]["name"]
+        first = sweep.points[0].name
         models = [name.removeprefix(first) for name in by_name if name == first or name.startswith(f"{first} (")]
         for model in sorted(models):
-            known = [(x, by_name[p["name"] + model]["best"]) for x, p in zip(places, sweep["points"], strict=True)
-                     if p["name"] + model in by_name]  # fmt: skip
-            x, means, bars = zip(*((x, stat["mean"], stat["sd"] or 0.0) for x, stat in known), strict=True)
-            label = sweep["method"] + model
+            known = [(x, by_name[p.name + model].best) for x, p in zip(places, sweep.points, strict=True)
+                     if p.name + model in by_name]  # fmt: skip
+            x, means, bars = zip(*((x, stat.mean, stat.sd or 0.0) for x, stat in known), strict=True)
+            label = sweep.method + model
             axis.errorbar(x, means, bars, marker="o", markersize=4, linewidth=1.6, capsize=3, label=label)
         for name, colour in REFERENCES.items():
             if name in by_name:
-                axis.axhline(by_name[name]["best"]["mean"], linestyle="--", color=colour, linewidth=1.2, label=name)
+                axis.axhline(by_name[name].best.mean, linestyle="--", color=colour, linewidth=1.2, label=name)
         smallest = min((x for x in places if x > 0), default=0)
-        if numbers and min(places) >= 0 and max(places) >= 20 * smallest > 0:
+        if ordered and min(places) >= 0 and max(places) >= 20 * smallest > 0:
             axis.set_xscale("symlog", linthresh=smallest)  # 0 has its place too
             axis.set_xlim(min(places) - 0.3 * smallest, 1.2 * max(places))
             axis.minorticks_off()
-        axis.set_xticks(places, [f"{value:g}" if numbers else str(value) for value in values])
+        axis.set_xticks(
+            places, [f"{place:g}" if ordered else str(value) for place, value in zip(places, values, strict=True)]
+        )
         axis.grid(alpha=0.25)
-        axis.set_xlabel(sweep["argument"])
-        axis.set_ylabel(f"test {content['score'].replace('_', ' ')}")
+        axis.set_xlabel(sweep.argument)
+        axis.set_ylabel(f"test {content.score.replace('_', ' ')}")
         figure.legend(loc="outside lower center", ncols=3, fontsize=9, frameon=False)
-        found.append({"title": f"{sweep['method']} by {sweep['argument']}", "svg": _svg(figure)})
+        found.append({"title": f"{sweep.method} by {sweep.argument}", "svg": _svg(figure)})
     return found
 
 
-def differences(rows: list[dict[str, Any]]) -> str:
+def differences(rows: Sequence[Row]) -> str:
     """How hospitals' models differ, the most different ones first: every method's slots of which each has its own."""
     found = {
-        f"{row['name']}: {slot}" if len(row["sdwd"]) > 1 else row["name"]: values
+        f"{row.name}: {slot}" if len(row.sdwd) > 1 else row.name: values
         for row in rows
-        for slot, values in row["sdwd"].items()
+        for slot, values in row.sdwd.items()
         if values[-1] > 0
     }
     boxes = dict(sorted(found.items(), key=lambda item: item[1][len(item[1]) // 2]))  # by their medians
@@ -128,35 +133,39 @@ def differences(rows: list[dict[str, Any]]) -> str:
     return _svg(figure)
 
 
-def communication(rows: list[dict[str, Any]], content: dict[str, Any]) -> str:
+def communication(rows: Sequence[Row], content: Results) -> str:
     """Score by bytes of a hospital a round, both directions; where some methods' messages are encoded."""
-    if not any(row["ratio"] for row in rows):
+    if not any(row.ratio for row in rows):
         return ""
-    known = [row for row in rows if row["best"]["mean"] is not None]
-    shown = [row for row in known if row["bytes"]["to_site"] or row["bytes"]["from_site"]]
+    known = [row for row in rows if row.best.mean is not None]
+    shown = [row for row in known if row.bytes["to_site"] or row.bytes["from_site"]]
     figure = _figure(6.4, 3.4)
     left, right = figure.subplots(1, 2, sharey=True)
-    for axis, way, title in ((left, "from_site", "from the hospital"), (right, "to_site", "to the hospital")):
+    ways: tuple[tuple[Any, Direction, str], ...] = (
+        (left, "from_site", "from the hospital"),
+        (right, "to_site", "to the hospital"),
+    )
+    for axis, way, title in ways:
         for row, (colour, _) in zip(shown, _lines(shown), strict=True):
-            place = (max(row["bytes"][way], 1), row["best"]["mean"])
-            axis.errorbar(*place, yerr=row["best"]["sd"] or 0, marker="o", color=colour, label=row["name"])
+            place = (max(row.bytes[way], 1), row.best.mean)
+            axis.errorbar(*place, yerr=row.best.sd or 0, marker="o", color=colour, label=row.name)
         axis.set_xscale("log")
         axis.set_xlabel(f"bytes a round {title}")
-    left.set_ylabel(f"test {content['score'].replace('_', ' ')}")
+    left.set_ylabel(f"test {content.score.replace('_', ' ')}")
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     return _svg(figure)
 
 
-def reliability_plots(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
+def reliability_plots(rows: Sequence[Row]) -> list[dict[str, str]]:
     """Method by method: how often the chosen class was right, by the probability it was given; of all hospitals."""
     found = []
     for row in rows:
-        if not row["calibration"]:
+        if not row.calibration:
             continue
         figure = _figure(2.5, 2.3)
         axis = figure.subplots()
         axis.plot([0, 1], [0, 1], ":", color="#555555", linewidth=0.8)
-        every = [site["bins"] for site in row["calibration"].values()]
+        every = [site.bins for site in row.calibration.values()]
         for bins in every:
             count, hits, total = np.array(bins).T
             known = count > 0
@@ -172,7 +181,7 @@ def reliability_plots(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
         axis.tick_params(labelsize=8)
         axis.set_xlabel("probability given", fontsize=8)
         axis.set_ylabel("share that was right", fontsize=8)
-        found.append({"title": row["name"], "svg": _svg(figure)})
+        found.append({"title": row.name, "svg": _svg(figure)})
     return found
 
 
@@ -182,21 +191,21 @@ def _figure(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _lines(rows: list[dict[str, Any]]) -> Iterator[tuple[Any, str]]:
+def _lines(rows: Sequence[Row]) -> Iterator[tuple[Any, str]]:
     """Colour and style of each row's line; when the colours are used up, they come again dash-dotted."""
     import matplotlib
 
     colours = [*matplotlib.color_sequences["tab10"], *matplotlib.color_sequences["Dark2"]]
     palette = ((colour, style) for style in itertools.cycle(("-", "-.")) for colour in colours)
     for row in rows:
-        yield (REFERENCES[row["name"]], "--") if row["name"] in REFERENCES else next(palette)
+        yield (REFERENCES[row.name], "--") if row.name in REFERENCES else next(palette)
 
 
-def _draw(axis: Any, row: dict[str, Any], colour: Any, style: str, band: bool) -> None:
-    values = np.array(row["curves"])
+def _draw(axis: Any, row: Row, colour: Any, style: str, band: bool) -> None:
+    values = np.array(row.curves)
     x = np.arange(1, values.shape[1] + 1)
     mean = values.mean(axis=0)
-    axis.plot(x, mean, style, color=colour, label=row["name"], linewidth=1.8, marker="." if len(x) < 3 else "")
+    axis.plot(x, mean, style, color=colour, label=row.name, linewidth=1.8, marker="." if len(x) < 3 else "")
     if len(values) > 1 and band:
         deviation = values.std(axis=0, ddof=1)
         axis.fill_between(x, mean - deviation, mean + deviation, color=colour, alpha=0.15, linewidth=0)
@@ -204,14 +213,14 @@ def _draw(axis: Any, row: dict[str, Any], colour: Any, style: str, band: bool) -
     axis.locator_params(axis="x", integer=True)
 
 
-def _target(axis: Any, content: dict[str, Any]) -> None:
-    if content["target"] is not None:
-        axis.axhline(content["target"], color="#555555", linewidth=0.8, linestyle=":")
+def _target(axis: Any, content: Results) -> None:
+    if content.target is not None:
+        axis.axhline(content.target, color="#555555", linewidth=0.8, linestyle=":")
 
 
-def label_counts(content: dict[str, Any]) -> str:
+def label_counts(content: Results) -> str:
     """Who has which labels (of the first split: the others cut the same samples); nothing if they are not known."""
-    labels = content["splits"][0]["labels"]
+    labels = content.splits[0].labels
     if not labels:
         return ""
     classes = list(next(iter(labels.values())))

@@ -1,90 +1,90 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables of a leave-one-out: scores at the hospital left out, and which models served its cases."""
 
-from typing import Any
+from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
+from medpfl.compare.results import FoldRun, LeaveOneOut, ServedBySuper
 from medpfl.deployed.joint_table import markdown
 from medpfl.results.tables import REFERENCE_NAMES
 
 Table = tuple[list[str], list[list[str]]]
 
 
-def collect(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """What leave-one-out.json holds.
-
-    Args:
-        runs: the finished folds, as their run.json says.
-    """
-    models = list(dict.fromkeys(model for run in runs for model in run["rows"]))
+def collect(runs: list[FoldRun]) -> LeaveOneOut:
+    """What leave-one-out.json holds, from the finished folds."""
+    models = list(dict.fromkeys(model for run in runs for model in run.rows))
     order = [*(name for name in REFERENCE_NAMES if name in models), *(m for m in models if m not in REFERENCE_NAMES)]
-    return {
-        "score": runs[0]["score"],
-        "hospitals": sorted({run["without"] for run in runs}),
-        "seeds": sorted({run["seed"] for run in runs}),
-        "models": order,
-        "runs": runs,
-    }
+    return LeaveOneOut(
+        score=runs[0].score,
+        hospitals=sorted({run.without for run in runs}),
+        seeds=sorted({run.seed for run in runs}),
+        models=order,
+        runs=runs,
+    )
 
 
-def scores(content: dict[str, Any]) -> Table:
+def scores(content: LeaveOneOut) -> Table:
     """Models by hospitals left out: mean over the seeds, and over the hospitals; (best: of the single models)."""
-    sites = content["hospitals"]
+    sites = content.hospitals
     rows = []
-    for model in content["models"]:
+    for model in content.models:
         cells, several = [], False
-        grid = {key: _grid(content, model, key) for key in ("score", "best")}
-        several = bool((grid["best"] > grid["score"] + 1e-9).any())
-        for mean, best in zip(
-            [*grid["score"].T, grid["score"].mean(axis=1)], [*grid["best"].T, grid["best"].mean(axis=1)], strict=True
-        ):
+        mean_of, best_of = _grid(content, model, "score"), _grid(content, model, "best")
+        several = bool((best_of > mean_of + 1e-9).any())
+        for mean, best in zip([*mean_of.T, mean_of.mean(axis=1)], [*best_of.T, best_of.mean(axis=1)], strict=True):
             cells.append(_text(mean) + (f" (best {best.mean():.3f})" if several else ""))
         rows.append([REFERENCE_NAMES.get(model, model.replace("_", " ").capitalize()), *cells])
     return ["model", *(f"without {site}" for site in sites), "mean"], rows
 
 
-def _grid(content: dict[str, Any], model: str, key: str) -> np.ndarray:
+def _grid(content: LeaveOneOut, model: str, key: Literal["score", "best"]) -> NDArray[np.float64]:
     """Seeds x hospitals; NaN where a fold is missing or has no such score."""
-    found = {(run["seed"], run["without"]): run["rows"].get(model, {}).get(key) for run in content["runs"]}
-    values = [[found.get((seed, site)) for site in content["hospitals"]] for seed in content["seeds"]]
+    found = {
+        (run.seed, run.without): row.score if key == "score" else row.best
+        for run in content.runs
+        if (row := run.rows.get(model))
+    }
+    values = [[found.get((seed, site)) for site in content.hospitals] for seed in content.seeds]
     return np.array(values, dtype=float)
 
 
-def _text(values: np.ndarray) -> str:
+def _text(values: NDArray[np.float64]) -> str:
     if np.isnan(values).any():
         return "n/a"
     return f"{values.mean():.3f}" + (f" ± {values.std(ddof=1):.3f}" if len(values) > 1 else "")
 
 
-def frequencies(content: dict[str, Any]) -> Table | None:
+def frequencies(content: LeaveOneOut) -> Table | None:
     """Hospitals left out by models: the share of its cases that each served, all seeds together; None without a super
     model. With the gammas that were chosen, and the score that the best gamma would have given."""
-    runs = [run for run in content["runs"] if "super" in run["rows"]]
+    runs = [(run.without, row) for run in content.runs if isinstance(row := run.rows.get("super"), ServedBySuper)]
     if not runs:
         return None
-    names = ["global", *content["hospitals"]]
+    names = ["global", *content.hospitals]
     rows = []
-    for site in content["hospitals"]:
-        mine = [run["rows"]["super"] for run in runs if run["without"] == site]
+    for site in content.hospitals:
+        mine = [row for without, row in runs if without == site]
         if not mine:
             continue
-        total = sum(row["cases"] for row in mine)
-        share = {name: sum(row["served"].get(name, 0) for row in mine) / total for name in names}
+        total = sum(row.cases for row in mine)
+        share = {name: sum(row.served.get(name, 0) for row in mine) / total for name in names}
         cells = ["–" if name == site else f"{share[name]:.2f}" for name in names]
-        gammas = sorted({row["gamma"] for row in mine}, key=str)
-        tops = [max((p["score"] for p in row["points"] if p["score"] is not None), default=np.nan) for row in mine]
+        gammas = sorted({row.gamma for row in mine}, key=str)
+        tops = [max((p.score for p in row.points if p.score is not None), default=np.nan) for row in mine]
         rows.append([site, *cells, ", ".join(map(str, gammas)), f"{np.mean(tops):.3f}"])
     return ["left out", *names, "gamma", "best gamma's score"], rows
 
 
-def page(content: dict[str, Any], job: str) -> str:
+def page(content: LeaveOneOut, job: str) -> str:
     """The tables as Markdown."""
-    several = ", mean ± standard deviation" if len(content["seeds"]) > 1 else ""
+    several = ", mean ± standard deviation" if len(content.seeds) > 1 else ""
     text = (
         f"# Leave one hospital out: {job}\n\n"
-        f"Test {content['score'].replace('_', ' ')} of the last round's models at the hospital that took no part; "
-        f"seeds: {', '.join(map(str, content['seeds']))}{several}. Where every hospital has a model of its own: the "
+        f"Test {content.score.replace('_', ' ')} of the last round's models at the hospital that took no part; "
+        f"seeds: {', '.join(map(str, content.seeds))}{several}. Where every hospital has a model of its own: the "
         "mean of them (best: the best of them, which nobody could have known).\n\n"
     )
     text += markdown(*scores(content)) + "\n"

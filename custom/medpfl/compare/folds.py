@@ -14,6 +14,7 @@ import torch
 
 import medpfl
 from medpfl.compare.data import split_digest
+from medpfl.compare.results import FoldRun
 from medpfl.compare.sources import source_digest
 from medpfl.compare.unseen import served
 from medpfl.compare.worker import main
@@ -23,7 +24,7 @@ from medpfl.core.mixers import Mixer
 from medpfl.data.site_file import load_site_file
 from medpfl.job import Job
 from medpfl.methods.base import Method
-from medpfl.results.files import json_of, read_training
+from medpfl.results.files import read_training
 from medpfl.rounds.messages import digest_of
 from medpfl.rounds.settings import Settings
 from medpfl.rounds.simulate import simulate
@@ -98,8 +99,8 @@ def make_folds(job: Job, site_files: dict[str, Path], seeds: int) -> Folds:
     return Folds(job, dict(site_files), runs)
 
 
-def run(order: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Train without the hospital, then test on it; returns what run.json holds.
+def run(order: dict[str, Any], folder: Path) -> FoldRun:
+    """Train without the hospital, then test on it; what run.json holds.
 
     Raises:
         MedPFLError: as the hospitals and the server raise them, or the data changed meanwhile.
@@ -116,14 +117,14 @@ def run(order: dict[str, Any], folder: Path) -> dict[str, Any]:
     job = Job(order["job"], len(there), Settings(**order["settings"]), components, method, task)
     simulate(job, there, folder / "results", folder / "home")
     summary = read_training(folder / "results")
-    return {
-        "without": without,
-        "seed": order["settings"]["seed"],
-        "score": summary.score,
-        "cases": len(unseen.splits["test"].names),
-        "rows": served(folder / "results", folder / "home", there, unseen, choice="last"),
-        "events": [json_of(event) for event in summary.events],
-    }
+    return FoldRun(
+        without=without,
+        seed=order["settings"]["seed"],
+        score=summary.score,
+        cases=len(unseen.splits["test"].names),
+        rows=served(folder / "results", folder / "home", there, unseen, choice="last"),
+        events=summary.events,
+    )
 
 
 if __name__ == "__main__":

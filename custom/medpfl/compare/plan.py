@@ -4,11 +4,11 @@
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from medpfl.compare.data import Split, read_splits
 from medpfl.compare.entries import Entry, build_entry, check_equal_work, check_roster, initial_weights, names_of
 from medpfl.compare.file import Comparison
+from medpfl.compare.results import SearchResult, SearchRun
 from medpfl.compare.runner import finished, read_run
 from medpfl.compare.runs import Run, run_of
 from medpfl.compare.tuning import Search, candidates_of, judge
@@ -25,7 +25,7 @@ class Plan:
     Attributes:
         entries: the methods as they are compared; of a comparison with a search, what was chosen, split by split.
         searches: what is to be searched before ``runs`` are known; empty without a search.
-        found: what the searches found, as JSON values.
+        found: what the searches found.
         runs: the runs of the comparison itself.
     """
 
@@ -36,7 +36,7 @@ class Plan:
     splits: list[Split]
     entries: list[Entry] = field(default_factory=list)
     searches: list[Search] = field(default_factory=list)
-    found: list[dict[str, Any]] = field(default_factory=list)
+    found: list[SearchResult] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
 
     @property
@@ -85,13 +85,14 @@ def make_plan(file: Comparison, site_files: dict[str, Path]) -> Plan:
 def decide(plan: Plan, results: Path) -> Plan:
     """The plan with what the searches chose and the runs that follow; a method without a choice has none."""
     found = [
-        judge(each, lambda run: read_run(results, run) if finished(results, run) else None) for each in plan.searches
+        judge(each, lambda run: read_run(results, run, SearchRun) if finished(results, run) else None)
+        for each in plan.searches
     ]
     by_seed = {split.seed: split for split in plan.splits}
     chosen = [
-        (search.candidates[result["chosen"]], by_seed[search.split])
+        (search.candidates[result.chosen], by_seed[search.split])
         for search, result in zip(plan.searches, found, strict=True)
-        if result["chosen"] is not None
+        if result.chosen is not None
     ]
     return _with_runs(dataclasses.replace(plan, found=found), chosen)
 

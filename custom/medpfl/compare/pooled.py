@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
 from medpfl.data.declared import SPLITS, StorageRule
+from medpfl.data.preparation import Spec
 from medpfl.data.samples import Budget, Samples, SiteData, Store
 from medpfl.data.site_file import SiteFile, load_site_file
 from medpfl.deployed.evaluate import evaluate_test, save_deployed
@@ -52,6 +53,10 @@ class Together(Task):
     @property
     def metrics(self) -> tuple[Metric, ...]:  # type: ignore[override]
         return self.task.metrics
+
+    @property
+    def spec(self) -> Spec:
+        return self.task.spec
 
     def hold(self, parts: Mapping[str, SiteData]) -> "Together":
         """Take the hospitals' data.

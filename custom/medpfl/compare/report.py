@@ -10,10 +10,11 @@ from jinja2 import Environment, PackageLoader, select_autoescape
 from medpfl.compare import console, figures
 from medpfl.compare.console import bytes_text, p_text, ranked
 from medpfl.compare.file import POOLED
+from medpfl.compare.results import Made, Results, Row
 from medpfl.deployed.evaluate import write_text
 
 
-def write_report(content: dict[str, Any], folder: Path, examples: list[dict[str, Any]] | None = None) -> Path:
+def write_report(content: Results, folder: Path, examples: list[dict[str, Any]] | None = None) -> Path:
     """Write ``report.html`` from what ``collect`` returned, and ``figures/`` anew: the page's large figures as SVG.
 
     Args:
@@ -35,20 +36,20 @@ def write_report(content: dict[str, Any], folder: Path, examples: list[dict[str,
     page = environment.get_template("report.html").render(
         c=content,
         rows=rows,
-        score=content["score"].replace("_", " "),
-        sites=content["hospitals"],
+        score=content.score.replace("_", " "),
+        sites=content.hospitals,
         runs=console.runs_text(content),
         budget=console.budget_text(content),
         tests_at=_test_sizes(content),
         top=_top(rows),
-        winner=next((row["name"] for row in rows if row["name"] != POOLED), None),
+        winner=next((row.name for row in rows if row.name != POOLED), None),
         pooled=POOLED,
         last=console.hospitals(content, "last"),
         metrics=console.metrics(content),
         other_metrics=console.other_metrics(content),
         together=console.together(content),
         cost=console.cost(content),
-        unseen=console.unseen(content) if content["unseen"] else None,
+        unseen=console.unseen(content) if content.unseen else None,
         searches=console.searches(content),
         selections=console.selections(content),
         **drawn,
@@ -56,11 +57,11 @@ def write_report(content: dict[str, Any], folder: Path, examples: list[dict[str,
         single_curves=figures.single_curves(rows, content),
         hidden_curves=figures.hidden_curves(rows),
         reliability=figures.reliability_plots(rows),
-        crosses=[{"name": row["name"], "cells": _shades(row["cross"])} for row in rows],
+        crosses=[{"name": row.name, "cells": _shades(row.cross)} for row in rows],
         mixings=_mixings(rows),
         references=list(figures.REFERENCES),
-        losses=_losses(rows, content["hospitals"]),
-        tests=sum(len(content["hospitals"]) + 1 for row in rows if row["gain"]),
+        losses=_losses(rows, content.hospitals),
+        tests=sum(len(content.hospitals) + 1 for row in rows if row.gain),
         examples=examples,
     )
     write_text(folder / "report.html", page)
@@ -78,31 +79,31 @@ def _write_figures(folder: Path, drawn: dict[str, str]) -> None:
             write_text(folder / f"{name}.svg", svg.replace("<svg ", '<svg style="background: #fff" ', 1))
 
 
-def _test_sizes(content: dict[str, Any]) -> dict[str, str]:
+def _test_sizes(content: Results) -> dict[str, str]:
     """Hospital to its number of test samples, over the splits."""
     found = {}
-    for site in content["hospitals"]:
-        sizes = sorted({split["sizes"][site]["test"] for split in content["splits"]})
+    for site in content.hospitals:
+        sizes = sorted({split.sizes[site]["test"] for split in content.splits})
         found[site] = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]}–{sizes[-1]}"
     return found
 
 
-def _top(rows: list[dict[str, Any]]) -> dict[str, float]:
+def _top(rows: list[Row]) -> dict[str, float]:
     """Each hospital's highest mean score; Pooled, which real hospitals cannot have, does not compete."""
     found: dict[str, float] = {}
-    for row in (row for row in rows if row["name"] != POOLED):
-        for site, scores in row["hospitals"].items():
-            if scores["best"]["mean"] is not None:
-                found[site] = max(found.get(site, -1e9), scores["best"]["mean"])
+    for row in (row for row in rows if row.name != POOLED):
+        for site, scores in row.hospitals.items():
+            if scores.best.mean is not None:
+                found[site] = max(found.get(site, -1e9), scores.best.mean)
     return found
 
 
-def _losses(rows: list[dict[str, Any]], sites: list[str]) -> dict[str, int]:
+def _losses(rows: list[Row], sites: list[str]) -> dict[str, int]:
     """How many hospitals would have done better alone, method by method (on the mean over the seeds)."""
     return {
-        row["name"]: sum((gain := row["hospitals"][site]["gain"]) is not None and gain["mean"] < 0 for site in sites)
+        row.name: sum((gain := row.hospitals[site].gain) is not None and gain.mean < 0 for site in sites)
         for row in rows
-        if row["gain"]
+        if row.gain
     }
 
 
@@ -117,16 +118,16 @@ def _shades(matrix: list[list[float | None]]) -> list[list[tuple[str, float]]]:
     ]
 
 
-def _mixings(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _mixings(rows: list[Row]) -> list[dict[str, Any]]:
     """Every method's matrices once, though it may have several rows (models)."""
     found = []
-    shown: list[tuple[Any, str]] = []
-    for row in sorted(rows, key=lambda row: len(row["name"])):
-        for slot, matrix in row["mixing"]["slots"].items():
-            if (row["made"], slot) not in shown:
-                shown.append((row["made"], slot))
-                split = f", split {row['mixing']['split']}" if row["mixing"]["split"] is not None else ""
-                title = f"{row['name']}, slot “{slot}”{split}, seed {row['mixing']['seed']}"
+    shown: list[tuple[list[Made], str]] = []
+    for row in sorted(rows, key=lambda row: len(row.name)):
+        for slot, matrix in row.mixing.slots.items():
+            if (row.made, slot) not in shown:
+                shown.append((row.made, slot))
+                split = f", split {row.mixing.split}" if row.mixing.split is not None else ""
+                title = f"{row.name}, slot “{slot}”{split}, seed {row.mixing.seed}"
                 cells = [[(f"{value:.2f}", round(0.65 * min(1.0, abs(value)), 3)) for value in line] for line in matrix]
                 found.append({"title": title, "cells": cells})
     return found

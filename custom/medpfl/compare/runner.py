@@ -12,9 +12,13 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from pydantic import TypeAdapter
+
+from medpfl.compare.results import FoldRun, SearchRun, TrainedRun, UnseenRun
 from medpfl.compare.worker import FAILURE, ORDER, PROGRESS, RESULT
 from medpfl.core.errors import MedPFLError
 from medpfl.deployed.evaluate import write_text
+from medpfl.results.files import parse
 
 
 class Run(Protocol):
@@ -28,6 +32,7 @@ class Run(Protocol):
 
 
 R = TypeVar("R", bound=Run, covariant=True)
+K = TypeVar("K", SearchRun, TrainedRun, UnseenRun, FoldRun)
 
 
 class Plan(Protocol[R]):
@@ -88,18 +93,22 @@ def finished(results: Path, run: Run) -> bool:
     return (results / "runs" / run.digest / RESULT).is_file()
 
 
-def read_run(results: Path, run: Run) -> dict[str, Any]:
+def read_run(results: Path, run: Run, kind: type[K]) -> K:
     """What a finished run left.
+
+    Args:
+        kind: what such runs leave.
 
     Raises:
         MedPFLError: it cannot be read.
     """
     path = results / "runs" / run.digest / RESULT
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return parse(TypeAdapter(kind), path.read_text(encoding="utf-8"), path)
+    except OSError as error:
         raise MedPFLError(f"cannot read {path}: {error}; remove its folder to repeat that run") from error
-    return found
+    except MedPFLError as error:
+        raise MedPFLError(f"{error}; remove its folder to repeat that run") from error
 
 
 def part_of(results: Path, run: Run) -> Path:

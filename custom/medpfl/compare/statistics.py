@@ -8,31 +8,13 @@ Wilcoxon test do not. Its smallest p-value is 2 / 2^n: with fewer than 6 seeds n
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
+
+from medpfl.compare.results import Gain
 
 EXACT_UP_TO = 16
-
-
-@dataclass(frozen=True)
-class Gain:
-    """Paired differences of two scores.
-
-    Attributes:
-        mean: of the differences.
-        deviation: sample standard deviation of the differences; None for a single pair.
-        p: two-sided p-value in (0, 1]; None for a single pair.
-        wins: pairs with a positive difference; ``losses``: with a negative one.
-        pairs: number of pairs.
-    """
-
-    mean: float
-    deviation: float | None
-    p: float | None
-    wins: int
-    losses: int
-    pairs: int
 
 
 def smallest_p(pairs: int) -> float:
@@ -63,7 +45,7 @@ def paired_gain(scores: Sequence[float], reference: Sequence[float]) -> Gain:
     )
 
 
-def _p_value(difference: np.ndarray) -> float:
+def _p_value(difference: NDArray[np.float64]) -> float:
     from scipy.stats import permutation_test
 
     if not difference.any():

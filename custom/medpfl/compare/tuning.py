@@ -16,6 +16,7 @@ import numpy as np
 
 from medpfl.compare.entries import Entry
 from medpfl.compare.file import Comparison
+from medpfl.compare.results import Candidate, SearchResult, SearchRun
 from medpfl.compare.runs import Run
 from medpfl.core.errors import ConfigError
 
@@ -50,8 +51,8 @@ def candidates_of(file: Comparison, name: str) -> list[dict[str, Any]]:
     return [grid[place] for place in sorted(random.Random(0).sample(range(len(grid)), budget))]
 
 
-def judge(search: Search, read: Callable[[Run], dict[str, Any] | None]) -> dict[str, Any]:
-    """What a search found, as JSON values; ``chosen`` is the best candidate's place, the first among equals.
+def judge(search: Search, read: Callable[[Run], SearchRun | None]) -> SearchResult:
+    """What a search found.
 
     Args:
         read: a run's result, None while it is not finished.
@@ -59,17 +60,19 @@ def judge(search: Search, read: Callable[[Run], dict[str, Any] | None]) -> dict[
     lines = []
     for entry, runs in zip(search.candidates, search.runs, strict=True):
         found = [read(run) for run in runs]
-        scores = [None if each is None else each["score"] for each in found]
-        reasons = [each["reason"] for each in found if each and each["reason"]]
+        scores = [None if each is None else each.score for each in found]
+        reasons = [each.reason for each in found if each and each.reason]
         known = [score for score in scores if score is not None]
-        lines.append({
-            "values": entry.values,
-            "scores": scores,
-            "mean": float(np.mean(known)) if len(known) == len(scores) else None,
-            "reason": reasons[0] if reasons else None,
-            "finished": all(each is not None for each in found),
-        })  # fmt: skip
-    places = [place for place, line in enumerate(lines) if line["mean"] is not None]
-    whole = all(line["finished"] for line in lines)
-    chosen = max(places, key=lambda place: (lines[place]["mean"], -place)) if whole and places else None
-    return {"method": search.name, "split": search.split, "candidates": lines, "chosen": chosen}
+        lines.append(
+            Candidate(
+                values=entry.values,
+                scores=scores,
+                mean=float(np.mean(known)) if len(known) == len(scores) else None,
+                reason=reasons[0] if reasons else None,
+                finished=all(each is not None for each in found),
+            )
+        )
+    means = [(line.mean, -place) for place, line in enumerate(lines) if line.mean is not None]
+    whole = all(line.finished for line in lines)
+    chosen = -max(means)[1] if whole and means else None
+    return SearchResult(method=search.name, split=search.split, candidates=lines, chosen=chosen)

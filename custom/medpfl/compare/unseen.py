@@ -3,11 +3,12 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from medpfl.compare.data import Read
+from medpfl.compare.results import Point, Served, ServedBySuper
 from medpfl.data.samples import SiteData
 from medpfl.data.site_file import load_site_file
 from medpfl.deployed.model_file import load_deployed
@@ -41,7 +42,7 @@ def served(
     unseen: SiteData,
     read: Read = load_site_file,
     choice: Literal["best", "last"] = "best",
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Served | ServedBySuper]:
     """Model to how it does on the test split of the hospital that took no part.
 
     Every hospital's model of each name is tried: "models" has each one's score, "score" their mean, "best" the best of
@@ -59,7 +60,7 @@ def served(
     """
     summary = read_training(results)
     score = summary.score
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Served | ServedBySuper] = {}
     for model in dict.fromkeys(line.model for line in summary.test):
         each = {}
         for site in sorted(site_files):
@@ -67,25 +68,25 @@ def served(
             if path.exists():  # a hospital that missed that round has no such model
                 each[site] = number(evaluate_on(load_deployed(path), unseen, "test").metrics[score])
         known = [value for value in each.values() if value is not None]
-        found[model] = {
-            "models": each,
-            "score": float(np.mean(known)) if known else None,
-            "best": max(known) if known else None,
-        }
+        found[model] = Served(
+            models=each,
+            score=float(np.mean(known)) if known else None,
+            best=max(known) if known else None,
+        )
     if makes_joint(summary):
         found[SUPER] = _super(results, site_files, unseen, read)
     return found
 
 
-def _super(results: Path, site_files: Mapping[str, Path], unseen: SiteData, read: Read) -> dict[str, Any]:
+def _super(results: Path, site_files: Mapping[str, Path], unseen: SiteData, read: Read) -> ServedBySuper:
     model, _ = super_model(results, site_files, read)
     test = study_of(model, "the hospital left out", unseen).test
     here = next(point for point in test.points if point.gamma == model.method.gamma)
-    return {
-        "score": here.score,
-        "best": here.score,
-        "gamma": model.method.gamma,
-        "served": dict(zip(model.method.labels, here.counts, strict=True)),
-        "cases": test.cases,
-        "points": [point.model_dump() for point in test.points],
-    }
+    return ServedBySuper(
+        score=here.score,
+        best=here.score,
+        gamma=model.method.gamma,
+        served=dict(zip(model.method.labels, here.counts, strict=True)),
+        cases=test.cases,
+        points=[Point(gamma=point.gamma, score=point.score, counts=point.counts) for point in test.points],
+    )

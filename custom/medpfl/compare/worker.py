@@ -20,6 +20,16 @@ from medpfl.compare.data import Read, reader, split_digest
 from medpfl.compare.entries import initial_everywhere
 from medpfl.compare.file import FEDAVG, FINE_TUNED, LOCAL, POOLED
 from medpfl.compare.pooled import train_pooled
+from medpfl.compare.results import (
+    AnyRun,
+    Bins,
+    ModelRow,
+    Rows,
+    SearchRun,
+    SuperRow,
+    TrainedRun,
+    UnseenRun,
+)
 from medpfl.compare.runs import job_of, rebuild
 from medpfl.compare.unseen import SUPER, served, super_model
 from medpfl.core.errors import ConfigError, MedPFLError
@@ -33,6 +43,7 @@ from medpfl.results.files import LINES, json_of, read_lines, read_mixing, read_t
 from medpfl.results.schema import (
     Direction,
     FinalLine,
+    Scores,
     TrainingLine,
     TrainingSummary,
     ValidationLine,
@@ -48,11 +59,11 @@ PROGRESS = f"results/{LINES}"
 _WAYS: tuple[Direction, Direction] = ("to_site", "from_site")
 
 
-def work(folder: Path, run: Callable[[dict[str, Any], Path], dict[str, Any]]) -> None:
+def work(folder: Path, run: Callable[[dict[str, Any], Path], AnyRun]) -> None:
     """Do the run that ``folder``/order.json describes, and give the folder its final name.
 
     Args:
-        run: does it, given the order and the folder; returns what run.json holds.
+        run: does it, given the order and the folder; what run.json holds.
 
     Raises:
         MedPFLError: as the hospitals, the server and the fairness checks raise them.
@@ -66,14 +77,14 @@ def work(folder: Path, run: Callable[[dict[str, Any], Path], dict[str, Any]]) ->
             for state in folder.glob("home/*/*/state"):
                 shutil.rmtree(state)
             (folder / FAILURE).unlink(missing_ok=True)
-            write_text(folder / RESULT, json.dumps(result, indent=1))
+            write_text(folder / RESULT, json.dumps(json_of(result), indent=1))
             final = folder.with_name(folder.name.removesuffix(".part"))
             shutil.rmtree(final, ignore_errors=True)
             os.replace(folder, final)
 
 
-def run(order: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Train, choose by validation, test; returns what run.json holds."""
+def run(order: dict[str, Any], folder: Path) -> SearchRun | TrainedRun | UnseenRun:
+    """Train, choose by validation, test; what run.json holds."""
     entry, task = rebuild(order)
     read = reader(order["split"])
     files = {site: Path(path) for site, path in order["site_files"].items()}
@@ -83,7 +94,7 @@ def run(order: dict[str, Any], folder: Path) -> dict[str, Any]:
             raise ConfigError(f"{site}'s data or split changed while the comparison was running; start it again")
     taking_part = {site: found for site, found in sorted(data.items()) if site != order["without"]}
     roster = tuple(taking_part)
-    result = {
+    said: dict[str, Any] = {
         **{key: order[key] for key in ("seed", "split", "without")},
         "method": order["name"],
         "initial": initial_everywhere(entry, task, taking_part, roster, order["seed"]),
@@ -100,10 +111,10 @@ def run(order: dict[str, Any], folder: Path) -> dict[str, Any]:
     except QuorumLost as error:
         if test:
             raise
-        return {**result, "score": None, "reason": str(error)}  # such arguments cannot be chosen
+        return SearchRun(**said, score=None, reason=str(error))  # such arguments cannot be chosen
     if not test:
         best = coordinator.best.get(next(iter(entry.method.deploys)))
-        return {**result, "score": best.score if best else None, "reason": None}
+        return SearchRun(**said, score=best.score if best else None, reason=None)
     summary = read_training(folder / "results")
     lines = lines or summary.test
 
@@ -112,22 +123,24 @@ def run(order: dict[str, Any], folder: Path) -> dict[str, Any]:
 
     if order["without"]:
         there = {site: files[site] for site in roster}
-        found = served(folder / "results", folder / "home", there, data[order["without"]], read)
-        return {**result, "rows": {label(model): row for model, row in found.items()}}
+        reached = served(folder / "results", folder / "home", there, data[order["without"]], read)
+        return UnseenRun(**said, rows={label(model): row for model, row in reached.items()})
     models = dict.fromkeys(line.model for line in lines)
-    rows = {label(model): _row(model, task, folder, data, lines, summary) for model in models}
+    rows: dict[str, SuperRow | ModelRow] = {
+        label(model): _row(model, task, folder, data, lines, summary) for model in models
+    }
     if makes_joint(summary):
         rows[label(SUPER)] = _super_row(task, folder, data, files, read, job.settings.rounds)
-    return {
-        **result,
-        "rows": rows,
-        "bytes": _bytes(folder, bool(entry.codecs)),
-        **({"ratio": _ratio(folder)} if entry.codecs else {}),
-        "sdwd": sdwd_of_slots(folder / "results"),
-        "seconds": _seconds(folder),
-        "mixing": _mixing(folder),
-        "events": [json_of(event) for event in summary.events],
-    }
+    return TrainedRun(
+        **said,
+        rows=rows,
+        bytes=_bytes(folder, bool(entry.codecs)),
+        ratio=_ratio(folder) if entry.codecs else None,
+        sdwd=sdwd_of_slots(folder / "results"),
+        seconds=_seconds(folder),
+        mixing=_mixing(folder),
+        events=summary.events,
+    )
 
 
 def _row(
@@ -137,9 +150,9 @@ def _row(
     data: dict[str, SiteData],
     lines: list[FinalLine],
     summary: TrainingSummary,
-) -> dict[str, Any]:
+) -> ModelRow:
     """Of one deployed model: its scores, its learning curve, calibration, and its test on every hospital's data."""
-    tested: dict[str, dict[str, Any]] = {}
+    tested: dict[str, dict[str, Scores]] = {}
     for line in lines:
         if line.model == model:
             tested.setdefault(line.choice, {})[line.site] = line.metrics
@@ -151,21 +164,21 @@ def _row(
         together[site] = {name: number(value) for name, value in everybody.metrics.items()}
         cross[site] = {other: number(each.metrics[task.score]) for other, each in found.items()}
         calibration[site] = _calibration(deployed, found[site])
-    return {
-        "model": model,
-        "best_round": best.round if best else None,
-        "best": tested.get("best", {}),
-        "last": tested.get("last", {}),
-        "curve": _curve(folder, model, task.score),
-        "cross": cross,
-        "together": together,
-        "calibration": calibration,
-    }
+    return ModelRow(
+        model=model,
+        best_round=best.round if best else None,
+        best=tested.get("best", {}),
+        last=tested.get("last", {}),
+        curve=_curve(folder, model, task.score),
+        cross=cross,
+        together=together,
+        calibration=calibration,
+    )
 
 
 def _super_row(
     task: Task, folder: Path, data: dict[str, SiteData], files: dict[str, Path], read: Read, rounds: int
-) -> dict[str, Any]:
+) -> SuperRow:
     """Of the super model that the server can put together: the last round's, the same for every hospital."""
     made, found = super_model(folder / "results", files, read)
     path = folder / "results" / "super.safetensors"
@@ -175,25 +188,25 @@ def _super_row(
     scores = {site: metrics[task.score] for site, metrics in tested.items()}
     together = {name: number(value) for name, value in everybody.metrics.items()}
     labels = made.method.labels
-    return {
-        "model": SUPER,
-        "best_round": rounds,
-        "best": tested,
-        "last": tested,
-        "curve": [],
-        "cross": dict.fromkeys(data, scores),
-        "together": dict.fromkeys(data, together),
-        "calibration": dict.fromkeys(data),
-        "gamma": found.gamma,
-        "served": {line.hospital: dict(zip(labels, line.served, strict=True)) for line in found.lines},
-    }
+    return SuperRow(
+        model=SUPER,
+        best_round=rounds,
+        best=tested,
+        last=tested,
+        curve=[],
+        cross=dict.fromkeys(data, scores),
+        together=dict.fromkeys(data, together),
+        calibration=dict.fromkeys(data),
+        gamma=found.gamma,
+        served={line.hospital: dict(zip(labels, line.served, strict=True)) for line in found.lines},
+    )
 
 
 def _best(folder: Path, site: str, model: str) -> Deployed:
     return load_deployed(folder / "home" / site / "compared" / "models" / f"{model}-best.safetensors")
 
 
-def _calibration(deployed: Deployed, found: Evaluation) -> dict[str, Any] | None:
+def _calibration(deployed: Deployed, found: Evaluation) -> Bins | None:
     """Calibration at the model's own hospital, with the bins that a reliability plot shows."""
     history = deployed.meta.history
     if history is None or history.calibration is None:
@@ -202,7 +215,7 @@ def _calibration(deployed: Deployed, found: Evaluation) -> dict[str, Any] | None
     right = np.array([case["predicted"] == case["class"] for case in found.cases])
     share, hits, total = reliability(top, right)
     bins = [list(one) for one in zip(share.tolist(), hits.tolist(), total.tolist(), strict=True)]
-    return {"ece": history.calibration.ece, "brier": history.calibration.brier, "bins": bins}
+    return Bins(ece=history.calibration.ece, brier=history.calibration.brier, bins=bins)
 
 
 def _label(name: str, model: str, personalised: str) -> str:
@@ -222,7 +235,7 @@ def _curve(folder: Path, model: str, score: str) -> list[float]:
     return [found[round_number] for round_number in sorted(found)]
 
 
-def _bytes(folder: Path, coded: bool) -> dict[str, int]:
+def _bytes(folder: Path, coded: bool) -> dict[Direction, int]:
     """Bytes that one hospital is sent and sends in a round: the largest, where they differ; with codecs, the mean."""
     traffic = read_traffic(folder / "results")
     found = {way: [line.encoded for line in traffic if line.direction == way] for way in _WAYS}
@@ -232,12 +245,12 @@ def _bytes(folder: Path, coded: bool) -> dict[str, int]:
     }
 
 
-def _ratio(folder: Path) -> dict[str, float]:
+def _ratio(folder: Path) -> dict[Direction, float]:
     """How many times fewer bytes travelled than the tensors have, over the whole run."""
-    ratios = {}
+    ratios: dict[Direction, float] = {}
     for way in _WAYS:
         lines = [line for line in read_traffic(folder / "results") if line.direction == way]
-        ratios[str(way)] = round(sum(line.raw for line in lines) / max(sum(line.encoded for line in lines), 1), 2)
+        ratios[way] = round(sum(line.raw for line in lines) / max(sum(line.encoded for line in lines), 1), 2)
     return ratios
 
 
@@ -248,14 +261,14 @@ def _seconds(folder: Path) -> float:
     return float(np.median([line.seconds for line in lines if line.round > 1 or last == 1]))
 
 
-def _mixing(folder: Path) -> dict[str, Any]:
+def _mixing(folder: Path) -> dict[str, Rows]:
     """The last round's matrix of every slot that has one."""
     mixing = read_mixing(folder / "results")
     last = {name.rsplit("/", 1)[0]: name for name in sorted(mixing)}
     return {slot: np.round(mixing[name], 6).tolist() for slot, name in last.items()}
 
 
-def main(folder: Path, run: Callable[[dict[str, Any], Path], dict[str, Any]] = run) -> int:
+def main(folder: Path, run: Callable[[dict[str, Any], Path], AnyRun] = run) -> int:
     """Exit code 1 and a sentence in failure.txt where the run could not be done."""
     try:
         work(folder, run)

@@ -50,17 +50,6 @@ class Cells(Strict):
         return columns
 
 
-def kept_form(preparation: Mapping[str, Any], path: Path) -> Cells:
-    """How the files of the training data were written, as a deployed model keeps it.
-
-    Raises:
-        DataError: the model was given away without what prepares its inputs.
-    """
-    if "cells" not in preparation:
-        raise DataError(f"{path}: cannot be prepared: the model was given away without its hospital's preparation")
-    return Cells.model_validate(preparation["cells"])
-
-
 def shown_names(files: Sequence[str]) -> list[str]:
     """Each file's name for messages and predictions: without its folder, unless two files are named alike."""
     names = [Path(file).name for file in files]

@@ -1,25 +1,106 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tasks and kinds of datasets exchange."""
+"""What a kind of dataset is: cases that can be listed, read one by one, and loaded as a task wants them.
 
-from collections.abc import Callable
+On the way back, ``Preparation.new_cases`` gives cases to predict, and ``NewCase.save`` writes what a network says of
+one in the geometry of the hospital's file.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import PrivateAttr
+
+from medpfl.data.declared import Problems, SplitRule, StorageRule, Strict
+from medpfl.data.preparation import Preparation, Spec
+from medpfl.data.samples import SiteData
 
 
 @dataclass(frozen=True)
-class NewCase:
-    """A case to predict.
+class Case:
+    """One case: a volume, an image, a recording, a row.
 
     Attributes:
-        name: its file (and row).
-        inputs: N x ... samples, prepared as in training; several for slices of a volume or windows of a recording.
-        save: writes a segmentation from the network's outputs (N x C x ...) into a folder, in the input's geometry, on
-            request with probabilities, and returns what to tell about it; None for tasks with one class a case.
+        name: the hospital's name of it; it never leaves the hospital.
+        group: whose it is; equal groups stay in one split.
+        where: file and row or entry, for messages.
     """
 
     name: str
-    inputs: Tensor
-    save: Callable[[Tensor, Path, list[str], bool], dict[str, Any]] | None = None
+    group: str
+    where: str
+
+
+@dataclass(frozen=True)
+class Item:
+    """A case as it was read.
+
+    Attributes:
+        image: CHW[D] (or C x length, or F features) as in the file; NaN where a value is missing.
+        target: class index, or a label map HW[D] (uint8).
+        affine: 4 x 4 voxel to mm (RAS), where the file has a geometry.
+    """
+
+    image: NDArray[Any]
+    target: int | NDArray[np.uint8]
+    affine: NDArray[np.float64] | None = None
+
+    @property
+    def spacing(self) -> tuple[float, ...] | None:
+        """Voxel size in mm along the image's own axes."""
+        if self.affine is None:
+            return None
+        return tuple(float(length) for length in np.linalg.norm(self.affine[:3, :3], axis=0))
+
+
+Listing = Mapping[str, Sequence[Any]]
+"""Split to its cases (each kind has a ``Case`` of its own), in the list's order; "validation" may be empty."""
+
+
+class Dataset(Strict, ABC):
+    """A declared dataset; each kind is a subclass in a folder of its own."""
+
+    form: ClassVar[str]
+    """The form of its samples; see ``Spec.forms``."""
+    targets: ClassVar[tuple[str, ...]]
+    """What such datasets can have as a target; see ``Spec.target``."""
+    preparation: ClassVar[type[Preparation]]
+
+    kind: str
+    split: SplitRule = SplitRule()
+    _folder: Path = PrivateAttr(default=Path())
+    """Paths of the site file are relative to it."""
+    _storage: StorageRule = PrivateAttr(default=StorageRule())
+
+    @abstractmethod
+    def class_names(self) -> list[str]:
+        """Names of the classes in their order."""
+
+    @abstractmethod
+    def cases(self, problems: Problems) -> Listing:
+        """All cases, split by split, without reading them."""
+
+    @abstractmethod
+    def read(self, case: Any) -> Item:
+        """Read and check one case.
+
+        Raises:
+            DataError: with the file, expected and got.
+        """
+
+    @abstractmethod
+    def load(self, spec: Spec) -> SiteData:
+        """All cases as a task wants them.
+
+        Raises:
+            DataError: with the file, expected and got; or the dataset declares no such target.
+        """
+
+    @classmethod
+    def gives(cls, spec: Spec) -> bool:
+        """Whether datasets of this kind can be what a task wants."""
+        return cls.form in spec.forms and spec.target in cls.targets

@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every declared dataset has: a kind, a split rule, cases that can be listed and read one by one."""
+"""Keys that several kinds of datasets have in the site file, and how problems with them are told."""
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from medpfl.core.errors import DataError
 
@@ -175,70 +171,3 @@ class Problems:
         if not self.keep:
             raise DataError(text)
         self.found.append(text)
-
-
-@dataclass(frozen=True)
-class Case:
-    """One case: a volume, an image, a recording, a row.
-
-    Attributes:
-        name: the hospital's name of it; it never leaves the hospital.
-        group: whose it is; equal groups stay in one split.
-        where: file and row or entry, for messages.
-    """
-
-    name: str
-    group: str
-    where: str
-
-
-@dataclass(frozen=True)
-class Item:
-    """A case as it was read.
-
-    Attributes:
-        image: CHW[D] (or C x length, or F features) as in the file; NaN where a value is missing.
-        target: class index, or a label map HW[D] (uint8).
-        affine: 4 x 4 voxel to mm (RAS), where the file has a geometry.
-    """
-
-    image: NDArray[Any]
-    target: int | NDArray[np.uint8]
-    affine: NDArray[np.float64] | None = None
-
-    @property
-    def spacing(self) -> tuple[float, ...] | None:
-        """Voxel size in mm along the image's own axes."""
-        if self.affine is None:
-            return None
-        return tuple(float(length) for length in np.linalg.norm(self.affine[:3, :3], axis=0))
-
-
-Listing = Mapping[str, Sequence[Any]]
-"""Split to its cases (each kind has a ``Case`` of its own), in the list's order; "validation" may be empty."""
-
-
-class Dataset(Strict, ABC):
-    """A declared dataset; each kind is a subclass in a file of its own."""
-
-    kind: str
-    split: SplitRule = SplitRule()
-    _folder: Path = PrivateAttr(default=Path())
-    """Paths of the site file are relative to it."""
-    _storage: StorageRule = PrivateAttr(default=StorageRule())
-
-    @abstractmethod
-    def class_names(self) -> list[str]:
-        """Names of the classes in their order."""
-
-    @abstractmethod
-    def cases(self, problems: Problems) -> Listing:
-        """All cases, split by split, without reading them."""
-
-    @abstractmethod
-    def read(self, case: Any) -> Item:
-        """Read and check one case.
-
-        Raises:
-            DataError: with the file, expected and got.
-        """

@@ -30,8 +30,8 @@ def cut_by_class(
         wanted = borders * len(of_class) + carried
         places = np.maximum.accumulate(np.clip(np.round(wanted), 0, len(of_class))).astype(np.int64)
         carried = wanted - places
-        for split, part in zip(found, np.split(of_class, places), strict=True):
-            found[split].extend(part.tolist())
+        for split, taken in zip(found, np.split(of_class, places), strict=True):
+            found[split].extend(taken.tolist())
     for split, part in found.items():
         if not part:
             raise DataError(f"{len(mine)} rows leave the {split} split empty")

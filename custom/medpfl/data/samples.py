@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from medpfl.core.errors import DataError
 from medpfl.data.declared import StorageRule
+from medpfl.data.preparation import Preparation
 
 _READERS = min(4, os.cpu_count() or 1)
 
@@ -94,13 +95,13 @@ class SiteData:
     Attributes:
         splits: split to its samples.
         class_names: names of the classes in their order.
-        preparation: what was fitted on the training part to prepare inputs (means, imputed values), as JSON values;
-            kept with the deployed model so that new cases are prepared alike.
+        preparation: how inputs were prepared; kept with the deployed model so that new cases are prepared alike. None:
+            nothing is known of it.
     """
 
     splits: dict[str, Samples]
     class_names: list[str]
-    preparation: dict[str, Any] = field(default_factory=dict)
+    preparation: Preparation | None = None
 
 
 class Budget:

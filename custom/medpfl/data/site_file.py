@@ -21,27 +21,23 @@ networks:                             # of this hospital's choice, for jobs that
 """
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, Field, PrivateAttr, ValidationError
+from pydantic import BaseModel, Field, InstanceOf, PrivateAttr, ValidationError
 from torch import Tensor
 
 from medpfl import store
-from medpfl.core.errors import MedPFLError, SiteFileError
-from medpfl.data.arrays.declare import Arrays
-from medpfl.data.declared import Dataset, StorageRule, Strict
-from medpfl.data.images.declare import Images
-from medpfl.data.series.declare import Series
-from medpfl.data.table.declare import Table
-from medpfl.data.volumes.declare import Volumes
+from medpfl.core.errors import ConfigError, MedPFLError, SiteFileError
+from medpfl.data.contract import Dataset
+from medpfl.data.declared import StorageRule, Strict
+from medpfl.data.kinds import KINDS, kind_named
+from medpfl.data.preparation import Spec
+from medpfl.data.samples import SiteData
 
 ENVIRONMENT_VARIABLE = "MEDPFL_SITE_FILE"
-Declared = Annotated[Volumes | Table | Images | Arrays | Series, Field(discriminator="kind")]
-KINDS: dict[str, type[Dataset]] = {
-    get_args(kind.model_fields["kind"].annotation)[0]: kind for kind in get_args(get_args(Declared)[0])
-}
 CHECKPOINT = "checkpoint"
 """What a checkpoint's file says it is."""
 Kind = TypeVar("Kind", bound=Dataset)
@@ -53,31 +49,49 @@ class SiteFile(Strict):
 
     site: str | None = None
     storage: StorageRule = StorageRule()
-    datasets: dict[str, Declared] = Field(min_length=1)
+    datasets: dict[str, InstanceOf[Dataset]] = Field(min_length=1)
     checkpoints: dict[str, str] = Field(default={})
     networks: dict[str, dict[str, Any]] = Field(default={})
     _path: Path = PrivateAttr(default=Path())
 
     def dataset(self, name: str, *kinds: type[Kind]) -> Kind:
-        """The declared dataset ``name``, of one of the kinds the task can use.
+        """The declared dataset ``name``, of one of the kinds.
 
         Raises:
             SiteFileError: it is not declared, or is of another kind.
         """
+        dataset = self._declared(name)
+        if not isinstance(dataset, kinds):
+            raise self._of_another_kind(name, [kind for kind, known in KINDS.items() if known in kinds])
+        return dataset
+
+    def load(self, name: str, spec: Spec) -> SiteData:
+        """All cases of the declared dataset ``name`` as a task wants them.
+
+        Raises:
+            SiteFileError: it is not declared, or of a kind that has no such cases.
+            DataError: the data are not as declared.
+        """
+        dataset = self._declared(name)
+        if not dataset.gives(spec):
+            raise self._of_another_kind(name, [kind for kind, known in KINDS.items() if known.gives(spec)])
+        return dataset.load(spec)
+
+    def _declared(self, name: str) -> Dataset:
         if name not in self.datasets:
             raise SiteFileError(
                 f"{self._path}: the job asks for dataset '{name}', which this hospital does not declare; "
                 f"declared: {', '.join(sorted(self.datasets))}",
                 public=f"dataset '{name}' is not declared at this hospital",
             )
-        dataset = self.datasets[name]
-        if not isinstance(dataset, kinds):
-            wanted = " or ".join(f"'{kind}'" for kind, known in KINDS.items() if known in kinds)
-            raise SiteFileError(
-                f"{self._path}: dataset '{name}' is of kind '{dataset.kind}', the job's task needs {wanted}",
-                public=f"dataset '{name}' is of another kind than the job's task needs",
-            )
-        return dataset
+        return self.datasets[name]
+
+    def _of_another_kind(self, name: str, kinds: Sequence[str]) -> SiteFileError:
+        wanted = " or ".join(f"'{kind}'" for kind in kinds) or "another"
+        return SiteFileError(
+            f"{self._path}: dataset '{name}' is of kind '{self.datasets[name].kind}', the job's task needs {wanted}",
+            public=f"dataset '{name}' is of another kind than the job's task needs",
+        )
 
     def checkpoint(self, name: str) -> dict[str, Tensor]:
         """The tensors of the declared checkpoint ``name``.
@@ -151,7 +165,7 @@ def load_site_file(path: Path, site: str | None = None) -> SiteFile:
     if not isinstance(content, dict):
         raise SiteFileError(f"{path}: expected a mapping with the key 'datasets', got {type(content).__name__}")
     try:
-        parsed = SiteFile.model_validate(content)
+        parsed = SiteFile.model_validate(_with_datasets(path, content))
     except ValidationError as error:
         raise SiteFileError(f"{path}: {_first_problem(error)}") from error
     if site and parsed.site and parsed.site != site:
@@ -190,23 +204,39 @@ def find_site_file(site: str, scope: dict[str, object] | None, kit_local: Path |
     )
 
 
+def _with_datasets(path: Path, content: dict[str, Any]) -> dict[str, Any]:
+    """The content with each dataset read by its kind."""
+    declared = content.get("datasets")
+    if not isinstance(declared, dict):
+        return content
+    return {**content, "datasets": {name: _dataset(path, str(name), each) for name, each in declared.items()}}
+
+
+def _dataset(path: Path, name: str, content: Any) -> Any:
+    if not isinstance(content, dict):
+        raise SiteFileError(f"{path}: 'datasets.{name}': expected a mapping, got {content!r}")
+    if "kind" not in content:
+        raise SiteFileError(f"{path}: key 'datasets.{name}.kind' is missing; expected {_KINDS}")
+    try:
+        return kind_named(str(content["kind"])).model_validate(content)
+    except ConfigError as error:
+        got = f"got {content['kind']!r}" + (f" ({error})" if "." in str(content["kind"]) else "")
+        raise SiteFileError(f"{path}: 'datasets.{name}.kind': expected {_KINDS}, {got}") from error
+    except ValidationError as error:
+        raise SiteFileError(f"{path}: {_first_problem(error, ('datasets', name))}") from error
+
+
 _KINDS = " or ".join(f"'{kind}'" for kind in KINDS)
 
 
-def _first_problem(error: ValidationError) -> str:
+def _first_problem(error: ValidationError, before: tuple[str, ...] = ()) -> str:
     problem = error.errors()[0]
-    # pydantic puts the tag of the union of datasets third; it is not a key of the file.
-    loc = problem["loc"][:2] + problem["loc"][3:] if problem["loc"][:1] == ("datasets",) else problem["loc"]
-    place = ".".join(str(p) for p in loc if p != "[key]") or "the file"
+    place = ".".join(str(p) for p in (*before, *problem["loc"]) if p != "[key]") or "the file"
     got = problem.get("input")
     shown = "" if isinstance(got, dict | BaseModel) or problem["type"] == "missing" else f", got {got!r}"
     if problem["type"] == "extra_forbidden":
         return f"unknown key '{place}'"
     if problem["type"] == "missing":
         return f"key '{place}' is missing"
-    if problem["type"] == "union_tag_not_found":
-        return f"key '{place}.kind' is missing; expected {_KINDS}"
-    if problem["type"] == "union_tag_invalid":
-        return f"'{place}.kind': expected {_KINDS}, got {problem['ctx']['tag']!r}"
     message = problem["msg"].removeprefix("Value error, ")
     return f"'{place}': {message[0].lower()}{message[1:]}{shown}"

@@ -7,7 +7,8 @@ import numpy as np
 from sklearn.model_selection import train_test_split
 
 from medpfl.core.errors import DataError
-from medpfl.data.declared import SPLITS, Case, Problems, SplitRule
+from medpfl.data.contract import Case
+from medpfl.data.declared import SPLITS, Problems, SplitRule
 
 _SPELLINGS = {
     "train": "train", "training": "train",

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from medpfl.core.errors import DataError
 from medpfl.data.pixels import read_mask
-from medpfl.data.volumes.declare import read_image, same_place
 from medpfl.data.volumes.new import find_volumes, name_of_item
+from medpfl.data.volumes.prepare import read_image, same_place
 
 _ENDINGS = (".nii.gz", ".nii", ".png")
 

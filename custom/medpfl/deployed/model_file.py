@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, PositiveInt, ValidationError
 from torch import Tensor, nn
 
 from medpfl import store
@@ -71,7 +71,7 @@ class History(_Strict):
     samples_by_class: dict[str, dict[str, int]]
     test: dict[str, float | None]
     calibration: Calibration | None
-    preparation: dict[str, Any]
+    preparation: dict[str, JsonValue]
 
 
 class ModelMeta(_Strict):
@@ -130,7 +130,7 @@ class Deployed:
         return tuple(self.meta.recipe.input_shape)
 
     @property
-    def preparation(self) -> dict[str, Any]:
+    def preparation(self) -> dict[str, JsonValue]:
         """What was fitted on the training part to prepare inputs; empty for a model without its history."""
         return self.meta.history.preparation if self.meta.history else {}
 

@@ -13,6 +13,7 @@ import torch
 
 import medpfl
 from medpfl.core.errors import MedPFLError
+from medpfl.data.kinds import read_preparation
 from medpfl.deployed.card import INTENDED_USE
 from medpfl.deployed.model_file import Deployed
 from medpfl.tasks.segmentation import Segmentation
@@ -34,7 +35,8 @@ def write_bundle(deployed: Deployed, folder: Path) -> None:
     from medpfl.deployed.export import write_torchscript
 
     task = deployed.task
-    of_images = deployed.preparation.get("kind") == "images"
+    segments = isinstance(task, Segmentation)
+    of_images = segments and read_preparation(deployed.preparation, task.spec).form == "images"
     if not isinstance(task, Segmentation) or of_images:
         raise MedPFLError(
             f"a MONAI bundle is written for models that segment volumes; this one's task is {type(task).__name__}"

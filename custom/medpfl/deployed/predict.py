@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from medpfl.core.errors import DataError, MedPFLError
-from medpfl.data.contract import NewCase
+from medpfl.data.preparation import NewCase
 from medpfl.data.samples import SiteData, joined_targets
 from medpfl.data.site_file import SiteFile
 from medpfl.deployed.evaluate import decide, write_cases

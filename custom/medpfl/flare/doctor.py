@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from medpfl.core.errors import MedPFLError, SiteFileError
-from medpfl.data.declared import Dataset
+from medpfl.data.contract import Dataset
 from medpfl.data.paths import paths_of, split_pattern
 from medpfl.data.site_file import ENVIRONMENT_VARIABLE, SiteFile, find_site_file
 from medpfl.flare.allow import CODE_RIGHT, LOG_STREAMING, READ_RIGHT, component_classes, roles_with, why_no_class

@@ -38,10 +38,9 @@ def plan_of(method: Method, methods: Sequence[Method], rounds: int) -> Plan:
 
 def rebuild_of(method: Component, task: Component, data: SiteData) -> Rebuild:
     """What rebuilds the networks from the slots that the server keeps; nothing in it was fitted on the data."""
-    known = data.preparation if data.preparation.get("kind") == "images" else {}
-    kept = {str(key): known[key] for key in ("kind", "channels") if key in known}
+    shared = data.preparation.shared() if data.preparation else {}
     shape = list(data.splits["train"].inputs.shape[1:])
-    return Rebuild(method=as_json(method), task=as_json(task), input_shape=shape, preparation=kept)
+    return Rebuild(method=as_json(method), task=as_json(task), input_shape=shape, preparation=as_json(shared))
 
 
 def versions() -> dict[str, str]:

@@ -5,9 +5,9 @@ validation chose."""
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
+from pydantic import JsonValue
 from torch import Tensor, nn
 
 import medpfl
@@ -41,7 +41,7 @@ class Joint:
     recipe: Recipe
     job: str
     round: int
-    preparation: dict[str, Any]
+    preparation: dict[str, JsonValue]
 
     def with_gamma(self, gamma: float | None) -> "Joint":
         """The same with another threshold.

@@ -4,18 +4,20 @@
 import dataclasses
 import difflib
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from pydantic import JsonValue
 from torch import Tensor, nn
 
 from medpfl.component import build
 from medpfl.core.checked import Checked
 from medpfl.core.errors import ConfigError
-from medpfl.data.contract import NewCase
+from medpfl.data.kinds import read_preparation
+from medpfl.data.preparation import NewCase, Spec
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.site_file import SiteFile
 from medpfl.models.base import Architecture
@@ -93,7 +95,11 @@ class Task(Checked):
         architecture = getattr(self, "architecture", None)
         return isinstance(architecture, Architecture) and architecture.differs
 
+    @property
     @abstractmethod
+    def spec(self) -> Spec:
+        """What the task wants of its dataset."""
+
     def load(self, site_file: SiteFile) -> SiteData:
         """Read the hospital's data.
 
@@ -101,6 +107,7 @@ class Task(Checked):
             SiteFileError: the dataset is not declared or of the wrong kind.
             DataError: the data are not as declared.
         """
+        return site_file.load(self.dataset, self.spec)
 
     @abstractmethod
     def network(self, data: SiteData) -> nn.Module:
@@ -114,16 +121,16 @@ class Task(Checked):
     def decide(self, outputs: Tensor) -> Tensor:
         """What is kept of a batch's outputs for evaluation (class indices or probabilities), N x ..."""
 
-    def new_cases(self, path: Path, preparation: dict[str, Any]) -> Iterator[NewCase]:
+    def new_cases(self, path: Path, saved: Mapping[str, JsonValue]) -> Iterator[NewCase]:
         """Cases to predict: a file or folder without a site file, prepared as the training data were.
 
         Args:
-            preparation: what ``SiteData.preparation`` held when the model was trained.
+            saved: ``SiteData.preparation`` of the training data as JSON; a model's file has it.
 
         Raises:
-            DataError: a file cannot be read, with the file, expected and got.
+            DataError: a file cannot be read, with the file, expected and got; or ``saved`` says too little.
         """
-        raise ConfigError(f"{type(self).__name__} cannot read new cases")
+        return read_preparation(saved, self.spec, path).new_cases(path, self.spec)
 
     def told(self, decisions: Tensor, samples: Samples) -> list[dict[str, Any]]:
         """What is told of each of ``samples.names`` beside the metrics of cases."""

@@ -2,22 +2,15 @@
 """2-D segmentation of images, or of volumes slice by slice along the axial axis, scored by Dice per image or volume."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
-from medpfl.data.contract import NewCase
-from medpfl.data.images.declare import Images
-from medpfl.data.images.new import new_images
+from medpfl.data.preparation import Spec
 from medpfl.data.samples import SiteData
-from medpfl.data.site_file import SiteFile
-from medpfl.data.volumes.declare import Volumes
-from medpfl.data.volumes.new import read_new_volumes
 from medpfl.models.base import Architecture
 from medpfl.models.unet import UNet
 from medpfl.tasks.base import Task
@@ -65,19 +58,9 @@ class Segmentation(Task):
             raise ConfigError(f"Segmentation needs a network that segments, such as UNet, got {self.architecture}")
         return found
 
-    def load(self, site_file: SiteFile) -> SiteData:
-        dataset = site_file.dataset(self.dataset, Volumes, Images)
-        if isinstance(dataset, Images):
-            return dataset.load(self.size, "mask")
-        assert isinstance(dataset, Volumes)
-        return dataset.slices(self.spacing, self.size)
-
-    def new_cases(self, path: Path, preparation: dict[str, Any]) -> Iterator[NewCase]:
-        if preparation.get("kind") == "images":
-            yield from new_images(path, preparation["channels"], self.size)
-            return
-        for volume in read_new_volumes(path, self.spacing, self.size, self.multiple):
-            yield NewCase(volume.name, volume.slices, volume.save)
+    @property
+    def spec(self) -> Spec:
+        return Spec("mask", ("volumes", "images"), self.size, self.spacing, self.multiple)
 
     def network(self, data: SiteData) -> nn.Module:
         return self.architecture.build(tuple(data.splits["train"].inputs.shape[1:]), len(data.class_names))

@@ -2,21 +2,13 @@
 """Classification of table rows, scored by accuracy, balanced accuracy and AUC."""
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import numpy as np
-import torch
 from torch import nn
 
 from medpfl.core.errors import ConfigError
-from medpfl.data.contract import NewCase
-from medpfl.data.declared import SPLITS
-from medpfl.data.samples import Samples, SiteData, to_tensor
-from medpfl.data.site_file import SiteFile
-from medpfl.data.table.declare import Table, new_rows
+from medpfl.data.preparation import Spec
+from medpfl.data.samples import SiteData
 from medpfl.models.base import Architecture
 from medpfl.tasks.labelled import Labelled
 
@@ -45,25 +37,9 @@ class Tabular(Labelled):
         if self.hidden and self.architecture is not None:
             raise ConfigError("Tabular: 'hidden' is of the perceptron; leave it out where there is an 'architecture'")
 
-    def load(self, site_file: SiteFile) -> SiteData:
-        data = site_file.dataset(self.dataset, Table).load()
-        splits = {
-            split: Samples(
-                to_tensor(data.features[data.splits[split]], torch.float32),
-                to_tensor(data.classes[data.splits[split]], torch.int64),
-                np.arange(len(data.splits[split])),
-                [data.rows[index] for index in data.splits[split]],
-                len(data.class_names),
-            )
-            for split in SPLITS
-        }
-        return SiteData(splits, data.class_names, data.preparation)
-
-    def new_cases(self, path: Path, preparation: dict[str, Any]) -> Iterator[NewCase]:
-        """The rows of a CSV, TSV or Parquet file; a label is not needed."""
-        names, values = new_rows(path, preparation)
-        for name, row in zip(names, values, strict=True):
-            yield NewCase(name, to_tensor(row[None], torch.float32))
+    @property
+    def spec(self) -> Spec:
+        return Spec("class", ("rows",))
 
     def network(self, data: SiteData) -> nn.Module:
         outputs = self.outputs(data.class_names)

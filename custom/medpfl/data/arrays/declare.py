@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from medpfl.core.errors import DataError
 from medpfl.data.arrays.npz import Npz
 from medpfl.data.arrays.prepare import (
     MEDMNIST,
+    ArraysPreparation,
     Layout,
     channels_first,
     check_finite,
@@ -26,7 +27,9 @@ from medpfl.data.arrays.prepare import (
     picked,
     prepare,
 )
-from medpfl.data.declared import SPLITS, Case, Classes, Dataset, Item, Listing, Problems, SplitRule, Strict, canonical
+from medpfl.data.contract import Case, Dataset, Item, Listing
+from medpfl.data.declared import SPLITS, Classes, Problems, SplitRule, Strict, canonical
+from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.samples import Budget, Rows, Samples, SiteData, Store, empty_like
 from medpfl.data.splits import check_listing, choose
 
@@ -69,6 +72,10 @@ class Arrays(Classes, Dataset):
     Without ``inputs`` and ``labels`` the file is MedMNIST's: train_images, train_labels, val_..., test_...
     ``layout``: what the axes are (N rows, C channels, D H W), where the shape does not tell.
     """
+
+    form: ClassVar[str] = "images"
+    targets: ClassVar[tuple[str, ...]] = ("class",)
+    preparation: ClassVar[type[Preparation]] = ArraysPreparation
 
     kind: Literal["arrays"]
     file: str
@@ -122,9 +129,9 @@ class Arrays(Classes, Dataset):
         check_finite(f"{path}: {case.key}", image, [case.row])
         return Item(image[0], case.label)
 
-    def load(self, size: tuple[int, ...]) -> SiteData:
-        """All rows as network inputs of ``size``; truth values, uint8 and uint16 are scaled by their type's maximum,
-        other numbers standardised channel by channel with the training part's mean and deviation.
+    def load(self, spec: Spec) -> SiteData:
+        """All rows as network inputs of ``spec.size``; truth values, uint8 and uint16 are scaled by their type's
+        maximum, other numbers standardised channel by channel with the training part's mean and deviation.
 
         Raises:
             DataError: with the file, the array and the row, expected and got.
@@ -148,12 +155,14 @@ class Arrays(Classes, Dataset):
             inputs = Store(budget)
             for key in layouts:
                 for images, _ in rows(key, cases):
-                    inputs.append(prepare(images, size, ranges))
+                    inputs.append(prepare(images, spec.size, ranges))
             targets = torch.tensor([case.label for case in cases])
             names = [case.name for case in cases]
             splits[split] = Samples(inputs.finish(), targets, np.arange(len(cases)), names, len(self.classes))
-        form = {"kind": self.kind, "inputs": self.inputs, "layout": self.layout, "dtype": dtype.name}
-        return SiteData(splits, self.class_names(), {**form, **ranges})
+        made = ArraysPreparation(
+            inputs=self.inputs, layout=self.layout, dtype=dtype.name, mean=ranges["mean"], scale=ranges["scale"]
+        )
+        return SiteData(splits, self.class_names(), made)
 
     def _parts(self, file: Npz) -> dict[str, tuple[str, str]]:
         """Part of the file to the keys of its inputs and labels."""

@@ -3,7 +3,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from medpfl.core.errors import DataError
 from medpfl.data.arrays.npz import Npz
 from medpfl.data.pixels import CENTRE, SPREAD, resize
+from medpfl.data.preparation import NewCase, Preparation, Spec
 
 Layout = Literal["NHW", "NHWC", "NCHW", "NDHW", "NDHWC", "NCDHW"]
 MEDMNIST = {"train": "train", "validation": "val", "test": "test"}
@@ -116,33 +117,48 @@ def picked(file: Npz, key: str, layout: str, rows: Sequence[int]) -> Iterator[tu
         start += len(block)
 
 
-def new_rows(path: Path, preparation: Mapping[str, Any], size: tuple[int, ...]) -> Iterator[tuple[str, Tensor]]:
-    """Rows of a file that no site file declares, prepared as the training rows were: names, and 1 x C x ... inputs.
+class ArraysPreparation(Preparation):
+    """``inputs`` and ``layout`` as declared, the numbers' type, and what they are scaled by, channel by channel."""
 
-    Args:
-        preparation: what ``Arrays.load`` gave for the training data.
+    form: ClassVar[str] = "images"
+    kind: Literal["arrays"] = "arrays"
+    inputs: str | None
+    layout: Layout | None
+    dtype: str
+    mean: list[float]
+    scale: list[float]
+
+    def new_cases(self, path: Path, spec: Spec) -> Iterator[NewCase]:
+        """The rows of an .npz file; no label is needed."""
+        for name, inputs in new_rows(path, self, spec.size):
+            yield NewCase(name, inputs)
+
+    def standardised(self) -> tuple[list[float], list[float]]:
+        return self.mean, self.scale
+
+
+def new_rows(path: Path, preparation: ArraysPreparation, size: tuple[int, ...]) -> Iterator[tuple[str, Tensor]]:
+    """Rows of a file that no site file declares, prepared as the training rows were: names, and 1 x C x ... inputs.
 
     Raises:
         DataError: the file is broken, has other arrays, or numbers of another type.
     """
     file = Npz(path)
     usual = [f"{prefix}_images" for prefix in MEDMNIST.values()]
-    keys = [preparation["inputs"]] if preparation["inputs"] else [key for key in usual if key in file.keys]
+    keys = [preparation.inputs] if preparation.inputs else [key for key in usual if key in file.keys]
     if not keys:
         raise DataError(f"{path}: expected one of {', '.join(usual)}; the file has: {', '.join(file.keys)}")
     for key in keys:
         shape, dtype = file.header(key)
-        if dtype.name != preparation["dtype"] and {dtype.name, preparation["dtype"]} & set(_FIXED):
-            raise DataError(
-                f"{path}: array '{key}' is of type {dtype}; the model was trained on {preparation['dtype']}"
-            )
-        layout = layout_of(file, key, preparation["layout"])
+        if dtype.name != preparation.dtype and {dtype.name, preparation.dtype} & set(_FIXED):
+            raise DataError(f"{path}: array '{key}' is of type {dtype}; the model was trained on {preparation.dtype}")
+        layout = layout_of(file, key, preparation.layout)
         for images, rows in picked(file, key, layout, range(shape[0])):
-            if images.shape[1] != len(preparation["mean"]):
+            if images.shape[1] != len(preparation.mean):
                 raise DataError(
                     f"{path}: array '{key}' has {images.shape[1]} channels; the model was trained on "
-                    f"{len(preparation['mean'])}"
+                    f"{len(preparation.mean)}"
                 )
-            inputs = prepare(images, size, preparation)
+            inputs = prepare(images, size, {"mean": preparation.mean, "scale": preparation.scale})
             for row, image in zip(rows, inputs, strict=True):
                 yield f"{path.name}: {key}[{row}]", image[None]

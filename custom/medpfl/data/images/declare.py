@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
@@ -16,21 +16,12 @@ from torch import Tensor
 
 from medpfl.core.errors import DataError
 from medpfl.data.cells import PLACE, Cells, read_cells
-from medpfl.data.declared import (
-    SPLITS,
-    Case,
-    Dataset,
-    Item,
-    LabelColumn,
-    LabelMap,
-    Listing,
-    Problems,
-    Strict,
-    canonical,
-    distinct,
-)
+from medpfl.data.contract import Case, Dataset, Item, Listing
+from medpfl.data.declared import SPLITS, LabelColumn, LabelMap, Problems, Strict, canonical, distinct
+from medpfl.data.images.new import ImagesPreparation
 from medpfl.data.images.patterns import Found, Patterns, find_files, placeholders
 from medpfl.data.pixels import prepare, prepare_mask, read_image, read_mask
+from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.samples import Budget, Samples, SiteData, Store, empty_like, in_parallel
 from medpfl.data.splits import check_listing, choose
 
@@ -89,6 +80,10 @@ class Images(Dataset):
     looked at. A mask's placeholders that the images have too must agree.
     """
 
+    form: ClassVar[str] = "images"
+    targets: ClassVar[tuple[str, ...]] = ("class", "mask")
+    preparation: ClassVar[type[Preparation]] = ImagesPreparation
+
     kind: Literal["images"]
     files: Patterns
     channels: Literal[1, 3] = 3
@@ -144,15 +139,16 @@ class Images(Dataset):
         mask = prepare_mask(self._mask(case, image.shape[1:]), image.shape[1:]).numpy() if self.masks else None
         return Item(image, mask if self.label is None and mask is not None else case.label)
 
-    def load(self, size: tuple[int, int], target: Literal["label", "mask"]) -> SiteData:
-        """All images as network inputs of ``size`` (height, width), with their classes or masks.
+    def load(self, spec: Spec) -> SiteData:
+        """All images as network inputs of ``spec.size`` (height, width), with their classes or masks.
 
         Raises:
             DataError: with the file, expected and got; or the dataset declares no such target.
         """
-        declared = self.label if target == "label" else self.masks
+        masked, size = spec.target == "mask", spec.plane()
+        declared = self.masks if masked else self.label
         if declared is None:
-            key = "label" if target == "label" else "masks"
+            key = "masks" if masked else "label"
             sentence = f"the job's task needs images with '{key}', which the dataset does not declare"
             raise DataError(f"{self._folder / self.files[0]}: {sentence}", public=sentence)
         names = declared.names() if isinstance(declared, LabelMap) else list(declared.classes)
@@ -164,15 +160,15 @@ class Images(Dataset):
                 splits[split] = empty_like(splits["train"])
                 continue
             inputs, masks = Store(budget), Store(budget)
-            for image, mask in in_parallel(partial(self._prepared, size=size, masked=target == "mask"), cases):
+            for image, mask in in_parallel(partial(self._prepared, size=size, masked=masked), cases):
                 inputs.append(image[None])
                 if mask is not None:
                     masks.append(mask[None])
             labels = torch.tensor([case.label for case in cases])
-            targets = masks.finish() if target == "mask" else labels
+            targets = masks.finish() if masked else labels
             files = [case.name for case in cases]
             splits[split] = Samples(inputs.finish(), targets, np.arange(len(cases)), files, len(names))
-        return SiteData(splits, names, {"kind": self.kind, "channels": self.channels})
+        return SiteData(splits, names, ImagesPreparation(channels=self.channels))
 
     def _prepared(self, case: ImageCase, size: tuple[int, int], masked: bool) -> tuple[Tensor, Tensor | None]:
         image = read_image(case.path, self.channels)

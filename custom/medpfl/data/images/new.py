@@ -5,15 +5,36 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from PIL import Image
+from pydantic import JsonValue
 from torch import Tensor
 
 from medpfl.core.errors import DataError
-from medpfl.data.contract import NewCase
 from medpfl.data.pixels import image_files, prepare, read_image, resize
+from medpfl.data.preparation import NewCase, Preparation, Spec
+
+
+class ImagesPreparation(Preparation):
+    """Images are prepared alike everywhere. ``channels``: 1 for grey, 3 for colour."""
+
+    form: ClassVar[str] = "images"
+    kind: Literal["images"] = "images"
+    channels: Literal[1, 3]
+
+    def new_cases(self, path: Path, spec: Spec) -> Iterator[NewCase]:
+        """An image file or a folder of images; masks are written in the images' own size."""
+        if spec.target == "mask":
+            yield from new_images(path, self.channels, spec.plane())
+            return
+        for file in image_files(path):
+            image = prepare(read_image(file, self.channels), spec.plane())
+            yield NewCase(str(file.relative_to(path)) if path.is_dir() else file.name, image[None])
+
+    def shared(self) -> dict[str, JsonValue]:
+        return {"kind": self.kind, "channels": self.channels}
 
 
 def new_images(path: Path, channels: int, size: tuple[int, int]) -> Iterator[NewCase]:

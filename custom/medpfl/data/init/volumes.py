@@ -13,7 +13,7 @@ import numpy as np
 
 from medpfl.core.errors import DataError, SiteFileError
 from medpfl.data.init.answers import Answers, Entry, Value
-from medpfl.data.volumes.declare import read_image
+from medpfl.data.volumes.prepare import read_image
 
 NIFTI = (".nii", ".nii.gz")
 LABELS = re.compile(r"(labels?|masks?|segs?|segmentations?|gt|ground.?truth)(tr|ts|s)?", re.IGNORECASE)

@@ -4,7 +4,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
@@ -14,21 +14,19 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from medpfl.core.errors import DataError
 from medpfl.data.cells import Cells, shown_names
-from medpfl.data.declared import (
-    SPLITS,
-    Case,
-    Dataset,
-    Item,
-    LabelColumn,
-    Listing,
-    Problems,
-    SplitRule,
-    Strict,
-    canonical,
-    distinct,
-)
+from medpfl.data.contract import Case, Dataset, Item, Listing
+from medpfl.data.declared import SPLITS, LabelColumn, Problems, SplitRule, Strict, canonical, distinct
+from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.samples import Budget, Rows, Samples, SiteData, Store, empty_like
-from medpfl.data.series.recordings import Recording, interpolated, missing_samples, read_arrays, read_recording, windows
+from medpfl.data.series.recordings import (
+    Recording,
+    SeriesPreparation,
+    interpolated,
+    missing_samples,
+    read_arrays,
+    read_recording,
+    windows,
+)
 from medpfl.data.splits import check_listing, choose
 
 
@@ -86,6 +84,10 @@ class Series(Cells, Dataset):
     defaults to the recording. ``missing_samples``: ``refuse`` them, or ``interpolate`` them linearly within the run.
     """
 
+    form: ClassVar[str] = "windows"
+    targets: ClassVar[tuple[str, ...]] = ("class",)
+    preparation: ClassVar[type[Preparation]] = SeriesPreparation
+
     kind: Literal["series"]
     files: list[str] = Field(min_length=1)
     missing: list[str] = Field(default=["", "?", "NA", "NaN", "nan"])
@@ -132,7 +134,7 @@ class Series(Cells, Dataset):
         values = plan.steps[case.first : case.first + plan.length]
         return Item(values.numpy().T.copy(), case.label)
 
-    def load(self) -> SiteData:
+    def load(self, spec: Spec) -> SiteData:
         """All windows, N x C x length, each channel with mean 0 and deviation 1 over the training runs.
 
         Raises:
@@ -154,17 +156,17 @@ class Series(Cells, Dataset):
             names = [case.name for case in listing[split]]
             classes = len(self.label.classes)
             splits[split] = Samples(inputs.finish(), targets.finish(), np.arange(len(names)), names, classes)
-        preparation = {
-            "cells": Cells.model_validate(self.model_dump(include=set(Cells.model_fields))).model_dump(),
-            "channels": self.channels,
-            "inputs": self.inputs,
-            "label": self.label.column,
-            "missing_samples": self.missing_samples,
-            "length": plan.length,
-            "step": plan.step,
-            "mean": mean.tolist(),
-            "scale": scale.tolist(),
-        }
+        preparation = SeriesPreparation(
+            cells=Cells.model_validate(self.model_dump(include=set(Cells.model_fields))),
+            channels=self.channels,
+            inputs=self.inputs,
+            label=self.label.column,
+            missing_samples=self.missing_samples,
+            length=plan.length,
+            step=plan.step,
+            mean=mean.tolist(),
+            scale=scale.tolist(),
+        )
         return SiteData(splits, self.class_names(), preparation)
 
     def _plan(self, problems: Problems) -> "_Plan":

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from medpfl.core.errors import DataError
-from medpfl.data.cells import PLACE, Cells, kept_form, read_cells, to_numbers
+from medpfl.data.cells import PLACE, Cells, read_cells, to_numbers
 from medpfl.data.declared import Problems
+from medpfl.data.preparation import NewCase, Preparation, Spec
 
 
 @dataclass(frozen=True)
@@ -167,12 +168,36 @@ def missing_samples(recording: Recording, used: NDArray[np.bool_]) -> Iterator[s
         yield f"{place}: channel '{recording.channels[column]}' is missing ({len(steps)} samples of the recording)"
 
 
-def new_recordings(path: Path, preparation: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+class SeriesPreparation(Preparation):
+    """How recordings are written (``cells``), declared and cut (``length`` and ``step`` in time steps), and the mean
+    and scale of each channel."""
+
+    form: ClassVar[str] = "windows"
+    kind: Literal["series"] = "series"
+    cells: Cells
+    channels: list[str] | None
+    inputs: str | None
+    label: str
+    missing_samples: Literal["refuse", "interpolate"]
+    length: int
+    step: int
+    mean: list[float]
+    scale: list[float]
+
+    def new_cases(self, path: Path, spec: Spec) -> Iterator[NewCase]:
+        """The recordings of a file, or of all files of a folder, each with its windows as samples; no label needed."""
+        for name, made in new_recordings(path, self):
+            yield NewCase(name, made)
+
+    def standardised(self) -> tuple[list[float], list[float]]:
+        return self.mean, self.scale
+
+
+def new_recordings(path: Path, preparation: SeriesPreparation) -> Iterator[tuple[str, Tensor]]:
     """Recordings that no site file declares, each with its windows, N x C x length, prepared as in training.
 
     Args:
         path: a file, or a folder all of whose files are read.
-        preparation: ``SiteData.preparation`` of the training data.
 
     Raises:
         DataError: with the file, the line and the column, expected and got.
@@ -181,25 +206,24 @@ def new_recordings(path: Path, preparation: Mapping[str, Any]) -> Iterator[tuple
     files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
     if not files:
         raise DataError(f"{path}: the folder has no files")
-    form, channels = kept_form(preparation, path), preparation["channels"]
-    mean, scale = np.array(preparation["mean"]), np.array(preparation["scale"])
+    mean, scale = np.array(preparation.mean), np.array(preparation.scale)
     for file in files:
         recordings: Iterator[Recording]
-        if preparation["inputs"] is not None:
-            recordings = read_arrays(file, file.name, preparation["inputs"], [], problems)
+        if preparation.inputs is not None:
+            recordings = read_arrays(file, file.name, preparation.inputs, [], problems)
         else:
-            optional = preparation["label"]
-            recordings = iter([read_recording(file, file.name, form, channels, [], problems, optional)])
+            channels, optional = preparation.channels or [], preparation.label
+            recordings = iter([read_recording(file, file.name, preparation.cells, channels, [], problems, optional)])
         for recording in recordings:
             steps, width = recording.values.shape
-            length = preparation["length"]
+            length = preparation.length
             if width != len(mean):
                 raise DataError(f"{recording.name}: expected {len(mean)} channels, got {width}")
             if steps < length:
                 raise DataError(f"{recording.name}: expected at least {length} time steps (a window), got {steps}")
-            if preparation["missing_samples"] == "interpolate":
+            if preparation.missing_samples == "interpolate":
                 recording = replace(recording, values=interpolated(recording.values))
             for sentence in missing_samples(recording, np.ones(steps, dtype=bool)):
                 raise DataError(sentence)
-            made = windows(((recording.values - mean) / scale).astype(np.float32), length, preparation["step"])
+            made = windows(((recording.values - mean) / scale).astype(np.float32), length, preparation.step)
             yield recording.name, torch.from_numpy(made)

@@ -1,46 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables: numeric and categorical columns, missing cells, splits."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import pandas as pd
+import torch
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from medpfl.core.errors import DataError
-from medpfl.data.cells import PLACE, Cells, kept_form, read_cells, shown_names, to_numbers
-from medpfl.data.declared import (
-    SPLITS,
-    Case,
-    Dataset,
-    Item,
-    LabelColumn,
-    Listing,
-    Problems,
-    SplitRule,
-    canonical,
-    distinct,
-)
+from medpfl.data.cells import PLACE, Cells, read_cells, shown_names
+from medpfl.data.contract import Case, Dataset, Item, Listing
+from medpfl.data.declared import SPLITS, LabelColumn, Problems, SplitRule
+from medpfl.data.preparation import Preparation, Spec
+from medpfl.data.samples import Samples, SiteData, to_tensor
 from medpfl.data.splits import check_listing, choose
-
-
-def _feature(value: Any) -> Any:
-    """What a feature is declared as; one sentence where pydantic would give one per member of the union."""
-    if value == "number":
-        return value
-    if not isinstance(value, list) or len(value) < 2:
-        raise ValueError("expected 'number' or a list of at least 2 categories")
-    distinct(value)
-    return value
-
-
-Feature = Annotated[Literal["number"] | list[str | int | float], BeforeValidator(_feature)]
-Features = Mapping[str, Any]
-"""Column to ``number`` or the list of its categories."""
+from medpfl.data.table.coding import ROW, Feature, coded, filled, lookup, numeric, typical
+from medpfl.data.table.new import TablePreparation
 
 
 class Table(Cells, Dataset):
@@ -51,6 +30,10 @@ class Table(Cells, Dataset):
     features by the training part's median (numbers) and most frequent category; a label, group or split is never
     imputed, so rows that lack one are refused then.
     """
+
+    form: ClassVar[str] = "rows"
+    targets: ClassVar[tuple[str, ...]] = ("class",)
+    preparation: ClassVar[type[Preparation]] = TablePreparation
 
     kind: Literal["table"]
     files: list[str] = Field(min_length=1)
@@ -78,17 +61,19 @@ class Table(Cells, Dataset):
         data = self._data(Problems())
         return Item(data.raw[case.row], int(data.classes[case.row]))
 
-    def load(self) -> "TableData":
-        """Read, check, code, impute and standardise all rows.
+    def load(self, spec: Spec) -> SiteData:
+        """All rows coded, imputed and standardised.
 
         Raises:
             DataError: with the file, the line and the column, expected and got.
         """
-        return read_table(self)  # afresh: a data check may have kept the rows without problems only
+        data = read_table(self)  # afresh: a data check may have kept the rows without problems only
+        splits = {split: _samples(data, rows) for split, rows in data.splits.items()}
+        return SiteData(splits, data.class_names, data.preparation)
 
     def cells(self) -> pd.DataFrame:
         """The used columns as text, NaN where missing, by the rows' names; also rows that are then dropped."""
-        return _read_files(self, Problems(keep=True)).set_index(_ROW)
+        return _read_files(self, Problems(keep=True)).set_index(ROW)
 
     def _data(self, problems: Problems) -> "TableData":
         if self._read is None:
@@ -127,7 +112,17 @@ class TableData:
     groups: list[str]
     columns: list[str]
     class_names: list[str]
-    preparation: dict[str, Any]
+    preparation: TablePreparation
+
+
+def _samples(data: TableData, rows: list[int]) -> Samples:
+    return Samples(
+        to_tensor(data.features[rows], torch.float32),
+        to_tensor(data.classes[rows], torch.int64),
+        np.arange(len(rows)),
+        [data.rows[index] for index in rows],
+        len(data.class_names),
+    )
 
 
 def read_table(dataset: Table, problems: Problems | None = None) -> TableData:
@@ -143,12 +138,12 @@ def read_table(dataset: Table, problems: Problems | None = None) -> TableData:
         raise DataError(f"{source}: no row is left once rows with missing values are dropped")
     bad = np.zeros(len(frame), dtype=bool)
     label = dataset.label
-    classes = _lookup(frame, label.column, list(label.classes.values()), bad, problems)
-    columns, raw = _coded(dataset.features, frame, bad, problems)
+    classes = lookup(frame, label.column, list(label.classes.values()), bad, problems)
+    columns, raw = coded(dataset.features, frame, bad, problems)
     frame, classes, raw = frame[~bad].reset_index(drop=True), classes[~bad], raw[~bad]
     if frame.empty:
         raise DataError(f"{source}: no row can be used")
-    rows = frame[_ROW].tolist()
+    rows = frame[ROW].tolist()
     groups = frame[dataset.split.group].tolist() if dataset.split.group else None
     named = frame[dataset.split.column].tolist() if dataset.split.column else None
     splits = choose(dataset.split, rows, problems, source=source, groups=groups, classes=classes.tolist(), named=named)
@@ -156,72 +151,37 @@ def read_table(dataset: Table, problems: Problems | None = None) -> TableData:
     check_listing(_listing(rows, owners, splits), source, problems)
     imputed = {}
     if dataset.missing_rows == "impute":
-        imputed = _typical(dataset.features, frame.iloc[splits["train"]], source, problems)
-    values = _filled(dataset.features, raw, imputed)
+        imputed = typical(dataset.features, frame.iloc[splits["train"]], source, problems)
+    values = filled(dataset.features, raw, imputed)
     train = values[splits["train"]]
     mean = train.mean(axis=0) if len(train) else np.zeros(values.shape[1])
     deviation = train.std(axis=0, ddof=1) if len(train) > 1 else np.zeros(train.shape[1])
     # A column that is constant in the training part carries nothing; dividing by its zero would blow the others up.
     scale = np.where(deviation > 0, deviation, 1.0)
-    preparation = {
-        "cells": Cells.model_validate(dataset.model_dump(include=set(Cells.model_fields))).model_dump(),
-        "features": dict(dataset.features),
-        "label": label.column,
-        "imputed": imputed,
-        "mean": mean.tolist(),
-        "scale": scale.tolist(),
-    }
+    preparation = TablePreparation(
+        cells=Cells.model_validate(dataset.model_dump(include=set(Cells.model_fields))),
+        features=dataset.features,
+        label=label.column,
+        imputed=imputed,
+        mean=mean.tolist(),
+        scale=scale.tolist(),
+    )
     names = list(label.classes)
     return TableData(raw, (values - mean) / scale, classes, splits, rows, owners, columns, names, preparation)
-
-
-def new_rows(path: Path, preparation: Mapping[str, Any]) -> tuple[list[str], NDArray[np.float64]]:
-    """Rows of a file that no site file declares, prepared as the training rows were: names, and N x F values.
-
-    Other columns, the label among them, may be there or not.
-
-    Args:
-        preparation: ``TableData.preparation`` of the training data.
-
-    Raises:
-        DataError: with the file, the line and the column, expected and got.
-    """
-    form = kept_form(preparation, path)
-    features, imputed = preparation["features"], preparation["imputed"]
-    pieces = read_cells(path, path.name, form, Problems(), list(features), _numeric(features), preparation["label"])
-    frame = pd.concat(list(pieces), ignore_index=True)
-    frame[_ROW] = [f"{path.name}:{place}" for place in frame[PLACE]]
-    for column in features:
-        missing = frame[_ROW][frame[column].isna()].tolist()
-        if missing and column not in imputed:
-            raise DataError(
-                f"{missing[0]}: column '{column}' is missing; the model was trained on rows "
-                "without missing values, so it has no value to put there"
-            )
-    _, raw = _coded(features, frame, np.zeros(len(frame), dtype=bool), Problems())
-    values = _filled(features, raw, imputed)
-    return frame[_ROW].tolist(), (values - np.array(preparation["mean"])) / np.array(preparation["scale"])
-
-
-_ROW = "\n\n"  # the frame's own column beside PLACE: file and line
 
 
 def _listing(rows: list[str], groups: list[str], splits: dict[str, list[int]]) -> Listing:
     return {split: [RowCase(rows[i], groups[i], rows[i], i) for i in splits[split]] for split in SPLITS}
 
 
-def _numeric(features: Features) -> list[str]:
-    return [column for column, kind in features.items() if kind == "number"]
-
-
 def _read_files(dataset: Table, problems: Problems) -> pd.DataFrame:
     given = _given(dataset)
-    numbers = set(_numeric(dataset.features)) - set(given)
+    numbers = set(numeric(dataset.features)) - set(given)
     frames = []
     for name, shown in zip(dataset.files, shown_names(dataset.files), strict=True):
         path = Path(dataset._folder, name)
         for frame in read_cells(path, shown, dataset, problems, [*dataset.features, *given], numbers):
-            frame[_ROW] = [f"{shown}:{place}" for place in frame[PLACE]]
+            frame[ROW] = [f"{shown}:{place}" for place in frame[PLACE]]
             frames.append(frame)
     return pd.concat(frames, ignore_index=True)
 
@@ -243,79 +203,8 @@ def _known(dataset: Table, frame: pd.DataFrame, problems: Problems) -> pd.DataFr
             if impute
             else "declare 'missing_rows: drop' to leave such rows out, or 'impute'"
         )
-        rows = frame[_ROW].tolist()
+        rows = frame[ROW].tolist()
         for row in np.flatnonzero(unknown).tolist():
             column = used[int(missing[row].argmax())]
             problems.add(f"{rows[row]}: column '{column}' is missing ({int(unknown.sum())} rows lack a value); {mend}")
     return frame.iloc[np.flatnonzero(~unknown)].reset_index(drop=True)
-
-
-def _coded(
-    features: Features, frame: pd.DataFrame, bad: NDArray[np.bool_], problems: Problems
-) -> tuple[list[str], NDArray[np.float64]]:
-    """Names and N x F values, NaN where a cell is missing; rows with a problem are marked in ``bad``."""
-    names: list[str] = []
-    parts: list[NDArray[np.float64]] = []
-    for column, kind in features.items():
-        if kind == "number":
-            names.append(column)
-            parts.append(_numbers(frame, column, bad, problems))
-            continue
-        positions = _lookup(frame, column, [[category] for category in kind], bad, problems)
-        for position, category in enumerate(kind[1:], start=1):
-            names.append(f"{column}={category}")
-            parts.append(np.where(positions < 0, np.nan, positions == position))
-    return names, np.stack(parts, axis=1)
-
-
-def _numbers(frame: pd.DataFrame, column: str, bad: NDArray[np.bool_], problems: Problems) -> NDArray[np.float64]:
-    numbers = to_numbers(frame, column)
-    for row in np.flatnonzero(~np.isfinite(numbers) & frame[column].notna().to_numpy()).tolist():
-        bad[row] = True
-        problems.add(
-            f"{frame[_ROW].iloc[row]}: column '{column}': expected a number, got '{frame[column].iloc[row]}'"
-            " (list it under 'missing' if it means not known)"
-        )
-    return numbers
-
-
-def _lookup(
-    frame: pd.DataFrame, column: str, values: list[list[str | int | float]], bad: NDArray[np.bool_], problems: Problems
-) -> NDArray[np.int64]:
-    """Position of each cell in ``values``, -1 where it is missing; "3", "3.0" and 3 are the same value."""
-    positions = {canonical(value): position for position, group in enumerate(values) for value in group}
-    known = frame[column].notna().to_numpy()
-    cells = frame[column].tolist()
-    places = [positions.get(canonical(cell), -1) if there else -1 for cell, there in zip(cells, known, strict=True)]
-    found = np.array(places, dtype=np.int64)
-    declared = ", ".join(str(value) for group in values for value in group)
-    for row in np.flatnonzero((found < 0) & known).tolist():
-        bad[row] = True
-        problems.add(
-            f"{frame[_ROW].iloc[row]}: column '{column}': '{cells[row]}' is not among the declared values ({declared})"
-        )
-    return found
-
-
-def _typical(features: Features, train: pd.DataFrame, source: str, problems: Problems) -> dict[str, str | int | float]:
-    """Each feature's median, or its most frequent category (the first declared of equals), among the known cells."""
-    found: dict[str, str | int | float] = {}
-    for column, kind in features.items():
-        known = train[train[column].notna()]
-        if known.empty:
-            problems.add(f"{source}: column '{column}' has no value in the training part, so nothing can be imputed")
-        elif kind == "number":
-            found[column] = float(np.median(to_numbers(known, column)))
-        else:
-            values = [canonical(cell) for cell in known[column]]
-            found[column] = max(kind, key=lambda category: values.count(canonical(category)))
-    return found
-
-
-def _filled(features: Features, raw: NDArray[np.float64], imputed: Mapping[str, Any]) -> NDArray[np.float64]:
-    """``raw`` with the imputed values where it is NaN."""
-    fill: list[float] = []
-    for column, kind in features.items():
-        value = imputed.get(column, np.nan)
-        fill += [value] if kind == "number" else [float(category == value) for category in kind[1:]]
-    return np.where(np.isnan(raw), np.array(fill), raw)

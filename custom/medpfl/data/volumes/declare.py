@@ -4,19 +4,19 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from medpfl.core.errors import DataError
-from medpfl.data.declared import SPLITS, Case, Dataset, Item, LabelMap, Listing, Problems, SplitRule
+from medpfl.data.contract import Case, Dataset, Item, Listing
+from medpfl.data.declared import SPLITS, LabelMap, Problems, SplitRule
+from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.samples import Budget, Samples, SiteData, Store, empty_like, in_parallel
 from medpfl.data.splits import check_listing, choose
-from medpfl.data.volumes.dicom import check_series
+from medpfl.data.volumes.new import VolumesPreparation
+from medpfl.data.volumes.prepare import prepare, prepare_label, read_image, same_place
 
 _LISTS = {"train": ("training",), "validation": ("validation",), "test": ("test", "testing")}
 
@@ -38,6 +38,10 @@ class Volumes(LabelMap, Dataset):
     are ``{"image": path or list of paths, "label": path, ...}``, paths relative to the datalist; a path that is a
     folder is a DICOM series.
     """
+
+    form: ClassVar[str] = "volumes"
+    targets: ClassVar[tuple[str, ...]] = ("mask",)
+    preparation: ClassVar[type[Preparation]] = VolumesPreparation
 
     kind: Literal["volumes"]
     datalist: str
@@ -107,7 +111,7 @@ class Volumes(LabelMap, Dataset):
         same_place(case.label, case.images[0], image.shape[1:], place, other)
         return Item(image, self.translate(str(case.label), label[0]), place)
 
-    def slices(self, spacing: tuple[float, float, float], size: tuple[int, int]) -> SiteData:
+    def load(self, spec: Spec) -> SiteData:
         """All axial slices: RAS orientation, resampled to ``spacing`` (mm), centred crop or pad of the first two axes
         to ``size``, intensities of each volume's every channel with mean 0 and deviation 1. A channel of one value, as
         where a sequence is lacking, is 0.
@@ -115,6 +119,7 @@ class Volumes(LabelMap, Dataset):
         Raises:
             DataError: with the file, expected and got.
         """
+        spacing, size = spec.spacing, spec.plane()
         budget = Budget(self._storage, self._folder)
         splits: dict[str, Samples] = {}
         channels: int | None = None
@@ -137,93 +142,7 @@ class Volumes(LabelMap, Dataset):
             names = [case.name for case in cases]
             case_of = np.repeat(np.arange(len(cases)), depth)
             splits[split] = Samples(inputs.finish(), targets.finish(), case_of, names, len(self.labels))
-        return SiteData(splits, self.names())
-
-
-def read_image(*files: Path, finite: bool = True) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-    """An image, CHWD, and its affine (4 x 4, voxel to mm, RAS); several files are stacked as channels.
-
-    Args:
-        finite: refuse NaN and infinity.
-
-    Raises:
-        DataError: a file is missing or broken, holds no volume, no voxels, no usable geometry, or NaN.
-    """
-    from monai.data import MetaTensor, NibabelReader, PydicomReader
-    from monai.transforms import EnsureChannelFirst
-
-    parts: list[tuple[NDArray[np.float32], NDArray[np.float64]]] = []
-    for file in files:
-        if file.is_dir():
-            check_series(file)
-        elif not file.is_file():
-            raise DataError(f"{file}: no such file")
-        try:
-            reader = PydicomReader() if file.is_dir() or file.suffix.lower() == ".dcm" else NibabelReader()
-            values, meta = reader.get_data(reader.read(str(file)))
-            image = EnsureChannelFirst()(MetaTensor(torch.from_numpy(values.astype(np.float32)), meta=meta))
-        except Exception as error:  # readers raise anything on a broken file; the sentence keeps the cause
-            cause = error.__cause__ or error
-            raise DataError(f"{file}: cannot be read as an image: {type(cause).__name__}: {cause}") from error
-        array, affine = image.as_tensor().numpy(), image.affine.double().numpy()
-        if array.ndim != 4:
-            raise DataError(f"{file}: expected a volume with 3 axes, got {array.ndim - 1}")
-        if not min(array.shape):
-            raise DataError(f"{file}: holds no voxels, its shape is {array.shape[1:]}")
-        if finite and not np.isfinite(array).all():
-            raise DataError(f"{file}: holds values that are not finite")
-        sizes = np.linalg.norm(affine[:3, :3], axis=0)
-        if not np.isfinite(affine).all() or not abs(np.linalg.det(affine[:3, :3])) > 1e-9 * sizes.prod() > 0:
-            raise DataError(f"{file}: its header has no usable geometry (affine {affine[:3].tolist()})")
-        if parts:
-            if array.shape[1:] != parts[0][0].shape[1:]:
-                expected = parts[0][0].shape[1:]
-                raise DataError(f"{file}: expected the shape of {files[0].name}, {expected}, got {array.shape[1:]}")
-            same_place(file, files[0], array.shape[1:], parts[0][1], affine)
-        parts.append((array, affine))
-    return np.concatenate([array for array, _ in parts]), parts[0][1]
-
-
-def prepare(
-    image: NDArray[Any], affine: NDArray[np.float64], spacing: tuple[float, float, float], size: tuple[int, int] | None
-) -> Tensor:
-    """An image on the task's grid, CHWD float32 (a MetaTensor that knows its affine); ``size`` None: no crop or pad."""
-    from monai.data import MetaTensor
-    from monai.transforms import NormalizeIntensity, Spacing
-
-    turned = _oriented(MetaTensor(torch.from_numpy(image), affine=torch.from_numpy(affine)))
-    prepared: Tensor = _cropped(
-        NormalizeIntensity(channel_wise=True)(Spacing(pixdim=spacing, mode="bilinear")(turned)), size
-    )
-    return prepared
-
-
-def prepare_label(
-    label: NDArray[np.uint8],
-    affine: NDArray[np.float64],
-    spacing: tuple[float, float, float],
-    size: tuple[int, int] | None,
-) -> Tensor:
-    """A label map on the task's grid, HWD uint8."""
-    from monai.data import MetaTensor
-    from monai.transforms import Spacing
-
-    turned = _oriented(MetaTensor(torch.from_numpy(label)[None].float(), affine=torch.from_numpy(affine)))
-    cropped: Any = _cropped(Spacing(pixdim=spacing, mode="nearest")(turned), size)
-    values: Tensor = cropped.as_tensor()[0].to(torch.uint8)
-    return values
-
-
-def _oriented(image: Any) -> Any:
-    from monai.transforms import Orientation
-
-    return Orientation(axcodes="RAS", labels=(("L", "R"), ("P", "A"), ("I", "S")))(image)
-
-
-def _cropped(image: Any, size: tuple[int, int] | None) -> Any:
-    from monai.transforms import ResizeWithPadOrCrop
-
-    return image if size is None else ResizeWithPadOrCrop(spatial_size=(*size, -1))(image)
+        return SiteData(splits, self.names(), VolumesPreparation())
 
 
 def _datalist(path: Path) -> dict[str, Any]:
@@ -236,20 +155,3 @@ def _datalist(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or not isinstance(content.get("training"), list):
         raise DataError(f"{path}: expected a Decathlon datalist with a list 'training'")
     return content
-
-
-def same_place(
-    label: Path, image: Path, shape: tuple[int, ...], place: NDArray[np.float64], other: NDArray[np.float64]
-) -> None:
-    """Refuse a label map that its header puts elsewhere than its image.
-
-    A shifted or mirrored label map would train the model on the wrong voxels without a word. Rounding in the headers
-    is no reason: up to half a voxel at any corner passes, and the image's affine counts.
-    """
-    ends = [np.array([0.0, length - 1.0]) for length in shape]
-    corners = np.stack([axis.ravel() for axis in np.meshgrid(*ends, indexing="ij")] + [np.ones(8)])
-    apart = float(np.linalg.norm(((place - other) @ corners)[:3], axis=0).max())
-    if not apart <= 0.5 * float(np.linalg.norm(place[:3, :3], axis=0).min()):
-        raise DataError(
-            f"{label}: its geometry (affine) does not fit that of {image.name}: they lie up to {apart:.3g} mm apart"
-        )

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import nibabel as nib
 import numpy as np
@@ -14,9 +14,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from medpfl.core.errors import DataError
-from medpfl.data.volumes.declare import prepare, read_image
+from medpfl.data.preparation import NewCase, Preparation, Spec
+from medpfl.data.volumes.prepare import prepare, read_image
 
 _NIFTI = (".nii", ".nii.gz")
+
+
+class VolumesPreparation(Preparation):
+    """Volumes are prepared by the task's own settings; nothing is fitted."""
+
+    form: ClassVar[str] = "volumes"
+    kind: Literal["volumes"] = "volumes"
+
+    def new_cases(self, path: Path, spec: Spec) -> Iterator[NewCase]:
+        """NIfTI files and DICOM series; see ``find_volumes``."""
+        for volume in read_new_volumes(path, spec.spacing, spec.plane(), spec.multiple):
+            yield NewCase(volume.name, volume.slices, volume.save)
 
 
 def find_volumes(path: Path) -> list[tuple[str, tuple[Path, ...]]]:

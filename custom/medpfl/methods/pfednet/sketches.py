@@ -36,10 +36,9 @@ def _moments(site: Site) -> tuple[Tensor, Tensor]:
         products += rows.T @ rows
     mean = total / count
     covariance = products / count - torch.outer(mean, mean)
-    preparation = site.data.preparation
-    if "mean" in preparation and "scale" in preparation:
-        scale = torch.tensor(preparation["scale"], dtype=torch.float64)
-        mean = mean * scale + torch.tensor(preparation["mean"], dtype=torch.float64)
+    if site.data.preparation and (fitted := site.data.preparation.standardised()):
+        centre, scale = (torch.tensor(values, dtype=torch.float64) for values in fitted)
+        mean = mean * scale + centre
         covariance = covariance * torch.outer(scale, scale)
     covariance.diagonal().clamp_(min=0)  # a constant feature's may be rounded to below zero
     return mean, covariance

@@ -1,0 +1,405 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a comparison writes, as types: every run's ``run.json``, and ``results.json`` with all that the tables need.
+
+A field is a key of the file, under the same name. Files of the same version stay readable: published results are.
+"""
+
+from typing import Literal
+
+from pydantic import Field, JsonValue, field_serializer
+
+from medpfl.compare.file import Comparison
+from medpfl.results.schema import VERSION, Direction, Event, Scores, Typed
+
+Cross = dict[str, Scores]
+"""Hospital whose model it is to hospital whose test data: a score."""
+Rows = list[list[float]]
+"""A matrix."""
+
+
+# -- run.json ---------------------------------------------------------------------------------------------------------
+
+
+class Initial(Typed):
+    """Where a run began: the digest of the task's network, the method's networks that start from it (``same``), and
+    those that start from others (``own``)."""
+
+    digest: str
+    same: list[str]
+    own: list[str]
+
+
+class _Run(Typed):
+    """What every run says of itself; ``split`` None: as the site files cut."""
+
+    version: Literal[1] = VERSION
+    seed: int
+    split: int | None
+    without: str | None
+    method: str
+    initial: Initial
+
+
+class SearchRun(_Run):
+    """A run that judges arguments: its best mean validation score, or the reason why there is none."""
+
+    score: float | None
+    reason: str | None
+
+
+class Bins(Typed):
+    """Calibration on a test set: expected calibration error, Brier score, and by bin the number of cases, how often
+    the chosen class was right, and the sum of its probabilities."""
+
+    ece: float
+    brier: float
+    bins: Rows
+
+
+class ModelRow(Typed):
+    """One deployed model in a run.
+
+    Attributes:
+        best_round: chosen by validation; None where nothing was.
+        best, last: hospital to its tests.
+        curve: mean validation score after each round.
+        together: hospital whose model it is to its test on all hospitals' cases.
+        calibration: by hospital; None where it is not defined.
+    """
+
+    model: str
+    best_round: int | None
+    best: dict[str, Scores]
+    last: dict[str, Scores]
+    curve: list[float]
+    cross: Cross
+    together: dict[str, Scores]
+    calibration: dict[str, Bins | None]
+
+
+class SuperRow(ModelRow):
+    """The super model in a run; ``served``: hospital to model to the number of its test cases that this one served."""
+
+    gamma: float | None
+    served: dict[str, dict[str, int]]
+
+
+class TrainedRun(_Run):
+    """A run of the comparison itself.
+
+    Attributes:
+        rows: label in the tables to its model.
+        bytes: that one hospital is sent and sends in a round.
+        ratio: how many times fewer bytes travelled than the tensors have; None without a codec.
+        sdwd: slot to quantiles of how hospitals' models differ.
+        seconds: that one hospital works in a round.
+        mixing: slot to its last matrix.
+    """
+
+    rows: dict[str, SuperRow | ModelRow]
+    bytes: dict[Direction, int]
+    ratio: dict[Direction, float] | None = Field(default=None, exclude_if=lambda found: found is None)
+    sdwd: dict[str, list[float]]
+    seconds: float
+    mixing: dict[str, Rows]
+    events: list[Event]
+
+
+class Served(Typed):
+    """How a model does at a hospital that took no part: each hospital's own (``models``), their mean, and the best of
+    them, which nobody could have known."""
+
+    models: Scores
+    score: float | None
+    best: float | None
+
+
+class Point(Typed):
+    """What another threshold would have given; ``counts``: cases served by each model."""
+
+    gamma: float | None
+    score: float | None
+    counts: list[int]
+
+
+class ServedBySuper(Typed):
+    """How the super model does there; ``served``: model to number of cases."""
+
+    score: float | None
+    best: float | None
+    gamma: float | None
+    served: dict[str, int]
+    cases: int
+    points: list[Point]
+
+
+class UnseenRun(_Run):
+    """A run without one hospital, tested there; ``rows``: by label."""
+
+    rows: dict[str, Served | ServedBySuper]
+
+
+class FoldRun(Typed):
+    """A run of a leave-one-out; ``score``: the metric's name; ``rows``: model to how it does at the hospital."""
+
+    version: Literal[1] = VERSION
+    without: str
+    seed: int
+    score: str
+    cases: int
+    rows: dict[str, Served | ServedBySuper]
+    events: list[Event]
+
+
+class LeaveOneOut(Typed):
+    """``leave-one-out.json``; ``models``: references first."""
+
+    version: Literal[1] = VERSION
+    score: str
+    hospitals: list[str]
+    seeds: list[int]
+    models: list[str]
+    runs: list[FoldRun]
+
+
+AnyRun = SearchRun | TrainedRun | UnseenRun | FoldRun
+"""What a worker may write."""
+
+
+# -- results.json -----------------------------------------------------------------------------------------------------
+
+
+class Stat(Typed):
+    """Mean and sample deviation over the runs (None where a value is missing; no deviation of one run)."""
+
+    mean: float | None
+    sd: float | None
+    values: list[float | None]
+
+
+class MetricStat(Stat):
+    """The hospitals' mean, and hospital by hospital (the first published files do not say it)."""
+
+    hospitals: dict[str, Stat] = Field(default_factory=dict)
+
+
+class Gain(Typed):
+    """Paired differences of two scores.
+
+    Attributes:
+        mean: of the differences.
+        deviation: sample standard deviation of the differences; None for a single pair.
+        p: two-sided p-value in (0, 1]; None for a single pair.
+        wins: pairs with a positive difference; ``losses``: with a negative one.
+        pairs: number of pairs.
+    """
+
+    mean: float
+    deviation: float | None
+    p: float | None
+    wins: int
+    losses: int
+    pairs: int
+
+
+class HospitalRow(Typed):
+    """A method's test at one hospital, at the best and at the last round, and its gain over local training there."""
+
+    best: Stat
+    last: Stat
+    gain: Gain | None
+
+
+class Worst(Typed):
+    """The hospital with the lowest mean score."""
+
+    hospital: str
+    score: float
+
+
+class Reach(Typed):
+    """When the mean validation score reached the target: the round of each run (None: it did not), their median, and
+    what one hospital had sent and received and how long it had worked by then."""
+
+    rounds: list[int | None]
+    median_round: float | None
+    reached: int
+    bytes_per_hospital: int | None
+    seconds: float | None
+
+
+class Made(Typed):
+    """How a row was made, as the components show themselves."""
+
+    method: str
+    slots: dict[str, str]
+    codecs: str | None = Field(default=None, exclude_if=lambda found: found is None)
+
+
+class Selection(Typed):
+    """Of a super model: each run's gamma, and hospital to model to the share of its test cases."""
+
+    gammas: list[float | None]
+    served: dict[str, dict[str, float]]
+
+
+class Mixing(Typed):
+    """The last matrix of each slot of the run with this split and seed."""
+
+    split: int | None
+    seed: int
+    slots: dict[str, Rows]
+
+
+class Row(Typed):
+    """One row of the leaderboard with all that belongs to it.
+
+    Attributes:
+        made: in how many ways; several where a search chose split by split.
+        own_networks: networks of the method that do not start from the task's weights.
+        pairs: split and seed of each run, in the order of every list of runs below.
+        metrics: of the best round, each hospital's model on its own cases; ``together``: on all hospitals'.
+        curve: mean of ``curves`` by round.
+        cross: row: whose model; column: whose test data; mean over the runs.
+    """
+
+    name: str
+    made: list[Made]
+    own_networks: list[str]
+    pairs: list[tuple[int | None, int]]
+    best: Stat
+    last: Stat
+    best_rounds: list[int | None]
+    metrics: dict[str, MetricStat]
+    together: dict[str, MetricStat]
+    gain: Gain | None
+    hospitals: dict[str, HospitalRow]
+    worst: Worst | None
+    curve: list[float]
+    curves: Rows
+    bytes: dict[Direction, int]
+    ratio: dict[Direction, float] | None = None
+    sdwd: dict[str, list[float]] = Field(default_factory=dict)
+    seconds: Stat
+    reach: Reach | None
+    cross: list[list[float | None]]
+    calibration: dict[str, Bins] | None
+    selection: Selection | None
+    mixing: Mixing
+
+
+class SplitRow(Typed):
+    """One way to cut all hospitals' data: hospital to digest, to split to number of samples, to class to number."""
+
+    seed: int | None
+    digests: dict[str, str]
+    sizes: dict[str, dict[str, int]]
+    labels: dict[str, dict[str, int]]
+
+
+class SweepPoint(Typed):
+    """A value, and the name under which it is compared."""
+
+    value: JsonValue
+    name: str
+
+
+class Sweep(Typed):
+    """A sweep's method, argument and points."""
+
+    method: str
+    argument: str
+    points: list[SweepPoint]
+
+
+class Candidate(Typed):
+    """Arguments that a search judged: the scores of its runs, their mean, and why it failed, if it did."""
+
+    values: dict[str, JsonValue]
+    scores: list[float | None]
+    mean: float | None
+    reason: str | None
+    finished: bool
+
+
+class SearchResult(Typed):
+    """What a search found; ``chosen``: the best candidate's place, the first among equals; None: there is none."""
+
+    method: str
+    split: int | None
+    candidates: list[Candidate]
+    chosen: int | None
+
+
+class UnseenRow(Typed):
+    """What the others' models reach at hospitals that took no part, and the mean where each was left out."""
+
+    name: str
+    mean: Stat | None
+    hospitals: dict[str, Stat]
+
+
+class FailedRun(Typed):
+    """A run that is missing, and why."""
+
+    run: str
+    reason: str
+
+
+class RunRow(Typed):
+    """A run that is in the tables; ``digest`` names its folder."""
+
+    method: str
+    split: int | None
+    seed: int
+    without: str | None
+    digest: str
+    initial: Initial
+    events: list[Event] | None
+
+
+class Versions(Typed):
+    """What computed it."""
+
+    medpfl: str
+    torch: str
+    python: str
+    machine: str
+
+
+class Results(Typed):
+    """``results.json``.
+
+    Attributes:
+        comparison: its name; ``file``: what its file says.
+        score: the metric that the tables are about.
+        pairs: splits times seeds.
+        test: the permutation test, in words; ``smallest_p``: that it can give.
+        target: validation score whose round and bytes are reported.
+        tuning: the searches; None without any.
+    """
+
+    version: Literal[1] = VERSION
+    comparison: str
+    file: Comparison
+    score: str
+    hospitals: list[str]
+    splits: list[SplitRow]
+    seeds: list[int]
+    pairs: int
+    versions: Versions
+    written: str
+    test: str
+    smallest_p: float
+    target: float | None
+    tuning: list[SearchResult] | None
+    rows: list[Row]
+    sweeps: list[Sweep]
+    unseen: list[UnseenRow]
+    failures: list[FailedRun]
+    runs: list[RunRow]
+
+    @field_serializer("file")
+    def _as_written(self, file: Comparison) -> dict[str, JsonValue]:
+        said: dict[str, JsonValue] = file.model_dump(mode="json", exclude_none=True)
+        return said

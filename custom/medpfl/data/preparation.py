@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a task wants of cases, how they were prepared for it, and new cases that are prepared alike."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import JsonValue
+from torch import Tensor
+
+from medpfl.core.errors import DataError
+from medpfl.data.declared import Strict
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a task wants of a dataset.
+
+    Attributes:
+        target: "class" (one a case) or "mask" (a class for every pixel or voxel).
+        forms: of which forms the samples may be: "rows", "windows", "images" or "volumes".
+        size: lengths in pixels (or voxels) to which images are brought, without the channels.
+        spacing: of volumes: voxel size in mm to which each is resampled.
+        multiple: what the lengths of whole slices must be multiples of.
+    """
+
+    target: str
+    forms: tuple[str, ...]
+    size: tuple[int, ...] = ()
+    spacing: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    multiple: int = 1
+
+    def plane(self) -> tuple[int, int]:
+        """Height and width.
+
+        Raises:
+            DataError: the task's size has other axes.
+        """
+        if len(self.size) != 2:
+            sentence = f"the task's size {list(self.size)} does not fit images, which have height and width"
+            raise DataError(sentence, public=sentence)
+        return self.size[0], self.size[1]
+
+
+@dataclass(frozen=True)
+class NewCase:
+    """A case to predict.
+
+    Attributes:
+        name: its file (and row).
+        inputs: N x ... samples, prepared as in training; several for slices of a volume or windows of a recording.
+        save: writes a segmentation from the network's outputs (N x C x ...) into a folder, in the input's geometry, on
+            request with probabilities, and returns what to tell about it; None for tasks with one class a case.
+    """
+
+    name: str
+    inputs: Tensor
+    save: Callable[[Tensor, Path, list[str], bool], dict[str, Any]] | None = None
+
+
+class Preparation(Strict, ABC):
+    """What was fitted on (or declared of) the training data to prepare inputs: the means of a table, the channels of
+    images. It is kept with the deployed model, as JSON; each kind of dataset has a subclass.
+
+    Attributes:
+        kind: name of the kind of dataset.
+        form: the form of its samples, as in ``Spec``.
+    """
+
+    form: ClassVar[str]
+    kind: str
+
+    @abstractmethod
+    def new_cases(self, path: Path, spec: Spec) -> Iterator[NewCase]:
+        """Cases that no site file declares, from a file or folder, prepared as the training data were.
+
+        Raises:
+            DataError: a file cannot be read, with the file, expected and got.
+        """
+
+    def shared(self) -> dict[str, JsonValue]:
+        """The part that tells nothing of the hospital's data; it goes into models that leave the hospital."""
+        return {}
+
+    def standardised(self) -> tuple[list[float], list[float]] | None:
+        """Mean and scale of each feature or channel that were fitted here; None where inputs have a fixed range."""
+        return None

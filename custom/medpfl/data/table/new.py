@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows to predict: how the training rows were prepared, and rows that are prepared alike."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+
+from medpfl.core.errors import DataError
+from medpfl.data.cells import PLACE, Cells, read_cells
+from medpfl.data.declared import Problems
+from medpfl.data.preparation import NewCase, Preparation, Spec
+from medpfl.data.samples import to_tensor
+from medpfl.data.table.coding import ROW, Feature, coded, filled, numeric
+
+
+class TablePreparation(Preparation):
+    """How tables are written (``cells``) and declared, the values that are imputed, and the mean and scale of each
+    coded feature."""
+
+    form: ClassVar[str] = "rows"
+    kind: Literal["table"] = "table"
+    cells: Cells
+    features: dict[str, Feature]
+    label: str
+    imputed: dict[str, str | int | float]
+    mean: list[float]
+    scale: list[float]
+
+    def new_cases(self, path: Path, spec: Spec) -> Iterator[NewCase]:
+        """The rows of a CSV, TSV or Parquet file; a label is not needed."""
+        names, values = new_rows(path, self)
+        for name, row in zip(names, values, strict=True):
+            yield NewCase(name, to_tensor(row[None], torch.float32))
+
+    def standardised(self) -> tuple[list[float], list[float]]:
+        return self.mean, self.scale
+
+
+def new_rows(path: Path, preparation: TablePreparation) -> tuple[list[str], NDArray[np.float64]]:
+    """Rows of a file that no site file declares, prepared as the training rows were: names, and N x F values.
+
+    Other columns, the label among them, may be there or not.
+
+    Raises:
+        DataError: with the file, the line and the column, expected and got.
+    """
+    features, imputed, form = preparation.features, preparation.imputed, preparation.cells
+    pieces = read_cells(path, path.name, form, Problems(), list(features), numeric(features), preparation.label)
+    frame = pd.concat(list(pieces), ignore_index=True)
+    frame[ROW] = [f"{path.name}:{place}" for place in frame[PLACE]]
+    for column in features:
+        missing = frame[ROW][frame[column].isna()].tolist()
+        if missing and column not in imputed:
+            raise DataError(
+                f"{missing[0]}: column '{column}' is missing; the model was trained on rows "
+                "without missing values, so it has no value to put there"
+            )
+    _, raw = coded(features, frame, np.zeros(len(frame), dtype=bool), Problems())
+    values = filled(features, raw, imputed)
+    return frame[ROW].tolist(), (values - np.array(preparation.mean)) / np.array(preparation.scale)
