@@ -125,7 +125,7 @@ def test_nothing_is_unpickled(package: list[Module]) -> None:
 
 
 # What of a folder of components the rest may know: the contract, and the one list of methods by name.
-CONTRACTS = {"methods": {"base", "site", "joint"}, "core.mixers": {"base"}, "core.codecs": {"base"}}
+CONTRACTS = {"methods": {"base", "site", "joint"}, "core.mixers": {"base"}, "core.codecs": {"base", "progress"}}
 KNOWN_METHODS = {"base", "components", "joint", "references"}
 
 

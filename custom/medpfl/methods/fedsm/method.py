@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import under
-from medpfl.core.mixers import Mean, Mixer, ServerAdam, SoftPull
+from medpfl.core.mixers import Mean, Mixer, NoDefault, ServerAdam, SoftPull
 from medpfl.data.samples import Samples
 from medpfl.methods.base import Batch, Build, Method, Site
 from medpfl.methods.fedsm import selecting
@@ -84,7 +84,7 @@ class FedSM(Method):
             slots["selector"] += under(models, "moments")
         return slots
 
-    def components(self) -> dict[str, Mixer]:
+    def components(self) -> dict[str, Mixer | NoDefault]:
         selector = ServerAdam() if self.selector_training == "server_adam" else Mean()
         return {"global": Mean(), "personal": SoftPull(), "selector": selector}
 
