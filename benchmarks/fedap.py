@@ -163,9 +163,9 @@ def _weights(job: Job, files: dict[str, Path], folder: Path) -> Matrix:
     home, results = folder / "weights" / "server", folder / "weights" / "results"
     coordinator = Coordinator(job.settings, job.mixers, job.name, list(files), job.min_clients, home, results)
     messages = coordinator.init_messages()
-    coordinator.take_init({name: runners[name].handle("init", message) for name, message in messages.items()})
+    coordinator.take_init({name: runners[name].handle(message) for name, message in messages.items()})
     messages = coordinator.statistics_messages(1, coordinator.joined)
-    replies = {name: runners[name].handle("statistics", message) for name, message in messages.items()}
+    replies = {name: runners[name].handle(message) for name, message in messages.items()}
     coordinator.take_statistics(1, replies)
     about = RoundInfo(coordinator.roster, np.ones(len(files)), (True,) * len(files))
     return job.mixers["model"].matrix(about)

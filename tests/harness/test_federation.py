@@ -222,6 +222,34 @@ def test_nan_on_the_wire_is_refused_by_name(make_job: Make, table_sites: dict[st
     assert "update refused: dora: entry 'model::model.0.weight' holds NaN" in str(events(harness))
 
 
+def saying(text: str) -> Callable[[Shareable], Shareable]:
+    def change(shareable: Shareable) -> Shareable:
+        dxo = from_shareable(shareable)
+        dxo.meta["medpfl"] = text
+        return dxo.update_shareable(shareable)
+
+    return change
+
+
+def test_malformed_answers_are_refused_and_the_job_goes_on(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    spoilt: dict[tuple[str, str, int], Callable[[Shareable], Shareable]] = {
+        ("anna", "train", 1): saying("[" * 100_000),
+        ("berta", "train", 2): lambda shareable: Shareable(),
+        ("clara", "train", 3): saying('{"content": {"task": "validate", "metrics": [], "notes": []}}'),
+        ("dora", "finish", 3): saying('{"content": {"task": "finish", "metrics": [], "notes": 5}}'),
+    }
+    harness = Harness(make_job(), table_sites, tmp_path, lambda *place: spoilt.get(place)).run()
+    assert harness.engine.panic is None
+    told = {(event["site"], event["round"]): str(event["event"]) for event in events(harness)}
+    assert told["anna", 1].startswith("failed: the message is malformed")
+    assert told["berta", 2].startswith("failed:")
+    assert told["clara", 3] == "update refused: it was asked to 'train' and answered to 'validate'"
+    assert told["dora", 3].startswith("failed: the message is malformed: 'content.finish.notes'")
+    assert {line["site"] for line in outcome(harness.results)["test"]} == {"anna", "berta", "clara"}
+
+
 def test_unreadable_data_at_one_hospital(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     table_sites["berta"].with_suffix(".csv").write_text("a,b,sick\n1,2,1\n")
     harness = Harness(make_job(), table_sites, tmp_path).run()

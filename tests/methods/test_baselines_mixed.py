@@ -115,8 +115,8 @@ def test_apfls_alpha_stays_home_in_its_range_and_is_told(
         replies = exchange(runners, coordinator.train_messages(number, coordinator.joined))
         assert all(set(reply.slots["global"]) == set(entries(runners["anna"], "global")) for reply in replies.values())
         coordinator.take_train(number, replies)
-    told = [line for line in replies["anna"].header["metrics"] if line["model"] == "alpha"]
-    assert len(told) == 1 and 0 <= told[0]["metrics"]["alpha"] <= 1
+    told = [line for line in replies["anna"].header.metrics if line.model == "alpha"]
+    assert len(told) == 1 and 0 <= (told[0].metrics["alpha"] or 0) <= 1
     assert all(entries(runner, "alpha")["alpha.value"] in (0.0, 1.0) for runner in runners.values())
 
 

@@ -43,7 +43,7 @@ def trained(
     start = coordinator.train_messages(1, ["anna"])["anna"].slots["selector"]
     start = {key: value.clone() for key, value in start.items()}
     for number in (1, 2):
-        round_of(coordinator, runners, number)
+        coordinator.take_train(number, exchange(runners, coordinator.train_messages(number, coordinator.joined)))
     return coordinator, runners, start
 
 
@@ -98,7 +98,7 @@ def test_of_equal_losses_the_first_counts(make_job: Make, table_sites: dict[str,
     mixers = {**slots(), "global": Mean(uniform=True), "personal": SoftPull(lam=0.25)}
     coordinator, runners = pieces(make_job(rounds=1, mixers=mixers, method=extra()), table_sites, tmp_path)
     ready(coordinator, runners)
-    round_of(coordinator, runners, 1)
+    coordinator.take_train(1, exchange(runners, coordinator.train_messages(1, coordinator.joined)))
     for state in coordinator._stack["personal"]:  # equal to the last bit, whatever the order of the sums
         for key, value in state.items():
             value.copy_(coordinator._stack["global"][0][key.replace("personal.", "global.")])
@@ -120,7 +120,7 @@ def test_what_travels_for_the_labels(make_job: Make, table_sites: dict[str, Path
         coordinator.take_refined(replies)
     assert received == [selector + 5 * network] + [selector] * (STEPS - 1)
     to_anna = [line for line in coordinator.record.bytes if line.site == "anna" and line.direction == "to_site"]
-    rounds = {line["round"]: line["raw"] for line in to_anna}
+    rounds = {line.round: line.raw for line in to_anna}
     assert rounds[1] == 2 * network + selector
     assert rounds[2] == rounds[1] + sum(received)
 

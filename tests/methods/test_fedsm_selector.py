@@ -167,9 +167,9 @@ def test_a_hospital_outside_the_roster_is_told_so(make_job: Make, table_sites: d
     job = make_job(mixers={**averaging(), "selector": ServerAdam()}, method=with_training("server_adam"))
     coordinator, runners = pieces(job, table_sites, tmp_path)
     message = coordinator.init_messages()["anna"]
-    header = {**message.header, "roster": ["berta", "clara", "dora"]}
+    header = message.header.model_copy(update={"roster": ("berta", "clara", "dora")})
     with pytest.raises(ConfigError, match="anna is not one of this job's hospitals: berta, clara, dora"):
-        runners["anna"].handle("init", Message(header))
+        runners["anna"].handle(Message(header))
 
 
 def test_a_network_that_is_no_selector_is_refused(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ GOOD: dict[str, Any] = {"model": "personal", "split": "test", "round": 3, "metri
 
 def test_it_is_read_and_written() -> None:
     line = MetricLine.model_validate_json(json.dumps({**GOOD, "choice": "best"}))
-    assert line.plain() == {**GOOD, "choice": "best"}
-    assert MetricLine(**{**GOOD, "metrics": {"dice": 0.5}}).plain() == {**GOOD, "metrics": {"dice": 0.5}}
+    assert line.tested_at("anna").model_dump() == {"site": "anna", **GOOD, "choice": "best"}
+    assert line.validated_at("anna").metrics == {"dice": 1.0, "auc": None}
 
 
 @pytest.mark.parametrize(

@@ -26,23 +26,37 @@ from medpfl.core.mixers import Identity, Mean
 from medpfl.job import Job, load_job
 from medpfl.methods.base import Site
 from medpfl.methods.softpull import SoftPull
+from medpfl.results.schema import Rebuild
 from medpfl.rounds.coding import PAYLOAD, Codecs
 from medpfl.rounds.ends import ServerEnd, SiteEnd
 from medpfl.rounds.messages import Message, flatten
+from medpfl.rounds.protocol import InitReply, InitRequest, Plan, Sizes, StatisticsReply, TrainRequest
 from tools import NormedTabular, assert_same, run, write_job
 
 Make = Callable[..., Job]
 STRONG = Codecs(STC(0.2), Chain(CER(0.1), STC(0.1)))
 
 
-def messages(tmp_path: Path, gradients: tuple[str, ...] = ()) -> tuple[ServerEnd, SiteEnd, dict[str, Any]]:
+def messages(tmp_path: Path, gradients: tuple[str, ...] = ()) -> tuple[ServerEnd, SiteEnd, TrainRequest]:
     """Both ends of anna's connection after the init exchange of one slot "model" with a matrix and BatchNorm's mean."""
     server, site = ServerEnd(tmp_path / "server", "anna"), SiteEnd(tmp_path / "anna", "anna")
     start = {"model": {"w": torch.zeros(40, 5), "mean": torch.ones(5), "count": torch.tensor(3)}}
-    asked = Message({"task": "init", "job": "small", "seed": 1, "gradients": list(gradients)})
-    site.receive(server.send(asked, None))
-    server.receive(site.send(Message({"config": "c", "buffers": ["mean", "count"]}, start), None))
-    return server, site, {"task": "train", "run": "r", "round": 1}
+    asked = InitRequest(
+        job="small", rounds=9, roster=("anna",), seed=1, threads=1, slots={"model": True}, gradients=gradients
+    )
+    site.receive(server.send(Message(asked), None))
+    ready = InitReply(
+        sizes=Sizes(train=9, validation=1, test=1), config="c", common={}, buffers=("mean", "count"),
+        recipe=Rebuild(method={}, task={}, input_shape=[5], preparation={}), personalised="m", score="s",
+        direction="higher", classes=("no", "yes"), versions={},
+        plan=Plan(models=("m",), tested=("m",), numbers=(), refined=(), shown=(), steps=(0,) * 9),
+    )  # fmt: skip
+    server.receive(site.send(Message(ready, start), None))
+    return server, site, TrainRequest(run="r", round=1, rounds=9, best={})
+
+
+def at(header: TrainRequest, number: int) -> TrainRequest:
+    return header.model_copy(update={"round": number})
 
 
 def model(seed: int) -> dict[str, dict[str, Tensor]]:
@@ -56,23 +70,23 @@ def test_both_ends_hold_the_same_and_nothing_is_lost_for_good(tmp_path: Path, co
     server, site, header = messages(tmp_path)
     sent = got = torch.zeros(40, 5)
     for number in range(1, 6):
-        header = {**header, "round": number}
+        header = at(header, number)
         travelling = server.send(Message(header, model(number)), codec)
         received = site.receive(travelling)
         assert list(travelling.slots[PAYLOAD]) == ["model"] and list(travelling.slots["model"]) == ["mean", "count"]
         assert torch.equal(received.slots["model"]["mean"], model(number)["model"]["mean"])
         assert received.slots["model"]["count"] == number and list(received.slots["model"]) == ["w", "mean", "count"]
         trained = {"model": {**model(100 + number)["model"]}}
-        reply = server.receive(site.send(Message({}, trained), codec))
+        reply = server.receive(site.send(Message(StatisticsReply(), trained), codec))
         before = received.slots["model"]["w"]
         sent, got = sent + trained["model"]["w"] - before, got + reply.slots["model"]["w"] - before
         assert torch.equal(flatten(received.slots)["model::w"], server._held.reference["model::w"])  # type: ignore[union-attr]
     # Sattler et al.: what was sent and what is left of it are all updates together.
     torch.testing.assert_close(got + site._known[5].residual["model::w"], sent, atol=1e-4, rtol=0)
     for _ in range(60):  # a model that stays as it is reaches the hospital, however few entries a message has
-        header = {**header, "round": header["round"] + 1}
+        header = at(header, header.round + 1)
         received = site.receive(server.send(Message(header, model(7)), STC(0.1)))
-        server.receive(site.send(Message({}, received.slots), None))
+        server.receive(site.send(Message(StatisticsReply(), received.slots), None))
     torch.testing.assert_close(received.slots["model"]["w"], model(7)["model"]["w"], atol=0.2, rtol=0)
 
 
@@ -82,9 +96,9 @@ def test_whatever_gets_lost_the_ends_agree(
     tmp_path_factory: pytest.TempPathFactory, fates: list[str], up: bool
 ) -> None:
     server, site, header = messages(tmp_path_factory.mktemp("ends"))
-    late: list[Message] = []
+    late: list[Message[Any]] = []
     for number, fate in enumerate([*fates, "fine"], start=1):
-        travelling = server.send(Message({**header, "round": number}, model(number)), None if up else STC(0.1))
+        travelling = server.send(Message(at(header, number), model(number)), None if up else STC(0.1))
         if fate == "lost down":
             continue
         received = site.receive(travelling)
@@ -97,9 +111,9 @@ def test_whatever_gets_lost_the_ends_agree(
         if fate == "nan":
             trained["model"]["w"][3, 3] = torch.nan
             with pytest.raises(CodecError, match=r"slot 'model': 'w' cannot be encoded: it holds NaN"):
-                site.send(Message({}, trained), STC(0.1))
+                site.send(Message(StatisticsReply(), trained), STC(0.1))
             continue
-        reply = site.send(Message({}, trained), STC(0.1))
+        reply = site.send(Message(StatisticsReply(), trained), STC(0.1))
         if fate == "late":
             late.append(reply)
         if fate == "fine":
@@ -112,7 +126,7 @@ def test_gradients_have_no_reference(tmp_path: Path) -> None:
     server, site, header = messages(tmp_path, gradients=("model",))
     site.receive(server.send(Message(header, model(1)), None))
     gradient = {"model": {**model(2)["model"], "w": torch.full((40, 5), 0.5)}}
-    got = server.receive(site.send(Message({}, gradient), CER(0.01))).slots["model"]["w"]
+    got = server.receive(site.send(Message(StatisticsReply(), gradient), CER(0.01))).slots["model"]["w"]
     torch.testing.assert_close(got[:-1], gradient["model"]["w"][:-1], atol=1e-3, rtol=0)
 
 
@@ -121,16 +135,17 @@ def test_refusals_of_what_is_not_expected(tmp_path: Path) -> None:
     with pytest.raises(CodecError, match="no codec filters, but this hospital's has"):
         site.receive(Message(header, model(1)))
     travelling = server.send(Message(header, model(1)), STC(0.1))
-    other = Message(travelling.header, {**travelling.slots, PAYLOAD: {"other": torch.zeros(3, dtype=torch.uint8)}})
+    strange = {**travelling.slots, PAYLOAD: {"other": torch.zeros(3, dtype=torch.uint8)}}
+    other = replace(travelling, slots=strange)
     with pytest.raises(CodecError, match="slot 'other' was not expected"):
         site.receive(other)
     unknown = bytes(travelling.slots[PAYLOAD]["model"].numpy()).replace(b"stc", b"abc")
     strange = {**travelling.slots, PAYLOAD: {"model": torch.frombuffer(bytearray(unknown), dtype=torch.uint8)}}
     with pytest.raises(CodecError, match=r"anna: slot 'model': the update is encoded as 'abc' version 1, which is not"):
-        site.receive(Message(travelling.header, strange))
+        site.receive(replace(travelling, slots=strange))
     site.receive(travelling)
     with pytest.raises(CodecError, match="did not pass a codec filter"):
-        server.receive(Message({}, model(2)))
+        server.receive(Message(StatisticsReply(), model(2)))
     with pytest.raises(ConfigError, match="DAdaQuant cannot encode what goes to the hospitals"):
         Codecs(to_site=DAdaQuant())
     with pytest.raises(ConfigError, match="at least one direction"):
@@ -170,11 +185,11 @@ def test_a_codec_that_adapts_hears_of_losses_and_sizes(
     found: dict[tuple[int, str], int] = {}
     receive = ServerEnd.receive
 
-    def read(end: ServerEnd, reply: Message) -> Message:
+    def read(end: ServerEnd, reply: Message[Any]) -> Message[Any]:
         if PAYLOAD in reply.slots:
             _, _, rest = tag_of(reply.slots[PAYLOAD]["model"].numpy().tobytes())
             assert end._pending is not None
-            found[end._pending[1]["round"], end.site] = struct.unpack("<fH", rest[4:10])[1]
+            found[end._pending[1].round, end.site] = struct.unpack("<fH", rest[4:10])[1]
         return receive(end, reply)
 
     monkeypatch.setattr(ServerEnd, "receive", read)

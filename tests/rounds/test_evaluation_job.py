@@ -28,6 +28,7 @@ from medpfl.rounds.coordinator import QuorumLost
 from medpfl.rounds.evaluation import MODEL_FILE, EvaluationCoordinator, method_of
 from medpfl.rounds.evaluation_job import write_evaluation_job
 from medpfl.rounds.messages import Message
+from medpfl.rounds.protocol import StatisticsReply
 from medpfl.rounds.settings import Settings
 from medpfl.rounds.simulate import simulate_evaluation
 from medpfl.rounds.site import SiteRunner
@@ -121,11 +122,23 @@ def pieces(
     names = list(sites)
     coordinator = EvaluationCoordinator(job.settings, job.name, names, job.min_clients, job.model, folder / "r")
 
-    def answer(site: str, message: Message) -> Message:
+    def answer(site: str, message: Message[Any]) -> Message[Any]:
         runner = SiteRunner(site, job.method, job.task, lambda: load_site_file(sites[site], site), folder / site)
-        return runner.handle("evaluate", message)
+        return runner.handle(message)
 
     return coordinator, answer
+
+
+def told(message: Message[Any], **change: Any) -> None:
+    message.header = message.header.model_copy(update=change)
+
+
+def recipe(**change: Any) -> Callable[[Message[Any]], None]:
+    return lambda message: told(message, recipe=message.header.recipe.model_copy(update=change))
+
+
+def line(**change: Any) -> Callable[[Message[Any]], None]:
+    return lambda message: told(message, metrics=(message.header.metrics[0].model_copy(update=change),))
 
 
 def test_a_hospital_answers_with_metrics_and_nothing_else(
@@ -133,9 +146,9 @@ def test_a_hospital_answers_with_metrics_and_nothing_else(
 ) -> None:
     coordinator, answer = pieces(job, table_sites, tmp_path)
     reply = answer("clara", coordinator.messages()["clara"])
-    assert not reply.slots and set(reply.header) == {"metrics", "cases", "versions"}
-    assert set(reply.header["metrics"][0]["metrics"]) == {"accuracy", "balanced_accuracy", "auc"}
-    text = json.dumps(reply.header)
+    assert not reply.slots and reply.header.study is None
+    assert set(reply.header.metrics[0].metrics) == {"accuracy", "balanced_accuracy", "auc"}
+    text = reply.header.model_dump_json()
     assert "clara" not in text and ".csv" not in text and str(tmp_path) not in text
 
 
@@ -145,21 +158,20 @@ def test_a_hospital_answers_with_metrics_and_nothing_else(
         (lambda m: m.slots["given"].update({"model.0.weight": torch.zeros(1, 4)}), "expected shape [1, 3]"),
         (lambda m: m.slots["given"].pop("model.0.bias"), "entry 'model.0.bias' is missing"),
         (lambda m: m.slots.clear(), "entry 'model.0.bias' is missing"),
-        (lambda m: m.header["recipe"].update(input_shape=[4]), "expected shape [1, 4]"),
-        (lambda m: m.header["recipe"].update(deployed="global"), "SoftPull deploys no model 'global'"),
-        (lambda m: m.header["recipe"].update(classes=["yes", "no"]), "classes are yes, no; the data here have no, yes"),
-        (lambda m: m.header["recipe"]["task"]["args"].update(hidden=[4]), "name different tasks"),
-        (lambda m: m.header["recipe"]["method"].update(path="os.system"), "name different methods"),
-        (lambda m: m.header["recipe"].pop("hospitals"), "what the server says of the given model is broken"),
-        (lambda m: m.header.update(job="../../etc"), "cannot be a folder"),
+        (recipe(input_shape=[4]), "expected shape [1, 4]"),
+        (recipe(deployed="global"), "SoftPull deploys no model 'global'"),
+        (recipe(classes=["yes", "no"]), "classes are yes, no; the data here have no, yes"),
+        (recipe(task={"path": "medpfl.tasks.tabular.Tabular", "args": {"dataset": "blood", "hidden": [4]}}), "tasks"),
+        (recipe(method={"path": "os.system", "args": {}}), "name different methods"),
+        (lambda m: told(m, job="../../etc"), "cannot be a folder"),
     ],
 )
 def test_a_hospital_refuses_a_model_that_does_not_fit(
-    job: EvaluationJob, table_sites: dict[str, Path], tmp_path: Path, spoil: Callable[[Message], Any], words: str
+    job: EvaluationJob, table_sites: dict[str, Path], tmp_path: Path, spoil: Callable[[Message[Any]], Any], words: str
 ) -> None:
     coordinator, answer = pieces(job, table_sites, tmp_path)
     message = coordinator.messages()["anna"]
-    message = Message(json.loads(json.dumps(message.header)), {s: dict(t) for s, t in message.slots.items()})
+    message = Message(message.header, {s: dict(t) for s, t in message.slots.items()})
     spoil(message)
     with pytest.raises(ConfigError) as caught:
         answer("anna", message)
@@ -183,17 +195,16 @@ def test_data_of_another_shape_are_told(job: EvaluationJob, table_sites: dict[st
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda m: m.header["metrics"].append(m.header["metrics"][0]), "expected the metrics of one model, got 2"),
-        (lambda m: m.header["metrics"].clear(), "expected the metrics of one model, got 0"),
-        (lambda m: m.header["metrics"][0]["metrics"].update(accuracy="good"), "its metrics are malformed"),
-        (lambda m: m.header.pop("metrics"), "its metrics are malformed"),
-        (lambda m: m.header.pop("cases"), "lacks the number of cases"),
-        (lambda m: m.slots.update(given={"x": torch.zeros(1)}), "it sent tensors, and this job asks for metrics only"),
-        (lambda m: m.header.update(study={"test": 1}), "it sent a study, and SoftPull asks for none"),
+        (line(model="other"), "its metrics are not of the given model's test"),
+        (line(split="validation"), "its metrics are not of the given model's test"),
+        (line(round=3), "its metrics are not of the given model's test"),
+        (lambda m: told(m, study={"test": 1}), "it sent a study, and SoftPull asks for none"),
+        (lambda m: setattr(m, "header", StatisticsReply()), "it was asked to 'evaluate' and answered to 'statistics'"),
+        (lambda m: m.slots.update(given={"x": torch.zeros(1)}), "it sent tensors, and metrics only were asked for"),
     ],
 )
 def test_a_malformed_answer_is_left_out_by_name(
-    job: EvaluationJob, table_sites: dict[str, Path], tmp_path: Path, spoil: Callable[[Message], Any], words: str
+    job: EvaluationJob, table_sites: dict[str, Path], tmp_path: Path, spoil: Callable[[Message[Any]], Any], words: str
 ) -> None:
     coordinator, answer = pieces(job, table_sites, tmp_path)
     replies = {site: answer(site, message) for site, message in coordinator.messages().items()}

@@ -17,6 +17,7 @@ from medpfl.core.errors import ConfigError
 from medpfl.job import Job
 from medpfl.rounds.coordinator import QuorumLost
 from medpfl.rounds.messages import Message
+from medpfl.rounds.protocol import StatisticsReply
 from tools import exchange, pieces, ready, run
 
 Make = Callable[..., Job]
@@ -79,7 +80,7 @@ def test_a_hospital_that_fails_in_between_is_left_out(
     assert coordinator.done == 0
     messages = coordinator.refine_messages()
     assert list(messages) == ["anna", "berta", "clara"]
-    assert list(messages["anna"].slots) == ["note"] and messages["anna"].header["step"] == 1
+    assert list(messages["anna"].slots) == ["note"] and messages["anna"].header.step == 1
     replies = exchange(runners, messages)
     del replies["berta"]
     replies["clara"].slots["note"]["note.weight"][0] = torch.nan
@@ -94,7 +95,7 @@ def test_statistics_that_cannot_be_right_are_refused(
     replies = exchange(runners, coordinator.statistics_messages(1, coordinator.joined))
     replies["berta"].slots["means"]["mean"][0] = torch.inf
     replies["clara"].slots["means"]["mean"] = torch.zeros(5).double()
-    replies["dora"] = Message({}, {"other": {}})
+    replies["dora"] = Message(StatisticsReply(), {"other": {}})
     coordinator.take_statistics(1, replies)
     told = "; ".join(event.event for event in coordinator.record.events)
     assert "berta: statistic 'means::mean' must hold finite float64 values only" in told

@@ -199,7 +199,7 @@ class Harness:
     @staticmethod
     def _round_of(shareable: Shareable) -> int:
         try:
-            return int(json.loads(from_shareable(shareable).meta["medpfl"]).get("round", 0))
+            return int(json.loads(from_shareable(shareable).meta["medpfl"])["content"]["round"])
         except ValueError:  # a probe carries nothing
             return -1
 

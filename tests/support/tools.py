@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -104,8 +104,8 @@ def pieces(job: Job, sites: dict[str, Path], folder: Path) -> tuple[Coordinator,
     return coordinator, runners
 
 
-def exchange(runners: dict[str, SiteRunner], messages: dict[str, Message]) -> dict[str, Message]:
-    return {site: runners[site].handle(m.header["task"], m) for site, m in messages.items()}
+def exchange(runners: dict[str, SiteRunner], messages: Mapping[str, Message[Any]]) -> dict[str, Message[Any]]:
+    return {site: runners[site].handle(m) for site, m in messages.items()}
 
 
 def follow(steps: Loop, runners: dict[str, SiteRunner]) -> None:

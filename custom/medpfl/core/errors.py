@@ -45,3 +45,10 @@ class CodecError(MedPFLError):
 
     def __init__(self, message: str):
         super().__init__(message, public=message)
+
+
+class ProtocolError(MedPFLError):
+    """A message between the server and a hospital does not say what it may. It names places, no values."""
+
+    def __init__(self, message: str):
+        super().__init__(message, public=message)

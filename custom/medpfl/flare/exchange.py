@@ -19,9 +19,9 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from medpfl.core.errors import CodecError, ConfigError, MedPFLError, Stopped
+from medpfl.core.errors import ConfigError, MedPFLError, Stopped
 from medpfl.flare.filters import traffic_of
-from medpfl.flare.wire import ERROR, from_shareable_, to_shareable
+from medpfl.flare.wire import ERROR, read_reply, reason_of, to_shareable
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.evaluation import EvaluationCoordinator
 from medpfl.rounds.loop import Exchange
@@ -84,7 +84,7 @@ class ExchangeController(Controller):
 
     # -- exchange -----------------------------------------------------------------------------------------------------
 
-    def _exchange(self, exchange: Exchange, abort_signal: Signal, fl_ctx: FLContext) -> dict[str, Message]:
+    def _exchange(self, exchange: Exchange, abort_signal: Signal, fl_ctx: FLContext) -> dict[str, Message[Any]]:
         """Send every hospital its own message in parallel and gather the replies.
 
         Ends when all have answered, ``grace`` seconds after the quorum has, or after the exchange's timeout.
@@ -105,7 +105,7 @@ class ExchangeController(Controller):
         for site, message in exchange.messages.items():
             # The task's own timeout is only a safety net: this loop decides.
             task = Task(
-                message.header["task"],
+                message.header.task,
                 data=to_shareable(message),
                 timeout=int(exchange.timeout) + 60,
                 result_received_cb=received,
@@ -113,7 +113,7 @@ class ExchangeController(Controller):
             self.send(task=task, targets=[site], fl_ctx=fl_ctx)
             tasks[site] = task
         started, quorum_at = time.monotonic(), None
-        replies: dict[str, Message] = {}
+        replies: dict[str, Message[Any]] = {}
         while len(results) < len(tasks):
             self._arrived.wait(0.2)
             self._arrived.clear()
@@ -132,7 +132,7 @@ class ExchangeController(Controller):
             # waiting; finished tasks then stay in its list for ever, so they must not hold the payload.
             task.data = Shareable()
         for site, message in exchange.messages.items():
-            round_number = message.header.get("round", 0)
+            round_number = message.header.round
             result = results.get(site)
             if result is None:
                 self._missed[site] = self._missed.get(site, 0) + 1
@@ -140,12 +140,12 @@ class ExchangeController(Controller):
                 continue
             self._missed[site] = 0
             if result.get_return_code() != ReturnCode.OK:
-                reason = result.get_header(ERROR, result.get_return_code())
+                reason = reason_of(result.get_header(ERROR, result.get_return_code()))
                 self.coordinator.refuse(site, round_number, f"failed: {reason}")
                 continue
             try:
-                replies[site] = from_shareable_(result)
-            except CodecError as error:
+                replies[site] = read_reply(result)
+            except MedPFLError as error:
                 self.coordinator.refuse(site, round_number, f"failed: {error}")
                 continue
             replies[site].encoded = traffic_of(fl_ctx, site)

@@ -10,9 +10,9 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from medpfl.core.errors import MedPFLError, Stopped
+from medpfl.core.errors import MedPFLError, ProtocolError, Stopped
 from medpfl.data.site_file import find_site_file
-from medpfl.flare.wire import ERROR, from_shareable_, to_shareable
+from medpfl.flare.wire import ERROR, read_request, to_shareable
 from medpfl.methods.base import Method
 from medpfl.rounds.site import SiteRunner
 from medpfl.tasks.base import Task
@@ -41,7 +41,10 @@ class SiteExecutor(Executor):
         try:
             if self._runner is None:
                 self._runner = self._new_runner(fl_ctx)
-            return to_shareable(self._runner.handle(task_name, from_shareable_(shareable)))
+            request = read_request(shareable)
+            if request.header.task != task_name:
+                raise ProtocolError(f"task '{task_name}' came with a request to '{request.header.task}'")
+            return to_shareable(self._runner.handle(request))
         except Stopped:
             return make_reply(ReturnCode.TASK_ABORTED)
         except MedPFLError as error:

@@ -8,6 +8,7 @@ they become a header that the receiver's controller or executor answers for.
 
 import threading
 from pathlib import Path
+from typing import Any
 
 from nvflare.apis.filter import Filter, FilterChainType, FilterContextKey
 from nvflare.apis.fl_constant import ReturnCode
@@ -19,6 +20,7 @@ from medpfl.core.errors import MedPFLError
 from medpfl.flare.wire import ERROR, LOST, REFUSED, message_of, put
 from medpfl.rounds.ends import ServerEnd, SiteEnd
 from medpfl.rounds.messages import Message
+from medpfl.rounds.protocol import Answered, Asked
 
 _ENDS: dict[tuple[str, str, str], ServerEnd | SiteEnd] = {}
 _LOCK = threading.Lock()
@@ -57,15 +59,21 @@ def _peer(fl_ctx: FLContext) -> str:
     return str(fl_ctx.get_peer_context().get_identity_name())
 
 
-def _with(shareable: Shareable, message: Message) -> Shareable:
-    """A copy with the message in it; the task's own data stay as they are, for FLARE may send them again."""
+def _copy(shareable: Shareable) -> Shareable:
+    """The task's own data stay as they are, for FLARE may send them again."""
     copy = Shareable(dict(shareable))
     copy[ReservedHeaderKey.HEADERS] = dict(shareable[ReservedHeaderKey.HEADERS])
-    return put(message, copy)
+    return copy
+
+
+def _with(shareable: Shareable, message: Message[Any]) -> Shareable:
+    return put(message, _copy(shareable))
 
 
 def _refused(shareable: Shareable, error: MedPFLError) -> Shareable:
-    return _with(shareable, Message({**message_of(shareable).header, REFUSED: error.public}))
+    copy = _copy(shareable)
+    copy.set_header(REFUSED, error.public)
+    return copy
 
 
 class EncodeUpdate(Filter):
@@ -84,7 +92,9 @@ class EncodeUpdate(Filter):
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         if self.get_prop(FilterContextKey.CHAIN_TYPE) == FilterChainType.TASK_DATA_CHAIN:
             try:
-                return _with(shareable, server_end(fl_ctx, _peer(fl_ctx)).send(message_of(shareable), self.codec))
+                return _with(
+                    shareable, server_end(fl_ctx, _peer(fl_ctx)).send(message_of(Asked, shareable), self.codec)
+                )
             except MedPFLError as error:
                 self.log_error(fl_ctx, str(error))
                 return _refused(shareable, error)
@@ -93,7 +103,7 @@ class EncodeUpdate(Filter):
             shareable.set_header(LOST, end.lost)
             return shareable
         try:
-            return _with(shareable, end.send(message_of(shareable), self.codec))
+            return _with(shareable, end.send(message_of(Answered, shareable), self.codec))
         except MedPFLError as error:
             self.log_error(fl_ctx, str(error))
             reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
@@ -107,7 +117,7 @@ class DecodeUpdate(Filter):
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         if self.get_prop(FilterContextKey.CHAIN_TYPE) == FilterChainType.TASK_DATA_CHAIN:
             try:
-                return _with(shareable, _site_end(fl_ctx).receive(message_of(shareable)))
+                return _with(shareable, _site_end(fl_ctx).receive(message_of(Asked, shareable)))
             except MedPFLError as error:
                 self.log_error(fl_ctx, str(error))
                 return _refused(shareable, error)
@@ -117,7 +127,7 @@ class DecodeUpdate(Filter):
                 end.forget()
             return shareable
         try:
-            return _with(shareable, end.receive(message_of(shareable)))
+            return _with(shareable, end.receive(message_of(Answered, shareable)))
         except MedPFLError as error:
             self.log_error(fl_ctx, str(error))
             return _refused(shareable, error)

@@ -1,32 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages as FLARE shareables: numpy arrays in a DXO, so that FLARE's own filters (privacy, encryption) can act."""
 
-import json
+from typing import Any
 
 import numpy as np
 import torch
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.shareable import Shareable
+from torch import Tensor
 
-from medpfl.core.errors import CodecError, ConfigError
-from medpfl.rounds.coding import CODED
+from medpfl.core.errors import CodecError, ConfigError, ProtocolError
 from medpfl.rounds.messages import Message, flatten, unflatten
+from medpfl.rounds.protocol import Answered, Asked, Envelope, Reply, Request, parse
 
 _HEADER = "medpfl"
-REFUSED = "refused"
-"""Header of a message in whose place a codec filter put the reason why there is none."""
+REFUSED = "medpfl_refused"
+"""Header of a shareable in whose message's place a codec filter put the reason why there is none."""
 LOST = "medpfl_lost"
 """Header of a failed reply: the hospital has no reference copy any more and asks for a whole message."""
 ERROR = "medpfl_error"
 """Header of a failed reply: what may be said about the failure outside the hospital."""
+_LONGEST_REASON = 1000
 
 
-def to_shareable(message: Message) -> Shareable:
+def to_shareable(message: Message[Any]) -> Shareable:
     """The message in a shareable of its own."""
     return put(message, Shareable())
 
 
-def put(message: Message, shareable: Shareable) -> Shareable:
+def put(message: Message[Any], shareable: Shareable) -> Shareable:
     """Tensors travel as arrays under "slot::entry", the header as JSON text in the DXO's meta: what FLARE's serialiser
     does not know would end the hospital's process."""
     arrays = {}
@@ -37,32 +39,60 @@ def put(message: Message, shareable: Shareable) -> Shareable:
             )
         arrays[name] = tensor.numpy()
     kind = DataKind.WEIGHTS if arrays else DataKind.APP_DEFINED
-    filled: Shareable = DXO(kind, data=arrays, meta={_HEADER: json.dumps(message.header)}).update_shareable(shareable)
+    envelope = Asked if isinstance(message.header, Request) else Answered
+    text = envelope(content=message.header, coded=message.coded).model_dump_json()
+    filled: Shareable = DXO(kind, data=arrays, meta={_HEADER: text}).update_shareable(shareable)
     return filled
 
 
-def from_shareable_(shareable: Shareable) -> Message:
-    """The inverse of ``to_shareable``; the tensors may be written to.
+def read_request(shareable: Shareable) -> Message[Request]:
+    """What the server asks, at a hospital; the tensors may be written to.
 
     Raises:
         CodecError: it is encoded still, or a codec filter refused it.
+        ProtocolError: it is no request.
     """
-    message = message_of(shareable)
-    if REFUSED in message.header:
-        raise CodecError(str(message.header[REFUSED]))
-    if coded := message.header.get(CODED):
-        raise CodecError(
-            f"the message is encoded ({coded.get('codec')}) and was not decoded on its way in: the job's configuration "
-            "at the receiver lacks the filter medpfl.flare.filters.DecodeUpdate"
-        )
+    _check_decoded(shareable, message := message_of(Asked, shareable))
     return message
 
 
-def message_of(shareable: Shareable) -> Message:
-    """The same for filters: encoded messages as they are."""
-    dxo = from_shareable(shareable)
-    tensors = {}
-    for name, array in dxo.data.items():
-        whole = np.asarray(array)
-        tensors[name] = torch.from_numpy(whole if whole.flags.writeable else whole.copy())
-    return Message(json.loads(dxo.meta[_HEADER]), unflatten(tensors))
+def read_reply(shareable: Shareable) -> Message[Reply]:
+    """What a hospital answers, at the server; as ``read_request``."""
+    _check_decoded(shareable, message := message_of(Answered, shareable))
+    return message
+
+
+def _check_decoded(shareable: Shareable, message: Message[Any]) -> None:
+    if (reason := shareable.get_header(REFUSED)) is not None:
+        raise CodecError(reason_of(reason))
+    if message.coded:
+        raise CodecError(
+            f"the message is encoded ({message.coded.codec}) and was not decoded on its way in: the job's "
+            "configuration at the receiver lacks the filter medpfl.flare.filters.DecodeUpdate"
+        )
+
+
+def reason_of(told: object) -> str:
+    """A reason that another machine gave, as one bounded sentence."""
+    return " ".join(told.split())[:_LONGEST_REASON] if isinstance(told, str) else "without a reason"
+
+
+def message_of(kind: type[Envelope], shareable: Shareable) -> Message[Any]:
+    """The same for filters: encoded messages as they are.
+
+    Raises:
+        ProtocolError: it is no such message, whatever it holds.
+    """
+    try:
+        dxo = from_shareable(shareable)
+        arrays, text = dict(dxo.data), dxo.meta.get(_HEADER)
+        tensors = {str(name): _tensor(array) for name, array in arrays.items()}
+    except Exception as error:  # what another machine sent may be anything
+        raise ProtocolError(f"the message has no readable content ({type(error).__name__})") from error
+    read = parse(kind, text)
+    return Message(read.content, unflatten(tensors), read.coded)
+
+
+def _tensor(array: object) -> Tensor:
+    whole = np.asarray(array)
+    return torch.from_numpy(whole if whole.flags.writeable else whole.copy())

@@ -43,6 +43,7 @@ class APFL(Method):
     alpha_lr: float = 0.01
 
     deploys: ClassVar = {"personal": "mixed", "global": "global"}
+    diagnoses: ClassVar = ("alpha",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -140,6 +140,9 @@ class Method(Checked):
         """
         raise ConfigError(f"the server wants the statistics '{name}', which {type(self).__name__} does not have")
 
+    diagnoses: ClassVar[Sequence[str]] = ()
+    """Names of the numbers that ``diagnose`` may give."""
+
     def kept(self, models: nn.ModuleDict) -> list[str]:
         """Entries of travelling slots that a hospital also keeps on its own disk, as its training left them, because
         ``statistics`` reads them before the server's are there again; none by default."""
@@ -214,7 +217,7 @@ class Method(Checked):
         return None
 
     def diagnose(self, models: nn.ModuleDict, samples: Samples, index: int, device: torch.device) -> dict[str, float]:
-        """Further numbers about the models on a non-empty validation split, by name; none by default."""
+        """Further numbers about the models on a non-empty validation split, by their names among ``diagnoses``."""
         return {}
 
     def new_optimizer(self, model: nn.Module, name: str) -> torch.optim.Optimizer:

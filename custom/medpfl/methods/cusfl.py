@@ -104,6 +104,7 @@ class CusFL(Method):
     aligned_rounds: int | None = None
 
     deploys: ClassVar = {"personal": "personal"}
+    diagnoses: ClassVar = tuple(f"alignment_{name}" for name in Alignment.kept)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -60,6 +60,7 @@ class MHpFLID(Method):
     bodies: dict[str, str] = field(default_factory=dict)
 
     deploys: ClassVar = {"personal": "local_network"}
+    diagnoses: ClassVar = ("receiver_correlation", "transmitter_correlation")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -43,6 +43,7 @@ class MoE(Method):
     """Slot "global" (mean). Private: "expert", and "gate", linear in the input's values and 1/2 everywhere at first."""
 
     deploys: ClassVar = {"personal": "gate", "global": "global"}
+    diagnoses: ClassVar = ("gate",)
 
     def models(self, build: Build) -> dict[str, nn.Module]:
         gate = nn.Sequential(nn.Flatten(), nn.Linear(torch.Size(build.input_shape).numel(), 1))

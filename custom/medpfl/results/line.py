@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """One evaluation: as a hospital sends it, and as the results keep it with the hospital's name beside it."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints
+
+from medpfl.results.schema import FinalLine, ValidationLine
 
 MOST_ROUNDS = 1_000_000
 MOST_METRICS = 200
@@ -31,6 +33,12 @@ class MetricLine(BaseModel):
     metrics: Annotated[dict[Name, FiniteFloat | None], Field(max_length=MOST_METRICS)]
     choice: Literal["best", "last", "given"] | None = None
 
-    def plain(self) -> dict[str, Any]:
-        """As JSON values, without a choice where there is none."""
-        return self.model_dump(exclude={"choice"} if self.choice is None else None)
+    def validated_at(self, site: str) -> ValidationLine:
+        """As the results keep it."""
+        return ValidationLine(site=site, model=self.model, round=self.round, metrics=dict(self.metrics))
+
+    def tested_at(self, site: str) -> FinalLine:
+        """As the results keep it; it must have a choice."""
+        return FinalLine(
+            site=site, model=self.model, round=self.round, metrics=dict(self.metrics), choice=self.choice or "last"
+        )

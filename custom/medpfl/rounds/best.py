@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from medpfl.results.line import MetricLine
 from medpfl.results.record import Record
-from medpfl.results.schema import BestRound, ValidationLine
+from medpfl.results.schema import BestRound
 from medpfl.tasks.metrics.base import Direction, better
 
 
@@ -22,10 +23,10 @@ class BestRounds:
         self._record, self._score, self._direction = record, score, direction
         self._scores: dict[str, dict[str, float]] = {}
 
-    def take(self, site: str, lines: Sequence[ValidationLine]) -> None:
+    def take(self, site: str, lines: Sequence[MetricLine]) -> None:
         """Record a hospital's metric lines and keep its scores."""
         for line in lines:
-            self._record.metric(line)
+            self._record.metric(line.validated_at(site))
             value = line.metrics.get(self._score)
             if value is not None:
                 self._scores.setdefault(line.model, {})[site] = value

@@ -25,9 +25,8 @@ from medpfl.core.codecs import Codec, decode
 from medpfl.core.errors import CodecError, ConfigError
 from medpfl.core.seeding import derive_seed
 from medpfl.rounds.messages import SEPARATOR, Message, Slots, plain_name
+from medpfl.rounds.protocol import InitReply, InitRequest
 
-CODED = "coded"
-"""Header of a message that an end has worked on."""
 PAYLOAD = "encoded update"
 """Slot of a message: slot to its encoded update, as bytes."""
 TASKS = ("init", "train", "refine", "validate")
@@ -77,13 +76,15 @@ class End:
         self._start: Tensors = {}
         self._order: dict[str, list[str]] = {}
 
-    def _begin(self, header: Mapping[str, Any]) -> None:
-        self._job = plain_name(header["job"])
-        self._seed, self._gradients = int(header["seed"]), set(header["gradients"])
+    def _begin(self, header: InitRequest) -> None:
+        self._job = plain_name(header.job)
+        self._seed, self._gradients = header.seed, set(header.gradients)
 
-    def _learn(self, reply: Message) -> None:
+    def _learn(self, reply: Message[Any]) -> None:
+        if not isinstance(reply.header, InitReply):
+            raise CodecError(f"{self.site} answered to '{reply.header.task}' before it was ready")
         self._learned = True
-        kept = set(reply.header["buffers"])
+        kept = set(reply.header.buffers)
         self._order = {slot: list(state) for slot, state in reply.slots.items()}
         self._start = {
             f"{slot}{SEPARATOR}{key}": tensor.clone()

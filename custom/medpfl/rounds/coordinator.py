@@ -9,33 +9,37 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from medpfl.core.codecs.progress import progress_of
-from medpfl.core.errors import MedPFLError, RefusedUpdate
+from medpfl.core.errors import MedPFLError
 from medpfl.core.mixers import Mixer, RoundInfo
 from medpfl.core.mixing import Matrix
 from medpfl.results.callbacks import Callback, Report, ResultFiles
 from medpfl.results.files import write_slots
 from medpfl.results.record import Record, Saved
-from medpfl.results.schema import BestRound, FinalLine, ValidationLine
-from medpfl.rounds import checkpoint
+from medpfl.results.schema import BestRound
+from medpfl.rounds import checkpoint, protocol
+from medpfl.rounds.answers import Check, answers, no_tensors
 from medpfl.rounds.best import BestRounds
-from medpfl.rounds.joining import about, join
+from medpfl.rounds.joining import about, begins_with, join
 from medpfl.rounds.messages import (
-    L,
     Message,
+    Slots,
     byte_count,
     check_statistics,
     check_update,
     digest_of,
-    metric_lines,
     table,
 )
 from medpfl.rounds.refining import Refining, refining, show
 from medpfl.rounds.settings import Settings
+
+Replies = Mapping[str, Message[Any]]
+"""Hospital to its answer; who failed or did not answer in time is missing."""
+R = TypeVar("R", bound=protocol.OfRun)
 
 
 class QuorumLost(MedPFLError):
@@ -82,46 +86,48 @@ class Coordinator:
         self._log = logging.getLogger(__name__)
         self._stack: dict[str, list[dict[str, Any]]] = {}
         self._refining: Refining | None = None
+        self._plan: protocol.Plan | None = None
         for mixer in self.mixers.values():
             mixer.check(self.roster)
 
     # -- init ---------------------------------------------------------------------------------------------------------
 
-    def init_messages(self) -> dict[str, Message]:
-        header = {
-            "task": "init",
-            "job": self.job,
-            "roster": list(self.roster),
-            "seed": self.settings.seed,
-            "threads": self.settings.threads,
-            "slots": {slot: mixer.travels for slot, mixer in self.mixers.items()},
-            "gradients": [slot for slot in self.travelling if self.mixers[slot].takes == "gradients"],
-        }
-        return {site: Message(dict(header)) for site in self.roster}
+    def init_messages(self) -> dict[str, Message[protocol.InitRequest]]:
+        return {site: Message(self._init_request()) for site in self.roster}
 
-    def take_init(self, replies: Mapping[str, Message]) -> None:
-        """Take the first hospital's tensors as the start; hospitals whose models differ take no part.
+    def _init_request(self) -> protocol.InitRequest:
+        return protocol.InitRequest(
+            job=self.job,
+            rounds=self.settings.rounds,
+            roster=self.roster,
+            seed=self.settings.seed,
+            threads=self.settings.threads,
+            slots={slot: mixer.travels for slot, mixer in self.mixers.items()},
+            gradients=tuple(slot for slot in self.travelling if self.mixers[slot].takes == "gradients"),
+        )
+
+    def take_init(self, replies: Replies) -> None:
+        """Take the tensors that most hospitals start from; hospitals whose models differ take no part.
 
         Raises:
             QuorumLost: fewer than ``min_sites`` hospitals fit together.
         """
-        found = join(replies, self._refuse)
-        self.joined = list(found.sizes)
-        self.sizes = found.sizes
-        if found.header is None or len(self.joined) < self.min_sites:
+        ready = self._answers(self._init_request(), replies, begins_with(self.travelling), "takes no part")
+        found = join(ready, self._refuse)
+        self.joined = list(found.sizes) if found else []
+        if found is None or len(self.joined) < self.min_sites:
             raise QuorumLost(
                 f"only {len(self.joined)} of {len(self.roster)} hospitals are ready "
                 f"({', '.join(self.joined) or 'none'}); the job needs {self.min_sites}{self._reasons(0)}"
             )
-        header = found.header
+        self.sizes = found.sizes
         self._leave_out([slot for slot in self.travelling if slot not in found.slots])
         self.expected = table(found.slots)
-        self.score: str = header["score"]
-        self._adapts = bool(header.get("adapts"))
-        self._best = BestRounds(self.record, self.score, header["direction"])
-        self._about = about(found, replies, self.settings, self.mixers)
+        self.score, self._plan, self._adapts = found.header.score, found.header.plan, found.header.adapts
+        self._best = BestRounds(self.record, self.score, found.header.direction)
+        self._about = about(found, ready, self.settings, self.mixers)
         # The roster is part of the run's key: a run with other hospitals neither resumes this one nor overwrites it.
-        configs = sorted({replies[site].header["config"] for site in self.joined})
+        configs = sorted({ready[site].header.config for site in self.joined})
         components = self._about.components
         self.run = digest_of([self.job, dataclasses.asdict(self.settings), components, list(self.roster), configs])
         self._checkpoint = self._home / "state" / self.run / "server.safetensors"
@@ -141,16 +147,18 @@ class Coordinator:
 
     # -- rounds -------------------------------------------------------------------------------------------------------
 
-    def train_messages(self, round_number: int, sites: list[str]) -> dict[str, Message]:
-        messages = {site: self._message("train", round_number, site) for site in sites}
+    def train_messages(self, round_number: int, sites: list[str]) -> dict[str, Message[protocol.TrainRequest]]:
+        header = self._asked(protocol.TrainRequest, round_number)
+        messages = {site: Message(header, self._slots_of(site, self.travelling)) for site in sites}
         if self._adapts:
             sizes = {site: found["train"] for site, found in self.sizes.items()}
             for site, told in progress_of(sizes, self.record.mean_losses()).items():
                 if site in messages:
-                    messages[site].header["progress"] = {"losses": list(told.losses), "scale": told.scale}
+                    progress = protocol.Told(losses=told.losses, scale=told.scale)
+                    messages[site].header = header.model_copy(update={"progress": progress})
         return messages
 
-    def take_train(self, round_number: int, replies: Mapping[str, Message], started: float | None = None) -> list[str]:
+    def take_train(self, round_number: int, replies: Replies, started: float | None = None) -> list[str]:
         """Mix what the hospitals sent and save the checkpoint; returns the hospitals whose updates were mixed.
 
         Args:
@@ -159,31 +167,25 @@ class Coordinator:
         Raises:
             QuorumLost: fewer than ``min_sites`` usable updates came; the checkpoint of the last round stands.
         """
-        accepted: dict[str, Message] = {}
-        validated: dict[str, list[ValidationLine]] = {}
-        for site in sorted(replies):
-            try:
-                check_update(site, replies[site].slots, self.expected)
-                validated[site] = metric_lines(site, replies[site].header.get("metrics"), ValidationLine)
-            except RefusedUpdate as error:
-                self.record.event(round_number, site, f"update refused: {error}")
-                self._log.warning("round %d: update refused: %s", round_number, error)
-                continue
-            accepted[site] = replies[site]
+        asked = self._asked(protocol.TrainRequest, round_number)
+        accepted = self._answers(
+            asked, replies, lambda site, reply: check_update(site, reply.slots, self.expected), "update refused"
+        )
         self._check_quorum(round_number, accepted, "a usable update")
         matrices = self._mix(self.travelling, accepted)
         for site, message in accepted.items():
-            self._best.take(site, validated[site])
+            self._best.take(site, message.header.metrics)
             self._take_notes(site, round_number, message)
-            self.record.training(round_number, site, message.header.get("seconds"), message.header.get("loss"))
+            self.record.training(round_number, site, message.header.seconds, message.header.loss)
             self.record.traffic(round_number, site, self.payload_bytes(), byte_count(message.slots), message.encoded)
         self._best.choose(round_number - 1)
-        self._refining = refining(round_number, accepted, self.travelling, matrices, started)
+        assert self._plan is not None  # known since the first exchange
+        self._refining = refining(round_number, list(accepted), self._plan, self.travelling, matrices, started)
         if self._refining is None:
             self._end_round(round_number, matrices, started)
         return list(accepted)
 
-    def _mix(self, slots: list[str], accepted: Mapping[str, Message]) -> dict[str, Matrix]:
+    def _mix(self, slots: list[str], accepted: Mapping[str, Message[Any]]) -> dict[str, Matrix]:
         """Mix the slots over the hospitals that answered; returns the matrices that were applied."""
         matrices: dict[str, Matrix] = {}
         for slot in slots:
@@ -208,37 +210,36 @@ class Coordinator:
 
     # -- statistics ---------------------------------------------------------------------------------------------------
 
-    def statistics_messages(self, round_number: int, sites: list[str]) -> dict[str, Message]:
+    def statistics_messages(self, round_number: int, sites: list[str]) -> dict[str, Message[Any]]:
         """Requests for the statistics that components need before this round; empty if none does."""
         names = self._statistics_wanted(round_number)
         if not names:
             return {}
-        return {
-            site: Message({**self._header("statistics", round_number), "statistics": sorted(set(names.values()))})
-            for site in sites
-        }
+        header = self._asked(protocol.StatisticsRequest, round_number, names=tuple(sorted(set(names.values()))))
+        return {site: Message(header) for site in sites}
 
     def _statistics_wanted(self, round_number: int) -> dict[str, str]:
         wanted = {slot: self.mixers[slot].wants(round_number) for slot in self.travelling}
         return {slot: name for slot, name in wanted.items() if name is not None}
 
-    def take_statistics(self, round_number: int, replies: Mapping[str, Message]) -> None:
+    def take_statistics(self, round_number: int, replies: Replies) -> None:
         """Hand the hospitals' statistics to the components that need them.
 
         Raises:
             QuorumLost: fewer than ``min_sites`` hospitals sent usable ones.
         """
-        accepted: dict[str, Message] = {}
         names = self._statistics_wanted(round_number)
-        for site in sorted(replies):
-            first = next(iter(accepted.items()), None)
-            try:
-                check_statistics(site, replies[site].slots, sorted(set(names.values())), first)
-            except RefusedUpdate as error:
-                self.refuse(site, round_number, f"statistics refused: {error}")
-                continue
-            accepted[site] = replies[site]
-            self.record.traffic(round_number - 1, site, 0, byte_count(replies[site].slots))
+        wanted = tuple(sorted(set(names.values())))
+        alike: list[Slots] = []
+
+        def check(site: str, reply: Message[Any]) -> None:
+            check_statistics(site, reply.slots, list(wanted), alike[0] if alike else None)
+            alike.append(reply.slots)
+
+        asked = self._asked(protocol.StatisticsRequest, round_number, names=wanted)
+        accepted = self._answers(asked, replies, check, "statistics refused")
+        for site, message in accepted.items():
+            self.record.traffic(round_number - 1, site, 0, byte_count(message.slots))
         self._check_quorum(round_number, accepted, "usable statistics")
         for slot, name in names.items():
             given = [accepted[site].slots[name] if site in accepted else None for site in self.roster]
@@ -246,19 +247,19 @@ class Coordinator:
 
     # -- exchanges within a round -------------------------------------------------------------------------------------
 
-    def refine_messages(self) -> dict[str, Message]:
+    def refine_messages(self) -> dict[str, Message[Any]]:
         """The next exchange within the round, for the hospitals that trained in it; empty when the round is over."""
         if self._refining is None:
             return {}
         now = self._refining
-        header = {**self._header("refine", now.round), "step": now.step}
-        return {site: Message(dict(header), self._refined_slots(site, now)) for site in now.sites}
+        header = self._asked(protocol.RefineRequest, now.round, step=now.step)
+        return {site: Message(header, self._refined_slots(site, now)) for site in now.sites}
 
-    def _refined_slots(self, site: str, now: Refining) -> dict[str, dict[str, Any]]:
+    def _refined_slots(self, site: str, now: Refining) -> Slots:
         shown = show(self._stack, now.shown, self.roster) if now.step == 1 else {}
         return {**self._slots_of(site, now.slots), **shown}
 
-    def take_refined(self, replies: Mapping[str, Message]) -> None:
+    def take_refined(self, replies: Replies) -> None:
         """Mix the refined slots; the last exchange ends the round.
 
         Raises:
@@ -266,14 +267,13 @@ class Coordinator:
         """
         now = self._refining
         assert now is not None, "no exchange within a round is under way"
-        accepted: dict[str, Message] = {}
-        for site in sorted(replies):
-            try:
-                check_update(site, replies[site].slots, {slot: self.expected[slot] for slot in now.slots})
-            except RefusedUpdate as error:
-                self.refuse(site, now.round, f"update refused in step {now.step}: {error}")
-                continue
-            accepted[site] = replies[site]
+        expected = {slot: self.expected[slot] for slot in now.slots}
+        accepted = self._answers(
+            self._asked(protocol.RefineRequest, now.round, step=now.step),
+            replies,
+            lambda site, reply: check_update(site, reply.slots, expected),
+            f"update refused in step {now.step}",
+        )
         self._check_quorum(now.round, accepted, "a usable update")
         for site, message in accepted.items():
             sent = byte_count(self._refined_slots(site, now))
@@ -284,33 +284,32 @@ class Coordinator:
             self._refining = None
             self._end_round(now.round, now.matrices, now.started)
 
-    def _slots_of(self, site: str, slots: list[str]) -> dict[str, dict[str, Any]]:
+    def _slots_of(self, site: str, slots: list[str]) -> Slots:
         index = self.roster.index(site)
         return {slot: self._stack[slot][index] for slot in slots}
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
-    def validate_messages(self, sites: list[str]) -> dict[str, Message]:
-        return {site: self._message("validate", self.done, site) for site in sites}
+    def validate_messages(self, sites: list[str]) -> dict[str, Message[protocol.ValidateRequest]]:
+        header = self._asked(protocol.ValidateRequest, self.done)
+        return {site: Message(header, self._slots_of(site, self.travelling)) for site in sites}
 
-    def take_validation(self, replies: Mapping[str, Message]) -> None:
-        for site, lines in self._metrics_of(replies, ValidationLine):
-            self._best.take(site, lines)
+    def take_validation(self, replies: Replies) -> None:
+        for site, message in self._answers(self._asked(protocol.ValidateRequest, self.done), replies).items():
+            self._best.take(site, message.header.metrics)
         self._best.choose(self.done)
 
-    def finish_messages(self, sites: list[str]) -> dict[str, Message]:
-        messages = {}
-        for site in sites:
-            header = self._header("finish", self.done)
-            messages[site] = Message({**header, "finetune": self.settings.finetune})
-        return messages
+    def finish_messages(self, sites: list[str]) -> dict[str, Message[protocol.FinishRequest]]:
+        header = self._asked(protocol.FinishRequest, self.done, finetune=self.settings.finetune)
+        return {site: Message(header) for site in sites}
 
-    def take_final(self, replies: Mapping[str, Message]) -> None:
+    def take_final(self, replies: Replies) -> None:
         """Record the test results and write everything the job leaves behind at the server."""
-        for site, lines in self._metrics_of(replies, FinalLine):
-            for line in lines:
-                self.record.metric(line)
-            self._take_notes(site, self.done, replies[site])
+        asked = self._asked(protocol.FinishRequest, self.done, finetune=self.settings.finetune)
+        for site, message in self._answers(asked, replies).items():
+            for line in message.header.metrics:
+                self.record.metric(line.tested_at(site))
+            self._take_notes(site, self.done, message)
         slots = {slot: checkpoint.compact(self._stack[slot], self.roster) for slot in self.travelling}
         links = {slot: self.mixers[slot].links(self.roster) for slot in self.travelling}
         networks = {slot: pairs for slot, pairs in links.items() if pairs is not None}
@@ -318,28 +317,26 @@ class Coordinator:
         self.record.finish(said, self.best, write_slots(self.results, self.job, slots))
         self._save(finished=True)
 
-    def _metrics_of(self, replies: Mapping[str, Message], kind: type[L]) -> list[tuple[str, list[L]]]:
-        """Well-formed metric lines by hospital, sorted; malformed ones are noted and left out."""
-        found = []
-        for site in sorted(replies):
-            try:
-                lines = metric_lines(site, replies[site].header.get("metrics"), kind)
-            except RefusedUpdate as error:
-                self.refuse(site, self.done, str(error))
-                continue
-            found.append((site, lines))
-        return found
+    def _answers(
+        self, asked: protocol.Request, replies: Replies, check: Check = no_tensors, refused: str = "answer refused"
+    ) -> dict[str, Message[Any]]:
+        """The replies that count; of the others the events tell."""
 
-    def _take_notes(self, site: str, round_number: int, message: Message) -> None:
-        for note in message.header.get("notes") or []:
-            self.record.event(round_number, site, str(note))
+        def refuse(site: str, reason: str) -> None:
+            self.refuse(site, asked.round, f"{refused}: {reason}")
+
+        return answers(asked, replies, self._plan, check, refuse)
+
+    def _take_notes(self, site: str, round_number: int, message: Message[Any]) -> None:
+        for note in message.header.notes:
+            self.record.event(round_number, site, note)
 
     def refuse(self, site: str, round_number: int, reason: str) -> None:
         """Note that a hospital answered with an error."""
         self.record.event(round_number, site, reason)
         self._log.warning("round %d: %s: %s", round_number, site, reason)
 
-    def _check_quorum(self, round_number: int, accepted: Mapping[str, Message], what: str) -> None:
+    def _check_quorum(self, round_number: int, accepted: Mapping[str, Message[Any]], what: str) -> None:
         if len(accepted) < self.min_sites:
             raise QuorumLost(
                 f"round {round_number}: {len(accepted)} of {len(self.roster)} hospitals sent {what} "
@@ -354,12 +351,9 @@ class Coordinator:
         found = [f"{e.site} {e.event}" for e in self.record.events if e.round == round_number]
         return "".join(f"; {reason}" for reason in found)
 
-    def _header(self, task: str, round_number: int) -> dict[str, Any]:
-        best = {model: found.model_dump() for model, found in self.best.items()}
-        return {"task": task, "run": self.run, "round": round_number, "rounds": self.settings.rounds, "best": best}
-
-    def _message(self, task: str, round_number: int, site: str) -> Message:
-        return Message(self._header(task, round_number), self._slots_of(site, self.travelling))
+    def _asked(self, kind: type[R], round_number: int, **more: object) -> R:
+        of_run = {"run": self.run, "round": round_number, "rounds": self.settings.rounds, "best": self.best}
+        return kind.model_validate({**of_run, **more})
 
     def payload_bytes(self) -> int:
         """Bytes of the tensors that one hospital is sent a round."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two ends of a hospital's connection (see ``rounds.coding``), and both in one process."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ from medpfl import store
 from medpfl.component import spec_of
 from medpfl.core.codecs import Codec, Progress, encode_with_feedback
 from medpfl.core.errors import CodecError
-from medpfl.rounds.coding import CODED, PAYLOAD, TASKS, Codecs, End, Held, Tensors, without
+from medpfl.rounds.coding import PAYLOAD, TASKS, Codecs, End, Held, Tensors, without
 from medpfl.rounds.messages import SEPARATOR, Message, byte_count, digest_of, flatten
+from medpfl.rounds.protocol import Coded, Component, InitRequest, RunRequest, TrainRequest, as_json
 
 
 class ServerEnd(End):
@@ -32,20 +33,20 @@ class ServerEnd(End):
         """Bytes of the last exchange's tensors as they travelled: to the hospital, and from it."""
         self._run: str | None = None
         self._held: Held | None = None
-        self._pending: tuple[Held, dict[str, Any], int, Codec | None] | None = None
+        self._pending: tuple[Held, RunRequest, int, Codec | None] | None = None
         self._count = 0
         self._keep: int | None = None
 
-    def send(self, message: Message, codec: Codec | None) -> Message:
+    def send(self, message: Message[Any], codec: Codec | None) -> Message[Any]:
         """The message as it travels.
 
         Raises:
             CodecError: the models cannot be encoded.
         """
         header, slots = message.header, message.slots
-        if header["task"] == "init":
+        if isinstance(header, InitRequest):
             self._begin(header)
-            return Message({**header, "codec": spec_of(codec) if codec else None}, slots)
+            return Message(header.model_copy(update={"codec": as_json(spec_of(codec)) if codec else None}), slots)
         self._enter(header)
         base = self._held
         self._count = max(self._count, base.number if base else 0) + 1
@@ -68,10 +69,11 @@ class ServerEnd(End):
             slots = {**without(slots, target), PAYLOAD: payload}
         held = Held(self._count, {**reference, **new})
         self._pending = (held, header, byte_count(slots), codec)
-        coded = {"number": self._count, "base": base.number if base else None, "keep": self._keep}
-        return Message({**header, CODED: {**coded, "codec": codec.tag if codec else None}}, slots)
+        number = base.number if base else None
+        coded = Coded(number=self._count, base=number, keep=self._keep, codec=codec.tag if codec else None)
+        return Message(header, slots, coded)
 
-    def receive(self, reply: Message) -> Message:
+    def receive(self, reply: Message[Any]) -> Message[Any]:
         """What the hospital sent, decoded.
 
         Raises:
@@ -80,28 +82,27 @@ class ServerEnd(End):
         if not self._learned:
             self._learn(reply)
             return reply
-        given = reply.header.get(CODED)
-        if not isinstance(given, dict):
+        given = reply.coded
+        if given is None:
             raise CodecError(f"{self.site}: its answer did not pass a codec filter there, as this job's must")
-        if self._pending is None or given.get("number") != self._pending[0].number:
+        if self._pending is None or given.number != self._pending[0].number:
             raise CodecError(f"{self.site} answered to another message than the last")
         held, header, sent, codec = self._pending
         decoded = self._decode(reply.slots.get(PAYLOAD, {}), held.reference, self._gradients)
         self._held, self.traffic = held, (sent, byte_count(reply.slots))
         self._pending = None
         self._save(header, codec)
-        header = {key: value for key, value in reply.header.items() if key != CODED}
-        return Message(header, self._merged(reply.slots, decoded), self.traffic)
+        return Message(reply.header, self._merged(reply.slots, decoded), encoded=self.traffic)
 
     def forget(self) -> None:
         """The hospital has no reference any more: the next message goes whole."""
         self._held = None
 
-    def _enter(self, header: Mapping[str, Any]) -> None:
-        done = header["round"] - (header["task"] == "train")
-        if self._run != header["run"]:
-            self._run = header["run"]
-            folder = self._folder(header["run"]) / self.site
+    def _enter(self, header: RunRequest) -> None:
+        done = header.round - isinstance(header, TrainRequest)
+        if self._run != header.run:
+            self._run = header.run
+            folder = self._folder(header.run) / self.site
             kept = store.numbered(folder, "sent")
             for round_number in [number for number in kept if number > done or done == 0]:
                 kept.pop(round_number).unlink()
@@ -109,12 +110,12 @@ class ServerEnd(End):
             if kept:
                 tensors, meta = store.read(kept[max(kept)])
                 self._held = Held(meta["number"], tensors)
-        if header["task"] == "train":
+        if isinstance(header, TrainRequest):
             self._keep = self._held.number if self._held else None
 
-    def _save(self, header: Mapping[str, Any], codec: Codec | None) -> None:
+    def _save(self, header: RunRequest, codec: Codec | None) -> None:
         assert self._held is not None
-        folder, current = self._folder(header["run"]) / self.site, header["round"]
+        folder, current = self._folder(header.run) / self.site, header.round
         tensors = self._held.reference if codec else {}
         store.save(store.path_of(folder, "sent", current), tensors, {"number": self._held.number})
         for path in sorted(store.numbered(folder, "sent").values())[:-2]:
@@ -134,34 +135,33 @@ class SiteEnd(End):
         super().__init__(root, site)
         self.lost = False
         """Whether the last message named an exchange of which nothing is kept here."""
-        self._to_site: dict[str, Any] | None = None
+        self._to_site: Component | None = None
         self._run = ""
         self._known: dict[int, Held] = {}
         self._now: Held | None = None
         self._progress = Progress()
         self._needed: set[int] = set()
 
-    def receive(self, message: Message) -> Message:
+    def receive(self, message: Message[Any]) -> Message[Any]:
         """The server's message, decoded.
 
         Raises:
             CodecError: it cannot be decoded here.
         """
-        header = dict(message.header)
+        header = message.header
         self.lost, self._now = False, None
-        if header["task"] == "init":
+        if isinstance(header, InitRequest):
             self._begin(header)
-            self._to_site = header.pop("codec", None)
+            self._to_site = header.codec
             return Message(header, message.slots)
-        told = header.pop("progress", None)
-        if told is not None:
-            self._progress = Progress(tuple(map(float, told["losses"])), float(told["scale"]))
-        coded = header.pop(CODED, None)
+        if isinstance(header, TrainRequest) and header.progress is not None:
+            self._progress = Progress(header.progress.losses, header.progress.scale)
+        coded = message.coded
         if coded is None:
             raise CodecError(f"{self.site}: the server's job has no codec filters, but this hospital's has")
-        if header["run"] != self._run:
-            self._run, self._known = header["run"], {0: Held(0, dict(self._start))}
-        base = None if coded["base"] is None else self._recall(int(coded["base"]))
+        if header.run != self._run:
+            self._run, self._known = header.run, {0: Held(0, dict(self._start))}
+        base = None if coded.base is None else self._recall(coded.base)
         payload = message.slots.get(PAYLOAD, {})
         if payload and base is None:
             raise CodecError(f"{self.site}: an encoded update without a reference cannot be decoded")
@@ -169,11 +169,11 @@ class SiteEnd(End):
         decoded = self._decode(payload, reference, set())
         slots = self._merged(message.slots, decoded)
         new = {name: tensor.clone() for name, tensor in flatten(self._codable(slots)).items()}
-        self._now = Held(coded["number"], {**reference, **new}, dict(base.residual) if base else {})
-        self._needed = {n for n in (coded["base"], coded["keep"], coded["number"]) if n is not None}
+        self._now = Held(coded.number, {**reference, **new}, dict(base.residual) if base else {})
+        self._needed = {n for n in (coded.base, coded.keep, coded.number) if n is not None}
         return Message(header, slots)
 
-    def send(self, reply: Message, codec: Codec | None) -> Message:
+    def send(self, reply: Message[Any], codec: Codec | None) -> Message[Any]:
         """The hospital's answer as it travels.
 
         Raises:
@@ -181,11 +181,11 @@ class SiteEnd(End):
         """
         if not self._learned:
             self._learn(reply)
-            specs = {"to_site": self._to_site, "from_site": spec_of(codec) if codec else None}
-            config = digest_of([reply.header["config"], specs])  # a run goes on with the codecs it began with only
-            return Message(
-                {**reply.header, "config": config, "codecs": specs, "adapts": bool(codec and codec.adapts)}, reply.slots
-            )
+            specs = {"to_site": self._to_site, "from_site": as_json(spec_of(codec)) if codec else None}
+            config = digest_of([reply.header.config, specs])  # a run goes on with the codecs it began with only
+            adapts = bool(codec and codec.adapts)
+            header = reply.header.model_copy(update={"config": config, "codecs": specs, "adapts": adapts})
+            return Message(header, reply.slots)
         now = self._now
         if now is None:
             raise CodecError(f"{self.site}: the server's message did not pass this hospital's codec filter")
@@ -197,7 +197,7 @@ class SiteEnd(End):
             if payload:
                 slots = {**without(slots, target), PAYLOAD: payload}
         self._save(now)
-        return Message({**reply.header, CODED: {"number": now.number, "codec": codec.tag if codec else None}}, slots)
+        return Message(reply.header, slots, Coded(number=now.number, codec=codec.tag if codec else None))
 
     def _encode(self, slot: str, state: Tensors, now: Held, codec: Codec) -> Tensor:
         names = {key: f"{slot}{SEPARATOR}{key}" for key in state}
@@ -260,13 +260,13 @@ class Link:
         self._codecs = codecs
         self._server, self._site = ServerEnd(server, site), SiteEnd(hospital, site)
 
-    def carry(self, message: Message, handle: Callable[[Message], Message]) -> Message:
+    def carry(self, message: Message[Any], handle: Callable[[Message[Any]], Message[Any]]) -> Message[Any]:
         """Give the message to the hospital and its answer back.
 
         Raises:
             CodecError: as the ends raise it; it is this hospital's failed round.
         """
-        if message.header["task"] not in TASKS:
+        if message.header.task not in TASKS:
             return handle(message)
         try:
             reply = handle(self._site.receive(self._server.send(message, self._codecs.to_site)))

@@ -8,12 +8,12 @@ One exchange: the server sends the model's tensors; a hospital rebuilds the netw
 import dataclasses
 import json
 import logging
-import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
-from pydantic import JsonValue, ValidationError
+from pydantic import JsonValue
 
 import medpfl
 from medpfl.component import build, class_paths, spec_of
@@ -24,14 +24,18 @@ from medpfl.deployed.evaluate import evaluate_test, write_cases, write_text
 from medpfl.deployed.model_file import ModelMeta, Recipe, build_networks, differing_entry, read_model
 from medpfl.methods.base import Method
 from medpfl.results.callbacks import Callback, Report, ResultFiles
+from medpfl.results.line import MetricLine
 from medpfl.results.record import Record
-from medpfl.results.schema import AboutEvaluation, FinalLine, Given, number
+from medpfl.results.schema import AboutEvaluation, Given, number
+from medpfl.rounds.announcing import versions
+from medpfl.rounds.answers import answers, no_tensors
 from medpfl.rounds.coordinator import QuorumLost
-from medpfl.rounds.messages import Message, byte_count, digest_of, metric_lines
+from medpfl.rounds.messages import Message, byte_count, digest_of
+from medpfl.rounds.protocol import EvaluateReply, EvaluateRequest
 from medpfl.rounds.settings import EvaluationSettings
 from medpfl.tasks.base import Task
 
-GIVEN = "given"
+GIVEN: Literal["given"] = "given"
 """The model's slot on the wire, and its choice of round in the results."""
 MODEL_FILE = "model.safetensors"
 """Where a job holds the given model: this name in ``app/config``."""
@@ -71,36 +75,35 @@ class EvaluationCoordinator:
         self._tensors, self._meta = read_model(model)
         check_no_history(self._meta)
 
-    def messages(self) -> dict[str, Message]:
-        header = {
-            "task": "evaluate",
-            "job": self.job,
-            "threads": self.settings.threads,
-            "recipe": self._meta.recipe.model_dump(mode="json"),
-            "sha256": self._meta.sha256,
-        }
-        return {site: Message(dict(header), {GIVEN: self._tensors}) for site in self.roster}
+    def messages(self) -> dict[str, Message[EvaluateRequest]]:
+        return {site: Message(self._asked(), {GIVEN: self._tensors}) for site in self.roster}
 
-    def take(self, replies: Mapping[str, Message]) -> None:
+    def _asked(self) -> EvaluateRequest:
+        meta = self._meta
+        return EvaluateRequest(job=self.job, threads=self.settings.threads, recipe=meta.recipe, sha256=meta.sha256)
+
+    def take(self, replies: Mapping[str, Message[Any]]) -> None:
         """Record the metrics and write everything the job leaves behind at the server.
 
         Raises:
             QuorumLost: fewer than ``min_sites`` hospitals answered with metrics.
         """
-        sizes, versions = {}, {}
-        studies: dict[str, JsonValue] = {}
         recipe = self._meta.recipe
-        for site in sorted(replies):
-            header = replies[site].header
-            try:
-                line = _check_reply(site, replies[site])
-                if "study" in header:
-                    studies[site] = method_of(recipe).read_study(site, header["study"]).model_dump(mode="json")
-            except RefusedUpdate as error:
-                self.refuse(site, 0, str(error))
-                continue
-            sizes[site], versions[site] = {"test": header["cases"]}, header["versions"]
-            self.record.metric(line)
+        sizes: dict[str, dict[str, int]] = {}
+        packages: dict[str, dict[str, str]] = {}
+        studies: dict[str, JsonValue] = {}
+
+        def check(site: str, reply: Message[Any]) -> None:
+            no_tensors(site, reply)
+            if reply.header.study is not None:
+                studies[site] = method_of(recipe).read_study(site, reply.header.study).model_dump(mode="json")
+
+        def refuse(site: str, reason: str) -> None:
+            self.refuse(site, 0, f"answer refused: {reason}")
+
+        for site, message in answers(self._asked(), replies, None, check, refuse).items():
+            sizes[site], packages[site] = {"test": message.header.cases}, message.header.versions
+            self.record.metric(message.header.metrics[0].tested_at(site))
             self.record.traffic(0, site, sent=byte_count({GIVEN: self._tensors}), received=0)
         if len(sizes) < self.min_sites:
             reasons = "".join(f"; {event.site} {event.event}" for event in self.record.events)
@@ -111,7 +114,7 @@ class EvaluationCoordinator:
         about = AboutEvaluation(
             classes=recipe.classes,
             sizes=sizes,
-            versions=versions,
+            versions=packages,
             settings=dataclasses.asdict(self.settings),
             components={},
             evaluated=Given(
@@ -144,32 +147,15 @@ def method_of(recipe: Recipe) -> Method:
     return method
 
 
-def _check_reply(site: str, reply: Message) -> FinalLine:
-    """One metric line, a number of cases, versions, and no tensors.
-
-    Raises:
-        RefusedUpdate: naming the hospital.
-    """
-    header = reply.header
-    lines = metric_lines(site, header.get("metrics"), FinalLine)
-    if len(lines) != 1:
-        raise RefusedUpdate(f"{site}: expected the metrics of one model, got {len(lines)}")
-    if type(header.get("cases")) is not int or not isinstance(header.get("versions"), dict):
-        raise RefusedUpdate(f"{site}: its answer lacks the number of cases or the versions")
-    if reply.slots:
-        raise RefusedUpdate(f"{site}: it sent tensors, and this job asks for metrics only")
-    return lines[0]
-
-
 def evaluate_given(
-    message: Message,
+    message: Message[EvaluateRequest],
     site: str,
     method: Method,
     task: Task,
     site_file: SiteFile,
     home: Path,
     device: torch.device,
-) -> Message:
+) -> Message[EvaluateReply]:
     """A hospital's side: test the given model and keep a card (.md) and the cases (.csv) in ``home/evaluation``.
 
     Args:
@@ -180,11 +166,8 @@ def evaluate_given(
         MedPFLError: the data cannot be read, or the test split is empty.
     """
     header = message.header
-    torch.set_num_threads(header["threads"])
-    try:
-        recipe = Recipe.model_validate(header["recipe"])
-    except ValidationError as error:
-        raise ConfigError(f"what the server says of the given model is broken: {error.errors()[0]['msg']}") from error
+    torch.set_num_threads(header.threads)
+    recipe = header.recipe
     check_recipe(recipe, method, task)
     networks = build_networks(method, task, recipe)
     tensors = message.slots.get(GIVEN, {})
@@ -204,18 +187,12 @@ def evaluate_given(
     values = {metric: number(value) for metric, value in evaluation.metrics.items()}
     cases = len(data.splits["test"].names)
     folder = home / "evaluation"
-    write_text(folder / f"{recipe.deployed}.md", evaluation_card(recipe, header["sha256"], site, cases, values, found))
+    write_text(folder / f"{recipe.deployed}.md", evaluation_card(recipe, header.sha256, site, cases, values, found))
     write_cases(folder / f"{recipe.deployed}.csv", evaluation)
-    versions = {
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "medpfl": medpfl.__version__,
-    }
-    line = {"model": recipe.deployed, "split": "test", "round": 0, "metrics": values, "choice": GIVEN}
-    reply = {"metrics": [line], "cases": cases, "versions": versions}
-    if (told := method.study(networks, task, data, device)) is not None:
-        reply["study"] = told.model_dump(mode="json")
-    return Message(reply)
+    line = MetricLine(model=recipe.deployed, split="test", round=0, metrics=values, choice=GIVEN)
+    told = method.study(networks, task, data, device)
+    study = None if told is None else told.model_dump(mode="json")
+    return Message(EvaluateReply(metrics=(line,), cases=cases, versions=versions(), study=study))
 
 
 def check_no_history(meta: ModelMeta) -> None:

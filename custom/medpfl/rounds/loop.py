@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from medpfl.rounds.coordinator import Coordinator
+from medpfl.rounds.coordinator import Coordinator, Replies
 from medpfl.rounds.evaluation import EvaluationCoordinator
 from medpfl.rounds.messages import Message
 
@@ -25,13 +25,11 @@ class Exchange:
         quorum: after so many answers the remaining hospitals are waited for only a little longer.
     """
 
-    messages: dict[str, Message]
+    messages: Mapping[str, Message[Any]]
     timeout: float
     quorum: int
 
 
-Replies = Mapping[str, Message]
-"""Hospital to its answer; who failed or did not answer in time is missing."""
 Loop = Generator[Exchange, Replies, Any]
 
 

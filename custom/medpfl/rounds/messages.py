@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes over the wire: a small header and tensors, with the checks on what a hospital may send."""
+"""What goes over the wire: a typed header (``rounds.protocol``) and tensors, with the checks on tensors."""
 
 import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor, nn
 
 from medpfl import store
 from medpfl.core.errors import ConfigError, RefusedUpdate
-from medpfl.results.schema import FinalLine, ValidationLine, number
+from medpfl.rounds.protocol import Coded, Part
 
 SEPARATOR = "::"
 """Between the slot and the entry in a tensor's name on the wire."""
@@ -22,13 +21,18 @@ SEPARATOR = "::"
 Slots = dict[str, dict[str, Tensor]]
 
 
-@dataclass
-class Message:
-    """``header``: plain JSON values; ``slots``: slot name to entry to contiguous CPU tensor; ``encoded``: of an answer
-    that came through a codec, the bytes to the hospital and from it, as they travelled."""
+H = TypeVar("H", bound=Part)
 
-    header: dict[str, Any] = field(default_factory=dict)
+
+@dataclass
+class Message(Generic[H]):
+    """``header``: what is asked or answered; ``slots``: slot name to entry to contiguous CPU tensor; ``coded``: what a
+    codec's end says of the message; ``encoded``: of an answer that came through a codec, the bytes to the hospital and
+    from it, as they travelled."""
+
+    header: H
     slots: Slots = field(default_factory=dict)
+    coded: Coded | None = None
     encoded: tuple[int, int] | None = None
 
 
@@ -109,7 +113,7 @@ def check_update(site: str, slots: Slots, expected: Mapping[str, Mapping[str, li
                 raise RefusedUpdate(f"{site}: entry '{slot}{SEPARATOR}{key}' holds NaN or infinite values")
 
 
-def check_statistics(site: str, given: Slots, names: list[str], first: tuple[str, Message] | None) -> None:
+def check_statistics(site: str, given: Slots, names: list[str], first: Slots | None) -> None:
     """Statistics are finite float64 tensors under the names asked for, of the same shapes as the ``first`` hospital's.
 
     Raises:
@@ -121,40 +125,8 @@ def check_statistics(site: str, given: Slots, names: list[str], first: tuple[str
         for key, tensor in entries.items():
             if tensor.dtype != torch.float64 or not torch.isfinite(tensor).all():
                 raise RefusedUpdate(f"{site}: statistic '{name}{SEPARATOR}{key}' must hold finite float64 values only")
-    if first:
-        check_update(site, given, table(first[1].slots))
-
-
-L = TypeVar("L", ValidationLine, FinalLine)
-
-
-def metric_lines(site: str, lines: Any, kind: type[L]) -> list[L]:
-    """A hospital's metric lines: a list of {"model", "split", "round", "metrics": {name: number or None}}.
-
-    Args:
-        kind: what was asked for; a test has the "choice" of its round too.
-
-    Raises:
-        RefusedUpdate: naming the hospital.
-    """
-    kinds = {"model": str, "split": str, "round": int, "metrics": dict}
-    for line in lines if isinstance(lines, list) else [None]:
-        values = line["metrics"].values() if isinstance(line, dict) and isinstance(line.get("metrics"), dict) else [""]
-        fits = all(value is None or isinstance(value, int | float) for value in values)
-        if not fits or any(not isinstance(line.get(key), kind) for key, kind in kinds.items()):
-            raise RefusedUpdate(f"{site}: its metrics are malformed: {line!r}")
-    try:
-        return [
-            kind.model_validate({
-                **line, "site": site, "metrics": {name: number(value) for name, value in line["metrics"].items()}
-            })
-            for line in lines
-        ]  # fmt: skip
-    except ValidationError as error:
-        problem = error.errors()[0]
-        raise RefusedUpdate(
-            f"{site}: its metrics are malformed: '{'.'.join(map(str, problem['loc']))}': {problem['msg'].lower()}"
-        ) from error
+    if first is not None:
+        check_update(site, given, table(first))
 
 
 def plain_name(name: str) -> str:

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Further exchanges of a few slots within one round, where the method asks for them (FedSM's selector does)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from medpfl.core.mixing import Matrix
 from medpfl.rounds.checkpoint import SHARED, Stack, compact
-from medpfl.rounds.messages import Message, Slots
+from medpfl.rounds.messages import Slots
+from medpfl.rounds.protocol import Plan
 
 _OF = "@"
 """Between the slot and the hospital in the name of a model that is shown."""
@@ -33,18 +34,18 @@ class Refining:
 
 def refining(
     round_number: int,
-    accepted: Mapping[str, Message],
+    sites: Sequence[str],
+    plan: Plan,
     travelling: Sequence[str],
     matrices: dict[str, Matrix],
     started: float | None,
 ) -> Refining | None:
-    """What the hospitals' replies to "train" ask for; None: the round is over. All hospitals run the same method, so
-    the first reply speaks for all."""
-    asked = next(iter(accepted.values())).header.get("refine")
-    if not asked:
+    """The further exchanges of a round that ``sites`` have trained in; None: the plan has none, and it is over."""
+    steps = plan.steps[round_number - 1]
+    if not steps:
         return None
-    slots, shown = ([slot for slot in asked[key] if slot in travelling] for key in ("slots", "shown"))
-    return Refining(round_number, slots, shown, int(asked["steps"]), list(accepted), matrices, started)
+    slots, shown = ([slot for slot in asked if slot in travelling] for asked in (plan.refined, plan.shown))
+    return Refining(round_number, slots, shown, steps, list(sites), matrices, started)
 
 
 def show(stack: Stack, slots: Sequence[str], roster: Sequence[str]) -> Slots:

@@ -10,10 +10,10 @@ from medpfl.core.errors import CodecError, ConfigError
 from medpfl.data.site_file import SiteFile, load_site_file
 from medpfl.job import EvaluationJob, Job
 from medpfl.results.callbacks import Callback
-from medpfl.rounds.coordinator import Coordinator
+from medpfl.rounds.coordinator import Coordinator, Replies
 from medpfl.rounds.ends import Link
 from medpfl.rounds.evaluation import EvaluationCoordinator
-from medpfl.rounds.loop import Exchange, Replies, Watch, carry, evaluating, training
+from medpfl.rounds.loop import Exchange, Watch, carry, evaluating, training
 from medpfl.rounds.site import SiteRunner
 
 
@@ -53,11 +53,11 @@ def simulate(
     def deliver(exchange: Exchange) -> Replies:
         replies = {}
         for site, message in exchange.messages.items():
-            handle = partial(runners[site].handle, message.header["task"])
+            handle = runners[site].handle
             try:
                 replies[site] = links[site].carry(message, handle) if links else handle(message)
             except CodecError as error:  # as in a federation: this hospital misses the round
-                coordinator.refuse(site, message.header.get("round", 0), f"failed: {error}")
+                coordinator.refuse(site, message.header.round, f"failed: {error}")
                 runners[site].recover()
         return replies
 
@@ -74,7 +74,7 @@ def simulate_evaluation(
     coordinator = EvaluationCoordinator(job.settings, job.name, list(runners), job.min_clients, job.model, results)
 
     def deliver(exchange: Exchange) -> Replies:
-        return {site: runners[site].handle("evaluate", message) for site, message in exchange.messages.items()}
+        return {site: runners[site].handle(message) for site, message in exchange.messages.items()}
 
     carry(evaluating(coordinator), deliver)
     return coordinator

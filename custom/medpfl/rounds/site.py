@@ -2,19 +2,17 @@
 """A hospital's side of a job, without a transport: build, train, validate, test, keep state."""
 
 import logging
-import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
-import medpfl
 from medpfl import store
 from medpfl.component import spec_of
-from medpfl.core.errors import ConfigError
+from medpfl.core.errors import ConfigError, ProtocolError
 from medpfl.core.groups import check_slots, describe
 from medpfl.core.seeding import seed_torch
 from medpfl.data.samples import SiteData
@@ -22,7 +20,9 @@ from medpfl.data.site_file import SiteFile
 from medpfl.deployed.evaluate import evaluate, evaluate_test, save_deployed
 from medpfl.methods.base import Build, Hospital, Method, Site
 from medpfl.methods.references import riding_along
+from medpfl.results.line import MetricLine
 from medpfl.results.schema import number
+from medpfl.rounds.announcing import fine_tuned_name, plan_of, rebuild_of, versions
 from medpfl.rounds.common import read_common
 from medpfl.rounds.evaluation import evaluate_given
 from medpfl.rounds.messages import (
@@ -35,9 +35,29 @@ from medpfl.rounds.messages import (
     plain_name,
 )
 from medpfl.rounds.private import PRIVATE, restore_private, save_private
+from medpfl.rounds.protocol import (
+    EvaluateReply,
+    EvaluateRequest,
+    FinishReply,
+    FinishRequest,
+    InitReply,
+    InitRequest,
+    OfRun,
+    RefineReply,
+    RefineRequest,
+    Sizes,
+    StatisticsReply,
+    StatisticsRequest,
+    TrainReply,
+    TrainRequest,
+    ValidateReply,
+    ValidateRequest,
+)
 from medpfl.rounds.refining import take_shown
 from medpfl.tasks.base import Evaluation, Task
 from medpfl.tasks.metrics.base import better, worst
+
+Choice = Literal["best", "last"]
 
 
 class SiteRunner:
@@ -70,9 +90,15 @@ class SiteRunner:
         self._run: str | None = None
         self._ready = False
 
-    def handle(self, kind: str, message: Message) -> Message:
-        """Answer one message, by its task's name; "evaluate" is that of a job that only does that."""
-        answers = {
+    def handle(self, message: Message[Any]) -> Message[Any]:
+        """Answer one message.
+
+        Raises:
+            ProtocolError: it is of a run, and comes before the first.
+        """
+        if isinstance(message.header, OfRun) and not self._ready:
+            raise ProtocolError(f"{self.name} is asked for a part of a run before it was asked to get ready")
+        answers: dict[str, Callable[[Message[Any]], Message[Any]]] = {
             "init": self._init,
             "statistics": self._statistics,
             "train": self._train,
@@ -81,20 +107,20 @@ class SiteRunner:
             "finish": self._finish,
             "evaluate": self._evaluate_given,
         }
-        return answers[kind](message)
+        return answers[message.header.task](message)
 
-    def _evaluate_given(self, message: Message) -> Message:
-        home = self.root / plain_name(message.header["job"])
+    def _evaluate_given(self, message: Message[EvaluateRequest]) -> Message[EvaluateReply]:
+        home = self.root / plain_name(message.header.job)
         return evaluate_given(message, self.name, self.method, self.task, self._site_file(), home, self.device)
 
     # -- init ---------------------------------------------------------------------------------------------------------
 
-    def _init(self, message: Message) -> Message:
+    def _init(self, message: Message[InitRequest]) -> Message[InitReply]:
         header = message.header
-        torch.set_num_threads(header["threads"])
-        self.home = self.root / plain_name(header["job"])
-        self.roster = tuple(header["roster"])
-        self.seed: int = header["seed"]
+        torch.set_num_threads(header.threads)
+        self.home = self.root / plain_name(header.job)
+        self.roster = header.roster
+        self.seed = header.seed
         if self.name not in self.roster:
             raise ConfigError(f"{self.name} is not one of this job's hospitals: {', '.join(self.roster)}")
         self._kept: dict[str, object] = {}
@@ -103,43 +129,32 @@ class SiteRunner:
         self.data = self.task.load(site_file)
         self.common = read_common(self.method, self.task, site_file, self.data)
         common = self.common.marks()
-        self.methods = [self.method, *riding_along(header["slots"], self.method)]
+        self.methods = [self.method, *riding_along(header.slots, self.method)]
         self._build()
-        self._check_slots(header["slots"])
-        self.travelling = [slot for slot, travels in header["slots"].items() if travels and slot in self.slots]
+        self._check_slots(header.slots)
+        self.travelling = [slot for slot, travels in header.slots.items() if travels and slot in self.slots]
         self._ready = True
         self._log.info(describe(self.models, self.slots, self.travelling))
         slots = gather(self.models, self.slots, self.travelling)
-        reply = {
-            "sizes": {split: len(samples) for split, samples in self.data.splits.items()},
-            "config": digest_of([*self._config, common]),
-            "common": common,
-            "buffers": self._buffers(),
-            "recipe": self._recipe(),
-            "personalised": next(iter(self.method.deploys)),
-            "score": self.task.score,
-            "direction": self.task.metric(self.task.score).direction,
-            "classes": self.data.class_names,
-            "versions": {
-                "python": platform.python_version(),
-                "torch": str(torch.__version__),
-                "medpfl": medpfl.__version__,
-            },
-        }
+        reply = InitReply(
+            sizes=Sizes(**{split: len(samples) for split, samples in self.data.splits.items()}),
+            config=digest_of([*self._config, common]),
+            common=common,
+            buffers=tuple(self._buffers()),
+            recipe=rebuild_of(self._config[0], self._config[1], self.data),
+            personalised=next(iter(self.method.deploys)),
+            score=self.task.score,
+            direction=self.task.metric(self.task.score).direction,
+            classes=tuple(self.data.class_names),
+            versions=versions(),
+            plan=plan_of(self.method, self.methods, header.rounds),
+        )
         return Message(reply, slots)
 
     def _buffers(self) -> list[str]:
         """Entries that travel and are not trained: BatchNorm's statistics, counters."""
         trained = dict(self.models.named_parameters())
         return [key for slot in self.travelling for key in self.slots[slot] if key not in trained]
-
-    def _recipe(self) -> dict[str, Any]:
-        """What rebuilds the networks from the slots that the server keeps; nothing in it was fitted on the data."""
-        prepared = self.data.preparation
-        shape = list(self.data.splits["train"].inputs.shape[1:])
-        method, task = self._config
-        shared = prepared.shared() if prepared else {}
-        return {"method": method, "task": task, "input_shape": shape, "preparation": shared}
 
     def _build(self) -> None:
         """All networks with the job's initial weights."""
@@ -178,10 +193,10 @@ class SiteRunner:
 
     # -- rounds -------------------------------------------------------------------------------------------------------
 
-    def _train(self, message: Message) -> Message:
+    def _train(self, message: Message[TrainRequest]) -> Message[TrainReply]:
         started = time.monotonic()
         header = message.header
-        current: int = header["round"]
+        current = header.round
         notes = self._enter_run(header)
         load(self.models, message.slots)
         metrics = self._look_at_mixed(current - 1, header) if current > 1 else []
@@ -198,46 +213,40 @@ class SiteRunner:
                 instead[slot] = {key: copy_out(tensor) for key, tensor in state.items()}
         save_private(self._state, current, self.models, self._private_keys(), self._optimizers)
         slots = {**gather(self.models, self.slots, self.travelling), **instead}
-        reply = {
-            "round": current,
-            "metrics": metrics,
-            "loss": losses,
-            "notes": notes,
-            "seconds": round(time.monotonic() - started, 3),
-        }
-        if steps := self.method.refinements(current, header["rounds"]):
-            reply["refine"] = {"slots": list(self.method.refined), "shown": list(self.method.shown), "steps": steps}
+        seconds = round(time.monotonic() - started, 3)
+        reply = TrainReply(round=current, metrics=tuple(metrics), loss=losses, notes=tuple(notes), seconds=seconds)
         return Message(reply, slots)
 
-    def _statistics(self, message: Message) -> Message:
+    def _statistics(self, message: Message[StatisticsRequest]) -> Message[StatisticsReply]:
         """What the server's components want to know of the data here before the round."""
         header = message.header
         notes = self._enter_run(header)
-        site = self._site(self.method, header["round"])
+        site = self._site(self.method, header.round)
         given = {
             name: {key: copy_out(tensor) for key, tensor in self.method.statistics(name, site).items()}
-            for name in header["statistics"]
+            for name in header.names
         }
-        return Message({"notes": notes}, given)
+        return Message(StatisticsReply(notes=tuple(notes)), given)
 
-    def _refine(self, message: Message) -> Message:
+    def _refine(self, message: Message[RefineRequest]) -> Message[RefineReply]:
         """One further exchange of some slots within a round that this hospital has trained in."""
         header = message.header
         own = {slot: state for slot, state in message.slots.items() if slot in self.slots}
         load(self.models, own)
-        current, step = header["round"], header["step"]
+        current, step = header.round, header.step
         seed_torch(self.seed, self.name, current, type(self.method).__name__, step)
         site = self._site(self.method, current)
         site.shown = site.keep(f"shown in round {current}", lambda: take_shown(message.slots, self.roster))
         self.method.refine(site, step)
         sent = {slot: {k: copy_out(t) for k, t in state.items()} for slot, state in site.outbox.items()}
-        return Message({"step": step}, {**gather(self.models, self.slots, own), **sent})
+        return Message(RefineReply(round=current, step=step), {**gather(self.models, self.slots, own), **sent})
 
-    def _validate(self, message: Message) -> Message:
+    def _validate(self, message: Message[ValidateRequest]) -> Message[ValidateReply]:
         """After the last round: look at its mixed models too, so that the last round can be the best."""
         notes = self._enter_run(message.header)
         load(self.models, message.slots)
-        return Message({"metrics": self._look_at_mixed(message.header["round"], message.header), "notes": notes})
+        metrics = self._look_at_mixed(message.header.round, message.header)
+        return Message(ValidateReply(metrics=tuple(metrics), notes=tuple(notes)))
 
     def _site(self, method: Method, round_number: int) -> Site:
         hospital = Hospital(
@@ -256,7 +265,7 @@ class SiteRunner:
         )
         return Site(hospital, method, round_number)
 
-    def _look_at_mixed(self, round_number: int, header: dict[str, Any]) -> list[dict[str, Any]]:
+    def _look_at_mixed(self, round_number: int, header: OfRun) -> list[MetricLine]:
         """Validate the models as they came out of a round's mixing and keep them until a better round is known."""
         with torch.random.fork_rng(devices=[]):
             for method in self.methods:
@@ -270,19 +279,19 @@ class SiteRunner:
         ]
         metrics += self._diagnoses(round_number)
         store.save(store.path_of(self._state, "mixed", round_number), self.models.state_dict(), {"round": round_number})
-        wanted = {round_number, *(best["round"] for best in header["best"].values())}
+        wanted = {round_number, *(best.round for best in header.best.values())}
         for number_, path in store.numbered(self._state, "mixed").items():
             if number_ not in wanted:
                 path.unlink()
         return metrics
 
-    def _diagnoses(self, round_number: int) -> list[dict[str, Any]]:
+    def _diagnoses(self, round_number: int) -> list[MetricLine]:
         samples = self.data.splits["validation"]
         if not len(samples):
             return []
         index = self.roster.index(self.name)
         return [
-            {"model": name, "split": "validation", "round": round_number, "metrics": {name: number(value)}}
+            MetricLine(model=name, split="validation", round=round_number, metrics={name: number(value)})
             for method in self.methods
             for name, value in method.diagnose(self.models, samples, index, self.device).items()
         ]
@@ -290,20 +299,22 @@ class SiteRunner:
     def _evaluate(self, method: Method, name: str, split: str) -> Evaluation | None:
         return evaluate(method, name, self.models, self.task, self.data.splits[split], self.device)
 
-    def _line(self, model: str, split: str, round_number: int, evaluation: Evaluation) -> dict[str, Any]:
+    def _line(
+        self, model: str, split: Literal["validation", "test"], round_number: int, evaluation: Evaluation
+    ) -> MetricLine:
         values = {metric: number(value) for metric, value in evaluation.metrics.items()}
-        return {"model": model, "split": split, "round": round_number, "metrics": values}
+        return MetricLine(model=model, split=split, round=round_number, metrics=values)
 
     # -- state --------------------------------------------------------------------------------------------------------
 
-    def _enter_run(self, header: dict[str, Any]) -> list[str]:
+    def _enter_run(self, header: OfRun) -> list[str]:
         """On this process's first task of a run: start afresh in round 1, else take up what was kept on disk."""
-        if self._run == header["run"]:
+        if self._run == header.run:
             return []
-        self._run = header["run"]
-        self._state = self.home / "state" / plain_name(header["run"])
+        self._run = header.run
+        self._state = self.home / "state" / plain_name(header.run)
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
-        done: int = header["round"] - (header["task"] in ("statistics", "train"))
+        done = header.round - isinstance(header, StatisticsRequest | TrainRequest)
         if done == 0:
             for kind in (PRIVATE, "mixed"):
                 for path in store.numbered(self._state, kind).values():
@@ -323,30 +334,31 @@ class SiteRunner:
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
-    def _finish(self, message: Message) -> Message:
+    def _finish(self, message: Message[FinishRequest]) -> Message[FinishReply]:
         """Test best and last models once, fine-tune a common one, keep the models at the hospital."""
         header = message.header
         notes = self._enter_run(header)
-        last: int = header["round"]
-        lines: list[dict[str, Any]] = []
+        last = header.round
+        lines: list[MetricLine] = []
         for method in self.methods:
             for name in method.deploys:
-                best = header["best"].get(name, {"round": last})["round"]
-                for choice, round_number in (("best", best), ("last", last)):
+                best = header.best[name].round if name in header.best else last
+                choices: tuple[tuple[Choice, int], ...] = (("best", best), ("last", last))
+                for choice, round_number in choices:
                     note = self._load_mixed(round_number)
                     if note:
                         notes.append(f"{name}, {choice} round {round_number}: {note}")
                         continue
                     lines.append(self._test(method, name, choice, round_number))
         for method in self.methods:
-            if method.fine_tuned is not None and header["finetune"]:
-                best = header["best"].get(method.fine_tuned, {"round": last})["round"]
+            if method.fine_tuned is not None and header.finetune:
+                best = header.best[method.fine_tuned].round if method.fine_tuned in header.best else last
                 note = self._load_mixed(best)
                 if note:
-                    notes.append(f"{method.fine_tuned}_finetuned: {note}")
+                    notes.append(f"{fine_tuned_name(method.fine_tuned)}: {note}")
                 else:
-                    lines.append(self._fine_tune(method, method.fine_tuned, best, last, header))
-        return Message({"metrics": lines, "notes": notes})
+                    lines.append(self._fine_tune(method, method.fine_tuned, best, last, header.finetune))
+        return Message(FinishReply(metrics=tuple(lines), notes=tuple(notes)))
 
     def _load_mixed(self, round_number: int) -> str | None:
         path = store.path_of(self._state, "mixed", round_number)
@@ -357,23 +369,24 @@ class SiteRunner:
         return None
 
     def _test(
-        self, method: Method, name: str, choice: str, round_number: int, deployed: str | None = None
-    ) -> dict[str, Any]:
+        self, method: Method, name: str, choice: Choice, round_number: int, deployed: str | None = None
+    ) -> MetricLine:
         tested = evaluate_test(method, name, self.models, self.task, self.data, self.device)
         deployed = deployed or name
         networks = nn.ModuleDict({key: self.models[key] for key, owner in self._owner.items() if owner is method})
         about = {"job": self.home.name, "site": self.name, "model": deployed, "choice": choice, "round": round_number}
         folder, hospitals = self.home / "models", len(self.roster)
         save_deployed(folder, about, method, name, networks, self.task, self.data, hospitals, tested)
-        return {**self._line(deployed, "test", round_number, tested[0]), "choice": choice}
+        line = self._line(deployed, "test", round_number, tested[0])
+        return line.model_copy(update={"choice": choice})
 
-    def _fine_tune(self, method: Method, name: str, best: int, last: int, header: dict[str, Any]) -> dict[str, Any]:
+    def _fine_tune(self, method: Method, name: str, best: int, last: int, rounds: int) -> MetricLine:
         """Local rounds from the best common model called ``name``, the number of them chosen on validation."""
         self._optimizers = {}
-        model, deployed = method.deploys[name], f"{name}_finetuned"
+        model, deployed = method.deploys[name], fine_tuned_name(name)
         direction = self.task.metric(self.task.score).direction
         chosen, best_score = None, worst(direction)
-        for extra in range(1, header["finetune"] + 1):
+        for extra in range(1, rounds + 1):
             seed_torch(self.seed, self.name, last + extra, deployed)
             self._site(method, last + extra).fit(model)
             evaluation = self._evaluate(method, name, "validation")

@@ -36,6 +36,7 @@ class FedSMExtra(FedSM):
 
     selector_steps: int = 100
 
+    diagnoses: ClassVar = ("selector_global", "selector_own")
     shown: ClassVar = ("global", "personal")
 
     def __post_init__(self) -> None:

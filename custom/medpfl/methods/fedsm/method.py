@@ -45,6 +45,7 @@ class FedSM(Method):
     selector_lr: float = 1e-3
 
     deploys: ClassVar = {"personal": "personal", "global": "global"}
+    diagnoses: ClassVar = ("selector_accuracy", "selector_accuracy_cases")
     refined: ClassVar = ("selector",)
     in_one_pass: ClassVar[tuple[str, ...]] = ("global", "personal")
     """Networks that are trained on the task, batch by batch together."""

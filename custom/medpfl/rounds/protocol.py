@@ -1,0 +1,391 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes over the wire beside tensors: one type for every request of the server and every reply of a hospital.
+
+A type is frozen, refuses unknown keys, other types, NaN and infinities, and bounds every size. Parsing raises a
+``ProtocolError`` and nothing else, whatever the bytes. What a reply may say beyond its type is decided by what was
+asked: see ``check_answer``.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, StringConstraints
+
+from medpfl.core.errors import ProtocolError
+from medpfl.deployed.model_file import Recipe
+from medpfl.results.line import MetricLine, Name, Round
+from medpfl.results.schema import BestRound, Rebuild
+from medpfl.tasks.metrics.base import Direction
+
+LONGEST = 16 * 2**20
+"""Characters of a message without its tensors."""
+
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Positive = Annotated[int, Field(ge=1, lt=2**53)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Text = Annotated[str, StringConstraints(max_length=1000)]
+Names = Annotated[tuple[Name, ...], Field(max_length=10_000)]
+Notes = Annotated[tuple[Text, ...], Field(max_length=100)]
+Lines = Annotated[tuple[MetricLine, ...], Field(max_length=100)]
+Losses = Annotated[dict[Name, FiniteFloat | None], Field(max_length=100)]
+Versions = Annotated[dict[Name, Annotated[str, StringConstraints(max_length=100)]], Field(max_length=20)]
+Component = dict[str, JsonValue]
+"""A component's configuration: its class and arguments."""
+
+
+def as_json(spec: object) -> Component:
+    """A configuration as it looks on the wire: JSON has no tuples."""
+    found: Component = json.loads(json.dumps(spec))
+    return found
+
+
+class Part(BaseModel):
+    """Base of everything here."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class Coded(Part):
+    """What a codec's end says of a message that it has worked on (see ``rounds.coding``).
+
+    Attributes:
+        number: of the exchange.
+        base: the exchange whose result is the reference; None: the message is whole.
+        keep: an exchange that the hospital must not forget yet.
+        codec: tag of the codec; None: this direction is not encoded.
+    """
+
+    number: Count
+    base: Count | None = None
+    keep: Count | None = None
+    codec: Name | None = None
+
+
+class Told(Part):
+    """For codecs that adapt: see ``core.codecs.Progress``."""
+
+    losses: tuple[FiniteFloat, ...]
+    scale: FiniteFloat
+
+
+# -- requests ---------------------------------------------------------------------------------------------------------
+
+
+class InitRequest(Part):
+    """Get ready: read the data, build the networks.
+
+    Attributes:
+        slots: slot to whether it travels.
+        gradients: slots whose component takes gradients instead of models.
+        codec: of what goes to the hospital; a codec's end adds it.
+    """
+
+    task: Literal["init"] = "init"
+    job: Text
+    round: Literal[0] = 0
+    rounds: Round
+    roster: Names
+    seed: Seed
+    threads: Positive
+    slots: dict[Name, bool]
+    gradients: Names
+    codec: Component | None = None
+
+
+class OfRun(Part):
+    """What every request after the first says.
+
+    Attributes:
+        run: the run's key.
+        round: the round that is under way; in the end, the last.
+        best: model to its best round so far.
+    """
+
+    run: Name
+    round: Round
+    rounds: Round
+    best: dict[Name, BestRound]
+
+
+class StatisticsRequest(OfRun):
+    """Tell statistics of the data, by their names."""
+
+    task: Literal["statistics"] = "statistics"
+    names: Names
+
+
+class TrainRequest(OfRun):
+    """Validate the mixed models and train a round from them."""
+
+    task: Literal["train"] = "train"
+    progress: Told | None = None
+
+
+class RefineRequest(OfRun):
+    """A further exchange of the refined slots within the round, counted from 1."""
+
+    task: Literal["refine"] = "refine"
+    step: Positive
+
+
+class ValidateRequest(OfRun):
+    """Validate what the last round mixed."""
+
+    task: Literal["validate"] = "validate"
+
+
+class FinishRequest(OfRun):
+    """Test; ``finetune``: local rounds of fine-tuning, 0: leave it out."""
+
+    task: Literal["finish"] = "finish"
+    finetune: Round
+
+
+class EvaluateRequest(Part):
+    """Test a given model; ``sha256``: of its file."""
+
+    task: Literal["evaluate"] = "evaluate"
+    job: Text
+    round: Literal[0] = 0
+    threads: Positive
+    recipe: Recipe
+    sha256: Name
+
+
+# -- replies ----------------------------------------------------------------------------------------------------------
+
+
+class Plan(Part):
+    """What a hospital will tell and ask for, by its method: the same at all hospitals of a job.
+
+    Attributes:
+        models: what is validated in every round, by its deployed name.
+        tested: what is tested in the end: these, and what is fine-tuned from them.
+        numbers: a method's own numbers about its models (``Method.diagnose``).
+        refined: slots that are exchanged again within a round.
+        shown: slots of which a hospital is then shown all hospitals' models.
+        steps: how many such exchanges follow the training, round by round.
+    """
+
+    models: Names
+    tested: Names
+    numbers: Names
+    refined: Names
+    shown: Names
+    steps: tuple[Annotated[int, Field(ge=0, le=10_000)], ...]
+
+
+class Sizes(Part):
+    """Samples by split."""
+
+    train: Positive
+    validation: Count
+    test: Count
+
+
+class InitReply(Part):
+    """What a hospital is ready for.
+
+    Attributes:
+        config: digest of its configuration.
+        common: what all hospitals must hold alike, to its SHA-256.
+        buffers: entries that travel and are not trained.
+        recipe: what rebuilds the networks from the slots that the server keeps.
+        personalised: the model that the method is there for.
+        score: the metric that chooses rounds, and ``direction``: which of its values are better.
+        classes: their names.
+        versions: package to version.
+        codecs: by direction, and ``adapts``: whether one of them goes by the job's progress; a codec's end adds them.
+    """
+
+    task: Literal["init"] = "init"
+    sizes: Sizes
+    config: Name
+    common: dict[Text, Name]
+    buffers: tuple[Text, ...]
+    recipe: Rebuild
+    personalised: Name
+    score: Name
+    direction: Direction
+    classes: Annotated[tuple[Text, ...], Field(max_length=10_000)]
+    versions: Versions
+    plan: Plan
+    codecs: dict[Literal["to_site", "from_site"], Component | None] | None = None
+    adapts: bool = False
+
+
+class StatisticsReply(Part):
+    """The statistics are tensors."""
+
+    task: Literal["statistics"] = "statistics"
+    notes: Notes = ()
+
+
+class TrainReply(Part):
+    """A trained round.
+
+    Attributes:
+        metrics: of the models as the round before mixed them.
+        loss: first deployed model of each method to the last batch's loss.
+        notes: sentences about out of the ordinary things.
+        seconds: that it took.
+    """
+
+    task: Literal["train"] = "train"
+    round: Round
+    metrics: Lines
+    loss: Losses
+    notes: Notes
+    seconds: Annotated[FiniteFloat, Field(ge=0)]
+
+
+class RefineReply(Part):
+    """The refined slots are tensors."""
+
+    task: Literal["refine"] = "refine"
+    round: Round
+    step: Positive
+
+
+class ValidateReply(Part):
+    """Metrics of what the last round mixed."""
+
+    task: Literal["validate"] = "validate"
+    metrics: Lines
+    notes: Notes
+
+
+class FinishReply(Part):
+    """Metrics on the test split."""
+
+    task: Literal["finish"] = "finish"
+    metrics: Lines
+    notes: Notes
+
+
+class EvaluateReply(Part):
+    """Metrics of the given model; ``study``: what its method tells beside them (``Method.study``)."""
+
+    task: Literal["evaluate"] = "evaluate"
+    metrics: Annotated[tuple[MetricLine, ...], Field(min_length=1, max_length=1)]
+    cases: Positive
+    versions: Versions
+    study: JsonValue = None
+
+
+RunRequest = StatisticsRequest | TrainRequest | RefineRequest | ValidateRequest | FinishRequest
+Request = InitRequest | RunRequest | EvaluateRequest
+Reply = InitReply | StatisticsReply | TrainReply | RefineReply | ValidateReply | FinishReply | EvaluateReply
+
+
+# -- the text on the wire ---------------------------------------------------------------------------------------------
+
+
+class Asked(Part):
+    """A request as text."""
+
+    content: Annotated[Request, Field(discriminator="task")]
+    coded: Coded | None = None
+
+
+class Answered(Part):
+    """A reply as text."""
+
+    content: Annotated[Reply, Field(discriminator="task")]
+    coded: Coded | None = None
+
+
+Envelope = TypeVar("Envelope", Asked, Answered)
+
+
+def parse(kind: type[Envelope], text: object) -> Envelope:
+    """Read a request or a reply.
+
+    Raises:
+        ProtocolError: it is none; one sentence with the place and what is wrong there, without what was sent.
+    """
+    if not isinstance(text, str) or len(text) > LONGEST:
+        raise ProtocolError(f"the message is no text of at most {LONGEST} characters")
+    return _valid(kind, text)
+
+
+def _valid(kind: type[Envelope], text: str) -> Envelope:
+    try:
+        return kind.model_validate_json(text)
+    except ValueError as error:  # pydantic's ValidationError, or text that is no Unicode
+        raise ProtocolError(f"the message is malformed: {_problem(error)}") from None
+
+
+def _problem(error: ValueError) -> str:
+    errors = getattr(error, "errors", None)
+    if errors is None:
+        return "it is no text"
+    first = errors(include_url=False, include_context=False, include_input=False)[0]
+    where = ".".join(str(part)[:100] for part in first["loc"][:12])
+    return f"'{where}': {first['msg'][:300].lower()}"
+
+
+# -- what a reply may say ---------------------------------------------------------------------------------------------
+
+
+def check_answer(asked: Request, reply: Reply, plan: Plan | None = None) -> None:
+    """A reply must be of what was asked: the task, the round, and lines of announced models, each once.
+
+    Args:
+        plan: what the hospitals announced in the beginning; None before that.
+
+    Raises:
+        ProtocolError: one sentence.
+    """
+    if asked.task != reply.task:
+        raise ProtocolError(f"it was asked to '{asked.task}' and answered to '{reply.task}'")
+    match asked, reply:
+        case InitRequest(), InitReply():
+            if len(reply.plan.steps) != asked.rounds or reply.personalised not in reply.plan.models:
+                raise ProtocolError(f"what it announces of its method is not of {asked.rounds} rounds of a model")
+        case RefineRequest(), RefineReply():
+            _check_same("round", asked.round, reply.round)
+            _check_same("step", asked.step, reply.step)
+        case TrainRequest(), TrainReply():
+            _check_same("round", asked.round, reply.round)
+            _check_validation(reply.metrics, asked.round - 1, plan)
+        case ValidateRequest(), ValidateReply():
+            _check_validation(reply.metrics, asked.round, plan)
+        case FinishRequest(), FinishReply():
+            _check_tests(reply.metrics, asked, plan)
+        case EvaluateRequest(), EvaluateReply():
+            line = reply.metrics[0]
+            if (line.model, line.split, line.round, line.choice) != (asked.recipe.deployed, "test", 0, "given"):
+                raise ProtocolError("its metrics are not of the given model's test")
+
+
+def _check_same(what: str, asked: int, answered: int) -> None:
+    if asked != answered:
+        raise ProtocolError(f"it was asked for {what} {asked} and answered of {what} {answered}")
+
+
+def _check_validation(lines: Sequence[MetricLine], round_number: int, plan: Plan | None) -> None:
+    models, numbers = (plan.models, plan.numbers) if plan else ((), ())
+    _check_once([line.model for line in lines])
+    for line in lines:
+        if (line.split, line.round, line.choice) != ("validation", round_number, None) or not line.round:
+            raise ProtocolError(f"a line of '{line.model}' is not of the validation of round {round_number}")
+        if line.model not in models and not (line.model in numbers and list(line.metrics) == [line.model]):
+            raise ProtocolError(f"it tells of '{line.model}', which its method did not announce")
+
+
+def _check_tests(lines: Sequence[MetricLine], asked: FinishRequest, plan: Plan | None) -> None:
+    _check_once([f"{line.model}, {line.choice}" for line in lines])
+    rounds = {"last": {asked.round}, "best": {asked.round, *(best.round for best in asked.best.values())}}
+    for line in lines:
+        if line.split != "test" or line.choice not in rounds or line.round not in rounds[line.choice]:
+            raise ProtocolError(f"a line of '{line.model}' is not of the test of a best or the last round")
+        if plan is None or line.model not in plan.tested:
+            raise ProtocolError(f"it tells of '{line.model}', which its method did not announce")
+
+
+def _check_once(names: Sequence[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise ProtocolError(f"it tells twice of '{name}'")
