@@ -14,7 +14,7 @@ from medpfl.compare.collect import check_initial_weights
 from medpfl.compare.entries import check_equal_work
 from medpfl.compare.file import Comparison, load_comparison
 from medpfl.compare.plan import make_plan
-from medpfl.compare.results import Initial, UnseenRun
+from medpfl.compare.run_results import Initial, UnseenRun
 from medpfl.compare.statistics import paired_gain, smallest_p
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Identity, Mean, ServerAdam, SoftPull

@@ -12,7 +12,8 @@ from comparing import SOFT, compared, do, plan_of
 from medpfl.compare.console import markdown
 from medpfl.compare.data import reader
 from medpfl.compare.plan import Plan
-from medpfl.compare.results import Results, ServedBySuper, UnseenRun
+from medpfl.compare.results import Results
+from medpfl.compare.run_results import ServedBySuper, UnseenRun
 from medpfl.compare.runner import read_run
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.data.samples import SiteData

@@ -12,9 +12,9 @@ import torch
 import yaml
 
 from comparing import compared
-from medpfl.compare.collect import _differences
+from medpfl.compare.aggregate import mean_differences
 from medpfl.compare.report import write_report as write_page
-from medpfl.compare.results import TrainedRun
+from medpfl.compare.run_results import TrainedRun
 from medpfl.compare.runner import read_run
 from medpfl.core.mixers import Mean, NetworkProx
 from medpfl.job import Job
@@ -56,8 +56,12 @@ def test_report(make_job: Callable[..., Job], table_sites: dict[str, Path], tmp_
 
 def test_a_run_whose_models_became_one_counts_as_no_difference() -> None:
     differing = {"personal": [1.0, 2.0, 3.0, 4.0, 5.0]}
-    assert _differences([differing, {}]) == _differences([{}, differing]) == {"personal": [0.5, 1.0, 1.5, 2.0, 2.5]}
-    assert _differences([{}, {}]) == {}
+    assert (
+        mean_differences([differing, {}])
+        == mean_differences([{}, differing])
+        == {"personal": [0.5, 1.0, 1.5, 2.0, 2.5]}
+    )
+    assert mean_differences([{}, {}]) == {}
 
 
 @pytest.mark.usefixtures("rendered")

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from medpfl.cli import app
 from medpfl.compare.fold_table import collect, frequencies, scores
 from medpfl.compare.folds import make_folds
-from medpfl.compare.results import FoldRun
+from medpfl.compare.run_results import FoldRun
 from medpfl.compare.unseen import served
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mean, ServerAdam, SoftPull

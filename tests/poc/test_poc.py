@@ -19,7 +19,7 @@ from nvflare.lighter.utils import load_yaml
 
 from medpfl.compare.file import load_comparison
 from medpfl.compare.plan import make_plan
-from medpfl.compare.results import TrainedRun
+from medpfl.compare.run_results import TrainedRun
 from medpfl.compare.runner import do_runs, read_run
 from medpfl.compare.runs import Run
 from medpfl.core.errors import MedPFLError

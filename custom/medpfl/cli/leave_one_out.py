@@ -27,7 +27,7 @@ def leave_one_out(
     from medpfl.bundle import find_job
     from medpfl.compare.fold_table import collect, frequencies, page, scores
     from medpfl.compare.folds import Fold, make_folds
-    from medpfl.compare.results import FoldRun
+    from medpfl.compare.run_results import FoldRun
     from medpfl.compare.runner import do_runs, finished, read_run
     from medpfl.deployed.evaluate import write_text
     from medpfl.job import Job, load_job

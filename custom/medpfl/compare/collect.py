@@ -11,44 +11,33 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 import medpfl
+from medpfl.compare import aggregate
 from medpfl.compare.entries import Entry
 from medpfl.compare.file import FEDAVG, FINE_TUNED, LOCAL, POOLED, swept_name
 from medpfl.compare.plan import Plan
 from medpfl.compare.results import (
-    Bins,
     FailedRun,
-    Gain,
     HospitalRow,
     Made,
-    MetricStat,
     Mixing,
-    ModelRow,
-    Reach,
     Results,
     Row,
     RunRow,
-    Selection,
     SplitRow,
-    Stat,
-    SuperRow,
     Sweep,
     SweepPoint,
-    TrainedRun,
     UnseenRow,
-    UnseenRun,
     Versions,
-    Worst,
-)  # fmt: skip
+)
+from medpfl.compare.run_results import ModelRow, TrainedRun, UnseenRun
 from medpfl.compare.runner import finished, read_run
 from medpfl.compare.runs import Run
-from medpfl.compare.statistics import paired_gain, smallest_p
+from medpfl.compare.statistics import smallest_p
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.deployed.evaluate import write_text
 from medpfl.results.compact import compact
-from medpfl.results.differences import QUANTILES
 from medpfl.results.files import json_of
 from medpfl.results.schema import Scores
 from medpfl.rounds.messages import digest_of
@@ -235,14 +224,14 @@ def _summary(name: str, row: _Runs, local: _Runs | None, target: float | None, p
         shared = [pair for pair in row.pairs if pair in local.pairs]
         mine = best[[row.pairs.index(pair) for pair in shared]]
         alone = np.array(local.best)[[local.pairs.index(pair) for pair in shared]]
-        gain = _gain(mine.mean(axis=1), alone.mean(axis=1))
-        gains = {site: _gain(mine[:, k], alone[:, k]) for k, site in enumerate(sites)}
+        gain = aggregate.gain(mine.mean(axis=1), alone.mean(axis=1))
+        gains = {site: aggregate.gain(mine[:, k], alone[:, k]) for k, site in enumerate(sites)}
     hospitals = {
-        site: HospitalRow(best=_stat(best[:, k]), last=_stat(last[:, k]), gain=gains[site])
+        site: HospitalRow(best=aggregate.stat(best[:, k]), last=aggregate.stat(last[:, k]), gain=gains[site])
         for k, site in enumerate(sites)
     }
     first = row.runs[0]
-    seconds = _stat(np.array([run.seconds for run in row.runs]))
+    seconds = aggregate.stat(np.array([run.seconds for run in row.runs]))
     made = {digest_of(entry.spec()): entry for entry in row.entries}
     curves = row.curves
     return Row(
@@ -250,42 +239,26 @@ def _summary(name: str, row: _Runs, local: _Runs | None, target: float | None, p
         made=[_how(entry) for entry in made.values()],
         own_networks=first.initial.own,
         pairs=row.pairs,
-        best=_stat(best.mean(axis=1)),
-        last=_stat(last.mean(axis=1)),
+        best=aggregate.stat(best.mean(axis=1)),
+        last=aggregate.stat(last.mean(axis=1)),
         best_rounds=[part.best_round for part in row.parts],
-        metrics=_metrics([part.best for part in row.parts], sites),
-        together=_metrics([part.together for part in row.parts], sites),
+        metrics=aggregate.metrics([part.best for part in row.parts], sites),
+        together=aggregate.metrics([part.together for part in row.parts], sites),
         gain=gain,
         hospitals=hospitals,
-        worst=_worst(hospitals),
+        worst=aggregate.worst(hospitals),
         curve=[round(float(value), 6) for value in np.mean(curves, axis=0)] if curves else [],
         curves=curves,
         bytes=first.bytes,
         ratio=first.ratio,
-        sdwd=_differences([run.sdwd for run in row.runs]),
+        sdwd=aggregate.mean_differences([run.sdwd for run in row.runs]),
         seconds=seconds,
-        reach=_reach(curves, target, sum(first.bytes.values()), seconds.mean),
-        cross=_cross(row.parts, sites),
-        calibration=_calibration(row.parts, sites),
-        selection=_selection(row.parts, sites),
+        reach=aggregate.reach(curves, target, sum(first.bytes.values()), seconds.mean),
+        cross=aggregate.cross(row.parts, sites),
+        calibration=aggregate.calibration(row.parts, sites),
+        selection=aggregate.selection(row.parts, sites),
         mixing=Mixing(split=first.split, seed=first.seed, slots=first.mixing),
     )
-
-
-def _worst(hospitals: Mapping[str, HospitalRow]) -> Worst | None:
-    means = {site: found.best.mean for site, found in hospitals.items() if found.best.mean is not None}
-    worst = min(means, key=lambda site: means[site], default=None)
-    return None if worst is None else Worst(hospital=worst, score=means[worst])
-
-
-def _differences(found: list[dict[str, list[float]]]) -> dict[str, list[float]]:
-    """Slot to the mean over the runs of each quantile of the SDWD.
-
-    A run whose hospitals end with one model does not name the slot: nothing differs there.
-    """
-    same = [0.0] * len(QUANTILES)
-    slots = sorted({slot for each in found for slot in each})
-    return {slot: np.mean([each.get(slot, same) for each in found], axis=0).tolist() for slot in slots}
 
 
 def _how(entry: Entry) -> Made:
@@ -304,101 +277,11 @@ def _unseen(found: list[UnseenRun], plan: Plan) -> list[UnseenRow]:
     for label in in_order(scores):
         sites = scores[label]
         table = {
-            site: _stat(np.array([np.nan if v is None else v for v in values.values()]))
+            site: aggregate.stat(np.array([np.nan if v is None else v for v in values.values()]))
             for site, values in sites.items()
         }
         whole = [pair for pair in sites[next(iter(sites))] if all(pair in values for values in sites.values())]
         means = [np.mean([np.nan if (v := sites[site][pair]) is None else v for site in sites]) for pair in whole]
         complete = len(sites) == len(plan.hospitals) and means
-        rows.append(UnseenRow(name=label, mean=_stat(np.array(means)) if complete else None, hospitals=table))
+        rows.append(UnseenRow(name=label, mean=aggregate.stat(np.array(means)) if complete else None, hospitals=table))
     return rows
-
-
-def _stat(values: NDArray[np.float64]) -> Stat:
-    """Mean and sample deviation over the seeds; None where a value is missing."""
-    known = [None if np.isnan(value) else round(float(value), 6) for value in values]
-    whole = np.array([value for value in known if value is not None])
-    return Stat(
-        mean=float(whole.mean()) if len(whole) == len(known) else None,
-        sd=float(whole.std(ddof=1)) if len(whole) == len(known) > 1 else None,
-        values=known,
-    )
-
-
-def _metrics(found: list[dict[str, Scores]], sites: list[str]) -> dict[str, MetricStat]:
-    """Every metric of the best round's test, mean over the hospitals' models and model by model.
-
-    Args:
-        found: of each run, the test of each hospital's model.
-    """
-    names = sorted({name for tested in found for metrics in tested.values() for name in metrics})
-    values = {
-        name: np.array([[tested.get(site, {}).get(name) for site in sites] for tested in found], dtype=float)
-        for name in names
-    }
-    return {
-        name: MetricStat(
-            **dict(_stat(value.mean(axis=1))),
-            hospitals={site: _stat(value[:, place]) for place, site in enumerate(sites)},
-        )
-        for name, value in values.items()
-    }
-
-
-def _gain(scores: NDArray[np.float64], reference: NDArray[np.float64]) -> Gain | None:
-    if not (np.isfinite(scores) & np.isfinite(reference)).any():
-        return None
-    return paired_gain(scores.tolist(), reference.tolist())
-
-
-def _reach(curves: list[list[float]], target: float | None, traffic: int, seconds: float | None) -> Reach | None:
-    """First round whose mean validation score is at least ``target``: median over the runs that reached it, with what
-    one hospital had sent and received and how long it had worked by then."""
-    if target is None or not curves:
-        return None
-    rounds = [next((i for i, value in enumerate(curve, 1) if value >= target - 1e-9), None) for curve in curves]
-    reached = [value for value in rounds if value is not None]
-    median = float(np.median(reached)) if reached else None
-    return Reach(
-        rounds=rounds,
-        median_round=median,
-        reached=len(reached),
-        bytes_per_hospital=None if median is None else round(median * traffic),
-        seconds=None if median is None or seconds is None else round(median * seconds, 3),
-    )
-
-
-def _cross(found: list[ModelRow], sites: list[str]) -> list[list[float | None]]:
-    """Row: whose model; column: whose test data; mean over the seeds."""
-    values = np.array([[[part.cross[a][b] for b in sites] for a in sites] for part in found], dtype=float)
-    mean = values.mean(axis=0)
-    return [[None if np.isnan(value) else round(float(value), 6) for value in line] for line in mean]
-
-
-def _calibration(found: list[ModelRow], sites: list[str]) -> dict[str, Bins] | None:
-    """Expected calibration error and Brier score by hospital, mean over the runs, and the bins of all runs together;
-    None where they are not defined."""
-    table = {site: [bins for part in found if (bins := part.calibration[site]) is not None] for site in sites}
-    if any(len(each) < len(found) for each in table.values()):
-        return None
-    return {
-        site: Bins(
-            ece=float(np.mean([each.ece for each in known])),
-            brier=float(np.mean([each.brier for each in known])),
-            bins=np.sum([each.bins for each in known], axis=0).round(6).tolist(),
-        )
-        for site, known in table.items()
-    }
-
-
-def _selection(found: list[ModelRow], sites: list[str]) -> Selection | None:
-    """Of a super model: the gammas that validation chose, and of each hospital's test cases the share that each model
-    served, all runs together; None for other models."""
-    rows = [part for part in found if isinstance(part, SuperRow)]
-    if len(rows) < len(found):
-        return None
-    served = {}
-    for site in sites:
-        counts = {name: sum(part.served[site][name] for part in rows) for name in rows[0].served[site]}
-        served[site] = {name: round(count / sum(counts.values()), 6) for name, count in counts.items()}
-    return Selection(gammas=[part.gamma for part in rows], served=served)

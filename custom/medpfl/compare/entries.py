@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from medpfl.compare.file import FEDAVG, LOCAL, POOLED, SHARED, Comparison, Component, MethodEntry
-from medpfl.compare.results import Initial
+from medpfl.compare.run_results import Initial
 from medpfl.component import build, find_class, spec_of
 from medpfl.core.codecs import Codec
 from medpfl.core.errors import ConfigError

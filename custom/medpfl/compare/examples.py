@@ -19,7 +19,8 @@ from medpfl.compare.console import ranked
 from medpfl.compare.data import reader
 from medpfl.compare.file import FEDAVG, FINE_TUNED, LOCAL, POOLED
 from medpfl.compare.plan import Plan
-from medpfl.compare.results import Results, TrainedRun
+from medpfl.compare.results import Results
+from medpfl.compare.run_results import TrainedRun
 from medpfl.compare.runner import finished, read_run
 from medpfl.compare.runs import Run
 from medpfl.data.samples import Samples, SiteData

@@ -6,7 +6,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from medpfl.compare.results import FoldRun, LeaveOneOut, ServedBySuper
+from medpfl.compare.results import LeaveOneOut
+from medpfl.compare.run_results import FoldRun, ServedBySuper
 from medpfl.deployed.joint_table import markdown
 from medpfl.results.tables import REFERENCE_NAMES
 

@@ -14,7 +14,7 @@ import torch
 
 import medpfl
 from medpfl.compare.data import split_digest
-from medpfl.compare.results import FoldRun
+from medpfl.compare.run_results import FoldRun
 from medpfl.compare.sources import source_digest
 from medpfl.compare.unseen import served
 from medpfl.compare.worker import main

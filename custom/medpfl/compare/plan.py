@@ -8,7 +8,8 @@ from pathlib import Path
 from medpfl.compare.data import Split, read_splits
 from medpfl.compare.entries import Entry, build_entry, check_equal_work, check_roster, initial_weights, names_of
 from medpfl.compare.file import Comparison
-from medpfl.compare.results import SearchResult, SearchRun
+from medpfl.compare.results import SearchResult
+from medpfl.compare.run_results import SearchRun
 from medpfl.compare.runner import finished, read_run
 from medpfl.compare.runs import Run, run_of
 from medpfl.compare.tuning import Search, candidates_of, judge

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from pydantic import TypeAdapter
 
-from medpfl.compare.results import FoldRun, SearchRun, TrainedRun, UnseenRun
+from medpfl.compare.run_results import FoldRun, SearchRun, TrainedRun, UnseenRun
 from medpfl.compare.worker import FAILURE, ORDER, PROGRESS, RESULT
 from medpfl.core.errors import MedPFLError
 from medpfl.deployed.evaluate import write_text

@@ -16,7 +16,8 @@ import numpy as np
 
 from medpfl.compare.entries import Entry
 from medpfl.compare.file import Comparison
-from medpfl.compare.results import Candidate, SearchResult, SearchRun
+from medpfl.compare.results import Candidate, SearchResult
+from medpfl.compare.run_results import SearchRun
 from medpfl.compare.runs import Run
 from medpfl.core.errors import ConfigError
 

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from medpfl.compare.data import Read
-from medpfl.compare.results import Point, Served, ServedBySuper
+from medpfl.compare.run_results import Point, Served, ServedBySuper
 from medpfl.data.samples import SiteData
 from medpfl.data.site_file import load_site_file
 from medpfl.deployed.model_file import load_deployed

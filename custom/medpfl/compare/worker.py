@@ -20,16 +20,7 @@ from medpfl.compare.data import Read, reader, split_digest
 from medpfl.compare.entries import initial_everywhere
 from medpfl.compare.file import FEDAVG, FINE_TUNED, LOCAL, POOLED
 from medpfl.compare.pooled import train_pooled
-from medpfl.compare.results import (
-    AnyRun,
-    Bins,
-    ModelRow,
-    Rows,
-    SearchRun,
-    SuperRow,
-    TrainedRun,
-    UnseenRun,
-)
+from medpfl.compare.run_results import AnyRun, Bins, ModelRow, Rows, SearchRun, SuperRow, TrainedRun, UnseenRun
 from medpfl.compare.runs import job_of, rebuild
 from medpfl.compare.unseen import SUPER, served, super_model
 from medpfl.core.errors import ConfigError, MedPFLError

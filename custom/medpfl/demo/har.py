@@ -92,9 +92,10 @@ def _read(data: Path, part: str) -> tuple[NDArray[np.float32], NDArray[np.int64]
     activity = _table(data / part / f"y_{part}.txt", 1)[:, 0].astype(np.int64)
     files = {name: data / part / "Inertial Signals" / f"{name}_{part}.txt" for name in SIGNALS}
     channels = [_table(file, STEPS).astype(np.float32) for file in files.values()]
-    for name, rows in [("y", activity), *zip(files, channels, strict=True)]:
-        if len(rows) != len(subject):
-            raise DataError(f"{data}: {part}: {len(subject)} subjects, but {len(rows)} rows of {name}")
+    counts = {"y": len(activity), **{name: len(rows) for name, rows in zip(files, channels, strict=True)}}
+    for name, count in counts.items():
+        if count != len(subject):
+            raise DataError(f"{data}: {part}: {len(subject)} subjects, but {count} rows of {name}")
     if not np.isin(activity, range(1, len(ACTIVITIES) + 1)).all():
         raise DataError(f"{data / part}: activities must be 1 to {len(ACTIVITIES)}, got {np.unique(activity).tolist()}")
     return np.stack(channels, axis=1), activity, subject

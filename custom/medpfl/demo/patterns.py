@@ -58,7 +58,7 @@ def write_patterns(folder: Path, kind: str = "none", seed: int = 0) -> list[str]
                 images = _scanned(images, index, rng)
             arrays[f"{split}_images"] = np.clip(np.round(128 + 32 * images), 0, 255).astype(np.uint8)
             arrays[f"{split}_labels"] = _named(kind, index, patterns).astype(np.uint8)[:, None]
-        np.savez(folder / f"{site}.npz", **arrays)
+        np.savez(folder / f"{site}.npz", **arrays)  # type: ignore[arg-type]
         dataset = {
             "kind": "arrays",
             "file": f"{site}.npz",

@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 
 from medpfl.core.seeding import derive_seed
 
+Grid = NDArray[np.float64]
+"""One coordinate (mm) of every voxel."""
 FIELD = (192.0, 192.0, 96.0)  # mm, right-left, posterior-anterior, inferior-superior
 COUNTS = {"train": 6, "val": 3, "test": 8}
 
@@ -165,7 +167,7 @@ def _scan(
 
 
 def _acquired(
-    image: NDArray[np.float64], scanner: Scanner, rng: np.random.Generator, x: NDArray, y: NDArray, z: NDArray
+    image: NDArray[np.float64], scanner: Scanner, rng: np.random.Generator, x: Grid, y: Grid, z: Grid
 ) -> NDArray[np.float32]:
     """What the scanner makes of the tissues' intensities: bias field, noise, a scale of its own."""
     direction = rng.normal(size=3)
@@ -176,9 +178,7 @@ def _acquired(
     return np.round(image).astype(np.float32)
 
 
-def _organ(
-    rng: np.random.Generator, x: NDArray, y: NDArray, z: NDArray, centre_x: float, centre_y: float
-) -> NDArray[np.bool_]:
+def _organ(rng: np.random.Generator, x: Grid, y: Grid, z: Grid, centre_x: float, centre_y: float) -> NDArray[np.bool_]:
     """An ellipsoid with a bulge: about 45 x 35 x 60 mm, every patient's own."""
     centre = np.array([centre_x, centre_y, rng.uniform(-12, 12)]) + rng.normal(scale=3, size=3)
     radii = np.array([rng.uniform(16, 26), rng.uniform(13, 21), rng.uniform(26, 38)])
@@ -188,4 +188,5 @@ def _organ(
     body = (u / radii[0]) ** 2 + (v / radii[1]) ** 2 + (dz / radii[2]) ** 2 < 1
     bu, bv = rng.uniform(-0.7, 0.7) * radii[0], rng.uniform(0.3, 0.9) * radii[1]
     bulge = ((u - bu) ** 2 + (v - bv) ** 2) / (rng.uniform(7, 12) ** 2) + (dz / (0.7 * radii[2])) ** 2 < 1
-    return body | bulge
+    found: NDArray[np.bool_] = body | bulge
+    return found

@@ -27,7 +27,7 @@ from medpfl.data.samples import in_parallel
 
 ENVIRONMENT_VARIABLE = "MEDPFL_HAM10000"
 _SOURCES = ("rosendahl", "vidir_modern", "vidir_molemax", "vienna_dias")
-SITES = {
+SITES: dict[str, dict[str, tuple[str, ...]]] = {
     "sources": {name: (name,) for name in _SOURCES},
     "hospitals": {"rosendahl": ("rosendahl",), "vidir": ("vidir_modern", "vidir_molemax", "vienna_dias")},
     "resolutions": dict.fromkeys(("full", "half", "quarter", "eighth"), _SOURCES),

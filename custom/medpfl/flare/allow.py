@@ -49,8 +49,8 @@ def component_classes() -> list[str]:
                     and not inspect.isabstract(kind)
                 ):
                     names.add(f"{module.__name__}.{kind.__name__}")
-                    if getattr(folder, kind.__name__, None) is kind:  # the package offers it by a shorter name
-                        names.add(f"{folder.__name__}.{kind.__name__}")
+                    if vars(folder).get(kind.__name__) is kind:  # the package offers it by a shorter name
+                        names.add(f"medpfl.{package}.{kind.__name__}")
     return sorted(names)
 
 

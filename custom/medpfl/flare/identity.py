@@ -6,6 +6,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -105,7 +106,8 @@ def handshake(kit: Kit, host: str, certificate: bool = True) -> str:
         socket.create_connection((host, kit.port), CONNECT_TIMEOUT) as plain,
         context.wrap_socket(plain, server_hostname=host) as secure,
     ):
-        subject = dict(entry[0] for entry in (secure.getpeercert() or {}).get("subject", ()))
+        names: Any = (secure.getpeercert() or {}).get("subject", ())
+        subject: dict[str, str] = dict(entry[0] for entry in names)
         secure.settimeout(VERDICT_TIMEOUT)
         try:
             if secure.recv(1) == b"":

@@ -62,7 +62,7 @@ def read_project(file: Path) -> dict[str, Any]:
         ConfigError: it is not valid, has not exactly one server, or asks for less than mutual TLS.
     """
     try:
-        project = yaml.safe_load(file.read_text(encoding="utf-8"))
+        project: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read the project file {file}: {error.strerror}") from error
     except (yaml.YAMLError, ValueError) as error:
@@ -80,7 +80,8 @@ def read_project(file: Path) -> dict[str, Any]:
     servers = [entry["name"] for entry in participants if entry["type"] == "server"]
     if len(servers) != 1:
         raise ConfigError(f"{file}: expected one participant of type 'server', got {len(servers)}")
-    return project
+    found: dict[str, Any] = project
+    return found
 
 
 def provision(file: Path, output: Path) -> Provisioned:

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One figure of several runs: means and deviations, gains, matrices, calibration, what a super model chose."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from medpfl.compare.results import Gain, HospitalRow, MetricStat, Reach, Selection, Stat, Worst
+from medpfl.compare.run_results import Bins, ModelRow, SuperRow
+from medpfl.compare.statistics import paired_gain
+from medpfl.results.differences import QUANTILES
+from medpfl.results.schema import Scores
+
+
+def stat(values: NDArray[np.float64]) -> Stat:
+    """Mean and sample deviation over the seeds; None where a value is missing."""
+    known = [None if np.isnan(value) else round(float(value), 6) for value in values]
+    whole = np.array([value for value in known if value is not None])
+    return Stat(
+        mean=float(whole.mean()) if len(whole) == len(known) else None,
+        sd=float(whole.std(ddof=1)) if len(whole) == len(known) > 1 else None,
+        values=known,
+    )
+
+
+def metrics(found: list[dict[str, Scores]], sites: list[str]) -> dict[str, MetricStat]:
+    """Every metric of the best round's test, mean over the hospitals' models and model by model.
+
+    Args:
+        found: of each run, the test of each hospital's model.
+    """
+    names = sorted({name for tested in found for metrics in tested.values() for name in metrics})
+    values = {
+        name: np.array([[tested.get(site, {}).get(name) for site in sites] for tested in found], dtype=float)
+        for name in names
+    }
+    return {
+        name: MetricStat(
+            **dict(stat(value.mean(axis=1))),
+            hospitals={site: stat(value[:, place]) for place, site in enumerate(sites)},
+        )
+        for name, value in values.items()
+    }
+
+
+def gain(scores: NDArray[np.float64], reference: NDArray[np.float64]) -> Gain | None:
+    if not (np.isfinite(scores) & np.isfinite(reference)).any():
+        return None
+    return paired_gain(scores.tolist(), reference.tolist())
+
+
+def reach(curves: list[list[float]], target: float | None, traffic: int, seconds: float | None) -> Reach | None:
+    """First round whose mean validation score is at least ``target``: median over the runs that reached it, with what
+    one hospital had sent and received and how long it had worked by then."""
+    if target is None or not curves:
+        return None
+    rounds = [next((i for i, value in enumerate(curve, 1) if value >= target - 1e-9), None) for curve in curves]
+    reached = [value for value in rounds if value is not None]
+    median = float(np.median(reached)) if reached else None
+    return Reach(
+        rounds=rounds,
+        median_round=median,
+        reached=len(reached),
+        bytes_per_hospital=None if median is None else round(median * traffic),
+        seconds=None if median is None or seconds is None else round(median * seconds, 3),
+    )
+
+
+def cross(found: list[ModelRow], sites: list[str]) -> list[list[float | None]]:
+    """Row: whose model; column: whose test data; mean over the seeds."""
+    values = np.array([[[part.cross[a][b] for b in sites] for a in sites] for part in found], dtype=float)
+    mean = values.mean(axis=0)
+    return [[None if np.isnan(value) else round(float(value), 6) for value in line] for line in mean]
+
+
+def calibration(found: list[ModelRow], sites: list[str]) -> dict[str, Bins] | None:
+    """Expected calibration error and Brier score by hospital, mean over the runs, and the bins of all runs together;
+    None where they are not defined."""
+    table = {site: [bins for part in found if (bins := part.calibration[site]) is not None] for site in sites}
+    if any(len(each) < len(found) for each in table.values()):
+        return None
+    return {
+        site: Bins(
+            ece=float(np.mean([each.ece for each in known])),
+            brier=float(np.mean([each.brier for each in known])),
+            bins=np.sum([each.bins for each in known], axis=0).round(6).tolist(),
+        )
+        for site, known in table.items()
+    }
+
+
+def selection(found: list[ModelRow], sites: list[str]) -> Selection | None:
+    """Of a super model: the gammas that validation chose, and of each hospital's test cases the share that each model
+    served, all runs together; None for other models."""
+    rows = [part for part in found if isinstance(part, SuperRow)]
+    if len(rows) < len(found):
+        return None
+    served = {}
+    for site in sites:
+        counts = {name: sum(part.served[site][name] for part in rows) for name in rows[0].served[site]}
+        served[site] = {name: round(count / sum(counts.values()), 6) for name, count in counts.items()}
+    return Selection(gammas=[part.gamma for part in rows], served=served)
+
+
+def worst(hospitals: Mapping[str, HospitalRow]) -> Worst | None:
+    means = {site: found.best.mean for site, found in hospitals.items() if found.best.mean is not None}
+    worst = min(means, key=lambda site: means[site], default=None)
+    return None if worst is None else Worst(hospital=worst, score=means[worst])
+
+
+def mean_differences(found: list[dict[str, list[float]]]) -> dict[str, list[float]]:
+    """Slot to the mean over the runs of each quantile of the SDWD.
+
+    A run whose hospitals end with one model does not name the slot: nothing differs there.
+    """
+    same = [0.0] * len(QUANTILES)
+    slots = sorted({slot for each in found for slot in each})
+    return {slot: np.mean([each.get(slot, same) for each in found], axis=0).tolist() for slot in slots}
