@@ -48,9 +48,10 @@ def component_classes() -> list[str]:
                     and kind.__module__ == module.__name__
                     and not inspect.isabstract(kind)
                 ):
-                    names.add(f"{module.__name__}.{kind.__name__}")
-                    if vars(folder).get(kind.__name__) is kind:  # the package offers it by a shorter name
-                        names.add(f"medpfl.{package}.{kind.__name__}")
+                    name = kind.__name__
+                    names.add(f"{module.__name__}.{name}")
+                    if vars(folder).get(name) is kind:  # the package offers it by a shorter name
+                        names.add(f"medpfl.{package}.{name}")
     return sorted(names)
 
 
