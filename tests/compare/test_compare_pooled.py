@@ -146,6 +146,7 @@ def test_inputs_of_other_shapes_are_refused(tmp_path: Path, table_sites: dict[st
         Together(TASK).hold(parts)
 
 
+@pytest.mark.slow
 def test_a_hospital_may_be_called_pooled(tmp_path: Path) -> None:
     files = write_table_sites(tmp_path / "sites", ["other", "pooled"])
     _, content = compared(tmp_path, files, pooled=True, rounds=1)
@@ -154,6 +155,7 @@ def test_a_hospital_may_be_called_pooled(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "results" / "results.json").read_text())["rows"]
 
 
+@pytest.mark.slow
 def test_the_page_marks_the_best_that_hospitals_can_have(tmp_path: Path, table_sites: dict[str, Path]) -> None:
     _, content = compared(tmp_path, table_sites, pooled=True, rounds=1)
     rows = []

@@ -32,6 +32,7 @@ def test_sdwd_of_two_is_half_their_difference() -> None:
 
 
 @pytest.mark.usefixtures("rendered")
+@pytest.mark.slow
 def test_report(make_job: Callable[..., Job], table_sites: dict[str, Path], tmp_path: Path) -> None:
     mixers = {
         "fedavg": Mean(),

@@ -88,6 +88,7 @@ def test_the_sign_does_not_matter(signal: Signal, gamma: float) -> None:
 
 @pytest.mark.parametrize("rho", [0.3, 1.0, 3.0])
 @pytest.mark.parametrize("gamma", [0.05, 0.5, 2.0])
+@pytest.mark.slow
 def test_the_papers_admm_converges_to_it(gamma: float, rho: float) -> None:
     signal = noise(60)
     np.testing.assert_allclose(denoise_admm(signal, gamma, 4000, rho), denoise(signal, gamma), atol=1e-7)

@@ -66,6 +66,7 @@ def test_reducing_again_changes_nothing(codec: Codec, tensors: dict[str, Tensor]
 
 
 @given(tensors=UPDATES, p=st.floats(0.01, 1))
+@pytest.mark.slow
 def test_stc_keeps_the_largest_with_their_mean(tensors: dict[str, Tensor], p: float) -> None:
     vector = vector_of(tensors)
     reduced = STC(p).reduce(vector, 0)

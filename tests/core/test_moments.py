@@ -18,6 +18,7 @@ from medpfl.core.moments import InputMoments, Moments
     spread=st.floats(1e-3, 1e3),
     seed=st.integers(0, 10_000),
 )
+@pytest.mark.slow
 def test_streaming_equals_one_pass(sizes: list[int], offset: float, spread: float, seed: int) -> None:
     """To 1e-12 of the values' scale, also where the mean is far from 0 and the variance small."""
     rng = np.random.default_rng(seed)
@@ -37,6 +38,7 @@ def test_streaming_equals_one_pass(sizes: list[int], offset: float, spread: floa
     width=st.integers(1, 9),
     offset=st.floats(-1e3, 1e3),
 )
+@pytest.mark.slow
 def test_channels_last_makes_no_difference(
     batches: list[int], channels: int, height: int, width: int, offset: float
 ) -> None:

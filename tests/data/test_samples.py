@@ -92,6 +92,7 @@ def test_reading_in_parallel_keeps_the_order_and_the_first_error() -> None:
         list(in_parallel(fails, range(50)))
 
 
+@pytest.mark.slow
 def test_streamed_training_equals_training_from_memory(make_job: Make, tmp_path: Path) -> None:
     folder = tmp_path / "sites"
     files = {site: folder / f"{site}.yaml" for site in write_phantoms(folder)[:2]}

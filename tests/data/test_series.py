@@ -240,6 +240,7 @@ recordings = st.lists(
 
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(runs=recordings, length=st.integers(1, 6), step=st.integers(1, 8), time=st.booleans(), seed=st.integers(0, 9))
+@pytest.mark.slow
 def test_no_sample_of_a_window_is_in_another_split(
     tmp_path_factory: pytest.TempPathFactory,
     runs: list[list[tuple[int, int]]],

@@ -309,6 +309,7 @@ values = st.recursive(
 
 @fuzz
 @given(base=st.sampled_from([DECLARED, ARRAYS]), data=st.data())
+@pytest.mark.slow
 def test_any_value_in_a_declaration(tmp_path_factory: pytest.TempPathFactory, base: dict[str, Any], data: Any) -> None:
     folder = tmp_path_factory.getbasetemp()
     for name in DECLARED["files"]:

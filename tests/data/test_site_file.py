@@ -230,6 +230,7 @@ fuzz = settings(max_examples=150, deadline=None, suppress_health_check=list(Heal
 
 @fuzz
 @given(place=st.sampled_from([(), ("datasets",), ORGAN, HEART]), data=st.data())
+@pytest.mark.slow
 def test_any_value_anywhere(tmp_path_factory: pytest.TempPathFactory, place: tuple[str, ...], data: Any) -> None:
     content = copy.deepcopy(GOOD)
     inner = content

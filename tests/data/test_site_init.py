@@ -54,6 +54,7 @@ def write_folder(folder: Path, name: Callable[[int], str], label: Callable[[int]
     return folder
 
 
+@pytest.mark.slow
 def test_a_decathlon_list_is_used_as_it_is(tmp_path: Path) -> None:
     write_volumes(tmp_path / "data")
     (tmp_path / "data" / "site.yaml").unlink()

@@ -31,6 +31,7 @@ def rule(fractions: Any, **others: Any) -> SplitRule:
     seed=st.integers(0, 1000),
     data=st.data(),
 )
+@pytest.mark.slow
 def test_every_item_is_in_one_split(
     count: int, weights: tuple[int, int, int], validation: bool, stratify: bool, seed: int, data: st.DataObject
 ) -> None:

@@ -36,6 +36,7 @@ def voxels(folder: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.slow
 def test_the_seed_decides_every_voxel(tmp_path: Path, phantoms: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = {site: replace(scanner, patients={"train": 1, "val": 1, "test": 1}) for site, scanner in HOSPITALS.items()}
     monkeypatch.setattr(phantom, "HOSPITALS", few)

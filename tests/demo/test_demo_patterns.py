@@ -46,6 +46,7 @@ def test_the_task_reads_every_hospital(tmp_path: Path) -> None:
         assert counts == {"train": 160 if index else 12, "validation": 40, "test": 300}
 
 
+@pytest.mark.slow
 def test_only_the_scanner_differs(written: dict[str, Written]) -> None:
     plain, shifted = written["none"], written["feature_shift"]
     assert all(same(plain[site], shifted[site], "labels") for site in HOSPITALS)
@@ -75,6 +76,7 @@ def test_only_the_shares_of_the_classes_differ(written: dict[str, Written]) -> N
     assert len({tuple(sorted(pair)) for pair in pairs}) == len(HOSPITALS)
 
 
+@pytest.mark.slow
 def test_the_seed_decides_every_pixel(written: dict[str, Written], tmp_path: Path) -> None:
     write_patterns(tmp_path / "same", "label_skew")
     done = CliRunner().invoke(app, ["demo", "patterns", str(tmp_path / "other"), "--kind", "label_skew", "--seed", "1"])

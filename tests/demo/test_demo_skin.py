@@ -134,6 +134,7 @@ def lesions(folder: Path, site: str, dataset: str = "skin_malignant") -> dict[st
     return {split: {case.group for case in each} for split, each in found.items()}
 
 
+@pytest.mark.slow
 def test_five_folds(archive: Path, tmp_path: Path) -> None:
     tested: Counter[str] = Counter()
     for fold in range(FOLDS):
@@ -148,6 +149,7 @@ def test_five_folds(archive: Path, tmp_path: Path) -> None:
     assert tested == everything
 
 
+@pytest.mark.slow
 def test_a_comparison_takes_the_folds_of_one_folder(archive: Path, tmp_path: Path) -> None:
     write_skin(tmp_path / "0", archive, size=(8, 6))
     for fold in range(FOLDS):

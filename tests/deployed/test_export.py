@@ -172,6 +172,7 @@ def test_monai_runs_the_bundle_on_an_oblique_scan(
     assert same[1:-1, 1:-1, 1:-1].mean() > 0.9999 and same.mean() > 0.999
 
 
+@pytest.mark.slow
 def test_monais_own_checks_pass(bundle: Path) -> None:
     files = ["--meta_file", "configs/metadata.json", "--config_file", "configs/inference.json"]
     assert "verified with no error" in monai_bundle("verify_net_in_out", "network_def", *files, cwd=bundle)
@@ -219,6 +220,7 @@ def test_monai_loads_the_bundle(models: dict[str, Path], bundle: Path) -> None:
         ("chooser", "onnx", "cannot be exported to ONNX: model 'personal' of Chooser: "),
     ],
 )
+@pytest.mark.slow
 def test_what_cannot_be_exported(models: dict[str, Path], tmp_path: Path, kind: str, form: str, words: str) -> None:
     with pytest.raises(MedPFLError) as caught:
         export(models[kind], tmp_path / "out", form)

@@ -76,6 +76,7 @@ def build(kits: Path, tmp_path: Path) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("folder", sorted((ROOT / "jobs").iterdir()), ids=lambda folder: folder.name)
+@pytest.mark.slow
 def test_shipped_jobs_are_built_as_they_are_loaded(build: Callable[..., Any], folder: Path) -> None:
     job = load_job(folder)
     assert isinstance(job, Job)

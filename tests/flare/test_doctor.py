@@ -67,6 +67,7 @@ def problems(kit: Path) -> dict[str, Finding]:
     return found
 
 
+@pytest.mark.slow
 def test_a_processor_on_which_the_library_damages_memory(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for best, version, warned in (("AVX2", "2.13.0+cpu", True), ("AVX512", "2.13.0", False), ("AVX2", "2.14.0", False)):
         monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)

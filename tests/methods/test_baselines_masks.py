@@ -82,6 +82,7 @@ def test_round_one_is_fedavg_where_it_travels_and_local_where_it_stays(
 
 
 @pytest.mark.parametrize("kind", STAYS, ids=lambda kind: kind.__name__)
+@pytest.mark.slow
 def test_round_two_starts_from_the_shared_part_and_the_own_part(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, kind: type[Method]
 ) -> None:

@@ -196,6 +196,7 @@ def test_l2gd_by_hand(make_job: Make, table_sites: dict[str, Path], tmp_path: Pa
             assert same({k.partition(".")[2]: t for k, t in sent[site]["mixed"].items()}, held(runner, "model"))
 
 
+@pytest.mark.slow
 def test_l2gd_resumes(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     slots: dict[str, Mixer] = {"mixed": SoftPull(lam=0.5)}
     method = L2GD(lr=0.1, batch_size=8, p=0.38)  # seed 0 tosses heads, tails, tails, heads: 2 and 3 need the own model

@@ -198,6 +198,7 @@ def test_it_resumes(
     assert_resumes(lambda: fedap_job(make_job, make_mixer()), table_sites, tmp_path)
 
 
+@pytest.mark.slow
 def test_f_fedap_resumes_where_batch_norm_is_mixed(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:

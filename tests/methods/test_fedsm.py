@@ -45,6 +45,7 @@ def test_global_is_fedavg_and_personal_is_softpull(
 
 
 @pytest.mark.parametrize("uniform", [False, True])
+@pytest.mark.slow
 def test_selector_equals_centralised_full_batch_adam(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, uniform: bool
 ) -> None:

@@ -258,6 +258,7 @@ def test_prediction_needs_the_local_network_alone(sites: dict[str, Path], tmp_pa
     assert torch.equal(given.method.predict("personal", models, inputs), before)
 
 
+@pytest.mark.slow
 def test_what_is_deployed_is_the_local_network_alone(sites: dict[str, Path], tmp_path: Path) -> None:
     given = job(rounds=1, bodies={"anna": "layer3"})
     run(given, sites, tmp_path)

@@ -151,6 +151,7 @@ def test_gamma_1_is_the_global_model_and_gamma_0_the_personal_ones(
     assert torch.allclose(by_case, personal.task.decide(personal(samples.inputs[:])), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_study_says_what_each_threshold_would_have_done(
     result: Path, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ from medpfl.methods.local import Local
 from tools import Make, run
 
 
+@pytest.mark.slow
 def test_the_union_is_no_mean(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     run(make_job(mixers={"local": Identity()}, method=Local(lr=0.05, epochs=10)), table_sites, tmp_path)
     model = load_deployed(tmp_path / "home" / "anna" / "small" / "models" / "local-last.safetensors")

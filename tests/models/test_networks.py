@@ -73,6 +73,7 @@ def test_volumes_too() -> None:
     assert network(torch.randn(2, 1, 16, 16, 16)).shape == (2, 2)
 
 
+@pytest.mark.slow
 def test_every_name_is_known_to_monai() -> None:
     with torch.device("meta"):
         for name in get_args(Name):

@@ -48,6 +48,7 @@ def job(task: Task) -> Job:
 
 
 @pytest.mark.parametrize("architecture", [OwnChoice(), ByHospital(anna=TINY, default=OwnChoice())])
+@pytest.mark.slow
 def test_it_is_as_if_the_job_had_named_it(architecture: Any, tmp_path: Path) -> None:
     sites = {name: site(tmp_path / name, spec_of(NAMED.at(name))) for name in ("anna", "berta")}
     found = {}

@@ -69,6 +69,7 @@ def test_steps_share_the_linear_layers_of_the_first_two() -> None:
     assert len(set(names)) == len(names) and head_of(network) == "head"
 
 
+@pytest.mark.slow
 def test_it_learns_what_no_line_can() -> None:
     torch.manual_seed(0)
     inputs = torch.randn(256, 5)
@@ -97,6 +98,7 @@ def test_refusals() -> None:
     assert build(spec_of(task), Task, "task") == task
 
 
+@pytest.mark.slow
 def test_a_table_is_learnt_with_it(make_job: Callable[..., Job], table_sites: dict[str, Path], tmp_path: Path) -> None:
     task = Tabular(dataset="blood", architecture=TabNet(width=4, steps=2))
     found = run(replace(make_job(rounds=2), task=task), table_sites, tmp_path)

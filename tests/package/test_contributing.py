@@ -38,6 +38,7 @@ def fedbn(monkeypatch: pytest.MonkeyPatch) -> type:
     return found
 
 
+@pytest.mark.slow
 def test_the_documented_method_keeps_batch_norm_at_home(fedbn: type, tmp_path: Path) -> None:
     sites = {site: tmp_path / f"{site}.yaml" for site in write_phantoms(tmp_path)[2:]}
     task = Segmentation(dataset="organ", size=(16, 16), spacing=(12.0, 12.0, 24.0), architecture=UNet((4, 8)))

@@ -27,6 +27,7 @@ class Broken(Callback):
         raise ConnectionError("no route to the tracking server")
 
 
+@pytest.mark.slow
 def test_a_tracker_of_another_package_sees_rounds_and_metrics(
     make_job: Callable[..., Job], table_sites: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -43,6 +44,7 @@ def test_a_tracker_of_another_package_sees_rounds_and_metrics(
     assert ledger.tests == len(summary.test) > 0
 
 
+@pytest.mark.slow
 def test_after_a_resume_it_hears_of_all_rounds(
     make_job: Callable[..., Job], table_sites: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -53,6 +55,7 @@ def test_after_a_resume_it_hears_of_all_rounds(
     assert again.rounds == [2, 3] and again.scores == whole.scores
 
 
+@pytest.mark.slow
 def test_a_tracker_that_fails_is_told_no_more_and_the_job_goes_on(
     make_job: Callable[..., Job], table_sites: dict[str, Path], tmp_path: Path
 ) -> None:

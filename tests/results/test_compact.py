@@ -5,6 +5,7 @@ import gzip
 import json
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ VALUES = st.recursive(
 
 
 @given(st.dictionaries(st.text(), VALUES, max_size=6))
+@pytest.mark.slow
 def test_the_content_stays(content: dict[str, object]) -> None:
     assert json.loads(compact(content)) == content
 

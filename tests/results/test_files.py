@@ -99,6 +99,7 @@ def test_a_number_is_finite_or_none() -> None:
     assert number("0.5") is None and number(None) is None
 
 
+@pytest.mark.slow
 def test_an_evaluation_is_no_training(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     from medpfl.job import EvaluationJob, load_job
     from medpfl.rounds.evaluation_job import write_evaluation_job

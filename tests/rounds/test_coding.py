@@ -152,6 +152,7 @@ def test_refusals_of_what_is_not_expected(tmp_path: Path) -> None:
         Codecs()
 
 
+@pytest.mark.slow
 def test_bytes_are_those_of_the_encoded_update(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     run(replace(make_job(), codecs=Codecs(None, Half())), table_sites, tmp_path)
     for line in json.loads((tmp_path / "results" / "bytes.json").read_text()):

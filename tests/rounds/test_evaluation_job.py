@@ -55,6 +55,7 @@ def job(model: Path, tmp_path: Path) -> EvaluationJob:
     return found
 
 
+@pytest.mark.slow
 def test_it_finds_what_the_model_does_at_each_hospital(
     model: Path, job: EvaluationJob, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:

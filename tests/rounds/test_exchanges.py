@@ -56,6 +56,7 @@ def test_refined_slots_go_round_again(make_job: Make, table_sites: dict[str, Pat
     assert [line["raw"] for line in before] == [3 * 8] * 4  # three float64 means
 
 
+@pytest.mark.slow
 def test_resuming_keeps_statistics_and_refined_slots(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -150,6 +150,7 @@ def test_the_server_cannot_choose_a_folder(
         runners["anna"].handle(message)
 
 
+@pytest.mark.slow
 def test_nothing_private_is_in_any_message(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     """The local model, file names and case names stay: looked for in everything that a hospital sends."""
     coordinator, runners = pieces(make_job(), table_sites, tmp_path)

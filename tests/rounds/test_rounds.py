@@ -54,6 +54,7 @@ def test_lam_one_trains_exactly_as_local(make_job: Make, table_sites: dict[str, 
     assert by_model["local"] == by_model["personal"]
 
 
+@pytest.mark.slow
 def test_lam_one_over_k_gives_everybody_one_model(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     job = make_job(mixers={"fedavg": Mean(uniform=True), "model": SoftPull(lam=0.25)})
     slots = run(job, table_sites, tmp_path)["slots"]
@@ -194,6 +195,7 @@ def test_the_best_round_has_the_best_mean_validation_score(
         assert best["round"] == ranked[0]
 
 
+@pytest.mark.slow
 def test_mixing_matrices_and_bytes_are_written_down(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:

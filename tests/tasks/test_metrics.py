@@ -30,6 +30,7 @@ def test_a_misspelt_score_gets_the_right_one() -> None:
         Segmentation("organ", score="auc")
 
 
+@pytest.mark.slow
 def test_a_metric_of_another_package_chooses_the_round_with_its_lowest_value(
     tmp_path: Path, table_sites: dict[str, Path], make_job: Callable[..., Job]
 ) -> None:

@@ -77,6 +77,7 @@ NOTHING = [[0, 0, 0, 0], [0, 0, 0, 0]]
         ([[0, 0, 0, 0], [0, 0, 0, 1]], NOTHING, 0.0),
     ],
 )
+@pytest.mark.slow
 def test_dice_of_a_volume(truth: list[list[int]], found: list[list[int]], dice: float) -> None:
     result = Segmentation("organ").evaluate(slices(found), samples(slices(truth), [0, 0]))
     assert result.metrics == {"dice": pytest.approx(dice)}

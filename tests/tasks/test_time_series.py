@@ -59,6 +59,7 @@ def write_sites(folder: Path) -> dict[str, Path]:
 TASK = TimeSeries("motion", architecture=Conv1d(channels=(4, 8), kernel=5), score="auc")
 
 
+@pytest.mark.slow
 def test_a_federation_learns_and_gives_the_same_bits_twice(tmp_path: Path, make_job: Callable[..., Job]) -> None:
     sites = write_sites(tmp_path / "sites")
     job = make_job(rounds=4, task=TASK)
