@@ -322,7 +322,7 @@ def test_networks_by_hospital() -> None:
     assert again.at("anna").architecture == TINY and again.at("zoe").architecture == SMALLER
     with pytest.raises(ConfigError, match="names no network for zoe, nor a default; it names anna"):
         ByHospital(anna=TINY).at("zoe")
-    with pytest.raises(ConfigError, match="'anna' must be an architecture, got 3"):
+    with pytest.raises(ConfigError, match="argument 'anna' of ByHospital must be an Architecture, got 3"):
         ByHospital(anna=3)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="at least one hospital"):
         ByHospital()

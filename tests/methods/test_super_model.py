@@ -125,7 +125,7 @@ def test_gamma_outside_0_to_1_is_refused(gamma: float) -> None:
 def test_it_is_a_component_and_is_never_trained(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     method = SuperModel(trained=FedSM(lr=0.1), hospitals=("a", "b"), gamma=0.5)
     assert build(json.loads(json.dumps(spec_of(method))), Method, "method") == method
-    with pytest.raises(ConfigError, match="the server mixes slot 'model', which SuperModel does not have"):
+    with pytest.raises(ConfigError, match="component 'model': SuperModel has no such slot"):
         run(make_job(method=replace(method, hospitals=tuple(table_sites))), table_sites, tmp_path)
 
 

@@ -69,7 +69,7 @@ def test_resnet_is_resnet() -> None:
     ("make", "words"),
     [
         (lambda: ResNet(width=0), "ResNet's width must be at least 1, got 0"),
-        (lambda: ResNet(depth=19), "ResNet's depth must be one of 10, 18, 34, got 19"),  # type: ignore[arg-type]
+        (lambda: ResNet(depth=19), "argument 'depth' of ResNet must be 10, 18 or 34, got 19"),  # type: ignore[arg-type]
         (lambda: ResNet().build((7,), 2), r"ResNet needs inputs C x H x W .*got the shape \(7,\)"),
         (lambda: LeNet5().build((1, 15, 20), 2), r"LeNet5 needs .*16 x 16, got the shape \(1, 15, 20\)"),
         (lambda: Classification("a", size=(4,)), r"Classification's size must be 2 or 3 lengths .*got \[4\]"),
