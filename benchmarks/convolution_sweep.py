@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which convolutions write outside their memory or compute wrong numbers, by memory order and instruction set.
 
-    python benchmarks/convolution_sweep.py -o sweep.jsonl    # with the best instructions that the processor has
-    ONEDNN_MAX_CPU_ISA=AVX2 python benchmarks/convolution_sweep.py -o sweep.jsonl    # as on one without AVX-512
-    python benchmarks/convolution_sweep.py --order contiguous -o sweep.jsonl
-    python benchmarks/convolution_sweep.py --table sweep.jsonl
+    python -m benchmarks convolutions --out sweep.jsonl    # with the best instructions that the processor has
+    ONEDNN_MAX_CPU_ISA=AVX2 python -m benchmarks convolutions --out sweep.jsonl    # as on one without AVX-512
+    python -m benchmarks convolutions --order contiguous --out sweep.jsonl
+    python -m benchmarks convolutions --table sweep.jsonl
 
 Every convolution runs forward and backward in a process of its own under a heap guard (``heap_guard.c``, compiled by
 ``cc``), which ends the process at the first byte outside an allocation, and its outputs and gradients are compared with
 those of PyTorch's plain implementation (oneDNN switched off). What was found: docs/results/convolutions.md.
 """
 
-import argparse
 import itertools
 import json
 import os
@@ -119,46 +118,34 @@ def sweep(output: Path, order: str) -> None:
         file.write(json.dumps({**about, "onednn_isa": isa, "counts": counts}) + "\n")
 
 
-def table(path: Path) -> None:
-    """Print what was not fine as a Markdown table: input channels by layer."""
-    found: dict[tuple[object, ...], set[int]] = {}
+def table_of(path: Path) -> str:
+    """What was not fine, as a Markdown table: input channels by layer; before it the sweeps' counts."""
+    found: dict[tuple[str, ...], set[int]] = {}
+    counts = []
     for line in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
         if "counts" in line:
-            print(f"{line}\n")
+            counts.append(f"{line}")
             continue
         depthwise = line["groups"] > 1 and line["groups"] == line["channels"][0]
         groups = "depthwise" if depthwise else line["groups"]
         key = (line["order"], line["verdict"], line["kind"], line["kernel"], line["stride"], groups)
-        found.setdefault(key, set()).add(line["channels"][0])
-    print(
-        "| memory order | verdict | layer | kernel | stride | groups | input channels |\n"
-        "|---|---|---|---:|---:|---|---|"
-    )
-    for key, channels in sorted(found.items(), key=str):
-        print("| " + " | ".join([*map(str, key), ", ".join(map(str, sorted(channels)))]) + " |")
+        found.setdefault(tuple(map(str, key)), set()).add(line["channels"][0])
+    head = [
+        "| memory order | verdict | layer | kernel | stride | groups | input channels |",
+        "|---|---|---|---:|---:|---|---|",
+    ]
+    rows = ["| " + " | ".join([*key, ", ".join(map(str, sorted(each)))]) + " |" for key, each in sorted(found.items())]
+    return "\n".join([*counts, "", *head, *rows])
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--output", type=Path, help="file to append to")
-    parser.add_argument("--order", choices=("channels_last", "contiguous"), default="channels_last")
-    parser.add_argument("--table", type=Path, help="print the table of an earlier sweep")
-    options = parser.parse_args()
-    if options.table:
-        table(options.table)
-        return
-    if options.output is None:
-        parser.error("give --output or --table")
-    if "heap_guard" in os.environ.get("LD_PRELOAD", ""):
-        sweep(options.output, options.order)
-        return
+def guarded_sweep(output: Path, order: str) -> int:
+    """``sweep`` under the heap guard; returns the exit code."""
     with tempfile.TemporaryDirectory() as folder:
         guard = Path(folder, "heap_guard.so")
         subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", str(guard), str(GUARD)], check=True)
-        guarded = {**os.environ, "LD_PRELOAD": str(guard)}
-        sys.exit(subprocess.run([sys.executable, *sys.argv], env=guarded, check=False).returncode)
+        command = [sys.executable, __file__, str(output), order]
+        return subprocess.run(command, env={**os.environ, "LD_PRELOAD": str(guard)}, check=False).returncode
 
 
 if __name__ == "__main__":
-    main()
+    sweep(Path(sys.argv[1]), sys.argv[2])

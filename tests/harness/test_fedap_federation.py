@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """FedAP over FLARE: equal to ``simulate``, and what is in the encoded messages."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ def test_equals_simulate_and_batch_norm_never_leaves(
             for key, values in norm.items():
                 if sender == site and values.ndim:  # a count of steps is too short to look for
                     assert values.tobytes() not in payload, (task, key)
-    again = Job(**{**vars(job), "mixers": {"local": Identity(), "model": type(mixer)(**_arguments(mixer))}})
+    again = dataclasses.replace(job, components={"model": type(mixer)(**_arguments(mixer))})
     assert_same(outcome(harness.results), run(again, table_sites, tmp_path / "simulated"))
 
 
