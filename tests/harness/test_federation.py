@@ -27,6 +27,8 @@ from tools import assert_same, outcome, run
 
 pytestmark = pytest.mark.harness
 Make = Callable[..., Job]
+PATIENT = 8.0
+"""Seconds for an answer: more than a hospital that does answer needs on a busy machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +118,7 @@ def test_a_silent_hospital_is_left_out_after_the_timeout(
     def script(site: str, task: str, round_number: int) -> str | None:
         return "silent" if (site, task, round_number) == ("clara", "train", 2) else None
 
-    harness = Harness(make_job(train_timeout=1.0), table_sites, tmp_path, script).run()
+    harness = Harness(make_job(train_timeout=PATIENT), table_sites, tmp_path, script).run()
     assert {"round": 2, "site": "clara", "event": "did not answer in time"} in events(harness)
     lines = [json.loads(line) for line in (harness.results / "metrics.jsonl").read_text().splitlines()]
     assert {line["site"] for line in lines if line["split"] == "train" and line["round"] == 3} == set(table_sites)
@@ -129,7 +131,7 @@ def test_grace_starts_with_the_quorum(make_job: Make, table_sites: dict[str, Pat
     started = time.monotonic()
     job = make_job(rounds=2, grace=0.5, train_timeout=50.0)
     harness = Harness(job, table_sites, tmp_path, script).run()
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 50
     assert {"round": 1, "site": "dora", "event": "did not answer in time"} in events(harness)
 
 
@@ -139,7 +141,7 @@ def test_a_late_answer_is_dropped_and_the_hospital_goes_on(
     def script(site: str, task: str, round_number: int) -> str | None:
         return "late" if (site, task, round_number) == ("anna", "train", 1) else None
 
-    harness = Harness(make_job(grace=0.3), table_sites, tmp_path, script).run()
+    harness = Harness(make_job(grace=2.0), table_sites, tmp_path, script).run()
     assert harness.late == ["anna"] and harness.engine.panic is None
     with np.load(harness.results / "mixing.npz") as stored:
         assert stored["model/00001"][0, 0] == 1.0
@@ -168,7 +170,7 @@ def test_a_hospital_that_keeps_missing_is_probed_and_not_waited_for(
             return None if len([t for t, _ in asked if t == "probe"]) >= 3 else "silent"
         return "silent" if round_number <= 2 else None
 
-    job = make_job(rounds=8, train_timeout=1.5, patience=2, method=Slow(lr=0.05))
+    job = make_job(rounds=8, train_timeout=PATIENT, patience=2, method=Slow(lr=0.05))
     harness = Harness(job, table_sites, tmp_path, script).run()
     assert harness.engine.panic is None
     trains = [r for task, r in asked if task == "train"]
@@ -176,7 +178,7 @@ def test_a_hospital_that_keeps_missing_is_probed_and_not_waited_for(
     assert max(trains) == 8  # and back after it gave a sign of life
     lines = [json.loads(line) for line in (harness.results / "metrics.jsonl").read_text().splitlines()]
     seconds = {line["round"]: line["seconds"] for line in lines if line["split"] == "round"}
-    assert seconds[1] >= 1.5 and seconds[3] < 1.5
+    assert seconds[1] >= PATIENT > seconds[3]
 
 
 def test_losing_the_quorum_ends_the_job_with_a_sentence(
@@ -185,7 +187,7 @@ def test_losing_the_quorum_ends_the_job_with_a_sentence(
     def script(site: str, task: str, round_number: int) -> str | None:
         return "gone" if task == "train" and round_number == 2 and site != "anna" else None
 
-    harness = Harness(make_job(train_timeout=1.0), table_sites, tmp_path, script).run()
+    harness = Harness(make_job(train_timeout=PATIENT), table_sites, tmp_path, script).run()
     assert harness.engine.panic is not None
     assert harness.engine.panic.startswith("round 2: 1 of 4 hospitals sent a usable update (anna); the job needs 2")
     assert "; berta did not answer in time" in harness.engine.panic
@@ -198,7 +200,7 @@ def test_a_lost_job_resumes_when_it_is_submitted_again(
     def script(site: str, task: str, round_number: int) -> str | None:
         return "gone" if task == "train" and round_number == 3 else None
 
-    job = make_job(rounds=4, train_timeout=2.0)
+    job = make_job(rounds=4, train_timeout=PATIENT)
     assert Harness(job, table_sites, tmp_path / "flare", script).run().engine.panic
     again = Harness(job, table_sites, tmp_path / "flare").run()
     assert again.engine.panic is None
