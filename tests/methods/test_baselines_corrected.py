@@ -46,7 +46,7 @@ def test_scaffold_with_zero_controls_is_fedavg(make_job: Make, table_sites: dict
 def test_the_common_control_is_the_mean_of_the_hospitals(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:
-    job = make_job(mixers=controls(), method=Scaffold(lr=0.1, batch_size=8), min_clients=1)
+    job = make_job(rounds=4, mixers=controls(), method=Scaffold(lr=0.1, batch_size=8), min_clients=1)
     coordinator, runners = begin(job, table_sites, tmp_path)
     for number, answering in enumerate([["anna", "clara"], None, ["dora"], None], start=1):
         play(coordinator, runners, number, answering)

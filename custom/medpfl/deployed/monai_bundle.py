@@ -35,8 +35,7 @@ def write_bundle(deployed: Deployed, folder: Path) -> None:
     from medpfl.deployed.export import write_torchscript
 
     task = deployed.task
-    segments = isinstance(task, Segmentation)
-    of_images = segments and read_preparation(deployed.preparation, task.spec).form == "images"
+    of_images = read_preparation(deployed.preparation, task.spec).form == "images"
     if not isinstance(task, Segmentation) or of_images:
         raise MedPFLError(
             f"a MONAI bundle is written for models that segment volumes; this one's task is {type(task).__name__}"
