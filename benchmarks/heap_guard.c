@@ -3,8 +3,7 @@
 //   cc -O2 -shared -fPIC -o heap_guard.so heap_guard.c; LD_PRELOAD=./heap_guard.so python ...
 // Every block of posix_memalign ends at a page that may not be touched and begins after one; the few bytes that the
 // alignment leaves before the end are filled with a pattern and looked at when the block is freed. New memory holds NaN
-// (all bits set), so that what is read before it is written shows in the numbers. glibc's own checker (MALLOC_CHECK_)
-// looks at one byte only and misses half of the cases.
+// (all bits set), so that what is read before it is written shows in the numbers.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
