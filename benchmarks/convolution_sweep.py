@@ -21,6 +21,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the heap guard's children fork from a process that imports torch only to sweep
+    from torch import Tensor, nn
 
 GUARD = Path(__file__).with_name("heap_guard.c")
 KERNELS, STRIDES, SIZES = (1, 2, 3, 5, 7), (1, 2, 3), ((8, 8), (7, 10))
@@ -44,7 +48,7 @@ class Case:
 
 
 def cases(order: str) -> Iterator[Case]:
-    """The sweep: 1 to 64 input channels, ordinary, in two groups and depthwise."""
+    """The sweep: every convolution in one group, in two where the channels allow it, and depthwise."""
     for kind, kernel, stride, size, entering in itertools.product(
         ("conv", "transposed"), KERNELS, STRIDES, SIZES, IN_CHANNELS
     ):
@@ -79,12 +83,13 @@ def run(case: Case) -> str:
     return "fine"
 
 
-def _pass(module, images):  # type: ignore[no-untyped-def]
+def _pass(module: "nn.Module", images: "Tensor") -> "list[Tensor]":
+    """Outputs, and the gradients towards images, weights and bias."""
     images = images.detach().requires_grad_()
     module.zero_grad()
     outputs = module(images)
     outputs.square().mean().backward()
-    return [outputs.detach(), images.grad, *(p.grad.clone() for p in module.parameters())]
+    return [outputs.detach(), *(one.grad.clone() for one in (images, *module.parameters()) if one.grad is not None)]
 
 
 def isolated(case: Case) -> str:
