@@ -31,6 +31,7 @@ from medpfl.rounds.coding import PAYLOAD, Codecs
 from medpfl.rounds.ends import ServerEnd, SiteEnd
 from medpfl.rounds.messages import Message, flatten
 from medpfl.rounds.protocol import InitReply, InitRequest, Plan, Sizes, StatisticsReply, TrainRequest
+from medpfl.tasks.metrics.measure import Measure
 from tools import NormedTabular, assert_same, run, write_job
 
 Make = Callable[..., Job]
@@ -48,7 +49,7 @@ def messages(tmp_path: Path, gradients: tuple[str, ...] = ()) -> tuple[ServerEnd
     ready = InitReply(
         sizes=Sizes(train=9, validation=1, test=1), config="c", common={}, buffers=("mean", "count"),
         recipe=Rebuild(method={}, task={}, input_shape=[5], preparation={}), personalised="m", score="s",
-        direction="higher", classes=("no", "yes"), versions={},
+        measures={"s": Measure()}, classes=("no", "yes"), versions={},
         plan=Plan(models=("m",), tested=("m",), numbers=(), refined=(), shown=(), steps=(0,) * 9),
     )  # fmt: skip
     server.receive(site.send(Message(ready, start), None))

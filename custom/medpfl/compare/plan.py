@@ -86,7 +86,9 @@ def make_plan(file: Comparison, site_files: dict[str, Path]) -> Plan:
 def decide(plan: Plan, results: Path) -> Plan:
     """The plan with what the searches chose and the runs that follow; a method without a choice has none."""
     found = [
-        judge(each, lambda run: read_run(results, run, SearchRun) if finished(results, run) else None)
+        judge(
+            each, lambda run: read_run(results, run, SearchRun) if finished(results, run) else None, plan.task.measure
+        )
         for each in plan.searches
     ]
     by_seed = {split.seed: split for split in plan.splits}

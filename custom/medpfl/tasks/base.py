@@ -23,6 +23,7 @@ from medpfl.data.site_file import SiteFile
 from medpfl.models.base import Architecture
 from medpfl.models.by_hospital import OwnChoice
 from medpfl.tasks.metrics.base import CaseMetric, Metric
+from medpfl.tasks.metrics.measure import Measure
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,16 @@ class Task(Checked):
                 f"{f'; did you mean {meant[0]!r}?' if meant else ''}; its metrics are: {', '.join(known) or 'none'}"
             )
         return known[name]
+
+    @property
+    def measure(self) -> Measure:
+        """Which scores are better, and their unit."""
+        return self.metric(self.score).measure
+
+    @property
+    def measures(self) -> dict[str, Measure]:
+        """The same of every metric, by its name."""
+        return {metric.name: metric.measure for metric in self.metrics}
 
     def at(self, site: str) -> "Task":
         """The task as this hospital does it: with its own network, where the job gives hospitals different ones."""
