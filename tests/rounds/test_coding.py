@@ -30,7 +30,7 @@ from medpfl.results.schema import Rebuild
 from medpfl.rounds.coding import PAYLOAD, Codecs
 from medpfl.rounds.ends import ServerEnd, SiteEnd
 from medpfl.rounds.messages import Message, flatten
-from medpfl.rounds.protocol import InitReply, InitRequest, Plan, Sizes, StatisticsReply, TrainRequest
+from medpfl.rounds.protocol import Coded, InitReply, InitRequest, Plan, Sizes, StatisticsReply, TrainRequest
 from tools import NormedTabular, assert_same, run, write_job
 
 Make = Callable[..., Job]
@@ -310,3 +310,14 @@ def test_the_job_files(make_job: Make, tmp_path: Path) -> None:
     refused({"task_result_filters": [{**entry, "filters": [bad]}]}, "STC's p must be in")
     none = {"path": bad["path"], "args": {"codek": 1}}
     refused({"task_result_filters": [{**entry, "filters": [none]}]}, "unknown key 'codek'")
+
+
+def test_a_difference_beyond_float16_is_refused_at_the_hospital(tmp_path: Path) -> None:
+    """It decoded to infinity there, and the hospital trained on it."""
+    _, site, header = messages(tmp_path)
+    like = {"w": torch.zeros(40, 5, dtype=torch.float16)}
+    site._start = {"model::w": like["w"]}
+    data = STC(1.0).message(like, np.full(200, 1e5, np.float32))
+    payload = {PAYLOAD: {"model": torch.frombuffer(bytearray(data), dtype=torch.uint8)}}
+    with pytest.raises(CodecError, match=r"anna: 'model::w' decodes to values beyond torch\.float16"):
+        site.receive(Message(header, payload, Coded(number=1, base=0, codec="stc")))
