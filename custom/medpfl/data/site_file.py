@@ -30,6 +30,7 @@ from pydantic import BaseModel, Field, InstanceOf, PrivateAttr, ValidationError
 from torch import Tensor
 
 from medpfl import store
+from medpfl.component import import_named
 from medpfl.core.errors import ConfigError, MedPFLError, SiteFileError
 from medpfl.data.contract import Dataset
 from medpfl.data.declared import StorageRule, Strict
@@ -217,6 +218,7 @@ def _dataset(path: Path, name: str, content: Any) -> Any:
         raise SiteFileError(f"{path}: 'datasets.{name}': expected a mapping, got {content!r}")
     if "kind" not in content:
         raise SiteFileError(f"{path}: key 'datasets.{name}.kind' is missing; expected {_KINDS}")
+    import_named({"path": content["kind"]})
     try:
         return kind_named(str(content["kind"])).model_validate(content)
     except ConfigError as error:
