@@ -23,6 +23,7 @@ from medpfl.core.codecs.dadaquant import levels_over_time
 from medpfl.core.codecs.progress import hospital_scales
 from medpfl.core.errors import CodecError, ConfigError
 from medpfl.core.mixers import Identity, Mean
+from medpfl.deployed.model_file import Recipe
 from medpfl.job import Job, load_job
 from medpfl.methods.base import Site
 from medpfl.methods.softpull import SoftPull
@@ -30,7 +31,7 @@ from medpfl.results.schema import Rebuild
 from medpfl.rounds.coding import PAYLOAD, Codecs
 from medpfl.rounds.ends import ServerEnd, SiteEnd
 from medpfl.rounds.messages import Message, flatten
-from medpfl.rounds.protocol import InitReply, InitRequest, Plan, Sizes, StatisticsReply, TrainRequest
+from medpfl.rounds.protocol import EvaluateRequest, InitReply, InitRequest, Plan, Sizes, StatisticsReply, TrainRequest
 from tools import NormedTabular, assert_same, run, write_job
 
 Make = Callable[..., Job]
@@ -146,6 +147,11 @@ def test_refusals_of_what_is_not_expected(tmp_path: Path) -> None:
     site.receive(travelling)
     with pytest.raises(CodecError, match="did not pass a codec filter"):
         server.receive(Message(StatisticsReply(), model(2)))
+    given = Recipe(method={}, task={}, deployed="m", classes=["no", "yes"], input_shape=[5], hospitals=2)
+    evaluate = Message(EvaluateRequest(job="small", threads=1, recipe=given, sha256="s"))
+    for end in (lambda: server.send(evaluate, None), lambda: site.receive(evaluate)):
+        with pytest.raises(CodecError, match="anna: a request to 'evaluate' does not pass a codec filter"):
+            end()
     with pytest.raises(ConfigError, match="DAdaQuant cannot encode what goes to the hospitals"):
         Codecs(to_site=DAdaQuant())
     with pytest.raises(ConfigError, match="at least one direction"):
