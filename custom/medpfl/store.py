@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import JsonValue
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -19,8 +20,11 @@ from medpfl.core.errors import MedPFLError
 _META = "medpfl"
 FORMAT = 1
 
+Meta = dict[str, JsonValue]
+"""What a file says beside its tensors."""
 
-def save(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+
+def save(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, object]) -> None:
     """Write tensors and a JSON-able ``meta``; a reader sees the old file or the new one, never half of it.
 
     Raises:
@@ -39,7 +43,7 @@ def save(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> 
         raise MedPFLError(f"cannot write {path}: {error}") from error
 
 
-def read_meta(path: Path) -> dict[str, Any]:
+def read_meta(path: Path) -> Meta:
     """The ``meta`` that ``save`` wrote, without reading the tensors.
 
     Raises:
@@ -52,7 +56,7 @@ def read_meta(path: Path) -> dict[str, Any]:
         raise MedPFLError(f"cannot read {path}: {error}") from error
 
 
-def _meta_of(file: Any, path: Path) -> dict[str, Any]:
+def _meta_of(file: Any, path: Path) -> Meta:
     meta: Any = json.loads((file.metadata() or {}).get(_META, "{}"))
     if not isinstance(meta, dict) or type(meta.get("format")) is not int:
         raise MedPFLError(f"{path}: not a file of MedPFL's")
@@ -61,7 +65,7 @@ def _meta_of(file: Any, path: Path) -> dict[str, Any]:
     return meta
 
 
-def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read(path: Path) -> tuple[dict[str, Tensor], Meta]:
     """What ``save`` wrote.
 
     Raises:

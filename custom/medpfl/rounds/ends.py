@@ -4,7 +4,6 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +14,16 @@ from medpfl.core.codecs import Codec, Progress, encode_with_feedback
 from medpfl.core.errors import CodecError
 from medpfl.rounds.coding import PAYLOAD, TASKS, Codecs, End, Held, Tensors, without
 from medpfl.rounds.messages import SEPARATOR, Message, byte_count, digest_of, flatten
-from medpfl.rounds.protocol import Coded, Component, InitRequest, RunRequest, TrainRequest, as_json
+from medpfl.rounds.protocol import (
+    Coded,
+    Component,
+    InitRequest,
+    Reply,
+    Request,
+    RunRequest,
+    TrainRequest,
+    as_json,
+)
 
 
 class ServerEnd(End):
@@ -37,7 +45,7 @@ class ServerEnd(End):
         self._count = 0
         self._keep: int | None = None
 
-    def send(self, message: Message[Any], codec: Codec | None) -> Message[Any]:
+    def send(self, message: Message[Request], codec: Codec | None) -> Message[Request]:
         """The message as it travels.
 
         Raises:
@@ -47,6 +55,8 @@ class ServerEnd(End):
         if isinstance(header, InitRequest):
             self._begin(header)
             return Message(header.model_copy(update={"codec": as_json(spec_of(codec)) if codec else None}), slots)
+        if not isinstance(header, RunRequest):
+            raise CodecError(f"{self.site}: a request to '{header.task}' does not pass a codec filter")
         self._enter(header)
         base = self._held
         self._count = max(self._count, base.number if base else 0) + 1
@@ -73,7 +83,7 @@ class ServerEnd(End):
         coded = Coded(number=self._count, base=number, keep=self._keep, codec=codec.tag if codec else None)
         return Message(header, slots, coded)
 
-    def receive(self, reply: Message[Any]) -> Message[Any]:
+    def receive(self, reply: Message[Reply]) -> Message[Reply]:
         """What the hospital sent, decoded.
 
         Raises:
@@ -109,6 +119,7 @@ class ServerEnd(End):
             self._held = Held(0, dict(self._start)) if done == 0 else None
             if kept:
                 tensors, meta = store.read(kept[max(kept)])
+                assert isinstance(meta["number"], int)
                 self._held = Held(meta["number"], tensors)
         if isinstance(header, TrainRequest):
             self._keep = self._held.number if self._held else None
@@ -142,7 +153,7 @@ class SiteEnd(End):
         self._progress = Progress()
         self._needed: set[int] = set()
 
-    def receive(self, message: Message[Any]) -> Message[Any]:
+    def receive(self, message: Message[Request]) -> Message[Request]:
         """The server's message, decoded.
 
         Raises:
@@ -154,6 +165,8 @@ class SiteEnd(End):
             self._begin(header)
             self._to_site = header.codec
             return Message(header, message.slots)
+        if not isinstance(header, RunRequest):
+            raise CodecError(f"{self.site}: a request to '{header.task}' does not pass a codec filter")
         if isinstance(header, TrainRequest) and header.progress is not None:
             self._progress = Progress(header.progress.losses, header.progress.scale)
         coded = message.coded
@@ -173,19 +186,19 @@ class SiteEnd(End):
         self._needed = {n for n in (coded.base, coded.keep, coded.number) if n is not None}
         return Message(header, slots)
 
-    def send(self, reply: Message[Any], codec: Codec | None) -> Message[Any]:
+    def send(self, reply: Message[Reply], codec: Codec | None) -> Message[Reply]:
         """The hospital's answer as it travels.
 
         Raises:
             CodecError: the update cannot be encoded: it holds NaN, say.
         """
         if not self._learned:
-            self._learn(reply)
+            header = self._learn(reply)
             specs = {"to_site": self._to_site, "from_site": as_json(spec_of(codec)) if codec else None}
-            config = digest_of([reply.header.config, specs])  # a run goes on with the codecs it began with only
+            config = digest_of([header.config, specs])  # a run goes on with the codecs it began with only
             adapts = bool(codec and codec.adapts)
-            header = reply.header.model_copy(update={"config": config, "codecs": specs, "adapts": adapts})
-            return Message(header, reply.slots)
+            about = {"config": config, "codecs": specs, "adapts": adapts}
+            return Message(header.model_copy(update=about), reply.slots)
         now = self._now
         if now is None:
             raise CodecError(f"{self.site}: the server's message did not pass this hospital's codec filter")
@@ -260,7 +273,7 @@ class Link:
         self._codecs = codecs
         self._server, self._site = ServerEnd(server, site), SiteEnd(hospital, site)
 
-    def carry(self, message: Message[Any], handle: Callable[[Message[Any]], Message[Any]]) -> Message[Any]:
+    def carry(self, message: Message[Request], handle: Callable[[Message[Request]], Message[Reply]]) -> Message[Reply]:
         """Give the message to the hospital and its answer back.
 
         Raises:

@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import JsonValue
@@ -31,7 +31,7 @@ from medpfl.rounds.announcing import versions
 from medpfl.rounds.answers import answers, no_tensors
 from medpfl.rounds.coordinator import QuorumLost
 from medpfl.rounds.messages import Message, byte_count, digest_of
-from medpfl.rounds.protocol import EvaluateReply, EvaluateRequest
+from medpfl.rounds.protocol import EvaluateReply, EvaluateRequest, Reply
 from medpfl.rounds.settings import EvaluationSettings
 from medpfl.tasks.base import Task
 
@@ -82,7 +82,7 @@ class EvaluationCoordinator:
         meta = self._meta
         return EvaluateRequest(job=self.job, threads=self.settings.threads, recipe=meta.recipe, sha256=meta.sha256)
 
-    def take(self, replies: Mapping[str, Message[Any]]) -> None:
+    def take(self, replies: Mapping[str, Message[Reply]]) -> None:
         """Record the metrics and write everything the job leaves behind at the server.
 
         Raises:
@@ -93,7 +93,7 @@ class EvaluationCoordinator:
         packages: dict[str, dict[str, str]] = {}
         studies: dict[str, JsonValue] = {}
 
-        def check(site: str, reply: Message[Any]) -> None:
+        def check(site: str, reply: Message[EvaluateReply]) -> None:
             no_tensors(site, reply)
             if reply.header.study is not None:
                 studies[site] = method_of(recipe).read_study(site, reply.header.study).model_dump(mode="json")
@@ -101,7 +101,7 @@ class EvaluationCoordinator:
         def refuse(site: str, reason: str) -> None:
             self.refuse(site, 0, f"answer refused: {reason}")
 
-        for site, message in answers(self._asked(), replies, None, check, refuse).items():
+        for site, message in answers(self._asked(), EvaluateReply, replies, None, check, refuse).items():
             sizes[site], packages[site] = {"test": message.header.cases}, message.header.versions
             self.record.metric(message.header.metrics[0].tested_at(site))
             self.record.traffic(0, site, sent=byte_count({GIVEN: self._tensors}), received=0)

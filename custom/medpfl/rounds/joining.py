@@ -26,7 +26,7 @@ class Joined:
     slots: Slots
 
 
-def begins_with(travelling: Sequence[str]) -> Check:
+def begins_with(travelling: Sequence[str]) -> Check[InitReply]:
     """What checks a first message: slots among these, of finite values."""
 
     def check(site: str, reply: Message[InitReply]) -> None:

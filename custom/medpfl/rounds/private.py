@@ -48,7 +48,9 @@ def restore_private(path: Path, models: nn.ModuleDict, owner: Mapping[str, Metho
     tensors, meta = store.read(path)
     load(models, {"": {k.removeprefix("model/"): t for k, t in tensors.items() if k.startswith("model/")}})
     optimizers = {}
-    for model in meta["optimizers"]:
+    kept = meta["optimizers"]
+    assert isinstance(kept, list)
+    for model in map(str, kept):
         optimizer = owner[model].new_optimizer(models[model], model)
         state: dict[int, dict[str, Tensor]] = {}
         prefix = f"optimizer/{model}/"

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import JsonValue
 from torch import Tensor, nn
 
-from medpfl.component import build
+from medpfl.component import build, import_named
 from medpfl.core.checked import Checked
 from medpfl.core.errors import ConfigError
 from medpfl.data.kinds import read_preparation
@@ -81,6 +81,7 @@ class Task(Checked):
         if not isinstance(getattr(self, "architecture", None), OwnChoice):
             return self
         spec = site_file.network(self.dataset)
+        import_named(spec)
         try:
             network = build(spec, Architecture, "the network")
             if network.differs:
