@@ -46,7 +46,8 @@ TRAINED: dict[str, Any] = {
 READY: dict[str, Any] = {
     "task": "init", "sizes": {"train": 9, "validation": 3, "test": 0}, "config": "c", "common": {}, "buffers": [],
     "recipe": {"method": {}, "task": {}, "input_shape": [3], "preparation": {}}, "personalised": "personal",
-    "score": "dice", "direction": "higher", "classes": ["no", "yes"], "versions": {"torch": "2"},
+    "score": "dice", "measures": {"dice": {"direction": "higher", "unit": ""}}, "classes": ["no", "yes"],
+    "versions": {"torch": "2"},
     "plan": {"models": ["personal"], "tested": ["personal"], "numbers": ["alpha"], "refined": [], "shown": [],
              "steps": [0, 0]},
 }  # fmt: skip

@@ -19,6 +19,7 @@ from medpfl.data.samples import Samples, SiteData
 from medpfl.methods.joint import Found, Study
 from medpfl.methods.site import Batch, Hospital, Site
 from medpfl.tasks.base import Task
+from medpfl.tasks.metrics.measure import Measure
 
 __all__ = ["BATCH", "Batch", "Build", "Hospital", "JointModel", "Method", "Served", "Site"]
 
@@ -277,8 +278,11 @@ class JointModel(Method):
     def read_study(self, site: str, content: object) -> Study: ...
 
     @abstractmethod
-    def choose_gamma(self, studies: Mapping[str, Study]) -> Found:
+    def choose_gamma(self, studies: Mapping[str, Study], measure: Measure) -> Found:
         """The threshold with the best validation score over the hospitals; no test counts.
+
+        Args:
+            measure: which scores are better.
 
         Raises:
             MedPFLError: no hospital that took part in training has validation cases.

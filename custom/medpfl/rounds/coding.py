@@ -86,7 +86,8 @@ class End:
         """The encoded slots' tensors.
 
         Raises:
-            CodecError: a slot is not known, or its bytes are none of a codec's.
+            CodecError: a slot is not known, its bytes are none of a codec's, or what they say is beyond the tensors'
+                type (float16 ends at 65504).
         """
         found: Slots = {}
         for slot, data in payload.items():
@@ -100,6 +101,9 @@ class End:
                 raise CodecError(f"{self.site}: slot '{slot}': {error}") from error
             whole = slot in gradients
             found[slot] = {key: tensor if whole else like[key] + tensor for key, tensor in update.items()}
+            for key, tensor in found[slot].items():
+                if not torch.isfinite(tensor).all():
+                    raise CodecError(f"{self.site}: '{prefix}{key}' decodes to values beyond {tensor.dtype}")
         return found
 
     def _merged(self, slots: Slots, decoded: Slots) -> Slots:

@@ -125,7 +125,7 @@ class Coordinator:
         self._leave_out([slot for slot in self.copies.travelling if slot not in found.slots])
         self.expected = table(found.slots)
         self.score, self._plan, self._adapts = found.header.score, found.header.plan, found.header.adapts
-        self._best = BestRounds(self.record, self.score, found.header.direction)
+        self._best = BestRounds(self.record, self.score, found.header.measures[self.score])
         self._about = about(found, ready, self.settings, self.copies.mixers)
         # The roster is part of the run's key: a run with other hospitals neither resumes this one nor overwrites it.
         configs = sorted({ready[site].header.config for site in self.joined})

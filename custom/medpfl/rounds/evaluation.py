@@ -34,6 +34,7 @@ from medpfl.rounds.coordinator import QuorumLost
 from medpfl.rounds.messages import Message, byte_count
 from medpfl.rounds.protocol import EvaluateReply, EvaluateRequest, Reply
 from medpfl.tasks.base import Task
+from medpfl.tasks.metrics.measure import Measure
 
 GIVEN: Literal["given"] = "given"
 """The model's slot on the wire, and its choice of round in the results."""
@@ -89,6 +90,7 @@ class EvaluationCoordinator:
         recipe = self._meta.recipe
         sizes: dict[str, dict[str, int]] = {}
         packages: dict[str, dict[str, str]] = {}
+        measures: list[dict[str, Measure]] = []
         studies: dict[str, JsonValue] = {}
 
         def check(site: str, reply: Message[EvaluateReply]) -> None:
@@ -101,6 +103,7 @@ class EvaluationCoordinator:
 
         for site, message in answers(self._asked(), EvaluateReply, replies, None, check, refuse).items():
             sizes[site], packages[site] = {"test": message.header.cases}, message.header.versions
+            measures.append(message.header.measures)
             self.record.metric(message.header.metrics[0].tested_at(site))
             self.record.traffic(0, site, sent=byte_count({GIVEN: self._tensors}), received=0)
         if len(sizes) < self.min_sites:
@@ -111,6 +114,9 @@ class EvaluationCoordinator:
             )
         about = AboutEvaluation(
             classes=recipe.classes,
+            metrics=max(
+                measures, key=measures.count, default={}
+            ),  # as most hospitals say: the server may not know the task
             sizes=sizes,
             versions=packages,
             settings=dataclasses.asdict(self.settings),
@@ -185,9 +191,14 @@ def evaluate_given(
     values = {metric: number(value) for metric, value in evaluation.metrics.items()}
     cases = len(data.splits["test"].names)
     folder = home / "evaluation"
-    write_text(folder / f"{recipe.deployed}.md", evaluation_card(recipe, header.sha256, site, cases, values, found))
+    write_text(
+        folder / f"{recipe.deployed}.md",
+        evaluation_card(recipe, header.sha256, site, cases, values, found, task.measures),
+    )
     write_cases(folder / f"{recipe.deployed}.csv", evaluation)
     line = MetricLine(model=recipe.deployed, split="test", round=0, metrics=values, choice=GIVEN)
     told = method.study(networks, task, data, device)
     study = None if told is None else told.model_dump(mode="json")
-    return Message(EvaluateReply(metrics=(line,), cases=cases, versions=versions(), study=study))
+    return Message(
+        EvaluateReply(metrics=(line,), measures=task.measures, cases=cases, versions=versions(), study=study)
+    )

@@ -14,7 +14,7 @@ from medpfl.rounds.answers import Check
 from medpfl.rounds.messages import Message, Slots, check_update, digest_of, fingerprint, table
 from medpfl.rounds.protocol import InitReply, as_json
 
-_ALIKE = {"common", "score", "direction", "classes", "personalised", "plan", "codecs", "adapts"}
+_ALIKE = {"common", "score", "measures", "classes", "personalised", "plan", "codecs", "adapts"}
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,7 @@ def about(
         recipe=header.recipe,
         personalised=header.personalised,
         score=header.score,
+        metrics=header.measures,
         classes=list(header.classes),
         codecs=None if header.codecs is None else {str(way): codec for way, codec in header.codecs.items()},
         sizes=found.sizes,

@@ -49,7 +49,6 @@ from medpfl.rounds.protocol import (
 )
 from medpfl.rounds.refining import take_shown
 from medpfl.tasks.base import Evaluation, Task
-from medpfl.tasks.metrics.base import better, worst
 
 Choice = Literal["best", "last"]
 
@@ -146,7 +145,7 @@ class SiteRunner:
             recipe=rebuild_of(self._config[0], self._config[1], self.data),
             personalised=next(iter(self.method.deploys)),
             score=self.task.score,
-            direction=self.task.metric(self.task.score).direction,
+            measures=self.task.measures,
             classes=tuple(self.data.class_names),
             versions=versions(),
             plan=plan_of(self.method, self.methods, header.rounds),
@@ -348,15 +347,16 @@ class SiteRunner:
         """Local rounds from the best common model called ``name``, the number of them chosen on validation."""
         self._optimizers = {}
         model, deployed = method.deploys[name], fine_tuned_name(name)
-        direction = self.task.metric(self.task.score).direction
-        chosen, best_score = None, worst(direction)
+        measure = self.task.measure
+        chosen, best_score = None, None
         for extra in range(1, rounds + 1):
             seed_torch(self.seed, self.name, last + extra, deployed)
             self._site(method, last + extra).fit(model)
             evaluation = self._evaluate(method, name, "validation")
             score = number(evaluation.metrics[self.task.score]) if evaluation else None
-            if chosen is None or score is None or better(direction, score, best_score):
-                best_score = best_score if score is None else score
+            # Where nothing can be validated, the last counts; an undefined score never replaces a known one.
+            if best_score is None or (score is not None and measure.better(score, best_score)):
+                best_score = score
                 chosen = {key: value.clone() for key, value in self.models[model].state_dict().items()}
         assert chosen is not None  # finetune >= 1
         self.models[model].load_state_dict(chosen)
