@@ -130,9 +130,9 @@ class Coordinator:
         configs = sorted({ready[site].header.config for site in self.joined})
         components = self._about.components
         self.run = digest_of([self.job, dataclasses.asdict(self.settings), components, list(self.roster), configs])
-        self._checkpoint = self._home / "state" / self.run / "server.safetensors"
+        self._state = self._home / "state" / self.run
         if not self._resume():
-            for text in checkpoint.other_runs(self._checkpoint):
+            for text in checkpoint.other_runs(self._state):
                 self.record.event(0, "server", text)
             for slot in self.travelling:
                 self.mixers[slot].start(found.slots[slot])
@@ -239,6 +239,7 @@ class Coordinator:
         asked = self._asked(protocol.StatisticsRequest, round_number, names=wanted)
         accepted = self._answers(asked, replies, check, "statistics refused")
         for site, message in accepted.items():
+            self._take_notes(site, round_number, message)
             self.record.traffic(round_number - 1, site, 0, byte_count(message.slots))
         self._check_quorum(round_number, accepted, "usable statistics")
         for slot, name in names.items():
@@ -297,6 +298,7 @@ class Coordinator:
     def take_validation(self, replies: Replies) -> None:
         for site, message in self._answers(self._asked(protocol.ValidateRequest, self.done), replies).items():
             self._best.take(site, message.header.metrics)
+            self._take_notes(site, self.done, message)
         self._best.choose(self.done)
 
     def finish_messages(self, sites: list[str]) -> dict[str, Message[protocol.FinishRequest]]:
@@ -370,26 +372,24 @@ class Coordinator:
         slots = {slot: checkpoint.compact(self._stack[slot], self.roster) for slot in self.travelling}
         mixers = {slot: self.mixers[slot].state() for slot in self.travelling}
         meta = {
-            "done": self.done,
             "finished": finished,
             "roster": list(self.roster),
             **self._best.dump(),
             "record": self.record.dump().model_dump(mode="json"),
             "saved": time.time(),
         }
-        checkpoint.save(self._checkpoint, slots, mixers, meta)
+        checkpoint.save(self._state, self.done, slots, mixers, meta)
 
     def _resume(self) -> bool:
         """Take up an unfinished run of the same job, settings, seed and roster; a finished one starts fresh."""
-        found = checkpoint.load(self._checkpoint, self.travelling, self.roster)
-        if found is None:
-            return False
-        self._stack, mixers, meta = found
-        for slot in self.travelling:
-            self.mixers[slot].load_state(mixers[slot])
-        self.done = meta["done"]
-        self._best.restore(meta)
-        self.record.restore(Saved.model_validate(meta["record"]), self.done)
-        self.record.event(self.done, "server", f"resumed after round {self.done} of an unfinished run")
-        self._log.info("resumed after round %d of an unfinished run", self.done)
-        return True
+        found, told = checkpoint.load(self._state, self.travelling, self.roster)
+        if found is not None:
+            self.done, self._stack = found.done, found.stack
+            for slot in self.travelling:
+                self.mixers[slot].load_state(found.mixers[slot])
+            self._best.restore(found.meta)
+            self.record.restore(Saved.model_validate(found.meta["record"]), self.done)
+        for text in told:
+            self.record.event(self.done, "server", text)
+            self._log.info(text)
+        return found is not None
