@@ -39,7 +39,12 @@ DEMOS: dict[str, Callable[[Path], list[str]]] = {
     "har_hospitals": partial(write_har, hospitals=3),
 }
 """Name of a demo to the function that writes its site files (and data) into a folder and returns the hospitals."""
-_MADE = {"phantom": str(phantom.HOSPITALS), "phantom_channels": str(phantom.TWO_CHANNELS)}
+_MADE = {
+    "phantom": str(phantom.HOSPITALS),
+    "phantom_channels": str(phantom.TWO_CHANNELS),
+    **dict.fromkeys(("skin_400", "skin_resolutions"), "marked as public"),
+}
+"""What a demo that lies there already must have been made with."""
 _DATA = {
     "heart": HEART_DATA,
     **{name: SKIN_DATA for name in DEMOS if name.startswith("skin")},

@@ -4,7 +4,9 @@
 import dataclasses
 import importlib
 import inspect
+import os
 import pkgutil
+import sys
 import typing
 from collections.abc import Iterator
 from typing import Any, TypeVar
@@ -13,6 +15,8 @@ from medpfl.core.checked import Checked, hint_of
 from medpfl.core.errors import ConfigError
 
 Built = TypeVar("Built")
+PACKAGES = "MEDPFL_PACKAGES"
+"""Environment variable: other packages, separated by commas, whose classes jobs and model files may name here."""
 
 
 def spec_of(component: Any) -> dict[str, Any]:
@@ -40,21 +44,52 @@ def class_paths(config: Any) -> Iterator[str]:
 
 
 def find_class(path: Any, where: str) -> type:
-    """The class a job names.
+    """The class that a job or a model's file names.
+
+    Importing a module runs it, so nothing of another package is imported because a file names it: its class is taken
+    where the package is in use already, or where this machine's user names it in ``MEDPFL_PACKAGES``.
 
     Raises:
-        ConfigError: no such module or class, or it is not a class.
+        ConfigError: no such module or class, it is not a class, or it is of a package that is not to be imported.
     """
     if not isinstance(path, str) or "." not in path:
         raise ConfigError(f"{where}: 'path' must be a full class name, got {path!r}")
     module, _, name = path.rpartition(".")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:  # the last two: "a..B", "..a.B"
-        raise ConfigError(f"{where}: there is no class '{path}': {_moved(module, name) or error}") from error
+    if not _may_import(module):
+        if module not in sys.modules:
+            package = module.partition(".")[0]
+            raise ConfigError(
+                f"{where}: there is no class '{path}' here: the package '{package}' is not MedPFL's, and {PACKAGES} "
+                "does not name it, so nothing of it is imported"
+            )
+        if name not in vars(sys.modules[module]):
+            raise ConfigError(f"{where}: there is no class '{path}'")
+        found = vars(sys.modules[module])[name]
+    else:
+        try:
+            found = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError, ValueError, TypeError) as error:  # the last two: "a..B", "..a.B"
+            raise ConfigError(f"{where}: there is no class '{path}': {_moved(module, name) or error}") from error
     if not isinstance(found, type):
         raise ConfigError(f"{where}: '{path}' is not a class")
     return found
+
+
+def _may_import(module: str) -> bool:
+    named = os.environ.get(PACKAGES, "").split(",")
+    return module.partition(".")[0] in {__package__, *(name.strip() for name in named)}
+
+
+def import_named(config: Any) -> None:
+    """Import the modules of all classes that a file of this machine's own user names: a comparison, a site file.
+
+    What cannot be imported is left to ``find_class`` to name.
+    """
+    for path in class_paths(config):
+        try:
+            importlib.import_module(path.rpartition(".")[0])
+        except (ImportError, ValueError, TypeError):
+            continue
 
 
 def _moved(module: str, name: str) -> str | None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import JsonValue
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -32,7 +33,11 @@ class DamagedFile(MedPFLError):
     """A file is not what was written: truncated, empty, or changed since."""
 
 
-def save(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+Meta = dict[str, JsonValue]
+"""What a file says beside its tensors."""
+
+
+def save(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, object]) -> None:
     """Write tensors and a JSON-able ``meta``; a reader sees the old file or the new one, never half of it.
 
     Raises:
@@ -56,7 +61,7 @@ def _sum(text: str, tensors: str) -> str:
     return hashlib.sha256(f"{text} {tensors}".encode()).hexdigest()
 
 
-def read_meta(path: Path) -> dict[str, Any]:
+def read_meta(path: Path) -> Meta:
     """The ``meta`` that ``save`` wrote, without reading the tensors.
 
     Raises:
@@ -67,7 +72,7 @@ def read_meta(path: Path) -> dict[str, Any]:
         return _meta_of(file, path)
 
 
-def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read(path: Path) -> tuple[dict[str, Tensor], Meta]:
     """What ``save`` wrote.
 
     Raises:
@@ -93,7 +98,7 @@ def _opened(path: Path) -> Iterator[Any]:
         raise _damaged(path, str(error)) from error
 
 
-def _meta_of(file: Any, path: Path) -> dict[str, Any]:
+def _meta_of(file: Any, path: Path) -> Meta:
     given = file.metadata() or {}
     if _SUM in given or _TENSORS in given:
         text = given.get(_META, "")
@@ -161,7 +166,7 @@ class Kept:
 
     number: int
     tensors: dict[str, Tensor]
-    meta: dict[str, Any]
+    meta: Meta
 
 
 def newest(folder: Path, kind: str, last: int | None = None) -> tuple[Kept | None, list[int]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from medpfl.core import graph as graphs
 from medpfl.core.graph import Edges
-from medpfl.core.network_lasso import gram, iterates, solve_gram, solve_stack
+from medpfl.core.network_lasso import _shrink_largest, gram, iterates, solve_gram, solve_stack
 
 K, D = 6, 37
 RING = graphs.unique([(0, 1), (2, 1), (2, 3), (4, 3), (4, 5), (0, 5), (0, 3)])
@@ -211,3 +211,24 @@ def test_the_gram_matrix_goes_over_all_blocks(monkeypatch: pytest.MonkeyPatch) -
     whole = gram(states)
     monkeypatch.setattr("medpfl.core.network_lasso._BLOCK_VALUES", 7 * K)
     np.testing.assert_allclose(gram(states), whole, atol=1e-12)
+
+
+@pytest.mark.parametrize("threshold", [1e-20, 1e-17, 1e-3, 0.7, 1.4, 1.5, 3.0])
+def test_the_prox_of_the_largest_entry_ends_below_its_rounding(threshold: float) -> None:
+    """It went round for ever where the threshold is lost in the largest entry's rounding."""
+    rows = torch.tensor([[1.0, 0.5], [1e16, -1.0], [-3e38, 3e38], [1e-30, 0.0], [0.0, 0.0]], dtype=torch.float64)
+    out = torch.empty_like(rows)
+    _shrink_largest(rows, threshold, out)
+    for row, found in zip(rows, out, strict=True):
+        falling = row.abs().sort(descending=True).values
+        levels = (falling.cumsum(0) - threshold) / torch.arange(1, 3)
+        level = max(0.0, float(levels.max()))
+        assert torch.allclose(found, row.clamp(-level, level), rtol=1e-15, atol=0.0)
+
+
+def test_one_huge_model_of_a_hospital_does_not_stop_the_solver() -> None:
+    start = models()
+    start[2] *= 1e16
+    found = solve_stack(start, RING, 0.1, math.inf, iterations=50)
+    assert torch.isfinite(found).all()
+    assert torch.equal(solve_stack(models(), RING, 1e-20, math.inf, iterations=50).isfinite(), torch.ones(K, D).bool())

@@ -4,20 +4,14 @@ full become components, inside each other too; functions and mistyped arguments 
 
 import json
 import shutil
-from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from nvflare.apis.fl_constant import FLContextKey
-from nvflare.apis.fl_context import FLContext
-from nvflare.apis.workspace import Workspace
 from nvflare.fuel.common.excepts import ComponentNotAuthorized, ConfigError
-from nvflare.private.fed.client.client_json_config import ClientJsonConfigurator
-from nvflare.private.fed.server.server_json_config import ServerJsonConfigurator
-from nvflare.private.fed.utils.fed_utils import authorize_build_component
 
+from flare_builder import CONFIGURATORS, FILES, HOSPITAL, SERVER, configured
 from medpfl.component import spec_of
 from medpfl.flare.allow import allow
 from medpfl.flare.controller import MixingController
@@ -29,9 +23,6 @@ from medpfl.tasks.classification import Classification
 from small_jobs import small_job
 
 ROOT = Path(__file__).resolve().parents[2]
-SERVER, HOSPITAL = "server.example.org", "hospital-a"
-CONFIGURATORS = {SERVER: ServerJsonConfigurator, HOSPITAL: ClientJsonConfigurator}
-FILES = {SERVER: "config_fed_server.json", HOSPITAL: "config_fed_client.json"}
 
 
 @pytest.fixture(scope="module")
@@ -41,22 +32,6 @@ def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in CONFIGURATORS:
         allow(made / name, ["bounded_fedavg.BoundedFedAvg"])
     return made
-
-
-def configured(kit: Path, job: Path) -> Any:
-    """The configuration of a job's process in a kit, as FLARE's ServerAppRunner and ClientAppRunner make it."""
-    run = kit / "job-1"
-    shutil.copytree(job / "app", run / "app_at_kit", dirs_exist_ok=True)
-    shutil.copy(job / "meta.json", run)
-    workspace = Workspace(str(kit), site_name="at_kit")
-    arguments = Namespace(job_id="job-1", workspace=str(kit), client_name=kit.name, sp_scheme="grpc", sp_target="here")
-    made = CONFIGURATORS[kit.name](workspace, str(run / "app_at_kit" / "config" / FILES[kit.name]), arguments, str(run))
-    fl_ctx = FLContext()
-    fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, workspace, private=True)
-    fl_ctx.set_prop(FLContextKey.CURRENT_JOB_ID, "job-1", private=False, sticky=False)
-    made.set_component_build_authorizer(authorize_build_component, fl_ctx=fl_ctx, event_handlers=[])
-    made.configure()
-    return made.runner_config
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         declared = {key: value for key, value in TABLE.items() if key != "masks"}
         declared |= {"files": f"{folder}/images/*.png", "table": {"file": f"{folder}/list.csv", "image": "id"}}
         files[name] = folder / "site.yaml"
-        files[name].write_text(yaml.safe_dump({"datasets": {"skin": declared, "shared": dict(declared)}}))
+        files[name].write_text(yaml.safe_dump({"datasets": {"skin": declared, "shared": {**declared, "public": True}}}))
     return files
 
 

@@ -99,9 +99,9 @@ def test_of_equal_losses_the_first_counts(make_job: Make, table_sites: dict[str,
     coordinator, runners = pieces(make_job(rounds=1, mixers=mixers, method=extra()), table_sites, tmp_path)
     ready(coordinator, runners)
     coordinator.take_train(1, exchange(runners, coordinator.train_messages(1, coordinator.joined)))
-    for state in coordinator._stack["personal"]:  # equal to the last bit, whatever the order of the sums
+    for state in coordinator.copies.stack["personal"]:  # equal to the last bit, whatever the order of the sums
         for key, value in state.items():
-            value.copy_(coordinator._stack["global"][0][key.replace("personal.", "global.")])
+            value.copy_(coordinator.copies.stack["global"][0][key.replace("personal.", "global.")])
     exchange(runners, coordinator.refine_messages())
     for runner in runners.values():
         assert runner._kept["labels"].tolist() == [0] * len(runner.data.splits["train"])
@@ -110,8 +110,8 @@ def test_of_equal_losses_the_first_counts(make_job: Make, table_sites: dict[str,
 def test_what_travels_for_the_labels(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     """The first exchange after the last round brings all models once, later ones the selector; it is counted."""
     coordinator, runners, _ = trained(make_job(rounds=2, mixers=slots(), method=extra()), table_sites, tmp_path)
-    network = byte_count({"": coordinator._stack["global"][0]})
-    selector = byte_count({"": coordinator._stack["selector"][0]})
+    network = byte_count({"": coordinator.copies.stack["global"][0]})
+    selector = byte_count({"": coordinator.copies.stack["selector"][0]})
     received = []
     while messages := coordinator.refine_messages():
         received.append(byte_count(messages["anna"].slots))

@@ -61,7 +61,7 @@ def write_declared(folder: Path, own: str, shared: str, **changes: Any) -> Path:
             "masks": {**MASKS, "files": f"{place}/masks/*.png"},
         }
 
-    content = {"datasets": {"skin": declared(own), "shared": {**declared(shared), **changes}}}
+    content = {"datasets": {"skin": declared(own), "shared": {**declared(shared), "public": True, **changes}}}
     path = folder / "site.yaml"
     path.write_text(yaml.safe_dump(content, sort_keys=False))
     return path

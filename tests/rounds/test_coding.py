@@ -23,6 +23,7 @@ from medpfl.core.codecs.dadaquant import levels_over_time
 from medpfl.core.codecs.progress import hospital_scales
 from medpfl.core.errors import CodecError, ConfigError
 from medpfl.core.mixers import Identity, Mean
+from medpfl.deployed.model_file import Recipe
 from medpfl.job import Job, load_job
 from medpfl.methods.base import Site
 from medpfl.methods.softpull import SoftPull
@@ -30,7 +31,17 @@ from medpfl.results.schema import Rebuild
 from medpfl.rounds.coding import PAYLOAD, Codecs
 from medpfl.rounds.ends import ServerEnd, SiteEnd
 from medpfl.rounds.messages import Message, flatten
-from medpfl.rounds.protocol import InitReply, InitRequest, Plan, Sizes, StatisticsReply, TrainRequest
+from medpfl.rounds.protocol import (
+    Coded,
+    EvaluateRequest,
+    InitReply,
+    InitRequest,
+    Plan,
+    Sizes,
+    StatisticsReply,
+    TrainRequest,
+)
+from medpfl.tasks.metrics.measure import Measure
 from tools import NormedTabular, assert_same, run, write_job
 
 Make = Callable[..., Job]
@@ -48,7 +59,7 @@ def messages(tmp_path: Path, gradients: tuple[str, ...] = ()) -> tuple[ServerEnd
     ready = InitReply(
         sizes=Sizes(train=9, validation=1, test=1), config="c", common={}, buffers=("mean", "count"),
         recipe=Rebuild(method={}, task={}, input_shape=[5], preparation={}), personalised="m", score="s",
-        direction="higher", classes=("no", "yes"), versions={},
+        measures={"s": Measure()}, classes=("no", "yes"), versions={},
         plan=Plan(models=("m",), tested=("m",), numbers=(), refined=(), shown=(), steps=(0,) * 9),
     )  # fmt: skip
     server.receive(site.send(Message(ready, start), None))
@@ -146,6 +157,11 @@ def test_refusals_of_what_is_not_expected(tmp_path: Path) -> None:
     site.receive(travelling)
     with pytest.raises(CodecError, match="did not pass a codec filter"):
         server.receive(Message(StatisticsReply(), model(2)))
+    given = Recipe(method={}, task={}, deployed="m", classes=["no", "yes"], input_shape=[5], hospitals=2)
+    evaluate = Message(EvaluateRequest(job="small", threads=1, recipe=given, sha256="s"))
+    for end in (lambda: server.send(evaluate, None), lambda: site.receive(evaluate)):
+        with pytest.raises(CodecError, match="anna: a request to 'evaluate' does not pass a codec filter"):
+            end()
     with pytest.raises(ConfigError, match="DAdaQuant cannot encode what goes to the hospitals"):
         Codecs(to_site=DAdaQuant())
     with pytest.raises(ConfigError, match="at least one direction"):
@@ -310,3 +326,14 @@ def test_the_job_files(make_job: Make, tmp_path: Path) -> None:
     refused({"task_result_filters": [{**entry, "filters": [bad]}]}, "STC's p must be in")
     none = {"path": bad["path"], "args": {"codek": 1}}
     refused({"task_result_filters": [{**entry, "filters": [none]}]}, "unknown key 'codek'")
+
+
+def test_a_difference_beyond_float16_is_refused_at_the_hospital(tmp_path: Path) -> None:
+    """It decoded to infinity there, and the hospital trained on it."""
+    _, site, header = messages(tmp_path)
+    like = {"w": torch.zeros(40, 5, dtype=torch.float16)}
+    site._start = {"model::w": like["w"]}
+    data = STC(1.0).message(like, np.full(200, 1e5, np.float32))
+    payload = {PAYLOAD: {"model": torch.frombuffer(bytearray(data), dtype=torch.uint8)}}
+    with pytest.raises(CodecError, match=r"anna: 'model::w' decodes to values beyond torch\.float16"):
+        site.receive(Message(header, payload, Coded(number=1, base=0, codec="stc")))

@@ -34,7 +34,7 @@ from medpfl.rounds.simulate import simulate_evaluation
 from medpfl.rounds.site import SiteRunner
 from medpfl.tasks.tabular import Tabular
 from small_jobs import write_table_sites
-from tools import run
+from tools import retell, run
 
 
 @pytest.fixture(scope="module")
@@ -130,16 +130,12 @@ def pieces(
     return coordinator, answer
 
 
-def told(message: Message[Any], **change: Any) -> None:
-    message.header = message.header.model_copy(update=change)
-
-
 def recipe(**change: Any) -> Callable[[Message[Any]], None]:
-    return lambda message: told(message, recipe=message.header.recipe.model_copy(update=change))
+    return lambda message: retell(message, recipe=message.header.recipe.model_copy(update=change))
 
 
 def line(**change: Any) -> Callable[[Message[Any]], None]:
-    return lambda message: told(message, metrics=(message.header.metrics[0].model_copy(update=change),))
+    return lambda message: retell(message, metrics=(message.header.metrics[0].model_copy(update=change),))
 
 
 def test_a_hospital_answers_with_metrics_and_nothing_else(
@@ -164,7 +160,7 @@ def test_a_hospital_answers_with_metrics_and_nothing_else(
         (recipe(classes=["yes", "no"]), "classes are yes, no; the data here have no, yes"),
         (recipe(task={"path": "medpfl.tasks.tabular.Tabular", "args": {"dataset": "blood", "hidden": [4]}}), "tasks"),
         (recipe(method={"path": "os.system", "args": {}}), "name different methods"),
-        (lambda m: told(m, job="../../etc"), "cannot be a folder"),
+        (lambda m: retell(m, job="../../etc"), "cannot be a folder"),
     ],
 )
 def test_a_hospital_refuses_a_model_that_does_not_fit(
@@ -199,8 +195,11 @@ def test_data_of_another_shape_are_told(job: EvaluationJob, table_sites: dict[st
         (line(model="other"), "its metrics are not of the given model's test"),
         (line(split="validation"), "its metrics are not of the given model's test"),
         (line(round=3), "its metrics are not of the given model's test"),
-        (lambda m: told(m, study={"test": 1}), "it sent a study, and SoftPull asks for none"),
-        (lambda m: setattr(m, "header", StatisticsReply()), "it was asked to 'evaluate' and answered to 'statistics'"),
+        (lambda m: retell(m, study={"test": 1}), "it sent a study, and SoftPull asks for none"),
+        (
+            lambda m: object.__setattr__(m, "header", StatisticsReply()),
+            "it was asked to 'evaluate' and answered to 'statistics'",
+        ),
         (lambda m: m.slots.update(given={"x": torch.zeros(1)}), "it sent tensors, and metrics only were asked for"),
     ],
 )

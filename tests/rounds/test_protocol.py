@@ -36,7 +36,7 @@ from medpfl.rounds.protocol import (
     check_answer,
     parse,
 )
-from tools import exchange, pieces, ready, round_of
+from tools import exchange, pieces, ready, retell, round_of
 
 Make = Callable[..., Job]
 LINE: dict[str, Any] = {"model": "personal", "split": "validation", "round": 1, "metrics": {"dice": 0.5}}
@@ -46,7 +46,8 @@ TRAINED: dict[str, Any] = {
 READY: dict[str, Any] = {
     "task": "init", "sizes": {"train": 9, "validation": 3, "test": 0}, "config": "c", "common": {}, "buffers": [],
     "recipe": {"method": {}, "task": {}, "input_shape": [3], "preparation": {}}, "personalised": "personal",
-    "score": "dice", "direction": "higher", "classes": ["no", "yes"], "versions": {"torch": "2"},
+    "score": "dice", "measures": {"dice": {"direction": "higher", "unit": ""}}, "classes": ["no", "yes"],
+    "versions": {"torch": "2"},
     "plan": {"models": ["personal"], "tested": ["personal"], "numbers": ["alpha"], "refined": [], "shown": [],
              "steps": [0, 0]},
 }  # fmt: skip
@@ -209,14 +210,14 @@ def test_the_job_goes_on_without_who_says_something_else(
     coordinator, runners = pieces(make_job(), table_sites, tmp_path)
     replies = exchange(runners, coordinator.init_messages())
     plan = replies["anna"].header.plan.model_copy(update={"refined": ("model",), "steps": (9, 9, 9)})
-    replies["anna"].header = replies["anna"].header.model_copy(update={"plan": plan})
+    retell(replies["anna"], plan=plan)
     coordinator.take_init(replies)
     assert coordinator.joined == ["berta", "clara", "dora"]
     assert "anna says another 'plan' of the job's method than berta" in coordinator.record.events[0].event
     round_of(coordinator, runners, 1)
     replies = exchange(runners, coordinator.train_messages(2, coordinator.joined))
     invented = replies["dora"].header.metrics[0].model_copy(update={"model": "mine"})
-    replies["dora"].header = replies["dora"].header.model_copy(update={"metrics": (invented,)})
+    retell(replies["dora"], metrics=(invented,))
     assert coordinator.take_train(2, replies) == ["berta", "clara"]
     assert "update refused: it tells of 'mine', which its" in coordinator.record.events[-1].event
     assert "mine" not in coordinator.best

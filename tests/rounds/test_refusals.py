@@ -17,7 +17,7 @@ from medpfl.rounds.coordinator import QuorumLost
 from medpfl.rounds.messages import Message
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.tabular import Tabular
-from tools import exchange, pieces, ready, round_of
+from tools import exchange, pieces, ready, retell, round_of
 
 Make = Callable[..., Job]
 
@@ -44,7 +44,7 @@ def spoil_slot(message: Message[Any]) -> None:
 
 def spoil_metrics(message: Message[Any]) -> None:
     line = MetricLine(model="personal", split="validation", round=9, metrics={"accuracy": 1.0})
-    message.header = message.header.model_copy(update={"metrics": (line,)})
+    retell(message, metrics=(line,))
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_deviating_hospital_takes_no_part(make_job: Make, table_sites: dict[st
 def test_other_initial_weights_take_no_part(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     coordinator, runners = pieces(make_job(), table_sites, tmp_path)
     messages = coordinator.init_messages()
-    messages["dora"].header = messages["dora"].header.model_copy(update={"seed": 77})
+    retell(messages["dora"], seed=77)
     coordinator.take_init(exchange(runners, messages))
     assert "dora starts from other initial weights than anna" in coordinator.record.events[0].event
 
@@ -119,7 +119,7 @@ def test_slots_of_server_and_method_must_agree(
     """They do where both follow from one job; the server may run another one."""
     coordinator, runners = pieces(make_job(mixers={"model": Mean()}), table_sites, tmp_path)
     message = coordinator.init_messages()["anna"]
-    message.header = message.header.model_copy(update={"slots": served})
+    retell(message, slots=served)
     with pytest.raises(ConfigError, match=words):
         runners["anna"].handle(message)
 
@@ -145,7 +145,7 @@ def test_the_server_cannot_choose_a_folder(
 ) -> None:
     coordinator, runners = pieces(make_job(), table_sites, tmp_path)
     message = coordinator.init_messages()["anna"]
-    message.header = message.header.model_copy(update={"job": name})
+    retell(message, job=name)
     with pytest.raises(ConfigError, match="cannot be a folder"):
         runners["anna"].handle(message)
 

@@ -40,11 +40,15 @@ def site_allow(
     kit: KitArgument,
     extra: Annotated[list[str] | None, typer.Option("--class", help="Full name of another reviewed class.")] = None,
 ) -> None:
-    """Let a startup kit run jobs that name this package's classes, each in full; keep logs and files at the site."""
-    from medpfl.flare.allow import allow, component_classes
+    """Let jobs name this package's classes, each in full, and those of --class; keep logs and files at the site.
 
-    path = allow(kit, extra or [])
-    console.print(f"{path}: {len(component_classes()) + len(extra or [])} MedPFL classes are allowed by name")
+    FLARE's own classes are not among them: name those that the site needs with --class."""
+    from medpfl.flare.allow import allow
+
+    allowed = allow(kit, extra or [])
+    say(f"{allowed.file}: {len(allowed.classes)} classes are allowed, each by its full name, and no other")
+    for name in allowed.dropped:
+        say(f"no longer allowed, for it was not named: {name} (again with --class {name})")
 
 
 @site_app.command("forbid-code")

@@ -121,6 +121,7 @@ def run(order: dict[str, Any], folder: Path) -> FoldRun:
         without=without,
         seed=order["settings"]["seed"],
         score=summary.score,
+        measure=summary.measure(summary.score),
         cases=len(unseen.splits["test"].names),
         rows=served(folder / "results", folder / "home", there, unseen, choice="last"),
         events=summary.events,

@@ -13,7 +13,7 @@ from medpfl.compare.run_results import SearchRun
 from medpfl.compare.runner import finished, read_run
 from medpfl.compare.runs import Run, run_of
 from medpfl.compare.tuning import Search, candidates_of, judge
-from medpfl.component import build
+from medpfl.component import build, import_named
 from medpfl.core.errors import ConfigError
 from medpfl.methods.base import Build
 from medpfl.tasks.base import Task
@@ -57,6 +57,7 @@ def make_plan(file: Comparison, site_files: dict[str, Path]) -> Plan:
             f"a comparison {why}{' ' if why else ''}needs at least {least} hospitals, got {len(site_files)}: "
             f"{', '.join(site_files)}"
         )
+    import_named([file.task.model_dump(), *(entry.model_dump() for entry in file.methods.values())])
     task: Task = build(file.task.model_dump(), Task, "task")
     roster = tuple(sorted(site_files))
     splits, first = read_splits(task, site_files, file.splits)
@@ -86,7 +87,9 @@ def make_plan(file: Comparison, site_files: dict[str, Path]) -> Plan:
 def decide(plan: Plan, results: Path) -> Plan:
     """The plan with what the searches chose and the runs that follow; a method without a choice has none."""
     found = [
-        judge(each, lambda run: read_run(results, run, SearchRun) if finished(results, run) else None)
+        judge(
+            each, lambda run: read_run(results, run, SearchRun) if finished(results, run) else None, plan.task.measure
+        )
         for each in plan.searches
     ]
     by_seed = {split.seed: split for split in plan.splits}

@@ -11,7 +11,7 @@ from medpfl.compare.data import Split
 from medpfl.compare.entries import Entry, build_codecs
 from medpfl.compare.file import FEDAVG, POOLED, Comparison
 from medpfl.compare.sources import source_digest
-from medpfl.component import build, class_paths, spec_of
+from medpfl.component import build, class_paths, import_named, spec_of
 from medpfl.core.mixers import Mixer
 from medpfl.job import Job
 from medpfl.methods.base import Method
@@ -101,7 +101,8 @@ def run_of(
 
 
 def rebuild(order: dict[str, Any]) -> tuple[Entry, Task]:
-    """A run's components from what the worker is told."""
+    """A run's components from what the worker is told, which is what the user's own file names."""
+    import_named([order["task"], order["method"], order["slots"], order.get("codecs")])
     method = build(order["method"], Method, "method")
     mixers = {slot: build(spec, Mixer, f"slot '{slot}'") for slot, spec in order["slots"].items()}
     codecs = build_codecs(order["codecs"], "codecs") if "codecs" in order else None

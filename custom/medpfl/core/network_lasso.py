@@ -250,6 +250,8 @@ def _shrink_largest(target: Tensor, threshold: float, out: Tensor) -> None:
     """p = inf: what is left of a row after its projection onto the l1 ball, which is the row clipped to a level.
 
     The level solves sum max(|v| - level, 0) = threshold; Michelot's iteration finds it exactly in finitely many steps.
+    It rises from step to step, so fewer and fewer entries are above it; it stays where rounding says otherwise (a
+    threshold below the rounding of the largest entry), and so the iteration ends whatever comes.
     """
     sizes = target.abs()
     total = sizes.sum(dim=1)
@@ -261,7 +263,8 @@ def _shrink_largest(target: Tensor, threshold: float, out: Tensor) -> None:
         if bool((now == count).all()):
             break
         count = now
-        level = ((sizes * above).sum(dim=1) - threshold).div(count.clamp_min(1)).clamp_min(0)
+        next_level = ((sizes * above).sum(dim=1) - threshold).div(count.clamp_min(1))
+        level = torch.maximum(level, next_level)
     level = torch.where(total > threshold, level, torch.zeros_like(level))
     torch.minimum(torch.maximum(target, -level[:, None]), level[:, None], out=out)
 

@@ -3,17 +3,19 @@
 
 import csv
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from pydantic import Field, field_validator
 
 from medpfl.core.errors import DataError
 from medpfl.data.declared import Problems, Strict, canonical
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 PLACE = "\n"
 """The frames' own column: line of a text file, row of a Parquet file, from 1; a name that no file's column has."""
@@ -65,7 +67,7 @@ def read_cells(
     numbers: Collection[str] = (),
     optional: str | None = None,
     where: Where | None = None,
-) -> Iterator[pd.DataFrame]:
+) -> "Iterator[pd.DataFrame]":
     """The named columns, some rows at a time: NaN where a cell is missing, and ``PLACE``.
 
     Args:
@@ -88,8 +90,17 @@ def read_cells(
         raise DataError(f"{path}: it has no rows")
 
 
-def to_numbers(frame: pd.DataFrame, column: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+def joined(pieces: "Iterable[pd.DataFrame]") -> "pd.DataFrame":
+    """Pieces of a table below each other, with rows counted anew."""
+    import pandas as pd
+
+    return pd.concat(list(pieces), ignore_index=True)
+
+
+def to_numbers(frame: "pd.DataFrame", column: str) -> np.ndarray[Any, np.dtype[np.float64]]:
     """A column as float64; NaN where a cell is missing or no number."""
+    import pandas as pd
+
     return pd.to_numeric(frame[column], errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
 
 
@@ -109,7 +120,9 @@ def _text(
     numbers: Collection[str],
     optional: str | None,
     where: Where,
-) -> Iterator[pd.DataFrame]:
+) -> "Iterator[pd.DataFrame]":
+    import pandas as pd
+
     lines = _lines(path, form.separator or ("\t" if path.suffix.lower() in _TABS else ","))
     columns = form.columns or [cell.strip() for cell in next(lines, (0, []))[1]]
     if not columns:
@@ -163,7 +176,8 @@ def _parquet(
     numbers: Collection[str],
     optional: str | None,
     where: Where,
-) -> Iterator[pd.DataFrame]:
+) -> "Iterator[pd.DataFrame]":
+    import pandas as pd
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -206,6 +220,7 @@ def _numeric(kind: Any) -> bool:
 
 def _column(column: Any, as_numbers: bool, missing: list[str]) -> "pd.Series[Any]":
     """A column of Parquet as float64 or as texts."""
+    import pandas as pd
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):

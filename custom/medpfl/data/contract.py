@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import PrivateAttr
+from pydantic import PrivateAttr, StrictBool
 
 from medpfl.data.declared import Problems, SplitRule, StorageRule, Strict
 from medpfl.data.preparation import Preparation, Spec
@@ -62,7 +62,12 @@ Listing = Mapping[str, Sequence[Any]]
 
 
 class Dataset(Strict, ABC):
-    """A declared dataset; each kind is a subclass in a folder of its own."""
+    """A declared dataset; each kind is a subclass in a folder of its own.
+
+    Attributes:
+        public: the hospital says that anybody may have it: methods that exchange what networks say of public data, row
+            by row, may take it as such. Of everything else only what a job has learnt leaves.
+    """
 
     form: ClassVar[str]
     """The form of its samples; see ``Spec.forms``."""
@@ -72,6 +77,7 @@ class Dataset(Strict, ABC):
 
     kind: str
     split: SplitRule = SplitRule()
+    public: StrictBool = False
     _folder: Path = PrivateAttr(default=Path())
     """Paths of the site file are relative to it."""
     _storage: StorageRule = PrivateAttr(default=StorageRule())

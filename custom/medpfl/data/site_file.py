@@ -14,6 +14,11 @@ datasets:
     features: {age: number, sex: number, cp: [1, 2, 3, 4]}
     label: {column: num, classes: {absent: [0], present: [1, 2, 3, 4]}}
     split: {seed: 43, fractions: {train: 0.5, validation: 0.16, test: 0.34}, stratify: true}
+  shared:
+    kind: arrays
+    file: shared.npz
+    classes: {benign: [0], malignant: [1]}
+    public: true                      # methods may exchange what networks say of every image
 checkpoints:
   public_lenet: lenet.safetensors     # made by ``medpfl pretrain``
 networks:                             # of this hospital's choice, for jobs that leave the network to hospitals
@@ -30,6 +35,7 @@ from pydantic import BaseModel, Field, InstanceOf, PrivateAttr, ValidationError
 from torch import Tensor
 
 from medpfl import store
+from medpfl.component import import_named
 from medpfl.core.errors import ConfigError, MedPFLError, SiteFileError
 from medpfl.data.contract import Dataset
 from medpfl.data.declared import StorageRule, Strict
@@ -85,6 +91,19 @@ class SiteFile(Strict):
                 public=f"dataset '{name}' is not declared at this hospital",
             )
         return self.datasets[name]
+
+    def check_public(self, name: str) -> None:
+        """Refuse a dataset of which a job wants to exchange what networks say of every single sample.
+
+        Raises:
+            SiteFileError: it is not declared, or not marked ``public: true``.
+        """
+        if not self._declared(name).public:
+            raise SiteFileError(
+                f"{self._path}: the job takes dataset '{name}' for public data, and 'datasets.{name}' does not say "
+                "'public: true'",
+                public=f"dataset '{name}' is not marked as public at this hospital",
+            )
 
     def _of_another_kind(self, name: str, kinds: Sequence[str]) -> SiteFileError:
         wanted = " or ".join(f"'{kind}'" for kind in kinds) or "another"
@@ -217,6 +236,7 @@ def _dataset(path: Path, name: str, content: Any) -> Any:
         raise SiteFileError(f"{path}: 'datasets.{name}': expected a mapping, got {content!r}")
     if "kind" not in content:
         raise SiteFileError(f"{path}: key 'datasets.{name}.kind' is missing; expected {_KINDS}")
+    import_named({"path": content["kind"]})
     try:
         return kind_named(str(content["kind"])).model_validate(content)
     except ConfigError as error:

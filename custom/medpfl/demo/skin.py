@@ -288,7 +288,7 @@ def _write_declarations(
         datasets = _datasets(site, suffix, where, split)
         if public:
             shared = _datasets(PUBLIC, suffix, {}, {"group": "lesion_id"})
-            datasets |= {f"{task}_{PUBLIC}": declared for task, declared in shared.items()}
+            datasets |= {f"{task}_{PUBLIC}": {**declared, "public": True} for task, declared in shared.items()}
         text = yaml.safe_dump({"site": name, "datasets": datasets}, sort_keys=False)
         (folder / f"{name}.yaml").write_text(
             "# HAM10000 (CC BY-NC 4.0): Tschandl, Rosendahl, Kittler. Paths are relative to this file.\n" + text

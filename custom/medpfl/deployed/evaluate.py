@@ -113,7 +113,7 @@ def save_deployed(
     )
     path = folder / f"{about['model']}-{about['choice']}.safetensors"
     meta = meta.write(path, networks.state_dict())
-    write_text(path.with_suffix(".md"), card(meta, path.name))
+    write_text(path.with_suffix(".md"), card(meta, path.name, task.measures))
     write_cases(path.with_suffix(".csv"), evaluation)
 
 

@@ -63,7 +63,7 @@ def export(model: Path, target: Path, kind: str) -> Path:
         if deployed.meta.history:
             readme = unfinished / ("docs/README.md" if kind == "monai" else "README.md")
             readme.parent.mkdir(exist_ok=True)
-            readme.write_text(card(deployed.meta, model.name), encoding="utf-8")
+            readme.write_text(card(deployed.meta, model.name, deployed.task.measures), encoding="utf-8")
         unfinished.rename(target)
     except OSError as error:
         raise MedPFLError(f"cannot write {target}: {error.strerror}") from error

@@ -18,6 +18,7 @@ from medpfl.deployed.evaluate import decide, write_cases
 from medpfl.deployed.labels import dice_of, find_labels
 from medpfl.deployed.model_file import Deployed
 from medpfl.tasks.base import Evaluation
+from medpfl.tasks.metrics.measure import Measure
 
 SUMMARY = "predictions.csv"
 _BATCH = 16  # whole slices are larger than the samples of training
@@ -149,7 +150,12 @@ def _note(model: Deployed) -> str:
     history = model.meta.history
     if history is None or not history.test:
         return "This file does not say how well the model did at its own hospital."
-    results = ", ".join(f"{name} {value:.3f}" for name, value in history.test.items() if value is not None)
+    measures = model.task.measures
+    results = ", ".join(
+        f"{name} {measures.get(name, Measure()).text(value)}"
+        for name, value in history.test.items()
+        if value is not None
+    )
     note = f"On {history.cases['test']} test cases of {history.site}: {results}."
     if found := history.calibration:
         note += f" Its probabilities there: expected calibration error {found.ece:.3f}, Brier score {found.brier:.3f}."

@@ -7,11 +7,15 @@ that a module of this package has imported.
 """
 
 import importlib
+import importlib.util
 import inspect
 import pkgutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
 import medpfl
 from medpfl.core.codecs import Codec
@@ -55,8 +59,26 @@ def component_classes() -> list[str]:
     return sorted(names)
 
 
-def allow(kit: Path, extra: Sequence[str] = ()) -> Path:
-    """Add this package's classes to a startup kit's allow list; safe to repeat.
+@dataclass(frozen=True)
+class Allowed:
+    """What ``allow`` wrote.
+
+    Attributes:
+        file: ``local/resources.json``.
+        classes: full names, all that the list holds.
+        dropped: names of other packages that it held before, FLARE's own default ones left out.
+    """
+
+    file: Path
+    classes: tuple[str, ...]
+    dropped: tuple[str, ...]
+
+
+def allow(kit: Path, extra: Sequence[str] = ()) -> Allowed:
+    """Let a startup kit build this package's classes and those named here, and nothing else; safe to repeat.
+
+    FLARE's default list goes, for it holds classes that read whatever file a job names, and what they read leaves with
+    FLARE's own results.
 
     A hospital's kit is also closed where FLARE's default lets patient data or paths out: the upload of its error log to
     the server, and the console's commands that show files (a model's test cases lie in the kit's folder). A server's
@@ -64,21 +86,21 @@ def allow(kit: Path, extra: Sequence[str] = ()) -> Path:
 
     Args:
         kit: a server's or client's startup kit (the folder that holds ``startup`` and ``local``).
-        extra: full class names from other installed packages that the site has reviewed.
-
-    Returns:
-        The file written: ``local/resources.json``.
+        extra: full class names from other installed packages, FLARE included, that the site has reviewed.
 
     Raises:
-        MedPFLError: not a startup kit, or a name is a prefix or does not name a class.
+        MedPFLError: not a startup kit, or a name may not stand on the list (``why_no_class``).
     """
     _, resources = local_json(kit, "resources.json")
     for name in extra:
         if problem := why_no_class(name):
             raise MedPFLError(f"'{name}' cannot be allowed: {problem}")
-    old = resources.get("class_allow_list", [])
-    kept = [name for name in old if not name.startswith(f"{medpfl.__name__}.")]
-    resources["class_allow_list"] = sorted({*kept, *component_classes(), *extra})
+    classes = sorted({*component_classes(), *extra})
+    old = {str(name) for name in resources.get("class_allow_list", [])} - set(classes)
+    if old >= set(DEFAULT_CLASS_ALLOW_LIST) - set(classes):  # FLARE's list as it was delivered: nobody chose from it
+        old -= set(DEFAULT_CLASS_ALLOW_LIST)
+    dropped = tuple(sorted(name for name in old if not name.startswith(f"{medpfl.__name__}.")))
+    resources["class_allow_list"] = classes
     resources["class_list_enforcement_mode"] = "enforce"
     keep_storage(kit, resources)
     if (kit / "startup" / "fed_client.json").is_file():
@@ -86,17 +108,31 @@ def allow(kit: Path, extra: Sequence[str] = ()) -> Path:
         _deny(kit, READ_RIGHT)
     target = kit / "local" / "resources.json"
     write_json(target, resources)
-    return target
+    return Allowed(target, tuple(classes), dropped)
 
 
 def why_no_class(name: str) -> str | None:
-    """Why a name may not stand on an allow list: it is a prefix or is not the full name of a class; None if it may."""
+    """Why a name may not stand on an allow list: it is a prefix, not the full name of a class, or a module's name too;
+    None if it may.
+
+    FLARE's matcher takes every name that begins with an allowed one and a dot: where that is a module's name, it would
+    build whatever the module has imported.
+    """
     module, _, attribute = name.rpartition(".")
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         return f"there is no such class ({error})"
-    return None if isinstance(found, type) else "it is not a class"
+    if not isinstance(found, type):
+        return "it is not a class"
+    return "a module has that name, too" if _is_module(name) else None
+
+
+def _is_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ImportError:  # what it would lie in is no package
+        return False
 
 
 def roles_with(kit: Path, right: str) -> list[str]:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
 from medpfl.core.errors import MedPFLError, SiteFileError
 from medpfl.data.contract import Dataset
@@ -47,7 +48,7 @@ def examine(folder: Path) -> Iterator[Finding]:
     yield from _permissions(kit)
     yield from check_identity(kit)
     if kit.role != "admin":
-        yield from _allow_list(kit)
+        yield from allow_list(kit)
         yield from _code(kit)
     if kit.role == "hospital":
         yield from _leaks(kit)
@@ -174,7 +175,8 @@ def _permissions(kit: Kit) -> Iterator[Finding]:
 # -- what the site allows ---------------------------------------------------------------------------------------------
 
 
-def _allow_list(kit: Kit) -> Iterator[Finding]:
+def allow_list(kit: Kit) -> Iterator[Finding]:
+    """Whether the kit's allow list holds what our jobs need; whatever else it holds is named."""
     check, mend = "allow list", f"medpfl site allow {kit.folder}"
     file = kit.local / "resources.json"
     if not file.exists():
@@ -190,9 +192,13 @@ def _allow_list(kit: Kit) -> Iterator[Finding]:
     if bad:
         text = f"{', '.join(bad)}: a prefix lets a job call anything a module there has imported"
         yield problem(check, text, f"remove it from class_allow_list in {file}, then: {mend}")
-    # FLARE's own names may belong to frameworks that are not installed here, so only the others are looked up.
-    strange = [name for name in listed if name not in bad and not name.startswith("nvflare.")]
-    wrong = [f"{name} ({why})" for name in strange if (why := why_no_class(name))]
+    further = sorted(set(listed) - set(bad) - set(component_classes()))
+    flares = set(DEFAULT_CLASS_ALLOW_LIST)
+    if untouched := flares <= set(listed):  # some of these belong to frameworks that are not installed here
+        text = f"FLARE's default classes are allowed, by which jobs read files here: {', '.join(sorted(flares))}"
+        yield problem(check, text, mend)
+        further = [name for name in further if name not in flares]
+    wrong = [f"{name} ({why})" for name in further if (why := why_no_class(name))]
     if wrong:
         yield problem(check, f"not the name of a class: {'; '.join(wrong)}", f"remove it from {file}, then: {mend}")
     missing = sorted(set(component_classes()) - set(listed))
@@ -202,10 +208,11 @@ def _allow_list(kit: Kit) -> Iterator[Finding]:
     if resources.get("class_list_enforcement_mode", "enforce") != "enforce":
         text = f"class_list_enforcement_mode is '{resources['class_list_enforcement_mode']}': the list is not enforced"
         yield problem(check, text, mend)
-    elif not (bad or wrong or missing):
-        extra = sorted(set(strange) - set(component_classes()))
-        also = f"; the site's own: {', '.join(extra)}" if extra else ""
-        yield ok(check, f"{len(component_classes())} MedPFL classes, each in full, no prefix{also}")
+    elif not (bad or wrong or missing or untouched):
+        yield ok(check, f"{len(component_classes())} MedPFL classes, each in full, no prefix")
+    if further and not wrong:
+        text = f"a risk that this site took: a job may also build {', '.join(further)}"
+        yield note(check, text, f"to allow MedPFL's only: {mend}")
 
 
 def _code(kit: Kit) -> Iterator[Finding]:

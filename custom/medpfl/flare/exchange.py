@@ -5,11 +5,12 @@ It is a plain ``Controller`` and not a ``ModelController``: the latter sends one
 copies it, and fails the job on a hospital's error; here every hospital has its own payload and errors are counted.
 """
 
+import dataclasses
 import threading
 import time
 from abc import abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
@@ -26,6 +27,7 @@ from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.evaluation import EvaluationCoordinator
 from medpfl.rounds.loop import Exchange
 from medpfl.rounds.messages import Message
+from medpfl.rounds.protocol import Reply
 
 
 class ExchangeController(Controller):
@@ -72,11 +74,12 @@ class ExchangeController(Controller):
         Raises:
             ConfigError: its meta.json does not say how many.
         """
-        meta: dict[str, Any] = fl_ctx.get_prop(FLContextKey.JOB_META) or {}
-        if not isinstance(meta.get("min_clients"), int):
-            raise ConfigError(f"the job's meta.json must give 'min_clients', got {meta.get('min_clients')!r}")
+        meta: Mapping[str, object] = fl_ctx.get_prop(FLContextKey.JOB_META) or {}
+        min_clients = meta.get("min_clients")
+        if not isinstance(min_clients, int):
+            raise ConfigError(f"the job's meta.json must give 'min_clients', got {min_clients!r}")
         roster = [client.name for client in fl_ctx.get_engine().get_clients()]
-        return str(meta.get("name", "job")), meta["min_clients"], roster
+        return str(meta.get("name", "job")), min_clients, roster
 
     def _results_of(self, fl_ctx: FLContext) -> Path:
         """Where the job's results are written, to be downloaded with it."""
@@ -84,7 +87,7 @@ class ExchangeController(Controller):
 
     # -- exchange -----------------------------------------------------------------------------------------------------
 
-    def _exchange(self, exchange: Exchange, abort_signal: Signal, fl_ctx: FLContext) -> dict[str, Message[Any]]:
+    def _exchange(self, exchange: Exchange, abort_signal: Signal, fl_ctx: FLContext) -> dict[str, Message[Reply]]:
         """Send every hospital its own message in parallel and gather the replies.
 
         Ends when all have answered, ``grace`` seconds after the quorum has, or after the exchange's timeout.
@@ -113,7 +116,7 @@ class ExchangeController(Controller):
             self.send(task=task, targets=[site], fl_ctx=fl_ctx)
             tasks[site] = task
         started, quorum_at = time.monotonic(), None
-        replies: dict[str, Message[Any]] = {}
+        replies: dict[str, Message[Reply]] = {}
         while len(results) < len(tasks):
             self._arrived.wait(0.2)
             self._arrived.clear()
@@ -144,9 +147,7 @@ class ExchangeController(Controller):
                 self.coordinator.refuse(site, round_number, f"failed: {reason}")
                 continue
             try:
-                replies[site] = read_reply(result)
+                replies[site] = dataclasses.replace(read_reply(result), encoded=traffic_of(fl_ctx, site))
             except MedPFLError as error:
                 self.coordinator.refuse(site, round_number, f"failed: {error}")
-                continue
-            replies[site].encoded = traffic_of(fl_ctx, site)
         return replies

@@ -8,7 +8,6 @@ they become a header that the receiver's controller or executor answers for.
 
 import threading
 from pathlib import Path
-from typing import Any
 
 from nvflare.apis.filter import Filter, FilterChainType, FilterContextKey
 from nvflare.apis.fl_constant import ReturnCode
@@ -17,10 +16,10 @@ from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 
 from medpfl.core.codecs import Codec
 from medpfl.core.errors import MedPFLError
-from medpfl.flare.wire import ERROR, LOST, REFUSED, message_of, put
+from medpfl.flare.wire import ERROR, LOST, REFUSED, put, reply_of, request_of
 from medpfl.rounds.ends import ServerEnd, SiteEnd
 from medpfl.rounds.messages import Message
-from medpfl.rounds.protocol import Answered, Asked
+from medpfl.rounds.protocol import Reply, Request
 
 _ENDS: dict[tuple[str, str, str], ServerEnd | SiteEnd] = {}
 _LOCK = threading.Lock()
@@ -66,7 +65,7 @@ def _copy(shareable: Shareable) -> Shareable:
     return copy
 
 
-def _with(shareable: Shareable, message: Message[Any]) -> Shareable:
+def _with(shareable: Shareable, message: Message[Request | Reply]) -> Shareable:
     return put(message, _copy(shareable))
 
 
@@ -92,9 +91,7 @@ class EncodeUpdate(Filter):
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         if self.get_prop(FilterContextKey.CHAIN_TYPE) == FilterChainType.TASK_DATA_CHAIN:
             try:
-                return _with(
-                    shareable, server_end(fl_ctx, _peer(fl_ctx)).send(message_of(Asked, shareable), self.codec)
-                )
+                return _with(shareable, server_end(fl_ctx, _peer(fl_ctx)).send(request_of(shareable), self.codec))
             except MedPFLError as error:
                 self.log_error(fl_ctx, str(error))
                 return _refused(shareable, error)
@@ -103,7 +100,7 @@ class EncodeUpdate(Filter):
             shareable.set_header(LOST, end.lost)
             return shareable
         try:
-            return _with(shareable, end.send(message_of(Answered, shareable), self.codec))
+            return _with(shareable, end.send(reply_of(shareable), self.codec))
         except MedPFLError as error:
             self.log_error(fl_ctx, str(error))
             reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
@@ -117,7 +114,7 @@ class DecodeUpdate(Filter):
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         if self.get_prop(FilterContextKey.CHAIN_TYPE) == FilterChainType.TASK_DATA_CHAIN:
             try:
-                return _with(shareable, _site_end(fl_ctx).receive(message_of(Asked, shareable)))
+                return _with(shareable, _site_end(fl_ctx).receive(request_of(shareable)))
             except MedPFLError as error:
                 self.log_error(fl_ctx, str(error))
                 return _refused(shareable, error)
@@ -127,7 +124,7 @@ class DecodeUpdate(Filter):
                 end.forget()
             return shareable
         try:
-            return _with(shareable, end.receive(message_of(Answered, shareable)))
+            return _with(shareable, end.receive(reply_of(shareable)))
         except MedPFLError as error:
             self.log_error(fl_ctx, str(error))
             return _refused(shareable, error)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages as FLARE shareables: numpy arrays in a DXO, so that FLARE's own filters (privacy, encryption) can act."""
 
-from typing import Any
-
 import numpy as np
 import torch
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
@@ -10,8 +8,8 @@ from nvflare.apis.shareable import Shareable
 from torch import Tensor
 
 from medpfl.core.errors import CodecError, ConfigError, ProtocolError
-from medpfl.rounds.messages import Message, flatten, unflatten
-from medpfl.rounds.protocol import Answered, Asked, Envelope, Reply, Request, parse
+from medpfl.rounds.messages import Message, Slots, flatten, unflatten
+from medpfl.rounds.protocol import Answered, Asked, Envelope, Part, Reply, Request, parse
 
 _HEADER = "medpfl"
 REFUSED = "medpfl_refused"
@@ -23,12 +21,12 @@ ERROR = "medpfl_error"
 _LONGEST_REASON = 1000
 
 
-def to_shareable(message: Message[Any]) -> Shareable:
+def to_shareable(message: Message[Request | Reply]) -> Shareable:
     """The message in a shareable of its own."""
     return put(message, Shareable())
 
 
-def put(message: Message[Any], shareable: Shareable) -> Shareable:
+def put(message: Message[Request | Reply], shareable: Shareable) -> Shareable:
     """Tensors travel as arrays under "slot::entry", the header as JSON text in the DXO's meta: what FLARE's serialiser
     does not know would end the hospital's process."""
     arrays = {}
@@ -39,8 +37,11 @@ def put(message: Message[Any], shareable: Shareable) -> Shareable:
             )
         arrays[name] = tensor.numpy()
     kind = DataKind.WEIGHTS if arrays else DataKind.APP_DEFINED
-    envelope = Asked if isinstance(message.header, Request) else Answered
-    text = envelope(content=message.header, coded=message.coded).model_dump_json()
+    content, coded = message.header, message.coded
+    if isinstance(content, Request):
+        text = Asked(content=content, coded=coded).model_dump_json()
+    else:
+        text = Answered(content=content, coded=coded).model_dump_json()
     filled: Shareable = DXO(kind, data=arrays, meta={_HEADER: text}).update_shareable(shareable)
     return filled
 
@@ -52,17 +53,17 @@ def read_request(shareable: Shareable) -> Message[Request]:
         CodecError: it is encoded still, or a codec filter refused it.
         ProtocolError: it is no request.
     """
-    _check_decoded(shareable, message := message_of(Asked, shareable))
+    _check_decoded(shareable, message := request_of(shareable))
     return message
 
 
 def read_reply(shareable: Shareable) -> Message[Reply]:
     """What a hospital answers, at the server; as ``read_request``."""
-    _check_decoded(shareable, message := message_of(Answered, shareable))
+    _check_decoded(shareable, message := reply_of(shareable))
     return message
 
 
-def _check_decoded(shareable: Shareable, message: Message[Any]) -> None:
+def _check_decoded(shareable: Shareable, message: Message[Part]) -> None:
     if (reason := shareable.get_header(REFUSED)) is not None:
         raise CodecError(reason_of(reason))
     if message.coded:
@@ -77,20 +78,30 @@ def reason_of(told: object) -> str:
     return " ".join(told.split())[:_LONGEST_REASON] if isinstance(told, str) else "without a reason"
 
 
-def message_of(kind: type[Envelope], shareable: Shareable) -> Message[Any]:
-    """The same for filters: encoded messages as they are.
+def request_of(shareable: Shareable) -> Message[Request]:
+    """As ``read_request``, for filters: encoded messages as they are.
 
     Raises:
-        ProtocolError: it is no such message, whatever it holds.
+        ProtocolError: it is no request, whatever it holds.
     """
+    read, slots = _parsed(Asked, shareable)
+    return Message(read.content, slots, read.coded)
+
+
+def reply_of(shareable: Shareable) -> Message[Reply]:
+    """As ``request_of``, of what a hospital answers."""
+    read, slots = _parsed(Answered, shareable)
+    return Message(read.content, slots, read.coded)
+
+
+def _parsed(kind: type[Envelope], shareable: Shareable) -> tuple[Envelope, Slots]:
     try:
         dxo = from_shareable(shareable)
         arrays, text = dict(dxo.data), dxo.meta.get(_HEADER)
         tensors = {str(name): _tensor(array) for name, array in arrays.items()}
     except Exception as error:  # what another machine sent may be anything
         raise ProtocolError(f"the message has no readable content ({type(error).__name__})") from error
-    read = parse(kind, text)
-    return Message(read.content, unflatten(tensors), read.coded)
+    return parse(kind, text), unflatten(tensors)
 
 
 def _tensor(array: object) -> Tensor:

@@ -17,6 +17,7 @@ from torch import nn
 from medpfl.data.samples import SiteData
 from medpfl.methods.base import Method
 from medpfl.tasks.base import Task
+from medpfl.tasks.metrics.measure import Measure
 
 Score = Annotated[float, Field(allow_inf_nan=False)] | None
 
@@ -123,8 +124,11 @@ class JointModel(Method):
     def read_study(self, site: str, content: object) -> Study: ...
 
     @abstractmethod
-    def choose_gamma(self, studies: Mapping[str, Study]) -> Found:
+    def choose_gamma(self, studies: Mapping[str, Study], measure: Measure) -> Found:
         """The threshold with the best validation score over the hospitals; no test counts.
+
+        Args:
+            measure: which scores are better.
 
         Raises:
             MedPFLError: no hospital that took part in training has validation cases.

@@ -2,26 +2,29 @@
 """Which of the hospitals' replies are answers to what they were asked."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TypeVar
 
 from medpfl.core.errors import ProtocolError, RefusedUpdate
 from medpfl.rounds.messages import Message
-from medpfl.rounds.protocol import Plan, Request, check_answer
+from medpfl.rounds.protocol import Part, Plan, Reply, Request, check_answer
 
-Check = Callable[[str, Message[Any]], None]
+A = TypeVar("A", bound=Part)
+Check = Callable[[str, Message[A]], None]
 """Looks at a hospital's tensors; raises RefusedUpdate."""
 
 
 def answers(
     asked: Request,
-    replies: Mapping[str, Message[Any]],
+    kind: type[A],
+    replies: Mapping[str, Message[Reply]],
     plan: Plan | None,
-    check: Check,
+    check: Check[A],
     refuse: Callable[[str, str], None],
-) -> dict[str, Message[Any]]:
+) -> dict[str, Message[A]]:
     """Those replies, by hospital and sorted, that answer what was asked and pass ``check``.
 
     Args:
+        kind: what answers it.
         plan: what the hospitals announced in the beginning; None before that.
         refuse: is told who is left out, and why.
     """
@@ -29,15 +32,16 @@ def answers(
     for site in sorted(replies):
         try:
             check_answer(asked, replies[site].header, plan)
-            check(site, replies[site])
+            reply = replies[site].of(kind)
+            check(site, reply)
         except (ProtocolError, RefusedUpdate) as error:
             refuse(site, str(error))
             continue
-        accepted[site] = replies[site]
+        accepted[site] = reply
     return accepted
 
 
-def no_tensors(site: str, reply: Message[Any]) -> None:
+def no_tensors(site: str, reply: Message[Part]) -> None:
     """An answer that is metrics only.
 
     Raises:

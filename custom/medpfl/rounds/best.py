@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which round was the best, model by model: by the hospitals' mean validation score, never by a test."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from medpfl.results.line import MetricLine
 from medpfl.results.record import Record
 from medpfl.results.schema import BestRound
-from medpfl.tasks.metrics.base import Direction, better
+from medpfl.tasks.metrics.measure import Measure
 
 
 class BestRounds:
@@ -18,10 +17,10 @@ class BestRounds:
     A hospital that did not answer counts with its last known score; ties go to the earlier round.
     """
 
-    def __init__(self, record: Record, score: str, direction: Direction):
+    def __init__(self, record: Record, score: str, measure: Measure):
         self.best: dict[str, BestRound] = {}
-        self._record, self._score, self._direction = record, score, direction
-        self._scores: dict[str, dict[str, float]] = {}
+        self._record, self._score, self._measure = record, score, measure
+        self.scores: dict[str, dict[str, float]] = {}
 
     def take(self, site: str, lines: Sequence[MetricLine]) -> None:
         """Record a hospital's metric lines and keep its scores."""
@@ -29,22 +28,19 @@ class BestRounds:
             self._record.metric(line.validated_at(site))
             value = line.metrics.get(self._score)
             if value is not None:
-                self._scores.setdefault(line.model, {})[site] = value
+                self.scores.setdefault(line.model, {})[site] = value
 
     def choose(self, round_number: int) -> None:
         """Compare the scores at hand, which are those of ``round_number``, with the best so far."""
         if round_number < 1:
             return
-        for model, scores in self._scores.items():
+        for model, scores in self.scores.items():
             mean = float(np.mean([scores[site] for site in sorted(scores)]))
             self._record.mean_score(round_number, model, self._score, mean)
-            if model not in self.best or better(self._direction, mean, self.best[model].score):
+            if model not in self.best or self._measure.better(mean, self.best[model].score):
                 self.best[model] = BestRound(round=round_number, score=mean)
 
-    def dump(self) -> dict[str, Any]:
-        """For the checkpoint, as JSON values."""
-        return {"best": {model: found.model_dump() for model, found in self.best.items()}, "scores": self._scores}
-
-    def restore(self, saved: dict[str, Any]) -> None:
-        self.best = {model: BestRound.model_validate(found) for model, found in saved["best"].items()}
-        self._scores = saved["scores"]
+    def restore(self, best: Mapping[str, BestRound], scores: Mapping[str, Mapping[str, float]]) -> None:
+        """Go on from what a checkpoint kept of both."""
+        self.best = dict(best)
+        self.scores = {model: dict(found) for model, found in scores.items()}

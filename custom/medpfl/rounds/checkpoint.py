@@ -8,13 +8,14 @@ checkpoint even where the newer one is damaged and the hospital had trained a fu
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from medpfl import store
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mixing import State
+from medpfl.results.record import Saved
+from medpfl.results.schema import BestRound, Typed
 from medpfl.rounds.messages import flatten, unflatten
 
 KIND = "server"
@@ -25,6 +26,35 @@ Stack = dict[str, list[dict[str, Tensor]]]
 """Slot to the K hospitals' states."""
 
 
+class About(Typed):
+    """What a checkpoint says beside its tensors.
+
+    Attributes:
+        done: rounds that are finished.
+        finished: whether the job is.
+        best: model to its best round so far, and ``scores``: model to the hospitals' last known validation scores.
+        record: what was measured.
+        saved: when, in seconds since 1970.
+    """
+
+    done: int
+    finished: bool
+    roster: list[str]
+    best: dict[str, BestRound]
+    scores: dict[str, dict[str, float]]
+    record: Saved
+    saved: float
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An unfinished run; ``mixers``: slot to its component's state."""
+
+    stack: Stack
+    mixers: dict[str, State]
+    about: About
+
+
 def compact(states: list[dict[str, Tensor]], roster: Sequence[str]) -> dict[str, dict[str, Tensor]]:
     """Owner to state; one entry for everybody where all hospitals have the same."""
     same = all((state[key] == states[0][key]).all() for state in states[1:] for key in states[0])
@@ -32,38 +62,16 @@ def compact(states: list[dict[str, Tensor]], roster: Sequence[str]) -> dict[str,
 
 
 def save(
-    folder: Path,
-    done: int,
-    slots: Mapping[str, Mapping[str, dict[str, Tensor]]],
-    mixers: Mapping[str, dict[str, Tensor]],
-    meta: Mapping[str, Any],
+    folder: Path, slots: Mapping[str, Mapping[str, dict[str, Tensor]]], mixers: Mapping[str, State], about: About
 ) -> None:
-    """Write compacted slots, the components' state and ``meta`` (JSON values) after round ``done``; the checkpoint
-    after the round before stays too."""
+    """Write compacted slots and the components' state; the checkpoint of the round before stays too."""
     tensors = {f"{slot}/{owner}": state for slot, states in slots.items() for owner, state in states.items()}
-    tensors.update({f"mixer:{slot}/": state for slot, state in mixers.items()})
-    store.save(store.path_of(folder, KIND, done), flatten(tensors), meta)
-    store.prune(folder, KIND, done, 2)
+    tensors.update({f"mixer:{slot}/": dict(state) for slot, state in mixers.items()})
+    store.save(store.path_of(folder, KIND, about.done), flatten(tensors), about.model_dump(mode="json"))
+    store.prune(folder, KIND, about.done, 2)
 
 
-@dataclass(frozen=True)
-class Unfinished:
-    """A run that can go on.
-
-    Attributes:
-        done: rounds that are finished.
-        stack: slot to the K hospitals' states.
-        mixers: slot to its component's state.
-        meta: as it was saved.
-    """
-
-    done: int
-    stack: Stack
-    mixers: Mapping[str, State]
-    meta: dict[str, Any]
-
-
-def load(folder: Path, slots: Sequence[str], roster: Sequence[str]) -> tuple[Unfinished | None, list[str]]:
+def load(folder: Path, slots: Sequence[str], roster: Sequence[str]) -> tuple[Checkpoint | None, list[str]]:
     """What ``save`` wrote of an unfinished run, None if there is none or it is finished; and sentences about what was
     lost. Where nothing is resumed, no checkpoint is left in the folder.
 
@@ -72,7 +80,8 @@ def load(folder: Path, slots: Sequence[str], roster: Sequence[str]) -> tuple[Unf
     """
     kept, damaged = store.newest(folder, KIND)
     told = [f"the checkpoint after round {number} is damaged and not used" for number in damaged]
-    if kept is None or kept.meta["finished"]:
+    about = _about(folder, kept.meta) if kept else None
+    if kept is None or about is None or about.finished:
         store.discard(folder, KIND)
         return None, [*told, "the run starts anew"] if damaged else []
     found = unflatten(kept.tensors)
@@ -81,9 +90,15 @@ def load(folder: Path, slots: Sequence[str], roster: Sequence[str]) -> tuple[Unf
         shared = found.get(f"{slot}/{SHARED}")
         states = [shared or found[f"{slot}/{site}"] for site in roster]
         stack[slot] = [{key: tensor.clone() for key, tensor in state.items()} for state in states]
-    mixers: dict[str, State] = {slot: found.get(f"mixer:{slot}/", {}) for slot in slots}
-    told.append(f"resumed after round {kept.number} of an unfinished run")
-    return Unfinished(kept.number, stack, mixers, kept.meta), told
+    told.append(f"resumed after round {about.done} of an unfinished run")
+    return Checkpoint(stack, {slot: found.get(f"mixer:{slot}/", {}) for slot in slots}, about), told
+
+
+def _about(path: Path, meta: store.Meta) -> About:
+    try:
+        return About.model_validate({key: value for key, value in meta.items() if key != "format"})
+    except ValueError as error:  # pydantic's ValidationError
+        raise MedPFLError(f"{path} is no checkpoint of this version of MedPFL: {error}") from error
 
 
 def other_runs(folder: Path) -> list[str]:
@@ -94,12 +109,12 @@ def other_runs(folder: Path) -> list[str]:
         if not rounds:
             continue
         try:
-            meta = store.read_meta(rounds[max(rounds)])
+            about = _about(other, store.read_meta(rounds[max(rounds)]))
         except MedPFLError:
             told.append(f"the checkpoint of run {other.name} is unreadable and left alone")
             continue
-        if not meta["finished"]:
-            who = f"round {max(rounds)}; {', '.join(meta['roster'])}"
+        if not about.finished:
+            who = f"round {about.done}; {', '.join(about.roster)}"
             told.append(
                 f"an unfinished run of this job ({who}) is kept and not resumed: its hospitals or settings differ"
             )

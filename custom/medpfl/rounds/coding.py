@@ -16,7 +16,6 @@ FLARE's filters (``medpfl.flare.filters``) and ``simulate`` call the same two cl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +24,7 @@ from medpfl.core.codecs import Codec, decode
 from medpfl.core.errors import CodecError, ConfigError
 from medpfl.core.seeding import derive_seed
 from medpfl.rounds.messages import SEPARATOR, Message, Slots, plain_name
-from medpfl.rounds.protocol import InitReply, InitRequest
+from medpfl.rounds.protocol import InitReply, InitRequest, Reply
 
 PAYLOAD = "encoded update"
 """Slot of a message: slot to its encoded update, as bytes."""
@@ -84,7 +83,7 @@ class End:
         self._job = plain_name(header.job)
         self._seed, self._gradients = header.seed, set(header.gradients)
 
-    def _learn(self, reply: Message[Any]) -> None:
+    def _learn(self, reply: Message[Reply]) -> InitReply:
         if not isinstance(reply.header, InitReply):
             raise CodecError(f"{self.site} answered to '{reply.header.task}' before it was ready")
         self._learned = True
@@ -96,6 +95,7 @@ class End:
             for key, tensor in state.items()
             if key not in kept and tensor.is_floating_point() and tensor.numel()
         }
+        return reply.header
 
     def _folder(self, run: str) -> Path:
         return self.root / self._job / "state" / plain_name(run) / "codec"
@@ -114,7 +114,8 @@ class End:
         """The encoded slots' tensors.
 
         Raises:
-            CodecError: a slot is not known, or its bytes are none of a codec's.
+            CodecError: a slot is not known, its bytes are none of a codec's, or what they say is beyond the tensors'
+                type (float16 ends at 65504).
         """
         found: Slots = {}
         for slot, data in payload.items():
@@ -128,6 +129,9 @@ class End:
                 raise CodecError(f"{self.site}: slot '{slot}': {error}") from error
             whole = slot in gradients
             found[slot] = {key: tensor if whole else like[key] + tensor for key, tensor in update.items()}
+            for key, tensor in found[slot].items():
+                if not torch.isfinite(tensor).all():
+                    raise CodecError(f"{self.site}: '{prefix}{key}' decodes to values beyond {tensor.dtype}")
         return found
 
     def _merged(self, slots: Slots, decoded: Slots) -> Slots:

@@ -42,12 +42,13 @@ def read_common(method: Method, task: Task, site_file: SiteFile, data: SiteData)
     """Read what the method asks for. Of a public dataset all samples are taken, and no label.
 
     Raises:
-        SiteFileError: the site file does not declare it.
+        SiteFileError: the site file does not declare it, or does not say that a dataset is public.
         DataError: a public dataset cannot be read, or its inputs have another shape than the hospital's own ``data``.
     """
     checkpoints = {name: site_file.checkpoint(name) for name in method.checkpoints()}
     public = {}
     for name in method.public_datasets():
+        site_file.check_public(name)
         found = dataclasses.replace(task, dataset=name).load(site_file)  # type: ignore[type-var]
         inputs = torch.cat([samples.inputs[:] for samples in found.splits.values()])
         expected = tuple(data.splits["train"].inputs.shape[1:])

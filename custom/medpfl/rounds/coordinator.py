@@ -7,9 +7,9 @@
 import dataclasses
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -19,11 +19,12 @@ from medpfl.core.mixers import Mixer, RoundInfo
 from medpfl.core.mixing import Matrix
 from medpfl.results.callbacks import Callback, Report, ResultFiles
 from medpfl.results.files import write_slots
-from medpfl.results.record import Record, Saved
+from medpfl.results.record import Record
 from medpfl.results.schema import BestRound
 from medpfl.rounds import checkpoint, protocol
 from medpfl.rounds.answers import Check, answers, no_tensors
 from medpfl.rounds.best import BestRounds
+from medpfl.rounds.copies import Copies
 from medpfl.rounds.joining import about, begins_with, join
 from medpfl.rounds.messages import (
     Message,
@@ -37,9 +38,10 @@ from medpfl.rounds.messages import (
 from medpfl.rounds.refining import Refining, refining, show
 from medpfl.rounds.settings import Settings
 
-Replies = Mapping[str, Message[Any]]
+Replies = Mapping[str, Message[protocol.Reply]]
 """Hospital to its answer; who failed or did not answer in time is missing."""
-R = TypeVar("R", bound=protocol.OfRun)
+Q = TypeVar("Q", bound=protocol.OfRun)
+A = TypeVar("A", bound=protocol.Part)
 
 
 class QuorumLost(MedPFLError):
@@ -71,10 +73,10 @@ class Coordinator:
         results: Path,
         trackers: Sequence[Callback] = (),
     ):
-        self.settings, self.mixers, self.job = settings, dict(mixers), job
+        self.settings, self.job = settings, job
         self.roster = tuple(sorted(roster))
         self.min_sites = min_sites
-        self.travelling = [slot for slot, mixer in self.mixers.items() if mixer.travels]
+        self.copies = Copies(mixers, self.roster)
         self.results = results
         self.record = Record(job, self.roster, [ResultFiles(results), Report(results)], trackers)
         self.done = 0
@@ -84,11 +86,8 @@ class Coordinator:
         self.sizes: dict[str, dict[str, int]] = {}
         self._home = home
         self._log = logging.getLogger(__name__)
-        self._stack: dict[str, list[dict[str, Any]]] = {}
         self._refining: Refining | None = None
         self._plan: protocol.Plan | None = None
-        for mixer in self.mixers.values():
-            mixer.check(self.roster)
 
     # -- init ---------------------------------------------------------------------------------------------------------
 
@@ -96,14 +95,15 @@ class Coordinator:
         return {site: Message(self._init_request()) for site in self.roster}
 
     def _init_request(self) -> protocol.InitRequest:
+        mixers = self.copies.mixers
         return protocol.InitRequest(
             job=self.job,
             rounds=self.settings.rounds,
             roster=self.roster,
             seed=self.settings.seed,
             threads=self.settings.threads,
-            slots={slot: mixer.travels for slot, mixer in self.mixers.items()},
-            gradients=tuple(slot for slot in self.travelling if self.mixers[slot].takes == "gradients"),
+            slots={slot: mixer.travels for slot, mixer in mixers.items()},
+            gradients=tuple(slot for slot in self.copies.travelling if mixers[slot].takes == "gradients"),
         )
 
     def take_init(self, replies: Replies) -> None:
@@ -112,7 +112,8 @@ class Coordinator:
         Raises:
             QuorumLost: fewer than ``min_sites`` hospitals fit together.
         """
-        ready = self._answers(self._init_request(), replies, begins_with(self.travelling), "takes no part")
+        check = begins_with(self.copies.travelling)
+        ready = self._answers(self._init_request(), protocol.InitReply, replies, check, "takes no part")
         found = join(ready, self._refuse)
         self.joined = list(found.sizes) if found else []
         if found is None or len(self.joined) < self.min_sites:
@@ -121,11 +122,11 @@ class Coordinator:
                 f"({', '.join(self.joined) or 'none'}); the job needs {self.min_sites}{self._reasons(0)}"
             )
         self.sizes = found.sizes
-        self._leave_out([slot for slot in self.travelling if slot not in found.slots])
+        self._leave_out([slot for slot in self.copies.travelling if slot not in found.slots])
         self.expected = table(found.slots)
         self.score, self._plan, self._adapts = found.header.score, found.header.plan, found.header.adapts
-        self._best = BestRounds(self.record, self.score, found.header.direction)
-        self._about = about(found, ready, self.settings, self.mixers)
+        self._best = BestRounds(self.record, self.score, found.header.measures[self.score])
+        self._about = about(found, ready, self.settings, self.copies.mixers)
         # The roster is part of the run's key: a run with other hospitals neither resumes this one nor overwrites it.
         configs = sorted({ready[site].header.config for site in self.joined})
         components = self._about.components
@@ -134,29 +135,26 @@ class Coordinator:
         if not self._resume():
             for text in checkpoint.other_runs(self._state):
                 self.record.event(0, "server", text)
-            for slot in self.travelling:
-                self.mixers[slot].start(found.slots[slot])
-                self._stack[slot] = [{k: t.clone() for k, t in found.slots[slot].items()} for _ in self.roster]
+            self.copies.start(found.slots)
 
     def _leave_out(self, slots: list[str]) -> None:
         """Slots of the method that the hospitals' networks turn out not to have are not mixed."""
+        self.copies.leave_out(slots)
         for slot in slots:
-            del self.mixers[slot]
-            self.travelling.remove(slot)
             self._log.info("slot '%s' is empty with this network", slot)
 
     # -- rounds -------------------------------------------------------------------------------------------------------
 
     def train_messages(self, round_number: int, sites: list[str]) -> dict[str, Message[protocol.TrainRequest]]:
         header = self._asked(protocol.TrainRequest, round_number)
-        messages = {site: Message(header, self._slots_of(site, self.travelling)) for site in sites}
+        headers = dict.fromkeys(sites, header)
         if self._adapts:
             sizes = {site: found["train"] for site, found in self.sizes.items()}
             for site, told in progress_of(sizes, self.record.mean_losses()).items():
-                if site in messages:
+                if site in headers:
                     progress = protocol.Told(losses=told.losses, scale=told.scale)
-                    messages[site].header = header.model_copy(update={"progress": progress})
-        return messages
+                    headers[site] = header.model_copy(update={"progress": progress})
+        return {site: Message(header, self.copies.of(site, self.copies.travelling)) for site, header in headers.items()}
 
     def take_train(self, round_number: int, replies: Replies, started: float | None = None) -> list[str]:
         """Mix what the hospitals sent and save the checkpoint; returns the hospitals whose updates were mixed.
@@ -168,38 +166,28 @@ class Coordinator:
             QuorumLost: fewer than ``min_sites`` usable updates came; the checkpoint of the last round stands.
         """
         asked = self._asked(protocol.TrainRequest, round_number)
-        accepted = self._answers(
-            asked, replies, lambda site, reply: check_update(site, reply.slots, self.expected), "update refused"
-        )
+        accepted = self._answers(asked, protocol.TrainReply, replies, self._check_update, "update refused")
         self._check_quorum(round_number, accepted, "a usable update")
-        matrices = self._mix(self.travelling, accepted)
+        matrices = self._mix(self.copies.travelling, accepted)
         for site, message in accepted.items():
             self._best.take(site, message.header.metrics)
-            self._take_notes(site, round_number, message)
+            self._take_notes(site, round_number, message.header.notes)
             self.record.training(round_number, site, message.header.seconds, message.header.loss)
             self.record.traffic(round_number, site, self.payload_bytes(), byte_count(message.slots), message.encoded)
         self._best.choose(round_number - 1)
         assert self._plan is not None  # known since the first exchange
-        self._refining = refining(round_number, list(accepted), self._plan, self.travelling, matrices, started)
+        self._refining = refining(round_number, list(accepted), self._plan, self.copies.travelling, matrices, started)
         if self._refining is None:
             self._end_round(round_number, matrices, started)
         return list(accepted)
 
-    def _mix(self, slots: list[str], accepted: Mapping[str, Message[Any]]) -> dict[str, Matrix]:
-        """Mix the slots over the hospitals that answered; returns the matrices that were applied."""
-        matrices: dict[str, Matrix] = {}
-        for slot in slots:
-            # Mixing is in place. An absent hospital's copy is cloned first: it may still be downloading the old one.
-            stack = [
-                accepted[site].slots[slot] if site in accepted else {key: t.clone() for key, t in kept.items()}
-                for site, kept in zip(self.roster, self._stack[slot], strict=True)
-            ]
-            self._stack[slot], matrix = self.mixers[slot].mix(stack, self._info(accepted))
-            if matrix is not None:
-                matrices[slot] = matrix
-        return matrices
+    def _check_update(self, site: str, reply: Message[protocol.TrainReply]) -> None:
+        check_update(site, reply.slots, self.expected)
 
-    def _info(self, present: Mapping[str, Any]) -> RoundInfo:
+    def _mix(self, slots: list[str], accepted: Mapping[str, Message[protocol.Part]]) -> dict[str, Matrix]:
+        return self.copies.mix(slots, _slots_of(accepted), self._info(accepted))
+
+    def _info(self, present: Collection[str]) -> RoundInfo:
         sizes = [float(self.sizes.get(site, {}).get("train", 0)) for site in self.roster]
         return RoundInfo(self.roster, np.array(sizes), tuple(site in present for site in self.roster))
 
@@ -210,17 +198,15 @@ class Coordinator:
 
     # -- statistics ---------------------------------------------------------------------------------------------------
 
-    def statistics_messages(self, round_number: int, sites: list[str]) -> dict[str, Message[Any]]:
+    def statistics_messages(
+        self, round_number: int, sites: list[str]
+    ) -> dict[str, Message[protocol.StatisticsRequest]]:
         """Requests for the statistics that components need before this round; empty if none does."""
-        names = self._statistics_wanted(round_number)
+        names = self.copies.wanted(round_number)
         if not names:
             return {}
         header = self._asked(protocol.StatisticsRequest, round_number, names=tuple(sorted(set(names.values()))))
         return {site: Message(header) for site in sites}
-
-    def _statistics_wanted(self, round_number: int) -> dict[str, str]:
-        wanted = {slot: self.mixers[slot].wants(round_number) for slot in self.travelling}
-        return {slot: name for slot, name in wanted.items() if name is not None}
 
     def take_statistics(self, round_number: int, replies: Replies) -> None:
         """Hand the hospitals' statistics to the components that need them.
@@ -228,27 +214,25 @@ class Coordinator:
         Raises:
             QuorumLost: fewer than ``min_sites`` hospitals sent usable ones.
         """
-        names = self._statistics_wanted(round_number)
+        names = self.copies.wanted(round_number)
         wanted = tuple(sorted(set(names.values())))
         alike: list[Slots] = []
 
-        def check(site: str, reply: Message[Any]) -> None:
+        def check(site: str, reply: Message[protocol.StatisticsReply]) -> None:
             check_statistics(site, reply.slots, list(wanted), alike[0] if alike else None)
             alike.append(reply.slots)
 
         asked = self._asked(protocol.StatisticsRequest, round_number, names=wanted)
-        accepted = self._answers(asked, replies, check, "statistics refused")
+        accepted = self._answers(asked, protocol.StatisticsReply, replies, check, "statistics refused")
         for site, message in accepted.items():
-            self._take_notes(site, round_number, message)
+            self._take_notes(site, round_number, message.header.notes)
             self.record.traffic(round_number - 1, site, 0, byte_count(message.slots))
         self._check_quorum(round_number, accepted, "usable statistics")
-        for slot, name in names.items():
-            given = [accepted[site].slots[name] if site in accepted else None for site in self.roster]
-            self.mixers[slot].take_statistics(given, self._info(accepted))
+        self.copies.take_statistics(names, _slots_of(accepted), self._info(accepted))
 
     # -- exchanges within a round -------------------------------------------------------------------------------------
 
-    def refine_messages(self) -> dict[str, Message[Any]]:
+    def refine_messages(self) -> dict[str, Message[protocol.RefineRequest]]:
         """The next exchange within the round, for the hospitals that trained in it; empty when the round is over."""
         if self._refining is None:
             return {}
@@ -257,8 +241,8 @@ class Coordinator:
         return {site: Message(header, self._refined_slots(site, now)) for site in now.sites}
 
     def _refined_slots(self, site: str, now: Refining) -> Slots:
-        shown = show(self._stack, now.shown, self.roster) if now.step == 1 else {}
-        return {**self._slots_of(site, now.slots), **shown}
+        shown = show(self.copies.stack, now.shown, self.roster) if now.step == 1 else {}
+        return {**self.copies.of(site, now.slots), **shown}
 
     def take_refined(self, replies: Replies) -> None:
         """Mix the refined slots; the last exchange ends the round.
@@ -271,6 +255,7 @@ class Coordinator:
         expected = {slot: self.expected[slot] for slot in now.slots}
         accepted = self._answers(
             self._asked(protocol.RefineRequest, now.round, step=now.step),
+            protocol.RefineReply,
             replies,
             lambda site, reply: check_update(site, reply.slots, expected),
             f"update refused in step {now.step}",
@@ -285,20 +270,17 @@ class Coordinator:
             self._refining = None
             self._end_round(now.round, now.matrices, now.started)
 
-    def _slots_of(self, site: str, slots: list[str]) -> Slots:
-        index = self.roster.index(site)
-        return {slot: self._stack[slot][index] for slot in slots}
-
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def validate_messages(self, sites: list[str]) -> dict[str, Message[protocol.ValidateRequest]]:
         header = self._asked(protocol.ValidateRequest, self.done)
-        return {site: Message(header, self._slots_of(site, self.travelling)) for site in sites}
+        return {site: Message(header, self.copies.of(site, self.copies.travelling)) for site in sites}
 
     def take_validation(self, replies: Replies) -> None:
-        for site, message in self._answers(self._asked(protocol.ValidateRequest, self.done), replies).items():
+        asked = self._asked(protocol.ValidateRequest, self.done)
+        for site, message in self._answers(asked, protocol.ValidateReply, replies).items():
             self._best.take(site, message.header.metrics)
-            self._take_notes(site, self.done, message)
+            self._take_notes(site, self.done, message.header.notes)
         self._best.choose(self.done)
 
     def finish_messages(self, sites: list[str]) -> dict[str, Message[protocol.FinishRequest]]:
@@ -308,29 +290,33 @@ class Coordinator:
     def take_final(self, replies: Replies) -> None:
         """Record the test results and write everything the job leaves behind at the server."""
         asked = self._asked(protocol.FinishRequest, self.done, finetune=self.settings.finetune)
-        for site, message in self._answers(asked, replies).items():
+        for site, message in self._answers(asked, protocol.FinishReply, replies).items():
             for line in message.header.metrics:
                 self.record.metric(line.tested_at(site))
-            self._take_notes(site, self.done, message)
-        slots = {slot: checkpoint.compact(self._stack[slot], self.roster) for slot in self.travelling}
-        links = {slot: self.mixers[slot].links(self.roster) for slot in self.travelling}
+            self._take_notes(site, self.done, message.header.notes)
+        links = {slot: self.copies.mixers[slot].links(self.roster) for slot in self.copies.travelling}
         networks = {slot: pairs for slot, pairs in links.items() if pairs is not None}
         said = self._about.model_copy(update={"networks": networks})
-        self.record.finish(said, self.best, write_slots(self.results, self.job, slots))
+        self.record.finish(said, self.best, write_slots(self.results, self.job, self.copies.compact()))
         self._save(finished=True)
 
     def _answers(
-        self, asked: protocol.Request, replies: Replies, check: Check = no_tensors, refused: str = "answer refused"
-    ) -> dict[str, Message[Any]]:
+        self,
+        asked: protocol.Request,
+        kind: type[A],
+        replies: Replies,
+        check: Check[A] = no_tensors,
+        refused: str = "answer refused",
+    ) -> dict[str, Message[A]]:
         """The replies that count; of the others the events tell."""
 
         def refuse(site: str, reason: str) -> None:
             self.refuse(site, asked.round, f"{refused}: {reason}")
 
-        return answers(asked, replies, self._plan, check, refuse)
+        return answers(asked, kind, replies, self._plan, check, refuse)
 
-    def _take_notes(self, site: str, round_number: int, message: Message[Any]) -> None:
-        for note in message.header.notes:
+    def _take_notes(self, site: str, round_number: int, notes: Sequence[str]) -> None:
+        for note in notes:
             self.record.event(round_number, site, note)
 
     def refuse(self, site: str, round_number: int, reason: str) -> None:
@@ -338,7 +324,7 @@ class Coordinator:
         self.record.event(round_number, site, reason)
         self._log.warning("round %d: %s: %s", round_number, site, reason)
 
-    def _check_quorum(self, round_number: int, accepted: Mapping[str, Message[Any]], what: str) -> None:
+    def _check_quorum(self, round_number: int, accepted: Collection[str], what: str) -> None:
         if len(accepted) < self.min_sites:
             raise QuorumLost(
                 f"round {round_number}: {len(accepted)} of {len(self.roster)} hospitals sent {what} "
@@ -353,13 +339,13 @@ class Coordinator:
         found = [f"{e.site} {e.event}" for e in self.record.events if e.round == round_number]
         return "".join(f"; {reason}" for reason in found)
 
-    def _asked(self, kind: type[R], round_number: int, **more: object) -> R:
+    def _asked(self, kind: type[Q], round_number: int, **more: object) -> Q:
         of_run = {"run": self.run, "round": round_number, "rounds": self.settings.rounds, "best": self.best}
         return kind.model_validate({**of_run, **more})
 
     def payload_bytes(self) -> int:
         """Bytes of the tensors that one hospital is sent a round."""
-        return byte_count({slot: self._stack[slot][0] for slot in self.travelling})
+        return self.copies.byte_count()
 
     @property
     def best(self) -> dict[str, BestRound]:
@@ -369,27 +355,30 @@ class Coordinator:
     # -- checkpoint ---------------------------------------------------------------------------------------------------
 
     def _save(self, finished: bool = False) -> None:
-        slots = {slot: checkpoint.compact(self._stack[slot], self.roster) for slot in self.travelling}
-        mixers = {slot: self.mixers[slot].state() for slot in self.travelling}
-        meta = {
-            "finished": finished,
-            "roster": list(self.roster),
-            **self._best.dump(),
-            "record": self.record.dump().model_dump(mode="json"),
-            "saved": time.time(),
-        }
-        checkpoint.save(self._state, self.done, slots, mixers, meta)
+        about = checkpoint.About(
+            done=self.done,
+            finished=finished,
+            roster=list(self.roster),
+            best=self.best,
+            scores=self._best.scores,
+            record=self.record.dump(),
+            saved=time.time(),
+        )
+        checkpoint.save(self._state, self.copies.compact(), self.copies.states(), about)
 
     def _resume(self) -> bool:
         """Take up an unfinished run of the same job, settings, seed and roster; a finished one starts fresh."""
-        found, told = checkpoint.load(self._state, self.travelling, self.roster)
+        found, told = checkpoint.load(self._state, self.copies.travelling, self.roster)
         if found is not None:
-            self.done, self._stack = found.done, found.stack
-            for slot in self.travelling:
-                self.mixers[slot].load_state(found.mixers[slot])
-            self._best.restore(found.meta)
-            self.record.restore(Saved.model_validate(found.meta["record"]), self.done)
+            self.copies.restore(found.stack, found.mixers)
+            self.done = found.about.done
+            self._best.restore(found.about.best, found.about.scores)
+            self.record.restore(found.about.record, self.done)
         for text in told:
             self.record.event(self.done, "server", text)
             self._log.info(text)
         return found is not None
+
+
+def _slots_of(messages: Mapping[str, Message[protocol.Part]]) -> dict[str, Slots]:
+    return {site: message.slots for site, message in messages.items()}

@@ -4,7 +4,6 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +15,16 @@ from medpfl.core.errors import CodecError
 from medpfl.rounds.coding import PAYLOAD, TASKS, Codecs, End, Held, Tensors, without
 from medpfl.rounds.messages import SEPARATOR, Message, byte_count, digest_of, flatten
 from medpfl.rounds.private import KEPT
-from medpfl.rounds.protocol import Coded, Component, InitRequest, RunRequest, TrainRequest, as_json
+from medpfl.rounds.protocol import (
+    Coded,
+    Component,
+    InitRequest,
+    Reply,
+    Request,
+    RunRequest,
+    TrainRequest,
+    as_json,
+)
 
 
 class ServerEnd(End):
@@ -38,7 +46,7 @@ class ServerEnd(End):
         self._count = 0
         self._keep: int | None = None
 
-    def send(self, message: Message[Any], codec: Codec | None) -> Message[Any]:
+    def send(self, message: Message[Request], codec: Codec | None) -> Message[Request]:
         """The message as it travels.
 
         Raises:
@@ -48,6 +56,8 @@ class ServerEnd(End):
         if isinstance(header, InitRequest):
             self._begin(header)
             return Message(header.model_copy(update={"codec": as_json(spec_of(codec)) if codec else None}), slots)
+        if not isinstance(header, RunRequest):
+            raise CodecError(f"{self.site}: a request to '{header.task}' does not pass a codec filter")
         self._enter(header)
         base = self._held
         self._count = max(self._count, base.number if base else 0) + 1
@@ -74,7 +84,7 @@ class ServerEnd(End):
         coded = Coded(number=self._count, base=number, keep=self._keep, codec=codec.tag if codec else None)
         return Message(header, slots, coded)
 
-    def receive(self, reply: Message[Any]) -> Message[Any]:
+    def receive(self, reply: Message[Reply]) -> Message[Reply]:
         """What the hospital sent, decoded.
 
         Raises:
@@ -108,7 +118,9 @@ class ServerEnd(End):
             kept, damaged = store.newest(folder, "sent")
             self._held = Held(0, dict(self._start)) if done == 0 else None
             if kept is not None:
-                self._held = Held(kept.meta["number"], kept.tensors)
+                number = kept.meta["number"]
+                assert isinstance(number, int)
+                self._held = Held(number, kept.tensors)
             if damaged:
                 store.discard(folder, "sent", [kept.number] if kept is not None else [])
                 raise CodecError(
@@ -146,7 +158,7 @@ class SiteEnd(End):
         self._progress = Progress()
         self._needed: set[int] = set()
 
-    def receive(self, message: Message[Any]) -> Message[Any]:
+    def receive(self, message: Message[Request]) -> Message[Request]:
         """The server's message, decoded.
 
         Raises:
@@ -158,6 +170,8 @@ class SiteEnd(End):
             self._begin(header)
             self._to_site = header.codec
             return Message(header, message.slots)
+        if not isinstance(header, RunRequest):
+            raise CodecError(f"{self.site}: a request to '{header.task}' does not pass a codec filter")
         if isinstance(header, TrainRequest) and header.progress is not None:
             self._progress = Progress(header.progress.losses, header.progress.scale)
         coded = message.coded
@@ -177,19 +191,19 @@ class SiteEnd(End):
         self._needed = {n for n in (coded.base, coded.keep, coded.number) if n is not None}
         return Message(header, slots)
 
-    def send(self, reply: Message[Any], codec: Codec | None) -> Message[Any]:
+    def send(self, reply: Message[Reply], codec: Codec | None) -> Message[Reply]:
         """The hospital's answer as it travels.
 
         Raises:
             CodecError: the update cannot be encoded: it holds NaN, say.
         """
         if not self._learned:
-            self._learn(reply)
+            header = self._learn(reply)
             specs = {"to_site": self._to_site, "from_site": as_json(spec_of(codec)) if codec else None}
-            config = digest_of([reply.header.config, specs])  # a run goes on with the codecs it began with only
+            config = digest_of([header.config, specs])  # a run goes on with the codecs it began with only
             adapts = bool(codec and codec.adapts)
-            header = reply.header.model_copy(update={"config": config, "codecs": specs, "adapts": adapts})
-            return Message(header, reply.slots)
+            about = {"config": config, "codecs": specs, "adapts": adapts}
+            return Message(header.model_copy(update=about), reply.slots)
         now = self._now
         if now is None:
             raise CodecError(f"{self.site}: the server's message did not pass this hospital's codec filter")
@@ -236,7 +250,9 @@ class SiteEnd(End):
             for name, tensor in tensors.items():
                 kind, _, key = name.partition("/")
                 parts[kind][key] = tensor
-            self._known[number] = Held(number, parts["reference"], parts["residual"], meta["began"])
+            began = meta["began"]
+            assert began is None or isinstance(began, int)
+            self._known[number] = Held(number, parts["reference"], parts["residual"], began)
         return self._known[number]
 
     def _save(self, now: Held) -> None:
@@ -271,7 +287,7 @@ class Link:
         self._codecs = codecs
         self._server, self._site = ServerEnd(server, site), SiteEnd(hospital, site)
 
-    def carry(self, message: Message[Any], handle: Callable[[Message[Any]], Message[Any]]) -> Message[Any]:
+    def carry(self, message: Message[Request], handle: Callable[[Message[Request]], Message[Reply]]) -> Message[Reply]:
         """Give the message to the hospital and its answer back.
 
         Raises:

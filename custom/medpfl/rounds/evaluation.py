@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import JsonValue
@@ -31,9 +31,10 @@ from medpfl.rounds.announcing import versions
 from medpfl.rounds.answers import answers, no_tensors
 from medpfl.rounds.coordinator import QuorumLost
 from medpfl.rounds.messages import Message, byte_count, digest_of
-from medpfl.rounds.protocol import EvaluateReply, EvaluateRequest
+from medpfl.rounds.protocol import EvaluateReply, EvaluateRequest, Reply
 from medpfl.rounds.settings import EvaluationSettings
 from medpfl.tasks.base import Task
+from medpfl.tasks.metrics.measure import Measure
 
 GIVEN: Literal["given"] = "given"
 """The model's slot on the wire, and its choice of round in the results."""
@@ -82,7 +83,7 @@ class EvaluationCoordinator:
         meta = self._meta
         return EvaluateRequest(job=self.job, threads=self.settings.threads, recipe=meta.recipe, sha256=meta.sha256)
 
-    def take(self, replies: Mapping[str, Message[Any]]) -> None:
+    def take(self, replies: Mapping[str, Message[Reply]]) -> None:
         """Record the metrics and write everything the job leaves behind at the server.
 
         Raises:
@@ -91,9 +92,10 @@ class EvaluationCoordinator:
         recipe = self._meta.recipe
         sizes: dict[str, dict[str, int]] = {}
         packages: dict[str, dict[str, str]] = {}
+        measures: list[dict[str, Measure]] = []
         studies: dict[str, JsonValue] = {}
 
-        def check(site: str, reply: Message[Any]) -> None:
+        def check(site: str, reply: Message[EvaluateReply]) -> None:
             no_tensors(site, reply)
             if reply.header.study is not None:
                 studies[site] = method_of(recipe).read_study(site, reply.header.study).model_dump(mode="json")
@@ -101,8 +103,9 @@ class EvaluationCoordinator:
         def refuse(site: str, reason: str) -> None:
             self.refuse(site, 0, f"answer refused: {reason}")
 
-        for site, message in answers(self._asked(), replies, None, check, refuse).items():
+        for site, message in answers(self._asked(), EvaluateReply, replies, None, check, refuse).items():
             sizes[site], packages[site] = {"test": message.header.cases}, message.header.versions
+            measures.append(message.header.measures)
             self.record.metric(message.header.metrics[0].tested_at(site))
             self.record.traffic(0, site, sent=byte_count({GIVEN: self._tensors}), received=0)
         if len(sizes) < self.min_sites:
@@ -113,6 +116,9 @@ class EvaluationCoordinator:
             )
         about = AboutEvaluation(
             classes=recipe.classes,
+            metrics=max(
+                measures, key=measures.count, default={}
+            ),  # as most hospitals say: the server may not know the task
             sizes=sizes,
             versions=packages,
             settings=dataclasses.asdict(self.settings),
@@ -187,12 +193,17 @@ def evaluate_given(
     values = {metric: number(value) for metric, value in evaluation.metrics.items()}
     cases = len(data.splits["test"].names)
     folder = home / "evaluation"
-    write_text(folder / f"{recipe.deployed}.md", evaluation_card(recipe, header.sha256, site, cases, values, found))
+    write_text(
+        folder / f"{recipe.deployed}.md",
+        evaluation_card(recipe, header.sha256, site, cases, values, found, task.measures),
+    )
     write_cases(folder / f"{recipe.deployed}.csv", evaluation)
     line = MetricLine(model=recipe.deployed, split="test", round=0, metrics=values, choice=GIVEN)
     told = method.study(networks, task, data, device)
     study = None if told is None else told.model_dump(mode="json")
-    return Message(EvaluateReply(metrics=(line,), cases=cases, versions=versions(), study=study))
+    return Message(
+        EvaluateReply(metrics=(line,), measures=task.measures, cases=cases, versions=versions(), study=study)
+    )
 
 
 def check_no_history(meta: ModelMeta) -> None:

@@ -14,7 +14,7 @@ from medpfl.rounds.messages import Message, Slots, check_update, digest_of, fing
 from medpfl.rounds.protocol import InitReply, as_json
 from medpfl.rounds.settings import Settings
 
-_ALIKE = {"common", "score", "direction", "classes", "personalised", "plan", "codecs", "adapts"}
+_ALIKE = {"common", "score", "measures", "classes", "personalised", "plan", "codecs", "adapts"}
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Joined:
     slots: Slots
 
 
-def begins_with(travelling: Sequence[str]) -> Check:
+def begins_with(travelling: Sequence[str]) -> Check[InitReply]:
     """What checks a first message: slots among these, of finite values."""
 
     def check(site: str, reply: Message[InitReply]) -> None:
@@ -72,6 +72,7 @@ def about(
         recipe=header.recipe,
         personalised=header.personalised,
         score=header.score,
+        metrics=header.measures,
         classes=list(header.classes),
         codecs=None if header.codecs is None else {str(way): codec for way, codec in header.codecs.items()},
         sizes=found.sizes,

@@ -248,5 +248,5 @@ def studies_of(model: Deployed, evaluation: Path) -> dict[str, Study]:
 
 def chosen(model: Joint, studies: Mapping[str, Study]) -> tuple[Joint, Found]:
     """The model with the threshold that validation chose, and its tests."""
-    found = model.method.choose_gamma(studies)
+    found = model.method.choose_gamma(studies, model.task.measure)
     return model.with_gamma(found.gamma), found

@@ -13,6 +13,7 @@ from typing import Any
 from medpfl.rounds.coordinator import Coordinator, Replies
 from medpfl.rounds.evaluation import EvaluationCoordinator
 from medpfl.rounds.messages import Message
+from medpfl.rounds.protocol import Request
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Exchange:
         quorum: after so many answers the remaining hospitals are waited for only a little longer.
     """
 
-    messages: Mapping[str, Message[Any]]
+    messages: Mapping[str, Message[Request]]
     timeout: float
     quorum: int
 
@@ -94,8 +95,8 @@ def one_round(coordinator: Coordinator, round_number: int, sites: list[str]) -> 
     the method wants them. Returns the hospitals whose updates were mixed."""
     started = time.monotonic()
     timeout, quorum = coordinator.settings.train_timeout, coordinator.min_sites
-    if messages := coordinator.statistics_messages(round_number, sites):
-        coordinator.take_statistics(round_number, (yield Exchange(messages, timeout, quorum)))
+    if requests := coordinator.statistics_messages(round_number, sites):
+        coordinator.take_statistics(round_number, (yield Exchange(requests, timeout, quorum)))
     replies = yield Exchange(coordinator.train_messages(round_number, sites), timeout, quorum)
     mixed = coordinator.take_train(round_number, replies, started)
     while messages := coordinator.refine_messages():

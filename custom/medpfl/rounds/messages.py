@@ -6,13 +6,13 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from medpfl import store
-from medpfl.core.errors import ConfigError, RefusedUpdate
+from medpfl.core.errors import ConfigError, ProtocolError, RefusedUpdate
 from medpfl.rounds.protocol import Coded, Part
 
 SEPARATOR = "::"
@@ -21,10 +21,11 @@ SEPARATOR = "::"
 Slots = dict[str, dict[str, Tensor]]
 
 
-H = TypeVar("H", bound=Part)
+H = TypeVar("H", bound=Part, covariant=True)
+K = TypeVar("K", bound=Part)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Message(Generic[H]):
     """``header``: what is asked or answered; ``slots``: slot name to entry to contiguous CPU tensor; ``coded``: what a
     codec's end says of the message; ``encoded``: of an answer that came through a codec, the bytes to the hospital and
@@ -34,6 +35,16 @@ class Message(Generic[H]):
     slots: Slots = field(default_factory=dict)
     coded: Coded | None = None
     encoded: tuple[int, int] | None = None
+
+    def of(self, kind: type[K]) -> "Message[K]":
+        """This message, known to be of one type.
+
+        Raises:
+            ProtocolError: it is of another.
+        """
+        if not isinstance(self.header, kind):
+            raise ProtocolError(f"the message is no {kind.__name__} but a {type(self.header).__name__}")
+        return cast("Message[K]", self)
 
 
 def flatten(slots: Slots) -> dict[str, Tensor]:

@@ -47,10 +47,11 @@ def restore_private(
     Args:
         owner: network to the method that made it, which makes its optimiser too.
     """
-    tensors, meta = kept.tensors, kept.meta
+    tensors, names = kept.tensors, kept.meta["optimizers"]
     load(models, {"": {k.removeprefix("model/"): t for k, t in tensors.items() if k.startswith("model/")}})
     optimizers = {}
-    for model in meta["optimizers"]:
+    assert isinstance(names, list)
+    for model in map(str, names):
         optimizer = owner[model].new_optimizer(models[model], model)
         state: dict[int, dict[str, Tensor]] = {}
         prefix = f"optimizer/{model}/"

@@ -14,9 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, Strin
 
 from medpfl.core.errors import ProtocolError
 from medpfl.deployed.model_file import Recipe
-from medpfl.results.line import MetricLine, Name, Round
+from medpfl.results.line import MOST_METRICS, MetricLine, Name, Round
 from medpfl.results.schema import BestRound, Rebuild
-from medpfl.tasks.metrics.base import Direction
+from medpfl.tasks.metrics.measure import Measure
 
 LONGEST = 16 * 2**20
 """Characters of a message without its tensors."""
@@ -28,6 +28,7 @@ Text = Annotated[str, StringConstraints(max_length=1000)]
 Names = Annotated[tuple[Name, ...], Field(max_length=10_000)]
 Notes = Annotated[tuple[Text, ...], Field(max_length=100)]
 Lines = Annotated[tuple[MetricLine, ...], Field(max_length=100)]
+Measures = Annotated[dict[Name, Measure], Field(max_length=MOST_METRICS)]
 Losses = Annotated[dict[Name, FiniteFloat | None], Field(max_length=100)]
 Versions = Annotated[dict[Name, Annotated[str, StringConstraints(max_length=100)]], Field(max_length=20)]
 Component = dict[str, JsonValue]
@@ -193,7 +194,8 @@ class InitReply(Part):
         buffers: entries that travel and are not trained.
         recipe: what rebuilds the networks from the slots that the server keeps.
         personalised: the model that the method is there for.
-        score: the metric that chooses rounds, and ``direction``: which of its values are better.
+        score: the metric that chooses rounds; it is among the ``measures``.
+        measures: metric to which of its values are better, and their unit.
         classes: their names.
         versions: package to version.
         codecs: by direction, and ``adapts``: whether one of them goes by the job's progress; a codec's end adds them.
@@ -207,7 +209,7 @@ class InitReply(Part):
     recipe: Rebuild
     personalised: Name
     score: Name
-    direction: Direction
+    measures: Measures
     classes: Annotated[tuple[Text, ...], Field(max_length=10_000)]
     versions: Versions
     plan: Plan
@@ -265,10 +267,12 @@ class FinishReply(Part):
 
 
 class EvaluateReply(Part):
-    """Metrics of the given model; ``study``: what its method tells beside them (``Method.study``)."""
+    """Metrics of the given model; ``measures``: which of their values are better, and their unit; ``study``: what its
+    method tells beside them (``Method.study``)."""
 
     task: Literal["evaluate"] = "evaluate"
     metrics: Annotated[tuple[MetricLine, ...], Field(min_length=1, max_length=1)]
+    measures: Measures
     cases: Positive
     versions: Versions
     study: JsonValue = None
@@ -344,6 +348,8 @@ def check_answer(asked: Request, reply: Reply, plan: Plan | None = None) -> None
         case InitRequest(), InitReply():
             if len(reply.plan.steps) != asked.rounds or reply.personalised not in reply.plan.models:
                 raise ProtocolError(f"what it announces of its method is not of {asked.rounds} rounds of a model")
+            if reply.score not in reply.measures:
+                raise ProtocolError(f"it does not say which values of '{reply.score}' are better")
         case RefineRequest(), RefineReply():
             _check_same("round", asked.round, reply.round)
             _check_same("step", asked.step, reply.step)

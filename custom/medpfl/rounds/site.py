@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
@@ -13,7 +13,6 @@ from torch import nn
 from medpfl import store
 from medpfl.component import spec_of
 from medpfl.core.errors import ConfigError, ProtocolError
-from medpfl.core.groups import check_slots, describe
 from medpfl.core.seeding import seed_torch
 from medpfl.data.samples import SiteData
 from medpfl.data.site_file import SiteFile
@@ -25,15 +24,8 @@ from medpfl.results.schema import number
 from medpfl.rounds.announcing import fine_tuned_name, plan_of, rebuild_of, versions
 from medpfl.rounds.common import read_common
 from medpfl.rounds.evaluation import evaluate_given
-from medpfl.rounds.messages import (
-    Message,
-    Slots,
-    copy_out,
-    digest_of,
-    gather,
-    load,
-    plain_name,
-)
+from medpfl.rounds.messages import Message, Slots, copy_out, digest_of, gather, load, plain_name
+from medpfl.rounds.networks import Networks
 from medpfl.rounds.private import PRIVATE, restore_private, save_private
 from medpfl.rounds.protocol import (
     EvaluateReply,
@@ -45,6 +37,8 @@ from medpfl.rounds.protocol import (
     OfRun,
     RefineReply,
     RefineRequest,
+    Reply,
+    Request,
     Sizes,
     StatisticsReply,
     StatisticsRequest,
@@ -55,7 +49,6 @@ from medpfl.rounds.protocol import (
 )
 from medpfl.rounds.refining import take_shown
 from medpfl.tasks.base import Evaluation, Task
-from medpfl.tasks.metrics.base import better, worst
 
 Choice = Literal["best", "last"]
 
@@ -86,28 +79,39 @@ class SiteRunner:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._log = logging.getLogger(f"{__name__}.{name}")
         self.data: SiteData
-        self.models: nn.ModuleDict
+        self.networks: Networks
         self._run: str | None = None
         self._ready = False
 
-    def handle(self, message: Message[Any]) -> Message[Any]:
+    @property
+    def models(self) -> nn.ModuleDict:
+        """All networks, by their names."""
+        return self.networks.models
+
+    def handle(self, message: Message[Request]) -> Message[Reply]:
         """Answer one message.
 
         Raises:
             ProtocolError: it is of a run, and comes before the first.
         """
-        if isinstance(message.header, OfRun) and not self._ready:
+        header, slots = message.header, message.slots
+        if isinstance(header, OfRun) and not self._ready:
             raise ProtocolError(f"{self.name} is asked for a part of a run before it was asked to get ready")
-        answers: dict[str, Callable[[Message[Any]], Message[Any]]] = {
-            "init": self._init,
-            "statistics": self._statistics,
-            "train": self._train,
-            "refine": self._refine,
-            "validate": self._validate,
-            "finish": self._finish,
-            "evaluate": self._evaluate_given,
-        }
-        return answers[message.header.task](message)
+        match header:
+            case InitRequest():
+                return self._init(header)
+            case StatisticsRequest():
+                return self._statistics(header)
+            case TrainRequest():
+                return self._train(header, slots)
+            case RefineRequest():
+                return self._refine(header, slots)
+            case ValidateRequest():
+                return self._validate(header, slots)
+            case FinishRequest():
+                return self._finish(header)
+            case EvaluateRequest():
+                return self._evaluate_given(message.of(EvaluateRequest))
 
     def _evaluate_given(self, message: Message[EvaluateRequest]) -> Message[EvaluateReply]:
         home = self.root / plain_name(message.header.job)
@@ -115,8 +119,7 @@ class SiteRunner:
 
     # -- init ---------------------------------------------------------------------------------------------------------
 
-    def _init(self, message: Message[InitRequest]) -> Message[InitReply]:
-        header = message.header
+    def _init(self, header: InitRequest) -> Message[InitReply]:
         torch.set_num_threads(header.threads)
         self.home = self.root / plain_name(header.job)
         self.roster = header.roster
@@ -130,47 +133,29 @@ class SiteRunner:
         self.common = read_common(self.method, self.task, site_file, self.data)
         common = self.common.marks()
         self.methods = [self.method, *riding_along(header.slots, self.method)]
+        self._served = header.slots
         self._build()
-        self._check_slots(header.slots)
-        self.travelling = [slot for slot, travels in header.slots.items() if travels and slot in self.slots]
         self._ready = True
-        self._log.info(describe(self.models, self.slots, self.travelling))
-        slots = gather(self.models, self.slots, self.travelling)
+        self._log.info(self.networks.describe())
         reply = InitReply(
             sizes=Sizes(**{split: len(samples) for split, samples in self.data.splits.items()}),
             config=digest_of([*self._config, common]),
             common=common,
-            buffers=tuple(self._buffers()),
+            buffers=tuple(self.networks.untrained()),
             recipe=rebuild_of(self._config[0], self._config[1], self.data),
             personalised=next(iter(self.method.deploys)),
             score=self.task.score,
-            direction=self.task.metric(self.task.score).direction,
+            measures=self.task.measures,
             classes=tuple(self.data.class_names),
             versions=versions(),
             plan=plan_of(self.method, self.methods, header.rounds),
         )
-        return Message(reply, slots)
-
-    def _buffers(self) -> list[str]:
-        """Entries that travel and are not trained: BatchNorm's statistics, counters."""
-        trained = dict(self.models.named_parameters())
-        return [key for slot in self.travelling for key in self.slots[slot] if key not in trained]
+        return Message(reply, self.networks.gather())
 
     def _build(self) -> None:
         """All networks with the job's initial weights."""
-        self.models = nn.ModuleDict()
-        self._owner: dict[str, Method] = {}
-        self.slots: dict[str, list[str]] = {}
         build = Build(self.task, self.data, self.roster, self.seed, self.name, self.common.public)
-        for method in self.methods:
-            mine = nn.ModuleDict(method.models(build))
-            for name in mine:
-                if name in self._owner:
-                    raise ConfigError(f"{type(method).__name__} uses the model name '{name}', which is taken")
-                self._owner[name] = method
-            self.models.update(dict(mine.items()))
-            self.slots.update(method.slots(mine))
-        self.models.to(self.device)
+        self.networks = Networks(self.methods, build, self._served, self.device)
 
     def recover(self) -> None:
         """After a failed task: forget what it half did; the next task starts from the state kept on disk."""
@@ -178,27 +163,13 @@ class SiteRunner:
         if self._ready:
             self._build()
 
-    def _check_slots(self, served: dict[str, bool]) -> None:
-        check_slots(self.models, self.slots)
-        may_lack = {slot for method in self.methods for slot in method.components()}  # a network may have no such part
-        for name in served:
-            if name not in self.slots and name not in may_lack:
-                raise ConfigError(
-                    f"the server mixes slot '{name}', which {type(self.method).__name__} does not have; "
-                    f"its slots are: {', '.join(self.slots)}"
-                )
-        for name in self.slots:
-            if name not in served:
-                raise ConfigError(f"{type(self.method).__name__} has slot '{name}', but the server mixes no such slot")
-
     # -- rounds -------------------------------------------------------------------------------------------------------
 
-    def _train(self, message: Message[TrainRequest]) -> Message[TrainReply]:
+    def _train(self, header: TrainRequest, slots: Slots) -> Message[TrainReply]:
         started = time.monotonic()
-        header = message.header
         current = header.round
         notes = self._enter_run(header)
-        load(self.models, message.slots)
+        load(self.models, slots)
         metrics = self._look_at_mixed(current - 1, header) if current > 1 else []
         losses = {}
         instead: Slots = {}
@@ -211,15 +182,14 @@ class SiteRunner:
             losses[next(iter(method.deploys))] = number(site.last_loss)
             for slot, state in site.outbox.items():
                 instead[slot] = {key: copy_out(tensor) for key, tensor in state.items()}
-        save_private(self._state, current, self.models, self._private_keys(), self._optimizers)
-        slots = {**gather(self.models, self.slots, self.travelling), **instead}
+        save_private(self._state, current, self.models, self.networks.private(), self._optimizers)
+        sent = {**self.networks.gather(), **instead}
         seconds = round(time.monotonic() - started, 3)
         reply = TrainReply(round=current, metrics=tuple(metrics), loss=losses, notes=tuple(notes), seconds=seconds)
-        return Message(reply, slots)
+        return Message(reply, sent)
 
-    def _statistics(self, message: Message[StatisticsRequest]) -> Message[StatisticsReply]:
+    def _statistics(self, header: StatisticsRequest) -> Message[StatisticsReply]:
         """What the server's components want to know of the data here before the round."""
-        header = message.header
         notes = self._enter_run(header)
         site = self._site(self.method, header.round)
         given = {
@@ -228,24 +198,23 @@ class SiteRunner:
         }
         return Message(StatisticsReply(notes=tuple(notes)), given)
 
-    def _refine(self, message: Message[RefineRequest]) -> Message[RefineReply]:
+    def _refine(self, header: RefineRequest, slots: Slots) -> Message[RefineReply]:
         """One further exchange of some slots within a round that this hospital has trained in."""
-        header = message.header
-        own = {slot: state for slot, state in message.slots.items() if slot in self.slots}
+        own = {slot: state for slot, state in slots.items() if slot in self.networks.slots}
         load(self.models, own)
         current, step = header.round, header.step
         seed_torch(self.seed, self.name, current, type(self.method).__name__, step)
         site = self._site(self.method, current)
-        site.shown = site.keep(f"shown in round {current}", lambda: take_shown(message.slots, self.roster))
+        site.shown = site.keep(f"shown in round {current}", lambda: take_shown(slots, self.roster))
         self.method.refine(site, step)
         sent = {slot: {k: copy_out(t) for k, t in state.items()} for slot, state in site.outbox.items()}
-        return Message(RefineReply(round=current, step=step), {**gather(self.models, self.slots, own), **sent})
+        return Message(RefineReply(round=current, step=step), {**gather(self.models, self.networks.slots, own), **sent})
 
-    def _validate(self, message: Message[ValidateRequest]) -> Message[ValidateReply]:
+    def _validate(self, header: ValidateRequest, slots: Slots) -> Message[ValidateReply]:
         """After the last round: look at its mixed models too, so that the last round can be the best."""
-        notes = self._enter_run(message.header)
-        load(self.models, message.slots)
-        metrics = self._look_at_mixed(message.header.round, message.header)
+        notes = self._enter_run(header)
+        load(self.models, slots)
+        metrics = self._look_at_mixed(header.round, header)
         return Message(ValidateReply(metrics=tuple(metrics), notes=tuple(notes)))
 
     def _site(self, method: Method, round_number: int) -> Site:
@@ -320,19 +289,13 @@ class SiteRunner:
         notes = [f"the state kept here after round {lost} is damaged and not used" for lost in damaged]
         if kept is None:
             return [*notes, f"no state of this run is kept here; the private part starts anew in round {done + 1}"]
-        self._optimizers = restore_private(kept, self.models, self._owner)
+        self._optimizers = restore_private(kept, self.models, self.networks.owner)
         return [*notes, f"resumed from the state after round {kept.number}"]
-
-    def _private_keys(self) -> list[str]:
-        sent = {key for slot in self.travelling for key in self.slots[slot]}
-        kept = set(self.method.kept(self.models))
-        return [key for key in self.models.state_dict() if key not in sent or key in kept]
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
-    def _finish(self, message: Message[FinishRequest]) -> Message[FinishReply]:
+    def _finish(self, header: FinishRequest) -> Message[FinishReply]:
         """Test best and last models once, fine-tune a common one, keep the models at the hospital."""
-        header = message.header
         notes = self._enter_run(header)
         last = header.round
         lines: list[MetricLine] = []
@@ -371,7 +334,7 @@ class SiteRunner:
     ) -> MetricLine:
         tested = evaluate_test(method, name, self.models, self.task, self.data, self.device)
         deployed = deployed or name
-        networks = nn.ModuleDict({key: self.models[key] for key, owner in self._owner.items() if owner is method})
+        networks = self.networks.of(method)
         about = {"job": self.home.name, "site": self.name, "model": deployed, "choice": choice, "round": round_number}
         folder, hospitals = self.home / "models", len(self.roster)
         save_deployed(folder, about, method, name, networks, self.task, self.data, hospitals, tested)
@@ -382,15 +345,16 @@ class SiteRunner:
         """Local rounds from the best common model called ``name``, the number of them chosen on validation."""
         self._optimizers = {}
         model, deployed = method.deploys[name], fine_tuned_name(name)
-        direction = self.task.metric(self.task.score).direction
-        chosen, best_score = None, worst(direction)
+        measure = self.task.measure
+        chosen, best_score = None, None
         for extra in range(1, rounds + 1):
             seed_torch(self.seed, self.name, last + extra, deployed)
             self._site(method, last + extra).fit(model)
             evaluation = self._evaluate(method, name, "validation")
             score = number(evaluation.metrics[self.task.score]) if evaluation else None
-            if chosen is None or score is None or better(direction, score, best_score):
-                best_score = best_score if score is None else score
+            # Where nothing can be validated, the last counts; an undefined score never replaces a known one.
+            if best_score is None or (score is not None and measure.better(score, best_score)):
+                best_score = score
                 chosen = {key: value.clone() for key, value in self.models[model].state_dict().items()}
         assert chosen is not None  # finetune >= 1
         self.models[model].load_state_dict(chosen)

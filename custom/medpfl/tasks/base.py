@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import JsonValue
 from torch import Tensor, nn
 
-from medpfl.component import build
+from medpfl.component import build, import_named
 from medpfl.core.checked import Checked
 from medpfl.core.errors import ConfigError
 from medpfl.data.kinds import read_preparation
@@ -23,6 +23,7 @@ from medpfl.data.site_file import SiteFile
 from medpfl.models.base import Architecture
 from medpfl.models.by_hospital import OwnChoice
 from medpfl.tasks.metrics.base import CaseMetric, Metric
+from medpfl.tasks.metrics.measure import Measure
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,16 @@ class Task(Checked):
             )
         return known[name]
 
+    @property
+    def measure(self) -> Measure:
+        """Which scores are better, and their unit."""
+        return self.metric(self.score).measure
+
+    @property
+    def measures(self) -> dict[str, Measure]:
+        """The same of every metric, by its name."""
+        return {metric.name: metric.measure for metric in self.metrics}
+
     def at(self, site: str) -> "Task":
         """The task as this hospital does it: with its own network, where the job gives hospitals different ones."""
         architecture = getattr(self, "architecture", None)
@@ -81,6 +92,7 @@ class Task(Checked):
         if not isinstance(getattr(self, "architecture", None), OwnChoice):
             return self
         spec = site_file.network(self.dataset)
+        import_named(spec)
         try:
             network = build(spec, Architecture, "the network")
             if network.differs:

@@ -5,6 +5,7 @@ from medpfl.core.mixers.attentive import AttentiveMessages
 from medpfl.core.mixers.base import Mixer, NoDefault, RoundInfo
 from medpfl.core.mixers.cluster_mean import ClusterMean
 from medpfl.core.mixers.control_variates import ControlVariates
+from medpfl.core.mixers.coordinate_median import CoordinateMedian
 from medpfl.core.mixers.identity import Identity
 from medpfl.core.mixers.knowledge_transfer import KnowledgeTransfer
 from medpfl.core.mixers.mean import Mean
@@ -14,11 +15,13 @@ from medpfl.core.mixers.relaxed_mean import RelaxedMean
 from medpfl.core.mixers.server_adam import ServerAdam
 from medpfl.core.mixers.soft_pull import SoftPull
 from medpfl.core.mixers.statistics_distance import StatisticsDistance
+from medpfl.core.mixers.trimmed_mean import TrimmedMean
 
 __all__ = [
     "AttentiveMessages",
     "ClusterMean",
     "ControlVariates",
+    "CoordinateMedian",
     "Identity",
     "KnowledgeTransfer",
     "Mean",
@@ -31,4 +34,5 @@ __all__ = [
     "ServerAdam",
     "SoftPull",
     "StatisticsDistance",
+    "TrimmedMean",
 ]

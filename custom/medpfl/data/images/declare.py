@@ -5,17 +5,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-import pandas as pd
 import torch
 from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from medpfl.core.errors import DataError
-from medpfl.data.cells import PLACE, Cells, read_cells
+from medpfl.data.cells import PLACE, Cells, joined, read_cells
 from medpfl.data.contract import Case, Dataset, Item, Listing
 from medpfl.data.declared import SPLITS, LabelColumn, LabelMap, Problems, Strict, canonical, distinct
 from medpfl.data.images.new import ImagesPreparation
@@ -24,6 +23,9 @@ from medpfl.data.pixels import prepare, prepare_mask, read_image, read_mask
 from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.samples import Budget, Samples, SiteData, Store, empty_like, in_parallel
 from medpfl.data.splits import check_listing, choose
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class ImageTable(Strict):
@@ -205,7 +207,7 @@ class Images(Dataset):
         wanted = [self.table.image, *(column for column in self._columns() if column not in known)]
         where = {column: {canonical(value) for value in values} for column, values in self.table.where.items()}
         frames = read_cells(path, path.name, Cells(missing=[]), problems, wanted, where=where)
-        frame = pd.concat(frames, ignore_index=True).fillna("")
+        frame = joined(frames).fillna("")
         if frame.empty:
             problems.add(f"{path}: no row has {' and '.join(f'{c} in {v}' for c, v in self.table.where.items())}")
         index = _by_name(found)
@@ -270,7 +272,7 @@ class Images(Dataset):
         return ImageCase(row.image.name, group, row.where, row.image.path, label, masks.get(row.image.name))
 
 
-def _records(frame: pd.DataFrame) -> Iterator[dict[str, str]]:
+def _records(frame: "pd.DataFrame") -> Iterator[dict[str, str]]:
     columns = list(frame.columns)
     for row in frame.itertuples(index=False, name=None):
         yield dict(zip(columns, row, strict=True))

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import pandas as pd
 import torch
 from numpy.typing import NDArray
 from pydantic import Field, PrivateAttr, field_validator, model_validator
@@ -293,6 +292,8 @@ def _recordings(dataset: Series, problems: Problems) -> Iterator[Recording]:
 
 def _runs(dataset: Series, recording: Recording, offset: int, problems: Problems) -> list[_Run]:
     """The recording's runs in time order; steps with a problem are in none."""
+    import pandas as pd
+
     labels = _labels(dataset, recording, problems)
     labels[recording.bad] = -1
     if dataset.missing_samples == "refuse":
@@ -323,6 +324,8 @@ def _runs(dataset: Series, recording: Recording, offset: int, problems: Problems
 
 def _labels(dataset: Series, recording: Recording, problems: Problems) -> NDArray[np.int64]:
     """The class of each step; -1 where it is ignored, missing or not declared."""
+    import pandas as pd
+
     label = dataset.label
     index = label.index() | {canonical(value): -1 for value in label.ignore}
     codes, values = pd.factorize(recording.marks[label.column])

@@ -2,15 +2,17 @@
 """Cells of a table as numbers: categories one-hot, missing values imputed."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 from pydantic import BeforeValidator
 
 from medpfl.data.cells import to_numbers
 from medpfl.data.declared import Problems, canonical, distinct
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 ROW = "\n\n"
 """The frames' own column beside ``PLACE``: file and line."""
@@ -37,7 +39,7 @@ def numeric(features: Features) -> list[str]:
 
 
 def coded(
-    features: Features, frame: pd.DataFrame, bad: NDArray[np.bool_], problems: Problems
+    features: Features, frame: "pd.DataFrame", bad: NDArray[np.bool_], problems: Problems
 ) -> tuple[list[str], NDArray[np.float64]]:
     """Names and N x F values, NaN where a cell is missing; rows with a problem are marked in ``bad``."""
     names: list[str] = []
@@ -54,7 +56,7 @@ def coded(
     return names, np.stack(parts, axis=1)
 
 
-def _numbers(frame: pd.DataFrame, column: str, bad: NDArray[np.bool_], problems: Problems) -> NDArray[np.float64]:
+def _numbers(frame: "pd.DataFrame", column: str, bad: NDArray[np.bool_], problems: Problems) -> NDArray[np.float64]:
     numbers = to_numbers(frame, column)
     for row in np.flatnonzero(~np.isfinite(numbers) & frame[column].notna().to_numpy()).tolist():
         bad[row] = True
@@ -66,7 +68,11 @@ def _numbers(frame: pd.DataFrame, column: str, bad: NDArray[np.bool_], problems:
 
 
 def lookup(
-    frame: pd.DataFrame, column: str, values: list[list[str | int | float]], bad: NDArray[np.bool_], problems: Problems
+    frame: "pd.DataFrame",
+    column: str,
+    values: list[list[str | int | float]],
+    bad: NDArray[np.bool_],
+    problems: Problems,
 ) -> NDArray[np.int64]:
     """Position of each cell in ``values``, -1 where it is missing; "3", "3.0" and 3 are the same value."""
     positions = {canonical(value): position for position, group in enumerate(values) for value in group}
@@ -83,7 +89,7 @@ def lookup(
     return found
 
 
-def typical(features: Features, train: pd.DataFrame, source: str, problems: Problems) -> dict[str, str | int | float]:
+def typical(features: Features, train: "pd.DataFrame", source: str, problems: Problems) -> dict[str, str | int | float]:
     """Each feature's median, or its most frequent category (the first declared of equals), among the known cells."""
     found: dict[str, str | int | float] = {}
     for column, kind in features.items():

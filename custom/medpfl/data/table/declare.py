@@ -3,16 +3,15 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-import pandas as pd
 import torch
 from numpy.typing import NDArray
 from pydantic import Field, PrivateAttr, model_validator
 
 from medpfl.core.errors import DataError
-from medpfl.data.cells import PLACE, Cells, read_cells, shown_names
+from medpfl.data.cells import PLACE, Cells, joined, read_cells, shown_names
 from medpfl.data.contract import Case, Dataset, Item, Listing
 from medpfl.data.declared import SPLITS, LabelColumn, Problems, SplitRule
 from medpfl.data.preparation import Preparation, Spec
@@ -20,6 +19,9 @@ from medpfl.data.samples import Samples, SiteData, to_tensor
 from medpfl.data.splits import check_listing, choose
 from medpfl.data.table.coding import ROW, Feature, coded, filled, lookup, numeric, typical
 from medpfl.data.table.new import TablePreparation
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Table(Cells, Dataset):
@@ -71,7 +73,7 @@ class Table(Cells, Dataset):
         splits = {split: _samples(data, rows) for split, rows in data.splits.items()}
         return SiteData(splits, data.class_names, data.preparation)
 
-    def cells(self) -> pd.DataFrame:
+    def cells(self) -> "pd.DataFrame":
         """The used columns as text, NaN where missing, by the rows' names; also rows that are then dropped."""
         return _read_files(self, Problems(keep=True)).set_index(ROW)
 
@@ -174,7 +176,7 @@ def _listing(rows: list[str], groups: list[str], splits: dict[str, list[int]]) -
     return {split: [RowCase(rows[i], groups[i], rows[i], i) for i in splits[split]] for split in SPLITS}
 
 
-def _read_files(dataset: Table, problems: Problems) -> pd.DataFrame:
+def _read_files(dataset: Table, problems: Problems) -> "pd.DataFrame":
     given = _given(dataset)
     numbers = set(numeric(dataset.features)) - set(given)
     frames = []
@@ -183,7 +185,7 @@ def _read_files(dataset: Table, problems: Problems) -> pd.DataFrame:
         for frame in read_cells(path, shown, dataset, problems, [*dataset.features, *given], numbers):
             frame[ROW] = [f"{shown}:{place}" for place in frame[PLACE]]
             frames.append(frame)
-    return pd.concat(frames, ignore_index=True)
+    return joined(frames)
 
 
 def _given(dataset: Table) -> list[str]:
@@ -191,7 +193,7 @@ def _given(dataset: Table) -> list[str]:
     return [column for column in (dataset.label.column, dataset.split.group, dataset.split.column) if column]
 
 
-def _known(dataset: Table, frame: pd.DataFrame, problems: Problems) -> pd.DataFrame:
+def _known(dataset: Table, frame: "pd.DataFrame", problems: Problems) -> "pd.DataFrame":
     """The rows that lack no value that cannot be imputed; the others are told of, or dropped if that is declared."""
     impute = dataset.missing_rows == "impute"
     used = list(dict.fromkeys([*([] if impute else dataset.features), *_given(dataset)]))

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
-import pandas as pd
 import torch
 from numpy.typing import NDArray
 
 from medpfl.core.errors import DataError
-from medpfl.data.cells import PLACE, Cells, read_cells
+from medpfl.data.cells import PLACE, Cells, joined, read_cells
 from medpfl.data.declared import Problems
 from medpfl.data.preparation import NewCase, Preparation, Spec
 from medpfl.data.samples import to_tensor
@@ -51,7 +50,7 @@ def new_rows(path: Path, preparation: TablePreparation) -> tuple[list[str], NDAr
     """
     features, imputed, form = preparation.features, preparation.imputed, preparation.cells
     pieces = read_cells(path, path.name, form, Problems(), list(features), numeric(features), preparation.label)
-    frame = pd.concat(list(pieces), ignore_index=True)
+    frame = joined(pieces)
     frame[ROW] = [f"{path.name}:{place}" for place in frame[PLACE]]
     for column in features:
         missing = frame[ROW][frame[column].isna()].tolist()

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import nibabel as nib
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -174,6 +173,8 @@ def read_new_volumes(
 
 def _save(file: Path, values: NDArray[Any], affine: NDArray[np.float64], source: Path) -> None:
     """Write a NIfTI file with the geometry of ``source``, whole or not at all."""
+    import nibabel as nib
+
     if source.is_file() and source.name.endswith(_NIFTI):
         like: Any = nib.load(source)
         image = nib.Nifti1Image(values, like.affine)

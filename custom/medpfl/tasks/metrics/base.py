@@ -1,27 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a metric is: a name, which values are better, a unit, and how it is computed of a split or case by case."""
 
-import math
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
 
 from medpfl.data.samples import Samples
-
-Direction = Literal["higher", "lower"]
-"""Which values are better."""
-
-
-def better(direction: Direction, one: float, other: float) -> bool:
-    """Whether ``one`` is better than ``other``; equal values are not, and nothing is better than NaN or worse."""
-    return one > other if direction == "higher" else one < other
-
-
-def worst(direction: Direction) -> float:
-    """What every finite value is better than."""
-    return -math.inf if direction == "higher" else math.inf
+from medpfl.tasks.metrics.measure import Direction, Measure
 
 
 class Metric(ABC):
@@ -36,6 +23,11 @@ class Metric(ABC):
     name: ClassVar[str]
     direction: ClassVar[Direction] = "higher"
     unit: ClassVar[str] = ""
+
+    @property
+    def measure(self) -> Measure:
+        """What tables and choices need to know of it."""
+        return Measure(direction=self.direction, unit=self.unit)
 
     @abstractmethod
     def of_split(self, decisions: Tensor, samples: Samples) -> float:

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the server mixes: for every slot the hospitals' copies and the component that mixes them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from torch import Tensor
+
+from medpfl.core.mixers import Mixer, RoundInfo
+from medpfl.core.mixing import Matrix, State
+from medpfl.rounds import checkpoint
+from medpfl.rounds.checkpoint import Stack
+from medpfl.rounds.messages import Slots, byte_count
+
+
+class Copies:
+    """The K copies of every slot that travels.
+
+    Args:
+        mixers: slot to server component.
+        roster: the hospitals' names, sorted; copy k is the k-th hospital's.
+    """
+
+    def __init__(self, mixers: Mapping[str, Mixer], roster: Sequence[str]):
+        self.mixers = dict(mixers)
+        self.travelling = [slot for slot, mixer in self.mixers.items() if mixer.travels]
+        self.stack: Stack = {}
+        self._roster = tuple(roster)
+        for mixer in self.mixers.values():
+            mixer.check(self._roster)
+
+    def leave_out(self, slots: Iterable[str]) -> None:
+        """These are not mixed."""
+        for slot in slots:
+            del self.mixers[slot]
+            self.travelling.remove(slot)
+
+    def start(self, slots: Slots) -> None:
+        """All hospitals begin with the same tensors."""
+        for slot in self.travelling:
+            self.mixers[slot].start(slots[slot])
+            self.stack[slot] = [{key: t.clone() for key, t in slots[slot].items()} for _ in self._roster]
+
+    def restore(self, stack: Stack, states: Mapping[str, State]) -> None:
+        """Go on from a checkpoint's copies and components' states."""
+        self.stack = stack
+        for slot in self.travelling:
+            self.mixers[slot].load_state(states[slot])
+
+    def mix(self, slots: Sequence[str], sent: Mapping[str, Slots], info: RoundInfo) -> dict[str, Matrix]:
+        """Mix the slots over the hospitals that answered; returns the matrices that were applied.
+
+        Args:
+            sent: hospital to what it answered; the tensors are mixed in place.
+        """
+        matrices: dict[str, Matrix] = {}
+        for slot in slots:
+            # Mixing is in place. An absent hospital's copy is cloned first: it may still be downloading the old one.
+            stack = [
+                sent[site][slot] if site in sent else {key: t.clone() for key, t in kept.items()}
+                for site, kept in zip(self._roster, self.stack[slot], strict=True)
+            ]
+            self.stack[slot], matrix = self.mixers[slot].mix(stack, info)
+            if matrix is not None:
+                matrices[slot] = matrix
+        return matrices
+
+    def of(self, site: str, slots: Sequence[str]) -> Slots:
+        """A hospital's copies."""
+        index = self._roster.index(site)
+        return {slot: self.stack[slot][index] for slot in slots}
+
+    def byte_count(self) -> int:
+        """Bytes of the tensors that one hospital is sent a round."""
+        return byte_count({slot: self.stack[slot][0] for slot in self.travelling})
+
+    def compact(self) -> dict[str, dict[str, dict[str, Tensor]]]:
+        """Slot to owner to state; one owner for all where all hospitals have the same."""
+        return {slot: checkpoint.compact(self.stack[slot], self._roster) for slot in self.travelling}
+
+    def states(self) -> dict[str, State]:
+        """Slot to its component's state."""
+        return {slot: self.mixers[slot].state() for slot in self.travelling}
+
+    # -- statistics ---------------------------------------------------------------------------------------------------
+
+    def wanted(self, round_number: int) -> dict[str, str]:
+        """Slot to the statistics that its component needs before this round, where it needs any."""
+        asked = {slot: self.mixers[slot].wants(round_number) for slot in self.travelling}
+        return {slot: name for slot, name in asked.items() if name is not None}
+
+    def take_statistics(self, wanted: Mapping[str, str], sent: Mapping[str, Slots], info: RoundInfo) -> None:
+        """Hand them to the components.
+
+        Args:
+            wanted: as ``wanted`` gave it.
+            sent: hospital to its statistics by name.
+        """
+        for slot, name in wanted.items():
+            given = [sent[site][name] if site in sent else None for site in self._roster]
+            self.mixers[slot].take_statistics(given, info)

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A hospital's networks in a job: those of its method and of the references beside it, and the slots they make up."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from medpfl.core.errors import ConfigError
+from medpfl.core.groups import check_slots, describe
+from medpfl.methods.base import Build, Method
+from medpfl.rounds.messages import Slots, gather
+
+
+class Networks:
+    """All networks, with the job's initial weights.
+
+    Args:
+        methods: the job's, then the references.
+        served: slot that the server mixes to whether it travels.
+
+    Raises:
+        ConfigError: two methods use one name, or the slots are not those that the server mixes.
+    """
+
+    def __init__(self, methods: Sequence[Method], build: Build, served: Mapping[str, bool], device: torch.device):
+        self.methods = methods
+        self.models = nn.ModuleDict()
+        self.owner: dict[str, Method] = {}
+        """Network to the method that made it."""
+        self.slots: dict[str, list[str]] = {}
+        """Slot to its entries."""
+        for method in methods:
+            self._add(method, build)
+        self.models.to(device)
+        check_slots(self.models, self.slots)
+        self._check_served(served)
+        self.travelling = [slot for slot, travels in served.items() if travels and slot in self.slots]
+
+    def _add(self, method: Method, build: Build) -> None:
+        mine = nn.ModuleDict(method.models(build))
+        for name in mine:
+            if name in self.owner:
+                raise ConfigError(f"{type(method).__name__} uses the model name '{name}', which is taken")
+            self.owner[name] = method
+        self.models.update(dict(mine.items()))
+        self.slots.update(method.slots(mine))
+
+    def _check_served(self, served: Mapping[str, bool]) -> None:
+        may_lack = {slot for method in self.methods for slot in method.components()}  # a network may have no such part
+        kind = type(self.methods[0]).__name__
+        for name in served:
+            if name not in self.slots and name not in may_lack:
+                known = ", ".join(self.slots)
+                raise ConfigError(f"the server mixes slot '{name}', which {kind} does not have; its slots are: {known}")
+        for name in self.slots:
+            if name not in served:
+                raise ConfigError(f"{kind} has slot '{name}', but the server mixes no such slot")
+
+    def describe(self) -> str:
+        """For the log: the slots and their sizes."""
+        return describe(self.models, self.slots, self.travelling)
+
+    def gather(self) -> Slots:
+        """Copies of what travels."""
+        return gather(self.models, self.slots, self.travelling)
+
+    def of(self, method: Method) -> nn.ModuleDict:
+        """The networks that one of the methods made."""
+        return nn.ModuleDict({key: self.models[key] for key, owner in self.owner.items() if owner is method})
+
+    def untrained(self) -> list[str]:
+        """Entries that travel and are not trained: BatchNorm's statistics, counters."""
+        trained = dict(self.models.named_parameters())
+        return [key for slot in self.travelling for key in self.slots[slot] if key not in trained]
+
+    def private(self) -> list[str]:
+        """Entries that only this hospital holds, or holds otherwise than they are sent."""
+        sent = {key for slot in self.travelling for key in self.slots[slot]}
+        kept = set(self.methods[0].kept(self.models))
+        return [key for key in self.models.state_dict() if key not in sent or key in kept]
