@@ -33,11 +33,15 @@ Tensors = dict[str, Tensor]
 
 @dataclass
 class Held:
-    """What an end has after exchange ``number``; tensors by "slot::entry"."""
+    """What an end has after exchange ``number``; tensors by "slot::entry".
+
+    ``began``: at a hospital, the exchange that ended the round before.
+    """
 
     number: int
     reference: Tensors
     residual: Tensors = field(default_factory=dict)
+    began: int | None = None
 
 
 class End:
