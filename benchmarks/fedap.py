@@ -161,7 +161,7 @@ def _weights(job: Job, files: dict[str, Path], folder: Path) -> Matrix:
         for name, path in files.items()
     }
     home, results = folder / "weights" / "server", folder / "weights" / "results"
-    coordinator = Coordinator(job.settings, job.mixers, job.name, list(files), job.min_clients, home, results)
+    coordinator = Coordinator(job, list(files), home, results)
     messages = coordinator.init_messages()
     coordinator.take_init({name: runners[name].handle(message) for name, message in messages.items()})
     messages = coordinator.statistics_messages(1, coordinator.joined)

@@ -103,10 +103,7 @@ def pieces(job: Job, sites: dict[str, Path], folder: Path) -> tuple[Coordinator,
         site: SiteRunner(site, job.method, job.task, partial(load_site_file, path, site), folder / site)
         for site, path in sites.items()
     }
-    coordinator = Coordinator(
-        job.settings, job.mixers, job.name, list(sites), job.min_clients, folder / "s", folder / "r"
-    )
-    return coordinator, runners
+    return Coordinator(job, list(sites), folder / "s", folder / "r"), runners
 
 
 def exchange(runners: dict[str, SiteRunner], messages: Mapping[str, Message[Any]]) -> dict[str, Message[Any]]:

@@ -69,7 +69,7 @@ class MixingController(ExchangeController):
         job = load_config(config, name, min_clients, lambda path: check_allowed(path, fl_ctx))
         assert isinstance(job, Job)
         home = Path(workspace.get_root_dir()) / "medpfl" / name
-        return Coordinator(self.settings, job.mixers, name, roster, min_clients, home, self._results_of(fl_ctx))
+        return Coordinator(job, roster, home, self._results_of(fl_ctx))
 
     def _tell(self, round_number: int, mixed: list[str], fl_ctx: FLContext) -> None:
         assert isinstance(self.coordinator, Coordinator)

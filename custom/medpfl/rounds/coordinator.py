@@ -14,10 +14,11 @@ from typing import TypeVar
 import numpy as np
 
 from medpfl.core.codecs.progress import progress_of
-from medpfl.core.errors import MedPFLError
-from medpfl.core.mixers import Mixer, RoundInfo
+from medpfl.core.errors import ConfigError, MedPFLError
+from medpfl.core.mixers import RoundInfo
 from medpfl.core.mixing import Matrix
-from medpfl.job.settings import Settings
+from medpfl.job.contents import Job
+from medpfl.job.names import SERVER_FILE
 from medpfl.results.callbacks import Callback, Report, ResultFiles
 from medpfl.results.files import write_slots
 from medpfl.results.record import Record
@@ -52,33 +53,27 @@ class Coordinator:
     """State of a job at the server.
 
     Args:
-        settings: the controller's arguments.
-        mixers: slot to server component.
-        job: the job's name.
+        job: what it says.
         roster: the hospitals' names.
-        min_sites: how many hospitals must answer for a round to count.
         home: folder for checkpoints, outside FLARE's run folder.
         results: folder for what the job leaves behind.
-        trackers: are told of every round's end and the job's, beside what writes ``results``.
+        trackers: are told of every round's end and the job's, beside what writes ``results`` and the job's own.
     """
 
     def __init__(
         self,
-        settings: Settings,
-        mixers: Mapping[str, Mixer],
-        job: str,
-        roster: list[str],
-        min_sites: int,
+        job: Job,
+        roster: Sequence[str],
         home: Path,
         results: Path,
         trackers: Sequence[Callback] = (),
     ):
-        self.settings, self.job = settings, job
+        self.job, self.settings, self.min_sites = job, job.settings, job.min_clients
         self.roster = tuple(sorted(roster))
-        self.min_sites = min_sites
-        self.copies = Copies(mixers, self.roster)
+        self.copies = Copies(job.mixers, self.roster)
         self.results = results
-        self.record = Record(job, self.roster, [ResultFiles(results), Report(results)], trackers)
+        files = [ResultFiles(results), Report(results)]
+        self.record = Record(job.name, self.roster, files, [*job.trackers, *trackers])
         self.done = 0
         """Rounds that are finished."""
         self.joined: list[str] = []
@@ -97,7 +92,7 @@ class Coordinator:
     def _init_request(self) -> protocol.InitRequest:
         mixers = self.copies.mixers
         return protocol.InitRequest(
-            job=self.job,
+            job=self.job.name,
             rounds=self.settings.rounds,
             roster=self.roster,
             seed=self.settings.seed,
@@ -111,6 +106,7 @@ class Coordinator:
 
         Raises:
             QuorumLost: fewer than ``min_sites`` hospitals fit together.
+            ConfigError: the job names a component for a slot that their networks do not have.
         """
         check = begins_with(self.copies.travelling)
         ready = self._answers(self._init_request(), protocol.InitReply, replies, check, "takes no part")
@@ -122,7 +118,7 @@ class Coordinator:
                 f"({', '.join(self.joined) or 'none'}); the job needs {self.min_sites}{self._reasons(0)}"
             )
         self.sizes = found.sizes
-        self._leave_out([slot for slot in self.copies.travelling if slot not in found.slots])
+        lacking = self._leave_out(found.slots)
         self.expected = table(found.slots)
         self.score, self._plan, self._adapts = found.header.score, found.header.plan, found.header.adapts
         self._best = BestRounds(self.record, self.score, found.header.measures[self.score])
@@ -130,18 +126,29 @@ class Coordinator:
         # The roster is part of the run's key: a run with other hospitals neither resumes this one nor overwrites it.
         configs = sorted({ready[site].header.config for site in self.joined})
         components = self._about.components
-        self.run = digest_of([self.job, dataclasses.asdict(self.settings), components, list(self.roster), configs])
+        self.run = digest_of([self.job.name, dataclasses.asdict(self.settings), components, list(self.roster), configs])
         self._state = self._home / "state" / self.run
         if not self._resume():
             for text in checkpoint.other_runs(self._state):
                 self.record.event(0, "server", text)
+            for text in lacking:
+                self.record.event(0, "server", text)
             self.copies.start(found.slots)
 
-    def _leave_out(self, slots: list[str]) -> None:
-        """Slots of the method that the hospitals' networks turn out not to have are not mixed."""
-        self.copies.leave_out(slots)
-        for slot in slots:
-            self._log.info("slot '%s' is empty with this network", slot)
+    def _leave_out(self, slots: Slots) -> list[str]:
+        """Slots of the method that the hospitals' networks turn out not to have are not mixed; returns a sentence on
+        each."""
+        lacking = [slot for slot in self.copies.travelling if slot not in slots]
+        has = ", ".join(slot for slot in self.copies.mixers if slot not in lacking)
+        for slot in lacking:
+            if slot in self.job.components:
+                raise ConfigError(
+                    f"{SERVER_FILE}: component '{slot}' ({type(self.job.components[slot]).__name__}): the hospitals' "
+                    f"networks have no such slot; they have: {has}. Remove the component"
+                )
+        self.copies.leave_out(lacking)
+        known = f"the hospitals' networks have no such part; they have: {has}"
+        return [f"slot '{slot}' is not mixed: {known}" for slot in lacking]
 
     # -- rounds -------------------------------------------------------------------------------------------------------
 
@@ -297,7 +304,7 @@ class Coordinator:
         links = {slot: self.copies.mixers[slot].links(self.roster) for slot in self.copies.travelling}
         networks = {slot: pairs for slot, pairs in links.items() if pairs is not None}
         said = self._about.model_copy(update={"networks": networks})
-        self.record.finish(said, self.best, write_slots(self.results, self.job, self.copies.compact()))
+        self.record.finish(said, self.best, write_slots(self.results, self.job.name, self.copies.compact()))
         self._save(finished=True)
 
     def _answers(
