@@ -18,6 +18,7 @@ from medpfl.job import Job, load_config
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.loop import Watch, carry, training
 from medpfl.rounds.settings import Settings
+from medpfl.rounds.terms import terms_of
 
 _CLEANUP_ROUNDS = 10
 _BIG_MODEL = 50_000_000  # bytes of one hospital's payload above which memory is cleaned up every round
@@ -69,7 +70,8 @@ class MixingController(ExchangeController):
         job = load_config(config, name, min_clients, lambda path: check_allowed(path, fl_ctx))
         assert isinstance(job, Job)
         home = Path(workspace.get_root_dir()) / "medpfl" / name
-        return Coordinator(self.settings, job.mixers, name, roster, min_clients, home, self._results_of(fl_ctx))
+        terms = terms_of(job.method, job.task, job.mixers, self.settings.rounds, job.codecs)
+        return Coordinator(self.settings, job.mixers, terms, name, roster, min_clients, home, self._results_of(fl_ctx))
 
     def _tell(self, round_number: int, mixed: list[str], fl_ctx: FLContext) -> None:
         assert isinstance(self.coordinator, Coordinator)
@@ -78,7 +80,7 @@ class MixingController(ExchangeController):
             "round": round_number,
             "rounds": self.settings.rounds,
             "hospitals": len(mixed),
-            **{f"best_{self.coordinator.score}_{model}": value for model, value in best.items()},
+            **{f"best_{self.coordinator.terms.score}_{model}": value for model, value in best.items()},
         }
         self.log_info(fl_ctx, f"round {round_number}/{self.settings.rounds}: mixed {', '.join(mixed)}; best {best}")
 
