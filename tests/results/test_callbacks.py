@@ -72,7 +72,7 @@ def test_a_job_that_fails_is_told_too(
     make_job: Callable[..., Job], table_sites: dict[str, Path], tmp_path: Path
 ) -> None:
     job, ledger = make_job(), Ledger()
-    terms = terms_of(job.method, job.task, job.mixers, job.settings.rounds)
+    terms = terms_of(job)
     coordinator = Coordinator(
         job.settings, job.mixers, terms, job.name, list(table_sites), 2, tmp_path / "s", tmp_path / "r", [ledger]
     )

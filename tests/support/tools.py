@@ -104,7 +104,7 @@ def pieces(job: Job, sites: dict[str, Path], folder: Path) -> tuple[Coordinator,
         site: SiteRunner(site, job.method, job.task, partial(load_site_file, path, site), folder / site)
         for site, path in sites.items()
     }
-    terms = terms_of(job.method, job.task, job.mixers, job.settings.rounds, job.codecs)
+    terms = terms_of(job)
     coordinator = Coordinator(
         job.settings, job.mixers, terms, job.name, list(sites), job.min_clients, folder / "s", folder / "r"
     )

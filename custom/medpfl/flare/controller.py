@@ -15,9 +15,9 @@ from medpfl.flare.authorize import check_allowed
 from medpfl.flare.exchange import ExchangeController
 from medpfl.flare.executor import PROBE
 from medpfl.job import Job, load_config
+from medpfl.job.settings import Settings
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.loop import Watch, carry, training
-from medpfl.rounds.settings import Settings
 from medpfl.rounds.terms import terms_of
 
 _CLEANUP_ROUNDS = 10
@@ -25,7 +25,7 @@ _BIG_MODEL = 50_000_000  # bytes of one hospital's payload above which memory is
 
 
 class MixingController(ExchangeController):
-    """Arguments: those of ``medpfl.rounds.settings.Settings``."""
+    """Arguments: those of ``medpfl.job.settings.Settings``."""
 
     def __init__(self, **settings: Any):
         self.settings = Settings(**settings)
@@ -70,7 +70,7 @@ class MixingController(ExchangeController):
         job = load_config(config, name, min_clients, lambda path: check_allowed(path, fl_ctx))
         assert isinstance(job, Job)
         home = Path(workspace.get_root_dir()) / "medpfl" / name
-        terms = terms_of(job.method, job.task, job.mixers, self.settings.rounds, job.codecs)
+        terms = terms_of(job)
         return Coordinator(self.settings, job.mixers, terms, name, roster, min_clients, home, self._results_of(fl_ctx))
 
     def _tell(self, round_number: int, mixed: list[str], fl_ctx: FLContext) -> None:

@@ -17,6 +17,7 @@ from medpfl.core.codecs.progress import progress_of
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mixers import Mixer, RoundInfo
 from medpfl.core.mixing import Matrix
+from medpfl.job.settings import Settings
 from medpfl.results.callbacks import Callback, Report, ResultFiles
 from medpfl.results.files import write_slots
 from medpfl.results.record import Record
@@ -30,7 +31,6 @@ from medpfl.rounds.copies import Copies
 from medpfl.rounds.joining import about, begins_with, join, oddities
 from medpfl.rounds.messages import Message, Slots, byte_count, digest_of, table
 from medpfl.rounds.refining import Refining, refining, show
-from medpfl.rounds.settings import Settings
 from medpfl.rounds.terms import Terms
 
 Replies = Mapping[str, Message[protocol.Reply]]
@@ -128,9 +128,9 @@ class Coordinator:
         configs = sorted({ready[site].header.config for site in self.joined})
         components = self._about.components
         self.run = digest_of([self.job, dataclasses.asdict(self.settings), components, list(self.roster), configs])
-        self._checkpoint = self._home / "state" / self.run / "server.safetensors"
+        self._state = self._home / "state" / self.run
         if not self._resume():
-            for text in checkpoint.other_runs(self._checkpoint):
+            for text in checkpoint.other_runs(self._state):
                 self.record.event(0, "server", text)
             self.copies.start(found.slots)
 
@@ -227,6 +227,7 @@ class Coordinator:
         asked = self._asked(protocol.StatisticsRequest, round_number, names=wanted)
         accepted = self._answers(asked, protocol.StatisticsReply, replies, check, "statistics refused")
         for site, message in accepted.items():
+            self._take_notes(site, round_number, message.header.notes)
             self.record.traffic(round_number - 1, site, 0, byte_count(message.slots))
         self._check_quorum(round_number, accepted, "usable statistics")
         self.copies.take_statistics(names, _slots_of(accepted), self._info(accepted))
@@ -281,6 +282,7 @@ class Coordinator:
         asked = self._asked(protocol.ValidateRequest, self.done)
         for site, message in self._answers(asked, protocol.ValidateReply, replies).items():
             self._best.take(site, message.header.metrics)
+            self._take_notes(site, self.done, message.header.notes)
         self._best.choose(self.done)
 
     def finish_messages(self, sites: list[str]) -> dict[str, Message[protocol.FinishRequest]]:
@@ -364,20 +366,20 @@ class Coordinator:
             record=self.record.dump(),
             saved=time.time(),
         )
-        checkpoint.save(self._checkpoint, self.copies.compact(), self.copies.states(), about)
+        checkpoint.save(self._state, self.copies.compact(), self.copies.states(), about)
 
     def _resume(self) -> bool:
         """Take up an unfinished run of the same job, settings, seed and roster; a finished one starts fresh."""
-        found = checkpoint.load(self._checkpoint, self.copies.travelling, self.roster)
-        if found is None:
-            return False
-        self.copies.restore(found.stack, found.mixers)
-        self.done = found.about.done
-        self._best.restore(found.about.best, found.about.scores)
-        self.record.restore(found.about.record, self.done)
-        self.record.event(self.done, "server", f"resumed after round {self.done} of an unfinished run")
-        self._log.info("resumed after round %d of an unfinished run", self.done)
-        return True
+        found, told = checkpoint.load(self._state, self.copies.travelling, self.roster)
+        if found is not None:
+            self.copies.restore(found.stack, found.mixers)
+            self.done = found.about.done
+            self._best.restore(found.about.best, found.about.scores)
+            self.record.restore(found.about.record, self.done)
+        for text in told:
+            self.record.event(self.done, "server", text)
+            self._log.info(text)
+        return found is not None
 
 
 def _slots_of(messages: Mapping[str, Message[protocol.Part]]) -> dict[str, Slots]:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from medpfl.core.errors import RefusedUpdate
 from medpfl.core.mixers import Mixer
+from medpfl.job.settings import Settings
 from medpfl.results.schema import AboutTraining, ControllerArguments, Rebuild
 from medpfl.rounds.answers import Check
 from medpfl.rounds.checks import check_values
 from medpfl.rounds.messages import Message, Slots, digest_of, fingerprint, table
 from medpfl.rounds.protocol import InitReply, as_json
-from medpfl.rounds.settings import Settings
 from medpfl.rounds.terms import Terms
 
 _ALIKE = {"common", "classes", "buffers"}

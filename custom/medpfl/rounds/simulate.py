@@ -46,7 +46,7 @@ def simulate(
     """
     runners = _runners(job, site_files, home, read)
     server = home / "server" / job.name
-    terms = terms_of(job.method, job.task, job.mixers, job.settings.rounds, job.codecs)
+    terms = terms_of(job)
     roster = list(runners)
     coordinator = Coordinator(
         job.settings, job.mixers, terms, job.name, roster, job.min_clients, server, results, trackers

@@ -248,10 +248,7 @@ class SiteRunner:
         ]
         metrics += self._diagnoses(round_number)
         store.save(store.path_of(self._state, "mixed", round_number), self.models.state_dict(), {"round": round_number})
-        wanted = {round_number, *(best.round for best in header.best.values())}
-        for number_, path in store.numbered(self._state, "mixed").items():
-            if number_ not in wanted:
-                path.unlink()
+        store.discard(self._state, "mixed", {round_number, *(best.round for best in header.best.values())})
         return metrics
 
     def _diagnoses(self, round_number: int) -> list[MetricLine]:
@@ -286,15 +283,14 @@ class SiteRunner:
         done = header.round - isinstance(header, StatisticsRequest | TrainRequest)
         if done == 0:
             for kind in (PRIVATE, "mixed"):
-                for path in store.numbered(self._state, kind).values():
-                    path.unlink()
+                store.discard(self._state, kind)
             return []
-        kept = {number_: path for number_, path in store.numbered(self._state, PRIVATE).items() if number_ <= done}
-        if not kept:
-            return [f"no state of this run is kept here; the private part starts anew in round {done + 1}"]
-        newest = max(kept)
-        self._optimizers = restore_private(kept[newest], self.models, self.networks.owner)
-        return [f"resumed from the state after round {newest}"]
+        kept, damaged = store.newest(self._state, PRIVATE, last=done)
+        notes = [f"the state kept here after round {lost} is damaged and not used" for lost in damaged]
+        if kept is None:
+            return [*notes, f"no state of this run is kept here; the private part starts anew in round {done + 1}"]
+        self._optimizers = restore_private(kept, self.models, self.networks.owner)
+        return [*notes, f"resumed from the state after round {kept.number}"]
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
@@ -327,8 +323,10 @@ class SiteRunner:
         path = store.path_of(self._state, "mixed", round_number)
         if not path.exists():
             return "this hospital took no part in that round, so it has no such model"
-        tensors, _ = store.read(path)
-        load(self.models, {"": tensors})
+        try:
+            load(self.models, {"": store.read(path)[0]})
+        except store.DamagedFile:
+            return "the file that this hospital kept of it is damaged"
         return None
 
     def _test(

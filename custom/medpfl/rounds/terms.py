@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the server knows of a job from its own copy of it, so that no hospital decides it by what it announces."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from medpfl.component import spec_of
-from medpfl.methods.base import Method
+from medpfl.job import Job
 from medpfl.methods.references import riding_along
 from medpfl.rounds.announcing import plan_of
-from medpfl.rounds.coding import Codecs
 from medpfl.rounds.protocol import Component, InitReply, Plan, as_json
-from medpfl.tasks.base import Task
 from medpfl.tasks.metrics.measure import Measure
 
 Range = tuple[float, float]
@@ -49,24 +47,20 @@ class Terms:
         return None
 
 
-def terms_of(method: Method, task: Task, slots: Iterable[str], rounds: int, codecs: Codecs | None = None) -> Terms:
-    """The terms of a job.
-
-    Args:
-        slots: those of the job, the references' among them.
-    """
+def terms_of(job: Job) -> Terms:
+    """What the server's copy of the job says."""
     ends: dict[str, Component | None] | None = None
-    if codecs is not None:
-        both = {"to_site": codecs.to_site, "from_site": codecs.from_site}
+    if job.codecs is not None:
+        both = {"to_site": job.codecs.to_site, "from_site": job.codecs.from_site}
         ends = {way: as_json(spec_of(codec)) if codec else None for way, codec in both.items()}
     return Terms(
-        plan=plan_of(method, [method, *riding_along(slots, method)], rounds),
-        method=as_json(spec_of(method)),
-        task=as_json(spec_of(task)),
-        personalised=next(iter(method.deploys)),
-        score=task.score,
-        measures=task.measures,
-        ranges={metric.name: metric.range for metric in task.metrics},
+        plan=plan_of(job.method, [job.method, *riding_along(job.mixers, job.method)], job.settings.rounds),
+        method=as_json(spec_of(job.method)),
+        task=as_json(spec_of(job.task)),
+        personalised=next(iter(job.method.deploys)),
+        score=job.task.score,
+        measures=job.task.measures,
+        ranges={metric.name: metric.range for metric in job.task.metrics},
         codecs=ends,
-        adapts=bool(codecs and codecs.from_site and codecs.from_site.adapts),
+        adapts=bool(job.codecs and job.codecs.from_site and job.codecs.from_site.adapts),
     )
