@@ -26,6 +26,7 @@ from medpfl.rounds.answers import Check, answers, no_tensors
 from medpfl.rounds.best import BestRounds
 from medpfl.rounds.copies import Copies
 from medpfl.rounds.joining import about, begins_with, join
+from medpfl.rounds.lock import StateLock
 from medpfl.rounds.messages import (
     Message,
     Slots,
@@ -84,10 +85,14 @@ class Coordinator:
         self.joined: list[str] = []
         """Hospitals that passed the init task; the others take no part."""
         self.sizes: dict[str, dict[str, int]] = {}
-        self._home = home
+        self._home, self._lock = home, StateLock()
         self._log = logging.getLogger(__name__)
         self._refining: Refining | None = None
         self._plan: protocol.Plan | None = None
+
+    def close(self) -> None:
+        """Let another job work in this run's state folder."""
+        self._lock.release()
 
     # -- init ---------------------------------------------------------------------------------------------------------
 
@@ -111,6 +116,7 @@ class Coordinator:
 
         Raises:
             QuorumLost: fewer than ``min_sites`` hospitals fit together.
+            StateInUse: the same run is under way in another job.
         """
         check = begins_with(self.copies.travelling)
         ready = self._answers(self._init_request(), protocol.InitReply, replies, check, "takes no part")
@@ -132,6 +138,7 @@ class Coordinator:
         components = self._about.components
         self.run = digest_of([self.job, dataclasses.asdict(self.settings), components, list(self.roster), configs])
         self._state = self._home / "state" / self.run
+        self._lock.take(self._state, f"the job whose results go to {self.results}")
         if not self._resume():
             for text in checkpoint.other_runs(self._state):
                 self.record.event(0, "server", text)
