@@ -29,6 +29,7 @@ from medpfl.data.site_file import load_site_file
 from medpfl.demo.index_lists import declare_checkpoint, labels_of
 from medpfl.deployed.evaluate import evaluate, write_text
 from medpfl.job import Job
+from medpfl.job.settings import Settings
 from medpfl.methods.base import Hospital, Method, Site
 from medpfl.methods.fedap import FedAP
 from medpfl.methods.fedbn import FedBN
@@ -40,7 +41,6 @@ from medpfl.results.files import read_summary
 from medpfl.results.tables import result_table
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.pretrain import pretrain
-from medpfl.rounds.settings import Settings
 from medpfl.rounds.simulate import simulate
 from medpfl.rounds.site import SiteRunner
 from medpfl.tasks.classification import Classification

@@ -15,16 +15,16 @@ from medpfl.flare.authorize import check_allowed
 from medpfl.flare.exchange import ExchangeController
 from medpfl.flare.executor import PROBE
 from medpfl.job import Job, load_config
+from medpfl.job.settings import Settings
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.loop import Watch, carry, training
-from medpfl.rounds.settings import Settings
 
 _CLEANUP_ROUNDS = 10
 _BIG_MODEL = 50_000_000  # bytes of one hospital's payload above which memory is cleaned up every round
 
 
 class MixingController(ExchangeController):
-    """Arguments: those of ``medpfl.rounds.settings.Settings``."""
+    """Arguments: those of ``medpfl.job.settings.Settings``."""
 
     def __init__(self, **settings: Any):
         self.settings = Settings(**settings)

@@ -17,6 +17,7 @@ from medpfl.core.codecs.progress import progress_of
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mixers import Mixer, RoundInfo
 from medpfl.core.mixing import Matrix
+from medpfl.job.settings import Settings
 from medpfl.results.callbacks import Callback, Report, ResultFiles
 from medpfl.results.files import write_slots
 from medpfl.results.record import Record
@@ -37,7 +38,6 @@ from medpfl.rounds.messages import (
     table,
 )
 from medpfl.rounds.refining import Refining, refining, show
-from medpfl.rounds.settings import Settings
 
 Replies = Mapping[str, Message[protocol.Reply]]
 """Hospital to its answer; who failed or did not answer in time is missing."""

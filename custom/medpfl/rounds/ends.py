@@ -12,7 +12,8 @@ from medpfl import store
 from medpfl.component import spec_of
 from medpfl.core.codecs import Codec, Progress, encode_with_feedback
 from medpfl.core.errors import CodecError
-from medpfl.rounds.coding import PAYLOAD, TASKS, Codecs, End, Held, Tensors, without
+from medpfl.job.codecs import TASKS, Codecs
+from medpfl.rounds.coding import PAYLOAD, End, Held, Tensors, without
 from medpfl.rounds.messages import SEPARATOR, Message, byte_count, digest_of, flatten
 from medpfl.rounds.private import KEPT
 from medpfl.rounds.protocol import (

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from medpfl.core.errors import RefusedUpdate
 from medpfl.core.mixers import Mixer
+from medpfl.job.settings import Settings
 from medpfl.results.schema import AboutTraining, ControllerArguments
 from medpfl.rounds.answers import Check
 from medpfl.rounds.messages import Message, Slots, check_update, digest_of, fingerprint, table
 from medpfl.rounds.protocol import InitReply, as_json
-from medpfl.rounds.settings import Settings
 
 _ALIKE = {"common", "score", "measures", "classes", "personalised", "plan", "codecs", "adapts"}
 
