@@ -29,6 +29,7 @@ from medpfl.rounds.best import BestRounds
 from medpfl.rounds.checks import check_statistics, check_update, most_common
 from medpfl.rounds.copies import Copies
 from medpfl.rounds.joining import about, begins_with, join, oddities
+from medpfl.rounds.lock import StateLock
 from medpfl.rounds.messages import Message, Slots, byte_count, digest_of, table
 from medpfl.rounds.refining import Refining, refining, show
 from medpfl.rounds.terms import Terms
@@ -81,10 +82,14 @@ class Coordinator:
         self.joined: list[str] = []
         """Hospitals that passed the init task; the others take no part."""
         self.sizes: dict[str, dict[str, int]] = {}
-        self._home = home
+        self._home, self._lock = home, StateLock()
         self._log = logging.getLogger(__name__)
         self._refining: Refining | None = None
         self._best = BestRounds(self.record, terms.score, terms.measures[terms.score])
+
+    def close(self) -> None:
+        """Let another job work in this run's state folder."""
+        self._lock.release()
 
     # -- init ---------------------------------------------------------------------------------------------------------
 
@@ -108,6 +113,7 @@ class Coordinator:
 
         Raises:
             QuorumLost: fewer than ``min_sites`` hospitals fit together.
+            StateInUse: the same run is under way in another job.
         """
         check = begins_with(self.copies.travelling)
         ready = self._answers(self._init_request(), protocol.InitReply, replies, check, "takes no part")
@@ -129,6 +135,7 @@ class Coordinator:
         components = self._about.components
         self.run = digest_of([self.job, dataclasses.asdict(self.settings), components, list(self.roster), configs])
         self._state = self._home / "state" / self.run
+        self._lock.take(self._state, f"the job whose results go to {self.results}")
         if not self._resume():
             for text in checkpoint.other_runs(self._state):
                 self.record.event(0, "server", text)
