@@ -78,7 +78,7 @@ class MixingController(ExchangeController):
             "round": round_number,
             "rounds": self.settings.rounds,
             "hospitals": len(mixed),
-            **{f"best_{self.coordinator.score}_{model}": value for model, value in best.items()},
+            **{f"best_{self.coordinator.terms.score}_{model}": value for model, value in best.items()},
         }
         self.log_info(fl_ctx, f"round {round_number}/{self.settings.rounds}: mixed {', '.join(mixed)}; best {best}")
 

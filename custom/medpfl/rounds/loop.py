@@ -7,6 +7,7 @@ process, tests by hand. ``carry`` drives a loop with a function that delivers on
 
 import time
 from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,12 +42,13 @@ def carry(loop: Loop, deliver: Callable[[Exchange], Replies]) -> None:
         QuorumLost: too few hospitals answered.
         MedPFLError: as ``deliver`` and the coordinator raise it.
     """
-    try:
-        exchange = next(loop)
-        while True:
-            exchange = loop.send(deliver(exchange))
-    except StopIteration:
-        return
+    with closing(loop):
+        try:
+            exchange = next(loop)
+            while True:
+                exchange = loop.send(deliver(exchange))
+        except StopIteration:
+            return
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,13 @@ def training(
         stop_after: stop after this round, as if the process had been killed (for tests of resuming).
         test: False: end after the last validation; no test set is read and no model is kept.
     """
-    watch = watch or Watch()
+    try:
+        yield from _training(coordinator, watch or Watch(), stop_after, test)
+    finally:
+        coordinator.close()
+
+
+def _training(coordinator: Coordinator, watch: Watch, stop_after: int | None, test: bool) -> Loop:
     yield from beginning(coordinator)
     watch.joined(coordinator.joined)
     for round_number in range(coordinator.done + 1, coordinator.settings.rounds + 1):

@@ -60,7 +60,11 @@ def simulate(
         return replies
 
     watch = Watch(ended=lambda round_number, mixed: progress(coordinator))
-    carry(training(coordinator, watch, stop_after, test), deliver)
+    try:
+        carry(training(coordinator, watch, stop_after, test), deliver)
+    finally:
+        for runner in runners.values():
+            runner.close()
     return coordinator
 
 

@@ -24,6 +24,7 @@ from medpfl.results.schema import number
 from medpfl.rounds.announcing import fine_tuned_name, plan_of, rebuild_of, versions
 from medpfl.rounds.common import read_common
 from medpfl.rounds.evaluation import evaluate_given
+from medpfl.rounds.lock import StateLock
 from medpfl.rounds.messages import Message, Slots, copy_out, digest_of, gather, load, plain_name
 from medpfl.rounds.networks import Networks
 from medpfl.rounds.private import PRIVATE, restore_private, save_private
@@ -81,6 +82,7 @@ class SiteRunner:
         self.data: SiteData
         self.networks: Networks
         self._run: str | None = None
+        self._lock = StateLock()
         self._ready = False
 
     @property
@@ -156,6 +158,10 @@ class SiteRunner:
         """All networks with the job's initial weights."""
         build = Build(self.task, self.data, self.roster, self.seed, self.name, self.common.public)
         self.networks = Networks(self.methods, build, self._served, self.device)
+
+    def close(self) -> None:
+        """Let another job work in the run's state folder."""
+        self._lock.release()
 
     def recover(self) -> None:
         """After a failed task: forget what it half did; the next task starts from the state kept on disk."""
@@ -277,8 +283,9 @@ class SiteRunner:
         """On this process's first task of a run: start afresh in round 1, else take up what was kept on disk."""
         if self._run == header.run:
             return []
-        self._run = header.run
         self._state = self.home / "state" / plain_name(header.run)
+        self._lock.take(self._state, f"at {self.name}", self._stopped)
+        self._run = header.run
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
         done = header.round - isinstance(header, StatisticsRequest | TrainRequest)
         if done == 0:
