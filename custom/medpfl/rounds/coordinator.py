@@ -14,11 +14,9 @@ from typing import TypeVar
 import numpy as np
 
 from medpfl.core.codecs.progress import progress_of
-from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.core.mixers import RoundInfo
 from medpfl.core.mixing import Matrix
 from medpfl.job.contents import Job
-from medpfl.job.names import SERVER_FILE
 from medpfl.results.callbacks import Callback, Report, ResultFiles
 from medpfl.results.files import write_slots
 from medpfl.results.presence import absences
@@ -33,6 +31,7 @@ from medpfl.rounds.copies import Copies
 from medpfl.rounds.joining import about, begins_with, join, oddities
 from medpfl.rounds.lock import StateLock
 from medpfl.rounds.messages import Message, Slots, byte_count, digest_of, table
+from medpfl.rounds.quorum import Quorum
 from medpfl.rounds.refining import Refining, refining, show
 from medpfl.rounds.terms import terms_of
 
@@ -40,10 +39,6 @@ Replies = Mapping[str, Message[protocol.Reply]]
 """Hospital to its answer; who failed or did not answer in time is missing."""
 Q = TypeVar("Q", bound=protocol.OfRun)
 A = TypeVar("A", bound=protocol.Part)
-
-
-class QuorumLost(MedPFLError):
-    """Fewer hospitals answered than the job needs."""
 
 
 class Coordinator:
@@ -65,13 +60,14 @@ class Coordinator:
         results: Path,
         trackers: Sequence[Callback] = (),
     ):
-        self.job, self.settings, self.min_sites = job, job.settings, job.min_clients
+        self.job, self.settings = job, job.settings
         self.terms = terms_of(job)
         self.roster = tuple(sorted(roster))
         self.copies = Copies(job.mixers, self.roster)
         self.results = results
         files = [ResultFiles(results), Report(results)]
         self.record = Record(job.name, self.roster, files, [*job.trackers, *trackers])
+        self._quorum = Quorum(self.record, self.roster, job.min_clients)
         self.done = 0
         """Rounds that are finished."""
         self.joined: list[str] = []
@@ -113,15 +109,12 @@ class Coordinator:
         """
         check = begins_with(self.copies.travelling)
         ready = self._answers(self._init_request(), protocol.InitReply, replies, check, "takes no part")
-        found = join(ready, self.terms, self.settings.most_samples, self._refuse)
+        found = join(ready, self.terms, self.settings.most_samples, self._without)
         self.joined = list(found.sizes) if found else []
-        if found is None or len(self.joined) < self.min_sites:
-            raise QuorumLost(
-                f"only {len(self.joined)} of {len(self.roster)} hospitals are ready "
-                f"({', '.join(self.joined) or 'none'}); the job needs {self.min_sites}{self._reasons(0)}"
-            )
+        self._quorum.check(0, self.joined, "are ready")
+        assert found is not None  # a job needs one hospital at least
         self.sizes = found.sizes
-        lacking = self._leave_out(found.slots)
+        lacking = self.copies.leave_out(found.slots, self.job.components)
         self.expected, self._buffers = table(found.slots), frozenset(found.header.buffers)
         self._about = about(found, ready, self.terms, self.settings, self.copies.mixers)
         for site, sentences in oddities(found, ready, versions()).items():
@@ -138,21 +131,6 @@ class Coordinator:
             for text in lacking:
                 self.record.event(0, "server", text)
             self.copies.start(found.slots)
-
-    def _leave_out(self, slots: Slots) -> list[str]:
-        """Slots of the method that the hospitals' networks turn out not to have are not mixed; returns a sentence on
-        each."""
-        lacking = [slot for slot in self.copies.travelling if slot not in slots]
-        has = ", ".join(slot for slot in self.copies.mixers if slot not in lacking)
-        for slot in lacking:
-            if slot in self.job.components:
-                raise ConfigError(
-                    f"{SERVER_FILE}: component '{slot}' ({type(self.job.components[slot]).__name__}): the hospitals' "
-                    f"networks have no such slot; they have: {has}. Remove the component"
-                )
-        self.copies.leave_out(lacking)
-        known = f"the hospitals' networks have no such part; they have: {has}"
-        return [f"slot '{slot}' is not mixed: {known}" for slot in lacking]
 
     # -- rounds -------------------------------------------------------------------------------------------------------
 
@@ -178,7 +156,7 @@ class Coordinator:
         """
         asked = self._asked(protocol.TrainRequest, round_number)
         accepted = self._answers(asked, protocol.TrainReply, replies, self._check_update, "update refused")
-        self._check_quorum(round_number, accepted, "a usable update")
+        self._quorum.check(round_number, accepted, "sent a usable update")
         matrices = self._mix(round_number, self.copies.travelling, accepted)
         for site, message in accepted.items():
             self._best.take(site, message.header.metrics)
@@ -243,7 +221,7 @@ class Coordinator:
         for site, message in accepted.items():
             self._take_notes(site, round_number, message.header.notes)
             self.record.traffic(round_number - 1, site, 0, byte_count(message.slots))
-        self._check_quorum(round_number, accepted, "usable statistics")
+        self._quorum.check(round_number, accepted, "sent usable statistics")
         self.copies.take_statistics(names, _slots_of(accepted), self._info(accepted))
 
     # -- exchanges within a round -------------------------------------------------------------------------------------
@@ -276,7 +254,7 @@ class Coordinator:
             lambda site, reply: check_update(site, reply.slots, expected, self._buffers),
             f"update refused in step {now.step}",
         )
-        self._check_quorum(now.round, accepted, "a usable update")
+        self._quorum.check(now.round, accepted, "sent a usable update")
         for site, message in accepted.items():
             sent = byte_count(self._refined_slots(site, now))
             self.record.traffic(now.round, site, sent, byte_count(message.slots), message.encoded)
@@ -312,9 +290,7 @@ class Coordinator:
             for line in message.header.metrics:
                 self.record.metric(line.tested_at(site))
             self._take_notes(site, self.done, message.header.notes)
-        links = {slot: self.copies.mixers[slot].links(self.roster) for slot in self.copies.travelling}
-        networks = {slot: pairs for slot, pairs in links.items() if pairs is not None}
-        said = self._about.model_copy(update={"networks": networks})
+        said = self._about.model_copy(update={"networks": self.copies.links()})
         self.record.finish(said, self.best, write_slots(self.results, self.job.name, self.copies.compact()))
         self._save(finished=True)
 
@@ -333,29 +309,16 @@ class Coordinator:
 
         return answers(asked, kind, replies, self.terms, check, refuse)
 
+    def _without(self, site: str, reason: str) -> None:
+        self.refuse(site, 0, f"takes no part: {reason}")
+
     def _take_notes(self, site: str, round_number: int, notes: Sequence[str]) -> None:
         for note in notes:
             self.record.event(round_number, site, note)
 
     def refuse(self, site: str, round_number: int, reason: str) -> None:
         """Note that a hospital answered with an error."""
-        self.record.event(round_number, site, reason)
-        self._log.warning("round %d: %s: %s", round_number, site, reason)
-
-    def _check_quorum(self, round_number: int, accepted: Collection[str], what: str) -> None:
-        if len(accepted) < self.min_sites:
-            raise QuorumLost(
-                f"round {round_number}: {len(accepted)} of {len(self.roster)} hospitals sent {what} "
-                f"({', '.join(accepted) or 'none'}); the job needs {self.min_sites}{self._reasons(round_number)}"
-            )
-
-    def _refuse(self, site: str, reason: str) -> None:
-        self.refuse(site, 0, f"takes no part: {reason}")
-
-    def _reasons(self, round_number: int) -> str:
-        """What kept the others from answering, for the sentence that ends the job."""
-        found = [f"{e.site} {e.event}" for e in self.record.events if e.round == round_number]
-        return "".join(f"; {reason}" for reason in found)
+        self._quorum.refuse(site, round_number, reason)
 
     def _asked(self, kind: type[Q], round_number: int, **more: object) -> Q:
         of_run = {"run": self.run, "round": round_number, "rounds": self.settings.rounds, "best": self.best}
@@ -364,6 +327,11 @@ class Coordinator:
     def payload_bytes(self) -> int:
         """Bytes of the tensors that one hospital is sent a round."""
         return self.copies.byte_count()
+
+    @property
+    def min_sites(self) -> int:
+        """How many hospitals must answer for a round to count."""
+        return self._quorum.least
 
     @property
     def best(self) -> dict[str, BestRound]:
