@@ -47,8 +47,8 @@ class Copies:
             if slot in named:
                 component = f"component '{slot}' ({type(named[slot]).__name__})"
                 raise ConfigError(
-                    f"{SERVER_FILE}: {component}: the hospitals' networks have no such slot; they have: {has}. Remove the "
-                    "component"
+                    f"{SERVER_FILE}: {component}: the hospitals' networks have no such slot; they have: {has}. "
+                    "Remove the component"
                 )
             del self.mixers[slot]
             self.travelling.remove(slot)
