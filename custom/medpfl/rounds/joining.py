@@ -90,9 +90,8 @@ def _difference(site: str, theirs: Message[InitReply], first: str, reference: Me
     if fingerprint(theirs.slots) != fingerprint(reference.slots):
         return _other_tensors(site, theirs, first, reference)
     if (one.score, one.classes) != (other.score, other.classes):
-        return (
-            f"{site} learns {list(one.classes)} by {one.score}, {first} learns {list(other.classes)} by {other.score}"
-        )
+        here, there = (", ".join(header.classes) or "a number" for header in (one, other))
+        return f"{site} learns {here} by {one.score}, {first} learns {there} by {other.score}"
     if (one.codecs, one.adapts) != (other.codecs, other.adapts):
         return (
             f"{site} has other codecs than {first}: the job's configuration there lacks the filter "
