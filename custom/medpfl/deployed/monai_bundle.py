@@ -6,7 +6,6 @@ The network is TorchScript, so the bundle needs no MedPFL. It does what ``medpfl
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from medpfl.data.preparation import Spec
 from medpfl.data.target import Target
 from medpfl.deployed.card import INTENDED_USE
 from medpfl.deployed.model_file import Deployed
+from medpfl.deployed.torchscript import write_torchscript
 
 IGNITE = "0.5.5"
 """MONAI's engines need pytorch-ignite to run the bundle; the version it was tested with."""
@@ -33,8 +33,6 @@ def write_bundle(deployed: Deployed, folder: Path) -> None:
     Raises:
         MedPFLError: the model does not segment volumes, or takes several channels.
     """
-    from medpfl.deployed.export import write_torchscript
-
     spec = deployed.task.spec
     of_images = read_preparation(deployed.preparation, spec).form == "images"
     if spec.target is not Target.MASK or of_images:
@@ -57,7 +55,7 @@ def write_bundle(deployed: Deployed, folder: Path) -> None:
     (folder / "docs" / "license.txt").write_text(LICENCE, encoding="utf-8")
 
 
-def _metadata(deployed: Deployed) -> dict[str, Any]:
+def _metadata(deployed: Deployed) -> dict[str, object]:
     import monai
     import nibabel
 
@@ -88,7 +86,7 @@ def _metadata(deployed: Deployed) -> dict[str, Any]:
     }
 
 
-def _inference(spec: Spec) -> dict[str, Any]:
+def _inference(spec: Spec) -> dict[str, object]:
     preprocessing = [
         {"_target_": "LoadImaged", "keys": "image", "reader": "NibabelReader"},
         {"_target_": "EnsureChannelFirstd", "keys": "image"},
