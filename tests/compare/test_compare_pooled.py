@@ -21,9 +21,9 @@ from medpfl.data.site_file import load_site_file
 from medpfl.deployed.model_file import load_deployed
 from medpfl.deployed.predict import evaluate_at
 from medpfl.job import Job
+from medpfl.job.settings import Settings
 from medpfl.methods.local import Local, Pooled
 from medpfl.results.schema import FinalLine, ValidationLine
-from medpfl.rounds.settings import Settings
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.tabular import Tabular
 from small_jobs import on_its_own, write_table_sites

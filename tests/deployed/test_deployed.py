@@ -22,13 +22,13 @@ from medpfl.deployed.calibration import BINS, calibration
 from medpfl.deployed.evaluate import evaluate, evaluate_test, save_deployed
 from medpfl.deployed.model_file import Deployed, load_deployed, read_model
 from medpfl.job import Job
+from medpfl.job.settings import Settings
 from medpfl.methods import softpull
 from medpfl.methods.base import Build, Method
 from medpfl.methods.fedrod import FedRoD
 from medpfl.methods.fedsm import FedSM, SuperModel
 from medpfl.methods.ifca import IFCA
 from medpfl.methods.moe import MoE
-from medpfl.rounds.settings import Settings
 from medpfl.tasks.tabular import Tabular
 from small_jobs import declared, write_table_sites
 from tools import run

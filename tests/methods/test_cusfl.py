@@ -18,11 +18,11 @@ from medpfl.core.mixers import Mean, MeanOfLatest, RoundInfo
 from medpfl.deployed.export import export
 from medpfl.deployed.model_file import load_deployed
 from medpfl.job import Job
+from medpfl.job.settings import Settings as JobSettings
 from medpfl.methods.base import Batch
 from medpfl.methods.cusfl import CusFL, Guide, pooled, similarity_loss, spread, weight_for
 from medpfl.models.resnet import ResNet
 from medpfl.models.unet import UNet
-from medpfl.rounds.settings import Settings as JobSettings
 from medpfl.rounds.site import SiteRunner
 from medpfl.tasks import Classification, Segmentation
 from medpfl.tasks.base import Task

@@ -19,6 +19,7 @@ from medpfl.core.mixers import Identity, Mean, Mixer
 from medpfl.deployed.export import export
 from medpfl.deployed.model_file import load_deployed
 from medpfl.job import Job
+from medpfl.job.settings import Settings
 from medpfl.methods.base import Batch
 from medpfl.methods.divergence import class_logits
 from medpfl.methods.divergence import divergence as divergence_of
@@ -31,7 +32,6 @@ from medpfl.models.resnet import ResNet
 from medpfl.models.split import body_shape, find_body
 from medpfl.models.token_attention import TokenAttention
 from medpfl.models.unet import UNet
-from medpfl.rounds.settings import Settings
 from medpfl.rounds.site import SiteRunner
 from medpfl.store import read
 from medpfl.tasks import Classification, Segmentation

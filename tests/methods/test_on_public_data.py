@@ -16,6 +16,7 @@ from medpfl.core.mixers import KnowledgeTransfer, Mean, RoundInfo
 from medpfl.core.mixers.knowledge_transfer import divergence_slope, on_simplex
 from medpfl.deployed.model_file import load_deployed
 from medpfl.job import Job
+from medpfl.job.settings import Settings
 from medpfl.methods.base import Method
 from medpfl.methods.dsfl import DSFL
 from medpfl.methods.feddf import FedDF
@@ -26,7 +27,6 @@ from medpfl.models.by_hospital import ByHospital
 from medpfl.models.lenet import LeNet5
 from medpfl.models.resnet import ResNet
 from medpfl.models.unet import FCN, UNet
-from medpfl.rounds.settings import Settings
 from medpfl.rounds.site import SiteRunner
 from medpfl.tasks import Classification, Segmentation
 from medpfl.tasks.base import Task

@@ -19,13 +19,12 @@ from medpfl.core.mixers import Mean, ServerAdam, SoftPull
 from medpfl.data.site_file import load_site_file
 from medpfl.deployed.model_file import Deployed, load_deployed
 from medpfl.deployed.predict import evaluate_on
-from medpfl.job import EvaluationJob, Job, load_job
+from medpfl.job import EvaluationJob, Job, load_job, write_evaluation_job
 from medpfl.methods.base import Method
 from medpfl.methods.fedsm import FedSM, FedSMEnsemble, FedSMExtra, SuperModel
 from medpfl.methods.fedsm.gamma import GAMMAS, choose_gamma, read_study
 from medpfl.methods.joint import Point, SplitStudy, Study
 from medpfl.results.files import read_summary
-from medpfl.rounds.evaluation_job import write_evaluation_job
 from medpfl.rounds.joint import chosen, from_file, read_result, studies_of, study_here
 from medpfl.rounds.simulate import simulate_evaluation
 from medpfl.tasks.metrics.measure import Measure

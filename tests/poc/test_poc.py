@@ -29,10 +29,9 @@ from medpfl.deployed.evaluate import evaluate
 from medpfl.deployed.model_file import load_deployed
 from medpfl.flare.compared import do_runs_on, do_runs_over_flare, foreign_classes, over_flare
 from medpfl.flare.poc import Federation
-from medpfl.job import Job, load_job
+from medpfl.job import Job, load_job, write_evaluation_job
 from medpfl.models.resnet import ResNet
 from medpfl.results.files import json_of
-from medpfl.rounds.evaluation_job import write_evaluation_job
 from medpfl.tasks.classification import Classification
 from pictures import TABLE, write_images
 from small_jobs import write_table_sites

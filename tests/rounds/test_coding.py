@@ -25,10 +25,11 @@ from medpfl.core.errors import CodecError, ConfigError
 from medpfl.core.mixers import Identity, Mean
 from medpfl.deployed.model_file import Recipe
 from medpfl.job import Job, load_job
+from medpfl.job.codecs import Codecs
 from medpfl.methods.base import Site
 from medpfl.methods.softpull import SoftPull
 from medpfl.results.schema import Rebuild
-from medpfl.rounds.coding import PAYLOAD, Codecs
+from medpfl.rounds.coding import PAYLOAD
 from medpfl.rounds.ends import ServerEnd, SiteEnd
 from medpfl.rounds.messages import Message, flatten
 from medpfl.rounds.protocol import (

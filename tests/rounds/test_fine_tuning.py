@@ -12,8 +12,8 @@ from torch import Tensor
 from medpfl import store
 from medpfl.data.samples import Samples
 from medpfl.job import Job
+from medpfl.job.settings import Settings
 from medpfl.methods.fedavg import FedAvg
-from medpfl.rounds.settings import Settings
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.metrics.base import Metric
 from medpfl.tasks.metrics.measure import Direction

@@ -9,10 +9,10 @@ import yaml
 
 from medpfl.core.mixers import Identity, Mean, Mixer, SoftPull
 from medpfl.job import Job
+from medpfl.job.settings import Settings
 from medpfl.methods import softpull
 from medpfl.methods.base import Method
 from medpfl.methods.references import REFERENCES
-from medpfl.rounds.settings import Settings
 from medpfl.tasks.base import Task
 from medpfl.tasks.tabular import Tabular
 

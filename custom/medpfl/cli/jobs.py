@@ -162,7 +162,7 @@ def evaluation_job(
     name: Annotated[str | None, typer.Option(help="The job's name; default: evaluate-<model>.")] = None,
 ) -> None:
     """Write a job that tests a model at every hospital: metrics only, nothing is trained."""
-    from medpfl.rounds.evaluation_job import write_evaluation_job
+    from medpfl.job import write_evaluation_job
 
     console.print(str(write_evaluation_job(model, output, name)), soft_wrap=True)
 

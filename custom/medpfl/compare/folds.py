@@ -23,10 +23,10 @@ from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mixer
 from medpfl.data.site_file import load_site_file
 from medpfl.job import Job
+from medpfl.job.settings import Settings
 from medpfl.methods.base import Method
 from medpfl.results.files import read_training
 from medpfl.rounds.messages import digest_of
-from medpfl.rounds.settings import Settings
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.base import Task
 

@@ -6,7 +6,6 @@ The network is TorchScript, so the bundle needs no MedPFL. It does what ``medpfl
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ from medpfl.core.errors import MedPFLError
 from medpfl.data.kinds import read_preparation
 from medpfl.deployed.card import INTENDED_USE
 from medpfl.deployed.model_file import Deployed
+from medpfl.deployed.torchscript import write_torchscript
 from medpfl.tasks.segmentation import Segmentation
 
 IGNITE = "0.5.5"
@@ -32,8 +32,6 @@ def write_bundle(deployed: Deployed, folder: Path) -> None:
     Raises:
         MedPFLError: the model does not segment volumes, or takes several channels.
     """
-    from medpfl.deployed.export import write_torchscript
-
     task = deployed.task
     of_images = read_preparation(deployed.preparation, task.spec).form == "images"
     if not isinstance(task, Segmentation) or of_images:
@@ -56,7 +54,7 @@ def write_bundle(deployed: Deployed, folder: Path) -> None:
     (folder / "docs" / "license.txt").write_text(LICENCE, encoding="utf-8")
 
 
-def _metadata(deployed: Deployed) -> dict[str, Any]:
+def _metadata(deployed: Deployed) -> dict[str, object]:
     import monai
     import nibabel
 
@@ -87,7 +85,7 @@ def _metadata(deployed: Deployed) -> dict[str, Any]:
     }
 
 
-def _inference(task: Segmentation) -> dict[str, Any]:
+def _inference(task: Segmentation) -> dict[str, object]:
     preprocessing = [
         {"_target_": "LoadImaged", "keys": "image", "reader": "NibabelReader"},
         {"_target_": "EnsureChannelFirstd", "keys": "image"},

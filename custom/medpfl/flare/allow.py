@@ -22,7 +22,7 @@ from medpfl.core.codecs import Codec
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mixers import Mixer
 from medpfl.flare.kits import keep_storage, local_json, write_json
-from medpfl.job import CONTROLLER, DECODE, ENCODE, EVALUATION_CONTROLLER, EXECUTOR
+from medpfl.job.names import CONTROLLER, DECODE, ENCODE, EVALUATION_CONTROLLER, EXECUTOR
 from medpfl.methods.base import Method
 from medpfl.models.base import Architecture
 from medpfl.tasks.base import Task

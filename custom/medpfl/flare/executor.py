@@ -4,6 +4,7 @@
 from pathlib import Path
 from typing import Any
 
+from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
@@ -34,6 +35,10 @@ class SiteExecutor(Executor):
         self.method, self.task = method, task
         self._runner: SiteRunner | None = None
         self._abort: Signal | None = None
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        if event_type == EventType.END_RUN and self._runner is not None:
+            self._runner.close()
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         self._abort = abort_signal

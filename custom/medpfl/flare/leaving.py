@@ -8,7 +8,7 @@ from nvflare.apis.fl_constant import FilterKey, FLContextKey
 from nvflare.apis.fl_context import FLContext
 
 from medpfl.flare.kits import read_json
-from medpfl.job import CLIENT_FILE
+from medpfl.job.names import CLIENT_FILE
 
 _LEARNT = {"statistics", "train", "refine"}
 """Tasks whose answers hold what was learnt of the data."""

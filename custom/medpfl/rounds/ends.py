@@ -12,8 +12,10 @@ from medpfl import store
 from medpfl.component import spec_of
 from medpfl.core.codecs import Codec, Progress, encode_with_feedback
 from medpfl.core.errors import CodecError
-from medpfl.rounds.coding import PAYLOAD, TASKS, Codecs, End, Held, Tensors, without
+from medpfl.job.codecs import TASKS, Codecs
+from medpfl.rounds.coding import PAYLOAD, End, Held, Tensors, without
 from medpfl.rounds.messages import SEPARATOR, Message, byte_count, digest_of, flatten
+from medpfl.rounds.private import KEPT
 from medpfl.rounds.protocol import (
     Coded,
     Component,
@@ -113,14 +115,19 @@ class ServerEnd(End):
         if self._run != header.run:
             self._run = header.run
             folder = self._folder(header.run) / self.site
-            kept = store.numbered(folder, "sent")
-            for round_number in [number for number in kept if number > done or done == 0]:
-                kept.pop(round_number).unlink()
+            store.discard(folder, "sent", range(1, done + 1))
+            kept, damaged = store.newest(folder, "sent")
             self._held = Held(0, dict(self._start)) if done == 0 else None
-            if kept:
-                tensors, meta = store.read(kept[max(kept)])
-                assert isinstance(meta["number"], int)
-                self._held = Held(meta["number"], tensors)
+            if kept is not None:
+                number = kept.meta["number"]
+                assert isinstance(number, int)
+                self._held = Held(number, kept.tensors)
+            if damaged:
+                store.discard(folder, "sent", [kept.number] if kept is not None else [])
+                raise CodecError(
+                    f"the server's copy of what {self.site} held after round {damaged[0]} is damaged; the next message "
+                    f"goes {'from an older copy' if kept else 'whole'}, and what compression had left over is lost"
+                )
         if isinstance(header, TrainRequest):
             self._keep = self._held.number if self._held else None
 
@@ -129,8 +136,7 @@ class ServerEnd(End):
         folder, current = self._folder(header.run) / self.site, header.round
         tensors = self._held.reference if codec else {}
         store.save(store.path_of(folder, "sent", current), tensors, {"number": self._held.number})
-        for path in sorted(store.numbered(folder, "sent").values())[:-2]:
-            path.unlink()
+        store.prune(folder, "sent", current, KEPT)
 
 
 class SiteEnd(End):
@@ -182,7 +188,7 @@ class SiteEnd(End):
         decoded = self._decode(payload, reference, set())
         slots = self._merged(message.slots, decoded)
         new = {name: tensor.clone() for name, tensor in flatten(self._codable(slots)).items()}
-        self._now = Held(coded.number, {**reference, **new}, dict(base.residual) if base else {})
+        self._now = Held(coded.number, {**reference, **new}, dict(base.residual) if base else {}, coded.keep)
         self._needed = {n for n in (coded.base, coded.keep, coded.number) if n is not None}
         return Message(header, slots)
 
@@ -233,12 +239,21 @@ class SiteEnd(End):
                 raise CodecError(
                     f"{self.site}: nothing is kept here of exchange {number}; the next message is asked for whole"
                 )
-            tensors, _ = store.read(path)
+            try:
+                tensors, meta = store.read(path)
+            except store.DamagedFile as error:
+                self.lost = True
+                raise CodecError(
+                    f"{self.site}: what is kept here of exchange {number} is damaged; the next message is asked for "
+                    "whole"
+                ) from error
             parts: dict[str, Tensors] = {"reference": {}, "residual": {}}
             for name, tensor in tensors.items():
                 kind, _, key = name.partition("/")
                 parts[kind][key] = tensor
-            self._known[number] = Held(number, **parts)
+            began = meta["began"]
+            assert began is None or isinstance(began, int)
+            self._known[number] = Held(number, parts["reference"], parts["residual"], began)
         return self._known[number]
 
     def _save(self, now: Held) -> None:
@@ -248,10 +263,10 @@ class SiteEnd(End):
         tensors = {f"residual/{name}": tensor for name, tensor in now.residual.items()}
         if self._to_site is not None:
             tensors.update({f"reference/{name}": tensor for name, tensor in now.reference.items()})
-        store.save(store.path_of(folder, "held", now.number), tensors, {"number": now.number})
-        for number, path in store.numbered(folder, "held").items():
-            if number not in self._needed:
-                path.unlink()
+        store.save(store.path_of(folder, "held", now.number), tensors, {"number": now.number, "began": now.began})
+        # The server may have to go back by two rounds (see ``private.KEPT``): what it then starts from stays on disk.
+        older = self._known[now.began].began if now.began in self._known else None
+        store.discard(folder, "held", {older, *self._needed})
 
 
 @contextmanager

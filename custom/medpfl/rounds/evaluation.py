@@ -6,7 +6,6 @@ One exchange: the server sends the model's tensors; a hospital rebuilds the netw
 """
 
 import dataclasses
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,12 +15,14 @@ import torch
 from pydantic import JsonValue
 
 import medpfl
-from medpfl.component import build, class_paths, spec_of
+from medpfl.component import build, class_paths
 from medpfl.core.errors import ConfigError, RefusedUpdate
 from medpfl.data.site_file import SiteFile
 from medpfl.deployed.card import evaluation_card
 from medpfl.deployed.evaluate import evaluate_test, write_cases, write_text
-from medpfl.deployed.model_file import ModelMeta, Recipe, build_networks, differing_entry, read_model
+from medpfl.deployed.model_file import Recipe, build_networks, differing_entry, read_model
+from medpfl.job.given import check_no_history, check_recipe
+from medpfl.job.settings import EvaluationSettings
 from medpfl.methods.base import Method
 from medpfl.results.callbacks import Callback, Report, ResultFiles
 from medpfl.results.line import MetricLine
@@ -30,16 +31,13 @@ from medpfl.results.schema import AboutEvaluation, Given, number
 from medpfl.rounds.announcing import versions
 from medpfl.rounds.answers import answers, no_tensors
 from medpfl.rounds.coordinator import QuorumLost
-from medpfl.rounds.messages import Message, byte_count, digest_of
+from medpfl.rounds.messages import Message, byte_count
 from medpfl.rounds.protocol import EvaluateReply, EvaluateRequest, Reply
-from medpfl.rounds.settings import EvaluationSettings
 from medpfl.tasks.base import Task
 from medpfl.tasks.metrics.measure import Measure
 
 GIVEN: Literal["given"] = "given"
 """The model's slot on the wire, and its choice of round in the results."""
-MODEL_FILE = "model.safetensors"
-"""Where a job holds the given model: this name in ``app/config``."""
 
 
 class EvaluationCoordinator:
@@ -204,30 +202,3 @@ def evaluate_given(
     return Message(
         EvaluateReply(metrics=(line,), measures=task.measures, cases=cases, versions=versions(), study=study)
     )
-
-
-def check_no_history(meta: ModelMeta) -> None:
-    """A model that goes to other hospitals must not tell of the one that made it.
-
-    Raises:
-        ConfigError: it does.
-    """
-    if meta.history is not None:
-        raise ConfigError(
-            f"the job's {MODEL_FILE} says which hospital made it, from how many cases and with which results; "
-            "'medpfl evaluation-job' writes a job without that"
-        )
-
-
-def check_recipe(recipe: Recipe, method: Method, task: Task) -> None:
-    """The model's file and the job's configuration must name the same method and task.
-
-    Raises:
-        ConfigError: naming which of them differs.
-    """
-    for what, own, given in (("method", method, recipe.method), ("task", task, recipe.task)):
-        if digest_of(spec_of(own)) != digest_of(given):
-            raise ConfigError(
-                f"the job's configuration and its {MODEL_FILE} name different {what}s: {json.dumps(spec_of(own))} and "
-                f"{json.dumps(given)}"
-            )

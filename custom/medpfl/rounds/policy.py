@@ -75,7 +75,7 @@ def check_data(policy: Policy, data: SiteData, methods: Sequence[Method]) -> Non
         check_update(policy, method, min(count, batches * method.batch_size))
 
 
-def check_update(policy: Policy, method: Method, drawn: int) -> None:
+def check_update(policy: Policy, method: object, drawn: int) -> None:
     """Raises PolicyRefused: what is to leave was learnt from too few samples."""
     what = f"training samples behind an update, {type(method).__name__}"
     _least("least_update", policy.least_update, drawn, what, "takes")

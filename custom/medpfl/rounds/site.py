@@ -25,6 +25,7 @@ from medpfl.rounds import policy
 from medpfl.rounds.announcing import fine_tuned_name, plan_of, rebuild_of, versions
 from medpfl.rounds.common import read_common
 from medpfl.rounds.evaluation import GIVEN, evaluate_given
+from medpfl.rounds.lock import StateLock
 from medpfl.rounds.messages import Message, Slots, copy_out, digest_of, gather, load, plain_name
 from medpfl.rounds.networks import Networks
 from medpfl.rounds.private import PRIVATE, restore_private, save_private
@@ -85,6 +86,7 @@ class SiteRunner:
         self.data: SiteData
         self.networks: Networks
         self._run: str | None = None
+        self._lock = StateLock()
         self._ready = False
 
     @property
@@ -172,6 +174,10 @@ class SiteRunner:
         with policy.building(self.policy):
             self.networks = Networks(self.methods, build, self._served, self.device)
         policy.check_networks(self.policy, self.models.state_dict())
+
+    def close(self) -> None:
+        """Let another job work in the run's state folder."""
+        self._lock.release()
 
     def recover(self) -> None:
         """After a failed task: forget what it half did; the next task starts from the state kept on disk."""
@@ -267,10 +273,7 @@ class SiteRunner:
         ]
         metrics += self._diagnoses(round_number)
         store.save(store.path_of(self._state, "mixed", round_number), self.models.state_dict(), {"round": round_number})
-        wanted = {round_number, *(best.round for best in header.best.values())}
-        for number_, path in store.numbered(self._state, "mixed").items():
-            if number_ not in wanted:
-                path.unlink()
+        store.discard(self._state, "mixed", {round_number, *(best.round for best in header.best.values())})
         return metrics
 
     def _diagnoses(self, round_number: int) -> list[MetricLine]:
@@ -299,21 +302,21 @@ class SiteRunner:
         """On this process's first task of a run: start afresh in round 1, else take up what was kept on disk."""
         if self._run == header.run:
             return []
-        self._run = header.run
         self._state = self.home / "state" / plain_name(header.run)
+        self._lock.take(self._state, f"at {self.name}", self._stopped)
+        self._run = header.run
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
         done = header.round - isinstance(header, StatisticsRequest | TrainRequest)
         if done == 0:
             for kind in (PRIVATE, "mixed"):
-                for path in store.numbered(self._state, kind).values():
-                    path.unlink()
+                store.discard(self._state, kind)
             return []
-        kept = {number_: path for number_, path in store.numbered(self._state, PRIVATE).items() if number_ <= done}
-        if not kept:
-            return [f"no state of this run is kept here; the private part starts anew in round {done + 1}"]
-        newest = max(kept)
-        self._optimizers = restore_private(kept[newest], self.models, self.networks.owner)
-        return [f"resumed from the state after round {newest}"]
+        kept, damaged = store.newest(self._state, PRIVATE, last=done)
+        notes = [f"the state kept here after round {lost} is damaged and not used" for lost in damaged]
+        if kept is None:
+            return [*notes, f"no state of this run is kept here; the private part starts anew in round {done + 1}"]
+        self._optimizers = restore_private(kept, self.models, self.networks.owner)
+        return [*notes, f"resumed from the state after round {kept.number}"]
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
@@ -346,8 +349,10 @@ class SiteRunner:
         path = store.path_of(self._state, "mixed", round_number)
         if not path.exists():
             return "this hospital took no part in that round, so it has no such model"
-        tensors, _ = store.read(path)
-        load(self.models, {"": tensors})
+        try:
+            load(self.models, {"": store.read(path)[0]})
+        except store.DamagedFile:
+            return "the file that this hospital kept of it is damaged"
         return None
 
     def _test(

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
 from medpfl.data.samples import Rows, Samples, SiteData
-from medpfl.methods.base import BATCH, Build, Served, Site
+from medpfl.methods.base import BATCH, Build, JointModel, Served, Site
 from medpfl.methods.fedsm.gamma import GAMMAS, choose_gamma, read_study
-from medpfl.methods.joint import Found, JointModel, Point, SplitStudy, Study
+from medpfl.methods.joint import Found, Point, SplitStudy, Study
 from medpfl.models.selector import by_case, with_content
 from medpfl.tasks.base import Task
 from medpfl.tasks.metrics.measure import Measure

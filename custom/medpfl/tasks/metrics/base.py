@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a metric is: a name, which values are better, a unit, and how it is computed of a split or case by case."""
 
+import math
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
@@ -18,11 +19,13 @@ class Metric(ABC):
         name: as jobs, files and tables have it.
         direction: which values are better.
         unit: of the values; "" for shares and the like.
+        range: the least and the largest value that it can have.
     """
 
     name: ClassVar[str]
     direction: ClassVar[Direction] = "higher"
     unit: ClassVar[str] = ""
+    range: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
 
     @property
     def measure(self) -> Measure:
