@@ -6,11 +6,11 @@ import json
 from collections.abc import ItemsView, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, PositiveInt, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, PositiveInt, ValidationError
 from torch import Tensor, nn
 
 from medpfl import store
@@ -33,6 +33,12 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def _none_or_several(classes: list[str]) -> list[str]:
+    if len(classes) == 1:
+        raise ValueError("expected no class or at least 2")
+    return classes
+
+
 class Recipe(_Strict):
     """What rebuilds the networks. It names no hospital, but those between whose models a super model chooses.
 
@@ -40,7 +46,7 @@ class Recipe(_Strict):
         method: configuration of the method.
         task: configuration of the task.
         deployed: the method's own name of the model.
-        classes: the classes' names.
+        classes: the classes' names; none where the answer is a number.
         input_shape: shape of one input, without the batch axis.
         hospitals: size of the federation (a method may have a network with an output a hospital).
         networks: those of the method's networks that the model predicts with; None: all.
@@ -49,7 +55,7 @@ class Recipe(_Strict):
     method: dict[str, Any]
     task: dict[str, Any]
     deployed: str
-    classes: list[str] = Field(min_length=2)
+    classes: Annotated[list[str], AfterValidator(_none_or_several)]
     input_shape: list[PositiveInt] = Field(min_length=1)
     hospitals: PositiveInt
     networks: list[str] | None = None

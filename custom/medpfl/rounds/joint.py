@@ -16,6 +16,7 @@ from medpfl.component import build, spec_of
 from medpfl.core.errors import ConfigError, DataError, MedPFLError
 from medpfl.data.samples import SiteData
 from medpfl.data.site_file import SiteFile, load_site_file
+from medpfl.data.target import listed
 from medpfl.deployed.model_file import Deployed, History, ModelMeta, Recipe, build_networks, differing_entry
 from medpfl.methods.base import JointModel, Method
 from medpfl.methods.joint import Found, Study
@@ -224,7 +225,7 @@ def study_of(model: Joint, site: str, data: SiteData) -> Study:
     if got != expected or data.class_names != model.recipe.classes:
         raise DataError(
             f"{site}: the super model takes inputs of shape {expected} with the classes "
-            f"{', '.join(model.recipe.classes)}; the data have {got} and {', '.join(data.class_names)}"
+            f"{listed(model.recipe.classes)}; the data have {got} and {listed(data.class_names)}"
         )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return model.method.study(model.networks.to(device), model.task, data, device)
