@@ -174,8 +174,8 @@ def evaluate_given(
     torch.set_num_threads(header.threads)
     recipe = header.recipe
     check_recipe(recipe, method, task)
-    networks = build_networks(method, task, recipe)
     tensors = message.slots.get(GIVEN, {})
+    networks = build_networks(method, task, recipe, sum(tensor.numel() for tensor in tensors.values()))
     if difference := differing_entry(networks, tensors):
         raise ConfigError(f"the given model does not fit its configuration: {difference}")
     data = task.load(site_file)

@@ -95,6 +95,7 @@ def read_result(folder: Path) -> Joint:
     recipe, hashes = summary.recipe, summary.slots
     if recipe is None:
         raise MedPFLError(f"{folder}: its summary.json does not say how to rebuild the models; run the job again")
+    most = sum(file.stat().st_size for file in (folder / "slots").glob("*.safetensors"))  # an entry has a byte or more
     try:
         trained: Method = build(recipe.method, Method, "method")
         task: Task = build(recipe.task, Task, "task")
@@ -107,7 +108,7 @@ def read_result(folder: Path) -> Joint:
             input_shape=recipe.input_shape,
             hospitals=len(roster),
         )
-        parts = build_networks(trained, task, found)
+        parts = build_networks(trained, task, found, most)
         if list(roster) != sorted(set(roster)):
             raise ConfigError(f"its roster is not in order: {', '.join(roster)}")
     except (ValueError, ConfigError) as error:  # pydantic's ValidationError is a ValueError
@@ -122,7 +123,7 @@ def read_result(folder: Path) -> Joint:
                 f"{folder}: {type(trained).__name__} left no slot '{slot}' at the server, so it makes no super model"
             )
     found = found.model_copy(update={"method": spec_of(method), "deployed": next(iter(method.deploys))})
-    networks = build_networks(method, task, found)
+    networks = build_networks(method, task, found, most)
     owned = {slot: _owners(folder / "slots" / f"{slot}.safetensors", hashes[slot]) for slot in slots}
     state = _state(folder, method, owned)
     if difference := differing_entry(networks, state):
