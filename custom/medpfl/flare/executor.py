@@ -13,6 +13,7 @@ from nvflare.apis.signal import Signal
 
 from medpfl.core.errors import MedPFLError, ProtocolError, Stopped
 from medpfl.data.site_file import find_site_file
+from medpfl.flare.leaving import filters_out
 from medpfl.flare.wire import ERROR, read_request, to_shareable
 from medpfl.methods.base import Method
 from medpfl.rounds.messages import Message
@@ -87,6 +88,7 @@ class SiteExecutor(Executor):
             lambda: find_site_file(name, scope, Path(workspace.get_site_config_dir())),
             Path(workspace.get_root_dir()) / "medpfl",
             lambda: bool(self._abort and self._abort.triggered),
+            filters_out(fl_ctx),
         )
 
 
