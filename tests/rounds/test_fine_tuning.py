@@ -18,6 +18,7 @@ from medpfl.rounds.simulate import simulate
 from medpfl.tasks.metrics.base import Metric
 from medpfl.tasks.metrics.measure import Direction
 from medpfl.tasks.tabular import Tabular
+from small_jobs import on_its_own
 
 MIXED = [1.0, 1.0, 1.0]  # round 1: validated once, tested as best and as last
 
@@ -59,7 +60,7 @@ def tuned(scores: list[float], anna: Path, folder: Path) -> dict[str, Tensor]:
 def test_the_round_with_the_lowest_error_is_kept(
     scores: list[float], kept: int, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:
-    found = tuned(scores, table_sites["anna"], tmp_path / "all")
+    found = tuned(scores, on_its_own(table_sites["anna"]), tmp_path / "all")
     falling = [1.0 / (place + 1) for place in range(kept)]
-    expected = tuned(falling, table_sites["anna"], tmp_path / "so many")
+    expected = tuned(falling, on_its_own(table_sites["anna"]), tmp_path / "so many")
     assert all(torch.equal(found[key], expected[key]) for key in expected) and found.keys() == expected.keys()

@@ -43,6 +43,13 @@ def write_table_sites(folder: Path, sites: list[str] = SITES, rows: int = 40) ->
     return files
 
 
+def on_its_own(file: Path) -> Path:
+    """The site file with a policy that lets its hospital train alone, which none does by default."""
+    alone = file.with_name(f"{file.stem}.alone.yaml")
+    alone.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), "policy": {"least_hospitals": 1}}))
+    return alone
+
+
 def declared(mixers: Mapping[str, Mixer], method: Method) -> tuple[tuple[str, ...], dict[str, Mixer]]:
     """The references and the components of a job that mixes exactly so."""
     references = tuple(name for name, kind in REFERENCES.items() if name in mixers and not isinstance(method, kind))

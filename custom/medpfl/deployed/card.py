@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from medpfl.data.target import listed
 from medpfl.deployed.calibration import Calibration
 from medpfl.tasks.metrics.measure import Measure
 
@@ -31,7 +32,7 @@ def card(meta: "ModelMeta", file: str, measures: Mapping[str, Measure]) -> str:
 - Made by job {history.job}, round {history.round}, with {recipe.hospitals} hospitals
 - Method: `{json.dumps(recipe.method)}`
 - Task: `{json.dumps(recipe.task)}`
-- Classes: {", ".join(recipe.classes)}
+- Classes: {listed(recipe.classes)}
 - Input: float32, N x {" x ".join(map(str, recipe.input_shape))}; {meta.parameters:,} parameters
 - Made with {", ".join(f"{name} {version}" for name, version in meta.versions.items())}
 - SHA-256 of the model: `{meta.sha256}`
@@ -103,7 +104,7 @@ def evaluation_card(
 
 - Method: `{json.dumps(recipe.method)}`, its model "{recipe.deployed}"
 - Task: `{json.dumps(recipe.task)}`
-- Classes: {", ".join(recipe.classes)}
+- Classes: {listed(recipe.classes)}
 - SHA-256 of the model: `{sha256}`
 
 On the {cases} cases of this hospital's test split (case by case in the CSV file beside this card):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from medpfl.core.errors import MedPFLError
+from medpfl.data.target import Target
 from medpfl.deployed.card import INTENDED_USE
 from medpfl.deployed.model_file import Deployed
 
@@ -31,13 +32,22 @@ def metadata(deployed: Deployed) -> dict[str, object]:
         "output": {
             "dtype": str(outputs.dtype).removeprefix("torch."),
             "shape": ["batch", *outputs.shape[1:]],
-            "probabilities": "sigmoid: of the second class" if outputs.shape[1] == 1 else "softmax over axis 1",
+            **_meaning(deployed.task.spec.target, outputs),
         },
         "task": deployed.meta.recipe.task,
         "preparation": deployed.preparation,
         "intended_use": INTENDED_USE,
         "sha256": deployed.meta.sha256,
     }
+
+
+def _meaning(target: Target, outputs: Tensor) -> dict[str, str]:
+    """How the outputs become the answer, where that does not depend on the task."""
+    if target is Target.VALUE:
+        return {"answer": f"{target.told}, of which only the task knows how it follows from the outputs"}
+    if target is Target.LABELS:
+        return {"probabilities": "sigmoid of each label's output"}
+    return {"probabilities": "sigmoid: of the second class" if outputs.shape[1] == 1 else "softmax over axis 1"}
 
 
 def write_torchscript(deployed: Deployed, path: Path, more: dict[str, str] | None = None) -> None:

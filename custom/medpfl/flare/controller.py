@@ -14,6 +14,7 @@ from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 from medpfl.flare.authorize import check_allowed
 from medpfl.flare.exchange import ExchangeController
 from medpfl.flare.executor import PROBE
+from medpfl.flare.kits import hospitals_of
 from medpfl.job import Job, load_config
 from medpfl.job.settings import Settings
 from medpfl.rounds.coordinator import Coordinator
@@ -70,8 +71,12 @@ class MixingController(ExchangeController):
         job = load_config(config, name, min_clients, lambda path: check_allowed(path, fl_ctx))
         assert isinstance(job, Job)
         home = Path(workspace.get_root_dir()) / "medpfl" / name
-        terms = terms_of(job)
-        return Coordinator(self.settings, job.mixers, terms, name, roster, min_clients, home, self._results_of(fl_ctx))
+        results = self._results_of(fl_ctx)
+        coordinator = Coordinator(self.settings, job.mixers, terms_of(job), name, roster, min_clients, home, results)
+        for site in hospitals_of(Path(workspace.get_site_config_dir())):
+            if site not in roster:
+                coordinator.refuse(site, 0, "takes no part: it is not connected, or it refused the job")
+        return coordinator
 
     def _tell(self, round_number: int, mixed: list[str], fl_ctx: FLContext) -> None:
         assert isinstance(self.coordinator, Coordinator)

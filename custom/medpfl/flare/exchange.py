@@ -90,7 +90,8 @@ class ExchangeController(Controller):
     def _exchange(self, exchange: Exchange, abort_signal: Signal, fl_ctx: FLContext) -> dict[str, Message[Reply]]:
         """Send every hospital its own message in parallel and gather the replies.
 
-        Ends when all have answered, ``grace`` seconds after the quorum has, or after the exchange's timeout.
+        Ends when all have answered, ``grace`` seconds after the quorum or all that are awaited have, or after the
+        exchange's timeout.
 
         Raises:
             Stopped: the job was aborted.
@@ -116,6 +117,7 @@ class ExchangeController(Controller):
             self.send(task=task, targets=[site], fl_ctx=fl_ctx)
             tasks[site] = task
         started, quorum_at = time.monotonic(), None
+        awaited = set(tasks if exchange.awaited is None else exchange.awaited)
         replies: dict[str, Message[Reply]] = {}
         while len(results) < len(tasks):
             self._arrived.wait(0.2)
@@ -124,7 +126,7 @@ class ExchangeController(Controller):
                 raise Stopped("aborted")
             now = time.monotonic()
             good = sum(failure_of(result) is None for result in list(results.values()))
-            if quorum_at is None and good >= exchange.quorum:
+            if quorum_at is None and (good >= exchange.quorum or awaited <= results.keys()):
                 quorum_at = now
             if now - started > exchange.timeout or (quorum_at is not None and now - quorum_at > self._grace):
                 break

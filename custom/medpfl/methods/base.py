@@ -16,6 +16,7 @@ from medpfl.core.groups import under
 from medpfl.core.mixers import Mean, Mixer, NoDefault
 from medpfl.core.seeding import seed_torch
 from medpfl.data.samples import Samples, SiteData
+from medpfl.data.target import Target
 from medpfl.methods.joint import Found, Study
 from medpfl.methods.site import Batch, Hospital, Site
 from medpfl.tasks.base import Task
@@ -48,6 +49,18 @@ class Build:
     def network(self) -> nn.Module:
         """The task's network, each time with the same initial weights."""
         return self.seeded(lambda: self.task.network(self.data))
+
+    def only_for(self, method: str, *targets: Target) -> None:
+        """Refuse a task whose answers are none of these.
+
+        Raises:
+            ConfigError: with what the method can learn.
+        """
+        if self.task.spec.target not in targets:
+            raise ConfigError(
+                f"{method} learns {' or '.join(target.told for target in targets)}; the answer of "
+                f"{type(self.task).__name__} is {self.task.spec.target.told}"
+            )
 
     def seeded(self, make: Callable[[], nn.Module]) -> nn.Module:
         """A network of the method's own, with initial weights that depend on the job's seed only."""

@@ -92,6 +92,8 @@ class Site:
         """Slot to what is sent instead of its weights (gradients, say), with the same entries and shapes."""
         self.shown: dict[str, list[dict[str, Tensor]]] = {}
         """Slot that the method wants to be ``shown`` to all hospitals' models in the roster's order; in ``refine``."""
+        self.drawn: list[int] = []
+        """Different training samples that each phase of training has seen; the hospital's policy asks for a least."""
 
     def training_batches(
         self, epochs: int | None = None, steps: int | None = None, purpose: str = "batches"
@@ -110,6 +112,8 @@ class Site:
         size, done = self.method.batch_size, 0
         if epochs is None and steps is None:
             epochs, steps = self.method.epochs, self.method.steps
+        phase = len(self.drawn)
+        self.drawn.append(0)
         for epoch in range(steps or epochs or 0):
             order = torch.randperm(len(samples), generator=generator)
             for start in range(0, len(samples), size):
@@ -119,6 +123,8 @@ class Site:
                 if self._stopped():
                     raise Stopped(f"the job was aborted in round {self.round}, epoch {epoch + 1}")
                 inputs, targets = take(samples.inputs, chosen), take(samples.targets, chosen)
+                if epoch == 0:  # the first pass takes each once
+                    self.drawn[phase] += len(chosen)
                 yield Batch(inputs.to(self.device), targets.to(self.device))
                 done += 1
                 if done == steps:

@@ -20,6 +20,7 @@ from medpfl.core.mixing import Matrix
 from medpfl.job.settings import Settings
 from medpfl.results.callbacks import Callback, Report, ResultFiles
 from medpfl.results.files import write_slots
+from medpfl.results.presence import absences
 from medpfl.results.record import Record
 from medpfl.results.schema import BestRound
 from medpfl.rounds import checkpoint, protocol
@@ -298,6 +299,8 @@ class Coordinator:
 
     def take_final(self, replies: Replies) -> None:
         """Record the test results and write everything the job leaves behind at the server."""
+        for site, text in absences(self.record.lines, self.roster, self.done).items():
+            self.record.event(self.done, site, text)
         asked = self._asked(protocol.FinishRequest, self.done, finetune=self.settings.finetune)
         for site, message in self._answers(asked, protocol.FinishReply, replies).items():
             for line in message.header.metrics:

@@ -18,6 +18,7 @@ import medpfl
 from medpfl.component import build, class_paths
 from medpfl.core.errors import ConfigError, RefusedUpdate
 from medpfl.data.site_file import SiteFile
+from medpfl.data.target import listed
 from medpfl.deployed.card import evaluation_card
 from medpfl.deployed.evaluate import evaluate_test, write_cases, write_text
 from medpfl.deployed.model_file import Recipe, build_networks, differing_entry, read_model
@@ -173,8 +174,8 @@ def evaluate_given(
     torch.set_num_threads(header.threads)
     recipe = header.recipe
     check_recipe(recipe, method, task)
-    networks = build_networks(method, task, recipe)
     tensors = message.slots.get(GIVEN, {})
+    networks = build_networks(method, task, recipe, sum(tensor.numel() for tensor in tensors.values()))
     if difference := differing_entry(networks, tensors):
         raise ConfigError(f"the given model does not fit its configuration: {difference}")
     data = task.load(site_file)
@@ -183,8 +184,7 @@ def evaluate_given(
         raise ConfigError(f"the given model takes inputs of shape {recipe.input_shape}, the data here have {shape}")
     if data.class_names != recipe.classes:
         raise ConfigError(
-            f"the given model's classes are {', '.join(recipe.classes)}; the data here have "
-            f"{', '.join(data.class_names)}"
+            f"the given model's classes are {listed(recipe.classes)}; the data here have {listed(data.class_names)}"
         )
     networks.load_state_dict(tensors)
     evaluation, found = evaluate_test(method, recipe.deployed, networks.to(device), task, data, device)

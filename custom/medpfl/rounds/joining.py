@@ -126,7 +126,8 @@ def _difference(site: str, theirs: Message[InitReply], first: str, reference: Me
     if fingerprint(theirs.slots) != fingerprint(reference.slots):
         return _other_tensors(site, theirs, first, reference)
     if one.classes != other.classes:
-        return f"{site} learns {list(one.classes)}, {first} learns {list(other.classes)}"
+        here, there = (", ".join(header.classes) or "a number" for header in (one, other))
+        return f"{site} learns {here}, {first} learns {there}"
     return f"{site} says that other entries are buffers than {first}"
 
 
