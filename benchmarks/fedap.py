@@ -29,6 +29,7 @@ from medpfl.data.site_file import load_site_file
 from medpfl.demo.index_lists import declare_checkpoint, labels_of
 from medpfl.deployed.evaluate import evaluate, write_text
 from medpfl.job import Job
+from medpfl.job.settings import Settings
 from medpfl.methods.base import Hospital, Method, Site
 from medpfl.methods.fedap import FedAP
 from medpfl.methods.fedbn import FedBN
@@ -40,9 +41,9 @@ from medpfl.results.files import read_summary
 from medpfl.results.tables import result_table
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.pretrain import pretrain
-from medpfl.rounds.settings import Settings
 from medpfl.rounds.simulate import simulate
 from medpfl.rounds.site import SiteRunner
+from medpfl.rounds.terms import terms_of
 from medpfl.tasks.classification import Classification
 
 HOSPITALS, ROWS, CLASSES = 20, 150, 10
@@ -161,7 +162,8 @@ def _weights(job: Job, files: dict[str, Path], folder: Path) -> Matrix:
         for name, path in files.items()
     }
     home, results = folder / "weights" / "server", folder / "weights" / "results"
-    coordinator = Coordinator(job.settings, job.mixers, job.name, list(files), job.min_clients, home, results)
+    terms = terms_of(job)
+    coordinator = Coordinator(job.settings, job.mixers, terms, job.name, list(files), job.min_clients, home, results)
     messages = coordinator.init_messages()
     coordinator.take_init({name: runners[name].handle(message) for name, message in messages.items()})
     messages = coordinator.statistics_messages(1, coordinator.joined)

@@ -27,11 +27,11 @@ from medpfl.core.errors import MedPFLError
 from medpfl.data.site_file import load_site_file
 from medpfl.demo.phantom import write_phantoms
 from medpfl.job import Job, load_job
+from medpfl.job.settings import Settings
 from medpfl.methods.fedsm import FedSM
 from medpfl.methods.references import like
 from medpfl.models.selector import Vgg11
 from medpfl.models.unet import UNet
-from medpfl.rounds.settings import Settings
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.segmentation import Segmentation
 

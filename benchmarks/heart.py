@@ -27,12 +27,12 @@ from medpfl.data.site_file import load_site_file
 from medpfl.demo.heart import HOSPITALS, write_heart
 from medpfl.deployed.evaluate import evaluate
 from medpfl.job import Job
+from medpfl.job.settings import Settings
 from medpfl.methods import softpull
 from medpfl.methods.base import Build, Method
 from medpfl.methods.local import Local
 from medpfl.results.files import read_summary
 from medpfl.results.tables import result_table
-from medpfl.rounds.settings import Settings
 from medpfl.rounds.simulate import simulate
 
 FIRST_SEED = 42

@@ -24,7 +24,7 @@ import yaml
 from benchmarks.common import markdown, resident
 from medpfl.core.errors import MedPFLError
 from medpfl.flare.poc import Federation
-from medpfl.job import CONTROLLER, EXECUTOR
+from medpfl.job.names import CONTROLLER, EXECUTOR
 
 OURS, STOCK = "medpfl", "stock FedAvg"
 EMPTY = "benchmarks.empty.Empty"

@@ -89,9 +89,11 @@ def run_job(federation: LocalFederation, folder: Path, job: Job | EvaluationJob,
     live = federation.run_folder("server", job_id) / "results" / "metrics.jsonl"
     rounds = job.settings.rounds if isinstance(job, Job) else 0
     with Progress(job.name, rounds, live, console) as progress:
-        federation.follow(job_id, job.name, timeout, progress.update)
+        warning = federation.follow(job_id, job.name, timeout, progress.update)
     _collect(federation, job, job_id, target)
     print_results(target, console)
+    if warning:
+        console.print(warning, soft_wrap=True)
     console.print(f"{job.name} took {time.monotonic() - started:.0f} s; everything it left: {target}", soft_wrap=True)
 
 

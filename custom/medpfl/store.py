@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State on disk: one safetensors file with tensors and JSON, written atomically; nothing is ever unpickled."""
+"""State on disk: one safetensors file with tensors and JSON, written atomically; nothing is ever unpickled.
+
+Every file holds two checksums, of its tensors and of what it says of them. A file whose content is not what was written
+is never read: a disk, a copy or a full file system may change it without a word.
+"""
 
 import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +24,14 @@ from torch import Tensor
 from medpfl.core.errors import MedPFLError
 
 _META = "medpfl"
-FORMAT = 1
+_TENSORS = "tensors"
+_SUM = "sha256"
+FORMAT = 2
+
+
+class DamagedFile(MedPFLError):
+    """A file is not what was written: truncated, empty, or changed since."""
+
 
 Meta = dict[str, JsonValue]
 """What a file says beside its tensors."""
@@ -34,7 +47,8 @@ def save(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, object]) 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         content = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
-        save_file(content, temporary, metadata={_META: json.dumps({"format": FORMAT, **meta})})
+        text, told = json.dumps({"format": FORMAT, **meta}), fingerprint(content)
+        save_file(content, temporary, metadata={_META: text, _TENSORS: told, _SUM: _sum(text, told)})
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -43,21 +57,56 @@ def save(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, object]) 
         raise MedPFLError(f"cannot write {path}: {error}") from error
 
 
+def _sum(text: str, tensors: str) -> str:
+    return hashlib.sha256(f"{text} {tensors}".encode()).hexdigest()
+
+
 def read_meta(path: Path) -> Meta:
     """The ``meta`` that ``save`` wrote, without reading the tensors.
 
     Raises:
-        MedPFLError: the file is missing, broken or of another format.
+        DamagedFile: it is not what was written.
+        MedPFLError: the file is missing, or none of this format.
     """
+    with _opened(path) as file:
+        return _meta_of(file, path)
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], Meta]:
+    """What ``save`` wrote.
+
+    Raises:
+        DamagedFile: it is not what was written.
+        MedPFLError: the file is missing, or none of this format.
+    """
+    with _opened(path) as file:
+        meta = _meta_of(file, path)
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        if fingerprint(tensors) != file.metadata()[_TENSORS]:
+            raise _damaged(path, "its tensors are not those that were written")
+        return tensors, meta
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     try:
         with safe_open(path, framework="pt") as file:
-            return _meta_of(file, path)
-    except (OSError, SafetensorError, json.JSONDecodeError) as error:
+            yield file
+    except OSError as error:
         raise MedPFLError(f"cannot read {path}: {error}") from error
+    except (SafetensorError, ValueError, RecursionError) as error:
+        raise _damaged(path, str(error)) from error
 
 
 def _meta_of(file: Any, path: Path) -> Meta:
-    meta: Any = json.loads((file.metadata() or {}).get(_META, "{}"))
+    given = file.metadata() or {}
+    if _SUM in given or _TENSORS in given:
+        text = given.get(_META, "")
+        if given.get(_SUM) != _sum(text, given.get(_TENSORS, "")):
+            raise _damaged(path, "what it says of itself is not what was written")
+    else:
+        text = given.get(_META, "{}")
+    meta: Any = json.loads(text)
     if not isinstance(meta, dict) or type(meta.get("format")) is not int:
         raise MedPFLError(f"{path}: not a file of MedPFL's")
     if meta["format"] != FORMAT:
@@ -65,18 +114,8 @@ def _meta_of(file: Any, path: Path) -> Meta:
     return meta
 
 
-def read(path: Path) -> tuple[dict[str, Tensor], Meta]:
-    """What ``save`` wrote.
-
-    Raises:
-        MedPFLError: the file is missing, broken or of another format.
-    """
-    try:
-        with safe_open(path, framework="pt") as file:
-            meta = _meta_of(file, path)
-            return {name: file.get_tensor(name) for name in file.keys()}, meta  # noqa: SIM118 (not a dict)
-    except (OSError, SafetensorError, json.JSONDecodeError) as error:
-        raise MedPFLError(f"cannot read {path}: {error}") from error
+def _damaged(path: Path, why: str) -> DamagedFile:
+    return DamagedFile(f"cannot read {path}: it is damaged: {why}")
 
 
 def fingerprint(tensors: Mapping[str, Tensor]) -> str:
@@ -85,7 +124,7 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> str:
     for name, tensor in sorted(tensors.items()):
         whole = tensor.detach().cpu().contiguous()
         digest.update(f"{name} {whole.dtype} {tuple(whole.shape)}".encode())
-        digest.update(whole.reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(whole.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -115,3 +154,49 @@ def numbered(folder: Path, kind: str) -> dict[int, Path]:
 def path_of(folder: Path, kind: str, round_number: int) -> Path:
     """Where the file ``kind`` of a round lies."""
     return folder / f"{kind}-{round_number:05d}.safetensors"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A numbered file as it was read.
+
+    Attributes:
+        number: its round.
+    """
+
+    number: int
+    tensors: dict[str, Tensor]
+    meta: Meta
+
+
+def newest(folder: Path, kind: str, last: int | None = None) -> tuple[Kept | None, list[int]]:
+    """The newest intact file of a kind, and the rounds of the damaged ones that are newer, newest first.
+
+    Args:
+        last: files of later rounds do not count; None: all do.
+
+    Raises:
+        MedPFLError: a file cannot be read for another reason than damage.
+    """
+    damaged: list[int] = []
+    for number, path in sorted(numbered(folder, kind).items(), reverse=True):
+        if last is not None and number > last:
+            continue
+        try:
+            return Kept(number, *read(path)), damaged
+        except DamagedFile:
+            damaged.append(number)
+    return None, damaged
+
+
+def discard(folder: Path, kind: str, kept: Container[int | None] = ()) -> None:
+    """Remove the files of a kind whose rounds are not among ``kept``."""
+    for number, path in numbered(folder, kind).items():
+        if number not in kept:
+            path.unlink()
+
+
+def prune(folder: Path, kind: str, last: int, keep: int) -> None:
+    """Remove the files of rounds after ``last``, and all but the newest ``keep`` of the others."""
+    rounds = [number for number in sorted(numbered(folder, kind)) if number <= last]
+    discard(folder, kind, rounds[-keep:])

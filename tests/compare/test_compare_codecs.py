@@ -13,7 +13,7 @@ from medpfl.compare.runs import rebuild
 from medpfl.core.codecs import CER, STC, Chain, Half
 from medpfl.core.errors import ConfigError
 from medpfl.flare.compared import foreign_classes
-from medpfl.rounds.coding import Codecs
+from medpfl.job.codecs import Codecs
 
 HALF = {"path": "medpfl.core.codecs.Half"}
 CHAIN: dict[str, Any] = {

@@ -21,12 +21,12 @@ from medpfl.data.site_file import load_site_file
 from medpfl.deployed.model_file import load_deployed
 from medpfl.deployed.predict import evaluate_at
 from medpfl.job import Job
+from medpfl.job.settings import Settings
 from medpfl.methods.local import Local, Pooled
 from medpfl.results.schema import FinalLine, ValidationLine
-from medpfl.rounds.settings import Settings
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.tabular import Tabular
-from small_jobs import write_table_sites
+from small_jobs import on_its_own, write_table_sites
 
 TASK = Tabular(dataset="blood", hidden=(4,))
 TRAINING: dict[str, Any] = {"steps": 7, "lr": 0.05, "batch_size": 8}
@@ -48,7 +48,8 @@ def same_models(one: Path, other: Path) -> bool:
 
 @pytest.mark.slow
 def test_with_one_hospital_it_is_local_training_bit_for_bit(tmp_path: Path) -> None:
-    files = write_table_sites(tmp_path / "sites", ["pooled"])  # the batches' order depends on the hospital's name
+    written = write_table_sites(tmp_path / "sites", ["pooled"])  # the batches' order depends on the hospital's name
+    files = {"pooled": on_its_own(written["pooled"])}
     alone = simulate(job(Local(**TRAINING)), files, tmp_path / "alone", tmp_path / "alone-home")
     together, lines = train_pooled(job(Pooled(**TRAINING)), loaded(files), files["pooled"], tmp_path / "together")
     assert alone.best["local"] == together.best["pooled"]

@@ -42,10 +42,10 @@ def read(folder: Path, text: str | bytes, **others: Any) -> TableData:
 def test_header_or_declared_columns_make_no_difference(tmp_path: Path) -> None:
     named = read(tmp_path, HEADER + "".join(ROWS))
     bare = read(tmp_path, "".join(ROWS), columns=["age", "cp", "num"])
-    assert np.array_equal(named.features, bare.features) and np.array_equal(named.classes, bare.classes)
+    assert np.array_equal(named.features, bare.features) and np.array_equal(named.targets, bare.targets)
     assert named.columns == ["age", "cp=2", "cp=3"]  # one-hot without the first category
     assert named.class_names == ["healthy", "ill"]
-    assert named.classes.tolist() == [0, 1, 0, 1, 0, 1]
+    assert named.targets.tolist() == [0, 1, 0, 1, 0, 1]
     assert named.rows[0] == "t.csv:2" and bare.rows[0] == "t.csv:1"
 
 
@@ -69,13 +69,13 @@ def test_one_value_written_in_several_ways(tmp_path: Path) -> None:
     data = read(tmp_path, HEADER + "40,3,0\n50,3.0,0.0\n60, 3 ,1\n70,1.0,1.00\n45,2,2\n55,2,2e0\n")
     on = data.features[:, 2] > data.features[:, 2].min()
     assert on.tolist() == [True, True, True, False, False, False]
-    assert data.classes.tolist() == [0, 0, 1, 1, 1, 1]
+    assert data.targets.tolist() == [0, 0, 1, 1, 1, 1]
 
 
 def test_blank_lines_quotes_and_a_byte_order_mark_do_not_shift_anything(tmp_path: Path) -> None:
     data = read(tmp_path, "\ufeff" + HEADER + '\n"40", "1","0"\n\n' + "".join(ROWS) + "\n\n")
     assert data.rows[:2] == ["t.csv:3", "t.csv:5"]
-    assert len(data.classes) == 7
+    assert len(data.targets) == 7
 
 
 def test_missing_cells(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_groups_stay_together_and_a_missing_group_is_a_missing_value(tmp_path: P
 def test_several_files_are_one_table(tmp_path: Path) -> None:
     (tmp_path / "u.csv").write_text("num;cp;age\n1;1;30\n".replace(";", ","))
     data = read(tmp_path, HEADER + "".join(ROWS), files=["t.csv", "u.csv"])
-    assert data.rows[-1] == "u.csv:2" and data.classes[-1] == 1
+    assert data.rows[-1] == "u.csv:2" and data.targets[-1] == 1
 
 
 GOOD = HEADER + "".join(ROWS)
@@ -174,5 +174,5 @@ def test_any_text_is_a_table_or_a_sentence(
         assert "t.csv" in str(error)
         return
     assert isinstance(data, TableData)
-    assert np.isfinite(data.features).all() and data.features.shape == (len(data.classes), 3)
-    assert set(data.classes.tolist()) <= {0, 1}
+    assert np.isfinite(data.features).all() and data.features.shape == (len(data.targets), 3)
+    assert set(data.targets.tolist()) <= {0, 1}

@@ -124,7 +124,7 @@ def test_every_form_of_file_gives_the_same_numbers(tmp_path: Path, form: str) ->
         FRAME.astype(kind.get(form, {})).to_parquet(path)
     data = read_table(declare(tmp_path, files=[form]))
     assert np.array_equal(data.raw, expected.raw, equal_nan=True)
-    assert np.array_equal(data.features, expected.features) and np.array_equal(data.classes, expected.classes)
+    assert np.array_equal(data.features, expected.features) and np.array_equal(data.targets, expected.targets)
     assert data.rows == [f"{form}:{line if form.startswith('t.t') else line - 1}" for line in range(2, 11)]
 
 
@@ -134,7 +134,7 @@ def test_whole_numbers_with_missing_values_are_floats_in_parquet_and_mean_the_sa
     data = read_table(declare(tmp_path, files=["t.parquet"], features={"age": "number", "cp": [1, 2, 3]}))
     assert data.preparation.imputed["cp"] == 2
     assert np.array_equal(data.features, read(tmp_path).features)
-    assert data.classes.tolist() == FRAME["sick"].tolist()
+    assert data.targets.tolist() == FRAME["sick"].tolist()
 
 
 def test_declared_missing_texts_hold_for_numbers_of_parquet(tmp_path: Path) -> None:

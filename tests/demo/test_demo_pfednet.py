@@ -23,8 +23,8 @@ from medpfl.demo import phantom, skin_imbalance
 from medpfl.demo.skin import ENVIRONMENT_VARIABLE
 from medpfl.demo.skin_imbalance import DELTAS, IMAGES, write_imbalance
 from medpfl.job import Job, load_job
+from medpfl.job.codecs import Codecs
 from medpfl.methods.fedrep import FedRep
-from medpfl.rounds.coding import Codecs
 from tools import assert_same, run
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -22,13 +22,13 @@ from medpfl.deployed.calibration import BINS, calibration
 from medpfl.deployed.evaluate import evaluate, evaluate_test, save_deployed
 from medpfl.deployed.model_file import Deployed, load_deployed, read_model
 from medpfl.job import Job
+from medpfl.job.settings import Settings
 from medpfl.methods import softpull
 from medpfl.methods.base import Build, Method
 from medpfl.methods.fedrod import FedRoD
 from medpfl.methods.fedsm import FedSM, SuperModel
 from medpfl.methods.ifca import IFCA
 from medpfl.methods.moe import MoE
-from medpfl.rounds.settings import Settings
 from medpfl.tasks.tabular import Tabular
 from small_jobs import declared, write_table_sites
 from tools import run
@@ -216,7 +216,10 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "another input shape": (_meta("recipe", "input_shape", to=[7]), "expected shape [4, 7]"),
     "no input shape": (_meta("recipe", "input_shape", to=[]), "'recipe.input_shape': list should have at least 1"),
     "an empty input": (_meta("recipe", "input_shape", to=[0]), "'recipe.input_shape.0': input should be greater"),
-    "one class": (_meta("recipe", "classes", to=["no"]), "'recipe.classes': list should have at least 2"),
+    "one class": (
+        _meta("recipe", "classes", to=["no"]),
+        "expected no class or at least 2",
+    ),
     "no hospitals": (_meta("recipe", "hospitals", to=0), "'recipe.hospitals': input should be greater than 0"),
     "no recipe": (_meta("recipe", to=None), "'recipe': field required"),
     "an unknown key": (_meta("colour", to=1), "'colour': extra inputs are not permitted"),

@@ -22,11 +22,11 @@ from medpfl.deployed.model_file import load_deployed
 from medpfl.deployed.monai_bundle import IGNITE
 from medpfl.deployed.predict import predict
 from medpfl.job import Job
+from medpfl.job.settings import Settings
 from medpfl.methods import softpull
 from medpfl.methods.base import Method
 from medpfl.methods.fedsm import FedSM
 from medpfl.models.unet import UNet
-from medpfl.rounds.settings import Settings
 from medpfl.tasks.segmentation import Segmentation
 from medpfl.tasks.tabular import Tabular
 from small_jobs import write_table_sites

@@ -21,9 +21,9 @@ from medpfl.demo.phantom import write_phantoms
 from medpfl.deployed.model_file import Deployed, load_deployed
 from medpfl.deployed.predict import evaluate_at, evaluate_on, evaluate_on_all, predict
 from medpfl.job import Job
+from medpfl.job.settings import Settings
 from medpfl.methods.local import Local
 from medpfl.models.unet import UNet
-from medpfl.rounds.settings import Settings
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.segmentation import Segmentation
 

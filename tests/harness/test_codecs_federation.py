@@ -14,7 +14,8 @@ from exchanging import Asked, slots
 from in_process import Harness, tensors_of
 from medpfl.core.codecs import CER, STC, Chain
 from medpfl.job import Job
-from medpfl.rounds.coding import PAYLOAD, Codecs
+from medpfl.job.codecs import Codecs
+from medpfl.rounds.coding import PAYLOAD
 from tools import assert_same, outcome, run
 
 pytestmark = pytest.mark.harness

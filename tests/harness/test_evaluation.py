@@ -11,11 +11,10 @@ from in_process import Harness, tensors_of
 from medpfl import store
 from medpfl.core.mixers import Mean, ServerAdam, SoftPull
 from medpfl.deployed.model_file import load_deployed
-from medpfl.job import EvaluationJob, Job, load_job
+from medpfl.job import EvaluationJob, Job, load_job, write_evaluation_job
 from medpfl.methods.fedsm import FedSM
 from medpfl.results.files import read_summary
 from medpfl.results.schema import EvaluationSummary
-from medpfl.rounds.evaluation_job import write_evaluation_job
 from medpfl.rounds.joint import chosen, read_result, studies_of
 from medpfl.rounds.simulate import simulate_evaluation
 from small_jobs import small_job

@@ -21,6 +21,7 @@ from in_process import Harness, tensors_of
 from medpfl.core.groups import BATCH_NORM, of_type
 from medpfl.core.mixers import Mean, SoftPull
 from medpfl.flare.allow import component_classes
+from medpfl.flare.kits import write_hospitals
 from medpfl.job import Job
 from medpfl.methods.base import Site
 from medpfl.methods.softpull import SoftPull as SoftPullMethod
@@ -182,6 +183,45 @@ def test_a_hospital_that_keeps_missing_is_probed_and_not_waited_for(
     assert seconds[1] >= PATIENT > seconds[3]
 
 
+def test_a_hospital_that_was_frozen_is_asked_for_its_test_in_the_end(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    def script(site: str, task: str, round_number: int) -> str | None:
+        return "silent" if site == "berta" and (task == "probe" or (task == "train" and round_number > 1)) else None
+
+    job = make_job(rounds=3, mixers={"model": Mean()}, grace=4.0, patience=1, min_clients=3)
+    harness = Harness(job, table_sites, tmp_path, script).run()
+    assert harness.engine.panic is None
+    tested = {line["site"] for line in outcome(harness.results)["test"] if line["choice"] == "last"}
+    assert tested == set(table_sites)
+    assert {"round": 3, "site": "berta", "event": "trained in rounds 1 of 3"} in events(harness)
+    assert not [event for event in events(harness) if event["site"] == "anna"]
+
+
+def test_a_hospital_that_is_gone_costs_the_end_no_more_than_the_grace(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    def script(site: str, task: str, round_number: int) -> str | None:
+        return "gone" if site == "berta" and task == "train" and round_number == 2 else None
+
+    started = time.monotonic()
+    job = make_job(rounds=3, mixers={"model": Mean()}, grace=1.0, patience=1, train_timeout=500.0, min_clients=3)
+    harness = Harness(job, table_sites, tmp_path, script).run(120)
+    assert harness.engine.panic is None and time.monotonic() - started < 100
+    assert {line["site"] for line in outcome(harness.results)["test"]} == {"anna", "clara", "dora"}
+
+
+def test_a_hospital_that_was_provisioned_and_is_not_there_is_told_of(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    local = tmp_path / "server" / "local"
+    local.mkdir(parents=True)
+    write_hospitals(local.parent, ["emil", *table_sites])
+    harness = Harness(make_job(rounds=1), table_sites, tmp_path).run()
+    said = "takes no part: it is not connected, or it refused the job"
+    assert events(harness) == [{"round": 0, "site": "emil", "event": said}]
+
+
 def test_losing_the_quorum_ends_the_job_with_a_sentence(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -281,8 +321,8 @@ def test_a_job_that_gives_the_server_no_client_configuration(
 def test_the_servers_allow_list_counts_for_the_method_too(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:
-    without = tuple(name for name in component_classes() if not name.startswith("medpfl.methods."))
-    harness = Harness(make_job(), table_sites, tmp_path, allowed=without).run()
+    allowed = tuple(name for name in component_classes() if not name.startswith("medpfl.methods."))
+    harness = Harness(make_job(), table_sites, tmp_path, allowed=allowed).run()
     assert harness.engine.panic is not None
     assert "'medpfl.methods.softpull.SoftPull' at config path '' is not in allow_list" in harness.engine.panic
 

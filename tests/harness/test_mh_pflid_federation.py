@@ -12,13 +12,13 @@ from in_process import Harness, tensors_of
 from medpfl import store
 from medpfl.core.mixers import Mean, Mixer
 from medpfl.job import Job
+from medpfl.job.settings import Settings
 from medpfl.methods.base import Method
 from medpfl.methods.kt_pfl import KTpFL
 from medpfl.methods.mh_pflid import MHpFLID
 from medpfl.models.by_hospital import ByHospital
 from medpfl.models.lenet import LeNet5
 from medpfl.models.residual import ResidualNet
-from medpfl.rounds.settings import Settings
 from medpfl.tasks import Classification
 from pictures import TABLE, write_images
 from tools import assert_same, outcome, run

@@ -243,7 +243,7 @@ def test_fedrod_resumes(make_job: Make, table_sites: dict[str, Path], tmp_path: 
 def test_fedrod_needs_classes(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     _, runners = begin(make_job(mixers={"generic": Mean()}, method=rod()), table_sites, tmp_path)
     build = Build(Segmentation(dataset="scans"), runners["anna"].data, ("anna",), 0)
-    with pytest.raises(ConfigError, match="needs a task with one class a sample, Segmentation is none"):
+    with pytest.raises(ConfigError, match="FedRoD learns one class a case; the answer of Segmentation is a class"):
         rod().models(build)
     with pytest.raises(ConfigError, match="gamma must be at least 0"):
         rod(gamma=-0.5)

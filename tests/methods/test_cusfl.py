@@ -18,15 +18,16 @@ from medpfl.core.mixers import Mean, MeanOfLatest, RoundInfo
 from medpfl.deployed.export import export
 from medpfl.deployed.model_file import load_deployed
 from medpfl.job import Job
+from medpfl.job.settings import Settings as JobSettings
 from medpfl.methods.base import Batch
 from medpfl.methods.cusfl import CusFL, Guide, pooled, similarity_loss, spread, weight_for
 from medpfl.models.resnet import ResNet
 from medpfl.models.unet import UNet
-from medpfl.rounds.settings import Settings as JobSettings
 from medpfl.rounds.site import SiteRunner
 from medpfl.tasks import Classification, Segmentation
 from medpfl.tasks.base import Task
 from pictures import TABLE, declare, write_images
+from small_jobs import on_its_own
 from tools import Make, normed, run
 
 CLASSES = Classification("skin", size=(32, 32), architecture=ResNet(width=4, depth=10, pool=False))
@@ -221,7 +222,7 @@ def test_the_federated_model_is_the_mean(make_job: Make, table_sites: dict[str, 
 
 
 def test_one_hospital_is_its_own_teacher(sites: dict[str, Path], tmp_path: Path) -> None:
-    coordinator, runners = begin(job(), {"anna": sites["anna"]}, tmp_path)
+    coordinator, runners = begin(job(), {"anna": on_its_own(sites["anna"])}, tmp_path)
     for number in (1, 2):
         play(coordinator, runners, number)
         assert same(served(coordinator, "federated"), trained(runners["anna"]))

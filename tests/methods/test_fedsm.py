@@ -17,6 +17,7 @@ from medpfl.methods.softpull import SoftPull as SoftPullMethod
 from medpfl.models.base import Architecture
 from medpfl.models.selector import Signature, SmallCnn
 from medpfl.rounds.simulate import simulate
+from small_jobs import on_its_own
 from tools import assert_same, outcome, pieces, ready, round_of, run
 
 Make = Callable[..., Job]
@@ -104,7 +105,7 @@ def test_only_those_who_answer_move_the_selector(
 def test_one_hospital_alone(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     alone = {**slots(), "personal": SoftPull(lam=1.0)}  # with K = 1 the range [1/K, 1] is 1
     job = make_job(mixers=alone, method=fedsm(), min_clients=1)
-    result = run(job, {"anna": table_sites["anna"]}, tmp_path)
+    result = run(job, {"anna": on_its_own(table_sites["anna"])}, tmp_path)
     for key, tensor in result["slots"]["global"].items():
         assert torch.equal(tensor, result["slots"]["personal"][key.replace("global", "personal")])
 

@@ -20,6 +20,7 @@ from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.messages import byte_count
 from medpfl.rounds.simulate import simulate
 from medpfl.rounds.site import SiteRunner
+from small_jobs import on_its_own
 from tools import assert_same, exchange, outcome, pieces, ready, round_of, run
 
 Make = Callable[..., Job]
@@ -198,7 +199,7 @@ def test_averaged_moments_for_extra(make_job: Make, table_sites: dict[str, Path]
 
 def test_one_hospital_alone(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     job = make_job(mixers={**slots(), "personal": SoftPull(lam=1.0)}, method=extra(), min_clients=1, rounds=2)
-    coordinator, runners = pieces(job, {"anna": table_sites["anna"]}, tmp_path)
+    coordinator, runners = pieces(job, {"anna": on_its_own(table_sites["anna"])}, tmp_path)
     ready(coordinator, runners)
     for number in (1, 2):
         round_of(coordinator, runners, number)

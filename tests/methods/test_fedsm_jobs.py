@@ -40,7 +40,8 @@ def documented(dataset: str, part: int) -> dict[str, Any]:
 
 def write_site(folder: Path, site: str, dataset: str, declared: dict[str, Any]) -> Path:
     path = folder / f"{site}.yaml"
-    path.write_text(yaml.safe_dump({"site": site, "datasets": {dataset: declared}}, sort_keys=False))
+    content = {"site": site, "policy": {"least_samples": 1, "least_update": 1}, "datasets": {dataset: declared}}
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
     return path
 
 
@@ -127,7 +128,7 @@ def tiny(name: str, size: tuple[int, int]) -> Job:
     return replace(
         job,
         settings=replace(job.settings, rounds=1, references=()),
-        method=replace(job.method, steps=1, batch_size=2),
+        method=replace(job.method, steps=1, batch_size=4),
         task=replace(job.task, size=size),
     )
 

@@ -19,6 +19,7 @@ from medpfl.core.mixers import Identity, Mean, Mixer
 from medpfl.deployed.export import export
 from medpfl.deployed.model_file import load_deployed
 from medpfl.job import Job
+from medpfl.job.settings import Settings
 from medpfl.methods.base import Batch
 from medpfl.methods.divergence import class_logits
 from medpfl.methods.divergence import divergence as divergence_of
@@ -31,13 +32,12 @@ from medpfl.models.resnet import ResNet
 from medpfl.models.split import body_shape, find_body
 from medpfl.models.token_attention import TokenAttention
 from medpfl.models.unet import UNet
-from medpfl.rounds.settings import Settings
 from medpfl.rounds.site import SiteRunner
 from medpfl.store import read
 from medpfl.tasks import Classification, Segmentation
 from medpfl.tasks.base import Task
 from pictures import TABLE, declare, write_images
-from small_jobs import declared
+from small_jobs import declared, on_its_own
 from tools import exchange, pieces, ready, run
 
 TINY = ResNet(width=4, depth=10, pool=False)
@@ -295,7 +295,7 @@ def test_a_comparison_of_different_networks(sites: dict[str, Path], tmp_path: Pa
 
 
 def test_one_hospital_keeps_its_messenger(sites: dict[str, Path], tmp_path: Path) -> None:
-    coordinator, runners = begun(job(), {"anna": sites["anna"]}, tmp_path)
+    coordinator, runners = begun(job(), {"anna": on_its_own(sites["anna"])}, tmp_path)
     replies = exchange(runners, coordinator.train_messages(1, coordinator.joined))
     sent = {key: value.clone() for key, value in replies["anna"].slots["messenger"].items()}
     coordinator.take_train(1, replies)

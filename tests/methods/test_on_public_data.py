@@ -16,6 +16,7 @@ from medpfl.core.mixers import KnowledgeTransfer, Mean, RoundInfo
 from medpfl.core.mixers.knowledge_transfer import divergence_slope, on_simplex
 from medpfl.deployed.model_file import load_deployed
 from medpfl.job import Job
+from medpfl.job.settings import Settings
 from medpfl.methods.base import Method
 from medpfl.methods.dsfl import DSFL
 from medpfl.methods.feddf import FedDF
@@ -26,11 +27,11 @@ from medpfl.models.by_hospital import ByHospital
 from medpfl.models.lenet import LeNet5
 from medpfl.models.resnet import ResNet
 from medpfl.models.unet import FCN, UNet
-from medpfl.rounds.settings import Settings
 from medpfl.rounds.site import SiteRunner
 from medpfl.tasks import Classification, Segmentation
 from medpfl.tasks.base import Task
 from pictures import MASKS, TABLE, write_images
+from small_jobs import on_its_own
 from tools import run
 
 METHODS: list[type[OnPublicData]] = [FedMD, DSFL, FedDF, KTpFL]
@@ -222,7 +223,7 @@ def test_an_absent_hospital_is_nobodys_teacher_and_changes_no_coefficient() -> N
 
 
 def test_hospitals_with_other_public_data_take_no_part(sites: dict[str, Path], tmp_path: Path) -> None:
-    write_images(tmp_path / "own")
+    write_images(tmp_path / "own", count=20)
     write_images(tmp_path / "shared", count=15)
     files = {**sites, "carla": write_declared(tmp_path, "own", "shared")}
     coordinator, _ = begin(job(FedMD), files, tmp_path / "run")
@@ -236,11 +237,11 @@ def test_public_data_that_cannot_be_used(sites: dict[str, Path], tmp_path: Path)
     with pytest.raises(SiteFileError, match="asks for dataset 'other', which this hospital does not declare"):
         method: Method = FedMD(public="other")
         begin(Job("small", 1, Settings(rounds=1, references=()), {}, method, TASK), sites, tmp_path)
-    write_images(tmp_path / "own")
+    write_images(tmp_path / "own", count=20)
     write_images(tmp_path / "shared")
     with pytest.raises(DataError, match="label"):
         file = write_declared(tmp_path, "own", "shared", label=None)
-        begin(job(FedMD), {"anna": file}, tmp_path / "run")
+        begin(job(FedMD), {"anna": on_its_own(file)}, tmp_path / "run")
 
 
 @pytest.mark.parametrize(

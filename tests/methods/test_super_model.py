@@ -19,15 +19,15 @@ from medpfl.core.mixers import Mean, ServerAdam, SoftPull
 from medpfl.data.site_file import load_site_file
 from medpfl.deployed.model_file import Deployed, load_deployed
 from medpfl.deployed.predict import evaluate_on
-from medpfl.job import EvaluationJob, Job, load_job
+from medpfl.job import EvaluationJob, Job, load_job, write_evaluation_job
 from medpfl.methods.base import Method
 from medpfl.methods.fedsm import FedSM, FedSMEnsemble, FedSMExtra, SuperModel
 from medpfl.methods.fedsm.gamma import GAMMAS, choose_gamma, read_study
 from medpfl.methods.joint import Point, SplitStudy, Study
 from medpfl.results.files import read_summary
-from medpfl.rounds.evaluation_job import write_evaluation_job
 from medpfl.rounds.joint import chosen, from_file, read_result, studies_of, study_here
 from medpfl.rounds.simulate import simulate_evaluation
+from medpfl.tasks.metrics.measure import Measure
 from small_jobs import small_job, write_table_sites
 from tools import run
 
@@ -185,13 +185,15 @@ def test_gamma_has_the_best_pooled_validation_score() -> None:
         "b": Study(validation=split(9, second), test=test),
         "stranger": Study(validation=split(900, [0.0] * 8 + [1.0] * (count - 8)), test=test),
     }
-    found = choose_gamma(studies, ["a", "b"])
+    found = choose_gamma(studies, ["a", "b"], Measure())
     assert found.gamma == GAMMAS[5] and found.validation == pytest.approx((0.8 + 9 * 0.9) / 10)
     assert [(line.hospital, line.own) for line in found.lines] == [("a", 0.6), ("b", 0.7), ("stranger", None)]
     tied = {"a": Study(validation=split(3, [0.7] * 6 + [0.2] * (count - 6)), test=test)}
-    assert choose_gamma(tied, ["a", "b"]).gamma == GAMMAS[5]
+    assert choose_gamma(tied, ["a", "b"], Measure()).gamma == GAMMAS[5]
     with pytest.raises(MedPFLError, match="no hospital has validation cases to choose gamma on"):
-        choose_gamma({"a": Study(validation=None, test=test)}, ["a", "b"])
+        choose_gamma({"a": Study(validation=None, test=test)}, ["a", "b"], Measure())
+    errors = {"a": Study(validation=split(3, [0.7] * 6 + [0.2] * (count - 6)), test=test)}
+    assert choose_gamma(errors, ["a", "b"], Measure(direction="lower")).gamma == GAMMAS[-1]
 
 
 @pytest.mark.slow

@@ -24,10 +24,10 @@ from medpfl.deployed.labels import dice_of
 from medpfl.deployed.model_file import Deployed, load_deployed
 from medpfl.deployed.predict import _run, evaluate_at, predict
 from medpfl.job import Job
+from medpfl.job.settings import Settings
 from medpfl.methods.fedsm import FedSM, SuperModel
 from medpfl.models.unet import UNet
 from medpfl.rounds.joint import read_result
-from medpfl.rounds.settings import Settings
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.segmentation import Segmentation
 

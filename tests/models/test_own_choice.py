@@ -17,12 +17,12 @@ from medpfl.data.site_file import load_site_file
 from medpfl.deployed.model_file import load_deployed
 from medpfl.flare.allow import component_classes
 from medpfl.job import Job
+from medpfl.job.settings import Settings
 from medpfl.methods.mh_pflid import MHpFLID
 from medpfl.models.by_hospital import ByHospital, OwnChoice
 from medpfl.models.lenet import LeNet5
 from medpfl.models.resnet import ResNet
 from medpfl.models.unet import UNet
-from medpfl.rounds.settings import Settings
 from medpfl.tasks import Classification, Segmentation
 from medpfl.tasks.base import Task
 from pictures import TABLE, declare, write_images

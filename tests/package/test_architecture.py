@@ -4,8 +4,9 @@
 import ast
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,8 @@ LAYERS = [
     ["tasks"],
     ["methods"],
     ["deployed", "results", "check"],
-    ["rounds", "job", "demo", "bundle"],
+    ["job", "demo", "bundle"],
+    ["rounds"],
     ["compare"],
     ["flare"],
     ["cli"],
@@ -43,7 +45,13 @@ class Module:
     name: str
     part: str
     text: str
-    imports: frozenset[str]
+    pairs: frozenset[tuple[str, str]]
+    """What is imported from where; "": the module itself."""
+
+    @property
+    def imports(self) -> set[str]:
+        """Every dotted name that is imported, and the modules that names are imported from."""
+        return {f"{source}.{name}" if name else source for source, name in self.pairs} | {s for s, _ in self.pairs}
 
 
 def modules() -> list[Path]:
@@ -58,17 +66,43 @@ def package() -> list[Module]:
 def read(path: Path) -> Module:
     text = path.read_text(encoding="utf-8")
     inside = path.relative_to(PACKAGE)
-    return Module(str(inside), inside.parts[0].removesuffix(".py"), text, frozenset(imports(text)))
+    return Module(str(inside), inside.parts[0].removesuffix(".py"), text, frozenset(imported(text)))
 
 
-def imports(text: str) -> set[str]:
+def imported(text: str) -> set[tuple[str, str]]:
     found = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            found |= {(alias.name, "") for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+            found |= {(node.module, alias.name) for alias in node.names}
     return found
+
+
+def graph(package: list[Module]) -> dict[str, set[str]]:
+    """Module to the modules of the package that it imports, wherever in the file: inside functions too."""
+    names = {dotted(module.name) for module in package}
+    return {
+        dotted(module.name): {
+            f"{source}.{name}" if f"{source}.{name}" in names else source
+            for source, name in module.pairs
+            if source in names
+        }
+        for module in package
+    }
+
+
+def dotted(file: str) -> str:
+    return f"medpfl.{file.removesuffix('.py').replace('/', '.')}".removesuffix(".__init__")
+
+
+def cycle(edges: Mapping[str, set[str]]) -> list[str]:
+    """One cycle, of any length; empty if there is none."""
+    try:
+        TopologicalSorter(edges).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
 
 
 def violations(package: list[Module], refused: Callable[[Module, str], bool]) -> list[str]:
@@ -82,6 +116,23 @@ def test_imports_point_one_way(package: list[Module]) -> None:
 
     assert {module.part for module in package} - {"__init__"} <= set(RANK)
     assert not violations(package, points_up)
+
+
+def test_no_import_cycle_between_modules(package: list[Module]) -> None:
+    """Of any length, with imports inside functions and for type checking only."""
+    assert not cycle(graph(package))
+
+
+def test_no_import_cycle_between_parts(package: list[Module]) -> None:
+    """Parts of one layer may import each other, but not both ways."""
+    parts: dict[str, set[str]] = {part: set() for part in RANK}
+    for name, imported in graph(package).items():
+        first = name.split(".")[1:2]
+        for other in imported:
+            second = other.split(".")[1:2]
+            if first and second and first != second:
+                parts[first[0]].add(second[0])
+    assert not cycle(parts)
 
 
 @pytest.mark.parametrize("library", SHELLS)

@@ -10,8 +10,8 @@ import pytest
 
 from medpfl.demo.phantom import write_phantoms
 from medpfl.job import Job
+from medpfl.job.settings import Settings
 from medpfl.models.unet import UNet
-from medpfl.rounds.settings import Settings
 from medpfl.tasks.segmentation import Segmentation
 from tools import exchange, pieces, ready
 

@@ -101,8 +101,7 @@ def test_a_number_is_finite_or_none() -> None:
 
 @pytest.mark.slow
 def test_an_evaluation_is_no_training(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
-    from medpfl.job import EvaluationJob, load_job
-    from medpfl.rounds.evaluation_job import write_evaluation_job
+    from medpfl.job import EvaluationJob, load_job, write_evaluation_job
     from medpfl.rounds.simulate import simulate_evaluation
 
     run(make_job(rounds=1), table_sites, tmp_path)

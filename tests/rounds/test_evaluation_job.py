@@ -18,18 +18,18 @@ from medpfl.core.mixers import SoftPull
 from medpfl.data.site_file import load_site_file
 from medpfl.deployed.evaluate import evaluate
 from medpfl.deployed.model_file import ModelMeta, load_deployed
-from medpfl.job import EvaluationJob, Job, load_job
+from medpfl.job import EvaluationJob, Job, load_job, write_evaluation_job
+from medpfl.job.names import MODEL_FILE
+from medpfl.job.settings import Settings
 from medpfl.methods import softpull
 from medpfl.results.console import print_results
 from medpfl.results.files import read_summary
 from medpfl.results.schema import EvaluationSummary
 from medpfl.results.tables import result_table
 from medpfl.rounds.coordinator import QuorumLost
-from medpfl.rounds.evaluation import MODEL_FILE, EvaluationCoordinator, method_of
-from medpfl.rounds.evaluation_job import write_evaluation_job
+from medpfl.rounds.evaluation import EvaluationCoordinator, method_of
 from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol import StatisticsReply
-from medpfl.rounds.settings import Settings
 from medpfl.rounds.simulate import simulate_evaluation
 from medpfl.rounds.site import SiteRunner
 from medpfl.tasks.tabular import Tabular

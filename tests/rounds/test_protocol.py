@@ -3,6 +3,7 @@
 
 import contextlib
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from medpfl.flare.wire import put, read_reply, read_request
 from medpfl.job import Job
 from medpfl.results.line import MetricLine
 from medpfl.results.schema import BestRound
+from medpfl.rounds.answers import check_answer
 from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol import (
     Answered,
@@ -33,9 +35,10 @@ from medpfl.rounds.protocol import (
     TrainRequest,
     ValidateReply,
     ValidateRequest,
-    check_answer,
     parse,
 )
+from medpfl.rounds.terms import Terms
+from medpfl.tasks.metrics.measure import Measure
 from tools import exchange, pieces, ready, retell, round_of
 
 Make = Callable[..., Job]
@@ -46,11 +49,16 @@ TRAINED: dict[str, Any] = {
 READY: dict[str, Any] = {
     "task": "init", "sizes": {"train": 9, "validation": 3, "test": 0}, "config": "c", "common": {}, "buffers": [],
     "recipe": {"method": {}, "task": {}, "input_shape": [3], "preparation": {}}, "personalised": "personal",
-    "score": "dice", "direction": "higher", "classes": ["no", "yes"], "versions": {"torch": "2"},
+    "score": "dice", "measures": {"dice": {"direction": "higher", "unit": ""}}, "classes": ["no", "yes"],
+    "versions": {"torch": "2"},
     "plan": {"models": ["personal"], "tested": ["personal"], "numbers": ["alpha"], "refined": [], "shown": [],
              "steps": [0, 0]},
 }  # fmt: skip
 PLAN = Plan(models=("personal",), tested=("personal",), numbers=("alpha",), refined=(), shown=(), steps=(0, 0))
+TERMS = Terms(
+    plan=PLAN, method={}, task={}, personalised="personal", score="dice", measures={"dice": Measure()},
+    ranges={"dice": (0.0, 1.0), "mae": (0.0, math.inf)}, codecs=None, adapts=False,
+)  # fmt: skip
 OF_RUN: dict[str, Any] = {"run": "r", "rounds": 2, "best": {"personal": BestRound(round=1, score=0.5)}}
 
 
@@ -158,8 +166,8 @@ def line(**change: Any) -> MetricLine:
     return MetricLine(**{**LINE, **change})
 
 
-def trained(*lines: MetricLine, round: int = 2) -> TrainReply:
-    return TrainReply(round=round, metrics=lines, loss={}, notes=(), seconds=0.0)
+def trained(*lines: MetricLine, round: int = 2, loss: dict[str, float] | None = None) -> TrainReply:
+    return TrainReply(round=round, metrics=lines, loss=loss or {}, notes=(), seconds=0.0)
 
 
 ASKED = TrainRequest(round=2, **OF_RUN)
@@ -180,25 +188,32 @@ def final(**change: Any) -> FinishReply:
         (ASKED, trained(line(round=2)), "not of the validation of round 1"),
         (ASKED, trained(line(split="test")), "not of the validation of round 1"),
         (ASKED, trained(line(choice="best")), "not of the validation of round 1"),
-        (ASKED, trained(line(model="other")), "tells of 'other', which its method did not announce"),
-        (ASKED, trained(line(model="alpha")), "tells of 'alpha', which its method did not announce"),
+        (ASKED, trained(line(model="other")), "tells of 'other', which is not of the job's method"),
+        (ASKED, trained(line(model="alpha")), "tells of 'alpha', which is not of the job's method"),
         (ASKED, trained(line(), line()), "tells twice of 'personal'"),
+        (ASKED, trained(line(metrics={"dice": 1e308 / 1e300})), "its dice of 'personal' is not between 0 and 1"),
+        (ASKED, trained(line(metrics={"mae": -1.0})), "its mae of 'personal' is not between 0 and inf"),
+        (ASKED, trained(line(metrics={"mae": 1e9, "dice": None})), None),
+        (ASKED, trained(line(metrics={"$\\frac$": 0.5})), "which is no metric of the job's task"),
+        (ASKED, trained(loss={"other": 0.1}), "tells the training loss of 'other'"),
         (TrainRequest(round=1, **OF_RUN), trained(line(round=0), round=1), "not of the validation of round 0"),
         (ValidateRequest(round=2, **OF_RUN), ValidateReply(metrics=(line(),), notes=()), "validation of round 2"),
         (FINISH, final(), None),
         (FINISH, final(choice="best", round=1), None),
+        (FINISH, final(metrics={"dice": -0.1}), "not between 0 and 1"),
+        (FINISH, final(metrics={"loss": 0.1}), "which is no metric of the job's task"),
         (FINISH, final(choice="last", round=1), "not of the test of a best or the last round"),
         (FINISH, final(choice="given", round=0), "not of the test of a best or the last round"),
         (FINISH, final(split="validation"), "not of the test of a best or the last round"),
-        (FINISH, final(model="alpha", metrics={"alpha": 1.0}), "did not announce"),
+        (FINISH, final(model="alpha", metrics={"alpha": 1.0}), "not of the job's method"),
     ],
 )
 def test_a_reply_says_what_was_asked(asked: Request, reply: Reply, words: str | None) -> None:
     if words is None:
-        check_answer(asked, reply, PLAN)
+        check_answer(asked, reply, TERMS)
         return
     with pytest.raises(ProtocolError, match=words):
-        check_answer(asked, reply, PLAN)
+        check_answer(asked, reply, TERMS)
 
 
 def test_the_job_goes_on_without_who_says_something_else(
@@ -212,13 +227,13 @@ def test_the_job_goes_on_without_who_says_something_else(
     retell(replies["anna"], plan=plan)
     coordinator.take_init(replies)
     assert coordinator.joined == ["berta", "clara", "dora"]
-    assert "anna says another 'plan' of the job's method than berta" in coordinator.record.events[0].event
+    assert "anna says another 'plan' of the job than the server's copy of it" in coordinator.record.events[0].event
     round_of(coordinator, runners, 1)
     replies = exchange(runners, coordinator.train_messages(2, coordinator.joined))
     invented = replies["dora"].header.metrics[0].model_copy(update={"model": "mine"})
     retell(replies["dora"], metrics=(invented,))
     assert coordinator.take_train(2, replies) == ["berta", "clara"]
-    assert "update refused: it tells of 'mine', which its" in coordinator.record.events[-1].event
+    assert "update refused: it tells of 'mine', which is not of the job" in coordinator.record.events[-1].event
     assert "mine" not in coordinator.best
 
 

@@ -241,7 +241,7 @@ def test_other_hospitals_do_not_resume_and_are_told(
 def test_an_unreadable_checkpoint_of_another_run_is_left_alone(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:
-    broken = tmp_path / "home" / "server" / "small" / "state" / "broken" / "server.safetensors"
+    broken = tmp_path / "home" / "server" / "small" / "state" / "broken" / "server-00001.safetensors"
     broken.parent.mkdir(parents=True)
     broken.write_bytes(b"not a checkpoint")
     coordinator = simulate(make_job(), table_sites, tmp_path / "a", tmp_path / "home", stop_after=1)

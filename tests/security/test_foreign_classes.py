@@ -22,7 +22,8 @@ from medpfl.flare.allow import allow, component_classes
 from medpfl.flare.authorize import check_allowed
 from medpfl.flare.doctor import allow_list
 from medpfl.flare.kits import Kit
-from medpfl.job import EXECUTOR, load_job, write_job
+from medpfl.job import load_job, write_job
+from medpfl.job.names import EXECUTOR
 from medpfl.methods.base import Method
 from small_jobs import small_job
 

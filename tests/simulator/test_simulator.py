@@ -13,8 +13,7 @@ from bounded_fedavg import BoundedFedAvg
 from medpfl.core.errors import MedPFLError
 from medpfl.data.site_file import ENVIRONMENT_VARIABLE
 from medpfl.flare.pack import pack
-from medpfl.job import EvaluationJob, Job, load_job
-from medpfl.rounds.evaluation_job import write_evaluation_job
+from medpfl.job import EvaluationJob, Job, load_job, write_evaluation_job
 from medpfl.rounds.simulate import simulate_evaluation
 from tools import assert_same, outcome, run, write_job
 

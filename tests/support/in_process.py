@@ -30,7 +30,7 @@ from medpfl.flare.evaluation import EvaluationController
 from medpfl.flare.executor import SiteExecutor
 from medpfl.flare.filters import DecodeUpdate, EncodeUpdate
 from medpfl.job import EvaluationJob, Job, write_job
-from medpfl.rounds.coding import TASKS
+from medpfl.job.codecs import TASKS
 
 Script = Callable[[str, str, int], str | Callable[[Shareable], Shareable] | None]
 """(site, task, round) to what the hospital does: None answers, "silent" never answers this task, "late" answers when

@@ -9,10 +9,10 @@ import yaml
 
 from medpfl.core.mixers import Identity, Mean, Mixer, SoftPull
 from medpfl.job import Job
+from medpfl.job.settings import Settings
 from medpfl.methods import softpull
 from medpfl.methods.base import Method
 from medpfl.methods.references import REFERENCES
-from medpfl.rounds.settings import Settings
 from medpfl.tasks.base import Task
 from medpfl.tasks.tabular import Tabular
 
@@ -41,6 +41,13 @@ def write_table_sites(folder: Path, sites: list[str] = SITES, rows: int = 40) ->
         files[site] = folder / f"{site}.yaml"
         files[site].write_text(yaml.safe_dump({"site": site, "datasets": {"blood": dataset}}))
     return files
+
+
+def on_its_own(file: Path) -> Path:
+    """The site file with a policy that lets its hospital train alone, which none does by default."""
+    alone = file.with_name(f"{file.stem}.alone.yaml")
+    alone.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), "policy": {"least_hospitals": 1}}))
+    return alone
 
 
 def declared(mixers: Mapping[str, Mixer], method: Method) -> tuple[tuple[str, ...], dict[str, Mixer]]:

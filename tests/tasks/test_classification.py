@@ -24,12 +24,12 @@ from medpfl.deployed.model_file import load_deployed
 from medpfl.deployed.predict import predict
 from medpfl.flare.allow import component_classes
 from medpfl.job import Job, load_job
+from medpfl.job.settings import Settings
 from medpfl.methods.local import Local
 from medpfl.models.base import Architecture
 from medpfl.models.lenet import LeNet5
 from medpfl.models.resnet import ResNet
 from medpfl.models.unet import UNet
-from medpfl.rounds.settings import Settings
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks import Classification, Segmentation
 from medpfl.tasks.base import Task

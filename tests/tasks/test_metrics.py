@@ -19,13 +19,25 @@ from medpfl.results.schema import ValidationLine
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks import Segmentation, Tabular
 from medpfl.tasks.metrics import labels
-from medpfl.tasks.metrics.base import Direction, better, worst
+from medpfl.tasks.metrics.measure import Direction, Measure
 
 
 @pytest.mark.parametrize(("direction", "good", "bad"), [("higher", 2.0, 1.0), ("lower", 1.0, 2.0)])
 def test_which_value_is_better(direction: Direction, good: float, bad: float) -> None:
-    assert better(direction, good, bad) and not better(direction, bad, good) and not better(direction, good, good)
-    assert better(direction, bad, worst(direction)) and not better(direction, math.nan, good)
+    measure = Measure(direction=direction)
+    assert measure.better(good, bad) and not measure.better(bad, good) and not measure.better(good, good)
+    assert not measure.better(math.nan, good) and not measure.better(good, math.nan)
+    assert measure.gain(good, bad) == 1 and measure.reaches(good, bad) and not measure.reaches(bad, good)
+    assert measure.best([bad, math.nan, good, bad]) == good and math.isnan(measure.best([math.nan]))
+    ranked: list[float | None] = sorted([None, bad, good], key=measure.rank)
+    assert ranked == [good, bad, None]
+
+
+def test_a_metric_says_its_unit_and_which_values_are_better() -> None:
+    days = Measure(direction="lower", unit="days")
+    assert days.label("mean_error") == "mean error (days, lower is better)" and days.text(4.2) == "4.200 days"
+    assert Measure().label("balanced_accuracy") == "balanced accuracy" and Measure().text(0.5) == "0.500"
+    assert Sure("blood").measures["brier"] == Sure("blood").measure == Measure(direction="lower")
 
 
 def test_a_misspelt_score_gets_the_right_one() -> None:

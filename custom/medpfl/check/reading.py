@@ -2,8 +2,10 @@
 """Read a declared dataset once, all of it, and count."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from medpfl.check.columns import columns_of
 from medpfl.check.findings import problems_of, warnings_of
@@ -61,6 +63,13 @@ def inspect(name: str, dataset: Dataset, progress: Progress = lambda done, all_:
     return inspection
 
 
+def _held(label: int | float | NDArray[np.int64]) -> NDArray[Any]:
+    """Voxels of each class, a one at the case's class, or the number to predict."""
+    if isinstance(label, np.ndarray):
+        return label
+    return np.bincount([label]) if isinstance(label, int) else np.array([label])
+
+
 class _Gathering:
     """Adds cases to an inspection, one after the other."""
 
@@ -71,11 +80,11 @@ class _Gathering:
     def add(self, split: str, case: Case, summary: Summary) -> None:
         counts, width = self._to.splits[split], len(self._to.class_names)
         maps = isinstance(summary.label, np.ndarray)
-        held = summary.label if isinstance(summary.label, np.ndarray) else np.bincount([summary.label])
+        held = _held(summary.label)
         counts.cases += 1
         counts.classes = counts.classes or [0] * width
         counts.voxels = counts.voxels or [0] * (width if maps else 0)
-        for value in np.flatnonzero(held).tolist():
+        for value in np.flatnonzero(held).tolist() if width else ():
             counts.classes[value] += 1
             if maps:
                 counts.voxels[value] += int(held[value])
@@ -83,7 +92,7 @@ class _Gathering:
             counts.empty.append(case.name)
         if len(summary.shape) > 1:
             self._add_values(counts, case, summary)
-        label = "" if isinstance(summary.label, np.ndarray) else self._to.class_names[summary.label]
+        label = self._to.class_names[summary.label] if isinstance(summary.label, int) else ""
         alike = sum(shown.split == split and shown.label == label for shown in self._to.pictures)
         if summary.picture and alike < PICTURES["map" if maps else "class"]:
             self._to.pictures.append(Shown(summary.picture, split, case.name, label))

@@ -22,7 +22,7 @@ class Summary:
         known, missing: number of values per channel.
         sample: some of the known values, per channel.
         digest: equal for equal images, whatever their files are called.
-        label: class index, or voxels of each class.
+        label: class index, voxels of each class, or the number to predict.
     """
 
     shape: tuple[int, ...]
@@ -34,7 +34,7 @@ class Summary:
     missing: NDArray[np.int64]
     sample: list[NDArray[np.float32]]
     digest: bytes
-    label: int | NDArray[np.int64]
+    label: int | float | NDArray[np.int64]
     picture: Picture | None
 
 
@@ -53,6 +53,10 @@ def summarise(dataset: Dataset, case: Case, classes: int, sampled: int) -> Summa
     content = hashlib.blake2b(repr((image.shape, str(image.dtype))).encode(), digest_size=16)
     content.update(image.data)
     target = item.target
+    if isinstance(target, np.ndarray):
+        label: int | float | NDArray[np.int64] = np.bincount(target.ravel(), minlength=classes)
+    else:
+        label = target if isinstance(target, float) else int(target)
     return Summary(
         shape=image.shape,
         spacing=item.spacing,
@@ -63,6 +67,6 @@ def summarise(dataset: Dataset, case: Case, classes: int, sampled: int) -> Summa
         missing=holes.sum(axis=1),
         sample=[part[~np.isnan(part)] for part in flat[:, chosen].astype(np.float32)],
         digest=content.digest(),
-        label=np.bincount(target.ravel(), minlength=classes) if isinstance(target, np.ndarray) else int(target),
+        label=label,
         picture=picture_of(item),
     )

@@ -3,14 +3,17 @@
 
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from medpfl.cli.common import JobArgument, ModelArgument, console, job_sites
+from medpfl.cli.common import JobArgument, ModelArgument, console, job_sites, say
 from medpfl.core.errors import MedPFLError
+
+if TYPE_CHECKING:
+    from medpfl.job import Job
 
 app = typer.Typer()
 
@@ -27,7 +30,10 @@ def jobs() -> None:
 
 
 @app.command()
-def check_job(job: JobArgument) -> None:
+def check_job(
+    job: JobArgument,
+    site_file: Annotated[Path | None, typer.Option(help="Also: would this hospital's policy let it run?")] = None,
+) -> None:
     """Check a job folder before it is submitted: every key, class, argument and slot."""
     from medpfl.bundle import find_job
     from medpfl.job import EvaluationJob, load_job
@@ -42,6 +48,32 @@ def check_job(job: JobArgument) -> None:
     console.print(f"{loaded.name} is valid: {loaded.method!r} on {loaded.task!r}; slots: {slots}", markup=False)
     if loaded.codecs:
         console.print(f"messages are encoded: {loaded.codecs!r}", markup=False)
+    if site_file:
+        _check_policy(loaded, site_file)
+
+
+def _check_policy(job: "Job", file: Path) -> None:
+    """Say a hospital's policy, and whether the job keeps to it on the hospital's data. How many hospitals take part,
+    and through which filters the answers go, is seen when it runs."""
+    from medpfl.data.site_file import load_site_file
+    from medpfl.methods.references import riding_along
+    from medpfl.rounds import policy
+
+    site = load_site_file(file)
+    for line in site.policy.described():
+        say(f"policy: {line}")
+    methods = [job.method, *riding_along(job.mixers, job.method)]
+    policy.check_classes(site.policy, methods, job.task, site.policy.filters)
+    policy.check_length(site.policy, job.settings.rounds, job.settings.finetune)
+    policy.check_threads(site.policy, job.settings.threads)
+    for name in job.method.public_datasets():
+        site.check_public(name)
+    task = (job.task.at(site.site) if site.site else job.task).chosen(site)
+    data = task.load(site)
+    policy.check_data(site.policy, data, methods)
+    with policy.building(site.policy):
+        task.network(data)
+    say(f"{job.name} keeps to the policy of {file}")
 
 
 @app.command()
@@ -130,7 +162,7 @@ def evaluation_job(
     name: Annotated[str | None, typer.Option(help="The job's name; default: evaluate-<model>.")] = None,
 ) -> None:
     """Write a job that tests a model at every hospital: metrics only, nothing is trained."""
-    from medpfl.rounds.evaluation_job import write_evaluation_job
+    from medpfl.job import write_evaluation_job
 
     console.print(str(write_evaluation_job(model, output, name)), soft_wrap=True)
 

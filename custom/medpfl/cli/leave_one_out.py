@@ -65,7 +65,7 @@ def leave_one_out(
     content = collect(found)
     write_text(results / "leave-one-out.json", compact(json_of(content)))
     write_text(results / "leave-one-out.md", page(content, loaded.name))
-    score = content.score.replace("_", " ")
+    score = content.measure.label(content.score)
     for title, given in (
         (f"test {score} at the hospital left out", scores(content)),
         ("served by", frequencies(content)),

@@ -53,7 +53,7 @@ def super_(
     if found:
         how = f"chosen on validation, where the super model has {model.task.score} {found.validation:.4f}"
         head, rows = table(found, model.method.hospitals)
-        score = model.task.score.replace("_", " ")
+        score = model.task.measure.label(model.task.score)
         shown = Table(title=f"test {score} with gamma {found.gamma}")
         for number, heading in enumerate(head):
             shown.add_column(heading, justify="right" if number else "left", no_wrap=not number)

@@ -11,6 +11,7 @@ from medpfl.compare.run_results import Bins, ModelRow, SuperRow
 from medpfl.compare.statistics import paired_gain
 from medpfl.results.differences import QUANTILES
 from medpfl.results.schema import Scores
+from medpfl.tasks.metrics.measure import Measure
 
 
 def stat(values: NDArray[np.float64]) -> Stat:
@@ -44,18 +45,22 @@ def metrics(found: list[dict[str, Scores]], sites: list[str]) -> dict[str, Metri
     }
 
 
-def gain(scores: NDArray[np.float64], reference: NDArray[np.float64]) -> Gain | None:
+def gain(scores: NDArray[np.float64], reference: NDArray[np.float64], measure: Measure) -> Gain | None:
+    """By how much ``scores`` are better than ``reference``, pair by pair; None where there is no pair."""
     if not (np.isfinite(scores) & np.isfinite(reference)).any():
         return None
-    return paired_gain(scores.tolist(), reference.tolist())
+    better, worse = (scores, reference) if measure.direction == "higher" else (reference, scores)
+    return paired_gain(better.tolist(), worse.tolist())
 
 
-def reach(curves: list[list[float]], target: float | None, traffic: int, seconds: float | None) -> Reach | None:
-    """First round whose mean validation score is at least ``target``: median over the runs that reached it, with what
-    one hospital had sent and received and how long it had worked by then."""
+def reach(
+    curves: list[list[float]], target: float | None, traffic: int, seconds: float | None, measure: Measure
+) -> Reach | None:
+    """First round whose mean validation score is at least as good as ``target``: median over the runs that reached it,
+    with what one hospital had sent and received and how long it had worked by then."""
     if target is None or not curves:
         return None
-    rounds = [next((i for i, value in enumerate(curve, 1) if value >= target - 1e-9), None) for curve in curves]
+    rounds = [next((i for i, value in enumerate(curve, 1) if measure.reaches(value, target)), None) for curve in curves]
     reached = [value for value in rounds if value is not None]
     median = float(np.median(reached)) if reached else None
     return Reach(
@@ -103,9 +108,9 @@ def selection(found: list[ModelRow], sites: list[str]) -> Selection | None:
     return Selection(gammas=[part.gamma for part in rows], served=served)
 
 
-def worst(hospitals: Mapping[str, HospitalRow]) -> Worst | None:
+def worst(hospitals: Mapping[str, HospitalRow], measure: Measure) -> Worst | None:
     means = {site: found.best.mean for site, found in hospitals.items() if found.best.mean is not None}
-    worst = min(means, key=lambda site: means[site], default=None)
+    worst = max(means, key=lambda site: measure.rank(means[site]), default=None)
     return None if worst is None else Worst(hospital=worst, score=means[worst])
 
 

@@ -88,12 +88,13 @@ def collect(plan: Plan, results: Path, failures: dict[str, str]) -> Results:
     target = plan.file.target
     local = rows.get(LOCAL)
     if target is None and local and local.curves:
-        target = float(np.mean([max(curve) for curve in local.curves]))
+        target = float(np.mean([plan.task.measure.best(curve) for curve in local.curves]))
     pairs = len(plan.file.seeds) * len(plan.splits)
     content = Results(
         comparison=plan.file.name,
         file=plan.file,
         score=score,
+        metrics=plan.task.measures,
         hospitals=plan.hospitals,
         splits=[SplitRow(**dataclasses.asdict(split)) for split in plan.splits],
         seeds=plan.file.seeds,
@@ -218,14 +219,14 @@ def in_order(labels: Iterable[str]) -> list[str]:
 def _summary(name: str, row: _Runs, local: _Runs | None, target: float | None, plan: Plan) -> Row:
     """One row of the leaderboard with all that belongs to it."""
     sites = plan.hospitals
-    best, last = np.array(row.best), np.array(row.last)
+    best, last, measure = np.array(row.best), np.array(row.last), plan.task.measure
     gain, gains = None, dict.fromkeys(sites) if local is None or name == LOCAL else {}
     if local is not None and name != LOCAL:
         shared = [pair for pair in row.pairs if pair in local.pairs]
         mine = best[[row.pairs.index(pair) for pair in shared]]
         alone = np.array(local.best)[[local.pairs.index(pair) for pair in shared]]
-        gain = aggregate.gain(mine.mean(axis=1), alone.mean(axis=1))
-        gains = {site: aggregate.gain(mine[:, k], alone[:, k]) for k, site in enumerate(sites)}
+        gain = aggregate.gain(mine.mean(axis=1), alone.mean(axis=1), measure)
+        gains = {site: aggregate.gain(mine[:, k], alone[:, k], measure) for k, site in enumerate(sites)}
     hospitals = {
         site: HospitalRow(best=aggregate.stat(best[:, k]), last=aggregate.stat(last[:, k]), gain=gains[site])
         for k, site in enumerate(sites)
@@ -246,14 +247,14 @@ def _summary(name: str, row: _Runs, local: _Runs | None, target: float | None, p
         together=aggregate.metrics([part.together for part in row.parts], sites),
         gain=gain,
         hospitals=hospitals,
-        worst=aggregate.worst(hospitals),
+        worst=aggregate.worst(hospitals, measure),
         curve=[round(float(value), 6) for value in np.mean(curves, axis=0)] if curves else [],
         curves=curves,
         bytes=first.bytes,
         ratio=first.ratio,
         sdwd=aggregate.mean_differences([run.sdwd for run in row.runs]),
         seconds=seconds,
-        reach=aggregate.reach(curves, target, sum(first.bytes.values()), seconds.mean),
+        reach=aggregate.reach(curves, target, sum(first.bytes.values()), seconds.mean, measure),
         cross=aggregate.cross(row.parts, sites),
         calibration=aggregate.calibration(row.parts, sites),
         selection=aggregate.selection(row.parts, sites),

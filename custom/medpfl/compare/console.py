@@ -15,7 +15,7 @@ from medpfl.results.schema import Direction
 
 def ranked(content: Results) -> list[Row]:
     """The rows, best mean first."""
-    return sorted(content.rows, key=lambda row: -(row.best.mean if row.best.mean is not None else -9e9))
+    return sorted(content.rows, key=lambda row: content.measure.rank(row.best.mean))
 
 
 def score_text(stat: Stat | None) -> str:
@@ -77,19 +77,19 @@ def hospitals(content: Results, choice: Literal["best", "last"] = "best") -> tup
 
 def metrics(content: Results) -> tuple[list[str], list[list[str]]]:
     """Every metric, tested at the best round, mean of the hospitals; no lines where there is only one."""
-    head, rows = _metrics([(row.name, row.metrics) for row in ranked(content)])
+    head, rows = _metrics([(row.name, row.metrics) for row in ranked(content)], content)
     return head, rows if len(head) > 2 else []
 
 
 def together(content: Results) -> tuple[list[str], list[list[str]]]:
     """The same on all hospitals' test cases together, mean of the hospitals' models."""
-    return _metrics([(row.name, row.together) for row in ranked(content)])
+    return _metrics([(row.name, row.together) for row in ranked(content)], content)
 
 
-def _metrics(tested: list[tuple[str, dict[str, MetricStat]]]) -> tuple[list[str], list[list[str]]]:
+def _metrics(tested: list[tuple[str, dict[str, MetricStat]]], content: Results) -> tuple[list[str], list[list[str]]]:
     names = list(tested[0][1])
     rows = [[method, *(score_text(found.get(name)) for name in names)] for method, found in tested]
-    return ["method", *(name.replace("_", " ") for name in names)], rows
+    return ["method", *map(content.label, names)], rows
 
 
 def other_metrics(content: Results) -> list[tuple[str, tuple[list[str], list[list[str]]]]]:
@@ -103,7 +103,7 @@ def other_metrics(content: Results) -> list[tuple[str, tuple[list[str], list[lis
                 for row in rows
                 if name in row.metrics and row.metrics[name].hospitals
             ]
-            found.append((name.replace("_", " "), (["method", *sites], lines)))
+            found.append((content.label(name), (["method", *sites], lines)))
     return found
 
 
@@ -112,9 +112,8 @@ def unseen(content: Results) -> tuple[list[str], list[list[str]]]:
     sites = content.hospitals
     lines = [
         [row.name, score_text(row.mean), *(score_text(row.hospitals.get(site)) for site in sites)]
-        for row in content.unseen
+        for row in sorted(content.unseen, key=lambda row: content.measure.rank(row.mean.mean if row.mean else None))
     ]
-    lines.sort(key=lambda line: line[1], reverse=True)
     alone = next((row for row in content.rows if row.name == LOCAL), None)
     if alone:
         own = [score_text(alone.hospitals[site].best) for site in sites]
@@ -187,7 +186,7 @@ def selections(content: Results) -> tuple[list[str], list[list[str]]]:
 
 def print_comparison(content: Results, folder: Path, console: Console) -> None:
     """Leaderboard, gains, failures, and where the report is."""
-    title = f"{content.comparison}: test {content.score.replace('_', ' ')}, mean of the hospitals"
+    title = f"{content.comparison}: test {content.label(content.score)}, mean of the hospitals"
     tables = [(f"{title}; {runs_text(content)}", leaderboard(content)), ("Gain over local training", gains(content))]
     if content.unseen:
         tables.append(("Tested at a hospital that took no part", unseen(content)))
@@ -248,7 +247,7 @@ def _caption(content: Results) -> str:
     splits = [split.seed for split in content.splits]
     cut = f"the splits {', '.join(map(str, splits))} and " if len(splits) > 1 else ""
     return (
-        f"Test {content.score.replace('_', ' ')}, mean ± standard deviation over {cut}the seeds "
+        f"Test {content.label(content.score)}, mean ± standard deviation over {cut}the seeds "
         f"{', '.join(map(str, content.seeds))}; the round was chosen by the mean validation score. "
         f"{budget_text(content)} p: {content.test}; the smallest possible is {content.smallest_p:.3g}. "
         f"Written {content.written}; "

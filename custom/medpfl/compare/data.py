@@ -82,10 +82,9 @@ def read_splits(task: Task, site_files: dict[str, Path], seeds: list[int] | None
                         f"{site} has no {split} samples; a comparison chooses rounds on validation, reads test"
                     )
             digests[site] = split_digest(data)
-            targets = [samples.targets[:] for samples in data.splits.values()]
-            if all(values.ndim == 1 for values in targets):
-                counts = torch.bincount(torch.cat(targets).long(), minlength=len(data.class_names))
-                labels[site] = dict(zip(data.class_names, counts.tolist(), strict=True))
+            targets = torch.cat([samples.targets[:] for samples in data.splits.values()])
+            if (counts := task.spec.target.counts(targets, len(data.class_names))) is not None:
+                labels[site] = dict(zip(data.class_names, counts, strict=True))
             for other in found:
                 if other.digests[site] == digests[site]:
                     raise ConfigError(

@@ -15,10 +15,10 @@ from medpfl.core.codecs import Codec
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mixer
 from medpfl.data.samples import SiteData
+from medpfl.job.codecs import Codecs
 from medpfl.methods import references
 from medpfl.methods.base import Build, Method
 from medpfl.methods.components import default_mixer
-from medpfl.rounds.coding import Codecs
 from medpfl.rounds.messages import digest_of
 from medpfl.store import fingerprint
 from medpfl.tasks.base import Task

@@ -35,7 +35,7 @@ def curves(rows: Sequence[Row], content: Results) -> str:
         _draw(axis, row, colour, style, band=len(shown) <= BANDS)
     _target(axis, content)
     axis.set_xlabel("round")
-    axis.set_ylabel(f"validation {content.score.replace('_', ' ')}")
+    axis.set_ylabel(f"validation {content.label(content.score)}")
     figure.legend(loc="outside lower center", ncols=3, fontsize=9, frameon=False)
     return _svg(figure)
 
@@ -111,7 +111,7 @@ def sweeps(rows: Sequence[Row], content: Results) -> list[dict[str, str]]:
         )
         axis.grid(alpha=0.25)
         axis.set_xlabel(sweep.argument)
-        axis.set_ylabel(f"test {content.score.replace('_', ' ')}")
+        axis.set_ylabel(f"test {content.label(content.score)}")
         figure.legend(loc="outside lower center", ncols=3, fontsize=9, frameon=False)
         found.append({"title": f"{sweep.method} by {sweep.argument}", "svg": _svg(figure)})
     return found
@@ -151,7 +151,7 @@ def communication(rows: Sequence[Row], content: Results) -> str:
             axis.errorbar(*place, yerr=row.best.sd or 0, marker="o", color=colour, label=row.name)
         axis.set_xscale("log")
         axis.set_xlabel(f"bytes a round {title}")
-    left.set_ylabel(f"test {content.score.replace('_', ' ')}")
+    left.set_ylabel(f"test {content.label(content.score)}")
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     return _svg(figure)
 

@@ -10,6 +10,7 @@ from medpfl.compare.results import LeaveOneOut
 from medpfl.compare.run_results import FoldRun, ServedBySuper
 from medpfl.deployed.joint_table import markdown
 from medpfl.results.tables import REFERENCE_NAMES
+from medpfl.tasks.metrics.measure import TOLERANCE
 
 Table = tuple[list[str], list[list[str]]]
 
@@ -20,6 +21,7 @@ def collect(runs: list[FoldRun]) -> LeaveOneOut:
     order = [*(name for name in REFERENCE_NAMES if name in models), *(m for m in models if m not in REFERENCE_NAMES)]
     return LeaveOneOut(
         score=runs[0].score,
+        measure=runs[0].measure,
         hospitals=sorted({run.without for run in runs}),
         seeds=sorted({run.seed for run in runs}),
         models=order,
@@ -32,9 +34,9 @@ def scores(content: LeaveOneOut) -> Table:
     sites = content.hospitals
     rows = []
     for model in content.models:
-        cells, several = [], False
+        cells = []
         mean_of, best_of = _grid(content, model, "score"), _grid(content, model, "best")
-        several = bool((best_of > mean_of + 1e-9).any())
+        several = bool((abs(best_of - mean_of) > TOLERANCE).any())  # the best is never worse than the mean
         for mean, best in zip([*mean_of.T, mean_of.mean(axis=1)], [*best_of.T, best_of.mean(axis=1)], strict=True):
             cells.append(_text(mean) + (f" (best {best.mean():.3f})" if several else ""))
         rows.append([REFERENCE_NAMES.get(model, model.replace("_", " ").capitalize()), *cells])
@@ -74,7 +76,7 @@ def frequencies(content: LeaveOneOut) -> Table | None:
         share = {name: sum(row.served.get(name, 0) for row in mine) / total for name in names}
         cells = ["–" if name == site else f"{share[name]:.2f}" for name in names]
         gammas = sorted({row.gamma for row in mine}, key=str)
-        tops = [max((p.score for p in row.points if p.score is not None), default=np.nan) for row in mine]
+        tops = [content.measure.best(p.score for p in row.points if p.score is not None) for row in mine]
         rows.append([site, *cells, ", ".join(map(str, gammas)), f"{np.mean(tops):.3f}"])
     return ["left out", *names, "gamma", "best gamma's score"], rows
 
@@ -84,7 +86,7 @@ def page(content: LeaveOneOut, job: str) -> str:
     several = ", mean ± standard deviation" if len(content.seeds) > 1 else ""
     text = (
         f"# Leave one hospital out: {job}\n\n"
-        f"Test {content.score.replace('_', ' ')} of the last round's models at the hospital that took no part; "
+        f"Test {content.measure.label(content.score)} of the last round's models at the hospital that took no part; "
         f"seeds: {', '.join(map(str, content.seeds))}{several}. Where every hospital has a model of its own: the "
         "mean of them (best: the best of them, which nobody could have known).\n\n"
     )

@@ -23,10 +23,10 @@ from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mixer
 from medpfl.data.site_file import load_site_file
 from medpfl.job import Job
+from medpfl.job.settings import Settings
 from medpfl.methods.base import Method
 from medpfl.results.files import read_training
 from medpfl.rounds.messages import digest_of
-from medpfl.rounds.settings import Settings
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.base import Task
 
@@ -121,6 +121,7 @@ def run(order: dict[str, Any], folder: Path) -> FoldRun:
         without=without,
         seed=order["settings"]["seed"],
         score=summary.score,
+        measure=summary.measure(summary.score),
         cases=len(unseen.splits["test"].names),
         rows=served(folder / "results", folder / "home", there, unseen, choice="last"),
         events=summary.events,

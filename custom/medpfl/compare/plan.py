@@ -15,6 +15,7 @@ from medpfl.compare.runs import Run, run_of
 from medpfl.compare.tuning import Search, candidates_of, judge
 from medpfl.component import build, import_named
 from medpfl.core.errors import ConfigError
+from medpfl.data.target import Target
 from medpfl.methods.base import Build
 from medpfl.tasks.base import Task
 
@@ -62,7 +63,7 @@ def make_plan(file: Comparison, site_files: dict[str, Path]) -> Plan:
     roster = tuple(sorted(site_files))
     splits, first = read_splits(task, site_files, file.splits)
     made = Build(task.at(roster[0]), first, roster, file.seeds[0], roster[0])
-    if file.examples and len(first.splits["test"].targets.shape) < 3:
+    if file.examples and task.spec.target is not Target.MASK:
         raise ConfigError(f"'examples' shows segmentations of images, which {type(task).__name__} does not make")
     plan = Plan(file, task, dict(site_files), made, splits)
     candidates = {
@@ -87,7 +88,9 @@ def make_plan(file: Comparison, site_files: dict[str, Path]) -> Plan:
 def decide(plan: Plan, results: Path) -> Plan:
     """The plan with what the searches chose and the runs that follow; a method without a choice has none."""
     found = [
-        judge(each, lambda run: read_run(results, run, SearchRun) if finished(results, run) else None)
+        judge(
+            each, lambda run: read_run(results, run, SearchRun) if finished(results, run) else None, plan.task.measure
+        )
         for each in plan.searches
     ]
     by_seed = {split.seed: split for split in plan.splits}

@@ -12,6 +12,7 @@ from medpfl.compare.console import bytes_text, p_text, ranked
 from medpfl.compare.file import POOLED
 from medpfl.compare.results import Made, Results, Row
 from medpfl.deployed.evaluate import write_text
+from medpfl.tasks.metrics.measure import Measure
 
 
 def write_report(content: Results, folder: Path, examples: list[dict[str, Any]] | None = None) -> Path:
@@ -37,11 +38,13 @@ def write_report(content: Results, folder: Path, examples: list[dict[str, Any]] 
         c=content,
         rows=rows,
         score=content.score.replace("_", " "),
+        label=content.label(content.score),
+        measure=content.measure,
         sites=content.hospitals,
         runs=console.runs_text(content),
         budget=console.budget_text(content),
         tests_at=_test_sizes(content),
-        top=_top(rows),
+        top=_top(rows, content.measure),
         winner=next((row.name for row in rows if row.name != POOLED), None),
         pooled=POOLED,
         last=console.hospitals(content, "last"),
@@ -57,7 +60,7 @@ def write_report(content: Results, folder: Path, examples: list[dict[str, Any]] 
         single_curves=figures.single_curves(rows, content),
         hidden_curves=figures.hidden_curves(rows),
         reliability=figures.reliability_plots(rows),
-        crosses=[{"name": row.name, "cells": _shades(row.cross)} for row in rows],
+        crosses=[{"name": row.name, "cells": _shades(row.cross, content.measure)} for row in rows],
         mixings=_mixings(rows),
         references=list(figures.REFERENCES),
         losses=_losses(rows, content.hospitals),
@@ -88,14 +91,14 @@ def _test_sizes(content: Results) -> dict[str, str]:
     return found
 
 
-def _top(rows: list[Row]) -> dict[str, float]:
-    """Each hospital's highest mean score; Pooled, which real hospitals cannot have, does not compete."""
-    found: dict[str, float] = {}
+def _top(rows: list[Row], measure: Measure) -> dict[str, float]:
+    """Each hospital's best mean score; Pooled, which real hospitals cannot have, does not compete."""
+    found: dict[str, list[float]] = {}
     for row in (row for row in rows if row.name != POOLED):
         for site, scores in row.hospitals.items():
             if scores.best.mean is not None:
-                found[site] = max(found.get(site, -1e9), scores.best.mean)
-    return found
+                found.setdefault(site, []).append(scores.best.mean)
+    return {site: measure.best(means) for site, means in found.items()}
 
 
 def _losses(rows: list[Row], sites: list[str]) -> dict[str, int]:
@@ -107,13 +110,16 @@ def _losses(rows: list[Row], sites: list[str]) -> dict[str, int]:
     }
 
 
-def _shades(matrix: list[list[float | None]]) -> list[list[tuple[str, float]]]:
-    """Text and opacity of each cell, between the smallest and the largest value."""
+def _shades(matrix: list[list[float | None]], measure: Measure) -> list[list[tuple[str, float]]]:
+    """Text and opacity of each cell, between the worst value and the best, which is the darkest."""
     known = [value for line in matrix for value in line if value is not None]
-    low, high = (min(known), max(known)) if known else (0.0, 1.0)
-    span = max(high - low, 1e-9)
+    best, worst = measure.best(known), max(known, key=measure.rank, default=0.0)
+    span = max(abs(best - worst), 1e-9)
     return [
-        [("n/a", 0.0) if v is None else (f"{v:.3f}", round(0.06 + 0.6 * (v - low) / span, 3)) for v in line]
+        [
+            ("n/a", 0.0) if v is None else (f"{v:.3f}", round(0.06 + 0.6 * measure.gain(v, worst) / span, 3))
+            for v in line
+        ]
         for line in matrix
     ]
 

@@ -11,13 +11,15 @@ from pydantic import Field, JsonValue, field_serializer
 from medpfl.compare.file import Comparison
 from medpfl.compare.run_results import Bins, FoldRun, Initial, Rows
 from medpfl.results.schema import VERSION, Direction, Event, Typed
+from medpfl.tasks.metrics.measure import Measure
 
 
 class LeaveOneOut(Typed):
-    """``leave-one-out.json``; ``models``: references first."""
+    """``leave-one-out.json``; ``models``: references first; ``measure``: which scores are better."""
 
     version: Literal[1] = VERSION
     score: str
+    measure: Measure = Measure()
     hospitals: list[str]
     seeds: list[int]
     models: list[str]
@@ -39,7 +41,7 @@ class MetricStat(Stat):
 
 
 class Gain(Typed):
-    """Paired differences of two scores.
+    """Paired differences of two scores, above 0 where the first is better.
 
     Attributes:
         mean: of the differences.
@@ -66,7 +68,7 @@ class HospitalRow(Typed):
 
 
 class Worst(Typed):
-    """The hospital with the lowest mean score."""
+    """The hospital with the worst mean score."""
 
     hospital: str
     score: float
@@ -228,6 +230,7 @@ class Results(Typed):
     Attributes:
         comparison: its name; ``file``: what its file says.
         score: the metric that the tables are about.
+        metrics: metric to which of its values are better, and their unit; the first published files do not say it.
         pairs: splits times seeds.
         test: the permutation test, in words; ``smallest_p``: that it can give.
         target: validation score whose round and bytes are reported.
@@ -238,6 +241,7 @@ class Results(Typed):
     comparison: str
     file: Comparison
     score: str
+    metrics: dict[str, Measure] = Field(default_factory=dict)
     hospitals: list[str]
     splits: list[SplitRow]
     seeds: list[int]
@@ -253,6 +257,15 @@ class Results(Typed):
     unseen: list[UnseenRow]
     failures: list[FailedRun]
     runs: list[RunRow]
+
+    @property
+    def measure(self) -> Measure:
+        """Which scores are better, and their unit."""
+        return self.metrics.get(self.score, Measure())
+
+    def label(self, metric: str) -> str:
+        """What a metric is called in headings."""
+        return self.metrics.get(metric, Measure()).label(metric)
 
     @field_serializer("file")
     def _as_written(self, file: Comparison) -> dict[str, JsonValue]:

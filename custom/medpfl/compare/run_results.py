@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from medpfl.results.schema import VERSION, Direction, Event, Scores, Typed
+from medpfl.tasks.metrics.measure import Measure
 
 Cross = dict[str, Scores]
 """Hospital whose model it is to hospital whose test data: a score."""
@@ -136,12 +137,14 @@ class UnseenRun(_Run):
 
 
 class FoldRun(Typed):
-    """A run of a leave-one-out; ``score``: the metric's name; ``rows``: model to how it does at the hospital."""
+    """A run of a leave-one-out; ``score``: the metric's name, and ``measure``: which of its values are better;
+    ``rows``: model to how it does at the hospital."""
 
     version: Literal[1] = VERSION
     without: str
     seed: int
     score: str
+    measure: Measure = Measure()
     cases: int
     rows: dict[str, Served | ServedBySuper]
     events: list[Event]

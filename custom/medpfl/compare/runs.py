@@ -14,9 +14,9 @@ from medpfl.compare.sources import source_digest
 from medpfl.component import build, class_paths, import_named, spec_of
 from medpfl.core.mixers import Mixer
 from medpfl.job import Job
+from medpfl.job.settings import Settings
 from medpfl.methods.base import Method
 from medpfl.rounds.messages import digest_of
-from medpfl.rounds.settings import Settings
 from medpfl.tasks.base import Task
 
 FORMAT = 3

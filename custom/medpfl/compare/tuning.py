@@ -20,6 +20,7 @@ from medpfl.compare.results import Candidate, SearchResult
 from medpfl.compare.run_results import SearchRun
 from medpfl.compare.runs import Run
 from medpfl.core.errors import ConfigError
+from medpfl.tasks.metrics.measure import Measure
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,11 @@ def candidates_of(file: Comparison, name: str) -> list[dict[str, Any]]:
     return [grid[place] for place in sorted(random.Random(0).sample(range(len(grid)), budget))]
 
 
-def judge(search: Search, read: Callable[[Run], SearchRun | None]) -> SearchResult:
+def judge(search: Search, read: Callable[[Run], SearchRun | None], measure: Measure) -> SearchResult:
     """What a search found.
 
     Args:
+        measure: which validation scores are better.
         read: a run's result, None while it is not finished.
     """
     lines = []
@@ -73,7 +75,7 @@ def judge(search: Search, read: Callable[[Run], SearchRun | None]) -> SearchResu
                 finished=all(each is not None for each in found),
             )
         )
-    means = [(line.mean, -place) for place, line in enumerate(lines) if line.mean is not None]
+    judged = [place for place, line in enumerate(lines) if line.mean is not None]
     whole = all(line.finished for line in lines)
-    chosen = -max(means)[1] if whole and means else None
+    chosen = min(judged, key=lambda place: measure.rank(lines[place].mean)) if whole and judged else None
     return SearchResult(method=search.name, split=search.split, candidates=lines, chosen=chosen)

@@ -71,7 +71,7 @@ def served(
         found[model] = Served(
             models=each,
             score=float(np.mean(known)) if known else None,
-            best=max(known) if known else None,
+            best=summary.measure(score).best(known) if known else None,
         )
     if makes_joint(summary):
         found[SUPER] = _super(results, site_files, unseen, read)

@@ -36,6 +36,13 @@ class RefusedUpdate(MedPFLError):
         super().__init__(message, public=message)
 
 
+class PolicyRefused(MedPFLError):
+    """A job wants what a hospital's own policy does not allow. It names the rule, and tells nothing of the data."""
+
+    def __init__(self, message: str):
+        super().__init__(message, public=message)
+
+
 class Stopped(MedPFLError):
     """The job was aborted while a hospital was training."""
 

@@ -71,6 +71,24 @@ def _vector(points: Sequence[NDArray[np.float64] | None], index: int) -> NDArray
     return point
 
 
+def check_sketch(sketch: str, told: Mapping[str, Tensor]) -> None:
+    """What one hospital told of its data (``SKETCHES``): just these entries, of shapes that fit each other, and no
+    negative variance or count.
+
+    Raises:
+        ConfigError: naming the entry.
+    """
+    if sorted(told) != sorted(_ENTRIES[sketch]):
+        raise ConfigError(f"a sketch of '{sketch}' holds {', '.join(_ENTRIES[sketch])}, got {', '.join(sorted(told))}")
+    first, *others = (tuple(told[name].shape) for name in _ENTRIES[sketch])
+    if len(first) != 1 or any(shape != (first * 2 if sketch == "covariance" else first) for shape in others):
+        raise ConfigError(f"the entries of a sketch of '{sketch}' have shapes that do not fit: {[first, *others]}")
+    spreads = {"moments": "variance", "labels": "histogram", "covariance": "covariance"}
+    spread = told[spreads[sketch]]
+    if ((spread.diagonal() if sketch == "covariance" else spread) < 0).any():
+        raise ConfigError(f"'{spreads[sketch]}' of a sketch holds negative values")
+
+
 def points_of(
     sketch: str, statistics: Sequence[Mapping[str, Tensor] | None], sizes: NDArray[np.float64]
 ) -> list[NDArray[np.float64] | None]:
@@ -107,7 +125,5 @@ def _stacked(statistics: Sequence[Mapping[str, Tensor] | None], given: list[int]
     for index in given:
         entry = statistics[index]
         assert entry is not None
-        if name not in entry:
-            raise ConfigError(f"a hospital's sketch must hold '{name}', it holds: {', '.join(sorted(entry))}")
         rows.append(entry[name].double().numpy())
     return np.stack(rows)

@@ -18,6 +18,7 @@ from pydantic import PrivateAttr, StrictBool
 from medpfl.data.declared import Problems, SplitRule, StorageRule, Strict
 from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.samples import SiteData
+from medpfl.data.target import Target
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,12 @@ class Item:
 
     Attributes:
         image: CHW[D] (or C x length, or F features) as in the file; NaN where a value is missing.
-        target: class index, or a label map HW[D] (uint8).
+        target: class index, a label map HW[D] (uint8), or the number to predict (float).
         affine: 4 x 4 voxel to mm (RAS), where the file has a geometry.
     """
 
     image: NDArray[Any]
-    target: int | NDArray[np.uint8]
+    target: int | float | NDArray[np.uint8]
     affine: NDArray[np.float64] | None = None
 
     @property
@@ -71,8 +72,8 @@ class Dataset(Strict, ABC):
 
     form: ClassVar[str]
     """The form of its samples; see ``Spec.forms``."""
-    targets: ClassVar[tuple[str, ...]]
-    """What such datasets can have as a target; see ``Spec.target``."""
+    targets: ClassVar[tuple[Target, ...]]
+    """What the answer to their cases can be; see ``Spec.target``."""
     preparation: ClassVar[type[Preparation]]
 
     kind: str
@@ -84,7 +85,7 @@ class Dataset(Strict, ABC):
 
     @abstractmethod
     def class_names(self) -> list[str]:
-        """Names of the classes in their order."""
+        """Names of the classes in their order; none where the answer is a number."""
 
     @abstractmethod
     def cases(self, problems: Problems) -> Listing:

@@ -47,10 +47,10 @@ def read_preparation(saved: Mapping[str, JsonValue], spec: Spec, what: object = 
         ConfigError: its kind is not installed here.
     """
     name = saved.get("kind")
-    kind = kind_named(str(name)) if name else next(kind for kind in KINDS.values() if kind.gives(spec))
+    kinds = [kind_named(str(name))] if name else [kind for kind in KINDS.values() if kind.gives(spec)]
     try:
-        return kind.preparation.model_validate(saved)
-    except ValidationError as error:
+        return kinds[0].preparation.model_validate(saved)
+    except (IndexError, ValidationError) as error:
         raise DataError(
             f"{what}: cannot be prepared: the model's file has no hospital's preparation of its inputs"
         ) from error

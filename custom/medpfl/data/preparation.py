@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 from pydantic import JsonValue
 from torch import Tensor
 
-from medpfl.core.errors import DataError
+from medpfl.core.errors import ConfigError, DataError
 from medpfl.data.declared import Strict
+from medpfl.data.target import Target
 
 
 @dataclass(frozen=True)
@@ -19,18 +20,23 @@ class Spec:
     """What a task wants of a dataset.
 
     Attributes:
-        target: "class" (one a case) or "mask" (a class for every pixel or voxel).
+        target: what the answer to a case is.
         forms: of which forms the samples may be: "rows", "windows", "images" or "volumes".
         size: lengths in pixels (or voxels) to which images are brought, without the channels.
         spacing: of volumes: voxel size in mm to which each is resampled.
         multiple: what the lengths of whole slices must be multiples of.
     """
 
-    target: str
+    target: Target
     forms: tuple[str, ...]
     size: tuple[int, ...] = ()
     spacing: tuple[float, float, float] = (1.0, 1.0, 1.0)
     multiple: int = 1
+
+    def __post_init__(self) -> None:
+        if self.target not in tuple(Target):
+            raise ConfigError(f"a task's target must be one of {', '.join(Target)}, got '{self.target}'")
+        object.__setattr__(self, "target", Target(self.target))
 
     def plane(self) -> tuple[int, int]:
         """Height and width.
@@ -52,7 +58,7 @@ class NewCase:
         name: its file (and row).
         inputs: N x ... samples, prepared as in training; several for slices of a volume or windows of a recording.
         save: writes a segmentation from the network's outputs (N x C x ...) into a folder, in the input's geometry, on
-            request with probabilities, and returns what to tell about it; None for tasks with one class a case.
+            request with probabilities, and returns what to tell about it; None where the answer is no mask.
     """
 
     name: str

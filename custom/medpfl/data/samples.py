@@ -72,10 +72,10 @@ class Samples:
 
     Attributes:
         inputs: N x ... float32.
-        targets: N x ... integer.
+        targets: N x ..., as ``Target`` has it.
         case: N indices into ``names``; several samples (slices) may belong to one case (volume).
         names: the cases' names at the hospital; they never leave it.
-        classes: number of declared classes, whether or not each occurs in this split.
+        classes: number of declared classes, whether or not each occurs in this split; 0 where the answer is a number.
     """
 
     inputs: Rows
@@ -94,7 +94,7 @@ class SiteData:
 
     Attributes:
         splits: split to its samples.
-        class_names: names of the classes in their order.
+        class_names: names of the classes in their order; none where the answer is a number.
         preparation: how inputs were prepared; kept with the deployed model so that new cases are prepared alike. None:
             nothing is known of it.
     """

@@ -40,6 +40,7 @@ from medpfl.core.errors import ConfigError, MedPFLError, SiteFileError
 from medpfl.data.contract import Dataset
 from medpfl.data.declared import StorageRule, Strict
 from medpfl.data.kinds import KINDS, kind_named
+from medpfl.data.policy import Policy
 from medpfl.data.preparation import Spec
 from medpfl.data.samples import SiteData
 
@@ -51,10 +52,11 @@ Kind = TypeVar("Kind", bound=Dataset)
 
 class SiteFile(Strict):
     """A hospital's declaration of its datasets, of model files (``checkpoints``) that jobs may use by name, and of the
-    network it wants for a dataset (``networks``), where a job leaves that to hospitals."""
+    network it wants for a dataset (``networks``), where a job leaves that to hospitals; and its ``policy`` for jobs."""
 
     site: str | None = None
     storage: StorageRule = StorageRule()
+    policy: Policy = Policy()
     datasets: dict[str, InstanceOf[Dataset]] = Field(min_length=1)
     checkpoints: dict[str, str] = Field(default={})
     networks: dict[str, dict[str, Any]] = Field(default={})

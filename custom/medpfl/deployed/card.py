@@ -2,9 +2,12 @@
 """The card that lies beside every deployed model: what it is, what it was trained on, how good it is, how to use it."""
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from medpfl.data.target import listed
 from medpfl.deployed.calibration import Calibration
+from medpfl.tasks.metrics.measure import Measure
 
 if TYPE_CHECKING:
     from medpfl.deployed.model_file import History, ModelMeta, Recipe
@@ -16,8 +19,8 @@ INTENDED_USE = (
 )
 
 
-def card(meta: "ModelMeta", file: str) -> str:
-    """The card (Markdown) of a model with a history; ``file``: the model's file name."""
+def card(meta: "ModelMeta", file: str, measures: Mapping[str, Measure]) -> str:
+    """The card (Markdown) of a model with a history; ``file``: the model's file name; ``measures``: of its metrics."""
     history, recipe = meta.history, meta.recipe
     assert history is not None
     return f"""# Model card: {history.model} ({history.choice} round) of {history.site}
@@ -29,7 +32,7 @@ def card(meta: "ModelMeta", file: str) -> str:
 - Made by job {history.job}, round {history.round}, with {recipe.hospitals} hospitals
 - Method: `{json.dumps(recipe.method)}`
 - Task: `{json.dumps(recipe.task)}`
-- Classes: {", ".join(recipe.classes)}
+- Classes: {listed(recipe.classes)}
 - Input: float32, N x {" x ".join(map(str, recipe.input_shape))}; {meta.parameters:,} parameters
 - Made with {", ".join(f"{name} {version}" for name, version in meta.versions.items())}
 - SHA-256 of the model: `{meta.sha256}`
@@ -46,7 +49,7 @@ On this hospital's own {history.cases["test"]} test cases, which were read after
 
 | metric | value |
 |---|---|
-{_rows(history.test)}
+{_rows(history.test, measures)}
 {_calibration(history.calibration)}
 ## Intended use
 
@@ -76,10 +79,13 @@ def _cases(history: "History") -> str:
     return "\n".join(lines)
 
 
-def _rows(metrics: dict[str, float | None]) -> str:
-    return "\n".join(
-        f"| {metric} | {'not defined' if value is None else f'{value:.4f}'} |" for metric, value in metrics.items()
-    )
+def _rows(metrics: dict[str, float | None], measures: Mapping[str, Measure]) -> str:
+    lines = []
+    for metric, value in metrics.items():
+        measure = measures.get(metric, Measure())
+        worse = ", lower is better" if measure.direction == "lower" else ""
+        lines.append(f"| {metric} | {'not defined' if value is None else measure.text(value, 4) + worse} |")
+    return "\n".join(lines)
 
 
 def evaluation_card(
@@ -89,6 +95,7 @@ def evaluation_card(
     cases: int,
     metrics: dict[str, float | None],
     found: Calibration | None,
+    measures: Mapping[str, Measure],
 ) -> str:
     """What a hospital keeps of testing a model that it was given."""
     return f"""# A given model, tested at {site}
@@ -97,14 +104,14 @@ def evaluation_card(
 
 - Method: `{json.dumps(recipe.method)}`, its model "{recipe.deployed}"
 - Task: `{json.dumps(recipe.task)}`
-- Classes: {", ".join(recipe.classes)}
+- Classes: {listed(recipe.classes)}
 - SHA-256 of the model: `{sha256}`
 
 On the {cases} cases of this hospital's test split (case by case in the CSV file beside this card):
 
 | metric | value |
 |---|---|
-{_rows(metrics)}
+{_rows(metrics, measures)}
 {_calibration(found)}"""
 
 

@@ -14,6 +14,7 @@ import medpfl
 from medpfl.component import spec_of
 from medpfl.core.errors import MedPFLError
 from medpfl.data.samples import Samples, SiteData
+from medpfl.data.target import Target
 from medpfl.deployed.calibration import Calibration, calibration
 from medpfl.deployed.card import card
 from medpfl.deployed.model_file import History, ModelMeta, Recipe, predicting
@@ -43,7 +44,8 @@ def evaluate_test(
         raise MedPFLError("the test split is empty", public="the test split is empty")
     decisions = decide(method, name, models, task, samples, device)
     found = None
-    if _one_class_each(samples) and decisions.is_floating_point() and decisions.shape[1:] == (samples.classes,):
+    probable = decisions.is_floating_point() and decisions.shape[1:] == (samples.classes,)
+    if task.spec.target is Target.CLASS and probable:
         found = calibration(samples.targets[:].numpy(), decisions.numpy())
     return task.evaluate(decisions, samples), found
 
@@ -53,10 +55,6 @@ def decide(
 ) -> Tensor:
     """The task's decisions about a non-empty split, N x ..., on the CPU."""
     return method.decide_cases(name, models.eval(), task, samples, device)
-
-
-def _one_class_each(samples: Samples) -> bool:
-    return len(samples.targets.shape) == 1
 
 
 def save_deployed(
@@ -97,9 +95,9 @@ def save_deployed(
         **about,
         cases={split: len(set(samples.case.tolist())) for split, samples in data.splits.items()},
         samples_by_class={
-            split: dict(zip(data.class_names, _counts(samples), strict=True))
+            split: dict(zip(data.class_names, counts, strict=True))
             for split, samples in data.splits.items()
-            if _one_class_each(samples)
+            if (counts := task.spec.target.counts(samples.targets[:], samples.classes)) is not None
         },
         test={key: round(value, 6) if value == value else None for key, value in evaluation.metrics.items()},
         calibration=found,
@@ -113,13 +111,8 @@ def save_deployed(
     )
     path = folder / f"{about['model']}-{about['choice']}.safetensors"
     meta = meta.write(path, networks.state_dict())
-    write_text(path.with_suffix(".md"), card(meta, path.name))
+    write_text(path.with_suffix(".md"), card(meta, path.name, task.measures))
     write_cases(path.with_suffix(".csv"), evaluation)
-
-
-def _counts(samples: Samples) -> list[int]:
-    counts: list[int] = torch.bincount(samples.targets[:], minlength=samples.classes).tolist()
-    return counts
 
 
 def write_cases(path: Path, evaluation: Evaluation) -> None:

@@ -6,26 +6,37 @@ import json
 from collections.abc import ItemsView, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, PositiveInt, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, PositiveInt, ValidationError
 from torch import Tensor, nn
 
 from medpfl import store
 from medpfl.component import build
 from medpfl.core.errors import ConfigError, MedPFLError
+from medpfl.core.sizes import Bounded
 from medpfl.data.samples import Samples, SiteData
 from medpfl.deployed.calibration import Calibration
 from medpfl.methods.base import Build, Method
 from medpfl.tasks.base import Task
 
 MODEL_FORMAT = 1
+_NETWORKS = 16
+"""A method may make so many networks for one that it predicts with."""
+_SPARE = 2**24
+"""Entries that they may have beyond that."""
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _none_or_several(classes: list[str]) -> list[str]:
+    if len(classes) == 1:
+        raise ValueError("expected no class or at least 2")
+    return classes
 
 
 class Recipe(_Strict):
@@ -35,7 +46,7 @@ class Recipe(_Strict):
         method: configuration of the method.
         task: configuration of the task.
         deployed: the method's own name of the model.
-        classes: the classes' names.
+        classes: the classes' names; none where the answer is a number.
         input_shape: shape of one input, without the batch axis.
         hospitals: size of the federation (a method may have a network with an output a hospital).
         networks: those of the method's networks that the model predicts with; None: all.
@@ -44,7 +55,7 @@ class Recipe(_Strict):
     method: dict[str, Any]
     task: dict[str, Any]
     deployed: str
-    classes: list[str] = Field(min_length=2)
+    classes: Annotated[list[str], AfterValidator(_none_or_several)]
     input_shape: list[PositiveInt] = Field(min_length=1)
     hospitals: PositiveInt
     networks: list[str] | None = None
@@ -170,7 +181,7 @@ def load_deployed(path: Path) -> Deployed:
     try:
         method: Method = build(meta.recipe.method, Method, "method")
         task: Task = build(meta.recipe.task, Task, "task")
-        networks = build_networks(method, task, meta.recipe)
+        networks = build_networks(method, task, meta.recipe, sum(tensor.numel() for tensor in tensors.values()))
     except ConfigError as error:
         raise MedPFLError(f"{path}: {error}") from error
     if difference := differing_entry(networks, tensors):
@@ -213,11 +224,16 @@ def _read(path: Path) -> tuple[dict[str, Tensor], ModelMeta]:
         raise MedPFLError(f"{path}: what it says of itself is broken: '{place}': {problem['msg'].lower()}") from error
 
 
-def build_networks(method: Method, task: Task, recipe: Recipe) -> nn.ModuleDict:
+def build_networks(method: Method, task: Task, recipe: Recipe, entries: int) -> nn.ModuleDict:
     """The recipe's networks with arbitrary weights; torch's CPU generator is left as it was.
 
+    Args:
+        entries: of the tensors that the networks are for. What the recipe says may not take much more memory than they
+            do, for it may be of a file that somebody made up.
+
     Raises:
-        ConfigError: the method deploys no such model or has no such network, or the networks cannot be built.
+        ConfigError: the method deploys no such model or has no such network, or the networks cannot be built or are
+            far larger than the tensors.
     """
     if recipe.deployed not in method.deploys:
         known = ", ".join(method.deploys)
@@ -233,7 +249,8 @@ def build_networks(method: Method, task: Task, recipe: Recipe) -> nn.ModuleDict:
     roster = tuple(f"hospital-{number}" for number in range(recipe.hospitals))
     with torch.random.fork_rng(devices=[]):
         try:
-            networks = method.models(Build(task, data, roster, seed=0))
+            with Bounded(_SPARE + _NETWORKS * entries):
+                networks = method.models(Build(task, data, roster, seed=0))
         except (RuntimeError, ValueError, TypeError, IndexError) as error:  # torch's, for shapes that no layer takes
             raise ConfigError(
                 f"the networks of {type(method).__name__} cannot be built for inputs of shape {recipe.input_shape}: "

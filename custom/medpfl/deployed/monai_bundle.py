@@ -6,7 +6,6 @@ The network is TorchScript, so the bundle needs no MedPFL. It does what ``medpfl
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,9 +13,11 @@ import torch
 import medpfl
 from medpfl.core.errors import MedPFLError
 from medpfl.data.kinds import read_preparation
+from medpfl.data.preparation import Spec
+from medpfl.data.target import Target
 from medpfl.deployed.card import INTENDED_USE
 from medpfl.deployed.model_file import Deployed
-from medpfl.tasks.segmentation import Segmentation
+from medpfl.deployed.torchscript import write_torchscript
 
 IGNITE = "0.5.5"
 """MONAI's engines need pytorch-ignite to run the bundle; the version it was tested with."""
@@ -32,14 +33,12 @@ def write_bundle(deployed: Deployed, folder: Path) -> None:
     Raises:
         MedPFLError: the model does not segment volumes, or takes several channels.
     """
-    from medpfl.deployed.export import write_torchscript
-
-    task = deployed.task
-    of_images = read_preparation(deployed.preparation, task.spec).form == "images"
-    if not isinstance(task, Segmentation) or of_images:
+    spec = deployed.task.spec
+    of_images = read_preparation(deployed.preparation, spec).form == "images"
+    if spec.target is not Target.MASK or of_images:
         raise MedPFLError(
-            f"a MONAI bundle is written for models that segment volumes; this one's task is {type(task).__name__}"
-            f"{' of images' if of_images else ''}: export it as torchscript or onnx"
+            "a MONAI bundle is written for models that segment volumes; this one's task is "
+            f"{type(deployed.task).__name__}{' of images' if of_images else ''}: export it as torchscript or onnx"
         )
     if deployed.input_shape[0] != 1:
         raise MedPFLError(
@@ -51,12 +50,12 @@ def write_bundle(deployed: Deployed, folder: Path) -> None:
     described = _metadata(deployed)
     # MONAI's own loader wants the metadata inside the archive as well.
     write_torchscript(deployed, folder / "models" / "model.ts", {"metadata.json": json.dumps(described)})
-    for name, content in (("metadata", described), ("inference", _inference(task))):
+    for name, content in (("metadata", described), ("inference", _inference(spec))):
         (folder / "configs" / f"{name}.json").write_text(json.dumps(content, indent=4) + "\n", encoding="utf-8")
     (folder / "docs" / "license.txt").write_text(LICENCE, encoding="utf-8")
 
 
-def _metadata(deployed: Deployed) -> dict[str, Any]:
+def _metadata(deployed: Deployed) -> dict[str, object]:
     import monai
     import nibabel
 
@@ -87,16 +86,16 @@ def _metadata(deployed: Deployed) -> dict[str, Any]:
     }
 
 
-def _inference(task: Segmentation) -> dict[str, Any]:
+def _inference(spec: Spec) -> dict[str, object]:
     preprocessing = [
         {"_target_": "LoadImaged", "keys": "image", "reader": "NibabelReader"},
         {"_target_": "EnsureChannelFirstd", "keys": "image"},
         {"_target_": "Orientationd", "keys": "image", "axcodes": "RAS", "labels": [["L", "R"], ["P", "A"], ["I", "S"]]},
-        {"_target_": "Spacingd", "keys": "image", "pixdim": list(task.spacing), "mode": "bilinear"},
+        {"_target_": "Spacingd", "keys": "image", "pixdim": list(spec.spacing), "mode": "bilinear"},
         {"_target_": "NormalizeIntensityd", "keys": "image"},
         # As ``medpfl predict``: whole slices, of at least the training's size and a multiple of what the network needs.
-        {"_target_": "SpatialPadd", "keys": "image", "spatial_size": [*task.size, -1]},
-        {"_target_": "DivisiblePadd", "keys": "image", "k": [task.multiple, task.multiple, 1]},
+        {"_target_": "SpatialPadd", "keys": "image", "spatial_size": [*spec.size, -1]},
+        {"_target_": "DivisiblePadd", "keys": "image", "k": [spec.multiple, spec.multiple, 1]},
     ]
     postprocessing = [
         {"_target_": "Activationsd", "keys": "pred", "softmax": True},

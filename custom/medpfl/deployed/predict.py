@@ -14,10 +14,12 @@ from medpfl.core.errors import DataError, MedPFLError
 from medpfl.data.preparation import NewCase
 from medpfl.data.samples import SiteData, joined_targets
 from medpfl.data.site_file import SiteFile
+from medpfl.data.target import listed
 from medpfl.deployed.evaluate import decide, write_cases
 from medpfl.deployed.labels import dice_of, find_labels
 from medpfl.deployed.model_file import Deployed
 from medpfl.tasks.base import Evaluation
+from medpfl.tasks.metrics.measure import Measure
 
 SUMMARY = "predictions.csv"
 _BATCH = 16  # whole slices are larger than the samples of training
@@ -30,8 +32,8 @@ class Predictions:
 
     Attributes:
         rows: one a case: its name; of a super model, which of its models served ("global" or a hospital's name) and how
-            sure the selector was; for classes, the class found and the probability of each; for segmentations, the file
-            written, the volume of each class and, where there is a label, Dice.
+            sure the selector was; what the task answers (``Task.answer``); for segmentations, the file written, the
+            volume of each class and, where there is a label, Dice.
         file: the CSV file with these rows.
         note: what is known of the model's results; how far to trust the numbers.
     """
@@ -121,11 +123,7 @@ def _predict_case(model: Deployed, case: NewCase, folder: Path, probabilities: b
     )
     if case.save:
         return {**told, **case.save(outputs, folder, model.class_names, probabilities)}
-    # A recording's windows count alike.
-    shares = model.task.decide(outputs).double().mean(dim=0)
-    found_class = model.class_names[int(shares.argmax())]
-    named = zip(model.class_names, shares.tolist(), strict=True)
-    return {**told, "predicted": found_class, **{f"p_{name}": round(share, 6) for name, share in named}}
+    return {**told, **model.task.answer(model.task.decide(outputs), model.class_names)}
 
 
 def _run(network: Callable[[Tensor], Tensor], inputs: Tensor, window: int) -> Tensor:
@@ -149,7 +147,12 @@ def _note(model: Deployed) -> str:
     history = model.meta.history
     if history is None or not history.test:
         return "This file does not say how well the model did at its own hospital."
-    results = ", ".join(f"{name} {value:.3f}" for name, value in history.test.items() if value is not None)
+    measures = model.task.measures
+    results = ", ".join(
+        f"{name} {measures.get(name, Measure()).text(value)}"
+        for name, value in history.test.items()
+        if value is not None
+    )
     note = f"On {history.cases['test']} test cases of {history.site}: {results}."
     if found := history.calibration:
         note += f" Its probabilities there: expected calibration error {found.ece:.3f}, Brier score {found.brier:.3f}."
@@ -195,7 +198,10 @@ def evaluate_on_all(
 def _decisions(model: Deployed, data: SiteData, split: str) -> Tensor:
     shape = tuple(data.splits["train"].inputs.shape[1:])
     if data.class_names != model.class_names:
-        raise DataError(f"the model knows the classes {model.class_names}, the site file declares {data.class_names}")
+        raise DataError(
+            f"the model knows the classes {listed(model.class_names)}, "
+            f"the site file declares {listed(data.class_names)}"
+        )
     if shape != model.input_shape:
         raise DataError(f"the model takes inputs of shape {list(model.input_shape)}, the data have {list(shape)}")
     if not len(data.splits[split]):

@@ -14,17 +14,19 @@ from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 from medpfl.flare.authorize import check_allowed
 from medpfl.flare.exchange import ExchangeController
 from medpfl.flare.executor import PROBE
+from medpfl.flare.kits import hospitals_of
 from medpfl.job import Job, load_config
+from medpfl.job.settings import Settings
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.loop import Watch, carry, training
-from medpfl.rounds.settings import Settings
+from medpfl.rounds.terms import terms_of
 
 _CLEANUP_ROUNDS = 10
 _BIG_MODEL = 50_000_000  # bytes of one hospital's payload above which memory is cleaned up every round
 
 
 class MixingController(ExchangeController):
-    """Arguments: those of ``medpfl.rounds.settings.Settings``."""
+    """Arguments: those of ``medpfl.job.settings.Settings``."""
 
     def __init__(self, **settings: Any):
         self.settings = Settings(**settings)
@@ -69,7 +71,12 @@ class MixingController(ExchangeController):
         job = load_config(config, name, min_clients, lambda path: check_allowed(path, fl_ctx))
         assert isinstance(job, Job)
         home = Path(workspace.get_root_dir()) / "medpfl" / name
-        return Coordinator(self.settings, job.mixers, name, roster, min_clients, home, self._results_of(fl_ctx))
+        results = self._results_of(fl_ctx)
+        coordinator = Coordinator(self.settings, job.mixers, terms_of(job), name, roster, min_clients, home, results)
+        for site in hospitals_of(Path(workspace.get_site_config_dir())):
+            if site not in roster:
+                coordinator.refuse(site, 0, "takes no part: it is not connected, or it refused the job")
+        return coordinator
 
     def _tell(self, round_number: int, mixed: list[str], fl_ctx: FLContext) -> None:
         assert isinstance(self.coordinator, Coordinator)
@@ -78,7 +85,7 @@ class MixingController(ExchangeController):
             "round": round_number,
             "rounds": self.settings.rounds,
             "hospitals": len(mixed),
-            **{f"best_{self.coordinator.score}_{model}": value for model, value in best.items()},
+            **{f"best_{self.coordinator.terms.score}_{model}": value for model, value in best.items()},
         }
         self.log_info(fl_ctx, f"round {round_number}/{self.settings.rounds}: mixed {', '.join(mixed)}; best {best}")
 

@@ -283,6 +283,7 @@ def _site_file(kit: Kit) -> Iterator[Finding]:
     yield ok(check, f"{found._path}{way}")
     if os.environ.get(ENVIRONMENT_VARIABLE) and not way:
         yield note(check, f"named by {ENVIRONMENT_VARIABLE}; start.sh must run with the same environment")
+    yield ok("policy", "; ".join(found.policy.described()))
     for name, dataset in found.datasets.items():
         yield _dataset(found, name, dataset)
 

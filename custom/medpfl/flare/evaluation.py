@@ -8,13 +8,14 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
 
 from medpfl.flare.exchange import ExchangeController
-from medpfl.rounds.evaluation import MODEL_FILE, EvaluationCoordinator
+from medpfl.job.names import MODEL_FILE
+from medpfl.job.settings import EvaluationSettings
+from medpfl.rounds.evaluation import EvaluationCoordinator
 from medpfl.rounds.loop import carry, evaluating
-from medpfl.rounds.settings import EvaluationSettings
 
 
 class EvaluationController(ExchangeController):
-    """Arguments: those of ``medpfl.rounds.settings.EvaluationSettings``. The model lies beside the job's JSON."""
+    """Arguments: those of ``medpfl.job.settings.EvaluationSettings``. The model lies beside the job's JSON."""
 
     def __init__(self, **settings: Any):
         self.settings = EvaluationSettings(**settings)

@@ -130,8 +130,8 @@ class LocalFederation(ABC):
         except JobNotFound:
             return ""
 
-    def follow(self, job_id: str, name: str, timeout: float, tick: Callable[[], None] = lambda: None) -> None:
-        """Wait for a job's end.
+    def follow(self, job_id: str, name: str, timeout: float, tick: Callable[[], None] = lambda: None) -> str | None:
+        """Wait for a job's end; returns a warning where FLARE has one and the results are whole.
 
         Args:
             name: the job's, for messages.
@@ -149,8 +149,11 @@ class LocalFederation(ABC):
                 raise MedPFLError(f"{name} did not finish within {timeout:g} seconds and was aborted")
             time.sleep(0.5)
         tick()
-        if status != "FINISHED:COMPLETED":
-            raise MedPFLError("\n  ".join([f"{name} failed ({status}):", *self.decisive_lines(job_id)]))
+        if status == "FINISHED:COMPLETED":
+            return None
+        if status == "FINISHED:ABNORMAL" and (self.download(job_id) / "summary.json").is_file():
+            return f"{name} is complete. FLARE calls it {status} because a hospital left: its events say who, and when"
+        raise MedPFLError("\n  ".join([f"{name} failed ({status}):", *self.decisive_lines(job_id)]))
 
     def run_folder(self, site: str, job_id: str) -> Path:
         """Where FLARE runs a job at a site (or at "server")."""

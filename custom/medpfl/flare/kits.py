@@ -3,6 +3,7 @@
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +11,7 @@ from typing import Any, Literal
 from medpfl.core.errors import MedPFLError
 
 DEFAULT_STORAGE = "/tmp/nvflare"  # where FLARE's template lets a server keep its jobs
+HOSPITALS = "medpfl_hospitals.json"  # a server's: the names of the hospitals that were provisioned
 STORAGE = "storage"  # where we let it: in the kit's own folder
 _FILES: dict[str, Literal["server", "hospital", "admin"]] = {
     "fed_server.json": "server",
@@ -113,6 +115,21 @@ def local_json(folder: Path, name: str) -> tuple[Path, dict[str, Any]]:
     if not file.exists():
         raise MedPFLError(f"{folder} is not a server's or hospital's startup kit: there is no {file}")
     return file, read_json(file)
+
+
+def write_hospitals(kit: Path, names: Sequence[str]) -> None:
+    """Tell a server's kit which hospitals the federation has."""
+    write_json(kit / "local" / HOSPITALS, {"hospitals": list(names)})
+
+
+def hospitals_of(local: Path) -> list[str]:
+    """The names that ``write_hospitals`` left in a kit's folder ``local``; none where it did not.
+
+    Raises:
+        MedPFLError: the file cannot be read.
+    """
+    file = local / HOSPITALS
+    return [str(name) for name in read_json(file).get("hospitals", [])] if file.exists() else []
 
 
 def storage_of(resources: dict[str, Any]) -> dict[str, Path]:

@@ -16,7 +16,7 @@ from nvflare.tool.package_checker.check_rule import CHECK_PASSED, CheckRule
 from nvflare.tool.package_checker.server_package_checker import ServerPackageChecker
 
 from medpfl.core.errors import ConfigError, MedPFLError
-from medpfl.flare.kits import Kit, keep_storage, local_json, read_kit, write_json
+from medpfl.flare.kits import Kit, keep_storage, local_json, read_kit, write_hospitals, write_json
 
 MUTUAL_TLS = "mtls"
 
@@ -107,6 +107,7 @@ def provision(file: Path, output: Path) -> Provisioned:
         if person.kit.role == "server":
             _, resources = local_json(person.kit.folder, "resources.json")
             keep_storage(person.kit.folder, resources)
+            write_hospitals(person.kit.folder, [other.kit.name for other in people if other.role == "hospital"])
             write_json(person.kit.local / "resources.json", resources)
     _private(place)
     root = x509.load_pem_x509_certificate(people[0].kit.root.read_bytes())

@@ -4,7 +4,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import BaseModel
@@ -16,13 +16,13 @@ from medpfl.core.groups import under
 from medpfl.core.mixers import Mean, Mixer, NoDefault
 from medpfl.core.seeding import seed_torch
 from medpfl.data.samples import Samples, SiteData
+from medpfl.data.target import Target
+from medpfl.methods.joint import Found, Study
 from medpfl.methods.site import Batch, Hospital, Site
 from medpfl.tasks.base import Task
+from medpfl.tasks.metrics.measure import Measure
 
-if TYPE_CHECKING:
-    from medpfl.methods.joint import JointModel
-
-__all__ = ["BATCH", "Batch", "Build", "Hospital", "Method", "Served", "Site"]
+__all__ = ["BATCH", "Batch", "Build", "Hospital", "JointModel", "Method", "Served", "Site"]
 
 BATCH = 64
 """Samples that are evaluated together."""
@@ -49,6 +49,18 @@ class Build:
     def network(self) -> nn.Module:
         """The task's network, each time with the same initial weights."""
         return self.seeded(lambda: self.task.network(self.data))
+
+    def only_for(self, method: str, *targets: Target) -> None:
+        """Refuse a task whose answers are none of these.
+
+        Raises:
+            ConfigError: with what the method can learn.
+        """
+        if self.task.spec.target not in targets:
+            raise ConfigError(
+                f"{method} learns {' or '.join(target.told for target in targets)}; the answer of "
+                f"{type(self.task).__name__} is {self.task.spec.target.told}"
+            )
 
     def seeded(self, make: Callable[[], nn.Module]) -> nn.Module:
         """A network of the method's own, with initial weights that depend on the job's seed only."""
@@ -228,3 +240,63 @@ class Method(Checked):
         if self.optimizer == "sgd":
             return torch.optim.SGD(model.parameters(), lr=self.lr, fused=True)
         return torch.optim.Adam(model.parameters(), lr=self.lr, fused=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointModel(Method):
+    """One model for patients from anywhere. It is not trained: it is put together from what a job left at the server.
+
+    It holds a common model and every hospital's own, and chooses between them case by case; where the choice has a
+    threshold, the hospitals' validation cases say which.
+
+    Args:
+        trained: the method that trained its networks.
+        hospitals: whose personal models it holds, in the roster's order.
+        gamma: the threshold, in [0, 1]; None: the choice needs none.
+    """
+
+    by_case: ClassVar = True
+
+    trained: Method
+    hospitals: tuple[str, ...]
+    gamma: float | None
+
+    @property
+    @abstractmethod
+    def labels(self) -> list[str]:
+        """What the models to choose from are called towards people: the common one, then the hospitals'."""
+
+    @abstractmethod
+    def sources(self) -> dict[str, tuple[str, str | None]]:
+        """Network to where it comes from: the trained method's network (and slot) of that name, and whose of them;
+        None: the one that all hospitals have."""
+
+    @abstractmethod
+    def with_gamma(self, gamma: float | None) -> Self:
+        """The same with another threshold.
+
+        Raises:
+            ConfigError: it is not in [0, 1], or the choice needs none.
+        """
+
+    @abstractmethod
+    def study(self, models: nn.ModuleDict, task: Task, data: SiteData, device: torch.device) -> Study:
+        """Validation and test with every threshold that is tried, and of the networks alone.
+
+        Raises:
+            ConfigError: the test split is empty.
+        """
+
+    @abstractmethod
+    def read_study(self, site: str, content: object) -> Study: ...
+
+    @abstractmethod
+    def choose_gamma(self, studies: Mapping[str, Study], measure: Measure) -> Found:
+        """The threshold with the best validation score over the hospitals; no test counts.
+
+        Args:
+            measure: which scores are better.
+
+        Raises:
+            MedPFLError: no hospital that took part in training has validation cases.
+        """

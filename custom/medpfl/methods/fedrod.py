@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import head_of, under
 from medpfl.core.mixers import Mean, Mixer
+from medpfl.data.target import Target
 from medpfl.methods.base import Build, Method, Site
 from medpfl.methods.features import with_features
-from medpfl.tasks.labelled import Labelled
 
 
 def balanced_loss(outputs: Tensor, targets: Tensor, prior: Tensor) -> Tensor:
@@ -49,8 +49,7 @@ class FedRoD(Method):
             raise ConfigError(f"FedRoD's gamma must be at least 0, got {self.gamma}")
 
     def models(self, build: Build) -> dict[str, nn.Module]:
-        if not isinstance(build.task, Labelled):
-            raise ConfigError(f"FedRoD needs a task with one class a sample, {type(build.task).__name__} is none")
+        build.only_for("FedRoD", Target.CLASS)
         network = build.network()
         head = copy.deepcopy(network.get_submodule(head_of(network)))
         for weight in head.parameters():

@@ -1,22 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One model for patients from anywhere, made of what all hospitals' models became in a job: what it must know.
+"""What hospitals tell of a joint model (``base.JointModel``), and what is found from it."""
 
-It holds a common model and every hospital's own, and chooses between them case by case; where the choice has a
-threshold, the hospitals' validation cases say which.
-"""
-
-from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Self
+from typing import Annotated
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field
-from torch import nn
-
-from medpfl.data.samples import SiteData
-from medpfl.methods.base import Method
-from medpfl.tasks.base import Task
 
 Score = Annotated[float, Field(allow_inf_nan=False)] | None
 
@@ -75,57 +63,3 @@ class Found:
     gamma: float | None
     validation: float
     lines: list[Line]
-
-
-@dataclass(frozen=True, kw_only=True)
-class JointModel(Method):
-    """It is not trained: it is put together from what a job left at the server.
-
-    Args:
-        trained: the method that trained its networks.
-        hospitals: whose personal models it holds, in the roster's order.
-        gamma: the threshold, in [0, 1]; None: the choice needs none.
-    """
-
-    by_case: ClassVar = True
-
-    trained: Method
-    hospitals: tuple[str, ...]
-    gamma: float | None
-
-    @property
-    @abstractmethod
-    def labels(self) -> list[str]:
-        """What the models to choose from are called towards people: the common one, then the hospitals'."""
-
-    @abstractmethod
-    def sources(self) -> dict[str, tuple[str, str | None]]:
-        """Network to where it comes from: the trained method's network (and slot) of that name, and whose of them;
-        None: the one that all hospitals have."""
-
-    @abstractmethod
-    def with_gamma(self, gamma: float | None) -> Self:
-        """The same with another threshold.
-
-        Raises:
-            ConfigError: it is not in [0, 1], or the choice needs none.
-        """
-
-    @abstractmethod
-    def study(self, models: nn.ModuleDict, task: Task, data: SiteData, device: torch.device) -> Study:
-        """Validation and test with every threshold that is tried, and of the networks alone.
-
-        Raises:
-            ConfigError: the test split is empty.
-        """
-
-    @abstractmethod
-    def read_study(self, site: str, content: object) -> Study: ...
-
-    @abstractmethod
-    def choose_gamma(self, studies: Mapping[str, Study]) -> Found:
-        """The threshold with the best validation score over the hospitals; no test counts.
-
-        Raises:
-            MedPFLError: no hospital that took part in training has validation cases.
-        """

@@ -21,6 +21,7 @@ from medpfl.core.errors import ConfigError
 from medpfl.core.groups import under
 from medpfl.core.mixers import Mean, Mixer
 from medpfl.data.samples import Samples
+from medpfl.data.target import Target
 from medpfl.methods.base import Batch, Build, Method, Site
 from medpfl.methods.divergence import class_logits, divergence
 from medpfl.models.messenger import Messenger
@@ -73,6 +74,7 @@ class MHpFLID(Method):
                 raise ConfigError(f"MHpFLID's {name} must be in [0, 1], got {getattr(self, name)}")
 
     def models(self, build: Build) -> dict[str, nn.Module]:
+        build.only_for("MHpFLID", Target.CLASS, Target.MASK)
         network, shape = build.network(), build.input_shape
         local = body_shape(network, self._body_of(network, build.site, shape), shape)
         outputs = output_shape(network, shape)

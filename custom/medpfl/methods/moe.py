@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from medpfl.core.groups import under
 from medpfl.core.mixers import Mean, Mixer
 from medpfl.data.samples import Samples
+from medpfl.data.target import Target
 from medpfl.methods.base import Build, Method, Site
 
 
@@ -46,6 +47,7 @@ class MoE(Method):
     diagnoses: ClassVar = ("gate",)
 
     def models(self, build: Build) -> dict[str, nn.Module]:
+        build.only_for("MoE", Target.CLASS, Target.MASK)
         gate = nn.Sequential(nn.Flatten(), nn.Linear(torch.Size(build.input_shape).numel(), 1))
         for weight in gate.parameters():
             nn.init.zeros_(weight)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import under
 from medpfl.core.mixers import Mean, Mixer
+from medpfl.data.target import Target
 from medpfl.methods.base import Build, Method, Site
 from medpfl.methods.divergence import class_logits
 from medpfl.models.split import output_shape
@@ -57,6 +58,7 @@ class OnPublicData(Method):
         return [self.public]
 
     def models(self, build: Build) -> dict[str, nn.Module]:
+        build.only_for(type(self).__name__, Target.CLASS, Target.MASK)
         network = build.network()
         classes, *grid = output_shape(network, build.input_shape)
         rows = len(build.public.get(self.public, ()))  # none where a network is only looked at

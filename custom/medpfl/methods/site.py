@@ -5,7 +5,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +15,23 @@ from medpfl.core.seeding import derive_seed
 from medpfl.data.samples import SiteData, take
 from medpfl.tasks.base import Task
 
-if TYPE_CHECKING:
-    from medpfl.methods.base import Method
-
 Kept = TypeVar("Kept")
+
+
+class Trainer(Protocol):
+    """What of a method (``methods.base.Method``) decides which batches it is given, and how it steps."""
+
+    @property
+    def epochs(self) -> int: ...
+
+    @property
+    def steps(self) -> int | None: ...
+
+    @property
+    def batch_size(self) -> int: ...
+
+    def new_optimizer(self, model: nn.Module, name: str) -> torch.optim.Optimizer:
+        """The optimiser of the network called ``name``."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +78,7 @@ class Hospital:
 class Site:
     """A hospital during one local round, as a method sees it."""
 
-    def __init__(self, hospital: Hospital, method: "Method", round_number: int):
+    def __init__(self, hospital: Hospital, method: Trainer, round_number: int):
         self.method, self.round = method, round_number
         self.task, self.data, self.models, self.device = hospital.task, hospital.data, hospital.models, hospital.device
         self.roster, self.name, self.index = hospital.roster, hospital.name, hospital.roster.index(hospital.name)
@@ -79,6 +92,8 @@ class Site:
         """Slot to what is sent instead of its weights (gradients, say), with the same entries and shapes."""
         self.shown: dict[str, list[dict[str, Tensor]]] = {}
         """Slot that the method wants to be ``shown`` to all hospitals' models in the roster's order; in ``refine``."""
+        self.drawn: list[int] = []
+        """Different training samples that each phase of training has seen; the hospital's policy asks for a least."""
 
     def training_batches(
         self, epochs: int | None = None, steps: int | None = None, purpose: str = "batches"
@@ -97,6 +112,8 @@ class Site:
         size, done = self.method.batch_size, 0
         if epochs is None and steps is None:
             epochs, steps = self.method.epochs, self.method.steps
+        phase = len(self.drawn)
+        self.drawn.append(0)
         for epoch in range(steps or epochs or 0):
             order = torch.randperm(len(samples), generator=generator)
             for start in range(0, len(samples), size):
@@ -106,6 +123,8 @@ class Site:
                 if self._stopped():
                     raise Stopped(f"the job was aborted in round {self.round}, epoch {epoch + 1}")
                 inputs, targets = take(samples.inputs, chosen), take(samples.targets, chosen)
+                if epoch == 0:  # the first pass takes each once
+                    self.drawn[phase] += len(chosen)
                 yield Batch(inputs.to(self.device), targets.to(self.device))
                 done += 1
                 if done == steps:
@@ -207,7 +226,7 @@ class Site:
             self._optimizers[name] = self.method.new_optimizer(self.models[model], model)
         return self._optimizers[name]
 
-    def view(self, method: "Method", prefix: str) -> "Site":
+    def view(self, method: Trainer, prefix: str) -> "Site":
         """This hospital as ``method`` sees it, whose networks are those of ours with ``prefix`` before their names."""
         models = {name.removeprefix(prefix): model for name, model in self.models.items() if name.startswith(prefix)}
         view = copy.copy(self)

@@ -3,7 +3,6 @@
 
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -21,7 +20,7 @@ def print_results(folder: Path, console: Console) -> None:
     """
     summary = read_summary(folder)
     results = result_table(summary)
-    what = f"test {results.score.replace('_', ' ')} (best round by validation)"
+    what = f"test {results.score} (best round by validation)"
     if isinstance(summary, EvaluationSummary):
         what = f"the given model '{summary.evaluated.model}' on every hospital's test split"
     table = Table(title=f"{summary.job}: {what}")
@@ -29,8 +28,8 @@ def print_results(folder: Path, console: Console) -> None:
     table.add_column(results.heading, justify="right")
     for label in results.labels:
         table.add_column(label, justify="right")
-    for site, size, values in zip(results.sites, results.sizes, results.values, strict=True):
-        best = np.nanmax(values) if results.compares and not np.isnan(values).all() else np.nan
+    for row, (site, size, values) in enumerate(zip(results.sites, results.sizes, results.values, strict=True)):
+        best = results.best(row)
         table.add_row(site, str(size), *(f"[bold]{v:.3f}[/]" if v == best else f"{v:.3f}" for v in values))
     table.add_section()
     table.add_row("mean", "", *(f"{value:.3f}" for value in results.mean))

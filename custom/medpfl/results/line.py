@@ -12,6 +12,8 @@ MOST_METRICS = 200
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 """Of a network, a metric, a hospital, a slot."""
+Value = Annotated[FiniteFloat, Field(ge=-1e100, le=1e100)]
+"""A number whose sum over all hospitals is finite still."""
 Round = Annotated[int, Field(ge=0, le=MOST_ROUNDS)]
 
 
@@ -30,7 +32,7 @@ class MetricLine(BaseModel):
     model: Name
     split: Literal["validation", "test"]
     round: Round
-    metrics: Annotated[dict[Name, FiniteFloat | None], Field(max_length=MOST_METRICS)]
+    metrics: Annotated[dict[Name, Value | None], Field(max_length=MOST_METRICS)]
     choice: Literal["best", "last", "given"] | None = None
 
     def validated_at(self, site: str) -> ValidationLine:

@@ -67,21 +67,18 @@ def write_page(
 def _table(summary: Summary, choice: str) -> dict[str, Any]:
     table = result_table(summary, choice)
     rows = []
-    for site, size, values in zip(table.sites, table.sizes, table.values, strict=True):
-        top = np.nanmax(values) if table.compares and not np.isnan(values).all() else np.nan
+    for row, (site, size, values) in enumerate(zip(table.sites, table.sizes, table.values, strict=True)):
+        top = table.best(row)
         rows.append({"site": site, "size": size, "cells": [(_text(v), v == top) for v in values]})
-    local = table.models.index("local") if "local" in table.models else None
-    gains = None
-    if local is not None:
-        gains = [None if i == local else _signed(table.mean[i] - table.mean[local]) for i in range(len(table.models))]
+    gains = table.gains()
     rounds = [summary.best[model].round if model in summary.best else "" for model in table.models]
     return {
-        "score": table.score.replace("_", " "),
+        "score": table.score,
         "heading": table.heading,
         "labels": table.labels,
         "rows": rows,
         "mean": [_text(value) for value in table.mean],
-        "gains": gains,
+        "gains": gains and [None if gain is None else _signed(gain) for gain in gains],
         "rounds": rounds,
     }
 
@@ -142,7 +139,7 @@ def _curves(summary: Summary, lines: Sequence[Line]) -> str:
         axis.set_xlabel("round", fontsize=7)
     for axis in flat[len(shown) :]:
         axis.set_visible(False)
-    flat[0].set_ylabel(score.replace("_", " "), fontsize=8)
+    flat[0].set_ylabel(summary.measure(score).label(score), fontsize=8)
     flat[0].legend(fontsize=7)
     return _svg(figure)
 

@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, NonNegativeInt
 
+from medpfl.tasks.metrics.measure import Measure
+
 VERSION: Literal[1] = 1
 """Of the files' keys. A file without a version is of this one: the first that was published did not say it."""
 
@@ -167,16 +169,23 @@ class About(Typed):
     """What both kinds of jobs say of themselves when they begin.
 
     Attributes:
-        classes: their names.
+        classes: their names; none where the answer is a number.
+        metrics: metric to which of its values are better, and their unit; files that do not say it are from before
+            there were metrics of which lower values are better.
         sizes: hospital that took part to split to number of samples.
         versions: hospital to package to version.
         components: slot to server component.
     """
 
     classes: list[str]
+    metrics: dict[str, Measure] = Field(default_factory=dict)
     sizes: dict[str, dict[str, int]]
     versions: dict[str, dict[str, str]]
     components: dict[str, str]
+
+    def measure(self, metric: str) -> Measure:
+        """What is known of a metric."""
+        return self.metrics.get(metric, Measure())
 
 
 class AboutTraining(About):

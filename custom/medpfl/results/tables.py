@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medpfl.results.schema import EvaluationSummary, Summary
+from medpfl.tasks.metrics.measure import Measure
 
 REFERENCE_NAMES = {"local": "Local", "fedavg": "FedAvg", "fedavg_finetuned": "FedAvg + fine-tuning"}
 
@@ -16,13 +17,13 @@ class ResultTable:
     """Test scores by hospital and model; of an evaluation job, by hospital and metric.
 
     Attributes:
-        score: what the values are.
+        score: what the values are, with their unit.
         models: columns: model names, references first; or metrics.
         labels: the columns' headings.
         sites: rows.
         sizes: training samples of each hospital; or its test cases.
         values: sites x models; NaN where there is no result.
-        compares: whether the columns are models, of which one can be the best of a row.
+        measure: which values are better, where the columns are models that compete; None where they are metrics.
     """
 
     score: str
@@ -31,12 +32,26 @@ class ResultTable:
     sites: list[str]
     sizes: list[int]
     values: NDArray[np.float64]
-    compares: bool = True
+    measure: Measure | None
 
     @property
     def heading(self) -> str:
         """Heading of the column of sizes."""
-        return "training samples" if self.compares else "test cases"
+        return "training samples" if self.measure else "test cases"
+
+    def best(self, row: int) -> float:
+        """The best value of a row; NaN where there is none or the columns do not compete."""
+        return self.measure.best(self.values[row]) if self.measure else float("nan")
+
+    def gains(self) -> list[float | None] | None:
+        """By how much each model's mean is better than local training's (None: of itself); None without it."""
+        if self.measure is None or "local" not in self.models:
+            return None
+        local = self.models.index("local")
+        return [
+            None if place == local else self.measure.gain(float(value), float(self.mean[local]))
+            for place, value in enumerate(self.mean)
+        ]
 
     @property
     def mean(self) -> NDArray[np.float64]:
@@ -63,15 +78,21 @@ def result_table(summary: Summary, choice: str = "best", score: str | None = Non
     sites = [site for site in summary.roster if site in summary.sizes]
     values = np.array([[found[model].get(site, float("nan")) for model in models] for site in sites], dtype=float)
     sizes = [summary.sizes[site]["train"] for site in sites]
-    return ResultTable(score, models, labels, sites, sizes, values.reshape(len(sites), len(models)))
+    measure = summary.measure(score)
+    shaped = values.reshape(len(sites), len(models))
+    return ResultTable(measure.label(score), models, labels, sites, sizes, shaped, measure)
 
 
 def _metric_table(summary: EvaluationSummary) -> ResultTable:
     """All metrics of the given model, hospital by hospital."""
     lines = {line.site: line.metrics for line in summary.test}
     metrics = list(dict.fromkeys(metric for site in sorted(lines) for metric in lines[site]))
-    labels = [metric.replace("_", " ").capitalize() for metric in metrics]
+    labels = [_capital(summary.measure(metric).label(metric)) for metric in metrics]
     sites = sorted(lines)
     values = np.array([[lines[site].get(metric) for metric in metrics] for site in sites], dtype=float)
     sizes = [summary.sizes[site]["test"] for site in sites]
-    return ResultTable("metrics", metrics, labels, sites, sizes, values.reshape(len(sites), len(metrics)), False)
+    return ResultTable("metrics", metrics, labels, sites, sizes, values.reshape(len(sites), len(metrics)), None)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

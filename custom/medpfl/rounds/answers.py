@@ -1,23 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of the hospitals' replies are answers to what they were asked."""
+"""Which of the hospitals' replies are answers to what they were asked, and say no more than that."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from medpfl.core.errors import ProtocolError, RefusedUpdate
+from medpfl.results.line import MetricLine
 from medpfl.rounds.messages import Message
-from medpfl.rounds.protocol import Part, Plan, Reply, Request, check_answer
+from medpfl.rounds.protocol import (
+    EvaluateReply,
+    EvaluateRequest,
+    FinishReply,
+    FinishRequest,
+    Part,
+    RefineReply,
+    RefineRequest,
+    Reply,
+    Request,
+    TrainReply,
+    TrainRequest,
+    ValidateReply,
+    ValidateRequest,
+)
+from medpfl.rounds.terms import Terms
 
 A = TypeVar("A", bound=Part)
 Check = Callable[[str, Message[A]], None]
 """Looks at a hospital's tensors; raises RefusedUpdate."""
+
+_ROUNDING = 1e-6
+"""By so much a metric may be outside its range: its mean over cases is rounded."""
 
 
 def answers(
     asked: Request,
     kind: type[A],
     replies: Mapping[str, Message[Reply]],
-    plan: Plan | None,
+    terms: Terms | None,
     check: Check[A],
     refuse: Callable[[str, str], None],
 ) -> dict[str, Message[A]]:
@@ -25,13 +44,13 @@ def answers(
 
     Args:
         kind: what answers it.
-        plan: what the hospitals announced in the beginning; None before that.
+        terms: what the server knows of the job; None where it evaluates a model that may be of another package.
         refuse: is told who is left out, and why.
     """
     accepted = {}
     for site in sorted(replies):
         try:
-            check_answer(asked, replies[site].header, plan)
+            check_answer(asked, replies[site].header, terms)
             reply = replies[site].of(kind)
             check(site, reply)
         except (ProtocolError, RefusedUpdate) as error:
@@ -49,3 +68,83 @@ def no_tensors(site: str, reply: Message[Part]) -> None:
     """
     if reply.slots:
         raise RefusedUpdate(f"{site}: it sent tensors, and metrics only were asked for")
+
+
+def check_answer(asked: Request, reply: Reply, terms: Terms | None = None) -> None:
+    """A reply must be of what was asked: the task, the round, and lines of the job's models and metrics, each once.
+
+    Args:
+        terms: as in ``answers``.
+
+    Raises:
+        ProtocolError: one sentence.
+    """
+    if asked.task != reply.task:
+        raise ProtocolError(f"it was asked to '{asked.task}' and answered to '{reply.task}'")
+    match asked, reply:
+        case RefineRequest(), RefineReply():
+            _check_same("round", asked.round, reply.round)
+            _check_same("step", asked.step, reply.step)
+        case TrainRequest(), TrainReply():
+            _check_same("round", asked.round, reply.round)
+            _check_validation(reply.metrics, asked.round - 1, terms)
+            _check_losses(reply, terms)
+        case ValidateRequest(), ValidateReply():
+            _check_validation(reply.metrics, asked.round, terms)
+        case FinishRequest(), FinishReply():
+            _check_tests(reply.metrics, asked, terms)
+        case EvaluateRequest(), EvaluateReply():
+            line = reply.metrics[0]
+            if (line.model, line.split, line.round, line.choice) != (asked.recipe.deployed, "test", 0, "given"):
+                raise ProtocolError("its metrics are not of the given model's test")
+
+
+def _check_same(what: str, asked: int, answered: int) -> None:
+    if asked != answered:
+        raise ProtocolError(f"it was asked for {what} {asked} and answered of {what} {answered}")
+
+
+def _check_validation(lines: Sequence[MetricLine], round_number: int, terms: Terms | None) -> None:
+    models, numbers = (terms.plan.models, terms.plan.numbers) if terms else ((), ())
+    _check_once([line.model for line in lines])
+    for line in lines:
+        if (line.split, line.round, line.choice) != ("validation", round_number, None) or not line.round:
+            raise ProtocolError(f"a line of '{line.model}' is not of the validation of round {round_number}")
+        if line.model in models:
+            _check_values(line, terms)
+        elif not (line.model in numbers and list(line.metrics) == [line.model]):
+            raise ProtocolError(f"it tells of '{line.model}', which is not of the job's method")
+
+
+def _check_tests(lines: Sequence[MetricLine], asked: FinishRequest, terms: Terms | None) -> None:
+    _check_once([f"{line.model}, {line.choice}" for line in lines])
+    rounds = {"last": {asked.round}, "best": {asked.round, *(best.round for best in asked.best.values())}}
+    for line in lines:
+        if line.split != "test" or line.choice not in rounds or line.round not in rounds[line.choice]:
+            raise ProtocolError(f"a line of '{line.model}' is not of the test of a best or the last round")
+        if terms is None or line.model not in terms.plan.tested:
+            raise ProtocolError(f"it tells of '{line.model}', which is not of the job's method")
+        _check_values(line, terms)
+
+
+def _check_values(line: MetricLine, terms: Terms | None) -> None:
+    """Metrics of the task, within their ranges."""
+    ranges = terms.ranges if terms else {}
+    for name, value in line.metrics.items():
+        if name not in ranges:
+            raise ProtocolError(f"it tells of '{line.model}' by '{name}', which is no metric of the job's task")
+        least, largest = ranges[name]
+        if value is not None and not least - _ROUNDING <= value <= largest + _ROUNDING:
+            raise ProtocolError(f"its {name} of '{line.model}' is not between {least:g} and {largest:g}")
+
+
+def _check_losses(reply: TrainReply, terms: Terms | None) -> None:
+    for name in reply.loss:
+        if terms is None or name not in terms.plan.models:
+            raise ProtocolError(f"it tells the training loss of '{name}', which is not of the job's method")
+
+
+def _check_once(names: Sequence[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise ProtocolError(f"it tells twice of '{name}'")

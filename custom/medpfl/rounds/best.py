@@ -8,7 +8,7 @@ import numpy as np
 from medpfl.results.line import MetricLine
 from medpfl.results.record import Record
 from medpfl.results.schema import BestRound
-from medpfl.tasks.metrics.base import Direction, better
+from medpfl.tasks.metrics.measure import Measure
 
 
 class BestRounds:
@@ -17,9 +17,9 @@ class BestRounds:
     A hospital that did not answer counts with its last known score; ties go to the earlier round.
     """
 
-    def __init__(self, record: Record, score: str, direction: Direction):
+    def __init__(self, record: Record, score: str, measure: Measure):
         self.best: dict[str, BestRound] = {}
-        self._record, self._score, self._direction = record, score, direction
+        self._record, self._score, self._measure = record, score, measure
         self.scores: dict[str, dict[str, float]] = {}
 
     def take(self, site: str, lines: Sequence[MetricLine]) -> None:
@@ -37,7 +37,7 @@ class BestRounds:
         for model, scores in self.scores.items():
             mean = float(np.mean([scores[site] for site in sorted(scores)]))
             self._record.mean_score(round_number, model, self._score, mean)
-            if model not in self.best or better(self._direction, mean, self.best[model].score):
+            if model not in self.best or self._measure.better(mean, self.best[model].score):
                 self.best[model] = BestRound(round=round_number, score=mean)
 
     def restore(self, best: Mapping[str, BestRound], scores: Mapping[str, Mapping[str, float]]) -> None:

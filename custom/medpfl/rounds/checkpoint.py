@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's checkpoint of a run: one file, written anew after every round."""
+"""The server's checkpoints of a run: a file after every round, of which the last two are kept.
+
+A hospital keeps its private state of three rounds (``rounds.private``), so that it has what fits to the older
+checkpoint even where the newer one is damaged and the hospital had trained a further round.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +18,7 @@ from medpfl.results.record import Saved
 from medpfl.results.schema import BestRound, Typed
 from medpfl.rounds.messages import flatten, unflatten
 
+KIND = "server"
 SHARED = "*"
 """The owner of a model that all hospitals share."""
 
@@ -57,29 +62,36 @@ def compact(states: list[dict[str, Tensor]], roster: Sequence[str]) -> dict[str,
 
 
 def save(
-    path: Path, slots: Mapping[str, Mapping[str, dict[str, Tensor]]], mixers: Mapping[str, State], about: About
+    folder: Path, slots: Mapping[str, Mapping[str, dict[str, Tensor]]], mixers: Mapping[str, State], about: About
 ) -> None:
-    """Write compacted slots and the components' state."""
+    """Write compacted slots and the components' state; the checkpoint of the round before stays too."""
     tensors = {f"{slot}/{owner}": state for slot, states in slots.items() for owner, state in states.items()}
     tensors.update({f"mixer:{slot}/": dict(state) for slot, state in mixers.items()})
-    store.save(path, flatten(tensors), about.model_dump(mode="json"))
+    store.save(store.path_of(folder, KIND, about.done), flatten(tensors), about.model_dump(mode="json"))
+    store.prune(folder, KIND, about.done, 2)
 
 
-def load(path: Path, slots: Sequence[str], roster: Sequence[str]) -> Checkpoint | None:
-    """What ``save`` wrote of an unfinished run; None if there is none or it is finished."""
-    if not path.exists():
-        return None
-    tensors, meta = store.read(path)
-    about = _about(path, meta)
-    if about.finished:
-        return None
-    found = unflatten(tensors)
+def load(folder: Path, slots: Sequence[str], roster: Sequence[str]) -> tuple[Checkpoint | None, list[str]]:
+    """What ``save`` wrote of an unfinished run, None if there is none or it is finished; and sentences about what was
+    lost. Where nothing is resumed, no checkpoint is left in the folder.
+
+    Raises:
+        MedPFLError: the checkpoint was written by another version of MedPFL, or cannot be opened.
+    """
+    kept, damaged = store.newest(folder, KIND)
+    told = [f"the checkpoint after round {number} is damaged and not used" for number in damaged]
+    about = _about(folder, kept.meta) if kept else None
+    if kept is None or about is None or about.finished:
+        store.discard(folder, KIND)
+        return None, [*told, "the run starts anew"] if damaged else []
+    found = unflatten(kept.tensors)
     stack: Stack = {}
     for slot in slots:
         shared = found.get(f"{slot}/{SHARED}")
         states = [shared or found[f"{slot}/{site}"] for site in roster]
         stack[slot] = [{key: tensor.clone() for key, tensor in state.items()} for state in states]
-    return Checkpoint(stack, {slot: found.get(f"mixer:{slot}/", {}) for slot in slots}, about)
+    told.append(f"resumed after round {about.done} of an unfinished run")
+    return Checkpoint(stack, {slot: found.get(f"mixer:{slot}/", {}) for slot in slots}, about), told
 
 
 def _about(path: Path, meta: store.Meta) -> About:
@@ -89,16 +101,17 @@ def _about(path: Path, meta: store.Meta) -> About:
         raise MedPFLError(f"{path} is no checkpoint of this version of MedPFL: {error}") from error
 
 
-def other_runs(path: Path) -> list[str]:
-    """A sentence on every checkpoint of this job that a run with checkpoint ``path`` will not take up."""
+def other_runs(folder: Path) -> list[str]:
+    """A sentence on every run of this job with a checkpoint that a run with the state ``folder`` will not take up."""
     told = []
-    for other in sorted(path.parent.parent.glob(f"*/{path.name}")):
-        if other == path:
+    for other in sorted(found for found in folder.parent.glob("*") if found != folder):
+        rounds = store.numbered(other, KIND)
+        if not rounds:
             continue
         try:
-            about = _about(other, store.read_meta(other))
+            about = _about(other, store.read_meta(rounds[max(rounds)]))
         except MedPFLError:
-            told.append(f"the checkpoint of run {other.parent.name} is unreadable and left alone")
+            told.append(f"the checkpoint of run {other.name} is unreadable and left alone")
             continue
         if not about.finished:
             who = f"round {about.done}; {', '.join(about.roster)}"

@@ -20,48 +20,28 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from medpfl.core.codecs import Codec, decode
-from medpfl.core.errors import CodecError, ConfigError
+from medpfl.core.codecs import decode
+from medpfl.core.errors import CodecError
 from medpfl.core.seeding import derive_seed
 from medpfl.rounds.messages import SEPARATOR, Message, Slots, plain_name
 from medpfl.rounds.protocol import InitReply, InitRequest, Reply
 
 PAYLOAD = "encoded update"
 """Slot of a message: slot to its encoded update, as bytes."""
-TASKS = ("init", "train", "refine", "validate")
-"""Tasks whose messages both ends must see."""
-
 Tensors = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Codecs:
-    """A job's codecs by direction; None: that direction is not encoded.
-
-    Raises:
-        ConfigError: there is none, or the one to the hospitals cannot be used on differences to a reference.
-    """
-
-    to_site: Codec | None = None
-    from_site: Codec | None = None
-
-    def __post_init__(self) -> None:
-        if self.to_site is None and self.from_site is None:
-            raise ConfigError("codecs: give one for at least one direction")
-        if self.to_site is not None and not self.to_site.contracts:
-            raise ConfigError(
-                f"{type(self.to_site).__name__} cannot encode what goes to the hospitals: it can lose more than it is "
-                "given, and there what was lost is sent again; use it on the way from them"
-            )
 
 
 @dataclass
 class Held:
-    """What an end has after exchange ``number``; tensors by "slot::entry"."""
+    """What an end has after exchange ``number``; tensors by "slot::entry".
+
+    ``began``: at a hospital, the exchange that ended the round before.
+    """
 
     number: int
     reference: Tensors
     residual: Tensors = field(default_factory=dict)
+    began: int | None = None
 
 
 class End:
@@ -76,7 +56,7 @@ class End:
         self._order: dict[str, list[str]] = {}
 
     def _begin(self, header: InitRequest) -> None:
-        self._job = plain_name(header.job)
+        self._job, self._learned = plain_name(header.job), False
         self._seed, self._gradients = header.seed, set(header.gradients)
 
     def _learn(self, reply: Message[Reply]) -> InitReply:

@@ -17,26 +17,23 @@ from medpfl.core.codecs.progress import progress_of
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mixers import Mixer, RoundInfo
 from medpfl.core.mixing import Matrix
+from medpfl.job.settings import Settings
 from medpfl.results.callbacks import Callback, Report, ResultFiles
 from medpfl.results.files import write_slots
+from medpfl.results.presence import absences
 from medpfl.results.record import Record
 from medpfl.results.schema import BestRound
 from medpfl.rounds import checkpoint, protocol
+from medpfl.rounds.announcing import versions
 from medpfl.rounds.answers import Check, answers, no_tensors
 from medpfl.rounds.best import BestRounds
+from medpfl.rounds.checks import check_statistics, check_update, most_common
 from medpfl.rounds.copies import Copies
-from medpfl.rounds.joining import about, begins_with, join
-from medpfl.rounds.messages import (
-    Message,
-    Slots,
-    byte_count,
-    check_statistics,
-    check_update,
-    digest_of,
-    table,
-)
+from medpfl.rounds.joining import about, begins_with, join, oddities
+from medpfl.rounds.lock import StateLock
+from medpfl.rounds.messages import Message, Slots, byte_count, digest_of, table
 from medpfl.rounds.refining import Refining, refining, show
-from medpfl.rounds.settings import Settings
+from medpfl.rounds.terms import Terms
 
 Replies = Mapping[str, Message[protocol.Reply]]
 """Hospital to its answer; who failed or did not answer in time is missing."""
@@ -54,6 +51,7 @@ class Coordinator:
     Args:
         settings: the controller's arguments.
         mixers: slot to server component.
+        terms: what the job's method and task say.
         job: the job's name.
         roster: the hospitals' names.
         min_sites: how many hospitals must answer for a round to count.
@@ -66,6 +64,7 @@ class Coordinator:
         self,
         settings: Settings,
         mixers: Mapping[str, Mixer],
+        terms: Terms,
         job: str,
         roster: list[str],
         min_sites: int,
@@ -73,7 +72,7 @@ class Coordinator:
         results: Path,
         trackers: Sequence[Callback] = (),
     ):
-        self.settings, self.job = settings, job
+        self.settings, self.terms, self.job = settings, terms, job
         self.roster = tuple(sorted(roster))
         self.min_sites = min_sites
         self.copies = Copies(mixers, self.roster)
@@ -84,10 +83,14 @@ class Coordinator:
         self.joined: list[str] = []
         """Hospitals that passed the init task; the others take no part."""
         self.sizes: dict[str, dict[str, int]] = {}
-        self._home = home
+        self._home, self._lock = home, StateLock()
         self._log = logging.getLogger(__name__)
         self._refining: Refining | None = None
-        self._plan: protocol.Plan | None = None
+        self._best = BestRounds(self.record, terms.score, terms.measures[terms.score])
+
+    def close(self) -> None:
+        """Let another job work in this run's state folder."""
+        self._lock.release()
 
     # -- init ---------------------------------------------------------------------------------------------------------
 
@@ -111,10 +114,11 @@ class Coordinator:
 
         Raises:
             QuorumLost: fewer than ``min_sites`` hospitals fit together.
+            StateInUse: the same run is under way in another job.
         """
         check = begins_with(self.copies.travelling)
         ready = self._answers(self._init_request(), protocol.InitReply, replies, check, "takes no part")
-        found = join(ready, self._refuse)
+        found = join(ready, self.terms, self.settings.most_samples, self._refuse)
         self.joined = list(found.sizes) if found else []
         if found is None or len(self.joined) < self.min_sites:
             raise QuorumLost(
@@ -123,17 +127,18 @@ class Coordinator:
             )
         self.sizes = found.sizes
         self._leave_out([slot for slot in self.copies.travelling if slot not in found.slots])
-        self.expected = table(found.slots)
-        self.score, self._plan, self._adapts = found.header.score, found.header.plan, found.header.adapts
-        self._best = BestRounds(self.record, self.score, found.header.direction)
-        self._about = about(found, ready, self.settings, self.copies.mixers)
+        self.expected, self._buffers = table(found.slots), frozenset(found.header.buffers)
+        self._about = about(found, ready, self.terms, self.settings, self.copies.mixers)
+        for site, sentences in oddities(found, ready, versions()).items():
+            self._take_notes(site, 0, sentences)
         # The roster is part of the run's key: a run with other hospitals neither resumes this one nor overwrites it.
         configs = sorted({ready[site].header.config for site in self.joined})
         components = self._about.components
         self.run = digest_of([self.job, dataclasses.asdict(self.settings), components, list(self.roster), configs])
-        self._checkpoint = self._home / "state" / self.run / "server.safetensors"
+        self._state = self._home / "state" / self.run
+        self._lock.take(self._state, f"the job whose results go to {self.results}")
         if not self._resume():
-            for text in checkpoint.other_runs(self._checkpoint):
+            for text in checkpoint.other_runs(self._state):
                 self.record.event(0, "server", text)
             self.copies.start(found.slots)
 
@@ -148,7 +153,7 @@ class Coordinator:
     def train_messages(self, round_number: int, sites: list[str]) -> dict[str, Message[protocol.TrainRequest]]:
         header = self._asked(protocol.TrainRequest, round_number)
         headers = dict.fromkeys(sites, header)
-        if self._adapts:
+        if self.terms.adapts:
             sizes = {site: found["train"] for site, found in self.sizes.items()}
             for site, told in progress_of(sizes, self.record.mean_losses()).items():
                 if site in headers:
@@ -168,24 +173,29 @@ class Coordinator:
         asked = self._asked(protocol.TrainRequest, round_number)
         accepted = self._answers(asked, protocol.TrainReply, replies, self._check_update, "update refused")
         self._check_quorum(round_number, accepted, "a usable update")
-        matrices = self._mix(self.copies.travelling, accepted)
+        matrices = self._mix(round_number, self.copies.travelling, accepted)
         for site, message in accepted.items():
             self._best.take(site, message.header.metrics)
             self._take_notes(site, round_number, message.header.notes)
             self.record.training(round_number, site, message.header.seconds, message.header.loss)
             self.record.traffic(round_number, site, self.payload_bytes(), byte_count(message.slots), message.encoded)
         self._best.choose(round_number - 1)
-        assert self._plan is not None  # known since the first exchange
-        self._refining = refining(round_number, list(accepted), self._plan, self.copies.travelling, matrices, started)
+        plan, travelling = self.terms.plan, self.copies.travelling
+        self._refining = refining(round_number, list(accepted), plan, travelling, matrices, started)
         if self._refining is None:
             self._end_round(round_number, matrices, started)
         return list(accepted)
 
     def _check_update(self, site: str, reply: Message[protocol.TrainReply]) -> None:
-        check_update(site, reply.slots, self.expected)
+        check_update(site, reply.slots, self.expected, self._buffers)
 
-    def _mix(self, slots: list[str], accepted: Mapping[str, Message[protocol.Part]]) -> dict[str, Matrix]:
-        return self.copies.mix(slots, _slots_of(accepted), self._info(accepted))
+    def _mix(
+        self, round_number: int, slots: list[str], accepted: Mapping[str, Message[protocol.Part]]
+    ) -> dict[str, Matrix]:
+        sent = _slots_of(accepted)
+        for far in self.copies.bound(slots, sent, self._buffers, self.settings.clip_updates):
+            self.record.event(round_number, far.site, str(far))
+        return self.copies.mix(slots, sent, self._info(accepted))
 
     def _info(self, present: Collection[str]) -> RoundInfo:
         sizes = [float(self.sizes.get(site, {}).get("train", 0)) for site in self.roster]
@@ -216,15 +226,16 @@ class Coordinator:
         """
         names = self.copies.wanted(round_number)
         wanted = tuple(sorted(set(names.values())))
-        alike: list[Slots] = []
+        usual = most_common(message.slots for message in replies.values())
 
         def check(site: str, reply: Message[protocol.StatisticsReply]) -> None:
-            check_statistics(site, reply.slots, list(wanted), alike[0] if alike else None)
-            alike.append(reply.slots)
+            check_statistics(site, reply.slots, list(wanted), usual)
+            self.copies.check_statistics(site, names, reply.slots)
 
         asked = self._asked(protocol.StatisticsRequest, round_number, names=wanted)
         accepted = self._answers(asked, protocol.StatisticsReply, replies, check, "statistics refused")
         for site, message in accepted.items():
+            self._take_notes(site, round_number, message.header.notes)
             self.record.traffic(round_number - 1, site, 0, byte_count(message.slots))
         self._check_quorum(round_number, accepted, "usable statistics")
         self.copies.take_statistics(names, _slots_of(accepted), self._info(accepted))
@@ -256,14 +267,14 @@ class Coordinator:
             self._asked(protocol.RefineRequest, now.round, step=now.step),
             protocol.RefineReply,
             replies,
-            lambda site, reply: check_update(site, reply.slots, expected),
+            lambda site, reply: check_update(site, reply.slots, expected, self._buffers),
             f"update refused in step {now.step}",
         )
         self._check_quorum(now.round, accepted, "a usable update")
         for site, message in accepted.items():
             sent = byte_count(self._refined_slots(site, now))
             self.record.traffic(now.round, site, sent, byte_count(message.slots), message.encoded)
-        now.matrices.update(self._mix(now.slots, accepted))
+        now.matrices.update(self._mix(now.round, now.slots, accepted))
         now.step += 1
         if now.step > now.steps:
             self._refining = None
@@ -279,6 +290,7 @@ class Coordinator:
         asked = self._asked(protocol.ValidateRequest, self.done)
         for site, message in self._answers(asked, protocol.ValidateReply, replies).items():
             self._best.take(site, message.header.metrics)
+            self._take_notes(site, self.done, message.header.notes)
         self._best.choose(self.done)
 
     def finish_messages(self, sites: list[str]) -> dict[str, Message[protocol.FinishRequest]]:
@@ -287,6 +299,8 @@ class Coordinator:
 
     def take_final(self, replies: Replies) -> None:
         """Record the test results and write everything the job leaves behind at the server."""
+        for site, text in absences(self.record.lines, self.roster, self.done).items():
+            self.record.event(self.done, site, text)
         asked = self._asked(protocol.FinishRequest, self.done, finetune=self.settings.finetune)
         for site, message in self._answers(asked, protocol.FinishReply, replies).items():
             for line in message.header.metrics:
@@ -311,7 +325,7 @@ class Coordinator:
         def refuse(site: str, reason: str) -> None:
             self.refuse(site, asked.round, f"{refused}: {reason}")
 
-        return answers(asked, kind, replies, self._plan, check, refuse)
+        return answers(asked, kind, replies, self.terms, check, refuse)
 
     def _take_notes(self, site: str, round_number: int, notes: Sequence[str]) -> None:
         for note in notes:
@@ -362,20 +376,20 @@ class Coordinator:
             record=self.record.dump(),
             saved=time.time(),
         )
-        checkpoint.save(self._checkpoint, self.copies.compact(), self.copies.states(), about)
+        checkpoint.save(self._state, self.copies.compact(), self.copies.states(), about)
 
     def _resume(self) -> bool:
         """Take up an unfinished run of the same job, settings, seed and roster; a finished one starts fresh."""
-        found = checkpoint.load(self._checkpoint, self.copies.travelling, self.roster)
-        if found is None:
-            return False
-        self.copies.restore(found.stack, found.mixers)
-        self.done = found.about.done
-        self._best.restore(found.about.best, found.about.scores)
-        self.record.restore(found.about.record, self.done)
-        self.record.event(self.done, "server", f"resumed after round {self.done} of an unfinished run")
-        self._log.info("resumed after round %d of an unfinished run", self.done)
-        return True
+        found, told = checkpoint.load(self._state, self.copies.travelling, self.roster)
+        if found is not None:
+            self.copies.restore(found.stack, found.mixers)
+            self.done = found.about.done
+            self._best.restore(found.about.best, found.about.scores)
+            self.record.restore(found.about.record, self.done)
+        for text in told:
+            self.record.event(self.done, "server", text)
+            self._log.info(text)
+        return found is not None
 
 
 def _slots_of(messages: Mapping[str, Message[protocol.Part]]) -> dict[str, Slots]:

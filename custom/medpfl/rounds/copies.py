@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the server mixes: for every slot the hospitals' copies and the component that mixes them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from torch import Tensor
 
+from medpfl.core.errors import ConfigError, RefusedUpdate
 from medpfl.core.mixers import Mixer, RoundInfo
 from medpfl.core.mixing import Matrix, State
 from medpfl.rounds import checkpoint
+from medpfl.rounds.bounds import Far, bound
 from medpfl.rounds.checkpoint import Stack
 from medpfl.rounds.messages import Slots, byte_count
 
@@ -45,6 +47,14 @@ class Copies:
         self.stack = stack
         for slot in self.travelling:
             self.mixers[slot].load_state(states[slot])
+
+    def bound(
+        self, slots: Sequence[str], sent: Mapping[str, Slots], buffers: Collection[str], limit: float | None
+    ) -> list[Far]:
+        """What of the hospitals' updates is far longer than the others'; see ``rounds.bounds``."""
+        held = {site: self.of(site, slots) for site in sent}
+        gradients = [slot for slot in slots if self.mixers[slot].takes == "gradients"]
+        return bound(slots, sent, held, gradients, buffers, limit)
 
     def mix(self, slots: Sequence[str], sent: Mapping[str, Slots], info: RoundInfo) -> dict[str, Matrix]:
         """Mix the slots over the hospitals that answered; returns the matrices that were applied.
@@ -87,6 +97,21 @@ class Copies:
         """Slot to the statistics that its component needs before this round, where it needs any."""
         asked = {slot: self.mixers[slot].wants(round_number) for slot in self.travelling}
         return {slot: name for slot, name in asked.items() if name is not None}
+
+    def check_statistics(self, site: str, wanted: Mapping[str, str], given: Slots) -> None:
+        """Whether the components can use what one hospital told.
+
+        Args:
+            wanted: as ``wanted`` gave it.
+
+        Raises:
+            RefusedUpdate: naming the hospital.
+        """
+        for slot, name in wanted.items():
+            try:
+                self.mixers[slot].check_statistics(given[name])
+            except ConfigError as error:
+                raise RefusedUpdate(f"{site}: {error}") from error
 
     def take_statistics(self, wanted: Mapping[str, str], sent: Mapping[str, Slots], info: RoundInfo) -> None:
         """Hand them to the components.

@@ -12,9 +12,13 @@ from medpfl import store
 from medpfl.component import spec_of
 from medpfl.core.codecs import Codec, Progress, encode_with_feedback
 from medpfl.core.errors import CodecError
-from medpfl.rounds.coding import PAYLOAD, TASKS, Codecs, End, Held, Tensors, without
-from medpfl.rounds.messages import SEPARATOR, Message, byte_count, digest_of, flatten
+from medpfl.job.codecs import TASKS, Codecs
+from medpfl.rounds.coding import PAYLOAD, End, Held, Tensors, without
+from medpfl.rounds.messages import SEPARATOR, Message, byte_count, digest_of, flatten, unflatten
+from medpfl.rounds.private import KEPT
 from medpfl.rounds.protocol import (
+    Answered,
+    Asked,
     Coded,
     Component,
     InitRequest,
@@ -23,6 +27,7 @@ from medpfl.rounds.protocol import (
     RunRequest,
     TrainRequest,
     as_json,
+    parse,
 )
 
 
@@ -113,14 +118,19 @@ class ServerEnd(End):
         if self._run != header.run:
             self._run = header.run
             folder = self._folder(header.run) / self.site
-            kept = store.numbered(folder, "sent")
-            for round_number in [number for number in kept if number > done or done == 0]:
-                kept.pop(round_number).unlink()
+            store.discard(folder, "sent", range(1, done + 1))
+            kept, damaged = store.newest(folder, "sent")
             self._held = Held(0, dict(self._start)) if done == 0 else None
-            if kept:
-                tensors, meta = store.read(kept[max(kept)])
-                assert isinstance(meta["number"], int)
-                self._held = Held(meta["number"], tensors)
+            if kept is not None:
+                number = kept.meta["number"]
+                assert isinstance(number, int)
+                self._held = Held(number, kept.tensors)
+            if damaged:
+                store.discard(folder, "sent", [kept.number] if kept is not None else [])
+                raise CodecError(
+                    f"the server's copy of what {self.site} held after round {damaged[0]} is damaged; the next message "
+                    f"goes {'from an older copy' if kept else 'whole'}, and what compression had left over is lost"
+                )
         if isinstance(header, TrainRequest):
             self._keep = self._held.number if self._held else None
 
@@ -129,8 +139,7 @@ class ServerEnd(End):
         folder, current = self._folder(header.run) / self.site, header.round
         tensors = self._held.reference if codec else {}
         store.save(store.path_of(folder, "sent", current), tensors, {"number": self._held.number})
-        for path in sorted(store.numbered(folder, "sent").values())[:-2]:
-            path.unlink()
+        store.prune(folder, "sent", current, KEPT)
 
 
 class SiteEnd(End):
@@ -163,7 +172,7 @@ class SiteEnd(End):
         self.lost, self._now = False, None
         if isinstance(header, InitRequest):
             self._begin(header)
-            self._to_site = header.codec
+            self._asked, self._to_site = header, header.codec
             return Message(header, message.slots)
         if not isinstance(header, RunRequest):
             raise CodecError(f"{self.site}: a request to '{header.task}' does not pass a codec filter")
@@ -182,7 +191,7 @@ class SiteEnd(End):
         decoded = self._decode(payload, reference, set())
         slots = self._merged(message.slots, decoded)
         new = {name: tensor.clone() for name, tensor in flatten(self._codable(slots)).items()}
-        self._now = Held(coded.number, {**reference, **new}, dict(base.residual) if base else {})
+        self._now = Held(coded.number, {**reference, **new}, dict(base.residual) if base else {}, coded.keep)
         self._needed = {n for n in (coded.base, coded.keep, coded.number) if n is not None}
         return Message(header, slots)
 
@@ -212,6 +221,21 @@ class SiteEnd(End):
         self._save(now)
         return Message(reply.header, slots, Coded(number=now.number, codec=codec.tag if codec else None))
 
+    def keep_start(self, file: Path, reply: Message[Reply]) -> None:
+        """Keep the first exchange, for a process that is started after this one was killed (``start_again``)."""
+        said = {"asked": Asked(content=self._asked), "answered": Answered(content=reply.header)}
+        store.save(file, flatten(reply.slots), {name: text.model_dump_json() for name, text in said.items()})
+
+    def start_again(self, file: Path) -> None:
+        """Be where this end was after the first exchange.
+
+        Raises:
+            MedPFLError: the file is damaged.
+        """
+        tensors, meta = store.read(file)
+        self.receive(Message(parse(Asked, meta["asked"]).content))
+        self.send(Message(parse(Answered, meta["answered"]).content, unflatten(tensors)), None)
+
     def _encode(self, slot: str, state: Tensors, now: Held, codec: Codec) -> Tensor:
         names = {key: f"{slot}{SEPARATOR}{key}" for key in state}
         whole = slot in self._gradients
@@ -233,12 +257,21 @@ class SiteEnd(End):
                 raise CodecError(
                     f"{self.site}: nothing is kept here of exchange {number}; the next message is asked for whole"
                 )
-            tensors, _ = store.read(path)
+            try:
+                tensors, meta = store.read(path)
+            except store.DamagedFile as error:
+                self.lost = True
+                raise CodecError(
+                    f"{self.site}: what is kept here of exchange {number} is damaged; the next message is asked for "
+                    "whole"
+                ) from error
             parts: dict[str, Tensors] = {"reference": {}, "residual": {}}
             for name, tensor in tensors.items():
                 kind, _, key = name.partition("/")
                 parts[kind][key] = tensor
-            self._known[number] = Held(number, **parts)
+            began = meta["began"]
+            assert began is None or isinstance(began, int)
+            self._known[number] = Held(number, parts["reference"], parts["residual"], began)
         return self._known[number]
 
     def _save(self, now: Held) -> None:
@@ -248,10 +281,10 @@ class SiteEnd(End):
         tensors = {f"residual/{name}": tensor for name, tensor in now.residual.items()}
         if self._to_site is not None:
             tensors.update({f"reference/{name}": tensor for name, tensor in now.reference.items()})
-        store.save(store.path_of(folder, "held", now.number), tensors, {"number": now.number})
-        for number, path in store.numbered(folder, "held").items():
-            if number not in self._needed:
-                path.unlink()
+        store.save(store.path_of(folder, "held", now.number), tensors, {"number": now.number, "began": now.began})
+        # The server may have to go back by two rounds (see ``private.KEPT``): what it then starts from stays on disk.
+        older = self._known[now.began].began if now.began in self._known else None
+        store.discard(folder, "held", {older, *self._needed})
 
 
 @contextmanager

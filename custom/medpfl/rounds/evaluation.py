@@ -6,7 +6,6 @@ One exchange: the server sends the model's tensors; a hospital rebuilds the netw
 """
 
 import dataclasses
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,12 +15,15 @@ import torch
 from pydantic import JsonValue
 
 import medpfl
-from medpfl.component import build, class_paths, spec_of
+from medpfl.component import build, class_paths
 from medpfl.core.errors import ConfigError, RefusedUpdate
 from medpfl.data.site_file import SiteFile
+from medpfl.data.target import listed
 from medpfl.deployed.card import evaluation_card
 from medpfl.deployed.evaluate import evaluate_test, write_cases, write_text
-from medpfl.deployed.model_file import ModelMeta, Recipe, build_networks, differing_entry, read_model
+from medpfl.deployed.model_file import Recipe, build_networks, differing_entry, read_model
+from medpfl.job.given import check_no_history, check_recipe
+from medpfl.job.settings import EvaluationSettings
 from medpfl.methods.base import Method
 from medpfl.results.callbacks import Callback, Report, ResultFiles
 from medpfl.results.line import MetricLine
@@ -30,15 +32,13 @@ from medpfl.results.schema import AboutEvaluation, Given, number
 from medpfl.rounds.announcing import versions
 from medpfl.rounds.answers import answers, no_tensors
 from medpfl.rounds.coordinator import QuorumLost
-from medpfl.rounds.messages import Message, byte_count, digest_of
+from medpfl.rounds.messages import Message, byte_count
 from medpfl.rounds.protocol import EvaluateReply, EvaluateRequest, Reply
-from medpfl.rounds.settings import EvaluationSettings
 from medpfl.tasks.base import Task
+from medpfl.tasks.metrics.measure import Measure
 
 GIVEN: Literal["given"] = "given"
 """The model's slot on the wire, and its choice of round in the results."""
-MODEL_FILE = "model.safetensors"
-"""Where a job holds the given model: this name in ``app/config``."""
 
 
 class EvaluationCoordinator:
@@ -91,6 +91,7 @@ class EvaluationCoordinator:
         recipe = self._meta.recipe
         sizes: dict[str, dict[str, int]] = {}
         packages: dict[str, dict[str, str]] = {}
+        measures: list[dict[str, Measure]] = []
         studies: dict[str, JsonValue] = {}
 
         def check(site: str, reply: Message[EvaluateReply]) -> None:
@@ -103,6 +104,7 @@ class EvaluationCoordinator:
 
         for site, message in answers(self._asked(), EvaluateReply, replies, None, check, refuse).items():
             sizes[site], packages[site] = {"test": message.header.cases}, message.header.versions
+            measures.append(message.header.measures)
             self.record.metric(message.header.metrics[0].tested_at(site))
             self.record.traffic(0, site, sent=byte_count({GIVEN: self._tensors}), received=0)
         if len(sizes) < self.min_sites:
@@ -113,6 +115,9 @@ class EvaluationCoordinator:
             )
         about = AboutEvaluation(
             classes=recipe.classes,
+            metrics=max(
+                measures, key=measures.count, default={}
+            ),  # as most hospitals say: the server may not know the task
             sizes=sizes,
             versions=packages,
             settings=dataclasses.asdict(self.settings),
@@ -169,8 +174,8 @@ def evaluate_given(
     torch.set_num_threads(header.threads)
     recipe = header.recipe
     check_recipe(recipe, method, task)
-    networks = build_networks(method, task, recipe)
     tensors = message.slots.get(GIVEN, {})
+    networks = build_networks(method, task, recipe, sum(tensor.numel() for tensor in tensors.values()))
     if difference := differing_entry(networks, tensors):
         raise ConfigError(f"the given model does not fit its configuration: {difference}")
     data = task.load(site_file)
@@ -179,44 +184,21 @@ def evaluate_given(
         raise ConfigError(f"the given model takes inputs of shape {recipe.input_shape}, the data here have {shape}")
     if data.class_names != recipe.classes:
         raise ConfigError(
-            f"the given model's classes are {', '.join(recipe.classes)}; the data here have "
-            f"{', '.join(data.class_names)}"
+            f"the given model's classes are {listed(recipe.classes)}; the data here have {listed(data.class_names)}"
         )
     networks.load_state_dict(tensors)
     evaluation, found = evaluate_test(method, recipe.deployed, networks.to(device), task, data, device)
     values = {metric: number(value) for metric, value in evaluation.metrics.items()}
     cases = len(data.splits["test"].names)
     folder = home / "evaluation"
-    write_text(folder / f"{recipe.deployed}.md", evaluation_card(recipe, header.sha256, site, cases, values, found))
+    write_text(
+        folder / f"{recipe.deployed}.md",
+        evaluation_card(recipe, header.sha256, site, cases, values, found, task.measures),
+    )
     write_cases(folder / f"{recipe.deployed}.csv", evaluation)
     line = MetricLine(model=recipe.deployed, split="test", round=0, metrics=values, choice=GIVEN)
     told = method.study(networks, task, data, device)
     study = None if told is None else told.model_dump(mode="json")
-    return Message(EvaluateReply(metrics=(line,), cases=cases, versions=versions(), study=study))
-
-
-def check_no_history(meta: ModelMeta) -> None:
-    """A model that goes to other hospitals must not tell of the one that made it.
-
-    Raises:
-        ConfigError: it does.
-    """
-    if meta.history is not None:
-        raise ConfigError(
-            f"the job's {MODEL_FILE} says which hospital made it, from how many cases and with which results; "
-            "'medpfl evaluation-job' writes a job without that"
-        )
-
-
-def check_recipe(recipe: Recipe, method: Method, task: Task) -> None:
-    """The model's file and the job's configuration must name the same method and task.
-
-    Raises:
-        ConfigError: naming which of them differs.
-    """
-    for what, own, given in (("method", method, recipe.method), ("task", task, recipe.task)):
-        if digest_of(spec_of(own)) != digest_of(given):
-            raise ConfigError(
-                f"the job's configuration and its {MODEL_FILE} name different {what}s: {json.dumps(spec_of(own))} and "
-                f"{json.dumps(given)}"
-            )
+    return Message(
+        EvaluateReply(metrics=(line,), measures=task.measures, cases=cases, versions=versions(), study=study)
+    )

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which hospitals can train together: those whose first messages are alike."""
+"""Which hospitals can train together: those that say of the job what the server knows of it, and whose first messages
+are alike."""
 
 import dataclasses
 from collections import Counter
@@ -8,13 +9,17 @@ from dataclasses import dataclass
 
 from medpfl.core.errors import RefusedUpdate
 from medpfl.core.mixers import Mixer
-from medpfl.results.schema import AboutTraining, ControllerArguments
+from medpfl.job.settings import Settings
+from medpfl.results.schema import AboutTraining, ControllerArguments, Rebuild
 from medpfl.rounds.answers import Check
-from medpfl.rounds.messages import Message, Slots, check_update, digest_of, fingerprint, table
+from medpfl.rounds.checks import check_values
+from medpfl.rounds.messages import Message, Slots, digest_of, fingerprint, table
 from medpfl.rounds.protocol import InitReply, as_json
-from medpfl.rounds.settings import Settings
+from medpfl.rounds.terms import Terms
 
-_ALIKE = {"common", "score", "direction", "classes", "personalised", "plan", "codecs", "adapts"}
+_ALIKE = {"common", "classes", "buffers"}
+_GREAT_SHARE = 0.8
+"""A hospital with a larger share of all training samples has more than four times those of all others together."""
 
 
 @dataclass(frozen=True)
@@ -27,25 +32,33 @@ class Joined:
 
 
 def begins_with(travelling: Sequence[str]) -> Check[InitReply]:
-    """What checks a first message: slots among these, of finite values."""
+    """What checks a first message: slots among these, and their values."""
 
     def check(site: str, reply: Message[InitReply]) -> None:
         for slot in reply.slots:
             if slot not in travelling:
                 raise RefusedUpdate(f"{site}: slot '{slot}' was not asked for; the job's are: {', '.join(travelling)}")
-        check_update(site, reply.slots, table(reply.slots))
+        check_values(site, reply.slots, reply.header.buffers)
 
     return check
 
 
-def join(replies: Mapping[str, Message[InitReply]], refuse: Callable[[str, str], None]) -> Joined | None:
-    """The largest group of hospitals that start from the same weights and say the same of the job; of equally large
-    groups that of the first name. None if nobody answered.
+def join(
+    replies: Mapping[str, Message[InitReply]], terms: Terms, most_samples: int, refuse: Callable[[str, str], None]
+) -> Joined | None:
+    """Of the hospitals that say the server's ``terms`` of the job, the largest group that starts from the same weights
+    and says the same of the rest; of equally large groups that of the first name. None if nobody answered.
 
     Args:
+        most_samples: who says that it has more training samples takes no part.
         refuse: is told who differs, and how.
     """
-    marks = {site: _mark(replies[site]) for site in sorted(replies)}
+    marks = {}
+    for site in sorted(replies):
+        if objection := _objection(site, replies[site].header, terms, most_samples):
+            refuse(site, objection)
+        else:
+            marks[site] = _mark(replies[site])
     if not marks:
         return None
     sizes = Counter(marks.values())
@@ -59,21 +72,45 @@ def join(replies: Mapping[str, Message[InitReply]], refuse: Callable[[str, str],
     return Joined(joined, replies[first].header, replies[first].slots)
 
 
+def _objection(site: str, header: InitReply, terms: Terms, most_samples: int) -> str | None:
+    """A sentence on why a hospital takes no part, whatever the others say."""
+    if header.sizes.train > most_samples:
+        return f"{site} says that it has {header.sizes.train} training samples; the job allows {most_samples}"
+    differs = terms.difference(header)
+    if differs in ("codecs", "adapts"):
+        return (
+            f"{site} has other codecs than the server's copy of the job: its configuration there lacks the filter "
+            "medpfl.flare.filters.DecodeUpdate, or has another"
+        )
+    return None if differs is None else f"{site} says another '{differs}' of the job than the server's copy of it"
+
+
 def _mark(reply: Message[InitReply]) -> str:
     return digest_of([fingerprint(reply.slots), reply.header.model_dump(mode="json", include=_ALIKE)])
 
 
 def about(
-    found: Joined, replies: Mapping[str, Message[InitReply]], settings: Settings, mixers: Mapping[str, Mixer]
+    found: Joined,
+    replies: Mapping[str, Message[InitReply]],
+    terms: Terms,
+    settings: Settings,
+    mixers: Mapping[str, Mixer],
 ) -> AboutTraining:
-    """What the job says of itself, with what the hospitals that joined told."""
-    header = found.header
+    """What the job says of itself, with what the hospitals that joined told.
+
+    Its method and task are the server's own: the recipe is built into networks where the results are read. The shape of
+    an input and its preparation are those that most hospitals have.
+    """
+    recipes = [replies[site].header.recipe for site in found.sizes]
+    inputs = [(recipe.input_shape, recipe.preparation) for recipe in recipes]
+    shape, preparation = max(inputs, key=inputs.count)
     return AboutTraining(
-        recipe=header.recipe,
-        personalised=header.personalised,
-        score=header.score,
-        classes=list(header.classes),
-        codecs=None if header.codecs is None else {str(way): codec for way, codec in header.codecs.items()},
+        recipe=Rebuild(method=terms.method, task=terms.task, input_shape=shape, preparation=preparation),
+        personalised=terms.personalised,
+        score=terms.score,
+        metrics=dict(terms.measures),
+        classes=list(found.header.classes),
+        codecs=None if terms.codecs is None else dict(terms.codecs),
         sizes=found.sizes,
         versions={site: replies[site].header.versions for site in found.sizes},
         settings=ControllerArguments.model_validate(as_json(dataclasses.asdict(settings))),
@@ -88,17 +125,10 @@ def _difference(site: str, theirs: Message[InitReply], first: str, reference: Me
         return f"{site} has {_named(one.common)}, {first} has {_named(other.common)}"
     if fingerprint(theirs.slots) != fingerprint(reference.slots):
         return _other_tensors(site, theirs, first, reference)
-    if (one.score, one.classes) != (other.score, other.classes):
-        return (
-            f"{site} learns {list(one.classes)} by {one.score}, {first} learns {list(other.classes)} by {other.score}"
-        )
-    if (one.codecs, one.adapts) != (other.codecs, other.adapts):
-        return (
-            f"{site} has other codecs than {first}: the job's configuration there lacks the filter "
-            "medpfl.flare.filters.DecodeUpdate, or has another"
-        )
-    differs = next(name for name in sorted(_ALIKE) if getattr(one, name) != getattr(other, name))
-    return f"{site} says another '{differs}' of the job's method than {first}"
+    if one.classes != other.classes:
+        here, there = (", ".join(header.classes) or "a number" for header in (one, other))
+        return f"{site} learns {here}, {first} learns {there}"
+    return f"{site} says that other entries are buffers than {first}"
 
 
 def _named(common: dict[str, str]) -> str:
@@ -117,3 +147,27 @@ def _other_tensors(site: str, theirs: Message[InitReply], first: str, reference:
                 )
     versions = (theirs.header.versions.get("torch"), reference.header.versions.get("torch"))
     return f"{site} starts from other initial weights than {first} with the same shapes (torch {versions})"
+
+
+def oddities(found: Joined, replies: Mapping[str, Message[InitReply]], here: Mapping[str, str]) -> dict[str, list[str]]:
+    """Hospital to sentences about what is no reason to leave it out and should be known.
+
+    Args:
+        here: package to version, at the server.
+    """
+    told: dict[str, list[str]] = {}
+    everything = sum(sizes["train"] for sizes in found.sizes.values())
+    for site, sizes in found.sizes.items():
+        theirs = replies[site].header.versions
+        sentences = [
+            f"it has {package} {theirs.get(package, 'of a version that it does not tell')}, the server has {version}"
+            for package, version in here.items()
+            if theirs.get(package) != version
+        ]
+        if len(found.sizes) > 1 and sizes["train"] > _GREAT_SHARE * everything:
+            sentences.append(
+                f"it says that it has {sizes['train']} of all {everything} training samples: where a mean weighs by "
+                "samples, it decides"
+            )
+        told[site] = sentences
+    return told

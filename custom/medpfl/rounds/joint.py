@@ -16,9 +16,10 @@ from medpfl.component import build, spec_of
 from medpfl.core.errors import ConfigError, DataError, MedPFLError
 from medpfl.data.samples import SiteData
 from medpfl.data.site_file import SiteFile, load_site_file
+from medpfl.data.target import listed
 from medpfl.deployed.model_file import Deployed, History, ModelMeta, Recipe, build_networks, differing_entry
-from medpfl.methods.base import Method
-from medpfl.methods.joint import Found, JointModel, Study
+from medpfl.methods.base import JointModel, Method
+from medpfl.methods.joint import Found, Study
 from medpfl.results.files import read_summary, read_training
 from medpfl.results.schema import EvaluationSummary, TrainingSummary
 from medpfl.rounds.checkpoint import SHARED
@@ -94,6 +95,7 @@ def read_result(folder: Path) -> Joint:
     recipe, hashes = summary.recipe, summary.slots
     if recipe is None:
         raise MedPFLError(f"{folder}: its summary.json does not say how to rebuild the models; run the job again")
+    most = sum(file.stat().st_size for file in (folder / "slots").glob("*.safetensors"))  # an entry has a byte or more
     try:
         trained: Method = build(recipe.method, Method, "method")
         task: Task = build(recipe.task, Task, "task")
@@ -106,7 +108,7 @@ def read_result(folder: Path) -> Joint:
             input_shape=recipe.input_shape,
             hospitals=len(roster),
         )
-        parts = build_networks(trained, task, found)
+        parts = build_networks(trained, task, found, most)
         if list(roster) != sorted(set(roster)):
             raise ConfigError(f"its roster is not in order: {', '.join(roster)}")
     except (ValueError, ConfigError) as error:  # pydantic's ValidationError is a ValueError
@@ -121,7 +123,7 @@ def read_result(folder: Path) -> Joint:
                 f"{folder}: {type(trained).__name__} left no slot '{slot}' at the server, so it makes no super model"
             )
     found = found.model_copy(update={"method": spec_of(method), "deployed": next(iter(method.deploys))})
-    networks = build_networks(method, task, found)
+    networks = build_networks(method, task, found, most)
     owned = {slot: _owners(folder / "slots" / f"{slot}.safetensors", hashes[slot]) for slot in slots}
     state = _state(folder, method, owned)
     if difference := differing_entry(networks, state):
@@ -223,7 +225,7 @@ def study_of(model: Joint, site: str, data: SiteData) -> Study:
     if got != expected or data.class_names != model.recipe.classes:
         raise DataError(
             f"{site}: the super model takes inputs of shape {expected} with the classes "
-            f"{', '.join(model.recipe.classes)}; the data have {got} and {', '.join(data.class_names)}"
+            f"{listed(model.recipe.classes)}; the data have {got} and {listed(data.class_names)}"
         )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return model.method.study(model.networks.to(device), model.task, data, device)
@@ -248,5 +250,5 @@ def studies_of(model: Deployed, evaluation: Path) -> dict[str, Study]:
 
 def chosen(model: Joint, studies: Mapping[str, Study]) -> tuple[Joint, Found]:
     """The model with the threshold that validation chose, and its tests."""
-    found = model.method.choose_gamma(studies)
+    found = model.method.choose_gamma(studies, model.task.measure)
     return model.with_gamma(found.gamma), found

@@ -6,7 +6,8 @@ process, tests by hand. ``carry`` drives a loop with a function that delivers on
 """
 
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,11 +25,13 @@ class Exchange:
         messages: hospital to its message; all are of one task and one round.
         timeout: seconds after which hospitals that have not answered are left out.
         quorum: after so many answers the remaining hospitals are waited for only a little longer.
+        awaited: so it is when these have answered or failed; None: all that are asked.
     """
 
     messages: Mapping[str, Message[Request]]
     timeout: float
     quorum: int
+    awaited: Collection[str] | None = None
 
 
 Loop = Generator[Exchange, Replies, Any]
@@ -41,12 +44,13 @@ def carry(loop: Loop, deliver: Callable[[Exchange], Replies]) -> None:
         QuorumLost: too few hospitals answered.
         MedPFLError: as ``deliver`` and the coordinator raise it.
     """
-    try:
-        exchange = next(loop)
-        while True:
-            exchange = loop.send(deliver(exchange))
-    except StopIteration:
-        return
+    with closing(loop):
+        try:
+            exchange = next(loop)
+            while True:
+                exchange = loop.send(deliver(exchange))
+        except StopIteration:
+            return
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,13 @@ def training(
         stop_after: stop after this round, as if the process had been killed (for tests of resuming).
         test: False: end after the last validation; no test set is read and no model is kept.
     """
-    watch = watch or Watch()
+    try:
+        yield from _training(coordinator, watch or Watch(), stop_after, test)
+    finally:
+        coordinator.close()
+
+
+def _training(coordinator: Coordinator, watch: Watch, stop_after: int | None, test: bool) -> Loop:
     yield from beginning(coordinator)
     watch.joined(coordinator.joined)
     for round_number in range(coordinator.done + 1, coordinator.settings.rounds + 1):
@@ -81,7 +91,7 @@ def training(
         watch.ended(round_number, mixed)
         if round_number == stop_after:
             return
-    yield from ending(coordinator, watch.asked(None, coordinator.joined), test)
+    yield from ending(coordinator, lambda: watch.asked(None, coordinator.joined), test)
 
 
 def beginning(coordinator: Coordinator) -> Loop:
@@ -104,11 +114,16 @@ def one_round(coordinator: Coordinator, round_number: int, sites: list[str]) -> 
     return mixed
 
 
-def ending(coordinator: Coordinator, sites: list[str], test: bool = True) -> Loop:
-    """The last mixed models on validation and, with ``test``, the chosen ones on the test sets; all are waited for."""
-    timeout = coordinator.settings.train_timeout
-    coordinator.take_validation((yield Exchange(coordinator.validate_messages(sites), timeout, len(sites))))
+def ending(coordinator: Coordinator, awaited: Callable[[], list[str]], test: bool = True) -> Loop:
+    """The last mixed models on validation and, with ``test``, the chosen ones on the test sets.
+
+    Every hospital that joined is asked, one too that missed the last rounds: it may be back. Only those ``awaited`` are
+    waited for, the others a little longer.
+    """
+    timeout, messages = coordinator.settings.train_timeout, coordinator.validate_messages(coordinator.joined)
+    coordinator.take_validation((yield Exchange(messages, timeout, len(messages), awaited())))
     if test:
+        sites = awaited()
         coordinator.take_final((yield Exchange(coordinator.finish_messages(sites), timeout, len(sites))))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes over the wire: a typed header (``rounds.protocol``) and tensors, with the checks on tensors."""
+"""What goes over the wire: a typed header (``rounds.protocol``) and tensors."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from medpfl import store
-from medpfl.core.errors import ConfigError, ProtocolError, RefusedUpdate
+from medpfl.core.errors import ConfigError, ProtocolError
 from medpfl.rounds.protocol import Coded, Part
 
 SEPARATOR = "::"
@@ -99,45 +99,6 @@ def digest_of(value: Any) -> str:
 def byte_count(slots: Slots) -> int:
     """Bytes of all tensors."""
     return sum(t.numel() * t.element_size() for state in slots.values() for t in state.values())
-
-
-def check_update(site: str, slots: Slots, expected: Mapping[str, Mapping[str, list[Any]]]) -> None:
-    """An update must have exactly the expected slots, entries, shapes and types, and finite values only.
-
-    Raises:
-        RefusedUpdate: naming the hospital, the entry, expected and got.
-    """
-    got = table(slots)
-    for slot in {**expected, **got}:
-        entries, wanted = got.get(slot, {}), expected.get(slot, {})
-        for key in sorted(wanted.keys() ^ entries.keys()):
-            what = "is missing" if key in wanted else "was not asked for"
-            raise RefusedUpdate(f"{site}: entry '{slot}{SEPARATOR}{key}' {what}")
-        for key, (shape, dtype) in wanted.items():
-            if entries[key] != [shape, dtype]:
-                raise RefusedUpdate(
-                    f"{site}: entry '{slot}{SEPARATOR}{key}': expected shape {shape} {dtype}, "
-                    f"got {entries[key][0]} {entries[key][1]}"
-                )
-            tensor = slots[slot][key]
-            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                raise RefusedUpdate(f"{site}: entry '{slot}{SEPARATOR}{key}' holds NaN or infinite values")
-
-
-def check_statistics(site: str, given: Slots, names: list[str], first: Slots | None) -> None:
-    """Statistics are finite float64 tensors under the names asked for, of the same shapes as the ``first`` hospital's.
-
-    Raises:
-        RefusedUpdate: naming the hospital, the entry, expected and got.
-    """
-    if sorted(given) != names:
-        raise RefusedUpdate(f"{site}: expected the statistics {', '.join(names)}, got {', '.join(sorted(given))}")
-    for name, entries in given.items():
-        for key, tensor in entries.items():
-            if tensor.dtype != torch.float64 or not torch.isfinite(tensor).all():
-                raise RefusedUpdate(f"{site}: statistic '{name}{SEPARATOR}{key}' must hold finite float64 values only")
-    if first is not None:
-        check_update(site, given, table(first))
 
 
 def plain_name(name: str) -> str:

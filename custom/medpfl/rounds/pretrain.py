@@ -106,7 +106,7 @@ def _chosen(train: Samples, share: float, seed: int) -> np.ndarray:
     if share == 1:
         return np.arange(len(train))
     targets = train.targets[:].numpy()
-    if targets.ndim == 1:
+    if train.classes and targets.ndim == 1:
         parts = cut_by_class(range(len(train)), targets, {"used": share, "left": 1 - share}, seed % 2**32)
         return np.array(parts["used"])
     generator = np.random.default_rng(seed)

@@ -12,6 +12,9 @@ from medpfl.methods.base import Method
 from medpfl.rounds.messages import load
 
 PRIVATE = "private"
+KEPT = 3
+"""Rounds whose state is kept: a server that was killed within a round goes on from the end of the one before, or, where
+its newest checkpoint is damaged, of the one before that."""
 
 
 def save_private(
@@ -21,8 +24,7 @@ def save_private(
     keys: Sequence[str],
     optimizers: Mapping[str, torch.optim.Optimizer],
 ) -> None:
-    """Keep the state after a round. That of the round before stays too, because the server's checkpoint may be one
-    round behind.
+    """Keep the state after a round, and those of the rounds before it (see ``KEPT``).
 
     Args:
         keys: the private entries of ``models.state_dict()``.
@@ -34,23 +36,22 @@ def save_private(
         for index, entries in optimizer.state_dict()["state"].items():
             tensors.update({f"optimizer/{model}/{index}/{key}": value for key, value in entries.items()})
     store.save(store.path_of(folder, PRIVATE, round_number), tensors, {"optimizers": list(optimizers)})
-    for kept, path in store.numbered(folder, PRIVATE).items():
-        if not round_number - 1 <= kept <= round_number:
-            path.unlink()
+    store.prune(folder, PRIVATE, round_number, KEPT)
 
 
-def restore_private(path: Path, models: nn.ModuleDict, owner: Mapping[str, Method]) -> dict[str, torch.optim.Optimizer]:
+def restore_private(
+    kept: store.Kept, models: nn.ModuleDict, owner: Mapping[str, Method]
+) -> dict[str, torch.optim.Optimizer]:
     """Copy what ``save_private`` kept into the networks; returns the optimisers.
 
     Args:
         owner: network to the method that made it, which makes its optimiser too.
     """
-    tensors, meta = store.read(path)
+    tensors, names = kept.tensors, kept.meta["optimizers"]
     load(models, {"": {k.removeprefix("model/"): t for k, t in tensors.items() if k.startswith("model/")}})
     optimizers = {}
-    kept = meta["optimizers"]
-    assert isinstance(kept, list)
-    for model in map(str, kept):
+    assert isinstance(names, list)
+    for model in map(str, names):
         optimizer = owner[model].new_optimizer(models[model], model)
         state: dict[int, dict[str, Tensor]] = {}
         prefix = f"optimizer/{model}/"

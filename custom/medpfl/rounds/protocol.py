@@ -3,20 +3,19 @@
 
 A type is frozen, refuses unknown keys, other types, NaN and infinities, and bounds every size. Parsing raises a
 ``ProtocolError`` and nothing else, whatever the bytes. What a reply may say beyond its type is decided by what was
-asked: see ``check_answer``.
+asked: see ``rounds.answers``.
 """
 
 import json
-from collections.abc import Sequence
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, StringConstraints
 
 from medpfl.core.errors import ProtocolError
 from medpfl.deployed.model_file import Recipe
-from medpfl.results.line import MetricLine, Name, Round
+from medpfl.results.line import MOST_METRICS, MetricLine, Name, Round, Value
 from medpfl.results.schema import BestRound, Rebuild
-from medpfl.tasks.metrics.base import Direction
+from medpfl.tasks.metrics.measure import Measure
 
 LONGEST = 16 * 2**20
 """Characters of a message without its tensors."""
@@ -24,11 +23,12 @@ LONGEST = 16 * 2**20
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Positive = Annotated[int, Field(ge=1, lt=2**53)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-Text = Annotated[str, StringConstraints(max_length=1000)]
+Text = Annotated[str, StringConstraints(max_length=1000, pattern=r"^[^\x00-\x1f\x7f]*$")]
 Names = Annotated[tuple[Name, ...], Field(max_length=10_000)]
 Notes = Annotated[tuple[Text, ...], Field(max_length=100)]
 Lines = Annotated[tuple[MetricLine, ...], Field(max_length=100)]
-Losses = Annotated[dict[Name, FiniteFloat | None], Field(max_length=100)]
+Measures = Annotated[dict[Name, Measure], Field(max_length=MOST_METRICS)]
+Losses = Annotated[dict[Name, Value | None], Field(max_length=100)]
 Versions = Annotated[dict[Name, Annotated[str, StringConstraints(max_length=100)]], Field(max_length=20)]
 Component = dict[str, JsonValue]
 """A component's configuration: its class and arguments."""
@@ -193,7 +193,8 @@ class InitReply(Part):
         buffers: entries that travel and are not trained.
         recipe: what rebuilds the networks from the slots that the server keeps.
         personalised: the model that the method is there for.
-        score: the metric that chooses rounds, and ``direction``: which of its values are better.
+        score: the metric that chooses rounds; it is among the ``measures``.
+        measures: metric to which of its values are better, and their unit.
         classes: their names.
         versions: package to version.
         codecs: by direction, and ``adapts``: whether one of them goes by the job's progress; a codec's end adds them.
@@ -207,7 +208,7 @@ class InitReply(Part):
     recipe: Rebuild
     personalised: Name
     score: Name
-    direction: Direction
+    measures: Measures
     classes: Annotated[tuple[Text, ...], Field(max_length=10_000)]
     versions: Versions
     plan: Plan
@@ -237,7 +238,7 @@ class TrainReply(Part):
     metrics: Lines
     loss: Losses
     notes: Notes
-    seconds: Annotated[FiniteFloat, Field(ge=0)]
+    seconds: Annotated[FiniteFloat, Field(ge=0, le=1e9)]
 
 
 class RefineReply(Part):
@@ -265,10 +266,12 @@ class FinishReply(Part):
 
 
 class EvaluateReply(Part):
-    """Metrics of the given model; ``study``: what its method tells beside them (``Method.study``)."""
+    """Metrics of the given model; ``measures``: which of their values are better, and their unit; ``study``: what its
+    method tells beside them (``Method.study``)."""
 
     task: Literal["evaluate"] = "evaluate"
     metrics: Annotated[tuple[MetricLine, ...], Field(min_length=1, max_length=1)]
+    measures: Measures
     cases: Positive
     versions: Versions
     study: JsonValue = None
@@ -324,68 +327,3 @@ def _problem(error: ValueError) -> str:
     first = errors(include_url=False, include_context=False, include_input=False)[0]
     where = ".".join(str(part)[:100] for part in first["loc"][:12])
     return f"'{where}': {first['msg'][:300].lower()}"
-
-
-# -- what a reply may say ---------------------------------------------------------------------------------------------
-
-
-def check_answer(asked: Request, reply: Reply, plan: Plan | None = None) -> None:
-    """A reply must be of what was asked: the task, the round, and lines of announced models, each once.
-
-    Args:
-        plan: what the hospitals announced in the beginning; None before that.
-
-    Raises:
-        ProtocolError: one sentence.
-    """
-    if asked.task != reply.task:
-        raise ProtocolError(f"it was asked to '{asked.task}' and answered to '{reply.task}'")
-    match asked, reply:
-        case InitRequest(), InitReply():
-            if len(reply.plan.steps) != asked.rounds or reply.personalised not in reply.plan.models:
-                raise ProtocolError(f"what it announces of its method is not of {asked.rounds} rounds of a model")
-        case RefineRequest(), RefineReply():
-            _check_same("round", asked.round, reply.round)
-            _check_same("step", asked.step, reply.step)
-        case TrainRequest(), TrainReply():
-            _check_same("round", asked.round, reply.round)
-            _check_validation(reply.metrics, asked.round - 1, plan)
-        case ValidateRequest(), ValidateReply():
-            _check_validation(reply.metrics, asked.round, plan)
-        case FinishRequest(), FinishReply():
-            _check_tests(reply.metrics, asked, plan)
-        case EvaluateRequest(), EvaluateReply():
-            line = reply.metrics[0]
-            if (line.model, line.split, line.round, line.choice) != (asked.recipe.deployed, "test", 0, "given"):
-                raise ProtocolError("its metrics are not of the given model's test")
-
-
-def _check_same(what: str, asked: int, answered: int) -> None:
-    if asked != answered:
-        raise ProtocolError(f"it was asked for {what} {asked} and answered of {what} {answered}")
-
-
-def _check_validation(lines: Sequence[MetricLine], round_number: int, plan: Plan | None) -> None:
-    models, numbers = (plan.models, plan.numbers) if plan else ((), ())
-    _check_once([line.model for line in lines])
-    for line in lines:
-        if (line.split, line.round, line.choice) != ("validation", round_number, None) or not line.round:
-            raise ProtocolError(f"a line of '{line.model}' is not of the validation of round {round_number}")
-        if line.model not in models and not (line.model in numbers and list(line.metrics) == [line.model]):
-            raise ProtocolError(f"it tells of '{line.model}', which its method did not announce")
-
-
-def _check_tests(lines: Sequence[MetricLine], asked: FinishRequest, plan: Plan | None) -> None:
-    _check_once([f"{line.model}, {line.choice}" for line in lines])
-    rounds = {"last": {asked.round}, "best": {asked.round, *(best.round for best in asked.best.values())}}
-    for line in lines:
-        if line.split != "test" or line.choice not in rounds or line.round not in rounds[line.choice]:
-            raise ProtocolError(f"a line of '{line.model}' is not of the test of a best or the last round")
-        if plan is None or line.model not in plan.tested:
-            raise ProtocolError(f"it tells of '{line.model}', which its method did not announce")
-
-
-def _check_once(names: Sequence[str]) -> None:
-    for name in names:
-        if names.count(name) > 1:
-            raise ProtocolError(f"it tells twice of '{name}'")

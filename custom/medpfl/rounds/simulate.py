@@ -15,6 +15,7 @@ from medpfl.rounds.ends import Link
 from medpfl.rounds.evaluation import EvaluationCoordinator
 from medpfl.rounds.loop import Exchange, Watch, carry, evaluating, training
 from medpfl.rounds.site import SiteRunner
+from medpfl.rounds.terms import terms_of
 
 
 def simulate(
@@ -45,8 +46,10 @@ def simulate(
     """
     runners = _runners(job, site_files, home, read)
     server = home / "server" / job.name
+    terms = terms_of(job)
+    roster = list(runners)
     coordinator = Coordinator(
-        job.settings, job.mixers, job.name, list(runners), job.min_clients, server, results, trackers
+        job.settings, job.mixers, terms, job.name, roster, job.min_clients, server, results, trackers
     )
     links = {site: Link(job.codecs, home / "server", home / site, site) for site in runners} if job.codecs else {}
 
@@ -62,7 +65,11 @@ def simulate(
         return replies
 
     watch = Watch(ended=lambda round_number, mixed: progress(coordinator))
-    carry(training(coordinator, watch, stop_after, test), deliver)
+    try:
+        carry(training(coordinator, watch, stop_after, test), deliver)
+    finally:
+        for runner in runners.values():
+            runner.close()
     return coordinator
 
 

@@ -3,7 +3,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -21,9 +21,11 @@ from medpfl.methods.base import Build, Hospital, Method, Site
 from medpfl.methods.references import riding_along
 from medpfl.results.line import MetricLine
 from medpfl.results.schema import number
+from medpfl.rounds import policy
 from medpfl.rounds.announcing import fine_tuned_name, plan_of, rebuild_of, versions
 from medpfl.rounds.common import read_common
-from medpfl.rounds.evaluation import evaluate_given
+from medpfl.rounds.evaluation import GIVEN, evaluate_given
+from medpfl.rounds.lock import StateLock
 from medpfl.rounds.messages import Message, Slots, copy_out, digest_of, gather, load, plain_name
 from medpfl.rounds.networks import Networks
 from medpfl.rounds.private import PRIVATE, restore_private, save_private
@@ -49,7 +51,6 @@ from medpfl.rounds.protocol import (
 )
 from medpfl.rounds.refining import take_shown
 from medpfl.tasks.base import Evaluation, Task
-from medpfl.tasks.metrics.base import better, worst
 
 Choice = Literal["best", "last"]
 
@@ -62,6 +63,8 @@ class SiteRunner:
         site_file: gives the declared data; called once, when the job starts.
         root: the hospital's folder for MedPFL, outside FLARE's run folder; <root>/<job> keeps state and models.
         stopped: whether the job was aborted; asked before every batch.
+        filters: full class names of the FLARE filters through which everything goes that leaves; the hospital's policy
+            may ask for some.
     """
 
     def __init__(
@@ -72,16 +75,18 @@ class SiteRunner:
         site_file: Callable[[], SiteFile],
         root: Path,
         stopped: Callable[[], bool] = lambda: False,
+        filters: Sequence[str] = (),
     ):
         self.name, self.root = name, root
         self.method, self.task = method.at(name), task.at(name)
         self._config = [spec_of(method), spec_of(task)]
-        self._site_file, self._stopped = site_file, stopped
+        self._site_file, self._stopped, self._filters = site_file, stopped, filters
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._log = logging.getLogger(f"{__name__}.{name}")
         self.data: SiteData
         self.networks: Networks
         self._run: str | None = None
+        self._lock = StateLock()
         self._ready = False
 
     @property
@@ -98,6 +103,8 @@ class SiteRunner:
         header, slots = message.header, message.slots
         if isinstance(header, OfRun) and not self._ready:
             raise ProtocolError(f"{self.name} is asked for a part of a run before it was asked to get ready")
+        if isinstance(header, OfRun):
+            policy.check_round(self.policy, header)
         match header:
             case InitRequest():
                 return self._init(header)
@@ -116,11 +123,20 @@ class SiteRunner:
 
     def _evaluate_given(self, message: Message[EvaluateRequest]) -> Message[EvaluateReply]:
         home = self.root / plain_name(message.header.job)
-        return evaluate_given(message, self.name, self.method, self.task, self._site_file(), home, self.device)
+        site_file = self._site_file()
+        policy.check_threads(site_file.policy, message.header.threads)
+        policy.check_classes(site_file.policy, [self.method], self.task, self._filters)
+        policy.check_networks(site_file.policy, message.slots.get(GIVEN, {}))
+        return evaluate_given(message, self.name, self.method, self.task, site_file, home, self.device)
 
     # -- init ---------------------------------------------------------------------------------------------------------
 
     def _init(self, header: InitRequest) -> Message[InitReply]:
+        site_file = self._site_file()
+        self.policy = site_file.policy
+        self.methods = [self.method, *riding_along(header.slots, self.method)]
+        policy.check_start(self.policy, header)
+        policy.check_classes(self.policy, self.methods, self.task, self._filters)
         torch.set_num_threads(header.threads)
         self.home = self.root / plain_name(header.job)
         self.roster = header.roster
@@ -128,12 +144,11 @@ class SiteRunner:
         if self.name not in self.roster:
             raise ConfigError(f"{self.name} is not one of this job's hospitals: {', '.join(self.roster)}")
         self._kept: dict[str, object] = {}
-        site_file = self._site_file()
         self.task = self.task.chosen(site_file)
         self.data = self.task.load(site_file)
+        policy.check_data(self.policy, self.data, self.methods)
         self.common = read_common(self.method, self.task, site_file, self.data)
         common = self.common.marks()
-        self.methods = [self.method, *riding_along(header.slots, self.method)]
         self._served = header.slots
         self._build()
         self._ready = True
@@ -146,7 +161,7 @@ class SiteRunner:
             recipe=rebuild_of(self._config[0], self._config[1], self.data),
             personalised=next(iter(self.method.deploys)),
             score=self.task.score,
-            direction=self.task.metric(self.task.score).direction,
+            measures=self.task.measures,
             classes=tuple(self.data.class_names),
             versions=versions(),
             plan=plan_of(self.method, self.methods, header.rounds),
@@ -156,7 +171,13 @@ class SiteRunner:
     def _build(self) -> None:
         """All networks with the job's initial weights."""
         build = Build(self.task, self.data, self.roster, self.seed, self.name, self.common.public)
-        self.networks = Networks(self.methods, build, self._served, self.device)
+        with policy.building(self.policy):
+            self.networks = Networks(self.methods, build, self._served, self.device)
+        policy.check_networks(self.policy, self.models.state_dict())
+
+    def close(self) -> None:
+        """Let another job work in the run's state folder."""
+        self._lock.release()
 
     def recover(self) -> None:
         """After a failed task: forget what it half did; the next task starts from the state kept on disk."""
@@ -180,6 +201,7 @@ class SiteRunner:
             seed_torch(self.seed, self.name, current, type(method).__name__)
             site = self._site(method, current)
             method.local_round(site)
+            policy.check_trained(self.policy, site)
             losses[next(iter(method.deploys))] = number(site.last_loss)
             for slot, state in site.outbox.items():
                 instead[slot] = {key: copy_out(tensor) for key, tensor in state.items()}
@@ -193,6 +215,7 @@ class SiteRunner:
         """What the server's components want to know of the data here before the round."""
         notes = self._enter_run(header)
         site = self._site(self.method, header.round)
+        policy.check_statistic(self.policy, len(self.data.splits["train"]))
         given = {
             name: {key: copy_out(tensor) for key, tensor in self.method.statistics(name, site).items()}
             for name in header.names
@@ -208,6 +231,7 @@ class SiteRunner:
         site = self._site(self.method, current)
         site.shown = site.keep(f"shown in round {current}", lambda: take_shown(slots, self.roster))
         self.method.refine(site, step)
+        policy.check_trained(self.policy, site)
         sent = {slot: {k: copy_out(t) for k, t in state.items()} for slot, state in site.outbox.items()}
         return Message(RefineReply(round=current, step=step), {**gather(self.models, self.networks.slots, own), **sent})
 
@@ -249,10 +273,7 @@ class SiteRunner:
         ]
         metrics += self._diagnoses(round_number)
         store.save(store.path_of(self._state, "mixed", round_number), self.models.state_dict(), {"round": round_number})
-        wanted = {round_number, *(best.round for best in header.best.values())}
-        for number_, path in store.numbered(self._state, "mixed").items():
-            if number_ not in wanted:
-                path.unlink()
+        store.discard(self._state, "mixed", {round_number, *(best.round for best in header.best.values())})
         return metrics
 
     def _diagnoses(self, round_number: int) -> list[MetricLine]:
@@ -281,21 +302,21 @@ class SiteRunner:
         """On this process's first task of a run: start afresh in round 1, else take up what was kept on disk."""
         if self._run == header.run:
             return []
-        self._run = header.run
         self._state = self.home / "state" / plain_name(header.run)
+        self._lock.take(self._state, f"at {self.name}", self._stopped)
+        self._run = header.run
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
         done = header.round - isinstance(header, StatisticsRequest | TrainRequest)
         if done == 0:
             for kind in (PRIVATE, "mixed"):
-                for path in store.numbered(self._state, kind).values():
-                    path.unlink()
+                store.discard(self._state, kind)
             return []
-        kept = {number_: path for number_, path in store.numbered(self._state, PRIVATE).items() if number_ <= done}
-        if not kept:
-            return [f"no state of this run is kept here; the private part starts anew in round {done + 1}"]
-        newest = max(kept)
-        self._optimizers = restore_private(kept[newest], self.models, self.networks.owner)
-        return [f"resumed from the state after round {newest}"]
+        kept, damaged = store.newest(self._state, PRIVATE, last=done)
+        notes = [f"the state kept here after round {lost} is damaged and not used" for lost in damaged]
+        if kept is None:
+            return [*notes, f"no state of this run is kept here; the private part starts anew in round {done + 1}"]
+        self._optimizers = restore_private(kept, self.models, self.networks.owner)
+        return [*notes, f"resumed from the state after round {kept.number}"]
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
@@ -328,8 +349,10 @@ class SiteRunner:
         path = store.path_of(self._state, "mixed", round_number)
         if not path.exists():
             return "this hospital took no part in that round, so it has no such model"
-        tensors, _ = store.read(path)
-        load(self.models, {"": tensors})
+        try:
+            load(self.models, {"": store.read(path)[0]})
+        except store.DamagedFile:
+            return "the file that this hospital kept of it is damaged"
         return None
 
     def _test(
@@ -348,15 +371,16 @@ class SiteRunner:
         """Local rounds from the best common model called ``name``, the number of them chosen on validation."""
         self._optimizers = {}
         model, deployed = method.deploys[name], fine_tuned_name(name)
-        direction = self.task.metric(self.task.score).direction
-        chosen, best_score = None, worst(direction)
+        measure = self.task.measure
+        chosen, best_score = None, None
         for extra in range(1, rounds + 1):
             seed_torch(self.seed, self.name, last + extra, deployed)
             self._site(method, last + extra).fit(model)
             evaluation = self._evaluate(method, name, "validation")
             score = number(evaluation.metrics[self.task.score]) if evaluation else None
-            if chosen is None or score is None or better(direction, score, best_score):
-                best_score = best_score if score is None else score
+            # Where nothing can be validated, the last counts; an undefined score never replaces a known one.
+            if best_score is None or (score is not None and measure.better(score, best_score)):
+                best_score = score
                 chosen = {key: value.clone() for key, value in self.models[model].state_dict().items()}
         assert chosen is not None  # finetune >= 1
         self.models[model].load_state_dict(chosen)

@@ -4,7 +4,7 @@
 import dataclasses
 import difflib
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,9 +20,11 @@ from medpfl.data.kinds import read_preparation
 from medpfl.data.preparation import NewCase, Spec
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.site_file import SiteFile
+from medpfl.data.target import Target
 from medpfl.models.base import Architecture
 from medpfl.models.by_hospital import OwnChoice
 from medpfl.tasks.metrics.base import CaseMetric, Metric
+from medpfl.tasks.metrics.measure import Measure
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,16 @@ class Task(Checked):
                 f"{f'; did you mean {meant[0]!r}?' if meant else ''}; its metrics are: {', '.join(known) or 'none'}"
             )
         return known[name]
+
+    @property
+    def measure(self) -> Measure:
+        """Which scores are better, and their unit."""
+        return self.metric(self.score).measure
+
+    @property
+    def measures(self) -> dict[str, Measure]:
+        """The same of every metric, by its name."""
+        return {metric.name: metric.measure for metric in self.metrics}
 
     def at(self, site: str) -> "Task":
         """The task as this hospital does it: with its own network, where the job gives hospitals different ones."""
@@ -120,7 +132,21 @@ class Task(Checked):
 
     @abstractmethod
     def decide(self, outputs: Tensor) -> Tensor:
-        """What is kept of a batch's outputs for evaluation (class indices or probabilities), N x ..."""
+        """What is kept of a batch's outputs for evaluation, N x ..., as ``Target`` has it."""
+
+    def answer(self, decisions: Tensor, class_names: Sequence[str]) -> dict[str, str | float]:
+        """What people are told of a new case, by column of predictions.csv; not asked for masks, which are written.
+
+        Args:
+            decisions: about its samples, N x ...; a recording's windows count alike.
+        """
+        mean = decisions.double().mean(dim=0)
+        if self.spec.target is Target.VALUE:
+            return {"predicted": round(float(mean), 6)}
+        shares = {f"p_{name}": round(share, 6) for name, share in zip(class_names, mean.tolist(), strict=True)}
+        if self.spec.target is Target.LABELS:
+            return {**shares}
+        return {"predicted": class_names[int(mean.argmax())], **shares}
 
     def new_cases(self, path: Path, saved: Mapping[str, JsonValue]) -> Iterator[NewCase]:
         """Cases to predict: a file or folder without a site file, prepared as the training data were.
@@ -135,7 +161,13 @@ class Task(Checked):
 
     def told(self, decisions: Tensor, samples: Samples) -> list[dict[str, Any]]:
         """What is told of each of ``samples.names`` beside the metrics of cases."""
-        return [{"case": name} for name in samples.names]
+        if self.spec.target is not Target.VALUE:
+            return [{"case": name} for name in samples.names]
+        pairs = zip(samples.targets[:].tolist(), decisions.tolist(), strict=True)
+        return [
+            {"case": samples.names[case], "value": value, "predicted": found}
+            for case, (value, found) in zip(samples.case.tolist(), pairs, strict=True)
+        ]
 
     def evaluate(self, decisions: Tensor, samples: Samples) -> Evaluation:
         """Metrics of the decisions about a non-empty split."""

@@ -8,6 +8,7 @@ from torch import nn
 from medpfl.core.errors import ConfigError
 from medpfl.data.preparation import Spec
 from medpfl.data.samples import SiteData
+from medpfl.data.target import Target
 from medpfl.models.base import Architecture
 from medpfl.models.resnet import ResNet
 from medpfl.tasks.labelled import Labelled
@@ -38,7 +39,7 @@ class Classification(Labelled):
 
     @property
     def spec(self) -> Spec:
-        return Spec("class", ("images",), self.size)
+        return Spec(Target.CLASS, ("images",), self.size)
 
     def network(self, data: SiteData) -> nn.Module:
         return self.architecture.build(tuple(data.splits["train"].inputs.shape[1:]), self.outputs(data.class_names))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from medpfl.core.errors import ConfigError
 from medpfl.data.preparation import Spec
 from medpfl.data.samples import SiteData
+from medpfl.data.target import Target
 from medpfl.models.base import Architecture
 from medpfl.models.unet import UNet
 from medpfl.tasks.base import Task
@@ -60,7 +61,7 @@ class Segmentation(Task):
 
     @property
     def spec(self) -> Spec:
-        return Spec("mask", ("volumes", "images"), self.size, self.spacing, self.multiple)
+        return Spec(Target.MASK, ("volumes", "images"), self.size, self.spacing, self.multiple)
 
     def network(self, data: SiteData) -> nn.Module:
         return self.architecture.build(tuple(data.splits["train"].inputs.shape[1:]), len(data.class_names))

@@ -9,6 +9,7 @@ from torch import nn
 from medpfl.core.errors import ConfigError
 from medpfl.data.preparation import Spec
 from medpfl.data.samples import SiteData
+from medpfl.data.target import Target
 from medpfl.models.base import Architecture
 from medpfl.tasks.labelled import Labelled
 
@@ -39,7 +40,7 @@ class Tabular(Labelled):
 
     @property
     def spec(self) -> Spec:
-        return Spec("class", ("rows",))
+        return Spec(Target.CLASS, ("rows",))
 
     def network(self, data: SiteData) -> nn.Module:
         outputs = self.outputs(data.class_names)

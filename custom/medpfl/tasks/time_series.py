@@ -7,6 +7,7 @@ from torch import nn
 
 from medpfl.data.preparation import Spec
 from medpfl.data.samples import SiteData
+from medpfl.data.target import Target
 from medpfl.models.base import Architecture
 from medpfl.models.conv1d import Conv1d
 from medpfl.tasks.labelled import Labelled
@@ -28,7 +29,7 @@ class TimeSeries(Labelled):
 
     @property
     def spec(self) -> Spec:
-        return Spec("class", ("windows",))
+        return Spec(Target.CLASS, ("windows",))
 
     def network(self, data: SiteData) -> nn.Module:
         shape = tuple(data.splits["train"].inputs.shape[1:])

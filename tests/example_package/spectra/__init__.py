@@ -16,6 +16,7 @@ from medpfl.data.declared import SPLITS, Problems
 from medpfl.data.preparation import NewCase, Preparation, Spec
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.splits import choose
+from medpfl.data.target import Target
 
 KIND = "spectra.Spectra"
 
@@ -44,7 +45,7 @@ class Spectra(Dataset):
     """``file``: lines of a class (0, 1, ...) and values; ``names``: the classes."""
 
     form: ClassVar[str] = "rows"
-    targets: ClassVar[tuple[str, ...]] = ("class",)
+    targets: ClassVar[tuple[Target, ...]] = (Target.CLASS,)
     preparation: ClassVar[type[Preparation]] = SpectraPreparation
 
     file: str

@@ -65,6 +65,13 @@ class Mixer(Checked):
         """Name of the statistics of the hospitals' data that are needed before this round; none by default."""
         return None
 
+    def check_statistics(self, statistics: State) -> None:
+        """Refuse what one hospital told, if ``take_statistics`` could not use it.
+
+        Raises:
+            ConfigError: naming the entry.
+        """
+
     def take_statistics(self, statistics: Sequence[State | None], info: RoundInfo) -> None:
         """Take what was wanted: K entries of float64 tensors, None for a hospital that sent none."""
         raise TypeError(f"{type(self).__name__} wants no statistics")

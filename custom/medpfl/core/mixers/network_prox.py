@@ -93,6 +93,9 @@ class NetworkProx(Mixer):
     def wants(self, round_number: int) -> str | None:
         return self.sketch if self.graph == "knn" and _EDGES not in self._known else None
 
+    def check_statistics(self, statistics: State) -> None:
+        graphs.check_sketch(self.sketch, statistics)
+
     def take_statistics(self, statistics: Sequence[State | None], info: RoundInfo) -> None:
         points = graphs.points_of(self.sketch, statistics, info.sizes)
         self._known[_EDGES] = torch.from_numpy(graphs.nearest(points, self.neighbours))

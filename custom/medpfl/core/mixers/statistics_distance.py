@@ -60,12 +60,10 @@ class StatisticsDistance(Mixer):
     def wants(self, round_number: int) -> str | None:
         return self.statistics if round_number >= self.from_round and not self._state else None
 
+    def check_statistics(self, statistics: State) -> None:
+        check_statistics(statistics)
+
     def take_statistics(self, statistics: Sequence[State | None], info: RoundInfo) -> None:
-        for site, entry in zip(info.roster, statistics, strict=True):
-            try:
-                check_statistics(entry or {})
-            except ConfigError as error:
-                raise ConfigError(f"{site}: {error}") from error
         size = len(statistics)
         known = [index for index, entry in enumerate(statistics) if entry is not None]
         distance = distances([entry for entry in statistics if entry is not None])

@@ -32,6 +32,7 @@ from medpfl.data.declared import SPLITS, Classes, Problems, SplitRule, Strict, c
 from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.samples import Budget, Rows, Samples, SiteData, Store, empty_like
 from medpfl.data.splits import check_listing, choose
+from medpfl.data.target import Target
 
 
 class Lists(Strict):
@@ -74,7 +75,7 @@ class Arrays(Classes, Dataset):
     """
 
     form: ClassVar[str] = "images"
-    targets: ClassVar[tuple[str, ...]] = ("class",)
+    targets: ClassVar[tuple[Target, ...]] = (Target.CLASS,)
     preparation: ClassVar[type[Preparation]] = ArraysPreparation
 
     kind: Literal["arrays"]

@@ -23,6 +23,7 @@ from medpfl.data.pixels import prepare, prepare_mask, read_image, read_mask
 from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.samples import Budget, Samples, SiteData, Store, empty_like, in_parallel
 from medpfl.data.splits import check_listing, choose
+from medpfl.data.target import Target
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,7 +84,7 @@ class Images(Dataset):
     """
 
     form: ClassVar[str] = "images"
-    targets: ClassVar[tuple[str, ...]] = ("class", "mask")
+    targets: ClassVar[tuple[Target, ...]] = (Target.CLASS, Target.MASK)
     preparation: ClassVar[type[Preparation]] = ImagesPreparation
 
     kind: Literal["images"]
@@ -147,7 +148,7 @@ class Images(Dataset):
         Raises:
             DataError: with the file, expected and got; or the dataset declares no such target.
         """
-        masked, size = spec.target == "mask", spec.plane()
+        masked, size = spec.target is Target.MASK, spec.plane()
         declared = self.masks if masked else self.label
         if declared is None:
             key = "masks" if masked else "label"

@@ -15,6 +15,7 @@ from torch import Tensor
 from medpfl.core.errors import DataError
 from medpfl.data.pixels import image_files, prepare, read_image, resize
 from medpfl.data.preparation import NewCase, Preparation, Spec
+from medpfl.data.target import Target
 
 
 class ImagesPreparation(Preparation):
@@ -26,7 +27,7 @@ class ImagesPreparation(Preparation):
 
     def new_cases(self, path: Path, spec: Spec) -> Iterator[NewCase]:
         """An image file or a folder of images; masks are written in the images' own size."""
-        if spec.target == "mask":
+        if spec.target is Target.MASK:
             yield from new_images(path, self.channels, spec.plane())
             return
         for file in image_files(path):

@@ -27,6 +27,7 @@ from medpfl.data.series.recordings import (
     windows,
 )
 from medpfl.data.splits import check_listing, choose
+from medpfl.data.target import Target
 
 
 class Window(Strict):
@@ -84,7 +85,7 @@ class Series(Cells, Dataset):
     """
 
     form: ClassVar[str] = "windows"
-    targets: ClassVar[tuple[str, ...]] = ("class",)
+    targets: ClassVar[tuple[Target, ...]] = (Target.CLASS,)
     preparation: ClassVar[type[Preparation]] = SeriesPreparation
 
     kind: Literal["series"]

@@ -47,7 +47,7 @@ def coded(
     for column, kind in features.items():
         if kind == "number":
             names.append(column)
-            parts.append(_numbers(frame, column, bad, problems))
+            parts.append(numbers_of(frame, column, bad, problems))
             continue
         positions = lookup(frame, column, [[category] for category in kind], bad, problems)
         for position, category in enumerate(kind[1:], start=1):
@@ -56,7 +56,8 @@ def coded(
     return names, np.stack(parts, axis=1)
 
 
-def _numbers(frame: "pd.DataFrame", column: str, bad: NDArray[np.bool_], problems: Problems) -> NDArray[np.float64]:
+def numbers_of(frame: "pd.DataFrame", column: str, bad: NDArray[np.bool_], problems: Problems) -> NDArray[np.float64]:
+    """A column of numbers, NaN where a cell is missing; rows whose cell is no number are marked in ``bad``."""
     numbers = to_numbers(frame, column)
     for row in np.flatnonzero(~np.isfinite(numbers) & frame[column].notna().to_numpy()).tolist():
         bad[row] = True

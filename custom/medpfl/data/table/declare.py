@@ -17,8 +17,9 @@ from medpfl.data.declared import SPLITS, LabelColumn, Problems, SplitRule
 from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.samples import Samples, SiteData, to_tensor
 from medpfl.data.splits import check_listing, choose
-from medpfl.data.table.coding import ROW, Feature, coded, filled, lookup, numeric, typical
+from medpfl.data.table.coding import ROW, Feature, coded, filled, lookup, numbers_of, numeric, typical
 from medpfl.data.table.new import TablePreparation
+from medpfl.data.target import Target
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,28 +32,47 @@ class Table(Cells, Dataset):
     ``missing_rows``: what to do with rows that lack a used value: ``refuse`` them, ``drop`` them, or ``impute``
     features by the training part's median (numbers) and most frequent category; a label, group or split is never
     imputed, so rows that lack one are refused then.
+
+    ``label``: the column to predict, with its classes; or ``value``: the column with the number to predict, as it is.
     """
 
     form: ClassVar[str] = "rows"
-    targets: ClassVar[tuple[str, ...]] = ("class",)
+    targets: ClassVar[tuple[Target, ...]] = (Target.CLASS, Target.VALUE)
     preparation: ClassVar[type[Preparation]] = TablePreparation
 
     kind: Literal["table"]
     files: list[str] = Field(min_length=1)
     missing_rows: Literal["drop", "refuse", "impute"] = "refuse"
     features: dict[str, Feature] = Field(min_length=1)
-    label: LabelColumn
+    label: LabelColumn | None = None
+    value: str | None = None
     split: SplitRule = SplitRule(stratify=True)
     _read: "TableData | None" = PrivateAttr(default=None)
 
     @model_validator(mode="after")
-    def _label_is_no_feature(self) -> "Table":
-        if self.label.column in self.features:
-            raise ValueError(f"the column to predict, '{self.label.column}', is also a feature")
+    def _consistent(self) -> "Table":
+        if (self.label is None) == (self.value is None):
+            raise ValueError(
+                "expected 'label' (a column with classes) or 'value' (a column with the number to predict)"
+            )
+        if self.answer in self.features:
+            raise ValueError(f"the column to predict, '{self.answer}', is also a feature")
+        if self.label is None and "split" in self.model_fields_set and self.split.stratify:
+            raise ValueError("'stratify' needs 'label'; numbers have no class to stratify by")
         return self
 
+    @property
+    def answer(self) -> str:
+        """The column to predict."""
+        return self.label.column if self.label else str(self.value)
+
+    @property
+    def target(self) -> Target:
+        """What it holds."""
+        return Target.CLASS if self.label else Target.VALUE
+
     def class_names(self) -> list[str]:
-        return list(self.label.classes)
+        return list(self.label.classes) if self.label else []
 
     def cases(self, problems: Problems) -> Listing:
         data = self._data(problems)
@@ -61,14 +81,18 @@ class Table(Cells, Dataset):
     def read(self, case: "RowCase") -> Item:
         """One row: F values as numbers, categories one-hot, before imputing and standardising (NaN: missing)."""
         data = self._data(Problems())
-        return Item(data.raw[case.row], int(data.classes[case.row]))
+        return Item(data.raw[case.row], data.targets[case.row].item())
 
     def load(self, spec: Spec) -> SiteData:
         """All rows coded, imputed and standardised.
 
         Raises:
-            DataError: with the file, the line and the column, expected and got.
+            DataError: with the file, the line and the column, expected and got; or the dataset declares no such target.
         """
+        if spec.target is not self.target:
+            key = "value" if self.label else "label"
+            sentence = f"the job's task learns {spec.target.told}: it needs a table with '{key}', which is not declared"
+            raise DataError(f"{self._folder / self.files[0]}: {sentence}", public=sentence)
         data = read_table(self)  # afresh: a data check may have kept the rows without problems only
         splits = {split: _samples(data, rows) for split, rows in data.splits.items()}
         return SiteData(splits, data.class_names, data.preparation)
@@ -97,18 +121,18 @@ class TableData:
     Attributes:
         raw: N x F float64 as coded; NaN where a value is missing.
         features: the same, imputed, and standardised with the training part's mean and standard deviation.
-        classes: N class indices.
+        targets: N class indices (int64), or the N numbers to predict (float64).
         splits: indices of each split.
         rows: N names of the rows ("file:line"), for messages and prediction files.
         groups: N groups, a row's name where none are declared.
         columns: F feature names.
-        class_names: names of the classes.
+        class_names: names of the classes; none where a number is predicted.
         preparation: how new rows are read and prepared alike; see ``new_rows``.
     """
 
     raw: NDArray[np.float64]
     features: NDArray[np.float64]
-    classes: NDArray[np.int64]
+    targets: NDArray[np.int64] | NDArray[np.float64]
     splits: dict[str, list[int]]
     rows: list[str]
     groups: list[str]
@@ -120,7 +144,7 @@ class TableData:
 def _samples(data: TableData, rows: list[int]) -> Samples:
     return Samples(
         to_tensor(data.features[rows], torch.float32),
-        to_tensor(data.classes[rows], torch.int64),
+        to_tensor(data.targets[rows], torch.int64 if data.class_names else torch.float32),
         np.arange(len(rows)),
         [data.rows[index] for index in rows],
         len(data.class_names),
@@ -139,16 +163,16 @@ def read_table(dataset: Table, problems: Problems | None = None) -> TableData:
     if frame.empty:
         raise DataError(f"{source}: no row is left once rows with missing values are dropped")
     bad = np.zeros(len(frame), dtype=bool)
-    label = dataset.label
-    classes = lookup(frame, label.column, list(label.classes.values()), bad, problems)
+    targets = _targets(dataset, frame, bad, problems)
     columns, raw = coded(dataset.features, frame, bad, problems)
-    frame, classes, raw = frame[~bad].reset_index(drop=True), classes[~bad], raw[~bad]
+    frame, targets, raw = frame[~bad].reset_index(drop=True), targets[~bad], raw[~bad]
     if frame.empty:
         raise DataError(f"{source}: no row can be used")
     rows = frame[ROW].tolist()
     groups = frame[dataset.split.group].tolist() if dataset.split.group else None
     named = frame[dataset.split.column].tolist() if dataset.split.column else None
-    splits = choose(dataset.split, rows, problems, source=source, groups=groups, classes=classes.tolist(), named=named)
+    classes = targets.tolist() if dataset.label else None
+    splits = choose(dataset.split, rows, problems, source=source, groups=groups, classes=classes, named=named)
     owners = groups or rows
     check_listing(_listing(rows, owners, splits), source, problems)
     imputed = {}
@@ -163,13 +187,22 @@ def read_table(dataset: Table, problems: Problems | None = None) -> TableData:
     preparation = TablePreparation(
         cells=Cells.model_validate(dataset.model_dump(include=set(Cells.model_fields))),
         features=dataset.features,
-        label=label.column,
+        label=dataset.answer,
         imputed=imputed,
         mean=mean.tolist(),
         scale=scale.tolist(),
     )
-    names = list(label.classes)
-    return TableData(raw, (values - mean) / scale, classes, splits, rows, owners, columns, names, preparation)
+    names = dataset.class_names()
+    return TableData(raw, (values - mean) / scale, targets, splits, rows, owners, columns, names, preparation)
+
+
+def _targets(
+    dataset: Table, frame: "pd.DataFrame", bad: NDArray[np.bool_], problems: Problems
+) -> NDArray[np.int64] | NDArray[np.float64]:
+    """Class indices, or the numbers to predict; rows with a problem are marked in ``bad``."""
+    if dataset.label:
+        return lookup(frame, dataset.label.column, list(dataset.label.classes.values()), bad, problems)
+    return numbers_of(frame, dataset.answer, bad, problems)
 
 
 def _listing(rows: list[str], groups: list[str], splits: dict[str, list[int]]) -> Listing:
@@ -178,7 +211,7 @@ def _listing(rows: list[str], groups: list[str], splits: dict[str, list[int]]) -
 
 def _read_files(dataset: Table, problems: Problems) -> "pd.DataFrame":
     given = _given(dataset)
-    numbers = set(numeric(dataset.features)) - set(given)
+    numbers = (set(numeric(dataset.features)) - set(given)) | ({dataset.value} if dataset.value else set())
     frames = []
     for name, shown in zip(dataset.files, shown_names(dataset.files), strict=True):
         path = Path(dataset._folder, name)
@@ -190,7 +223,7 @@ def _read_files(dataset: Table, problems: Problems) -> "pd.DataFrame":
 
 def _given(dataset: Table) -> list[str]:
     """The columns that are never imputed."""
-    return [column for column in (dataset.label.column, dataset.split.group, dataset.split.column) if column]
+    return [column for column in (dataset.answer, dataset.split.group, dataset.split.column) if column]
 
 
 def _known(dataset: Table, frame: "pd.DataFrame", problems: Problems) -> "pd.DataFrame":

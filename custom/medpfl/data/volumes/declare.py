@@ -15,6 +15,7 @@ from medpfl.data.declared import SPLITS, LabelMap, Problems, SplitRule
 from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.samples import Budget, Samples, SiteData, Store, empty_like, in_parallel
 from medpfl.data.splits import check_listing, choose
+from medpfl.data.target import Target
 from medpfl.data.volumes.new import VolumesPreparation
 from medpfl.data.volumes.prepare import prepare, prepare_label, read_image, same_place
 
@@ -40,7 +41,7 @@ class Volumes(LabelMap, Dataset):
     """
 
     form: ClassVar[str] = "volumes"
-    targets: ClassVar[tuple[str, ...]] = ("mask",)
+    targets: ClassVar[tuple[Target, ...]] = (Target.MASK,)
     preparation: ClassVar[type[Preparation]] = VolumesPreparation
 
     kind: Literal["volumes"]

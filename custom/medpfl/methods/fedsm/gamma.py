@@ -7,16 +7,20 @@ from pydantic import ValidationError
 
 from medpfl.core.errors import MedPFLError, RefusedUpdate
 from medpfl.methods.joint import Found, Line, SplitStudy, Study
+from medpfl.tasks.metrics.measure import Measure
 
 GAMMAS = (0.0, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 0.999, 1.0)
 """The thresholds that are tried: every hospital tries the same ones, so that their answers can be added up."""
 
 
-def choose_gamma(studies: Mapping[str, Study], hospitals: Sequence[str]) -> Found:
+def choose_gamma(studies: Mapping[str, Study], hospitals: Sequence[str], measure: Measure) -> Found:
     """The threshold with the best validation score, hospitals weighted by their cases; no test counts.
 
     Ties go to the larger threshold: the validation cases do not care, and a case unlike all of them gets the global
     model. A hospital that is not among the selector's classes is reported and has no say.
+
+    Args:
+        measure: which scores are better.
 
     Raises:
         MedPFLError: no hospital of the selector's has validation cases.
@@ -31,7 +35,7 @@ def choose_gamma(studies: Mapping[str, Study], hospitals: Sequence[str]) -> Foun
             scores[point.gamma] = sum(n * score for n, score in known) / sum(n for n, _ in known)
     if not scores:
         raise MedPFLError("no hospital has validation cases to choose gamma on; give one with --gamma")
-    gamma = max(scores, key=lambda value: (round(scores[value], 9), -1.0 if value is None else value))
+    gamma = min(scores, key=lambda value: (measure.rank(round(scores[value], 9)), 1.0 if value is None else -value))
     lines = [_line(site, studies[site].test, gamma, hospitals) for site in sorted(studies)]
     return Found(gamma, scores[gamma], lines)
 

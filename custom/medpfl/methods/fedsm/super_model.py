@@ -20,11 +20,12 @@ from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
 from medpfl.data.samples import Rows, Samples, SiteData
-from medpfl.methods.base import BATCH, Build, Served, Site
+from medpfl.methods.base import BATCH, Build, JointModel, Served, Site
 from medpfl.methods.fedsm.gamma import GAMMAS, choose_gamma, read_study
-from medpfl.methods.joint import Found, JointModel, Point, SplitStudy, Study
+from medpfl.methods.joint import Found, Point, SplitStudy, Study
 from medpfl.models.selector import by_case, with_content
 from medpfl.tasks.base import Task
+from medpfl.tasks.metrics.measure import Measure
 
 GLOBAL = "global"
 USUAL_GAMMA = 0.9
@@ -203,8 +204,8 @@ class SuperModel(JointModel):
     def read_study(self, site: str, content: object) -> Study:
         return read_study(site, content, len(self.hospitals))
 
-    def choose_gamma(self, studies: Mapping[str, Study]) -> Found:
-        return choose_gamma(studies, self.hospitals)
+    def choose_gamma(self, studies: Mapping[str, Study], measure: Measure) -> Found:
+        return choose_gamma(studies, self.hospitals, measure)
 
 
 def weighted_sum(logits: Tensor, outputs: Tensor) -> Tensor:

@@ -4,6 +4,7 @@
 import torch
 from torch import Tensor
 
+from medpfl.core.errors import ConfigError
 from medpfl.methods.base import Site
 
 
@@ -46,6 +47,8 @@ def _moments(site: Site) -> tuple[Tensor, Tensor]:
 
 def _shares(site: Site) -> Tensor:
     samples = site.data.splits["train"]
+    if not samples.classes:
+        raise ConfigError("the sketch 'labels' tells how many cases of each class there are; this task has no classes")
     counts = torch.zeros(samples.classes, dtype=torch.float64)
     for start in range(0, len(samples), 256):
         labels = samples.targets[start : start + 256].flatten().long()

@@ -3,25 +3,13 @@
 
 import math
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
 
 from medpfl.data.samples import Samples
-
-Direction = Literal["higher", "lower"]
-"""Which values are better."""
-
-
-def better(direction: Direction, one: float, other: float) -> bool:
-    """Whether ``one`` is better than ``other``; equal values are not, and nothing is better than NaN or worse."""
-    return one > other if direction == "higher" else one < other
-
-
-def worst(direction: Direction) -> float:
-    """What every finite value is better than."""
-    return -math.inf if direction == "higher" else math.inf
+from medpfl.tasks.metrics.measure import Direction, Measure
 
 
 class Metric(ABC):
@@ -31,11 +19,18 @@ class Metric(ABC):
         name: as jobs, files and tables have it.
         direction: which values are better.
         unit: of the values; "" for shares and the like.
+        range: the least and the largest value that it can have.
     """
 
     name: ClassVar[str]
     direction: ClassVar[Direction] = "higher"
     unit: ClassVar[str] = ""
+    range: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
+
+    @property
+    def measure(self) -> Measure:
+        """What tables and choices need to know of it."""
+        return Measure(direction=self.direction, unit=self.unit)
 
     @abstractmethod
     def of_split(self, decisions: Tensor, samples: Samples) -> float:

@@ -20,6 +20,7 @@ class Accuracy(Metric):
     """Share of the samples whose most probable class is the right one."""
 
     name = "accuracy"
+    range = (0.0, 1.0)
 
     def of_split(self, decisions: Tensor, samples: Samples) -> float:
         return float(np.mean(_right(decisions, samples)))
@@ -29,6 +30,7 @@ class BalancedAccuracy(Metric):
     """Mean recall of the classes that are there."""
 
     name = "balanced_accuracy"
+    range = (0.0, 1.0)
 
     def of_split(self, decisions: Tensor, samples: Samples) -> float:
         truth, right = samples.targets[:].numpy(), _right(decisions, samples)
@@ -40,6 +42,7 @@ class AUC(Metric):
     class that no sample has is left out. NaN where all samples are of one class or a probability is NaN."""
 
     name = "auc"
+    range = (0.0, 1.0)
 
     def of_split(self, decisions: Tensor, samples: Samples) -> float:
         from sklearn.metrics import roc_auc_score

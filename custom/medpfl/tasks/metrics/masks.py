@@ -14,6 +14,7 @@ class Dice(CaseMetric):
     Images count at the task's size."""
 
     name = "dice"
+    range = (0.0, 1.0)
 
     def of_cases(self, decisions: Tensor, samples: Samples) -> list[float]:
         from monai.metrics import compute_dice

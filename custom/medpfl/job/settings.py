@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The controller's arguments: everything about a job that the server decides."""
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,6 +23,9 @@ class Settings(Checked):
         init_timeout: seconds for reading the data and building the models.
         grace: seconds the remaining hospitals get once ``min_clients`` (of the job's meta.json) have answered.
         patience: rounds in a row a hospital may miss before it is only probed and not waited for.
+        most_samples: training samples; a hospital that says it has more takes no part.
+        clip_updates: how many times as long as the median of the others' updates one may be; a longer one is shortened
+            to that. None: it counts as it is. Either way an event tells of one that is more than 10 times as long.
     """
 
     rounds: int
@@ -33,6 +37,8 @@ class Settings(Checked):
     init_timeout: float = 3600.0
     grace: float = 600.0
     patience: int = 2
+    most_samples: int = 10_000_000
+    clip_updates: float | None = None
 
     gone: ClassVar = {
         "slots": "remove it, for slots follow from the method; where 'local' or 'fedavg' was not among them, add "
@@ -40,7 +46,7 @@ class Settings(Checked):
     }
 
     def __post_init__(self) -> None:
-        for name, least in (("rounds", 1), ("threads", 1), ("finetune", 0), ("patience", 1)):
+        for name, least in (("rounds", 1), ("threads", 1), ("finetune", 0), ("patience", 1), ("most_samples", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"the controller's {name} must be at least {least}, got {getattr(self, name)}")
         for name in ("train_timeout", "init_timeout"):
@@ -48,6 +54,10 @@ class Settings(Checked):
                 raise ConfigError(f"the controller's {name} must be above 0 seconds, got {getattr(self, name)}")
         if not self.grace >= 0:
             raise ConfigError(f"the controller's grace must be at least 0 seconds, got {self.grace}")
+        if self.clip_updates is not None and not 1 <= self.clip_updates < math.inf:
+            raise ConfigError(
+                f"the controller's clip_updates must be at least 1 and finite, or null, got {self.clip_updates}"
+            )
         if len(set(self.references)) < len(self.references):
             raise ConfigError(f"the controller's references name one twice: {', '.join(self.references)}")
 

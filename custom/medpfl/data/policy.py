@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A hospital's own rules for jobs, in its site file; a job has no say in them.
+
+policy:                               # optional, as is every key; what is not said has the default
+  least_samples: 20
+  most_rounds: 100
+  methods: [medpfl.methods.softpull.SoftPull, medpfl.methods.local.Local]
+"""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from medpfl.data.declared import Strict
+
+AtLeastOne = Annotated[int, Field(ge=1, strict=True)]
+ClassName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$", max_length=200)]
+
+
+class Policy(Strict):
+    """What a job must keep to at this hospital. The defaults hold where the site file says nothing.
+
+    Attributes:
+        least_samples: of the training part, for taking part in a job that trains.
+        least_update: different training samples behind every update that leaves, hence steps x batch size.
+        least_statistic: samples behind a statistic of the training part that a job asks for.
+        least_hospitals: in a job, this one among them.
+        most_rounds: of a job.
+        most_steps: batches of a hospital's training in a round, for each method.
+        most_finetune: rounds of fine-tuning after the last round.
+        most_threads: of the processor.
+        most_parameters: of all networks of a job together, buffers included.
+        most_megabytes: of these networks, in units of 2**20 bytes.
+        methods: full class names of the methods a job may train by, the references that ride along included; None: all
+            that the startup kit allows.
+        tasks: likewise of what is learnt.
+        filters: full class names of FLARE filters that must stand between this hospital and the server, for all that
+            leaves: in the hospital's own ``privacy.json``, or in the job's configuration.
+    """
+
+    least_samples: AtLeastOne = 5
+    least_update: AtLeastOne = 4
+    least_statistic: AtLeastOne = 5
+    least_hospitals: AtLeastOne = 2
+    most_rounds: AtLeastOne = 1000
+    most_steps: AtLeastOne = 100_000
+    most_finetune: Annotated[int, Field(ge=0, strict=True)] = 100
+    most_threads: AtLeastOne = 64
+    most_parameters: AtLeastOne = 500_000_000
+    most_megabytes: AtLeastOne = 2048
+    methods: tuple[ClassName, ...] | None = None
+    tasks: tuple[ClassName, ...] | None = None
+    filters: tuple[ClassName, ...] = ()
+
+    def described(self) -> Iterator[str]:
+        """One line for each rule: the key, its value, and whether the site file says so."""
+        for key in type(self).model_fields:
+            value = getattr(self, key)
+            shown = "any" if value is None else ", ".join(value) or "none" if isinstance(value, tuple) else value
+            yield f"{key}: {shown}" + ("" if key in self.model_fields_set else " (default)")
+
+
+STUDY = Policy(least_samples=1, least_update=1, least_statistic=1, least_hospitals=1)
+"""For studies in one process on data that lie here anyway, as a comparison's pooled training: nothing leaves."""

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A deployed model as TorchScript; what every export says of the model, and how it is compared with it."""
+
+import contextlib
+import io
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from medpfl.core.errors import MedPFLError
+from medpfl.data.target import Target
+from medpfl.deployed.card import INTENDED_USE
+from medpfl.deployed.model_file import Deployed
+
+TOLERANCE = 1e-5
+"""Largest difference of an exported model's outputs from the model's; of the largest output where that is above 1."""
+METADATA = "medpfl.json"
+"""Name of the metadata: a file inside the TorchScript archive, a property of the ONNX model."""
+
+
+def metadata(deployed: Deployed) -> dict[str, object]:
+    """What a user of the exported network must know, as JSON values."""
+    outputs = deployed(torch.zeros(1, *deployed.input_shape))
+    return {
+        "classes": deployed.class_names,
+        "input": {"dtype": "float32", "shape": ["batch", *deployed.input_shape]},
+        "output": {
+            "dtype": str(outputs.dtype).removeprefix("torch."),
+            "shape": ["batch", *outputs.shape[1:]],
+            **_meaning(deployed.task.spec.target, outputs),
+        },
+        "task": deployed.meta.recipe.task,
+        "preparation": deployed.preparation,
+        "intended_use": INTENDED_USE,
+        "sha256": deployed.meta.sha256,
+    }
+
+
+def _meaning(target: Target, outputs: Tensor) -> dict[str, str]:
+    """How the outputs become the answer, where that does not depend on the task."""
+    if target is Target.VALUE:
+        return {"answer": f"{target.told}, of which only the task knows how it follows from the outputs"}
+    if target is Target.LABELS:
+        return {"probabilities": "sigmoid of each label's output"}
+    return {"probabilities": "sigmoid: of the second class" if outputs.shape[1] == 1 else "softmax over axis 1"}
+
+
+def write_torchscript(deployed: Deployed, path: Path, more: dict[str, str] | None = None) -> None:
+    """Trace the model; the metadata, and what ``more`` names, lie inside the archive.
+
+    Raises:
+        MedPFLError: the traced model gives other outputs.
+    """
+    with quiet():
+        inputs = torch.randn(2, *deployed.input_shape)
+        traced = torch.jit.trace(deployed.module(), inputs, check_trace=False)  # type: ignore[no-untyped-call]
+        extra = {METADATA: json.dumps(metadata(deployed)), **(more or {})}
+        torch.jit.save(traced, str(path), _extra_files=extra)
+        again = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
+    check_same(deployed, again)
+
+
+def check_same(deployed: Deployed, exported: Callable[[Tensor], Tensor]) -> None:
+    """Compare outputs on random inputs of two batch sizes, neither of them the one that was traced.
+
+    Raises:
+        MedPFLError: they differ.
+    """
+    generator = torch.Generator().manual_seed(0)
+    for size in (1, 5):
+        inputs = torch.randn(size, *deployed.input_shape, generator=generator)
+        expected = deployed(inputs)
+        with torch.inference_mode():
+            found = exported(inputs)
+        scale = max(1.0, float(expected.abs().max()))
+        if found.shape != expected.shape or not (found - expected).abs().max() <= TOLERANCE * scale:
+            raise MedPFLError(
+                f"this model cannot be exported so: {which(deployed)}: with {size} inputs the exported network gives "
+                "other outputs than the model"
+            )
+
+
+def which(deployed: Deployed) -> str:
+    """For messages."""
+    return f"model '{deployed.name}' of {type(deployed.method).__name__}"
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without the exporters' own news: deprecations, and optional packages that they look for."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which FLARE filters stand between a hospital and the server."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from nvflare.apis.fl_constant import FilterKey, FLContextKey
+from nvflare.apis.fl_context import FLContext
+
+from medpfl.flare.kits import read_json
+from medpfl.job.names import CLIENT_FILE
+
+_LEARNT = {"statistics", "train", "refine"}
+"""Tasks whose answers hold what was learnt of the data."""
+
+
+def filters_out(fl_ctx: FLContext) -> tuple[str, ...]:
+    """Full class names of the filters through which all of this hospital's results go: those of its own privacy scope,
+    and those of the job's configuration that act on every answer with what was learnt here."""
+    return tuple(sorted({*_of_scope(fl_ctx), *_of_job(fl_ctx)}))
+
+
+def _of_scope(fl_ctx: FLContext) -> Iterator[str]:
+    scope = fl_ctx.get_prop(FLContextKey.SCOPE_OBJECT)
+    for one in scope.task_result_filters[FilterKey.OUT] if scope else []:
+        yield f"{type(one).__module__}.{type(one).__qualname__}"
+
+
+def _of_job(fl_ctx: FLContext) -> Iterator[str]:
+    config = Path(fl_ctx.get_workspace().get_app_config_dir(fl_ctx.get_job_id())) / CLIENT_FILE
+    for entry in read_json(config).get("task_result_filters", []) if config.is_file() else []:
+        goes_out = entry.get("direction", FilterKey.OUT) in (FilterKey.OUT, FilterKey.INOUT)
+        if goes_out and set(entry.get("tasks", [])) >= _LEARNT:
+            yield from (str(one.get("path")) for one in entry.get("filters", []))

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job as it was read: what it says, with its components built."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from medpfl.core.mixers import Mixer
+from medpfl.job.codecs import Codecs
+from medpfl.job.settings import EvaluationSettings, Settings
+from medpfl.methods.base import Method
+from medpfl.methods.components import mixers_of
+from medpfl.tasks.base import Task
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job that trains.
+
+    Attributes:
+        min_clients: how many hospitals must answer for a round to count.
+        components: slot to the server component that the job names in place of the usual one.
+        mixers: slot to the component that mixes it, for every slot, the references' first.
+
+    Raises:
+        ConfigError: there is no such reference or slot, or a slot has no component (``mixers_of``).
+    """
+
+    name: str
+    min_clients: int
+    settings: Settings
+    components: dict[str, Mixer] = field(compare=False)
+    method: Method
+    task: Task
+    codecs: Codecs | None = None
+    mixers: dict[str, Mixer] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mixers", mixers_of(self.method, self.settings.references, self.components))
+
+
+@dataclass(frozen=True)
+class EvaluationJob:
+    """A job that evaluates a given model; ``model`` is its file in the job folder."""
+
+    name: str
+    min_clients: int
+    settings: EvaluationSettings
+    method: Method
+    task: Task
+    model: Path

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the three JSON files of a job say, each as one typed object; no class that they name is imported yet."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pydantic import JsonValue
+
+from medpfl.core.errors import ConfigError
+from medpfl.job.codecs import TASKS
+from medpfl.job.files import Object, list_of, object_of
+from medpfl.job.names import (
+    CLIENT_FILE,
+    CONTROLLER,
+    DECODE,
+    ENCODE,
+    EVALUATION_CONTROLLER,
+    EXECUTOR,
+    SERVER_FILE,
+)
+
+FILTERS = ("task_data_filters", "task_result_filters")
+
+
+@dataclass(frozen=True)
+class CodecFilter:
+    """``codec``: the codec's configuration, as it stands in the file; None: this filter encodes nothing."""
+
+    codec: JsonValue
+
+
+@dataclass(frozen=True)
+class Meta:
+    """meta.json."""
+
+    name: str
+    min_clients: int
+
+
+@dataclass(frozen=True)
+class Server:
+    """config_fed_server.json.
+
+    Attributes:
+        controller: its class, and ``args``: its arguments.
+        components: slot to its component's configuration.
+        filters: "task_data_filters" and "task_result_filters" to the codec filter among them. Other filters are
+            FLARE's own affair.
+    """
+
+    controller: str
+    args: JsonValue
+    components: Mapping[str, Object]
+    filters: Mapping[str, CodecFilter]
+
+
+@dataclass(frozen=True)
+class Client:
+    """config_fed_client.json: the executor's arguments, and ``filters`` as in ``Server``."""
+
+    method: JsonValue
+    task: JsonValue
+    filters: Mapping[str, CodecFilter]
+
+
+def meta_of(content: Object) -> Meta:
+    """Of meta.json's content.
+
+    Raises:
+        ConfigError: with the key, expected and got.
+    """
+    where = "meta.json"
+    object_of(content, where, {"name", "resource_spec", "min_clients", "mandatory_clients", "deploy_map", "scope"})
+    name = content.get("name")
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise ConfigError(f"{where}: 'name' must be letters, digits, '.', '_' or '-', got {name!r}")
+    min_clients = content.get("min_clients")
+    if not isinstance(min_clients, int) or isinstance(min_clients, bool) or min_clients < 1:
+        raise ConfigError(f"{where}: 'min_clients' must be a whole number above 0, got {min_clients!r}")
+    if not isinstance(content.get("deploy_map"), dict) or not content["deploy_map"]:
+        raise ConfigError(f'{where}: \'deploy_map\' is missing or empty; expected {{"app": ["@ALL"]}}')
+    return Meta(name, min_clients)
+
+
+def server_of(content: Object) -> Server:
+    """Of config_fed_server.json's content; raises as ``meta_of``."""
+    where = SERVER_FILE
+    object_of(content, where, {"format_version", "server", "workflows", "components", *FILTERS})
+    server = object_of(content.get("server", {}), f"{where}: server", {"heart_beat_timeout", "task_request_interval"})
+    interval = server.get("task_request_interval")
+    if not isinstance(interval, (int, float)) or isinstance(interval, bool) or not 0 < interval <= 10:
+        raise ConfigError(
+            f"{where}: server.task_request_interval must be above 0 and at most 10 seconds (0.1 is good; FLARE's own "
+            f"default makes every round wait 2 s), got {interval!r}"
+        )
+    workflows = content.get("workflows")
+    if not isinstance(workflows, list) or len(workflows) != 1:
+        raise ConfigError(f"{where}: 'workflows' must hold one entry with path {CONTROLLER}")
+    workflow = object_of(workflows[0], f"{where}: workflows[0]", {"id", "path", "args"})
+    path = workflow.get("path")
+    if not isinstance(path, str) or path not in (CONTROLLER, EVALUATION_CONTROLLER):
+        raise ConfigError(f"{where}: workflows[0].path must be {CONTROLLER} or {EVALUATION_CONTROLLER}, got {path!r}")
+    filters = _filters(content, where, (ENCODE, DECODE))
+    return Server(path, workflow.get("args", {}), _components(content, where), filters)
+
+
+def _components(content: Object, where: str) -> dict[str, Object]:
+    declared: dict[str, Object] = {}
+    for entry in list_of(content, "components", where):
+        if not isinstance(entry, dict) or not isinstance(slot := entry.get("id"), str):
+            raise ConfigError(f"{where}: a component needs an 'id', got {entry!r}")
+        if slot in declared:
+            raise ConfigError(f"{where}: two components have the id '{slot}'")
+        declared[slot] = entry
+    return declared
+
+
+def client_of(content: Object) -> Client:
+    """Of config_fed_client.json's content; raises as ``meta_of``."""
+    where = CLIENT_FILE
+    object_of(content, where, {"format_version", "executors", "components", *FILTERS})
+    if list_of(content, "components", where):
+        raise ConfigError(f"{where}: 'components' must be empty; a hospital builds the executor and nothing else")
+    executors = content.get("executors")
+    if not isinstance(executors, list) or len(executors) != 1:
+        raise ConfigError(f"{where}: 'executors' must hold one entry")
+    entry = object_of(executors[0], f"{where}: executors[0]", {"tasks", "executor"})
+    if entry.get("tasks") != ["*"]:
+        raise ConfigError(f'{where}: executors[0].tasks must be ["*"], got {entry.get("tasks")!r}')
+    executor = object_of(entry.get("executor"), f"{where}: executor", {"path", "args"})
+    if executor.get("path") != EXECUTOR:
+        raise ConfigError(f"{where}: the executor's path must be {EXECUTOR}, got {executor.get('path')!r}")
+    args = object_of(executor.get("args", {}), f"{where}: executor.args", {"method", "task"})
+    for key in ("method", "task"):
+        if key not in args:
+            raise ConfigError(f"{where}: the executor's argument '{key}' is missing")
+    return Client(args["method"], args["task"], _filters(content, where, (DECODE, ENCODE)))
+
+
+def _filters(content: Object, where: str, paths: tuple[str, str]) -> dict[str, CodecFilter]:
+    """The codec filters of one file, whose classes at this end are ``paths``."""
+    found: dict[str, CodecFilter] = {}
+    for key, path in zip(FILTERS, paths, strict=True):
+        for entry in list_of(content, key, where):
+            listed = object_of(entry, f"{where}: {key}", {"tasks", "filters", "direction"})
+            for one in list_of(listed, "filters", f"{where}: {key}"):
+                if not isinstance(one, dict) or one.get("path") not in (ENCODE, DECODE):
+                    continue
+                if key in found:
+                    raise ConfigError(f"{_place(where, key, one)} is there twice")
+                found[key] = _codec_filter(one, listed, path, _place(where, key, one))
+    return found
+
+
+def _place(where: str, key: str, one: Object) -> str:
+    return f"{where}: {key}: {str(one['path']).rpartition('.')[2]}"
+
+
+def _codec_filter(one: Object, listed: Object, path: str, place: str) -> CodecFilter:
+    if one["path"] != path:
+        raise ConfigError(f"{place} does not belong here; {path} does")
+    if listed.get("tasks") != list(TASKS) or "direction" in listed:
+        raise ConfigError(
+            f"{place}: its 'tasks' must be {json.dumps(TASKS)}, without a 'direction'; got {listed.get('tasks')!r}"
+        )
+    object_of(one, place, {"path", "args"})
+    args = object_of(one.get("args", {}), f"{place}: args", {"codec"} if path == ENCODE else set())
+    return CodecFilter(args.get("codec"))

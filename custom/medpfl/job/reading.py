@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read a job folder and build what it names."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from medpfl.component import build, class_paths, construct
+from medpfl.core.codecs import Codec
+from medpfl.core.errors import ConfigError
+from medpfl.core.mixers import Mixer
+from medpfl.deployed.model_file import load_deployed
+from medpfl.job.codecs import Codecs
+from medpfl.job.contents import EvaluationJob, Job
+from medpfl.job.declared import FILTERS, Client, Meta, Server, client_of, meta_of, server_of
+from medpfl.job.files import no_links, read_object
+from medpfl.job.given import check_no_history, check_recipe
+from medpfl.job.names import CLIENT_FILE, ENCODE, EVALUATION_CONTROLLER, MODEL_FILE, SERVER_FILE
+from medpfl.job.settings import EvaluationSettings, Settings
+from medpfl.methods.base import Method
+from medpfl.tasks.base import Task
+
+
+def load_job(folder: Path) -> Job | EvaluationJob:
+    """Read a job folder and check everything that can be checked without data.
+
+    Raises:
+        ConfigError: one sentence with the file, the key, expected and got.
+        MedPFLError: the given model of an evaluation job is broken.
+    """
+    no_links(folder)
+    meta = meta_of(read_object(folder / "meta.json"))
+    return load_config(folder / "app" / "config", meta.name, meta.min_clients)
+
+
+def load_config(
+    config: Path, name: str, min_clients: int, allow: Callable[[str], None] = lambda path: None
+) -> Job | EvaluationJob:
+    """The job of a folder with the two configurations: what ``load_job`` reads, and what FLARE deploys to the server.
+
+    Args:
+        allow: told every class that the configurations name, before one is imported; raises for what may not be built.
+
+    Raises:
+        ConfigError: as ``load_job``.
+    """
+    contents = [read_object(config / file) for file in (SERVER_FILE, CLIENT_FILE)]
+    for path in class_paths(contents):
+        allow(path)
+    meta, server, client = Meta(name, min_clients), server_of(contents[0]), client_of(contents[1])
+    if server.controller == EVALUATION_CONTROLLER:
+        return _evaluation(meta, server, client, config / MODEL_FILE)
+    return _training(meta, server, client)
+
+
+def _training(meta: Meta, server: Server, client: Client) -> Job:
+    method, task = _learnt(client)
+    settings = construct(Settings, server.args, f"{SERVER_FILE}: controller")
+    components: dict[str, Mixer] = {
+        slot: build(spec, Mixer, f"{SERVER_FILE}: component '{slot}'") for slot, spec in server.components.items()
+    }
+    codecs = _codecs(server, client)
+    try:
+        return Job(meta.name, meta.min_clients, settings, components, method, task, codecs)
+    except ConfigError as error:
+        raise ConfigError(f"{SERVER_FILE}: {error}") from error
+
+
+def _evaluation(meta: Meta, server: Server, client: Client, model: Path) -> EvaluationJob:
+    if server.components:
+        raise ConfigError(f"{SERVER_FILE}: 'components' must be empty: a job that evaluates mixes nothing")
+    if server.filters or client.filters:
+        raise ConfigError(f"{SERVER_FILE}: a job that evaluates takes no codec filters")
+    method, task = _learnt(client)
+    settings = construct(EvaluationSettings, server.args, f"{SERVER_FILE}: controller")
+    given = load_deployed(model).meta
+    check_no_history(given)
+    check_recipe(given.recipe, method, task)
+    return EvaluationJob(meta.name, meta.min_clients, settings, method, task, model)
+
+
+def _learnt(client: Client) -> tuple[Method, Task]:
+    method: Method = build(client.method, Method, f"{CLIENT_FILE}: method")
+    task: Task = build(client.task, Task, f"{CLIENT_FILE}: task")
+    return method, task
+
+
+def _codecs(server: Server, client: Client) -> Codecs | None:
+    """What the codec filters say; None if the job has none."""
+    if not server.filters and not client.filters:
+        return None
+    for file, end in ((SERVER_FILE, server), (CLIENT_FILE, client)):
+        for key in FILTERS:
+            if key not in end.filters:
+                raise ConfigError(
+                    f"{file}: {key}: no codec filter here, but at the other places; a job has all four or none"
+                )
+    # What a side sends, it encodes: the server its task data, a hospital its task results.
+    to_site, from_site = FILTERS
+    return Codecs(_codec(server, SERVER_FILE, to_site), _codec(client, CLIENT_FILE, from_site))
+
+
+def _codec(end: Server | Client, file: str, key: str) -> Codec | None:
+    given = end.filters[key].codec
+    where = f"{file}: {key}: {ENCODE.rpartition('.')[2]}: codec"
+    codec: Codec | None = build(given, Codec, where) if given is not None else None
+    return codec

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far a hospital's update may be from the others'.
+
+Norm bounding (Sun, Kairouz, Suresh, McMahan, "Can You Really Backdoor Federated Learning?", 2019) with a limit that
+the round itself gives: a multiple of the median length of the other hospitals' updates.
+"""
+
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from medpfl.core.mixing import State
+from medpfl.rounds.messages import Slots
+
+FAR = 10.0
+"""An update that is so many times as long as the median of the others' is told of."""
+
+
+@dataclass(frozen=True)
+class Far:
+    """An update that is far longer than the others'; ``times``: the median of theirs; ``limit``: what it was shortened
+    to, in the same unit; None: it was not."""
+
+    site: str
+    what: str
+    times: float
+    limit: float | None
+
+    def __str__(self) -> str:
+        shortened = f"; it was shortened to {self.limit:g} times" if self.limit is not None else ""
+        return f"its update of {self.what} is {self.times:.3g} times as long as the median of the others'{shortened}"
+
+
+def bound(
+    slots: Sequence[str],
+    sent: Mapping[str, Slots],
+    held: Mapping[str, Slots],
+    gradients: Collection[str],
+    buffers: Collection[str],
+    limit: float | None,
+) -> list[Far]:
+    """Shorten, in place, what is longer than ``limit`` times the median of the others' lengths; tell of what is far.
+
+    The length is the Euclidean norm of the difference to what the hospital was sent, slot by slot, trained entries and
+    buffers apart. Where the others did not move at all, there is nothing to compare with.
+
+    Args:
+        sent: hospital to what it answered; ``held``: to what it was sent.
+        gradients: slots whose updates are gradients, which have a length of their own.
+        buffers: entries that are not trained.
+        limit: None: nothing is shortened.
+    """
+    found = []
+    for slot in slots:
+        for what, kept in ((f"'{slot}'", False), (f"the buffers of '{slot}'", True)):
+            updates = {}
+            for site, answer in sent.items():
+                keys = [
+                    key for key in answer[slot] if (key in buffers) == kept and answer[slot][key].is_floating_point()
+                ]
+                base = None if slot in gradients else held[site][slot]
+                updates[site] = _Update({key: answer[slot][key] for key in keys}, base)
+            found += _bound_group(what, updates, limit)
+    return found
+
+
+class _Update:
+    """Entries of what a hospital sent, and what it had been sent; None: they are a difference themselves."""
+
+    def __init__(self, entries: State, base: State | None):
+        self._entries, self._base = entries, base
+        self.length = float(sum(float(self._apart(key).norm()) ** 2 for key in entries) ** 0.5)
+
+    def _apart(self, key: str) -> Tensor:
+        tensor = self._entries[key].double()
+        return tensor if self._base is None else tensor - self._base[key]
+
+    def shorten(self, factor: float) -> None:
+        for key, tensor in self._entries.items():
+            apart = self._apart(key) * factor
+            tensor.copy_(apart if self._base is None else self._base[key] + apart)
+
+
+def _bound_group(what: str, updates: Mapping[str, _Update], limit: float | None) -> list[Far]:
+    found = []
+    lengths = {site: update.length for site, update in updates.items()}
+    for site, update in updates.items():
+        others = [length for other, length in lengths.items() if other != site]
+        usual = statistics.median(others) if others else 0.0
+        if not usual:
+            continue
+        times = update.length / usual
+        shortened = limit is not None and times > limit
+        if limit is not None and shortened:
+            update.shorten(limit / times)
+        if shortened or times > FAR:
+            found.append(Far(site, what, times, limit if shortened else None))
+    return found

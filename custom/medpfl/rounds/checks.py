@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tensors that a hospital sends may be."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from medpfl.core.errors import RefusedUpdate
+from medpfl.rounds.messages import SEPARATOR, Slots, digest_of, table
+
+LARGEST = 1e18
+"""No value is larger in magnitude: its square still fits float32, so that no component computes infinities of it."""
+
+Table = Mapping[str, Mapping[str, list[Any]]]
+"""As ``messages.table`` makes it: slot to entry to shape and type."""
+
+
+def check_update(site: str, slots: Slots, expected: Table, buffers: Collection[str] = ()) -> None:
+    """An update must have exactly the expected slots, entries, shapes and types, and values as ``check_values`` wants.
+
+    Raises:
+        RefusedUpdate: naming the hospital, the entry, expected and got.
+    """
+    _check_table(site, slots, expected)
+    check_values(site, slots, buffers)
+
+
+def _check_table(site: str, slots: Slots, expected: Table) -> None:
+    got = table(slots)
+    for slot in {**expected, **got}:
+        entries, wanted = got.get(slot, {}), expected.get(slot, {})
+        for key in sorted(wanted.keys() ^ entries.keys()):
+            what = "is missing" if key in wanted else "was not asked for"
+            raise RefusedUpdate(f"{site}: entry '{slot}{SEPARATOR}{key}' {what}")
+        for key, (shape, dtype) in wanted.items():
+            if entries[key] != [shape, dtype]:
+                raise RefusedUpdate(
+                    f"{site}: entry '{slot}{SEPARATOR}{key}': expected shape {shape} {dtype}, "
+                    f"got {entries[key][0]} {entries[key][1]}"
+                )
+
+
+def check_values(site: str, slots: Slots, buffers: Collection[str] = ()) -> None:
+    """Finite values of a size that can be computed with, and no negative variances.
+
+    Args:
+        buffers: entries that are not trained: BatchNorm's statistics among them, whose variances torch calls
+            ``running_var``.
+
+    Raises:
+        RefusedUpdate: naming the hospital and the entry.
+    """
+    for slot, state in slots.items():
+        for key, tensor in state.items():
+            where = f"{site}: entry '{slot}{SEPARATOR}{key}'"
+            if tensor.is_complex():
+                raise RefusedUpdate(f"{where} holds complex numbers")
+            if not tensor.is_floating_point() or not tensor.numel():
+                continue
+            least, largest = (float(value) for value in torch.aminmax(tensor))
+            if not (-torch.inf < least and largest < torch.inf):  # NaN is neither
+                raise RefusedUpdate(f"{where} holds NaN or infinite values")
+            if max(-least, largest) > LARGEST:
+                raise RefusedUpdate(f"{where} holds values beyond {LARGEST:g}")
+            if key in buffers and key.rpartition(".")[2] == "running_var" and least < 0:
+                raise RefusedUpdate(f"{where} holds a negative variance")
+
+
+def check_statistics(site: str, given: Slots, names: list[str], expected: Table) -> None:
+    """Statistics are float64 tensors of finite values under the names asked for.
+
+    Args:
+        expected: as most hospitals have it.
+
+    Raises:
+        RefusedUpdate: naming the hospital, the entry, expected and got.
+    """
+    if sorted(given) != names:
+        raise RefusedUpdate(f"{site}: expected the statistics {', '.join(names)}, got {', '.join(sorted(given))}")
+    for name, entries in given.items():
+        for key, tensor in entries.items():
+            if tensor.dtype != torch.float64 or not torch.isfinite(tensor).all():
+                raise RefusedUpdate(f"{site}: statistic '{name}{SEPARATOR}{key}' must hold finite float64 values only")
+    check_update(site, given, expected)
+
+
+def most_common(sent: Iterable[Slots]) -> Table:
+    """The shapes and types that most hospitals sent; of equally many, the first; empty if nobody sent any."""
+    tables = [table(slots) for slots in sent]
+    counts = Counter(digest_of(one) for one in tables)
+    return max(tables, key=lambda one: counts[digest_of(one)], default={})

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One process at a time works in a run's state folder, at the server and at every hospital."""
+
+import fcntl
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+from medpfl.core.errors import MedPFLError
+
+PATIENCE = 60.0
+"""Seconds to wait for a process that is about to end: that of an aborted job, or of a killed server's hospitals."""
+_STEP = 0.2
+
+
+class StateInUse(MedPFLError):
+    """Another process works in the state folder. The text names no file, so it may go back to the server."""
+
+    def __init__(self, message: str):
+        super().__init__(message, public=message)
+
+
+class StateLock:
+    """A lock of the operating system's on a file of the folder: it ends with its process, however that ends."""
+
+    def __init__(self) -> None:
+        self._folder: Path | None = None
+        self._file: IO[str] | None = None
+
+    def take(self, folder: Path, who: str, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Take the lock of ``folder`` and give back that of another folder; nothing happens where it is taken already.
+
+        Args:
+            who: what another process is told that finds it taken.
+            stopped: ends the waiting.
+
+        Raises:
+            StateInUse: it is not free within ``PATIENCE`` seconds; names who has it.
+            MedPFLError: the folder cannot be written, or its file system has no locks.
+        """
+        if self._folder == folder:
+            return
+        self.release()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            file = open(folder / "lock", "a+", encoding="utf-8")  # noqa: SIM115 (it is held until release)
+            try:
+                _wait(file, stopped)
+                file.truncate(0)
+                file.write(
+                    f"{who} (process {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime())} UTC)"
+                )
+                file.flush()
+            except BaseException:
+                file.close()
+                raise
+        except OSError as error:
+            raise MedPFLError(f"cannot lock the state folder {folder}: {error.strerror}") from error
+        self._folder, self._file = folder, file
+
+    def release(self) -> None:
+        """Give it back."""
+        if self._file is not None:
+            self._file.close()
+        self._folder = self._file = None
+
+
+def _wait(file: IO[str], stopped: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if stopped() or time.monotonic() > deadline:
+                file.seek(0)
+                raise StateInUse(
+                    f"the same run of this job is under way already: {file.read(1000)}; wait for its end or abort it"
+                ) from None
+        time.sleep(_STEP)

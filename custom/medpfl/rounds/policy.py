@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A hospital asks its own policy before it does what a job wants."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from medpfl.core.errors import PolicyRefused
+from medpfl.core.sizes import Bounded, TooLarge
+from medpfl.data.policy import Policy
+from medpfl.data.samples import SiteData
+from medpfl.methods.base import Method, Site
+from medpfl.rounds.protocol import FinishRequest, InitRequest, OfRun
+from medpfl.tasks.base import Task
+
+
+def check_classes(policy: Policy, methods: Sequence[Method], task: Task, filters: Sequence[str]) -> None:
+    """Whether the job's classes are among those that the hospital names.
+
+    Args:
+        methods: the job's, then the references.
+        filters: full class names of those through which everything goes that leaves.
+
+    Raises:
+        PolicyRefused: one is not; with the rule's key.
+    """
+    for key, allowed, used in (("methods", policy.methods, methods), ("tasks", policy.tasks, [task])):
+        for one in used:
+            if allowed is not None and _name(one) not in allowed:
+                raise PolicyRefused(f"this hospital's policy ('{key}') does not allow {_name(one)}")
+    for name in policy.filters:
+        if name not in filters:
+            raise PolicyRefused(f"this hospital's policy ('filters') asks for the filter {name}, which is not there")
+
+
+def check_start(policy: Policy, header: InitRequest) -> None:
+    """Whether the job as a whole is one for this hospital; before any data are read.
+
+    Raises:
+        PolicyRefused: with the rule's key.
+    """
+    _least("least_hospitals", policy.least_hospitals, len(set(header.roster)), "hospitals in a job", "has")
+    check_length(policy, header.rounds)
+    check_threads(policy, header.threads)
+
+
+def check_length(policy: Policy, rounds: int, finetune: int = 0) -> None:
+    """Raises PolicyRefused: the job takes too many rounds, or too many of fine-tuning."""
+    _most("most_rounds", policy.most_rounds, rounds, "rounds")
+    _most("most_finetune", policy.most_finetune, finetune, "rounds of fine-tuning")
+
+
+def check_threads(policy: Policy, threads: int) -> None:
+    """Raises PolicyRefused: the job asks for too many."""
+    _most("most_threads", policy.most_threads, threads, "threads")
+
+
+def check_data(policy: Policy, data: SiteData, methods: Sequence[Method]) -> None:
+    """Whether there are enough data, and whether the methods as they stand in the job would use enough of them.
+
+    Raises:
+        PolicyRefused: with the rule's key; it does not tell how many samples there are.
+    """
+    count = len(data.splits["train"])
+    if count < policy.least_samples:
+        raise PolicyRefused(
+            f"this hospital's policy ('least_samples') asks for at least {policy.least_samples} training samples, and "
+            "it has fewer of this dataset"
+        )
+    for method in methods:
+        batches = method.steps or method.epochs * math.ceil(count / method.batch_size)
+        _most("most_steps", policy.most_steps, batches, f"batches a round ({type(method).__name__})")
+        check_update(policy, method, min(count, batches * method.batch_size))
+
+
+def check_update(policy: Policy, method: object, drawn: int) -> None:
+    """Raises PolicyRefused: what is to leave was learnt from too few samples."""
+    what = f"training samples behind an update, {type(method).__name__}"
+    _least("least_update", policy.least_update, drawn, what, "takes")
+
+
+def check_round(policy: Policy, header: OfRun) -> None:
+    """Whether a request within a run keeps to the policy, whatever was said in the beginning.
+
+    Raises:
+        PolicyRefused: with the rule's key.
+    """
+    finetune = header.finetune if isinstance(header, FinishRequest) else 0
+    check_length(policy, max(header.round, header.rounds), finetune)
+
+
+def check_trained(policy: Policy, site: Site) -> None:
+    """Whether every phase of a local round has seen enough samples; what was learnt does not leave otherwise.
+
+    Raises:
+        PolicyRefused: as ``check_update``.
+    """
+    for drawn in site.drawn:
+        check_update(policy, site.method, drawn)
+
+
+def check_statistic(policy: Policy, samples: int) -> None:
+    """Raises PolicyRefused: a statistic of so few samples tells of single ones."""
+    if samples < policy.least_statistic:
+        raise PolicyRefused(
+            f"this hospital's policy ('least_statistic') asks for at least {policy.least_statistic} samples behind a "
+            "statistic, and it has fewer"
+        )
+
+
+@contextmanager
+def building(policy: Policy) -> Iterator[None]:
+    """While it is entered, networks that are too large are refused before their memory is taken.
+
+    Raises:
+        PolicyRefused: they are.
+    """
+    try:
+        with Bounded(policy.most_parameters):
+            yield
+    except TooLarge as error:
+        raise PolicyRefused(
+            f"this hospital's policy ('most_parameters') allows at most {policy.most_parameters} parameters; this "
+            "job's networks have more"
+        ) from error
+
+
+def check_networks(policy: Policy, state: Mapping[str, Tensor]) -> None:
+    """Raises PolicyRefused: the networks whose entries these are take too much."""
+    tensors = state.values()
+    _most("most_parameters", policy.most_parameters, sum(tensor.numel() for tensor in tensors), "parameters")
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    _most("most_megabytes", policy.most_megabytes, math.ceil(size / 2**20), "MiB of networks")
+
+
+def _least(key: str, least: int, got: int, what: str, verb: str) -> None:
+    if got < least:
+        raise PolicyRefused(f"this hospital's policy ('{key}') asks for at least {least} {what}; this job {verb} {got}")
+
+
+def _most(key: str, most: int, got: int, what: str) -> None:
+    if got > most:
+        raise PolicyRefused(f"this hospital's policy ('{key}') allows at most {most} {what}; this job wants {got}")
+
+
+def _name(component: Method | Task) -> str:
+    kind = type(component)
+    return f"{kind.__module__}.{kind.__qualname__}"

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A comparison by a metric of which lower values are better: ranking, marks, gains, targets, choices."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from pydantic import TypeAdapter
+
+from medpfl.compare import aggregate, console
+from medpfl.compare.entries import Entry
+from medpfl.compare.fold_table import collect, frequencies, scores
+from medpfl.compare.report import _losses, _shades, _top, write_report
+from medpfl.compare.results import HospitalRow, Results, Stat, UnseenRow
+from medpfl.compare.run_results import FoldRun, Initial, Point, SearchRun, Served, ServedBySuper
+from medpfl.compare.runs import Run
+from medpfl.compare.tuning import Search, judge
+from medpfl.results.compact import read_compact
+from medpfl.tasks.metrics.measure import Measure
+
+STORED = Path(__file__).resolve().parents[2] / "docs" / "results" / "compare-label-skew-sgd.json.gz"
+MORE, LESS = Measure(), Measure(direction="lower", unit="days")
+
+
+def stat(mean: float) -> Stat:
+    return Stat(mean=mean, sd=None, values=[mean])
+
+
+@pytest.fixture(scope="module")
+def stored() -> Callable[[Measure | None], Results]:
+    """A published comparison, as if its score were such a metric (None: as it was published)."""
+    content = TypeAdapter(Results).validate_json(json.dumps(read_compact(STORED)))
+    names = [row.name for row in content.rows]
+    unseen = [
+        UnseenRow(name=name, mean=stat(mean), hospitals={}) for name, mean in zip(names, (9.5, 10.5), strict=False)
+    ]
+
+    def of(measure: Measure | None) -> Results:
+        metrics = {} if measure is None else {content.score: measure}
+        return content.model_copy(update={"metrics": metrics, "unseen": unseen})
+
+    return of
+
+
+def test_published_files_say_nothing_and_higher_is_better(stored: Callable[[Measure | None], Results]) -> None:
+    assert stored(None).measure == MORE
+    assert console.ranked(stored(None)) == console.ranked(stored(MORE))
+
+
+def test_the_best_stands_first(stored: Callable[[Measure | None], Results]) -> None:
+    means = [row.best.mean for row in console.ranked(stored(LESS))]
+    assert means == sorted(means, key=float) and means[0] < means[-1]
+    assert [line[1] for line in console.unseen(stored(LESS))[1]][:2] == ["9.500", "10.500"]
+    assert [line[1] for line in console.unseen(stored(MORE))[1]][:2] == ["10.500", "9.500"]  # by number, not by text
+
+
+def test_what_is_marked_is_the_best(stored: Callable[[Measure | None], Results], tmp_path: Path) -> None:
+    rows = stored(LESS).rows
+    site = stored(LESS).hospitals[0]
+    each = [cast(float, row.hospitals[site].best.mean) for row in rows]
+    assert _top(rows, LESS)[site] == min(each) < max(each) == _top(rows, MORE)[site]
+    assert _shades([[1.0, 3.0, None]], LESS) == [[("1.000", 0.66), ("3.000", 0.06), ("n/a", 0.0)]]
+    assert _shades([[1.0, 3.0, None]], MORE) == [[("1.000", 0.06), ("3.000", 0.66), ("n/a", 0.0)]]
+    page = write_report(stored(LESS), tmp_path).read_text()
+    score = stored(LESS).score.replace("_", " ")
+    assert f"Leaderboard: test {score} (days, lower is better)" in page and "joining was better" in page
+    assert "joining was better" not in write_report(stored(MORE), tmp_path).read_text()
+
+
+def test_the_unit_is_in_every_heading(stored: Callable[[Measure | None], Results]) -> None:
+    content = stored(LESS)
+    label = f"{content.score.replace('_', ' ')} (days, lower is better)"
+    assert label in console.metrics(content)[0] and label in console.together(content)[0]
+    assert f"Test {label}, mean" in console.markdown(content)
+
+
+def test_less_is_a_gain_and_more_a_loss() -> None:
+    mine, alone = np.array([2.0, 2.5]), np.array([3.0, 3.0])
+    found, other = aggregate.gain(mine, alone, LESS), aggregate.gain(mine, alone, MORE)
+    assert found and other and (found.mean, found.wins, found.losses) == (0.75, 2, 0)
+    assert (other.mean, other.wins, other.losses) == (-0.75, 0, 2)
+    row = SimpleNamespace(name="m", gain=found, hospitals={"anna": SimpleNamespace(gain=found)})
+    assert _losses([cast(Any, row)], ["anna"]) == {"m": 0}
+
+
+def test_the_worst_off_hospital_has_the_largest_error() -> None:
+    hospitals = {
+        site: HospitalRow(best=stat(mean), last=stat(mean), gain=None) for site, mean in (("a", 1.0), ("b", 2.0))
+    }
+    for measure, site in ((LESS, "b"), (MORE, "a")):
+        found = aggregate.worst(hospitals, measure)
+        assert found and found.hospital == site
+
+
+def test_a_target_is_reached_from_above() -> None:
+    found = aggregate.reach([[5.0, 3.0, 2.0], [5.0, 4.0, 3.5]], 3.0, 10, 1.0, LESS)
+    assert found and found.rounds == [2, None] and found.bytes_per_hospital == 20
+
+
+def test_a_search_takes_the_candidate_with_the_lowest_score() -> None:
+    runs = [[cast(Run, SimpleNamespace(score=score))] for score in (3.0, 1.0, 2.0, 1.0)]
+    entries = [cast(Entry, SimpleNamespace(values={"lr": place})) for place in range(4)]
+
+    def read(run: Run) -> SearchRun:
+        score = cast(Any, run).score
+        start = Initial(digest="d", same=[], own=[])
+        return SearchRun(seed=0, split=None, without=None, method="m", initial=start, score=score, reason=None)
+
+    search = Search("m", None, entries, runs)
+    assert judge(search, read, LESS).chosen == 1 and judge(search, read, MORE).chosen == 0
+
+
+def test_the_best_of_a_fold_is_the_lowest() -> None:
+    points = [Point(gamma=gamma, score=score, counts=[1]) for gamma, score in ((0.0, 4.0), (1.0, 2.0))]
+    rows = {
+        "local": Served(models={"b": 4.0, "c": 2.0}, score=3.0, best=2.0),
+        "super": ServedBySuper(score=4.0, best=4.0, gamma=0.0, served={"global": 1}, cases=1, points=points),
+    }
+    run = FoldRun(without="a", seed=0, score="mae", measure=LESS, cases=1, rows=rows, events=[])
+    content = collect([run])
+    assert content.measure == LESS and scores(content)[1][0][1] == "3.000 (best 2.000)"
+    told = frequencies(content)
+    assert told and told[1][0][-1] == "2.000"

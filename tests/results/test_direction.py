@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job's tables where lower values are better, with a unit: what is marked, what is a gain, what the headings say."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from medpfl.results.console import print_results
+from medpfl.results.files import read_summary, write_json
+from medpfl.results.report import write_page
+from medpfl.results.schema import ControllerArguments, FinalLine, TrainingSummary, ValidationLine
+from medpfl.results.tables import result_table
+from medpfl.tasks.metrics.measure import Measure
+
+DAYS = {"mae": Measure(direction="lower", unit="days")}
+FOUND = {"local": {"anna": 3.0, "berta": 5.0}, "fedavg": {"anna": 4.0, "berta": 2.0}}
+
+
+def summary(metrics: dict[str, Measure]) -> TrainingSummary:
+    sites = ["anna", "berta"]
+    tested = [
+        FinalLine(site=site, model=model, round=1, metrics={"mae": value}, choice="best")
+        for model, values in FOUND.items()
+        for site, value in values.items()
+    ]
+    return TrainingSummary(
+        classes=[], metrics=metrics, sizes={site: {"train": 9} for site in sites}, versions={}, components={},
+        settings=ControllerArguments(rounds=1, seed=0), recipe=None, personalised="fedavg", score="mae", codecs=None,
+        job="stay", medpfl="1", written="now", roster=sites, best={}, slots={}, test=tested, events=[],
+    )  # fmt: skip
+
+
+def test_the_lowest_is_the_best_of_a_row_and_less_is_a_gain() -> None:
+    table = result_table(summary(DAYS))
+    assert table.models == ["local", "fedavg"]
+    assert [table.best(row) for row in range(2)] == [3.0, 2.0]
+    assert table.gains() == [None, 1.0]  # 4 days alone, 3 together
+    assert table.score == "mae (days, lower is better)"
+
+
+def test_a_file_that_does_not_say_it_is_of_a_metric_of_which_more_is_better() -> None:
+    table = result_table(summary({}))
+    assert [table.best(row) for row in range(2)] == [4.0, 5.0] and table.gains() == [None, -1.0]
+    assert table.score == "mae"
+
+
+def test_the_console_marks_the_lowest(tmp_path: Path) -> None:
+    write_json(tmp_path / "summary.json", summary(DAYS))
+    assert read_summary(tmp_path).metrics == DAYS
+    console = Console(record=True, force_terminal=True, width=120, file=open("/dev/null", "w"))  # noqa: SIM115
+    print_results(tmp_path, console)
+    text = console.export_text(styles=True)
+    assert "test mae (days, lower is better)" in text
+    assert "\x1b[1m3.000" in text and "\x1b[1m2.000" in text and "\x1b[1m5.000" not in text
+
+
+@pytest.mark.usefixtures("rendered")
+def test_the_page_shades_the_lowest_and_says_the_unit(tmp_path: Path) -> None:
+    lines = [ValidationLine(site=site, model="local", round=1, metrics={"mae": 3.0}) for site in ("mean", "anna")]
+    page = write_page(tmp_path, summary(DAYS), lines, {"model/00001": np.eye(2)}, []).read_text()
+    assert '<td class="win">3.000</td><td>4.000</td>' in page and '<td>5.000</td><td class="win">2.000</td>' in page
+    assert "<td>gain over local</td><td></td><td></td><td>+1.000</td>" in page
+    assert "Test mae (days, lower is better), hospital by hospital" in page
+    assert "<!-- mae (days, lower is better) -->" in page  # the curves' axis

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same job twice at once: the second waits, or is refused with a sentence that names the first."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from medpfl.job import Job
+from medpfl.rounds import lock
+from medpfl.rounds.lock import StateInUse, StateLock
+from tools import pieces, ready, round_of
+
+Make = Callable[..., Job]
+HOLD = """
+import sys, time
+from pathlib import Path
+from medpfl.rounds.lock import StateLock
+held = StateLock()
+held.take(Path(sys.argv[1]), "the first job")
+print("taken", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "PATIENCE", 0.0)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_second_server_is_refused_and_the_first_is_named(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    first, runners = pieces(make_job(), table_sites, tmp_path)
+    ready(first, runners)
+    second, others = pieces(make_job(), table_sites, tmp_path)
+    with pytest.raises(StateInUse, match=rf"under way already: the job whose results go to {tmp_path}/r \(process \d+"):
+        ready(second, others)
+    first.close()
+    ready(second, others)
+    another, third = pieces(make_job(seed=1), table_sites, tmp_path)  # another run has a folder of its own
+    ready(another, third)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_second_process_at_a_hospital_is_refused(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    coordinator, runners = pieces(make_job(), table_sites, tmp_path)
+    ready(coordinator, runners)
+    round_of(coordinator, runners, 1)
+    coordinator.close()
+    again, others = pieces(make_job(), table_sites, tmp_path)
+    ready(again, others)
+    with pytest.raises(StateInUse, match=r"under way already: at anna \(process \d+, since .* UTC\); wait for its end"):
+        round_of(again, others, 2)
+    for runner in runners.values():
+        runner.close()
+    round_of(again, others, 2)
+    others["anna"].recover()  # a hospital that failed keeps its lock, and does not wait for itself
+    round_of(again, others, 3)
+
+
+def test_the_lock_ends_with_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout and process.stdout.readline() == "taken\n"
+        mine = StateLock()
+        with pytest.raises(StateInUse, match=rf"the first job \(process {process.pid}, since"):
+            mine.take(tmp_path, "the second job", stopped=lambda: True)
+        monkeypatch.setattr(lock, "PATIENCE", 10.0)
+        threading.Timer(0.3, process.kill).start()
+        mine.take(tmp_path, "the second job")  # waits until the first is gone
+    assert "the second job" in (tmp_path / "lock").read_text()
+    mine.release()

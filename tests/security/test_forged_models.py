@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model's file that somebody made up: enormous networks, foreign classes. One sentence refuses it, at no cost."""
+
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from medpfl.component import spec_of
+from medpfl.core.errors import MedPFLError
+from medpfl.deployed.model_file import ModelMeta, Recipe, load_deployed
+from medpfl.methods.fedavg import FedAvg
+from medpfl.tasks.tabular import Tabular
+
+
+def forged(folder: Path, task: Any = None, method: Any = None, hospitals: int = 2, shape: Any = (3,)) -> Path:
+    recipe = Recipe(
+        method=method or spec_of(FedAvg()),
+        task=task or spec_of(Tabular(dataset="blood", hidden=(4,))),
+        deployed="fedavg",
+        classes=["no", "yes"],
+        input_shape=list(shape),
+        hospitals=hospitals,
+    )
+    meta = ModelMeta(recipe=recipe, history=None, parameters=1, versions={})
+    path = folder / "model.safetensors"
+    meta.write(path, {"fedavg.0.weight": torch.zeros(1)})
+    return path
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        {"task": spec_of(Tabular(dataset="blood", hidden=(30_000, 30_000)))},
+        {"task": spec_of(Tabular(dataset="blood", hidden=(10,) * 100_000))},
+        {"shape": (2_000_000_000,)},
+    ],
+    ids=["wide", "deep", "long"],
+)
+def test_a_small_file_that_asks_for_enormous_networks(tmp_path: Path, recipe: dict[str, Any]) -> None:
+    path = forged(tmp_path, **recipe)
+    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    with pytest.raises(MedPFLError, match=r"networks have more than"):
+        load_deployed(path)
+    assert time.process_time() - started < 5
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
+
+
+@pytest.mark.parametrize("path", ["antigravity.FedAvg", "subprocess.Popen", "medpfl.store.read", "os.system"])
+def test_a_file_that_names_another_class(tmp_path: Path, path: str) -> None:
+    with pytest.raises(MedPFLError, match=r"is not MedPFL's|is not a (class|Method)"):
+        load_deployed(forged(tmp_path, method={"path": path}))

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job asks a hospital for what its policy does not allow: one patient's gradient, a federation of one, endless or
+enormous work. The hospital refuses with one sentence that tells nothing of its data."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from nvflare.apis.dxo_filter import DXOFilter
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.private.privacy_manager import Scope
+from typer.testing import CliRunner
+
+from baselines import begin, play
+from in_process import Engine, Harness, new_workspace
+from medpfl.cli import app
+from medpfl.core.errors import ConfigError, PolicyRefused, SiteFileError
+from medpfl.core.mixers import Mean
+from medpfl.core.sizes import Bounded
+from medpfl.data.policy import Policy
+from medpfl.data.site_file import load_site_file
+from medpfl.flare.leaving import filters_out
+from medpfl.job import Job, write_job
+from medpfl.methods.fedavg import FedAvg
+from medpfl.methods.site import Site
+from medpfl.rounds.messages import Message
+from medpfl.rounds.protocol import FinishRequest, StatisticsRequest, TrainRequest
+from medpfl.tasks.tabular import Tabular
+from small_jobs import small_job, write_table_sites
+
+ONE_PATIENT: dict[str, Any] = {"steps": 1, "batch_size": 1, "optimizer": "sgd"}
+
+
+def sites(folder: Path, names: list[str] | None = None, **policy: Any) -> dict[str, Path]:
+    files = write_table_sites(folder / "sites", names or ["anna", "berta"])
+    for file in files.values():
+        file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), "policy": policy}))
+    return files
+
+
+def fedavg(rounds: int = 2, task: Tabular | None = None, **method: Any) -> Job:
+    given = {"lr": 0.05, "batch_size": 8, **method}
+    return small_job(rounds=rounds, mixers={"fedavg": Mean()}, method=FedAvg(**given), task=task, min_clients=1)
+
+
+def refused(job: Job, files: dict[str, Path], folder: Path, rule: str) -> str:
+    with pytest.raises(PolicyRefused, match=rf"\('{rule}'\)") as error:
+        begin(job, files, folder / "run")
+    assert error.value.public == str(error.value)
+    return error.value.public
+
+
+def test_one_patient_an_update(tmp_path: Path) -> None:
+    text = refused(fedavg(**ONE_PATIENT), sites(tmp_path), tmp_path, "least_update")
+    assert text.endswith("asks for at least 4 training samples behind an update, FedAvg; this job takes 1")
+
+
+def test_the_same_patient_again_and_again(tmp_path: Path) -> None:
+    """More steps on few patients, in a phase of a method's own: what counts is how many patients it saw."""
+
+    class Probing(FedAvg):
+        def local_round(self, site: Site) -> None:
+            for _ in range(50):
+                (batch,) = site.training_batches(steps=1)
+                site.step("fedavg", self.loss(site, batch))
+
+        def loss(self, site: Site, batch: Any) -> torch.Tensor:
+            return site.task.loss(site.models["fedavg"](batch.inputs), batch.targets)
+
+    job = small_job(mixers={"fedavg": Mean()}, method=Probing(batch_size=1, steps=8), min_clients=1)
+    coordinator, runners = begin(job, sites(tmp_path), tmp_path / "run")
+    with pytest.raises(PolicyRefused, match=r"at least 4 training samples behind an update, Probing; this job takes 1"):
+        play(coordinator, runners, 1)
+
+
+def test_a_federation_of_one(tmp_path: Path) -> None:
+    text = refused(fedavg(), sites(tmp_path, ["anna"]), tmp_path, "least_hospitals")
+    assert text.endswith("asks for at least 2 hospitals in a job; this job has 1")
+
+
+def test_one_hospital_under_two_names(tmp_path: Path) -> None:
+    coordinator, runners = begin(fedavg(), sites(tmp_path), tmp_path / "run")
+    header = coordinator.init_messages()["anna"].header.model_copy(update={"roster": ("anna", "anna")})
+    with pytest.raises(PolicyRefused, match=r"this job has 1"):
+        runners["anna"].handle(Message(header, {}))
+
+
+@pytest.mark.parametrize(
+    ("rule", "limit", "job"),
+    [
+        ("least_samples", 30, {}),
+        ("most_rounds", 1, {}),
+        ("most_steps", 2, {"epochs": 3}),
+        ("most_parameters", 10, {}),
+        ("most_megabytes", 1, {"task": Tabular(dataset="blood", hidden=(1000, 1000))}),
+        ("methods", ["medpfl.methods.softpull.SoftPull"], {}),
+        ("tasks", ["medpfl.tasks.segmentation.Segmentation"], {}),
+        ("filters", ["nvflare.app_common.filters.svt_privacy.SVTPrivacy"], {}),
+    ],
+)
+def test_more_than_a_hospital_allows(tmp_path: Path, rule: str, limit: Any, job: dict[str, Any]) -> None:
+    files = sites(tmp_path, **{rule: limit})
+    text = refused(fedavg(**job), files, tmp_path, rule)
+    assert "24" not in text and str(tmp_path) not in text  # anna has 24 training samples
+
+
+def test_a_round_a_statistic_and_fine_tuning_beyond_what_was_said_in_the_beginning(tmp_path: Path) -> None:
+    files = sites(tmp_path, most_rounds=2, most_finetune=3, least_statistic=100)
+    _, runners = begin(fedavg(), files, tmp_path / "run")
+    of: dict[str, Any] = {"run": "r", "rounds": 2, "best": {}}
+    for header, rule in (
+        (TrainRequest(round=3, **of), "most_rounds"),
+        (FinishRequest(round=2, finetune=4, **of), "most_finetune"),
+        (StatisticsRequest(round=1, names=("moments",), **of), "least_statistic"),
+    ):
+        with pytest.raises(PolicyRefused, match=rule):
+            runners["anna"].handle(Message(header, {}))
+
+
+def test_a_network_of_absurd_width_costs_nothing(tmp_path: Path) -> None:
+    job = fedavg(task=Tabular(dataset="blood", hidden=(3_000_000, 3_000_000)))
+    started = time.process_time()
+    with pytest.raises(PolicyRefused, match=r"'most_parameters'\) allows at most 500000000 parameters"):
+        begin(job, sites(tmp_path), tmp_path / "run")
+    assert time.process_time() - started < 5
+
+
+def test_many_small_layers_cost_too() -> None:
+    with pytest.raises(ConfigError, match=r"more than 100000 entries"), Bounded(100_000):
+        for _ in range(1000):
+            torch.empty(1)
+
+
+def test_the_server_hears_one_sentence(tmp_path: Path) -> None:
+    files = sites(tmp_path)
+    file = files["anna"]
+    file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), "policy": {"least_samples": 30}}))
+    done = Harness(fedavg(rounds=1), files, tmp_path / "flare").run()
+    assert done.engine.panic is None
+    events = [event for event in done.controller.coordinator.record.events if event.site == "anna"]
+    assert "('least_samples') asks for at least 30 training samples" in events[0].event
+
+
+def test_a_hospital_sees_before_joining_what_it_would_refuse(tmp_path: Path) -> None:
+    job, files = write_job(fedavg(rounds=3), tmp_path / "job"), sites(tmp_path, most_rounds=2)
+    allowed = files["anna"].with_name("generous.yaml")
+    allowed.write_text(files["anna"].read_text().replace("most_rounds: 2", "most_rounds: 3"))
+    for file, code, words in (
+        (files["anna"], 1, "('most_rounds') allows at most 2 rounds; this job wants 3"),
+        (allowed, 0, f"small keeps to the policy of {allowed}"),
+    ):
+        done = CliRunner().invoke(app, ["check-job", str(job), "--site-file", str(file)])
+        assert (done.exit_code, "least_hospitals: 2 (default)" in done.output) == (code, True)
+        assert words in (done.output if code == 0 else str(done.exception))
+
+
+class Noise(DXOFilter):
+    """Stands for a privacy filter."""
+
+    def __init__(self) -> None:
+        super().__init__(supported_data_kinds=[], data_kinds_to_filter=[])
+
+    def process_dxo(self, dxo: Any, shareable: Any, fl_ctx: FLContext) -> None:
+        return None
+
+
+def test_a_required_filter_that_acts_on_a_part_only(tmp_path: Path) -> None:
+    """It must stand in the hospital's own privacy scope, or in the job before everything that leaves."""
+    name = f"{Noise.__module__}.Noise"
+    fl_ctx = Engine("anna", new_workspace(tmp_path, "anna"), {}, []).new_context()
+    config = tmp_path / "anna" / "job-1" / "app_anna" / "config" / "config_fed_client.json"
+    config.parent.mkdir(parents=True)
+    whole = {"tasks": ["statistics", "train", "refine"], "filters": [{"path": name}]}
+    for entry, found in (
+        (whole, (name,)),
+        ({**whole, "tasks": ["train"]}, ()),
+        ({**whole, "tasks": ["*"]}, ()),  # FLARE takes it for the name of a task
+        ({**whole, "direction": "in"}, ()),
+    ):
+        config.write_text(json.dumps({"task_result_filters": [entry]}))
+        assert filters_out(fl_ctx) == found
+    config.write_text("{}")
+    scope = Scope()
+    scope.add_task_result_filter(Noise(), "out")
+    fl_ctx.set_prop(FLContextKey.SCOPE_OBJECT, scope, private=True)
+    assert filters_out(fl_ctx) == (name,)
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        ({"least_sample": 3}, r"unknown key 'policy\.least_sample'"),
+        ({"least_samples": 0}, r"'policy\.least_samples': input should be greater than or equal to 1, got 0"),
+        ({"most_rounds": "many"}, r"'policy\.most_rounds': .*, got 'many'"),
+        ({"most_rounds": True}, r"'policy\.most_rounds': .*, got True"),
+        ({"methods": ["medpfl."]}, r"'policy\.methods\.0': .*, got 'medpfl\.'"),
+        ({"methods": "SoftPull"}, r"'policy\.methods': .*, got 'SoftPull'"),
+    ],
+)
+def test_a_policy_with_a_mistake_is_no_policy(tmp_path: Path, policy: dict[str, Any], words: str) -> None:
+    """A misspelt rule must not silently be the default."""
+    with pytest.raises(SiteFileError, match=words):
+        load_site_file(sites(tmp_path, ["anna"], **policy)["anna"])
+
+
+def test_what_a_site_file_does_not_say_is_still_a_rule(tmp_path: Path) -> None:
+    lines = list(load_site_file(sites(tmp_path, ["anna"], most_rounds=7)["anna"]).policy.described())
+    assert "most_rounds: 7" in lines and "least_hospitals: 2 (default)" in lines and "methods: any (default)" in lines
+    assert len(lines) == len(Policy.model_fields)
