@@ -98,7 +98,7 @@ def _one_seed(folder: Path, seed: int, rounds: int) -> dict[str, Any]:
     alike = shared_labels(file, sites)
     fedap = FedAP(pretrained=CHECKPOINT, **TRAINING)
     tensors, about = pretrain(_job(fedap, {}, rounds, seed), files, SHARE, EPOCHS)
-    store.save(folder / "pretrained.safetensors", tensors, about)
+    store.save(folder / "pretrained.safetensors", tensors, about.model_dump(mode="json"))
     declare_checkpoint(list(files.values()), CHECKPOINT, folder / "pretrained.safetensors")
     runs: dict[str, tuple[Method, dict[str, Mixer]]] = {
         OURS: (fedap, {"fedavg": Mean(uniform=True), "model": StatisticsDistance(LAM)}),

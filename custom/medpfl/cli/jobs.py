@@ -150,8 +150,8 @@ def pretrain(
     with Progress(TextColumn("epoch {task.completed}/{task.total}"), BarColumn(), console=console) as progress:
         bar = progress.add_task("epochs", total=epochs)
         tensors, about = run(loaded, files, share, epochs, lambda epoch, loss: progress.update(bar, completed=epoch))
-    save(output, tensors, about)
-    console.print(f"{output}: {about['samples']} samples, SHA-256 {about['sha256']}", soft_wrap=True)
+    save(output, tensors, about.model_dump(mode="json"))
+    console.print(f"{output}: {about.samples} samples, SHA-256 {about.sha256}", soft_wrap=True)
     if declare:
         declare_checkpoint(list(files.values()), names[0], output)
         console.print(f"declared as '{names[0]}' in {len(files)} site files")

@@ -3,6 +3,7 @@
 
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,23 +65,54 @@ def write_page(
     return path
 
 
-def _table(summary: Summary, choice: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Row:
+    """A hospital's row: the cells' texts, and whether each is the best."""
+
+    site: str
+    size: int
+    cells: list[tuple[str, bool]]
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The results as the page shows them; ``gains``: None where there is nothing to compare with."""
+
+    score: str
+    heading: str
+    labels: list[str]
+    rows: list[_Row]
+    mean: list[str]
+    gains: list[str | None] | None
+    rounds: list[int | str]
+
+
+@dataclass(frozen=True)
+class _Bytes:
+    """A hospital's megabytes, "raw" and "encoded"."""
+
+    site: str
+    to_site: dict[str, str]
+    from_site: dict[str, str]
+
+
+def _table(summary: Summary, choice: str) -> _Table:
     table = result_table(summary, choice)
     rows = []
     for row, (site, size, values) in enumerate(zip(table.sites, table.sizes, table.values, strict=True)):
         top = table.best(row)
-        rows.append({"site": site, "size": size, "cells": [(_text(v), v == top) for v in values]})
+        rows.append(_Row(site, size, [(_text(v), bool(v == top)) for v in values]))
     gains = table.gains()
     rounds = [summary.best[model].round if model in summary.best else "" for model in table.models]
-    return {
-        "score": table.score,
-        "heading": table.heading,
-        "labels": table.labels,
-        "rows": rows,
-        "mean": [_text(value) for value in table.mean],
-        "gains": gains and [None if gain is None else _signed(gain) for gain in gains],
-        "rounds": rounds,
-    }
+    return _Table(
+        score=table.score,
+        heading=table.heading,
+        labels=table.labels,
+        rows=rows,
+        mean=[_text(value) for value in table.mean],
+        gains=[None if gain is None else _signed(gain) for gain in gains] if gains else None,
+        rounds=rounds,
+    )
 
 
 def _text(value: float) -> str:
@@ -196,7 +228,7 @@ def _sdwd(folder: Path) -> str:
     return _svg(figure)
 
 
-def _traffic(traffic: Sequence[Traffic]) -> list[dict[str, Any]]:
+def _traffic(traffic: Sequence[Traffic]) -> list[_Bytes]:
     """Megabytes by hospital and direction, summed over the rounds."""
     total: dict[str, dict[str, dict[str, int]]] = {}
     for line in traffic:
@@ -204,10 +236,8 @@ def _traffic(traffic: Sequence[Traffic]) -> list[dict[str, Any]]:
         entry["raw"] += line.raw
         entry["encoded"] += line.encoded
     empty = {"raw": 0, "encoded": 0}
-    return [
-        {
-            "site": site,
-            **{way: {k: f"{v / 1e6:.3g}" for k, v in ways.get(way, empty).items()} for way in ("to_site", "from_site")},
-        }
-        for site, ways in sorted(total.items())
-    ]
+
+    def megabytes(ways: dict[str, dict[str, int]], way: str) -> dict[str, str]:
+        return {kind: f"{count / 1e6:.3g}" for kind, count in ways.get(way, empty).items()}
+
+    return [_Bytes(site, megabytes(w, "to_site"), megabytes(w, "from_site")) for site, w in sorted(total.items())]
