@@ -18,7 +18,7 @@ from medpfl.core.codecs import CER, STC, Chain
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mixers import Identity, SoftPull
 from medpfl.job import Job
-from medpfl.rounds.coding import Codecs
+from medpfl.job.codecs import Codecs
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.simulate import simulate
 from small_jobs import small_job, write_table_sites
