@@ -31,7 +31,7 @@ from medpfl.deployed.model_file import load_deployed
 from medpfl.flare.compared import do_runs_on, do_runs_over_flare, foreign_classes, over_flare
 from medpfl.flare.poc import Federation
 from medpfl.job import Job, load_job, write_evaluation_job
-from medpfl.models.resnet import ResNet
+from medpfl.models.lenet import LeNet5
 from medpfl.results.files import json_of
 from medpfl.tasks.classification import Classification
 from pictures import TABLE, write_images
@@ -54,9 +54,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def hospitals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Three with phantoms, a table, and at each the same few pictures, split in its own way."""
+    """Two with phantoms, a table, and at each the same few pictures, split in its own way. (A third is a process
+    more in every job and shows nothing else.)"""
     folder = tmp_path_factory.mktemp("phantoms")
-    files = {site: folder / f"{site}.yaml" for site in write_phantoms(folder)[:3]}
+    files = {site: folder / f"{site}.yaml" for site in write_phantoms(folder)[:2]}
     tables = write_table_sites(folder / "tables", list(files))
     write_images(folder / "pictures", count=24)
     for seed, file in enumerate(files.values()):
@@ -96,6 +97,7 @@ def small_job(folder: Path, name: str) -> Path:
     job = replace(
         job,
         name=name,
+        min_clients=2,
         settings=replace(job.settings, rounds=2, finetune=1),
         method=replace(job.method, steps=3),
     )
@@ -154,13 +156,13 @@ def test_a_killed_job_process_is_started_again_and_changes_nothing(
     allow list."""
     job = load_job(small_job(tmp_path, "killed"))
     assert isinstance(job, Job)
-    task = Classification("skin", size=(16, 16), architecture=ResNet(width=4))
-    job = replace(job, task=task, settings=replace(job.settings, rounds=10))
+    task = Classification("skin", size=(24, 24), architecture=LeNet5())
+    job = replace(job, task=task, settings=replace(job.settings, rounds=6))
     folder = write_job(job, tmp_path / "killed-longer" / "killed")
     job_id = federation.submit(folder)
     progress = federation.run_folder("server", job_id) / "results" / "metrics.jsonl"
     deadline = time.monotonic() + 120
-    while not (progress.exists() and '"split": "round", "round": 2' in progress.read_text()):
+    while not (progress.exists() and '"split": "round", "round": 1' in progress.read_text()):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     (killed,) = federation.job_processes(job_id)["hospital-b"]
@@ -219,7 +221,7 @@ def computed(results: Path, run: Run) -> dict[str, Any]:
     """What a run found, without times, and the bytes of every hospital's models."""
     found = json_of(read_run(results, run, TrainedRun))
     models = sorted((results / "runs" / run.digest / "home").rglob("*.safetensors"))
-    assert found.pop("seconds") > 0 and len(models) >= 3
+    assert found.pop("seconds") > 0 and len(models) >= 2
     return {**found, "models": {f"{path.parts[-4]}/{path.name}": path.read_bytes() for path in models}}
 
 
