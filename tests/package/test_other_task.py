@@ -25,12 +25,15 @@ from medpfl.data.target import Target
 from medpfl.deployed.export import export
 from medpfl.deployed.model_file import load_deployed
 from medpfl.deployed.predict import evaluate_at
+from medpfl.job import EvaluationJob, load_job, write_evaluation_job
 from medpfl.methods.base import Build
 from medpfl.methods.fedmd import FedMD
 from medpfl.methods.fedrod import FedRoD
 from medpfl.methods.moe import MoE
-from medpfl.results.files import read_lines, read_training
+from medpfl.results.files import read_lines, read_summary, read_training
 from medpfl.results.schema import ValidationLine
+from medpfl.results.tables import result_table
+from medpfl.rounds.simulate import simulate_evaluation
 from medpfl.tasks import Tabular
 from medpfl.tasks.metrics.measure import Measure
 from stay import Stay
@@ -128,6 +131,15 @@ def test_it_is_tested_at_another_hospital_and_exported(results: Path, sites: dic
     assert told["classes"] == [] and told["output"]["answer"].startswith("one number a case")
     with pytest.raises(MedPFLError, match="for models that segment volumes; this one's task is Stay"):
         export(model_of(results), tmp_path / "bundle", "monai")
+
+
+def test_a_given_model_is_evaluated_at_hospitals(results: Path, sites: dict[str, Path], tmp_path: Path) -> None:
+    job = load_job(write_evaluation_job(model_of(results), tmp_path / "jobs"))
+    assert isinstance(job, EvaluationJob)
+    simulate_evaluation(job, sites, tmp_path / "results", tmp_path / "home")
+    table = result_table(read_summary(tmp_path / "results"))
+    assert table.labels == ["Mae (days, lower is better)"] and table.sites == SITES and (table.values > 0).all()
+    assert "days, lower is better |" in next((tmp_path / "home").glob("anna/*/evaluation/*.md")).read_text()
 
 
 def test_the_data_check_counts_cases_without_classes(sites: dict[str, Path]) -> None:

@@ -43,7 +43,8 @@ def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> l
     if not 2 <= len(found) <= CLASSES and not answers.classes:
         raise DataError(
             f"{files[0]}: column '{label}' has {len(found)} different values; a class to predict needs 2 to {CLASSES} "
-            "(or say with --class NAME=VALUE,VALUE what they mean)"
+            f"(or say with --class NAME=VALUE,VALUE what they mean; where '{label}' is a number to predict, write the "
+            f"site file yourself, with 'value: {label}' in place of 'label')"
         )
     classes = answers.class_values(found, [str(value) for value in found], f"column '{label}'")
     split, group = _split(columns, known, label), _group(columns, known, label, answers)
