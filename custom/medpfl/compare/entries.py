@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from medpfl.compare.file import FEDAVG, LOCAL, POOLED, SHARED, Comparison, Component, MethodEntry
 from medpfl.compare.run_results import Initial
-from medpfl.component import build, find_class, spec_of
+from medpfl.component import Spec, build, find_class, spec_of
 from medpfl.core.codecs import Codec
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mixer
@@ -34,13 +34,21 @@ class Entry:
     values: dict[str, Any] = field(default_factory=dict)
     codecs: Codecs | None = None
 
-    def spec(self) -> dict[str, Any]:
-        slots = {slot: spec_of(mixer) for slot, mixer in self.mixers.items()}
-        codecs = {"codecs": spec_of(self.codecs)["args"]} if self.codecs else {}
-        return {"method": spec_of(self.method), "slots": slots, **codecs}
+    @property
+    def slots(self) -> dict[str, Spec]:
+        """Slot to its component's configuration."""
+        return {slot: spec_of(mixer) for slot, mixer in self.mixers.items()}
+
+    @property
+    def encoding(self) -> dict[str, Spec | None] | None:
+        """The codecs' configurations by direction; None: there are none."""
+        if self.codecs is None:
+            return None
+        both = {"to_site": self.codecs.to_site, "from_site": self.codecs.from_site}
+        return {way: spec_of(codec) if codec else None for way, codec in both.items()}
 
 
-def build_codecs(given: Mapping[str, Any], where: str) -> Codecs:
+def build_codecs(given: Mapping[str, object], where: str) -> Codecs:
     """Codecs by direction, of their configuration.
 
     Raises:

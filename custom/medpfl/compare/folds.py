@@ -8,12 +8,12 @@ import dataclasses
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 import medpfl
 from medpfl.compare.data import split_digest
+from medpfl.compare.order import FoldOrder, Places
 from medpfl.compare.run_results import FoldRun
 from medpfl.compare.sources import source_digest
 from medpfl.compare.unseen import served
@@ -38,7 +38,7 @@ class Fold:
     without: str
     seed: int
     digest: str
-    order: dict[str, Any]
+    order: FoldOrder
 
 
 @dataclass(frozen=True)
@@ -81,45 +81,44 @@ def make_folds(job: Job, site_files: dict[str, Path], seeds: int) -> Folds:
     for seed in range(job.settings.seed, job.settings.seed + seeds):
         settings = dataclasses.replace(job.settings, seed=seed)
         for site in roster:
-            order = {
-                "worker": "medpfl.compare.folds",
-                "job": job.name,
-                "without": site,
-                "settings": dataclasses.asdict(settings),
-                "components": {slot: spec_of(mixer) for slot, mixer in job.components.items()},
-                "method": spec_of(job.method),
-                "task": spec_of(job.task),
-                "splits": splits,
-            }
-            specs = [order[key] for key in ("method", "task", "components")]
+            order = FoldOrder(
+                job=job.name,
+                without=site,
+                settings=spec_of(settings),
+                components={slot: spec_of(mixer) for slot, mixer in job.components.items()},
+                method=spec_of(job.method),
+                task=spec_of(job.task),
+                splits=splits,
+            )
+            specs = [order.method, order.task, order.components]
             named = {path.rpartition(".")[0] for path in class_paths(specs)}
             code = source_digest({"medpfl.rounds.simulate", "medpfl.compare.unseen", *named})
-            digest = digest_of([order, medpfl.__version__, str(torch.__version__), code])
+            digest = digest_of([order.model_dump(mode="json"), medpfl.__version__, str(torch.__version__), code])
             runs.append(Fold(site, seed, digest, order))
     return Folds(job, dict(site_files), runs)
 
 
-def run(order: dict[str, Any], folder: Path) -> FoldRun:
+def run(order: FoldOrder, places: Places, folder: Path) -> FoldRun:
     """Train without the hospital, then test on it; what run.json holds.
 
     Raises:
         MedPFLError: as the hospitals and the server raise them, or the data changed meanwhile.
     """
-    task: Task = build(order["task"], Task, "task")
-    files = {site: Path(path) for site, path in order["site_files"].items()}
-    without = order["without"]
+    task: Task = build(order.task, Task, "task")
+    files, without = places.files, order.without
     unseen = task.load(load_site_file(files[without], without))
-    if split_digest(unseen) != order["splits"][without]:
+    if split_digest(unseen) != order.splits[without]:
         raise ConfigError(f"{without}'s data or split changed while the folds were running; start them again")
     there = {site: path for site, path in files.items() if site != without}
-    components = {slot: build(spec, Mixer, f"slot '{slot}'") for slot, spec in order["components"].items()}
-    method: Method = build(order["method"], Method, "method")
-    job = Job(order["job"], len(there), Settings(**order["settings"]), components, method, task)
+    components = {slot: build(spec, Mixer, f"slot '{slot}'") for slot, spec in order.components.items()}
+    method: Method = build(order.method, Method, "method")
+    settings: Settings = build(order.settings, Settings, "settings")
+    job = Job(order.job, len(there), settings, components, method, task)
     simulate(job, there, folder / "results", folder / "home")
     summary = read_training(folder / "results")
     return FoldRun(
         without=without,
-        seed=order["settings"]["seed"],
+        seed=settings.seed,
         score=summary.score,
         measure=summary.measure(summary.score),
         cases=len(unseen.splits["test"].names),
@@ -129,4 +128,4 @@ def run(order: dict[str, Any], folder: Path) -> FoldRun:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), run))
+    sys.exit(main(Path(sys.argv[1]), FoldOrder, run))
