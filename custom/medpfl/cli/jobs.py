@@ -24,8 +24,8 @@ def jobs() -> None:
     from medpfl.bundle import find_bundle, manifest
 
     table = Table("job", "method", "task", "data", "paper")
-    for name, entry in manifest(find_bundle())["jobs"].items():
-        table.add_row(name, entry["method"], entry["task"], entry["data"], entry["paper"])
+    for name, entry in manifest(find_bundle()).jobs.items():
+        table.add_row(name, entry.method, entry.task, entry.data, entry.paper)
     console.print(table)
 
 
@@ -119,7 +119,9 @@ def pack(
     from medpfl.flare.pack import pack as pack_job
 
     folder = find_job(job)
-    console.print(str(pack_job(folder, output, manifest(find_bundle())["jobs"].get(folder.name))), soft_wrap=True)
+    entry = manifest(find_bundle()).jobs.get(folder.name)
+    stamp = entry.model_dump(exclude_none=True) if entry else None
+    console.print(str(pack_job(folder, output, stamp)), soft_wrap=True)
 
 
 @app.command()
