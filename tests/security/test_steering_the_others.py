@@ -19,8 +19,8 @@ from medpfl.core.mixers.statistics_distance import StatisticsDistance
 from medpfl.job import Job
 from medpfl.methods.pfednet import PFedNet
 from medpfl.results.files import read_training
-from medpfl.rounds.coordinator import QuorumLost
 from medpfl.rounds.messages import Message
+from medpfl.rounds.quorum import QuorumLost
 
 Make = Callable[..., Job]
 

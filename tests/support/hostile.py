@@ -99,5 +99,6 @@ def with_arrays(honest: Shareable, change: Callable[[str, Any], Any]) -> Shareab
 
 
 def told_of(coordinator: Coordinator, site: str) -> list[str]:
-    """The events about a hospital."""
-    return [event.event for event in coordinator.record.events if event.site == site]
+    """The events about a hospital, but for the one that says at the end which rounds it trained in."""
+    events = [event.event for event in coordinator.record.events if event.site == site]
+    return [event for event in events if not event.startswith("trained in ")]
