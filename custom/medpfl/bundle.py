@@ -107,7 +107,7 @@ class ShippedJob(BaseModel):
 
 
 class Manifest(BaseModel):
-    """The bundle's meta.json; ``tested_with``: package to version."""
+    """The bundle's meta.json; ``tested_with``: package to version or versions."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -115,7 +115,7 @@ class Manifest(BaseModel):
     version: str
     description: str
     licence: str
-    tested_with: dict[str, str]
+    tested_with: dict[str, str | list[str]]
     jobs: dict[str, ShippedJob]
 
 
