@@ -202,6 +202,22 @@ def bench_fedsm(
     say(fedsm.table_of(results))
 
 
+@app.command("faults")
+def bench_faults(
+    only: Annotated[str, typer.Option(help="Only the faults whose words hold this.")] = "",
+    out: OutOption = None,
+) -> None:
+    """Every fault that a federation must survive, done to four provisioned hospitals on this machine."""
+    from benchmarks import common, faults
+
+    facts = common.machine()
+    results = faults.as_results(faults.measure(only, say))
+    common.write_json(out, "faults", facts, results)
+    say(faults.table_of(results))
+    if any("NOTHING" in one["verdict"] for one in results["faults"]):
+        raise typer.Exit(1)
+
+
 @app.command("heart")
 def bench_heart(
     data: Annotated[Path | None, typer.Option(help="Folder with the UCI processed.*.data files.")] = None,

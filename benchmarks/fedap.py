@@ -43,7 +43,6 @@ from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.pretrain import pretrain
 from medpfl.rounds.simulate import simulate
 from medpfl.rounds.site import SiteRunner
-from medpfl.rounds.terms import terms_of
 from medpfl.tasks.classification import Classification
 
 HOSPITALS, ROWS, CLASSES = 20, 150, 10
@@ -162,8 +161,7 @@ def _weights(job: Job, files: dict[str, Path], folder: Path) -> Matrix:
         for name, path in files.items()
     }
     home, results = folder / "weights" / "server", folder / "weights" / "results"
-    terms = terms_of(job)
-    coordinator = Coordinator(job.settings, job.mixers, terms, job.name, list(files), job.min_clients, home, results)
+    coordinator = Coordinator(job, list(files), home, results)
     messages = coordinator.init_messages()
     coordinator.take_init({name: runners[name].handle(message) for name, message in messages.items()})
     messages = coordinator.statistics_messages(1, coordinator.joined)

@@ -17,8 +17,8 @@ from medpfl.results.compact import read_compact
 from medpfl.results.files import parse
 
 BENCHES = (
-    "codecs", "fedap", "fedsm", "heart", "messenger", "mixing", "pfllib", "phantom", "prox", "reading", "rounds",
-    "teaching",
+    "codecs", "faults", "fedap", "fedsm", "heart", "messenger", "mixing", "pfllib", "phantom", "prox", "reading",
+    "rounds", "teaching",
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Container, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,8 +53,16 @@ def save(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, object]) 
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except (OSError, SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
-        raise MedPFLError(f"cannot write {path}: {error}") from error
+        with suppress(OSError):
+            temporary.unlink()
+        # Of the place nothing is told outside; that its disk is full, say, is what the server's events need.
+        raise MedPFLError(f"cannot write {path}: {error}", f"a file could not be written: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """The operating system's words; safetensors gives its number only."""
+    number = error.errno if isinstance(error, OSError) else re.search(r"os error (\d+)", str(error))
+    return os.strerror(int(number[1]) if isinstance(number, re.Match) else number) if number else "unknown"
 
 
 def _sum(text: str, tensors: str) -> str:

@@ -201,16 +201,14 @@ def test_arguments_that_make_no_sense(args: dict[str, object], sentence: str) ->
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"1.variance": torch.full((6,), -1.0)}, "site-1: statistic '1.variance' holds a negative variance"),
-        ({"9.mean": torch.zeros(2)}, "site-1: statistic '9.mean': expected '<layer>.mean' and '<layer>.variance'"),
-        ({"count": torch.zeros(1)}, "site-1: statistic 'count': expected"),
+        ({"1.variance": torch.full((6,), -1.0)}, "statistic '1.variance' holds a negative variance"),
+        ({"9.mean": torch.zeros(2)}, "statistic '9.mean': expected '<layer>.mean' and '<layer>.variance'"),
+        ({"count": torch.zeros(1)}, "statistic 'count': expected"),
     ],
 )
 def test_statistics_that_cannot_be(change: State, sentence: str) -> None:
-    found = statistics(3)
-    found[1] = {**found[1], **change}
     with pytest.raises(ConfigError, match=sentence):
-        StatisticsDistance().take_statistics(found, about(3))
+        StatisticsDistance().check_statistics({**statistics(3)[1], **change})
 
 
 def test_its_description_does_not_change_with_what_it_learnt() -> None:

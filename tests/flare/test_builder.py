@@ -5,14 +5,21 @@ full become components, inside each other too; functions and mistyped arguments 
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from nvflare.apis.client import Client
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.workspace import Workspace
 from nvflare.fuel.common.excepts import ComponentNotAuthorized, ConfigError
 
 from flare_builder import CONFIGURATORS, FILES, HOSPITAL, SERVER, configured
+from in_process import Engine
+from ledger import Ledger
 from medpfl.component import spec_of
+from medpfl.core.errors import ConfigError as OurConfigError
 from medpfl.flare.allow import allow
 from medpfl.flare.controller import MixingController
 from medpfl.flare.executor import SiteExecutor
@@ -30,7 +37,7 @@ def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Kits that allow our classes, and one of somebody else's package."""
     made = provision(ROOT / "poc" / "project.yml", tmp_path_factory.mktemp("kits")).folder
     for name in CONFIGURATORS:
-        allow(made / name, ["bounded_fedavg.BoundedFedAvg"])
+        allow(made / name, ["bounded_fedavg.BoundedFedAvg", "ledger.Ledger"])
     return made
 
 
@@ -90,6 +97,34 @@ def test_a_job_cannot_call_a_function(build: Callable[..., Any], tmp_path: Path,
     with pytest.raises(ComponentNotAuthorized, match=f"'path': '{path}'"):
         build(name, small_job(), add)
     assert not list((victim / "local").iterdir())
+
+
+def test_a_tracker_of_another_package_is_built_where_the_site_allows_it(
+    build: Callable[..., Any], tmp_path: Path
+) -> None:
+    """FLARE builds the controller; the controller builds the trackers, which FLARE's builder knows nothing of."""
+    job = replace(small_job(), trackers=(Ledger(title="ours"),))
+    controller = build(SERVER, job).workflows[0].controller
+    coordinator = controller._new_coordinator(context(tmp_path / "kits" / SERVER))
+    assert coordinator.job.trackers == job.trackers
+    coordinator.record.fail("too few hospitals answered")
+    assert coordinator.job.trackers[0].failed == "too few hospitals answered"
+
+
+def test_a_tracker_that_the_site_does_not_allow(build: Callable[..., Any], tmp_path: Path) -> None:
+    def name_another(content: Any) -> None:
+        content["trackers"] = [{"path": "subprocess.Popen", "args": {"args": ["true"]}}]
+
+    controller = build(SERVER, small_job(), name_another).workflows[0].controller
+    with pytest.raises(OurConfigError, match=r"subprocess\.Popen"):
+        controller._new_coordinator(context(tmp_path / "kits" / SERVER))
+
+
+def context(kit: Path) -> FLContext:
+    """Of the server's process in a job."""
+    meta = {"name": "small", "min_clients": 2}
+    clients = [Client("anna", "token-a"), Client("berta", "token-b")]
+    return Engine(SERVER, Workspace(str(kit), site_name="at_kit"), meta, clients).new_context()
 
 
 def test_a_mistyped_argument_is_named(build: Callable[..., Any]) -> None:

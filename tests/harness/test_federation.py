@@ -4,7 +4,7 @@
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -18,6 +18,7 @@ from torch import nn
 
 from exchanging import Asked, slots
 from in_process import Harness, tensors_of
+from ledger import Ledger
 from medpfl.core.groups import BATCH_NORM, of_type
 from medpfl.core.mixers import Mean, SoftPull
 from medpfl.flare.allow import component_classes
@@ -25,6 +26,7 @@ from medpfl.flare.kits import write_hospitals
 from medpfl.job import Job
 from medpfl.methods.base import Site
 from medpfl.methods.softpull import SoftPull as SoftPullMethod
+from medpfl.rounds.coordinator import Coordinator
 from tools import assert_same, outcome, run
 
 pytestmark = pytest.mark.harness
@@ -53,9 +55,16 @@ def events(harness: Harness) -> list[dict[str, object]]:
 
 
 def test_equals_simulate_bit_for_bit(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
-    harness = Harness(make_job(), table_sites, tmp_path / "flare").run()
+    def job() -> Job:
+        return replace(make_job(), trackers=(Ledger(title="ours"),))
+
+    simulated = job()
+    harness = Harness(job(), table_sites, tmp_path / "flare").run()
     assert harness.engine.panic is None
-    assert_same(outcome(harness.results), run(make_job(), table_sites, tmp_path / "simulated"))
+    assert_same(outcome(harness.results), run(simulated, table_sites, tmp_path / "simulated"))
+    assert isinstance(harness.controller.coordinator, Coordinator)
+    built = harness.controller.coordinator.job.trackers
+    assert built == simulated.trackers and simulated.trackers[0].ended  # type: ignore[attr-defined]
 
 
 def test_statistics_and_exchanges_within_a_round_equal_simulate(

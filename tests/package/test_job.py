@@ -147,6 +147,20 @@ WRONG: list[tuple[tuple[str | int, ...], Any, list[str]]] = [
     (("client", "components"), [{"id": "x", "path": "os.system"}], [CLIENT_FILE, "'components' must be empty"]),
     ((*EXECUTOR, "args", "method"), DROP, ["executor's argument 'method' is missing"]),
     ((*EXECUTOR, "args", "task"), DROP, ["executor's argument 'task' is missing"]),
+    # trackers
+    (("server", "trackers"), 5, ["'trackers' must be a list", "got 5"]),
+    (("server", "trackers"), ["ledger"], [f"{SERVER_FILE}: trackers[0]: expected {{'path'", "got 'ledger'"]),
+    (("server", "trackers"), [{"path": "medpfl.core.mixers.Mean"}], ["'medpfl.core.mixers.Mean' is not a Callback"]),
+    (
+        ("server", "trackers"),
+        [{"path": "medpfl.results.callbacks.Callback"}],
+        ["must be a dataclass; Callback is none"],
+    ),
+    (
+        ("server", "trackers"),
+        [{"path": "medpfl.results.callbacks.ResultFiles", "args": {"folder": "here"}}],
+        [f"{SERVER_FILE}: trackers[0]: argument 'folder' of ResultFiles must be a Path, got 'here'"],
+    ),
     # paths, addresses and variables, in any string
     ((*TASK, "args", "dataset"), "/etc/passwd", [CLIENT_FILE, "never a path, URL or variable", "'/etc/passwd'"]),
     ((*TASK, "args", "dataset"), "..\\x", ["never a path", "dataset"]),

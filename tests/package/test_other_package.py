@@ -13,6 +13,7 @@ from bounded_fedavg import BoundedFedAvg
 from medpfl.cli import app
 from medpfl.core.errors import ConfigError
 from medpfl.job import load_job
+from medpfl.results.files import read_summary
 from medpfl.store import read
 from small_jobs import write_table_sites
 
@@ -52,6 +53,24 @@ def test_a_job_with_it_is_checked_and_simulated(tmp_path: Path) -> None:
         lengths[bound] = torch.cat([tensor.flatten() for tensor in tensors.values()])
     # Two rounds of at most 0.01 from the same start; without the bound the weights go far.
     assert float((lengths[0.01] - lengths[100.0]).norm()) > 0.5
+
+
+@pytest.mark.slow
+def test_a_job_names_a_tracker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MEDPFL_PACKAGES", "ledger")
+    write_table_sites(tmp_path / "sites")
+    folder = job_folder(tmp_path / "job", 1.0)
+    server = folder / "app" / "config" / "config_fed_server.json"
+    content = json.loads(server.read_text())
+    server.write_text(json.dumps({**content, "trackers": [{"path": "ledger.Ledger", "args": {"title": "ours"}}]}))
+    checked = CliRunner().invoke(app, ["check-job", str(folder)], catch_exceptions=False)
+    assert "trackers: Ledger(title='ours'" in checked.output
+    arguments = ["simulate", str(folder), "--sites", str(tmp_path / "sites"), "--results", str(tmp_path / "results")]
+    assert CliRunner().invoke(app, arguments, catch_exceptions=False).exit_code == 0
+    tests = len(read_summary(tmp_path / "results").test)
+    assert tests and f"ours: 2 rounds, {tests} tests" in caplog.text
 
 
 def test_its_own_mistakes_get_its_own_sentence(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import yaml
@@ -30,7 +31,7 @@ from medpfl.deployed.model_file import load_deployed
 from medpfl.flare.compared import do_runs_on, do_runs_over_flare, foreign_classes, over_flare
 from medpfl.flare.poc import Federation
 from medpfl.job import Job, load_job, write_evaluation_job
-from medpfl.models.resnet import ResNet
+from medpfl.models.lenet import LeNet5
 from medpfl.results.files import json_of
 from medpfl.tasks.classification import Classification
 from pictures import TABLE, write_images
@@ -53,9 +54,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def hospitals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Three with phantoms, a table, and at each the same few pictures, split in its own way."""
+    """Two with phantoms, a table, and at each the same few pictures, split in its own way. (A third is a process
+    more in every job and shows nothing else.)"""
     folder = tmp_path_factory.mktemp("phantoms")
-    files = {site: folder / f"{site}.yaml" for site in write_phantoms(folder)[:3]}
+    files = {site: folder / f"{site}.yaml" for site in write_phantoms(folder)[:2]}
     tables = write_table_sites(folder / "tables", list(files))
     write_images(folder / "pictures", count=24)
     for seed, file in enumerate(files.values()):
@@ -95,6 +97,7 @@ def small_job(folder: Path, name: str) -> Path:
     job = replace(
         job,
         name=name,
+        min_clients=2,
         settings=replace(job.settings, rounds=2, finetune=1),
         method=replace(job.method, steps=3),
     )
@@ -146,33 +149,29 @@ def test_a_job_from_the_console_equals_simulate_and_tells_its_progress(
         assert f"of {site}" in (kept / "personal-best.md").read_text()
 
 
-def test_a_killed_hospital_ends_the_job_and_resubmitting_resumes_it(
+def test_a_killed_job_process_is_started_again_and_changes_nothing(
     federation: Federation, hospitals: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Its task names its network by class: FLARE builds it inside the task, from the allow list."""
+    """FLARE alone ends the whole job. The task names its network by class: FLARE builds it inside the task, from the
+    allow list."""
     job = load_job(small_job(tmp_path, "killed"))
     assert isinstance(job, Job)
-    task = Classification("skin", size=(16, 16), architecture=ResNet(width=4))
-    job = replace(job, task=task, settings=replace(job.settings, rounds=10))
+    task = Classification("skin", size=(24, 24), architecture=LeNet5())
+    job = replace(job, task=task, settings=replace(job.settings, rounds=6))
     folder = write_job(job, tmp_path / "killed-longer" / "killed")
     job_id = federation.submit(folder)
     progress = federation.run_folder("server", job_id) / "results" / "metrics.jsonl"
     deadline = time.monotonic() + 120
-    while not (progress.exists() and '"split": "round", "round": 2' in progress.read_text()):
+    while not (progress.exists() and '"split": "round", "round": 1' in progress.read_text()):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    kit = str(federation.kits / "hospital-b")
-    for process in federation._members():
-        command = " ".join(process.cmdline())
-        if "worker_process" in command and kit in command:  # the job's process there, not the site's own
-            process.kill()
-    assert wait(federation, job_id) == "FINISHED:EXECUTION_EXCEPTION"
-    assert "hospital-b" in "\n".join(federation.decisive_lines(job_id))
-    again = federation.submit(folder)
-    assert wait(federation, again) == "FINISHED:COMPLETED"
-    downloaded = federation.download(again)
+    (killed,) = federation.job_processes(job_id)["hospital-b"]
+    psutil.Process(killed).kill()
+    assert wait(federation, job_id) == "FINISHED:COMPLETED", federation.decisive_lines(job_id)
+    downloaded = federation.download(job_id)
     events = json.loads((downloaded / "summary.json").read_text())["events"]
-    assert events[0]["site"] == "server" and "of an unfinished run" in events[0]["event"]
+    assert [event["site"] for event in events] == ["hospital-b"]
+    assert events[0]["event"].startswith("resumed from the state after round ")
     assert_same(outcome(downloaded), run(job, hospitals, tmp_path / "simulated"))
 
 
@@ -222,7 +221,7 @@ def computed(results: Path, run: Run) -> dict[str, Any]:
     """What a run found, without times, and the bytes of every hospital's models."""
     found = json_of(read_run(results, run, TrainedRun))
     models = sorted((results / "runs" / run.digest / "home").rglob("*.safetensors"))
-    assert found.pop("seconds") > 0 and len(models) >= 3
+    assert found.pop("seconds") > 0 and len(models) >= 2
     return {**found, "models": {f"{path.parts[-4]}/{path.name}": path.read_bytes() for path in models}}
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One federation of provisioned hospitals (start.sh, mutual TLS, a folder each), shared by these tests.
 
-hospital-d accepts no code inside jobs; the others do.
+hospital-c accepts no code inside jobs; the others do.
 """
 
 import json
@@ -33,7 +33,7 @@ from tools import assert_same, interrupt, outcome, run, write_job
 
 pytestmark = [pytest.mark.poc, pytest.mark.timeout(400)]
 ROOT = Path(__file__).resolve().parents[2]
-SITES = ["hospital-a", "hospital-b", "hospital-c", "hospital-d"]
+SITES = ["hospital-a", "hospital-b", "hospital-c"]
 FLARE_DEFAULT = Path("/tmp/nvflare")
 
 
@@ -42,7 +42,7 @@ def hospitals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Site files that declare two datasets each: volumes and a table."""
     folder = tmp_path_factory.mktemp("sites")
     tables = {site: yaml.safe_load(file.read_text()) for site, file in write_table_sites(folder, SITES).items()}
-    assert write_phantoms(folder) == SITES
+    assert write_phantoms(folder)[:3] == SITES
     files = {site: folder / f"{site}.yaml" for site in SITES}
     for site, file in files.items():
         content = yaml.safe_load(file.read_text())
@@ -53,12 +53,15 @@ def hospitals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def federation(hospitals: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[HospitalFederation]:
     before = sorted(FLARE_DEFAULT.rglob("*"))
+    shipped = (ROOT / "poc" / "project.yml").read_text().splitlines()
+    project = tmp_path_factory.mktemp("project") / "project.yml"
+    project.write_text("\n".join(line for line in shipped if "hospital-d" not in line))
     up = HospitalFederation(
-        ROOT / "poc" / "project.yml",
+        project,
         hospitals["hospital-a"].parent,
         SITES,
         workspace=tmp_path_factory.mktemp("federation"),
-        allow_code=SITES[:3],
+        allow_code=SITES[:2],
     )
     with up:
         yield up
@@ -84,7 +87,7 @@ def jobs(federation: HospitalFederation, tmp_path_factory: pytest.TempPathFactor
         settings=replace(phantom.settings, rounds=2, finetune=1),
         method=replace(phantom.method, steps=3),
     )
-    made = [phantom, replace(small_job(min_clients=3), name="with-code")]
+    made = [phantom, replace(small_job(), name="with-code")]
     made.append(replace(small_job(task=Tabular(dataset="unknown")), name="no-such-data"))
     folders = {job.name: write_job(job, folder / job.name) for job in made}
     folders["with-code"] = pack(folders["with-code"], folder / "packed")
@@ -134,11 +137,11 @@ def test_a_hospital_refuses_a_job_with_code_and_the_others_go_on(
     job, job_id = jobs["with-code"]
     wait(federation, job_id)
     deployed = str(federation.session.get_job_meta(job_id)["job_deploy_detail"])
-    assert "hospital-d: NVFLARE_ERROR: BYOC not permitted" in deployed and deployed.count("ERROR") == 1
+    assert "hospital-c: NVFLARE_ERROR: BYOC not permitted" in deployed and deployed.count("ERROR") == 1
     downloaded = federation.download(job_id)
-    three = {site: hospitals[site] for site in SITES[:3]}
-    assert_same(outcome(downloaded), run(job, three, tmp_path / "simulated"))
-    assert not list(federation.kit("hospital-d").rglob("medpfl_pack.json"))  # the code did not get there
+    two = {site: hospitals[site] for site in SITES[:2]}
+    assert_same(outcome(downloaded), run(job, two, tmp_path / "simulated"))
+    assert not list(federation.kit("hospital-c").rglob("medpfl_pack.json"))  # the code did not get there
     assert len(list(federation.kit("hospital-a").rglob("medpfl_pack.json"))) == 1
     # Where the package is installed, it is what runs: FLARE puts the job's copy behind it.
     assert "from-the-job" not in (downloaded / "summary.json").read_text()
@@ -212,7 +215,7 @@ def test_the_leads_console(federation: HospitalFederation, tmp_path: Path) -> No
         check=False,
         env={**os.environ, "HOME": str(tmp_path)},
     )
-    assert "Registered clients: 4" in done.stdout and "Submitted job" in done.stdout, done.stdout + done.stderr
+    assert "Registered clients: 3" in done.stdout and "Submitted job" in done.stdout, done.stdout + done.stderr
     assert "is not authorized for 'shutdown'" in done.stdout  # to shut down is the project admin's right
     newest = max(federation.session.list_jobs(), key=lambda entry: entry["submit_time"])
     assert newest["job_name"] == "from-the-console"  # it still runs when the federation is stopped

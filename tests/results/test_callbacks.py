@@ -14,7 +14,6 @@ from medpfl.results.files import read_lines, read_summary
 from medpfl.results.schema import ValidationLine
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.simulate import simulate
-from medpfl.rounds.terms import terms_of
 
 
 class Broken(Callback):
@@ -72,10 +71,7 @@ def test_a_job_that_fails_is_told_too(
     make_job: Callable[..., Job], table_sites: dict[str, Path], tmp_path: Path
 ) -> None:
     job, ledger = make_job(), Ledger()
-    terms = terms_of(job)
-    coordinator = Coordinator(
-        job.settings, job.mixers, terms, job.name, list(table_sites), 2, tmp_path / "s", tmp_path / "r", [ledger]
-    )
+    coordinator = Coordinator(job, list(table_sites), tmp_path / "s", tmp_path / "r", [ledger])
     coordinator.record.fail("too few hospitals answered")
     assert ledger.failed == "too few hospitals answered"
     assert "too few hospitals" in (tmp_path / "r" / "failure.json").read_text()

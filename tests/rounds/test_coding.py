@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Codecs in the exchange: both ends agree, nothing is lost for good, a killed job goes on, and bytes are counted."""
 
+import itertools
 import json
 import shutil
 import struct
@@ -40,6 +41,7 @@ from medpfl.rounds.protocol import (
     Plan,
     Sizes,
     StatisticsReply,
+    TrainReply,
     TrainRequest,
 )
 from medpfl.tasks.metrics.measure import Measure
@@ -63,6 +65,7 @@ def messages(tmp_path: Path, gradients: tuple[str, ...] = ()) -> tuple[ServerEnd
         measures={"s": Measure()}, classes=("no", "yes"), versions={},
         plan=Plan(models=("m",), tested=("m",), numbers=(), refined=(), shown=(), steps=(0,) * 9),
     )  # fmt: skip
+    site.keep_start(tmp_path / "start.safetensors", Message(ready, start))
     server.receive(site.send(Message(ready, start), None))
     return server, site, TrainRequest(run="r", round=1, rounds=9, best={})
 
@@ -338,3 +341,20 @@ def test_a_difference_beyond_float16_is_refused_at_the_hospital(tmp_path: Path) 
     payload = {PAYLOAD: {"model": torch.frombuffer(bytearray(data), dtype=torch.uint8)}}
     with pytest.raises(CodecError, match=r"anna: 'model::w' decodes to values beyond torch\.float16"):
         site.receive(Message(header, payload, Coded(number=1, base=0, codec="stc")))
+
+
+def test_a_hospitals_end_goes_on_in_another_process(tmp_path: Path) -> None:
+    """After the first exchange it is rebuilt from what was kept of it; the rest is on disk as ever."""
+    ends = [messages(tmp_path / name) for name in ("one", "two")]
+    back = Chain(CER(0.1), STC(0.2))
+    sent = []
+    for number in (1, 2, 3):
+        for place, (server, site, header) in enumerate(ends):
+            if place and number == 3:
+                site = SiteEnd(tmp_path / "two" / "anna", "anna")
+                site.start_again(tmp_path / "two" / "start.safetensors")
+            received = site.receive(server.send(Message(at(header, number), model(number)), None))
+            reply = TrainReply(round=number, metrics=(), loss={}, notes=(), seconds=0.0)
+            sent.append(server.receive(site.send(Message(reply, received.slots), back)).slots)
+    for one, two in itertools.pairwise(sent[4:]):
+        assert all(torch.equal(one["model"][key], two["model"][key]) for key in one["model"])

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """State files that a disk, a copy or a full file system changed: found, not read, and the one before is used."""
 
+import resource
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from medpfl.core.codecs import CER, STC, Chain
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mixers import Identity, SoftPull
 from medpfl.job import Job
-from medpfl.rounds.coding import Codecs
+from medpfl.job.codecs import Codecs
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.simulate import simulate
 from small_jobs import small_job, write_table_sites
@@ -81,6 +82,22 @@ def test_every_shorter_file_is_found(state_file: Path) -> None:
         cut_short.write_bytes(content[:length])
         with pytest.raises(store.DamagedFile, match="is damaged"):
             store.read(cut_short)
+
+
+def test_a_full_disk_is_told_without_the_place(tmp_path: Path) -> None:
+    """A limit on the size of files stands for it here."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, before[1]))
+    try:
+        with pytest.raises(MedPFLError) as caught:
+            store.save(tmp_path / "x.safetensors", {"a": torch.ones(1000)}, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert caught.value.public == "a file could not be written: File too large"
+    assert str(tmp_path) in str(caught.value) and not list(tmp_path.iterdir())
+    with pytest.raises(MedPFLError) as caught:
+        store.save(Path("/dev/null/x.safetensors"), {"a": torch.ones(1)}, {})
+    assert caught.value.public == "a file could not be written: File exists"
 
 
 def test_files_of_earlier_versions_are_refused_with_a_sentence(tmp_path: Path) -> None:

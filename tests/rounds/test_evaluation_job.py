@@ -26,10 +26,10 @@ from medpfl.results.console import print_results
 from medpfl.results.files import read_summary
 from medpfl.results.schema import EvaluationSummary
 from medpfl.results.tables import result_table
-from medpfl.rounds.coordinator import QuorumLost
 from medpfl.rounds.evaluation import EvaluationCoordinator, method_of
 from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol import StatisticsReply
+from medpfl.rounds.quorum import QuorumLost
 from medpfl.rounds.simulate import simulate_evaluation
 from medpfl.rounds.site import SiteRunner
 from medpfl.tasks.tabular import Tabular

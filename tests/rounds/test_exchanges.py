@@ -15,9 +15,9 @@ from baselines import assert_resumes
 from exchanging import Asked, ByMean, slots
 from medpfl.core.errors import ConfigError
 from medpfl.job import Job
-from medpfl.rounds.coordinator import QuorumLost
 from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol import StatisticsReply
+from medpfl.rounds.quorum import QuorumLost
 from tools import exchange, pieces, ready, run
 
 Make = Callable[..., Job]

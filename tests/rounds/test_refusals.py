@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from medpfl.core.errors import ConfigError, DataError, MedPFLError
-from medpfl.core.mixers import Identity, Mean, SoftPull
+from medpfl.core.errors import ConfigError, DataError
+from medpfl.core.mixers import Identity, Mean, NetworkProx, SoftPull
 from medpfl.job import Job
+from medpfl.methods.pfednet import PFedNet
+from medpfl.results.files import read_summary
 from medpfl.results.line import MetricLine
-from medpfl.rounds.coordinator import QuorumLost
 from medpfl.rounds.messages import Message
+from medpfl.rounds.quorum import QuorumLost
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.tabular import Tabular
 from tools import exchange, pieces, ready, retell, round_of
@@ -139,6 +141,31 @@ def test_a_component_must_have_a_slot(make_job: Make, mixers: dict[str, Any], wo
         make_job(mixers=mixers)
 
 
+def test_a_component_for_a_slot_that_the_networks_lack_is_refused(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """pFedNet whose networks are personal as a whole has nothing left for the slot "shared"."""
+    mixers = {"personal": NetworkProx(tau=0.1), "shared": Mean(uniform=True)}
+    job = make_job(mixers=mixers, method=PFedNet(personal=("",)))
+    coordinator, runners = pieces(job, table_sites, tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        ready(coordinator, runners)
+    assert str(caught.value) == (
+        "config_fed_server.json: component 'shared' (Mean): the hospitals' networks have no such slot; they have: "
+        "personal. Remove the component"
+    )
+
+
+def test_a_slot_that_the_networks_lack_and_nobody_named_is_left_out(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    job = make_job(rounds=2, mixers={"personal": NetworkProx(tau=0.1)}, method=PFedNet(personal=("",)))
+    simulate(job, table_sites, tmp_path / "r", tmp_path / "h", stop_after=1)
+    simulate(job, table_sites, tmp_path / "r", tmp_path / "h")
+    told = [event.event for event in read_summary(tmp_path / "r").events if "shared" in event.event]
+    assert told == ["slot 'shared' is not mixed: the hospitals' networks have no such part; they have: personal"]
+
+
 @pytest.mark.parametrize("name", ["../../etc", "a/b", "", ".hidden", "x" + "\0"])
 def test_the_server_cannot_choose_a_folder(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, name: str
@@ -171,14 +198,6 @@ def test_nothing_private_is_in_any_message(make_job: Make, table_sites: dict[str
         assert ".csv" not in text and str(tmp_path) not in text
     with open(tmp_path / "r" / "summary.json") as file:
         assert ".csv" not in file.read()
-
-
-def test_a_broken_state_file_is_named(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
-    simulate(make_job(), table_sites, tmp_path / "a", tmp_path / "home", stop_after=1)
-    file = next((tmp_path / "home" / "server").rglob("server.safetensors"))
-    file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(MedPFLError, match=r"cannot read .*server\.safetensors"):
-        simulate(make_job(), table_sites, tmp_path / "b", tmp_path / "home")
 
 
 def test_unreadable_data_stop_the_simulation_with_a_sentence(

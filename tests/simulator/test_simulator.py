@@ -20,6 +20,12 @@ from tools import assert_same, outcome, run, write_job
 pytestmark = pytest.mark.simulator
 
 
+@pytest.fixture
+def two_sites(table_sites: dict[str, Path]) -> dict[str, Path]:
+    """Every hospital is a process more, which compiles its own copy of what was packed."""
+    return {site: table_sites[site] for site in ("anna", "berta")}
+
+
 def simulator(job: Path, sites: dict[str, Path], workspace: Path) -> None:
     """FLARE's simulator, with a hard time limit and one more try: one in some thirty runs loses a client for ever."""
     command = [sys.executable, "-m", "nvflare.cli", "simulator", str(job), "-w", str(workspace)]
@@ -45,30 +51,30 @@ def simulator(job: Path, sites: dict[str, Path], workspace: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_packed_job_equals_simulate(make_job: Callable[..., Job], table_sites: dict[str, Path], tmp_path: Path) -> None:
+def test_packed_job_equals_simulate(make_job: Callable[..., Job], two_sites: dict[str, Path], tmp_path: Path) -> None:
     """With a method from somebody else's package, whose code is packed too: the simulator's processes find no other."""
     job = make_job(method=BoundedFedAvg(lr=0.05, batch_size=8, bound=0.1))
     packed = pack(write_job(job, tmp_path / "job"), tmp_path / "packed")
     custom = packed / "app" / "custom"
     assert (custom / "medpfl" / "flare" / "controller.py").is_file()
     assert {path.name for path in custom.iterdir()} == {"medpfl", "medpfl_pack.json", "bounded_fedavg"}
-    simulator(packed, table_sites, tmp_path / "workspace")
+    simulator(packed, two_sites, tmp_path / "workspace")
     results = next((tmp_path / "workspace" / "server").rglob("results/summary.json")).parent
-    assert_same(outcome(results), run(job, table_sites, tmp_path / "simulated"))
+    assert_same(outcome(results), run(job, two_sites, tmp_path / "simulated"))
 
 
 @pytest.mark.timeout(300)
 def test_packed_evaluation_job_equals_simulate(
-    make_job: Callable[..., Job], table_sites: dict[str, Path], tmp_path: Path
+    make_job: Callable[..., Job], two_sites: dict[str, Path], tmp_path: Path
 ) -> None:
-    run(make_job(rounds=1), table_sites, tmp_path / "trained")
+    run(make_job(rounds=1), two_sites, tmp_path / "trained")
     model = tmp_path / "trained" / "home" / "anna" / "small" / "models" / "personal-best.safetensors"
     packed = pack(write_evaluation_job(model, tmp_path / "job"), tmp_path / "packed")
     job = load_job(packed)
     assert isinstance(job, EvaluationJob)
-    simulator(packed, table_sites, tmp_path / "workspace")
+    simulator(packed, two_sites, tmp_path / "workspace")
     results = next((tmp_path / "workspace" / "server").rglob("results/summary.json")).parent
-    simulate_evaluation(job, table_sites, tmp_path / "simulated", tmp_path / "home")
+    simulate_evaluation(job, two_sites, tmp_path / "simulated", tmp_path / "home")
     assert outcome(results) == outcome(tmp_path / "simulated")
 
 

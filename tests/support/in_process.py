@@ -150,6 +150,7 @@ class Harness:
     def _client(self, client: Client, meta: dict[str, Any]) -> None:
         site = client.name
         workspace = new_workspace(self.folder, site)
+        Path(workspace.get_run_dir("job-1")).mkdir(exist_ok=True)
         local = Path(workspace.get_site_config_dir()) / "site.yaml"
         if not local.exists():
             text = (

@@ -28,7 +28,6 @@ from medpfl.rounds.loop import Loop, beginning, carry, one_round
 from medpfl.rounds.messages import Message
 from medpfl.rounds.simulate import simulate
 from medpfl.rounds.site import SiteRunner
-from medpfl.rounds.terms import terms_of
 from medpfl.tasks.tabular import Tabular
 
 Make = Callable[..., Job]
@@ -104,11 +103,7 @@ def pieces(job: Job, sites: dict[str, Path], folder: Path) -> tuple[Coordinator,
         site: SiteRunner(site, job.method, job.task, partial(load_site_file, path, site), folder / site)
         for site, path in sites.items()
     }
-    terms = terms_of(job)
-    coordinator = Coordinator(
-        job.settings, job.mixers, terms, job.name, list(sites), job.min_clients, folder / "s", folder / "r"
-    )
-    return coordinator, runners
+    return Coordinator(job, list(sites), folder / "s", folder / "r"), runners
 
 
 def exchange(runners: dict[str, SiteRunner], messages: Mapping[str, Message[Any]]) -> dict[str, Message[Any]]:

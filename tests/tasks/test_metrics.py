@@ -6,14 +6,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from sklearn.metrics import accuracy_score, recall_score
 
 from brier import Sure
 from medpfl.core.errors import ConfigError
+from medpfl.data.samples import Samples
 from medpfl.job import Job
 from medpfl.results.schema import ValidationLine
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks import Segmentation, Tabular
+from medpfl.tasks.metrics import labels
 from medpfl.tasks.metrics.measure import Direction, Measure
 
 
@@ -40,6 +45,18 @@ def test_a_misspelt_score_gets_the_right_one() -> None:
         Tabular("heart", score="acuracy")
     with pytest.raises(ConfigError, match=r"Segmentation has no metric 'auc'; its metrics are: dice$"):
         Segmentation("organ", score="auc")
+
+
+def test_accuracies_are_those_of_scikit_learn() -> None:
+    rng = np.random.default_rng(0)
+    for classes in (2, 3, 5):
+        for count in (1, 7, 30):
+            truth, decisions = rng.integers(0, classes, count), torch.from_numpy(rng.random((count, classes)))
+            samples = Samples(torch.zeros(count, 1), torch.from_numpy(truth), np.arange(count), [""] * count, classes)
+            found = decisions.numpy().argmax(axis=1)
+            recall = recall_score(truth, found, labels=np.unique(truth), average="macro")
+            assert labels.Accuracy().of_split(decisions, samples) == accuracy_score(truth, found)
+            assert labels.BalancedAccuracy().of_split(decisions, samples) == recall
 
 
 @pytest.mark.slow

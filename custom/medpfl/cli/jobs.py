@@ -48,6 +48,8 @@ def check_job(
     console.print(f"{loaded.name} is valid: {loaded.method!r} on {loaded.task!r}; slots: {slots}", markup=False)
     if loaded.codecs:
         console.print(f"messages are encoded: {loaded.codecs!r}", markup=False)
+    if loaded.trackers:
+        console.print(f"trackers: {', '.join(map(repr, loaded.trackers))}", markup=False)
     if site_file:
         _check_policy(loaded, site_file)
 

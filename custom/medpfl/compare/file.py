@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, PositiveFloat, Pos
 
 from medpfl.bundle import DEMOS
 from medpfl.core.errors import ConfigError
+from medpfl.data.untrusted import load_yaml
 
 LOCAL, FEDAVG, FINE_TUNED, POOLED = "Local", "FedAvg", "FedAvg + fine-tuning", "Pooled"
 SHARED = ("epochs", "steps", "batch_size")
@@ -131,7 +132,7 @@ def load_comparison(path: Path) -> Comparison:
         ConfigError: one sentence with the file, the key, expected and got.
     """
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
+        content = load_yaml(path)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
@@ -151,17 +152,6 @@ def load_comparison(path: Path) -> Comparison:
         raise ConfigError(f"{path}: '{place}': {text}, got {problem['input']!r}") from error
     _check(found, path)
     return found
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML would silently take the last of two equal keys."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"the key '{key}' is there twice", node.start_mark)
-        return super().construct_mapping(node, deep)
 
 
 def _check(file: Comparison, path: Path) -> None:

@@ -42,8 +42,8 @@ from medpfl.results.schema import (
     ValidationLine,
     number,
 )
-from medpfl.rounds.coordinator import QuorumLost
 from medpfl.rounds.joint import makes_joint
+from medpfl.rounds.quorum import QuorumLost
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.base import Evaluation, Task
 

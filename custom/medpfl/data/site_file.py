@@ -26,6 +26,7 @@ networks:                             # of this hospital's choice, for jobs that
 """
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -43,6 +44,7 @@ from medpfl.data.kinds import KINDS, kind_named
 from medpfl.data.policy import Policy
 from medpfl.data.preparation import Spec
 from medpfl.data.samples import SiteData
+from medpfl.data.untrusted import load_yaml
 
 ENVIRONMENT_VARIABLE = "MEDPFL_SITE_FILE"
 CHECKPOINT = "checkpoint"
@@ -177,7 +179,7 @@ def load_site_file(path: Path, site: str | None = None) -> SiteFile:
             raise SiteFileError(f"{path} is a folder; name the site file in it")
         path = path / f"{site}.yaml"
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = load_yaml(path)
     except OSError as error:
         raise SiteFileError(f"cannot read the site file {path}: {error.strerror}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, or a date such as 2020-13-01
@@ -191,6 +193,7 @@ def load_site_file(path: Path, site: str | None = None) -> SiteFile:
         raise SiteFileError(f"{path}: {_first_problem(error)}") from error
     if site and parsed.site and parsed.site != site:
         raise SiteFileError(f"{path}: it is the site file of '{parsed.site}', but this hospital is '{site}'")
+    _check_names(parsed, path)
     parsed._path = path
     for dataset in parsed.datasets.values():
         dataset._folder = path.parent
@@ -246,6 +249,21 @@ def _dataset(path: Path, name: str, content: Any) -> Any:
         raise SiteFileError(f"{path}: 'datasets.{name}.kind': expected {_KINDS}, {got}") from error
     except ValidationError as error:
         raise SiteFileError(f"{path}: {_first_problem(error, ('datasets', name))}") from error
+
+
+def _check_names(parsed: SiteFile, path: Path) -> None:
+    """Names travel: into messages, pages and folders."""
+    named = [(key, name) for key in ("datasets", "checkpoints", "networks") for name in getattr(parsed, key)]
+    for key, name in named:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+            raise SiteFileError(f"{path}: '{key}': a name is letters, digits, '.', '_' or '-', got {name!r}")
+    for name, dataset in parsed.datasets.items():
+        for kind in dataset.class_names():
+            if not kind.isprintable() or not 0 < len(kind) <= 100:
+                raise SiteFileError(
+                    f"{path}: 'datasets.{name}': a class's name has 1 to 100 characters that can be printed, "
+                    f"got {kind!r}"
+                )
 
 
 _KINDS = " or ".join(f"'{kind}'" for kind in KINDS)

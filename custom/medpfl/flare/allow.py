@@ -22,6 +22,7 @@ from medpfl.core.codecs import Codec
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mixers import Mixer
 from medpfl.flare.kits import keep_storage, local_json, write_json
+from medpfl.flare.supervision import supervise
 from medpfl.job.names import CONTROLLER, DECODE, ENCODE, EVALUATION_CONTROLLER, EXECUTOR
 from medpfl.methods.base import Method
 from medpfl.models.base import Architecture
@@ -82,7 +83,8 @@ def allow(kit: Path, extra: Sequence[str] = ()) -> Allowed:
 
     A hospital's kit is also closed where FLARE's default lets patient data or paths out: the upload of its error log to
     the server, and the console's commands that show files (a model's test cases lie in the kit's folder). A server's
-    kit is told to keep its jobs in its own folder instead of FLARE's default in /tmp.
+    kit is told to keep its jobs in its own folder instead of FLARE's default in /tmp. Both are told what to do when a
+    process dies (``flare.supervision``).
 
     Args:
         kit: a server's or client's startup kit (the folder that holds ``startup`` and ``local``).
@@ -103,7 +105,9 @@ def allow(kit: Path, extra: Sequence[str] = ()) -> Allowed:
     resources["class_allow_list"] = classes
     resources["class_list_enforcement_mode"] = "enforce"
     keep_storage(kit, resources)
-    if (kit / "startup" / "fed_client.json").is_file():
+    hospital = (kit / "startup" / "fed_client.json").is_file()
+    supervise(resources, hospital)
+    if hospital:
         resources[LOG_STREAMING] = False
         _deny(kit, READ_RIGHT)
     target = kit / "local" / "resources.json"

@@ -19,7 +19,6 @@ from medpfl.job import Job, load_config
 from medpfl.job.settings import Settings
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.loop import Watch, carry, training
-from medpfl.rounds.terms import terms_of
 
 _CLEANUP_ROUNDS = 10
 _BIG_MODEL = 50_000_000  # bytes of one hospital's payload above which memory is cleaned up every round
@@ -72,7 +71,7 @@ class MixingController(ExchangeController):
         assert isinstance(job, Job)
         home = Path(workspace.get_root_dir()) / "medpfl" / name
         results = self._results_of(fl_ctx)
-        coordinator = Coordinator(self.settings, job.mixers, terms_of(job), name, roster, min_clients, home, results)
+        coordinator = Coordinator(job, roster, home, results)
         for site in hospitals_of(Path(workspace.get_site_config_dir())):
             if site not in roster:
                 coordinator.refuse(site, 0, "takes no part: it is not connected, or it refused the job")

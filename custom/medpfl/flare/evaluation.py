@@ -7,7 +7,9 @@ from typing import Any
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
 
+from medpfl.flare.authorize import check_allowed
 from medpfl.flare.exchange import ExchangeController
+from medpfl.job import load_trackers
 from medpfl.job.names import MODEL_FILE
 from medpfl.job.settings import EvaluationSettings
 from medpfl.rounds.evaluation import EvaluationCoordinator
@@ -23,9 +25,10 @@ class EvaluationController(ExchangeController):
 
     def _run(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         job, min_clients, roster = self._job_of(fl_ctx)
-        model = Path(fl_ctx.get_workspace().get_app_config_dir(fl_ctx.get_job_id())) / MODEL_FILE
+        config = Path(fl_ctx.get_workspace().get_app_config_dir(fl_ctx.get_job_id()))
+        trackers = load_trackers(config, lambda path: check_allowed(path, fl_ctx))
         self.coordinator = coordinator = EvaluationCoordinator(
-            self.settings, job, roster, min_clients, model, self._results_of(fl_ctx)
+            self.settings, job, roster, min_clients, config / MODEL_FILE, self._results_of(fl_ctx), trackers
         )
         carry(evaluating(coordinator), lambda exchange: self._exchange(exchange, abort_signal, fl_ctx))
         self.log_info(fl_ctx, f"results are in {coordinator.results}")

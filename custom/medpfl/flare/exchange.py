@@ -14,7 +14,7 @@ from pathlib import Path
 
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
-from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
@@ -22,7 +22,7 @@ from nvflare.apis.signal import Signal
 
 from medpfl.core.errors import ConfigError, MedPFLError, Stopped
 from medpfl.flare.filters import traffic_of
-from medpfl.flare.wire import ERROR, read_reply, reason_of, to_shareable
+from medpfl.flare.wire import failure_of, read_reply, to_shareable
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.evaluation import EvaluationCoordinator
 from medpfl.rounds.loop import Exchange
@@ -125,7 +125,7 @@ class ExchangeController(Controller):
             if abort_signal.triggered:
                 raise Stopped("aborted")
             now = time.monotonic()
-            good = sum(result.get_return_code() == ReturnCode.OK for result in list(results.values()))
+            good = sum(failure_of(result) is None for result in list(results.values()))
             if quorum_at is None and (good >= exchange.quorum or awaited <= results.keys()):
                 quorum_at = now
             if now - started > exchange.timeout or (quorum_at is not None and now - quorum_at > self._grace):
@@ -144,10 +144,6 @@ class ExchangeController(Controller):
                 self.coordinator.refuse(site, round_number, "did not answer in time")
                 continue
             self._missed[site] = 0
-            if result.get_return_code() != ReturnCode.OK:
-                reason = reason_of(result.get_header(ERROR, result.get_return_code()))
-                self.coordinator.refuse(site, round_number, f"failed: {reason}")
-                continue
             try:
                 replies[site] = dataclasses.replace(read_reply(result), encoded=traffic_of(fl_ctx, site))
             except MedPFLError as error:

@@ -16,6 +16,8 @@ from medpfl.data.site_file import find_site_file
 from medpfl.flare.leaving import filters_out
 from medpfl.flare.wire import ERROR, read_request, to_shareable
 from medpfl.methods.base import Method
+from medpfl.rounds.messages import Message
+from medpfl.rounds.protocol import Asked, InitRequest, Request, parse
 from medpfl.rounds.site import SiteRunner
 from medpfl.tasks.base import Task
 
@@ -45,12 +47,15 @@ class SiteExecutor(Executor):
         if task_name == PROBE:
             return make_reply(ReturnCode.OK)
         try:
-            if self._runner is None:
-                self._runner = self._new_runner(fl_ctx)
             request = read_request(shareable)
             if request.header.task != task_name:
                 raise ProtocolError(f"task '{task_name}' came with a request to '{request.header.task}'")
-            return to_shareable(self._runner.handle(request))
+            if self._runner is None:
+                self._runner = self._started(request.header, fl_ctx)
+            reply = self._runner.handle(request)
+            if isinstance(request.header, InitRequest):
+                _asked_of(fl_ctx).write_text(Asked(content=request.header).model_dump_json(), encoding="utf-8")
+            return to_shareable(reply)
         except Stopped:
             return make_reply(ReturnCode.TASK_ABORTED)
         except MedPFLError as error:
@@ -65,6 +70,13 @@ class SiteExecutor(Executor):
         reply.set_header(ERROR, public)
         return reply
 
+    def _started(self, request: Request, fl_ctx: FLContext) -> SiteRunner:
+        """A new runner; ready, if this process was started after another one of this job was killed."""
+        runner, file = self._new_runner(fl_ctx), _asked_of(fl_ctx)
+        if not isinstance(request, InitRequest) and file.is_file():
+            runner.handle(Message(parse(Asked, file.read_text(encoding="utf-8")).content))
+        return runner
+
     def _new_runner(self, fl_ctx: FLContext) -> SiteRunner:
         name: str = fl_ctx.get_identity_name()
         workspace = fl_ctx.get_workspace()
@@ -78,3 +90,8 @@ class SiteExecutor(Executor):
             lambda: bool(self._abort and self._abort.triggered),
             filters_out(fl_ctx),
         )
+
+
+def _asked_of(fl_ctx: FLContext) -> Path:
+    """Where a job's first request is kept, in FLARE's folder of the job."""
+    return Path(fl_ctx.get_workspace().get_run_dir(fl_ctx.get_job_id())) / "medpfl_asked.json"

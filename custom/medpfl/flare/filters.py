@@ -19,7 +19,7 @@ from medpfl.core.errors import MedPFLError
 from medpfl.flare.wire import ERROR, LOST, REFUSED, put, reply_of, request_of
 from medpfl.rounds.ends import ServerEnd, SiteEnd
 from medpfl.rounds.messages import Message
-from medpfl.rounds.protocol import Reply, Request
+from medpfl.rounds.protocol import InitReply, Reply, Request
 
 _ENDS: dict[tuple[str, str, str], ServerEnd | SiteEnd] = {}
 _LOCK = threading.Lock()
@@ -48,10 +48,21 @@ def traffic_of(fl_ctx: FLContext, site: str) -> tuple[int, int] | None:
 
 def _site_end(fl_ctx: FLContext) -> SiteEnd:
     root, job = _place(fl_ctx)
+    place = str(root), job, ""
     with _LOCK:
-        end = _ENDS.setdefault((str(root), job, ""), SiteEnd(root, fl_ctx.get_identity_name()))
+        if place not in _ENDS:
+            new = SiteEnd(root, fl_ctx.get_identity_name())
+            if (file := _start_of(fl_ctx)).is_file():  # this process was started after another one was killed
+                new.start_again(file)
+            _ENDS[place] = new
+        end = _ENDS[place]
     assert isinstance(end, SiteEnd)
     return end
+
+
+def _start_of(fl_ctx: FLContext) -> Path:
+    """Where a hospital keeps its first exchange of a job, in FLARE's folder of the job."""
+    return Path(fl_ctx.get_workspace().get_run_dir(fl_ctx.get_job_id())) / "medpfl_start.safetensors"
 
 
 def _peer(fl_ctx: FLContext) -> str:
@@ -100,7 +111,10 @@ class EncodeUpdate(Filter):
             shareable.set_header(LOST, end.lost)
             return shareable
         try:
-            return _with(shareable, end.send(reply_of(shareable), self.codec))
+            answer = reply_of(shareable)
+            if isinstance(answer.header, InitReply):
+                end.keep_start(_start_of(fl_ctx), answer)
+            return _with(shareable, end.send(answer, self.codec))
         except MedPFLError as error:
             self.log_error(fl_ctx, str(error))
             reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)

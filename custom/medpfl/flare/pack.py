@@ -46,7 +46,7 @@ def pack(job: Path, target: Path, manifest_entry: dict[str, str] | None = None) 
 
 def _code_of(job: Job | EvaluationJob) -> list[Path]:
     """Folders of the top-level packages (files of modules) whose classes the job names, this package's first."""
-    components = [job.method, job.task, *(job.components.values() if isinstance(job, Job) else ())]
+    components = [job.method, job.task, *job.trackers, *(job.components.values() if isinstance(job, Job) else ())]
     names = {path.partition(".")[0] for path in class_paths([spec_of(component) for component in components])}
     found = []
     for name in (medpfl.__name__, *sorted(names - {medpfl.__name__})):

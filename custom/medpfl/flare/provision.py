@@ -16,6 +16,7 @@ from nvflare.tool.package_checker.check_rule import CHECK_PASSED, CheckRule
 from nvflare.tool.package_checker.server_package_checker import ServerPackageChecker
 
 from medpfl.core.errors import ConfigError, MedPFLError
+from medpfl.data.untrusted import load_yaml
 from medpfl.flare.kits import Kit, keep_storage, local_json, read_kit, write_hospitals, write_json
 
 MUTUAL_TLS = "mtls"
@@ -62,10 +63,10 @@ def read_project(file: Path) -> dict[str, Any]:
         ConfigError: it is not valid, has not exactly one server, or asks for less than mutual TLS.
     """
     try:
-        project: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
+        project = load_yaml(file)
     except OSError as error:
         raise ConfigError(f"cannot read the project file {file}: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{file}: not valid YAML: {getattr(error, 'problem', None) or error}") from error
     participants = project.get("participants") if isinstance(project, dict) else None
     if not isinstance(participants, list) or not all(isinstance(entry, dict) for entry in participants):

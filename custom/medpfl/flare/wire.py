@@ -4,7 +4,8 @@
 import numpy as np
 import torch
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
-from nvflare.apis.shareable import Shareable
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 from torch import Tensor
 
 from medpfl.core.errors import CodecError, ConfigError, ProtocolError
@@ -58,7 +59,13 @@ def read_request(shareable: Shareable) -> Message[Request]:
 
 
 def read_reply(shareable: Shareable) -> Message[Reply]:
-    """What a hospital answers, at the server; as ``read_request``."""
+    """What a hospital answers, at the server; as ``read_request``.
+
+    Raises:
+        ProtocolError: it says that it failed, too.
+    """
+    if (failure := failure_of(shareable)) is not None:
+        raise ProtocolError(failure)
     _check_decoded(shareable, message := reply_of(shareable))
     return message
 
@@ -74,8 +81,20 @@ def _check_decoded(shareable: Shareable, message: Message[Part]) -> None:
 
 
 def reason_of(told: object) -> str:
-    """A reason that another machine gave, as one bounded sentence."""
-    return " ".join(told.split())[:_LONGEST_REASON] if isinstance(told, str) else "without a reason"
+    """A reason that another machine gave, as one bounded sentence without control characters."""
+    if not isinstance(told, str):
+        return "without a reason"
+    printable = "".join(letter if letter.isprintable() else " " for letter in told[: 2 * _LONGEST_REASON])
+    return " ".join(printable.split())[:_LONGEST_REASON]
+
+
+def failure_of(result: Shareable) -> str | None:
+    """Why a hospital does not answer, as it says itself; None: it answers."""
+    headers = result.get(ReservedHeaderKey.HEADERS) or {}
+    if not isinstance(headers, dict):
+        return reason_of(None)
+    code = headers.get(ReservedHeaderKey.RC, ReturnCode.OK)
+    return None if isinstance(code, str) and code == ReturnCode.OK else reason_of(headers.get(ERROR, code))
 
 
 def request_of(shareable: Shareable) -> Message[Request]:

@@ -9,6 +9,7 @@ from medpfl.job.codecs import Codecs
 from medpfl.job.settings import EvaluationSettings, Settings
 from medpfl.methods.base import Method
 from medpfl.methods.components import mixers_of
+from medpfl.results.callbacks import Callback
 from medpfl.tasks.base import Task
 
 
@@ -19,6 +20,7 @@ class Job:
     Attributes:
         min_clients: how many hospitals must answer for a round to count.
         components: slot to the server component that the job names in place of the usual one.
+        trackers: are told at the server of every round's end and the job's.
         mixers: slot to the component that mixes it, for every slot, the references' first.
 
     Raises:
@@ -32,6 +34,7 @@ class Job:
     method: Method
     task: Task
     codecs: Codecs | None = None
+    trackers: tuple[Callback, ...] = ()
     mixers: dict[str, Mixer] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -48,3 +51,4 @@ class EvaluationJob:
     method: Method
     task: Task
     model: Path
+    trackers: tuple[Callback, ...] = ()

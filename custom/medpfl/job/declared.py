@@ -46,6 +46,7 @@ class Server:
     Attributes:
         controller: its class, and ``args``: its arguments.
         components: slot to its component's configuration.
+        trackers: their configurations.
         filters: "task_data_filters" and "task_result_filters" to the codec filter among them. Other filters are
             FLARE's own affair.
     """
@@ -53,6 +54,7 @@ class Server:
     controller: str
     args: JsonValue
     components: Mapping[str, Object]
+    trackers: tuple[JsonValue, ...]
     filters: Mapping[str, CodecFilter]
 
 
@@ -87,7 +89,7 @@ def meta_of(content: Object) -> Meta:
 def server_of(content: Object) -> Server:
     """Of config_fed_server.json's content; raises as ``meta_of``."""
     where = SERVER_FILE
-    object_of(content, where, {"format_version", "server", "workflows", "components", *FILTERS})
+    object_of(content, where, {"format_version", "server", "workflows", "components", "trackers", *FILTERS})
     server = object_of(content.get("server", {}), f"{where}: server", {"heart_beat_timeout", "task_request_interval"})
     interval = server.get("task_request_interval")
     if not isinstance(interval, (int, float)) or isinstance(interval, bool) or not 0 < interval <= 10:
@@ -102,8 +104,8 @@ def server_of(content: Object) -> Server:
     path = workflow.get("path")
     if not isinstance(path, str) or path not in (CONTROLLER, EVALUATION_CONTROLLER):
         raise ConfigError(f"{where}: workflows[0].path must be {CONTROLLER} or {EVALUATION_CONTROLLER}, got {path!r}")
-    filters = _filters(content, where, (ENCODE, DECODE))
-    return Server(path, workflow.get("args", {}), _components(content, where), filters)
+    filters, trackers = _filters(content, where, (ENCODE, DECODE)), tuple(list_of(content, "trackers", where))
+    return Server(path, workflow.get("args", {}), _components(content, where), trackers, filters)
 
 
 def _components(content: Object, where: str) -> dict[str, Object]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read a job folder and build what it names."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from medpfl.job.given import check_no_history, check_recipe
 from medpfl.job.names import CLIENT_FILE, ENCODE, EVALUATION_CONTROLLER, MODEL_FILE, SERVER_FILE
 from medpfl.job.settings import EvaluationSettings, Settings
 from medpfl.methods.base import Method
+from medpfl.results.callbacks import Callback
 from medpfl.tasks.base import Task
 
 
@@ -52,6 +54,29 @@ def load_config(
     return _training(meta, server, client)
 
 
+def load_trackers(config: Path, allow: Callable[[str], None]) -> tuple[Callback, ...]:
+    """The trackers alone, for a server that imports nothing else of what a job names; arguments as ``load_config``.
+
+    Raises:
+        ConfigError: as ``load_job``.
+    """
+    server = server_of(read_object(config / SERVER_FILE))
+    for path in class_paths(list(server.trackers)):
+        allow(path)
+    return _trackers(server)
+
+
+def _trackers(server: Server) -> tuple[Callback, ...]:
+    found: list[Callback] = []
+    for number, spec in enumerate(server.trackers):
+        where = f"{SERVER_FILE}: trackers[{number}]"
+        tracker: Callback = build(spec, Callback, where)
+        if not dataclasses.is_dataclass(tracker):
+            raise ConfigError(f"{where}: a tracker must be a dataclass; {type(tracker).__name__} is none")
+        found.append(tracker)
+    return tuple(found)
+
+
 def _training(meta: Meta, server: Server, client: Client) -> Job:
     method, task = _learnt(client)
     settings = construct(Settings, server.args, f"{SERVER_FILE}: controller")
@@ -60,7 +85,7 @@ def _training(meta: Meta, server: Server, client: Client) -> Job:
     }
     codecs = _codecs(server, client)
     try:
-        return Job(meta.name, meta.min_clients, settings, components, method, task, codecs)
+        return Job(meta.name, meta.min_clients, settings, components, method, task, codecs, _trackers(server))
     except ConfigError as error:
         raise ConfigError(f"{SERVER_FILE}: {error}") from error
 
@@ -75,7 +100,7 @@ def _evaluation(meta: Meta, server: Server, client: Client, model: Path) -> Eval
     given = load_deployed(model).meta
     check_no_history(given)
     check_recipe(given.recipe, method, task)
-    return EvaluationJob(meta.name, meta.min_clients, settings, method, task, model)
+    return EvaluationJob(meta.name, meta.min_clients, settings, method, task, model, _trackers(server))
 
 
 def _learnt(client: Client) -> tuple[Method, Task]:

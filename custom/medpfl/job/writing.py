@@ -43,6 +43,8 @@ def write_job(job: Job, folder: Path) -> Path:
         {"id": slot, **spec_of(mixer)} for slot, mixer in job.components.items() if mixer != usual.get(slot)
     ]
     server = _server(CONTROLLER, vars(job.settings), components)
+    if job.trackers:
+        server["trackers"] = [spec_of(tracker) for tracker in job.trackers]
     client = _client(spec_of(job.method), spec_of(job.task))
     if job.codecs:
         server |= _filters(_encoder(job.codecs.to_site), {"path": DECODE})

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is done at the end of a round and of a job: one small interface, for our own files and for others' trackers.
 
-A tracker (TensorBoard, MLflow) is one file: a class derived from ``Callback``, given to ``simulate`` or to the
-``Coordinator``. One that fails is told no more; the job goes on.
+A tracker (TensorBoard, MLflow) is one file: a class derived from ``Callback``, which a job names under "trackers" or a
+caller gives to ``simulate``. One that fails is told no more; the job goes on.
 """
 
 from collections.abc import Mapping
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from medpfl.core.checked import Checked
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mixing import Matrix
 from medpfl.results.files import FAILURE, LINES, MIXING, SUMMARY, TRAFFIC, append_lines, write_json
@@ -60,8 +61,12 @@ class Failure:
     events: tuple[Event, ...]
 
 
-class Callback:
-    """Told, at the server, what happens in a job; override what is of interest."""
+class Callback(Checked):
+    """Told, at the server, what happens in a job; override what is of interest.
+
+    To be named in a job it must be a dataclass, whose fields are its arguments. It is built wherever the job is
+    checked, so it opens nothing (no file, no connection) before it is told of something.
+    """
 
     def on_round_end(self, end: RoundEnd) -> None:
         """After each round's mixing."""

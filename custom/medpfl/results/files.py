@@ -3,18 +3,17 @@
 
 import json
 import os
-import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from torch import Tensor
 
 from medpfl import store
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mixing import Matrix
+from medpfl.data.arrays.npz import Npz
 from medpfl.results.schema import EvaluationSummary, Line, Summary, Traffic, TrainingSummary
 
 SUMMARY, LINES, TRAFFIC, FAILURE = "summary.json", "metrics.jsonl", "bytes.json", "failure.json"
@@ -37,7 +36,7 @@ def read_summary(folder: Path) -> Summary:
     try:
         text = path.read_text(encoding="utf-8")
         content = json.loads(text)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise MedPFLError(f"{folder} is not a results folder: {SUMMARY} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise MedPFLError(f"{path}: expected a JSON object, got {type(content).__name__}")
@@ -93,10 +92,14 @@ def read_mixing(folder: Path) -> dict[str, Matrix]:
         MedPFLError: it is missing or damaged.
     """
     try:
-        with np.load(folder / MIXING) as stored:
-            return {name: stored[name] for name in stored.files if name != "roster"}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        file = Npz(folder / MIXING)
+        found = {name: file.array(name) for name in file.keys if name != "roster"}
+    except MedPFLError as error:
         raise MedPFLError(f"{folder / MIXING} cannot be read: {error}") from error
+    for name, matrix in found.items():
+        if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.dtype.kind != "f":
+            raise MedPFLError(f"{folder / MIXING} was altered: '{name}' is no square matrix of numbers")
+    return found
 
 
 def parse(kind: TypeAdapter[T], text: str, path: Path, place: str = "") -> T:
@@ -125,8 +128,8 @@ def parse(kind: TypeAdapter[T], text: str, path: Path, place: str = "") -> T:
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise MedPFLError(f"{path} cannot be read: {error.strerror}") from error
+    except (OSError, ValueError) as error:  # ValueError: it is no UTF-8
+        raise MedPFLError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
 def json_of(value: BaseModel) -> dict[str, Any]:

@@ -54,10 +54,12 @@ def check_values(site: str, slots: Slots, buffers: Collection[str] = ()) -> None
     """
     for slot, state in slots.items():
         for key, tensor in state.items():
+            where = f"{site}: entry '{slot}{SEPARATOR}{key}'"
+            if tensor.is_complex():
+                raise RefusedUpdate(f"{where} holds complex numbers")
             if not tensor.is_floating_point() or not tensor.numel():
                 continue
             least, largest = (float(value) for value in torch.aminmax(tensor))
-            where = f"{site}: entry '{slot}{SEPARATOR}{key}'"
             if not (-torch.inf < least and largest < torch.inf):  # NaN is neither
                 raise RefusedUpdate(f"{where} holds NaN or infinite values")
             if max(-least, largest) > LARGEST:

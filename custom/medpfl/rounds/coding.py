@@ -56,7 +56,7 @@ class End:
         self._order: dict[str, list[str]] = {}
 
     def _begin(self, header: InitRequest) -> None:
-        self._job = plain_name(header.job)
+        self._job, self._learned = plain_name(header.job), False
         self._seed, self._gradients = header.seed, set(header.gradients)
 
     def _learn(self, reply: Message[Reply]) -> InitReply:

@@ -14,10 +14,9 @@ from typing import TypeVar
 import numpy as np
 
 from medpfl.core.codecs.progress import progress_of
-from medpfl.core.errors import MedPFLError
-from medpfl.core.mixers import Mixer, RoundInfo
+from medpfl.core.mixers import RoundInfo
 from medpfl.core.mixing import Matrix
-from medpfl.job.settings import Settings
+from medpfl.job.contents import Job
 from medpfl.results.callbacks import Callback, Report, ResultFiles
 from medpfl.results.files import write_slots
 from medpfl.results.presence import absences
@@ -32,8 +31,9 @@ from medpfl.rounds.copies import Copies
 from medpfl.rounds.joining import about, begins_with, join, oddities
 from medpfl.rounds.lock import StateLock
 from medpfl.rounds.messages import Message, Slots, byte_count, digest_of, table
+from medpfl.rounds.quorum import Quorum
 from medpfl.rounds.refining import Refining, refining, show
-from medpfl.rounds.terms import Terms
+from medpfl.rounds.terms import terms_of
 
 Replies = Mapping[str, Message[protocol.Reply]]
 """Hospital to its answer; who failed or did not answer in time is missing."""
@@ -41,43 +41,33 @@ Q = TypeVar("Q", bound=protocol.OfRun)
 A = TypeVar("A", bound=protocol.Part)
 
 
-class QuorumLost(MedPFLError):
-    """Fewer hospitals answered than the job needs."""
-
-
 class Coordinator:
     """State of a job at the server.
 
     Args:
-        settings: the controller's arguments.
-        mixers: slot to server component.
-        terms: what the job's method and task say.
-        job: the job's name.
+        job: what it says.
         roster: the hospitals' names.
-        min_sites: how many hospitals must answer for a round to count.
         home: folder for checkpoints, outside FLARE's run folder.
         results: folder for what the job leaves behind.
-        trackers: are told of every round's end and the job's, beside what writes ``results``.
+        trackers: are told of every round's end and the job's, beside what writes ``results`` and the job's own.
     """
 
     def __init__(
         self,
-        settings: Settings,
-        mixers: Mapping[str, Mixer],
-        terms: Terms,
-        job: str,
-        roster: list[str],
-        min_sites: int,
+        job: Job,
+        roster: Sequence[str],
         home: Path,
         results: Path,
         trackers: Sequence[Callback] = (),
     ):
-        self.settings, self.terms, self.job = settings, terms, job
+        self.job, self.settings = job, job.settings
+        self.terms = terms_of(job)
         self.roster = tuple(sorted(roster))
-        self.min_sites = min_sites
-        self.copies = Copies(mixers, self.roster)
+        self.copies = Copies(job.mixers, self.roster)
         self.results = results
-        self.record = Record(job, self.roster, [ResultFiles(results), Report(results)], trackers)
+        files = [ResultFiles(results), Report(results)]
+        self.record = Record(job.name, self.roster, files, [*job.trackers, *trackers])
+        self._quorum = Quorum(self.record, self.roster, job.min_clients)
         self.done = 0
         """Rounds that are finished."""
         self.joined: list[str] = []
@@ -86,7 +76,7 @@ class Coordinator:
         self._home, self._lock = home, StateLock()
         self._log = logging.getLogger(__name__)
         self._refining: Refining | None = None
-        self._best = BestRounds(self.record, terms.score, terms.measures[terms.score])
+        self._best = BestRounds(self.record, self.terms.score, self.terms.measures[self.terms.score])
 
     def close(self) -> None:
         """Let another job work in this run's state folder."""
@@ -100,7 +90,7 @@ class Coordinator:
     def _init_request(self) -> protocol.InitRequest:
         mixers = self.copies.mixers
         return protocol.InitRequest(
-            job=self.job,
+            job=self.job.name,
             rounds=self.settings.rounds,
             roster=self.roster,
             seed=self.settings.seed,
@@ -114,19 +104,17 @@ class Coordinator:
 
         Raises:
             QuorumLost: fewer than ``min_sites`` hospitals fit together.
+            ConfigError: the job names a component for a slot that their networks do not have.
             StateInUse: the same run is under way in another job.
         """
         check = begins_with(self.copies.travelling)
         ready = self._answers(self._init_request(), protocol.InitReply, replies, check, "takes no part")
-        found = join(ready, self.terms, self.settings.most_samples, self._refuse)
+        found = join(ready, self.terms, self.settings.most_samples, self._without)
         self.joined = list(found.sizes) if found else []
-        if found is None or len(self.joined) < self.min_sites:
-            raise QuorumLost(
-                f"only {len(self.joined)} of {len(self.roster)} hospitals are ready "
-                f"({', '.join(self.joined) or 'none'}); the job needs {self.min_sites}{self._reasons(0)}"
-            )
+        self._quorum.check(0, self.joined, "are ready")
+        assert found is not None  # a job needs one hospital at least
         self.sizes = found.sizes
-        self._leave_out([slot for slot in self.copies.travelling if slot not in found.slots])
+        lacking = self.copies.leave_out(found.slots, self.job.components)
         self.expected, self._buffers = table(found.slots), frozenset(found.header.buffers)
         self._about = about(found, ready, self.terms, self.settings, self.copies.mixers)
         for site, sentences in oddities(found, ready, versions()).items():
@@ -134,19 +122,15 @@ class Coordinator:
         # The roster is part of the run's key: a run with other hospitals neither resumes this one nor overwrites it.
         configs = sorted({ready[site].header.config for site in self.joined})
         components = self._about.components
-        self.run = digest_of([self.job, dataclasses.asdict(self.settings), components, list(self.roster), configs])
+        self.run = digest_of([self.job.name, dataclasses.asdict(self.settings), components, list(self.roster), configs])
         self._state = self._home / "state" / self.run
         self._lock.take(self._state, f"the job whose results go to {self.results}")
         if not self._resume():
             for text in checkpoint.other_runs(self._state):
                 self.record.event(0, "server", text)
+            for text in lacking:
+                self.record.event(0, "server", text)
             self.copies.start(found.slots)
-
-    def _leave_out(self, slots: list[str]) -> None:
-        """Slots of the method that the hospitals' networks turn out not to have are not mixed."""
-        self.copies.leave_out(slots)
-        for slot in slots:
-            self._log.info("slot '%s' is empty with this network", slot)
 
     # -- rounds -------------------------------------------------------------------------------------------------------
 
@@ -172,7 +156,7 @@ class Coordinator:
         """
         asked = self._asked(protocol.TrainRequest, round_number)
         accepted = self._answers(asked, protocol.TrainReply, replies, self._check_update, "update refused")
-        self._check_quorum(round_number, accepted, "a usable update")
+        self._quorum.check(round_number, accepted, "sent a usable update")
         matrices = self._mix(round_number, self.copies.travelling, accepted)
         for site, message in accepted.items():
             self._best.take(site, message.header.metrics)
@@ -237,7 +221,7 @@ class Coordinator:
         for site, message in accepted.items():
             self._take_notes(site, round_number, message.header.notes)
             self.record.traffic(round_number - 1, site, 0, byte_count(message.slots))
-        self._check_quorum(round_number, accepted, "usable statistics")
+        self._quorum.check(round_number, accepted, "sent usable statistics")
         self.copies.take_statistics(names, _slots_of(accepted), self._info(accepted))
 
     # -- exchanges within a round -------------------------------------------------------------------------------------
@@ -270,7 +254,7 @@ class Coordinator:
             lambda site, reply: check_update(site, reply.slots, expected, self._buffers),
             f"update refused in step {now.step}",
         )
-        self._check_quorum(now.round, accepted, "a usable update")
+        self._quorum.check(now.round, accepted, "sent a usable update")
         for site, message in accepted.items():
             sent = byte_count(self._refined_slots(site, now))
             self.record.traffic(now.round, site, sent, byte_count(message.slots), message.encoded)
@@ -306,10 +290,8 @@ class Coordinator:
             for line in message.header.metrics:
                 self.record.metric(line.tested_at(site))
             self._take_notes(site, self.done, message.header.notes)
-        links = {slot: self.copies.mixers[slot].links(self.roster) for slot in self.copies.travelling}
-        networks = {slot: pairs for slot, pairs in links.items() if pairs is not None}
-        said = self._about.model_copy(update={"networks": networks})
-        self.record.finish(said, self.best, write_slots(self.results, self.job, self.copies.compact()))
+        said = self._about.model_copy(update={"networks": self.copies.links()})
+        self.record.finish(said, self.best, write_slots(self.results, self.job.name, self.copies.compact()))
         self._save(finished=True)
 
     def _answers(
@@ -327,29 +309,16 @@ class Coordinator:
 
         return answers(asked, kind, replies, self.terms, check, refuse)
 
+    def _without(self, site: str, reason: str) -> None:
+        self.refuse(site, 0, f"takes no part: {reason}")
+
     def _take_notes(self, site: str, round_number: int, notes: Sequence[str]) -> None:
         for note in notes:
             self.record.event(round_number, site, note)
 
     def refuse(self, site: str, round_number: int, reason: str) -> None:
         """Note that a hospital answered with an error."""
-        self.record.event(round_number, site, reason)
-        self._log.warning("round %d: %s: %s", round_number, site, reason)
-
-    def _check_quorum(self, round_number: int, accepted: Collection[str], what: str) -> None:
-        if len(accepted) < self.min_sites:
-            raise QuorumLost(
-                f"round {round_number}: {len(accepted)} of {len(self.roster)} hospitals sent {what} "
-                f"({', '.join(accepted) or 'none'}); the job needs {self.min_sites}{self._reasons(round_number)}"
-            )
-
-    def _refuse(self, site: str, reason: str) -> None:
-        self.refuse(site, 0, f"takes no part: {reason}")
-
-    def _reasons(self, round_number: int) -> str:
-        """What kept the others from answering, for the sentence that ends the job."""
-        found = [f"{e.site} {e.event}" for e in self.record.events if e.round == round_number]
-        return "".join(f"; {reason}" for reason in found)
+        self._quorum.refuse(site, round_number, reason)
 
     def _asked(self, kind: type[Q], round_number: int, **more: object) -> Q:
         of_run = {"run": self.run, "round": round_number, "rounds": self.settings.rounds, "best": self.best}
@@ -358,6 +327,11 @@ class Coordinator:
     def payload_bytes(self) -> int:
         """Bytes of the tensors that one hospital is sent a round."""
         return self.copies.byte_count()
+
+    @property
+    def min_sites(self) -> int:
+        """How many hospitals must answer for a round to count."""
+        return self._quorum.least
 
     @property
     def best(self) -> dict[str, BestRound]:

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the server mixes: for every slot the hospitals' copies and the component that mixes them."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from torch import Tensor
 
 from medpfl.core.errors import ConfigError, RefusedUpdate
 from medpfl.core.mixers import Mixer, RoundInfo
 from medpfl.core.mixing import Matrix, State
+from medpfl.job.names import SERVER_FILE
 from medpfl.rounds import checkpoint
 from medpfl.rounds.bounds import Far, bound
 from medpfl.rounds.checkpoint import Stack
@@ -30,11 +31,29 @@ class Copies:
         for mixer in self.mixers.values():
             mixer.check(self._roster)
 
-    def leave_out(self, slots: Iterable[str]) -> None:
-        """These are not mixed."""
-        for slot in slots:
+    def leave_out(self, slots: Slots, named: Mapping[str, Mixer]) -> list[str]:
+        """What the hospitals' networks turn out not to have is not mixed; returns a sentence on each such slot.
+
+        Args:
+            slots: those that they have.
+            named: slot to the component that the job names for it.
+
+        Raises:
+            ConfigError: the job names a component for a slot that they do not have.
+        """
+        lacking = [slot for slot in self.travelling if slot not in slots]
+        has = ", ".join(slot for slot in self.mixers if slot not in lacking)
+        for slot in lacking:
+            if slot in named:
+                component = f"component '{slot}' ({type(named[slot]).__name__})"
+                raise ConfigError(
+                    f"{SERVER_FILE}: {component}: the hospitals' networks have no such slot; they have: {has}. "
+                    "Remove the component"
+                )
             del self.mixers[slot]
             self.travelling.remove(slot)
+        known = f"the hospitals' networks have no such part; they have: {has}"
+        return [f"slot '{slot}' is not mixed: {known}" for slot in lacking]
 
     def start(self, slots: Slots) -> None:
         """All hospitals begin with the same tensors."""
@@ -90,6 +109,11 @@ class Copies:
     def states(self) -> dict[str, State]:
         """Slot to its component's state."""
         return {slot: self.mixers[slot].state() for slot in self.travelling}
+
+    def links(self) -> dict[str, list[tuple[str, str]]]:
+        """Slot to the pairs of hospitals that its component connects, where it connects any."""
+        found = {slot: self.mixers[slot].links(self._roster) for slot in self.travelling}
+        return {slot: pairs for slot, pairs in found.items() if pairs is not None}
 
     # -- statistics ---------------------------------------------------------------------------------------------------
 

@@ -14,9 +14,11 @@ from medpfl.core.codecs import Codec, Progress, encode_with_feedback
 from medpfl.core.errors import CodecError
 from medpfl.job.codecs import TASKS, Codecs
 from medpfl.rounds.coding import PAYLOAD, End, Held, Tensors, without
-from medpfl.rounds.messages import SEPARATOR, Message, byte_count, digest_of, flatten
+from medpfl.rounds.messages import SEPARATOR, Message, byte_count, digest_of, flatten, unflatten
 from medpfl.rounds.private import KEPT
 from medpfl.rounds.protocol import (
+    Answered,
+    Asked,
     Coded,
     Component,
     InitRequest,
@@ -25,6 +27,7 @@ from medpfl.rounds.protocol import (
     RunRequest,
     TrainRequest,
     as_json,
+    parse,
 )
 
 
@@ -169,7 +172,7 @@ class SiteEnd(End):
         self.lost, self._now = False, None
         if isinstance(header, InitRequest):
             self._begin(header)
-            self._to_site = header.codec
+            self._asked, self._to_site = header, header.codec
             return Message(header, message.slots)
         if not isinstance(header, RunRequest):
             raise CodecError(f"{self.site}: a request to '{header.task}' does not pass a codec filter")
@@ -217,6 +220,21 @@ class SiteEnd(End):
                 slots = {**without(slots, target), PAYLOAD: payload}
         self._save(now)
         return Message(reply.header, slots, Coded(number=now.number, codec=codec.tag if codec else None))
+
+    def keep_start(self, file: Path, reply: Message[Reply]) -> None:
+        """Keep the first exchange, for a process that is started after this one was killed (``start_again``)."""
+        said = {"asked": Asked(content=self._asked), "answered": Answered(content=reply.header)}
+        store.save(file, flatten(reply.slots), {name: text.model_dump_json() for name, text in said.items()})
+
+    def start_again(self, file: Path) -> None:
+        """Be where this end was after the first exchange.
+
+        Raises:
+            MedPFLError: the file is damaged.
+        """
+        tensors, meta = store.read(file)
+        self.receive(Message(parse(Asked, meta["asked"]).content))
+        self.send(Message(parse(Answered, meta["answered"]).content, unflatten(tensors)), None)
 
     def _encode(self, slot: str, state: Tensors, now: Held, codec: Codec) -> Tensor:
         names = {key: f"{slot}{SEPARATOR}{key}" for key in state}

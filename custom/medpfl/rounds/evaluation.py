@@ -6,7 +6,6 @@ One exchange: the server sends the model's tensors; a hospital rebuilds the netw
 """
 
 import dataclasses
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -31,9 +30,9 @@ from medpfl.results.record import Record
 from medpfl.results.schema import AboutEvaluation, Given, number
 from medpfl.rounds.announcing import versions
 from medpfl.rounds.answers import answers, no_tensors
-from medpfl.rounds.coordinator import QuorumLost
 from medpfl.rounds.messages import Message, byte_count
 from medpfl.rounds.protocol import EvaluateReply, EvaluateRequest, Reply
+from medpfl.rounds.quorum import Quorum
 from medpfl.tasks.base import Task
 from medpfl.tasks.metrics.measure import Measure
 
@@ -67,11 +66,11 @@ class EvaluationCoordinator:
         results: Path,
         trackers: Sequence[Callback] = (),
     ):
-        self.settings, self.job, self.min_sites = settings, job, min_sites
+        self.settings, self.job = settings, job
         self.roster = tuple(sorted(roster))
         self.results = results
         self.record = Record(job, self.roster, [ResultFiles(results), Report(results)], trackers)
-        self._log = logging.getLogger(__name__)
+        self._quorum = Quorum(self.record, self.roster, min_sites)
         self._tensors, self._meta = read_model(model)
         check_no_history(self._meta)
 
@@ -107,17 +106,10 @@ class EvaluationCoordinator:
             measures.append(message.header.measures)
             self.record.metric(message.header.metrics[0].tested_at(site))
             self.record.traffic(0, site, sent=byte_count({GIVEN: self._tensors}), received=0)
-        if len(sizes) < self.min_sites:
-            reasons = "".join(f"; {event.site} {event.event}" for event in self.record.events)
-            raise QuorumLost(
-                f"{len(sizes)} of {len(self.roster)} hospitals evaluated the model ({', '.join(sizes) or 'none'}); "
-                f"the job needs {self.min_sites}{reasons}"
-            )
+        self._quorum.check(0, sizes, "evaluated the model")
         about = AboutEvaluation(
             classes=recipe.classes,
-            metrics=max(
-                measures, key=measures.count, default={}
-            ),  # as most hospitals say: the server may not know the task
+            metrics=max(measures, key=measures.count),  # as most hospitals say: the server may not know the task
             sizes=sizes,
             versions=packages,
             settings=dataclasses.asdict(self.settings),
@@ -135,8 +127,7 @@ class EvaluationCoordinator:
 
     def refuse(self, site: str, round_number: int, reason: str) -> None:
         """Note that a hospital answered with an error."""
-        self.record.event(round_number, site, reason)
-        self._log.warning("%s: %s", site, reason)
+        self._quorum.refuse(site, round_number, reason)
 
 
 def method_of(recipe: Recipe) -> Method:

@@ -23,7 +23,7 @@ LONGEST = 16 * 2**20
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Positive = Annotated[int, Field(ge=1, lt=2**53)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-Text = Annotated[str, StringConstraints(max_length=1000)]
+Text = Annotated[str, StringConstraints(max_length=1000, pattern=r"^[^\x00-\x1f\x7f]*$")]
 Names = Annotated[tuple[Name, ...], Field(max_length=10_000)]
 Notes = Annotated[tuple[Text, ...], Field(max_length=100)]
 Lines = Annotated[tuple[MetricLine, ...], Field(max_length=100)]

@@ -15,7 +15,6 @@ from medpfl.rounds.ends import Link
 from medpfl.rounds.evaluation import EvaluationCoordinator
 from medpfl.rounds.loop import Exchange, Watch, carry, evaluating, training
 from medpfl.rounds.site import SiteRunner
-from medpfl.rounds.terms import terms_of
 
 
 def simulate(
@@ -39,18 +38,14 @@ def simulate(
         stop_after: stop after this round, as if the process had been killed (for tests of resuming).
         read: reads a hospital's site file, given its path and the hospital's name.
         test: False: end after the last validation; no test set is read and no model is kept.
-        trackers: are told of every round's end and the job's.
+        trackers: are told of every round's end and the job's, beside those that the job names.
 
     Raises:
         MedPFLError: as the hospitals and the server raise them.
     """
     runners = _runners(job, site_files, home, read)
     server = home / "server" / job.name
-    terms = terms_of(job)
-    roster = list(runners)
-    coordinator = Coordinator(
-        job.settings, job.mixers, terms, job.name, roster, job.min_clients, server, results, trackers
-    )
+    coordinator = Coordinator(job, list(runners), server, results, trackers)
     links = {site: Link(job.codecs, home / "server", home / site, site) for site in runners} if job.codecs else {}
 
     def deliver(exchange: Exchange) -> Replies:
@@ -78,7 +73,9 @@ def simulate_evaluation(
 ) -> EvaluationCoordinator:
     """The same for a job that evaluates a given model."""
     runners = _runners(job, site_files, home)
-    coordinator = EvaluationCoordinator(job.settings, job.name, list(runners), job.min_clients, job.model, results)
+    coordinator = EvaluationCoordinator(
+        job.settings, job.name, list(runners), job.min_clients, job.model, results, job.trackers
+    )
 
     def deliver(exchange: Exchange) -> Replies:
         return {site: runners[site].handle(message) for site, message in exchange.messages.items()}

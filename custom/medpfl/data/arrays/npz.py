@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """NumPy's .npz files, read in blocks of rows: an array larger than the memory is never held whole."""
 
+import math
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from medpfl.core.errors import DataError
+from medpfl.data.untrusted import check_member
 
 _BLOCK = 1 << 22  # bytes
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
@@ -83,7 +85,9 @@ class Npz:
     ) -> Iterator[tuple[IO[bytes], tuple[int, ...], bool, np.dtype[Any]]]:
         if key not in self.keys:
             raise DataError(f"{self.path}: there is no array '{key}'; the file has: {', '.join(self.keys)}")
-        with file.open(f"{key}.npy") as stream:
+        member = file.getinfo(f"{key}.npy")
+        check_member(self.path, member)
+        with file.open(member) as stream:
             version = npy.read_magic(stream)
             if version not in _HEADERS:
                 raise DataError(f"{self.path}: array '{key}' has the unknown format version {version}")
@@ -92,4 +96,6 @@ class Npz:
                 raise DataError(f"{self.path}: array '{key}' holds Python objects, which are not read")
             if not shape:
                 raise DataError(f"{self.path}: array '{key}' is a single value, expected one row a case")
+            if dtype.itemsize * math.prod(shape) > member.file_size:
+                raise DataError(f"{self.path}: array '{key}' ends too early: its header says shape {shape}")
             yield stream, shape, fortran, dtype

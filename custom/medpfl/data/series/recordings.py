@@ -17,6 +17,7 @@ from medpfl.core.errors import DataError
 from medpfl.data.cells import PLACE, Cells, read_cells, to_numbers
 from medpfl.data.declared import Problems
 from medpfl.data.preparation import NewCase, Preparation, Spec
+from medpfl.data.untrusted import check_member
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,9 @@ def _load(path: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
             for name in names:
                 if name not in content.files:
                     raise DataError(f"{path}: array '{name}' is missing; the file has: {', '.join(content.files)}")
+            for member in content.zip.infolist() if content.zip else []:
+                if member.filename.removesuffix(".npy") in names:
+                    check_member(path, member)
             return {name: content[name] for name in names}
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file") from error

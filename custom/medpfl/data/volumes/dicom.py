@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Is a folder one complete DICOM series? MONAI's reader would stack whatever lies there, in any distance, and warn."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from medpfl.core.errors import DataError
+from medpfl.data.untrusted import check_values
 
 
 def check_series(folder: Path) -> None:
@@ -16,17 +18,10 @@ def check_series(folder: Path) -> None:
         DataError: no slices, a file that is no DICOM, several series, missing tags, other sizes or directions, a
             missing or double slice.
     """
-    import pydicom
-
     files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
     if not files:
         raise DataError(f"{folder}: the folder holds no DICOM files")
-    slices: list[tuple[Path, Any]] = []
-    for file in files:
-        try:
-            slices.append((file, pydicom.dcmread(file, stop_before_pixels=True)))
-        except Exception as error:  # pydicom raises anything on a broken file; the sentence keeps the cause
-            raise DataError(f"{file}: cannot be read as DICOM: {type(error).__name__}: {error}") from error
+    slices = check_size(files)
     for file, header in slices:
         for tag in ("InstanceNumber", "ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing", "Rows"):
             if header.get(tag) is None:
@@ -56,6 +51,34 @@ def check_series(folder: Path) -> None:
             f"{folder}: slices are not evenly spaced: {lengths[place]:.3g} mm between {slices[place][0].name} and "
             f"{slices[place + 1][0].name}, elsewhere {np.median(lengths):.3g} mm"
         )
+
+
+def check_size(files: Sequence[Path]) -> list[tuple[Path, Any]]:
+    """The files' headers, read without the pixels.
+
+    Raises:
+        DataError: a file is no DICOM, its header is compressed (nothing says how large it would become), or the pixels
+            are too many.
+    """
+    import pydicom
+    from pydicom.uid import DeflatedExplicitVRLittleEndian
+
+    slices: list[tuple[Path, Any]] = []
+    count = 0
+    for file in files:
+        try:
+            if pydicom.filereader.read_file_meta_info(file).get("TransferSyntaxUID") == DeflatedExplicitVRLittleEndian:
+                raise DataError(f"{file}: its header is compressed (deflated), which is not read")
+            header = pydicom.dcmread(file, stop_before_pixels=True)
+            per_pixel = int(header.get("NumberOfFrames") or 1) * int(header.get("SamplesPerPixel") or 1)
+            count += per_pixel * int(header.get("Rows") or 0) * int(header.get("Columns") or 0)
+        except DataError:
+            raise
+        except Exception as error:  # pydicom raises anything on a broken file; the sentence keeps the cause
+            raise DataError(f"{file}: cannot be read as DICOM: {type(error).__name__}: {error}") from error
+        slices.append((file, header))
+    check_values(files[0], (count,))
+    return slices
 
 
 def _numbers(header: Any, tag: str) -> list[float]:

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from medpfl.core.errors import DataError
-from medpfl.data.volumes.dicom import check_series
+from medpfl.data.untrusted import check_values
+from medpfl.data.volumes.dicom import check_series, check_size
 
 
 def read_image(*files: Path, finite: bool = True) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
@@ -31,10 +32,17 @@ def read_image(*files: Path, finite: bool = True) -> tuple[NDArray[np.float32], 
             check_series(file)
         elif not file.is_file():
             raise DataError(f"{file}: no such file")
+        elif file.suffix.lower() == ".dcm":
+            check_size([file])
         try:
             reader = PydicomReader() if file.is_dir() or file.suffix.lower() == ".dcm" else NibabelReader()
-            values, meta = reader.get_data(reader.read(str(file)))
+            header = reader.read(str(file))
+            if isinstance(reader, NibabelReader):  # it has not decompressed the voxels yet
+                check_values(file, header.shape)
+            values, meta = reader.get_data(header)
             image = EnsureChannelFirst()(MetaTensor(torch.from_numpy(values.astype(np.float32)), meta=meta))
+        except DataError:
+            raise
         except Exception as error:  # readers raise anything on a broken file; the sentence keeps the cause
             cause = error.__cause__ or error
             raise DataError(f"{file}: cannot be read as an image: {type(cause).__name__}: {cause}") from error

@@ -2,10 +2,18 @@
 """Metrics of class probabilities, N x C, against N class indices."""
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from medpfl.data.samples import Samples
 from medpfl.tasks.metrics.base import Metric
+
+
+def _right(decisions: Tensor, samples: Samples) -> NDArray[np.bool_]:
+    """Whether each sample's most probable class is the right one. (scikit-learn's accuracy and recall are these means
+    after checks of 3 ms, which was a third of a small hospital's round.)"""
+    found: NDArray[np.bool_] = decisions.numpy().argmax(axis=1) == samples.targets[:].numpy()
+    return found
 
 
 class Accuracy(Metric):
@@ -15,9 +23,7 @@ class Accuracy(Metric):
     range = (0.0, 1.0)
 
     def of_split(self, decisions: Tensor, samples: Samples) -> float:
-        from sklearn.metrics import accuracy_score
-
-        return float(accuracy_score(samples.targets[:].numpy(), decisions.numpy().argmax(axis=1)))
+        return float(np.mean(_right(decisions, samples)))
 
 
 class BalancedAccuracy(Metric):
@@ -27,10 +33,8 @@ class BalancedAccuracy(Metric):
     range = (0.0, 1.0)
 
     def of_split(self, decisions: Tensor, samples: Samples) -> float:
-        from sklearn.metrics import recall_score  # its balanced_accuracy_score warns when a class is absent
-
-        truth, found = samples.targets[:].numpy(), decisions.numpy().argmax(axis=1)
-        return float(recall_score(truth, found, labels=np.unique(truth), average="macro"))
+        truth, right = samples.targets[:].numpy(), _right(decisions, samples)
+        return float(np.mean([np.mean(right[truth == one]) for one in np.unique(truth)]))
 
 
 class AUC(Metric):

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that may have been made to do harm: how large what is in them may be, and YAML that multiplies itself."""
+
+import math
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from medpfl.core.errors import DataError
+
+MOST_VALUES = 2**30
+"""Values (voxels, samples) that one file, or one series of DICOM files, may hold; they are held in memory together."""
+_LARGE, _RATIO = 2**28, 250
+"""Bytes from which an array in an archive may not be more than so many times as large as it is compressed."""
+_LONGEST, _NODES = 2**24, 200_000
+"""Bytes of a YAML file, and values in it, each counted wherever it is referred to."""
+
+
+def check_values(file: Path, shape: Sequence[int]) -> None:
+    """Refuse a file before it is decoded, by the shape that its header names.
+
+    Raises:
+        DataError: it is too large.
+    """
+    if math.prod(int(length) for length in shape) > MOST_VALUES:
+        raise DataError(f"{file}: holds {' x '.join(map(str, shape))} values; at most {MOST_VALUES} are read")
+
+
+def check_member(file: Path, member: zipfile.ZipInfo) -> None:
+    """Refuse an archive's member that grows out of all proportion when it is decompressed.
+
+    Raises:
+        DataError: it does.
+    """
+    if member.file_size > _LARGE and member.file_size > _RATIO * max(member.compress_size, 1):
+        raise DataError(
+            f"{file}: '{member.filename}' has {member.compress_size} bytes and would become {member.file_size}; more "
+            f"than {_RATIO} times as many are not read"
+        )
+
+
+class UniqueKeys(yaml.SafeLoader):
+    """YAML would silently take the last of two equal keys."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"the key '{key}' is there twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def load_yaml(path: Path) -> Any:
+    """A YAML file's content: plain values only, no key twice, and references that do not multiply.
+
+    Raises:
+        OSError: it cannot be read.
+        yaml.YAMLError, ValueError, RecursionError: it is not valid, or too large.
+    """
+    with path.open("rb") as file:
+        content = file.read(_LONGEST + 1)
+    if len(content) > _LONGEST:
+        raise yaml.YAMLError(f"it has more than {_LONGEST} bytes")
+    loader = UniqueKeys(content.decode("utf-8"))
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _count(node, {}) > _NODES:
+            raise yaml.YAMLError(f"it has more than {_NODES} values, each counted wherever it is referred to")
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _count(node: yaml.Node, known: dict[int, int]) -> int:
+    """Values below a node, itself included. ``known``: node to what was counted; 0 while it is being counted."""
+    if id(node) in known:
+        if not known[id(node)]:
+            raise yaml.YAMLError("it refers to itself")
+        return known[id(node)]
+    known[id(node)] = 0
+    inner = node.value if isinstance(node, yaml.CollectionNode) else []
+    parts = [part for entry in inner for part in (entry if isinstance(entry, tuple) else (entry,))]
+    known[id(node)] = 1 + sum(_count(part, known) for part in parts)
+    return known[id(node)]

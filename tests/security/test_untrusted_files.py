@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that were made to do harm, at a hospital: decompression bombs, YAML that multiplies itself, names with what
+does not belong in one. Each is refused in one sentence, at once and without the memory that it asks for."""
+
+import gzip
+import io
+import json
+import resource
+import struct
+import time
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import nibabel
+import numpy as np
+import pydicom
+import pytest
+import yaml
+from pydicom.dataset import FileDataset, FileMetaDataset
+from pydicom.uid import DeflatedExplicitVRLittleEndian, ExplicitVRLittleEndian, generate_uid
+
+from medpfl.compare.file import load_comparison
+from medpfl.core.errors import ConfigError, DataError, MedPFLError, SiteFileError
+from medpfl.data import pixels
+from medpfl.data.arrays.npz import Npz
+from medpfl.data.declared import Problems
+from medpfl.data.series.recordings import read_arrays
+from medpfl.data.site_file import load_site_file
+from medpfl.data.volumes.prepare import read_image
+from medpfl.flare.provision import read_project
+from small_jobs import write_table_sites
+
+ZEROS = bytes(2**20)
+
+
+@pytest.fixture(autouse=True)
+def bounded() -> Iterator[None]:
+    """Whatever the file claims: a second or two, and no more than 200 MB."""
+    import monai.data  # noqa: F401 (takes longer than all the rest)
+
+    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    yield
+    assert time.process_time() - started < 2
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
+
+
+def nifti_bomb(path: Path) -> Path:
+    """A gigabyte of zeros in a megabyte, and a header that claims more."""
+    header = nibabel.Nifti1Header()
+    header.set_data_dtype(np.uint8)
+    header.set_data_shape((30_000, 30_000, 30))
+    header["magic"], header["vox_offset"] = b"n+1", 352
+    packed = zlib.compressobj(9, zlib.DEFLATED, 31)
+    path.write_bytes(packed.compress(header.binaryblock + bytes(4)) + packed.compress(ZEROS * 4) + packed.flush())
+    return path
+
+
+def png_bomb(path: Path) -> Path:
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    size = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 0, 0, 0, 0)
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size) + chunk(b"IDAT", zlib.compress(ZEROS * 4)) + chunk(b"IEND", b"")
+    )
+    return path
+
+
+def dicom_bomb(path: Path, deflated: bool) -> Path:
+    meta = FileMetaDataset()
+    meta.MediaStorageSOPClassUID = "1.2.840.10008.5.1.4.1.1.4"
+    meta.MediaStorageSOPInstanceUID = generate_uid()
+    meta.TransferSyntaxUID = DeflatedExplicitVRLittleEndian if deflated else ExplicitVRLittleEndian
+    data = FileDataset(str(path), {}, file_meta=meta, preamble=bytes(128))
+    data.SOPClassUID, data.SOPInstanceUID = meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID
+    data.Rows = data.Columns = 60_000
+    data.SamplesPerPixel, data.BitsAllocated, data.PixelRepresentation = 1, 8, 0
+    data.PhotometricInterpretation = "MONOCHROME2"
+    data.PixelData = bytes(16)
+    pydicom.dcmwrite(path, data, enforce_file_format=True)
+    return path
+
+
+def npz_bomb(path: Path, claims: tuple[int, ...], holds: int) -> Path:
+    """An array that says it has ``claims`` entries of a byte; ``holds`` megabytes of zeros follow."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": claims})
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file, file.open("x.npy", "w", force_zip64=True) as stream:
+        stream.write(header.getvalue())
+        for _ in range(holds):
+            stream.write(ZEROS)
+    return path
+
+
+BOMBS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "nifti": (
+        lambda folder: read_image(nifti_bomb(folder / "a.nii.gz")),
+        r"a\.nii\.gz: holds 30000 x 30000 x 30 values",
+    ),
+    "png": (
+        lambda folder: pixels.read_image(png_bomb(folder / "a.png"), 1),
+        r"a\.png: cannot be read.*decompression bomb",
+    ),
+    "dicom": (lambda folder: read_image(dicom_bomb(folder / "a.dcm", False)), r"a\.dcm: holds 3600000000 values"),
+    "deflated": (lambda folder: read_image(dicom_bomb(folder / "a.dcm", True)), r"a\.dcm: its header is compressed"),
+    "array": (
+        lambda folder: Npz(npz_bomb(folder / "a.npz", (300 * 2**20,), 300)).array("x"),
+        r"a\.npz: 'x\.npy' has \d+ bytes and would become 3145\d+; more than 250 times",
+    ),
+    "claims": (lambda folder: Npz(npz_bomb(folder / "a.npz", (2**40,), 1)).array("x"), r"ends too early: its header"),
+    "overflows": (
+        lambda folder: Npz(npz_bomb(folder / "a.npz", (2**40, 2**40), 1)).array("x"),
+        r"ends too early: its header",
+    ),
+    "series": (
+        lambda folder: list(
+            read_arrays(npz_bomb(folder / "a.npz", (300, 2**10, 2**10), 300), "a", "x", [], Problems())
+        ),
+        r"a\.npz: 'x\.npy' has \d+ bytes",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_a_file_that_explodes(kind: str, tmp_path: Path) -> None:
+    read, words = BOMBS[kind]
+    with pytest.raises(DataError, match=words) as refused:
+        read(tmp_path)
+    assert "\n" not in str(refused.value)
+
+
+LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
+YAML = {
+    "multiplies": (LAUGHS, "has more than 200000 values, each counted wherever it is referred to"),
+    "circle": ("datasets: &a\n  own: *a\n", "it refers to itself|found undefined alias"),
+    "deep": ("[" * 20_000, "recursion|depth"),
+    "tag": ("datasets: !!python/object/apply:os.system ['touch /tmp/x']\n", "could not determine a constructor"),
+    "twice": ("site: anna\nsite: berta\n", "the key 'site' is there twice"),
+    "binary": ("\0\1\2", "not valid YAML"),
+    "long": ("# " + "x" * 2**24, "has more than 16777216 bytes"),
+}
+
+
+@pytest.mark.parametrize("kind", YAML)
+@pytest.mark.parametrize("read", [load_site_file, load_comparison, read_project])
+def test_yaml_that_is_an_attack(kind: str, read: Callable[[Path], object], tmp_path: Path) -> None:
+    text, words = YAML[kind]
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises((SiteFileError, ConfigError), match=words) as refused:
+        read(tmp_path / "a.yaml")
+    assert len(str(refused.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    "name", ["../up", "a/b", "<script>", 'say "hi"', "line\nbreak", "\x1b[2J", "", "-x", "a" * 101]
+)
+@pytest.mark.parametrize("place", ["dataset", "checkpoint", "network"])
+def test_a_name_with_what_does_not_belong_in_one(place: str, name: str, tmp_path: Path) -> None:
+    file = write_table_sites(tmp_path, ["anna"])["anna"]
+    content: dict[str, Any] = yaml.safe_load(file.read_text())
+    if place == "dataset":
+        content["datasets"][name] = content["datasets"]["blood"]
+    else:
+        content[f"{place}s"] = {name: "x.safetensors" if place == "checkpoint" else {}}
+    file.write_text(yaml.safe_dump(content))
+    with pytest.raises(SiteFileError, match=f"'{place}s': a name is letters, digits") as refused:
+        load_site_file(file)
+    assert refused.value.args[0].isprintable()
+
+
+@pytest.mark.parametrize("name", ["line\nbreak", "\x1b[31mred", "\u202eright to left", "", "a" * 101])
+def test_a_class_with_such_a_name(name: str, tmp_path: Path) -> None:
+    file = write_table_sites(tmp_path, ["anna"])["anna"]
+    content = yaml.safe_load(file.read_text())
+    content["datasets"]["blood"]["label"]["classes"][name] = [2]
+    file.write_text(yaml.safe_dump(content))
+    with pytest.raises(SiteFileError, match="1 to 100 characters that can be printed"):
+        load_site_file(file)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"training": ' + "[" * 100_000, "\ud800", "NaN"])
+def test_a_datalist_that_is_none(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "anna.yaml"
+    (tmp_path / "list.json").write_bytes(text.encode("utf-8", "surrogatepass"))
+    content = {"kind": "volumes", "datalist": "list.json", "labels": {0: "background", 1: "organ"}}
+    file.write_text(json.dumps({"datasets": {"organ": content}}))
+    with pytest.raises(MedPFLError, match=r"list\.json"):
+        load_site_file(file).datasets["organ"].cases(Problems())
+
+
+def test_a_gzip_that_ends_in_the_middle(tmp_path: Path) -> None:
+    image = nibabel.Nifti1Image(np.zeros((8, 8, 8), np.uint8), np.eye(4))
+    packed = gzip.compress(image.to_bytes())
+    (tmp_path / "a.nii.gz").write_bytes(packed[: len(packed) // 2])
+    with pytest.raises(DataError, match=r"a\.nii\.gz: cannot be read as an image"):
+        read_image(tmp_path / "a.nii.gz")
