@@ -3,6 +3,7 @@
 
 import io
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -47,21 +48,32 @@ def write_page(
     """
     environment = Environment(loader=PackageLoader("medpfl.results", "."), autoescape=select_autoescape())
     environment.globals["zip"] = zip
+    with plain_text():
+        drawn = {
+            "curves": _curves(summary, lines),
+            "heatmaps": _heatmaps(summary, mixing),
+            "networks": _networks(summary, mixing),
+            "sdwd": _sdwd(folder),
+        }
     page = environment.get_template("report.html").render(
         summary=summary,
         settings=json_of(summary)["settings"],
         best=_table(summary, "best"),
         last=_table(summary, "last"),
-        curves=_curves(summary, lines),
-        heatmaps=_heatmaps(summary, mixing),
-        networks=_networks(summary, mixing),
-        sdwd=_sdwd(folder),
+        **drawn,
         traffic=_traffic(traffic),
         seconds=[line.seconds for line in lines if isinstance(line, RoundLine)],
     )
     path = folder / "report.html"
     path.write_text(page, encoding="utf-8")
     return path
+
+
+def plain_text() -> AbstractContextManager[None]:
+    """While it is entered, figures show names as they are: to matplotlib, "$" would begin a formula."""
+    import matplotlib
+
+    return matplotlib.rc_context({"text.parse_math": False})
 
 
 def _table(summary: Summary, choice: str) -> dict[str, Any]:
