@@ -45,6 +45,19 @@ def bench_mixing(
     say(mixing.table_of(results))
 
 
+@app.command("fuzz")
+def bench_fuzz(
+    count: Annotated[int, typer.Option(help="Mutations.")] = 10_000,
+    seed: Annotated[int, typer.Option(help="Of the mutations.")] = 0,
+) -> None:
+    """Mutated replies, requests and state files through the real way in; exit code 1 if anything gets through."""
+    from benchmarks import fuzz
+
+    found = fuzz.run(count, seed)
+    say(fuzz.told(found))
+    raise typer.Exit(1 if found.faults else 0)
+
+
 @app.command("convolutions")
 def bench_convolutions(
     out: Annotated[Path | None, typer.Option(help="File to append to, a line for each convolution at fault.")] = None,
@@ -211,10 +224,13 @@ def bench_faults(
     from benchmarks import common, faults
 
     facts = common.machine()
-    results = faults.as_results(faults.measure(only, say))
-    common.write_json(out, "faults", facts, results)
-    say(faults.table_of(results))
-    if any("NOTHING" in one["verdict"] for one in results["faults"]):
+    found = []
+    for one in faults.measure(only):
+        found.append(one)
+        say(f"{one.fault}: {one.verdict} ({one.seconds:.0f} s)")
+        common.write_json(out, "faults", facts, faults.as_results(found, out))
+    say(faults.table_of(faults.as_results(found, None)))
+    if any(one.verdict.isupper() or "NOTHING" in one.verdict for one in found):
         raise typer.Exit(1)
 
 

@@ -12,9 +12,6 @@ from typing import TextIO
 
 import pytest
 
-from medpfl.compare.order import FoldOrder, RunOrder
-
-_ORDERS = {kind.worker: kind for kind in (RunOrder, FoldOrder)}
 _ONE_AT_A_TIME = threading.Lock()  # runs of one process share torch's global generator
 
 
@@ -29,7 +26,7 @@ class InProcess:
         worker = importlib.import_module(self.module)
         with _ONE_AT_A_TIME:
             try:
-                return int(worker.main(Path(self.folder), _ORDERS[self.module], worker.run))
+                return int(worker.main(Path(self.folder)))
             except Exception:  # noqa: BLE001  as a process that dies of it
                 traceback.print_exc(file=self.log)
                 return 1

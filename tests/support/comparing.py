@@ -9,12 +9,12 @@ import yaml
 
 from medpfl.compare.collect import collect
 from medpfl.compare.file import load_comparison
-from medpfl.compare.order import Places, RunOrder
+from medpfl.compare.orders import Order
 from medpfl.compare.plan import Plan, decide, make_plan
 from medpfl.compare.results import Results
 from medpfl.compare.runner import finished, part_of
 from medpfl.compare.runs import Run
-from medpfl.compare.worker import run, work
+from medpfl.compare.worker import ORDER, run, work
 
 FILE: dict[str, Any] = {
     "name": "small",
@@ -45,8 +45,9 @@ def do(runs: Iterable[Run], sites: dict[str, Path], results: Path) -> None:
         if not finished(results, each):
             part = part_of(results, each)
             part.mkdir(parents=True, exist_ok=True)
-            each.order.write(part, Places(trained=False, site_files={site: str(path) for site, path in sites.items()}))
-            work(part, RunOrder, run)
+            order = each.order.model_copy(update={"site_files": {site: str(path) for site, path in sites.items()}})
+            (part / ORDER).write_text(order.model_dump_json())
+            work(part, Order, run)
 
 
 def compared(folder: Path, sites: dict[str, Path], **changes: Any) -> tuple[Plan, Results]:

@@ -35,7 +35,6 @@ from medpfl.compare.run_results import ModelRow, TrainedRun, UnseenRun
 from medpfl.compare.runner import finished, read_run
 from medpfl.compare.runs import Run
 from medpfl.compare.statistics import smallest_p
-from medpfl.component import spec_of
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.deployed.evaluate import write_text
 from medpfl.results.compact import compact
@@ -234,7 +233,7 @@ def _summary(name: str, row: _Runs, local: _Runs | None, target: float | None, p
     }
     first = row.runs[0]
     seconds = aggregate.stat(np.array([run.seconds for run in row.runs]))
-    made = {digest_of([spec_of(entry.method), entry.slots, entry.encoding]): entry for entry in row.entries}
+    made = {digest_of(json_of(entry.spec())): entry for entry in row.entries}
     curves = row.curves
     return Row(
         name=name,

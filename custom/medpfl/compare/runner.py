@@ -3,6 +3,7 @@
 
 import contextlib
 import fcntl
+import json
 import os
 import subprocess
 import sys
@@ -13,11 +14,12 @@ from typing import Any, Protocol, TypeVar
 
 from pydantic import TypeAdapter
 
-from medpfl.compare.order import Order, Places
+from medpfl.compare.orders import Handed
 from medpfl.compare.run_results import FoldRun, SearchRun, TrainedRun, UnseenRun
-from medpfl.compare.worker import FAILURE, PROGRESS, RESULT
+from medpfl.compare.worker import FAILURE, ORDER, PROGRESS, RESULT
 from medpfl.core.errors import MedPFLError
-from medpfl.results.files import parse
+from medpfl.deployed.evaluate import write_text
+from medpfl.results.files import json_of, parse
 
 
 class Run(Protocol):
@@ -26,7 +28,7 @@ class Run(Protocol):
     @property
     def digest(self) -> str: ...
     @property
-    def order(self) -> Order: ...
+    def order(self) -> Handed: ...
 
 
 R = TypeVar("R", bound=Run, covariant=True)
@@ -123,8 +125,9 @@ def work_on(
         trained: the run's results and models are in its folder already, from FLARE.
     """
     part = part_of(results, run)
-    files = {site: str(path.resolve()) for site, path in plan.site_files.items()}
-    run.order.write(part, Places(trained=trained, site_files=files))
+    site_files = {site: str(path.resolve()) for site, path in plan.site_files.items()}
+    order = run.order.model_copy(update={"trained": trained, "site_files": site_files})
+    write_text(part / ORDER, json.dumps(json_of(order), indent=1))
     (part / FAILURE).unlink(missing_ok=True)
     # One thread each; the same search path, so that a method found here is found there.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

@@ -12,16 +12,17 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypedDict, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from medpfl.compare.data import Read, reader, split_digest
 from medpfl.compare.entries import initial_everywhere
 from medpfl.compare.file import FEDAVG, FINE_TUNED, LOCAL, POOLED
-from medpfl.compare.order import Order, Places, RunOrder
+from medpfl.compare.orders import FoldOrder, Order
 from medpfl.compare.pooled import train_pooled
-from medpfl.compare.run_results import AnyRun, Bins, Initial, ModelRow, Rows, SearchRun, SuperRow, TrainedRun, UnseenRun
+from medpfl.compare.run_results import AnyRun, Bins, ModelRow, Rows, SearchRun, SuperRow, TrainedRun, UnseenRun
 from medpfl.compare.runs import job_of, rebuild
 from medpfl.compare.unseen import SUPER, served, super_model
 from medpfl.core.errors import ConfigError, MedPFLError
@@ -31,7 +32,7 @@ from medpfl.deployed.evaluate import write_text
 from medpfl.deployed.model_file import Deployed, load_deployed
 from medpfl.deployed.predict import evaluate_on_all
 from medpfl.results.differences import sdwd_of_slots
-from medpfl.results.files import LINES, json_of, read_lines, read_mixing, read_traffic, read_training
+from medpfl.results.files import LINES, json_of, parse, read_lines, read_mixing, read_traffic, read_training
 from medpfl.results.schema import (
     Direction,
     FinalLine,
@@ -46,20 +47,18 @@ from medpfl.rounds.quorum import QuorumLost
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.base import Evaluation, Task
 
-RESULT, FAILURE = "run.json", "failure.txt"
+ORDER, RESULT, FAILURE = "order.json", "run.json", "failure.txt"
 PROGRESS = f"results/{LINES}"
+Told = TypeVar("Told", Order, FoldOrder)
 _WAYS: tuple[Direction, Direction] = ("to_site", "from_site")
 
 
-Given = TypeVar("Given", bound=Order)
-
-
-def work(folder: Path, kind: type[Given], run: Callable[[Given, Places, Path], AnyRun]) -> None:
+def work(folder: Path, kind: type[Told], run: Callable[[Told, Path], AnyRun]) -> None:
     """Do the run that ``folder``/order.json describes, and give the folder its final name.
 
     Args:
         kind: of the order.
-        run: does it, given the order, the places and the folder; what run.json holds.
+        run: does it, given the order and the folder; what run.json holds.
 
     Raises:
         MedPFLError: as the hospitals, the server and the fairness checks raise them.
@@ -67,7 +66,8 @@ def work(folder: Path, kind: type[Given], run: Callable[[Given, Places, Path], A
     with open(folder / ".lock", "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a worker that outlived its parent is waited for
         if folder.exists():
-            result = run(*kind.read(folder), folder)
+            path = folder / ORDER
+            result = run(parse(TypeAdapter(kind), path.read_text(encoding="utf-8"), path), folder)
             shutil.rmtree(folder / "home" / "server", ignore_errors=True)
             for state in folder.glob("home/*/*/state"):
                 shutil.rmtree(state)
@@ -78,40 +78,29 @@ def work(folder: Path, kind: type[Given], run: Callable[[Given, Places, Path], A
             os.replace(folder, final)
 
 
-class _Said(TypedDict):
-    """What run.json says of every run."""
-
-    seed: int
-    split: int | None
-    without: str | None
-    method: str
-    initial: Initial
-
-
-def run(order: RunOrder, places: Places, folder: Path) -> SearchRun | TrainedRun | UnseenRun:
+def run(order: Order, folder: Path) -> SearchRun | TrainedRun | UnseenRun:
     """Train, choose by validation, test; what run.json holds."""
     entry, task = rebuild(order)
-    read, files = reader(order.split), places.files
+    read = reader(order.split)
+    files = {site: Path(path) for site, path in order.site_files.items()}
     data = {site: task.load(read(path, site)) for site, path in files.items()}
     for site, found in data.items():
         if split_digest(found) != order.splits[site]:
             raise ConfigError(f"{site}'s data or split changed while the comparison was running; start it again")
     taking_part = {site: found for site, found in sorted(data.items()) if site != order.without}
     roster = tuple(taking_part)
-    said = _Said(
-        seed=order.seed,
-        split=order.split,
-        without=order.without,
-        method=order.name,
-        initial=initial_everywhere(entry, task, taking_part, roster, order.seed),
-    )
+    said: dict[str, Any] = {
+        **{key: getattr(order, key) for key in ("seed", "split", "without")},
+        "method": order.name,
+        "initial": initial_everywhere(entry, task, taking_part, roster, order.seed),
+    }
     job = job_of(entry, task, order, len(roster))
     test = not order.searching
     lines = None
     try:
         if order.pooled:
             coordinator, lines = train_pooled(job, taking_part, files[roster[0]], folder, test)
-        elif not places.trained:
+        elif not order.trained:
             there = {site: files[site] for site in roster}
             coordinator = simulate(job, there, folder / "results", folder / "home", read=read, test=test)
     except QuorumLost as error:
@@ -274,8 +263,13 @@ def _mixing(folder: Path) -> dict[str, Rows]:
     return {slot: np.round(mixing[name], 6).tolist() for slot, name in last.items()}
 
 
-def main(folder: Path, kind: type[Given], run: Callable[[Given, Places, Path], AnyRun]) -> int:
-    """Exit code 1 and a sentence in failure.txt where the run could not be done."""
+def main(folder: Path) -> int:
+    """``carry_out`` a run of a comparison."""
+    return carry_out(folder, Order, run)
+
+
+def carry_out(folder: Path, kind: type[Told], run: Callable[[Told, Path], AnyRun]) -> int:
+    """``work``; exit code 1 and a sentence in failure.txt where the run could not be done."""
     try:
         work(folder, kind, run)
     except MedPFLError as error:
@@ -285,4 +279,4 @@ def main(folder: Path, kind: type[Given], run: Callable[[Given, Places, Path], A
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), RunOrder, run))
+    sys.exit(main(Path(sys.argv[1])))

@@ -75,7 +75,7 @@ def do_runs_on(
 
 def foreign_classes(plan: Plan) -> list[str]:
     """What sites must allow beyond this package's own components."""
-    named = {path for run in plan.runs for path in class_paths(run.order.specs())}
+    named = {path for run in plan.runs for path in class_paths(run.order.configurations())}
     return sorted(named - set(component_classes()))
 
 

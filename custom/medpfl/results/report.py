@@ -15,6 +15,7 @@ from medpfl.core.mixing import Matrix
 from medpfl.results.differences import draw_boxes, draw_graph, sdwd_of_slots
 from medpfl.results.files import json_of, read_lines, read_mixing, read_summary, read_traffic
 from medpfl.results.schema import (
+    Direction,
     EvaluationSummary,
     Line,
     RoundLine,
@@ -70,9 +71,16 @@ def write_page(
     return path
 
 
+def plain_text() -> AbstractContextManager[None]:
+    """While it is entered, figures show names as they are: to matplotlib, "$" would begin a formula."""
+    import matplotlib
+
+    return matplotlib.rc_context({"text.parse_math": False})
+
+
 @dataclass(frozen=True)
 class _Row:
-    """A hospital's row: the cells' texts, and whether each is the best."""
+    """A hospital's row; ``cells``: text, and whether it is the best of the row."""
 
     site: str
     size: int
@@ -80,8 +88,8 @@ class _Row:
 
 
 @dataclass(frozen=True)
-class _Table:
-    """The results as the page shows them; ``gains``: None where there is nothing to compare with."""
+class _Shown:
+    """A result table as the page has it; ``gains``: None without local training; ``rounds``: "" where none is best."""
 
     score: str
     heading: str
@@ -92,38 +100,21 @@ class _Table:
     rounds: list[int | str]
 
 
-@dataclass(frozen=True)
-class _Bytes:
-    """A hospital's megabytes, "raw" and "encoded"."""
-
-    site: str
-    to_site: dict[str, str]
-    from_site: dict[str, str]
-
-
-def plain_text() -> AbstractContextManager[None]:
-    """While it is entered, figures show names as they are: to matplotlib, "$" would begin a formula."""
-    import matplotlib
-
-    return matplotlib.rc_context({"text.parse_math": False})
-
-
-def _table(summary: Summary, choice: str) -> _Table:
+def _table(summary: Summary, choice: str) -> _Shown:
     table = result_table(summary, choice)
     rows = []
     for row, (site, size, values) in enumerate(zip(table.sites, table.sizes, table.values, strict=True)):
         top = table.best(row)
         rows.append(_Row(site, size, [(_text(v), bool(v == top)) for v in values]))
     gains = table.gains()
-    rounds = [summary.best[model].round if model in summary.best else "" for model in table.models]
-    return _Table(
+    return _Shown(
         score=table.score,
         heading=table.heading,
         labels=table.labels,
         rows=rows,
         mean=[_text(value) for value in table.mean],
-        gains=[None if gain is None else _signed(gain) for gain in gains] if gains else None,
-        rounds=rounds,
+        gains=None if gains is None else [None if gain is None else _signed(gain) for gain in gains],
+        rounds=[summary.best[model].round if model in summary.best else "" for model in table.models],
     )
 
 
@@ -240,16 +231,24 @@ def _sdwd(folder: Path) -> str:
     return _svg(figure)
 
 
-def _traffic(traffic: Sequence[Traffic]) -> list[_Bytes]:
-    """Megabytes by hospital and direction, summed over the rounds."""
-    total: dict[str, dict[str, dict[str, int]]] = {}
-    for line in traffic:
-        entry = total.setdefault(line.site, {}).setdefault(line.direction, {"raw": 0, "encoded": 0})
-        entry["raw"] += line.raw
-        entry["encoded"] += line.encoded
-    empty = {"raw": 0, "encoded": 0}
+@dataclass(frozen=True)
+class _Megabytes:
+    """What a hospital was sent and what it sent, as text."""
 
-    def megabytes(ways: dict[str, dict[str, int]], way: str) -> dict[str, str]:
-        return {kind: f"{count / 1e6:.3g}" for kind, count in ways.get(way, empty).items()}
+    site: str
+    received: str
+    received_encoded: str
+    sent: str
+    sent_encoded: str
 
-    return [_Bytes(site, megabytes(w, "to_site"), megabytes(w, "from_site")) for site, w in sorted(total.items())]
+
+def _traffic(traffic: Sequence[Traffic]) -> list[_Megabytes]:
+    """By hospital, summed over the rounds."""
+
+    def total(site: str, way: Direction) -> tuple[str, str]:
+        mine = [line for line in traffic if (line.site, line.direction) == (site, way)]
+        raw, encoded = (sum(values) for values in ([line.raw for line in mine], [line.encoded for line in mine]))
+        return f"{raw / 1e6:.3g}", f"{encoded / 1e6:.3g}"
+
+    sites = sorted({line.site for line in traffic})
+    return [_Megabytes(site, *total(site, "to_site"), *total(site, "from_site")) for site in sites]
