@@ -22,6 +22,7 @@ from nvflare.apis.signal import Signal
 
 from medpfl.core.errors import ConfigError, MedPFLError, Stopped
 from medpfl.flare.filters import traffic_of
+from medpfl.flare.leaving import check_filters
 from medpfl.flare.wire import failure_of, read_reply, to_shareable
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.evaluation import EvaluationCoordinator
@@ -57,6 +58,7 @@ class ExchangeController(Controller):
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         try:
+            check_filters(fl_ctx)
             self._run(abort_signal, fl_ctx)
         except Stopped:
             self.log_info(fl_ctx, "the job was aborted")

@@ -13,7 +13,7 @@ from nvflare.apis.signal import Signal
 
 from medpfl.core.errors import MedPFLError, ProtocolError, Stopped
 from medpfl.data.site_file import find_site_file
-from medpfl.flare.leaving import filters_out
+from medpfl.flare.leaving import check_filters, filters_out
 from medpfl.flare.wire import ERROR, read_request, to_shareable
 from medpfl.methods.base import Method
 from medpfl.rounds.messages import Message
@@ -47,6 +47,8 @@ class SiteExecutor(Executor):
         if task_name == PROBE:
             return make_reply(ReturnCode.OK)
         try:
+            if self._runner is None:
+                check_filters(fl_ctx)
             request = read_request(shareable)
             if request.header.task != task_name:
                 raise ProtocolError(f"task '{task_name}' came with a request to '{request.header.task}'")

@@ -86,7 +86,14 @@ def _refused(shareable: Shareable, error: MedPFLError) -> Shareable:
     return copy
 
 
-class EncodeUpdate(Filter):
+class MessageFilter(Filter):
+    """A filter that was written for this package's messages: tensors under "slot::entry", whole or encoded, and the
+    header as text beside them. A hospital's own filter derives from it; every other one is refused by name."""
+
+    knows_medpfl = True
+
+
+class EncodeUpdate(MessageFilter):
     """Encodes what leaves: the server's task data or a hospital's task result.
 
     Args:
@@ -122,7 +129,7 @@ class EncodeUpdate(Filter):
             return reply
 
 
-class DecodeUpdate(Filter):
+class DecodeUpdate(MessageFilter):
     """Decodes what arrives: a hospital's task data or the server's task results."""
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:

@@ -23,6 +23,11 @@ SOON = 30  # days before its end in which a certificate is pointed out
 CONNECT_TIMEOUT = 5.0  # seconds
 VERDICT_TIMEOUT = 1.0  # seconds; in TLS 1.3 a refused client learns it only after its own handshake is done
 _AGAIN = "ask the coordinating centre for a new kit"
+_CLOCK = (
+    "compare this machine's clock with the server's and set the wrong one (NTP); if both are right, ask for new kits"
+)
+# OpenSSL's codes: X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED.
+_OF_TIME = {9: "is not valid yet", 10: "has expired"}
 
 
 def check_identity(kit: Kit) -> Iterator[Finding]:
@@ -39,7 +44,7 @@ def check_identity(kit: Kit) -> Iterator[Finding]:
     except (ValueError, TypeError) as error:
         yield problem(check, f"a certificate or key in {kit.certificate.parent} is damaged ({error})", _AGAIN)
         return
-    wrong = list(_disagreements(kit, certificate, root))
+    wrong, early = list(_disagreements(kit, certificate, root)), False
     formats = Encoding.DER, PublicFormat.SubjectPublicKeyInfo
     if key.public_key().public_bytes(*formats) != certificate.public_key().public_bytes(*formats):
         wrong.append(f"{kit.key.name} is not the key of {kit.certificate.name}")
@@ -49,10 +54,12 @@ def check_identity(kit: Kit) -> Iterator[Finding]:
         days[path] = (found.not_valid_after_utc - now).days
         if found.not_valid_after_utc < now:
             wrong.append(f"{path.name} expired on {found.not_valid_after_utc:%Y-%m-%d}")
-    if certificate.not_valid_before_utc > now:
-        wrong.append(f"{kit.certificate.name} is valid only from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC")
+        if found.not_valid_before_utc > now:
+            early = True
+            begin = f"{found.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
+            wrong.append(f"{path.name} is valid only from {begin}, and by this machine's clock it is {_now()}")
     if wrong:
-        yield problem(check, "; ".join(wrong), f"{_AGAIN} (and check this machine's clock)")
+        yield problem(check, "; ".join(wrong), _CLOCK if early else f"{_AGAIN} (and check this machine's clock)")
     else:
         path, left = min(days.items(), key=lambda item: item[1])
         text = f"issued by this federation to '{kit.name}', valid for {left} more days"
@@ -60,6 +67,10 @@ def check_identity(kit: Kit) -> Iterator[Finding]:
         yield ok(check, text) if left > SOON else note(check, text, late)
     yield ok("root", f"SHA-256 {fingerprint(root)}")
     yield from _signatures(kit)
+
+
+def _now() -> str:
+    return f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def _load(path: Path) -> x509.Certificate:
@@ -127,9 +138,21 @@ def check_server(kit: Kit) -> Iterator[Finding]:
     try:
         yield ok(check, f"{address} is reached: {handshake(kit, kit.host)}, both sides' certificates accepted")
     except ssl.SSLCertVerificationError as error:
+        if error.verify_code in _OF_TIME:
+            yield problem(
+                check,
+                f"by this machine's clock, {_now()}, {address}'s certificate {_OF_TIME[error.verify_code]}",
+                _CLOCK,
+            )
+            return
         text = f"{address} has a certificate that is not of this federation ({error.verify_message})"
         yield problem(check, text, "ask your network people for a way to it that no proxy opens; else a new kit")
     except ssl.SSLError as error:
+        if "CERTIFICATE_EXPIRED" in (error.reason or ""):
+            yield problem(
+                check, f"by the clock of {address} this kit's certificate expired; here it is {_now()}", _CLOCK
+            )
+            return
         text = f"{address} refuses this kit's certificate ({(error.reason or str(error)).lower().replace('_', ' ')})"
         yield problem(check, text, "see 'certificates' above; else ask the coordinating centre for a new kit")
     except socket.gaierror as error:

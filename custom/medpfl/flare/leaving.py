@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which FLARE filters stand between a hospital and the server."""
+"""Which FLARE filters stand between a hospital and the server, and whether they can be honoured."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,8 +7,9 @@ from pathlib import Path
 from nvflare.apis.fl_constant import FilterKey, FLContextKey
 from nvflare.apis.fl_context import FLContext
 
+from medpfl.core.errors import ConfigError
 from medpfl.flare.kits import read_json
-from medpfl.job.names import CLIENT_FILE
+from medpfl.job.names import CLIENT_FILE, KNOWS_MESSAGES, foreign_filter
 
 _LEARNT = {"statistics", "train", "refine"}
 """Tasks whose answers hold what was learnt of the data."""
@@ -18,6 +19,22 @@ def filters_out(fl_ctx: FLContext) -> tuple[str, ...]:
     """Full class names of the filters through which all of this hospital's results go: those of its own privacy scope,
     and those of the job's configuration that act on every answer with what was learnt here."""
     return tuple(sorted({*_of_scope(fl_ctx), *_of_job(fl_ctx)}))
+
+
+def check_filters(fl_ctx: FLContext) -> None:
+    """Refuse filters of this machine's privacy scope, in either direction, that were not written for our messages.
+
+    Those that a job names are refused where its files are read.
+
+    Raises:
+        ConfigError: naming the filter; it may be told outside the hospital.
+    """
+    scope = fl_ctx.get_prop(FLContextKey.SCOPE_OBJECT)
+    for filters in (scope.task_data_filters, scope.task_result_filters) if scope else ():
+        for one in (*filters[FilterKey.IN], *filters[FilterKey.OUT]):
+            if getattr(one, KNOWS_MESSAGES, False) is not True:
+                name = f"{type(one).__module__}.{type(one).__qualname__}"
+                raise ConfigError(f"privacy.json, scope '{scope.name}': {foreign_filter(name)}")
 
 
 def _of_scope(fl_ctx: FLContext) -> Iterator[str]:

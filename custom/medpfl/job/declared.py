@@ -3,7 +3,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import JsonValue
@@ -47,8 +47,8 @@ class Server:
         controller: its class, and ``args``: its arguments.
         components: slot to its component's configuration.
         trackers: their configurations.
-        filters: "task_data_filters" and "task_result_filters" to the codec filter among them. Other filters are
-            FLARE's own affair.
+        filters: "task_data_filters" and "task_result_filters" to the codec filter among them.
+        others: the classes of all other filters.
     """
 
     controller: str
@@ -56,15 +56,17 @@ class Server:
     components: Mapping[str, Object]
     trackers: tuple[JsonValue, ...]
     filters: Mapping[str, CodecFilter]
+    others: Sequence[JsonValue]
 
 
 @dataclass(frozen=True)
 class Client:
-    """config_fed_client.json: the executor's arguments, and ``filters`` as in ``Server``."""
+    """config_fed_client.json: the executor's arguments; ``filters`` and ``others`` as in ``Server``."""
 
     method: JsonValue
     task: JsonValue
     filters: Mapping[str, CodecFilter]
+    others: Sequence[JsonValue]
 
 
 def meta_of(content: Object) -> Meta:
@@ -105,7 +107,8 @@ def server_of(content: Object) -> Server:
     if not isinstance(path, str) or path not in (CONTROLLER, EVALUATION_CONTROLLER):
         raise ConfigError(f"{where}: workflows[0].path must be {CONTROLLER} or {EVALUATION_CONTROLLER}, got {path!r}")
     filters, trackers = _filters(content, where, (ENCODE, DECODE)), tuple(list_of(content, "trackers", where))
-    return Server(path, workflow.get("args", {}), _components(content, where), trackers, filters)
+    others = _others(content, where)
+    return Server(path, workflow.get("args", {}), _components(content, where), trackers, filters, others)
 
 
 def _components(content: Object, where: str) -> dict[str, Object]:
@@ -138,7 +141,8 @@ def client_of(content: Object) -> Client:
     for key in ("method", "task"):
         if key not in args:
             raise ConfigError(f"{where}: the executor's argument '{key}' is missing")
-    return Client(args["method"], args["task"], _filters(content, where, (DECODE, ENCODE)))
+    filters = _filters(content, where, (DECODE, ENCODE))
+    return Client(args["method"], args["task"], filters, _others(content, where))
 
 
 def _filters(content: Object, where: str, paths: tuple[str, str]) -> dict[str, CodecFilter]:
@@ -154,6 +158,18 @@ def _filters(content: Object, where: str, paths: tuple[str, str]) -> dict[str, C
                     raise ConfigError(f"{_place(where, key, one)} is there twice")
                 found[key] = _codec_filter(one, listed, path, _place(where, key, one))
     return found
+
+
+def _others(content: Object, where: str) -> list[JsonValue]:
+    """The classes of the filters that are no codec's."""
+    listed = [
+        one
+        for key in FILTERS
+        for entry in list_of(content, key, where)
+        for one in list_of(object_of(entry, where, {"tasks", "filters", "direction"}), "filters", f"{where}: {key}")
+    ]
+    paths = [one.get("path") if isinstance(one, dict) else None for one in listed]
+    return [path for path in paths if path not in (ENCODE, DECODE)]
 
 
 def _place(where: str, key: str, one: Object) -> str:

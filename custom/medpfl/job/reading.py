@@ -2,10 +2,12 @@
 """Read a job folder and build what it names."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from medpfl.component import build, class_paths, construct
+from pydantic import JsonValue
+
+from medpfl.component import build, class_paths, construct, find_class
 from medpfl.core.codecs import Codec
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mixer
@@ -15,7 +17,15 @@ from medpfl.job.contents import EvaluationJob, Job
 from medpfl.job.declared import FILTERS, Client, Meta, Server, client_of, meta_of, server_of
 from medpfl.job.files import no_links, read_object
 from medpfl.job.given import check_no_history, check_recipe
-from medpfl.job.names import CLIENT_FILE, ENCODE, EVALUATION_CONTROLLER, MODEL_FILE, SERVER_FILE
+from medpfl.job.names import (
+    CLIENT_FILE,
+    ENCODE,
+    EVALUATION_CONTROLLER,
+    KNOWS_MESSAGES,
+    MODEL_FILE,
+    SERVER_FILE,
+    foreign_filter,
+)
 from medpfl.job.settings import EvaluationSettings, Settings
 from medpfl.methods.base import Method
 from medpfl.results.callbacks import Callback
@@ -49,9 +59,19 @@ def load_config(
     for path in class_paths(contents):
         allow(path)
     meta, server, client = Meta(name, min_clients), server_of(contents[0]), client_of(contents[1])
+    for where, others in ((SERVER_FILE, server.others), (CLIENT_FILE, client.others)):
+        _check_filters(where, others)
     if server.controller == EVALUATION_CONTROLLER:
         return _evaluation(meta, server, client, config / MODEL_FILE)
     return _training(meta, server, client)
+
+
+def _check_filters(where: str, paths: Sequence[JsonValue]) -> None:
+    """Refuse filters that were not written for our messages; nothing of FLARE's is imported to find out."""
+    for path in paths:
+        ours = isinstance(path, str) and not path.startswith("nvflare.")
+        if not ours or getattr(find_class(path, where), KNOWS_MESSAGES, False) is not True:
+            raise ConfigError(f"{where}: {foreign_filter(path)}")
 
 
 def load_trackers(config: Path, allow: Callable[[str], None]) -> tuple[Callback, ...]:
