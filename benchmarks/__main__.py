@@ -211,10 +211,13 @@ def bench_faults(
     from benchmarks import common, faults
 
     facts = common.machine()
-    results = faults.as_results(faults.measure(only, say))
-    common.write_json(out, "faults", facts, results)
-    say(faults.table_of(results))
-    if any("NOTHING" in one["verdict"] for one in results["faults"]):
+    found = []
+    for one in faults.measure(only):
+        found.append(one)
+        say(f"{one.fault}: {one.verdict} ({one.seconds:.0f} s)")
+        common.write_json(out, "faults", facts, faults.as_results(found, out))
+    say(faults.table_of(faults.as_results(found, None)))
+    if any(one.verdict.isupper() or "NOTHING" in one.verdict for one in found):
         raise typer.Exit(1)
 
 

@@ -12,7 +12,7 @@ import json
 import resource
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,11 @@ from medpfl.core.errors import MedPFLError
 from medpfl.demo.phantom import write_phantoms
 from medpfl.flare.hospitals import HospitalFederation
 from medpfl.job import Job, load_job, write_job
+from medpfl.results.compact import read_compact
 from medpfl.rounds.simulate import simulate
 
-ROUNDS = 10
-STRUCK = 3
+ROUNDS = 8
+STRUCK = 2
 """The round after which the fault comes."""
 VICTIM, GONE = "hospital-b", "hospital-d"
 PATIENCE = 240.0  # seconds a job may take
@@ -42,9 +43,8 @@ class Found:
     """What came of a fault.
 
     Attributes:
-        ended: FLARE's words for the job's end, one for every submission.
+        ended: FLARE's words for the job's end, one for every submission; none where something went wrong here.
         same: whether test results and models are those of an uninterrupted run.
-        missed: hospital to a sentence on the rounds it missed.
         told: what the events and the error say.
         seconds: from the submission to the last end.
     """
@@ -57,6 +57,8 @@ class Found:
 
     @property
     def verdict(self) -> str:
+        if not self.ended:
+            return "NOT MEASURED"
         if self.same:
             return "the same result"
         return "another result, and it is told" if self.told else "ANOTHER RESULT, AND NOTHING SAYS SO"
@@ -206,13 +208,14 @@ def _hospitals_disk(bench: Bench, name: str) -> None:
         bench.reach(job_id, STRUCK + 2)
 
 
-@fault("the server cannot write its checkpoint")
+@fault("the server can write nothing for 20 s")
 def _servers_disk(bench: Bench, name: str) -> None:
     job_id = bench.submit(name)
     bench.reach(job_id, STRUCK)
     with _no_writing(bench.process("server", job_id)):
-        bench.end(job_id)
-    bench.submit(name)
+        time.sleep(20)
+    if bench.end(job_id) != "FINISHED:COMPLETED":
+        bench.submit(name)
 
 
 @fault("the server's checkpoint truncated")
@@ -249,14 +252,20 @@ def _parent(bench: Bench, name: str) -> None:
 def _for_good(bench: Bench, name: str) -> None:
     job_id = bench.submit(name, grace=5.0)
     bench.reach(job_id, STRUCK)
-    for process in sorted(bench.members(GONE), key=lambda one: "sub_start" not in " ".join(one.cmdline())):
-        with contextlib.suppress(psutil.Error):
-            process.kill()
+    _kill(bench)
 
 
 @fault("a hospital absent from the start")
 def _absent(bench: Bench, name: str) -> None:
-    bench.submit(name, grace=5.0)  # it is gone since the fault before
+    _kill(bench)
+    bench.submit(name, grace=5.0)
+
+
+def _kill(bench: Bench) -> None:
+    """All processes of a hospital, if it still has any, the daemon's shell before what it would start again."""
+    for process in sorted(bench.members(GONE), key=lambda one: "sub_start" not in " ".join(one.cmdline())):
+        with contextlib.suppress(psutil.Error):
+            process.kill()
 
 
 def _interrupted(bench: Bench, name: str) -> None:
@@ -291,13 +300,19 @@ def _no_writing(process: psutil.Process) -> Iterator[None]:
 # -- the measurement -------------------------------------------------------------------------------------------------
 
 
-def measure(only: str, progress: Callable[[str], None]) -> list[Found]:
+class _Hospitals(HospitalFederation):
+    """FLARE's server waits 20 seconds, not 15 minutes, for a hospital that is gone when the job is over."""
+
+    def _environment(self, name: str) -> dict[str, str]:
+        return {**super()._environment(name), "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "20"}
+
+
+def measure(only: str) -> Iterator[Found]:
     """Do every fault whose words hold ``only`` to a federation of its own; no process is left.
 
     Raises:
         MedPFLError: the federation does not start.
     """
-    found: list[Found] = []
     with tempfile.TemporaryDirectory(prefix="medpfl-faults-") as scratch:
         folder = Path(scratch)
         sites = write_phantoms(folder / "sites")
@@ -308,13 +323,11 @@ def measure(only: str, progress: Callable[[str], None]) -> list[Found]:
         files = {site: folder / "sites" / f"{site}.yaml" for site in sites}
         simulate(job, files, folder / "whole", folder / "home")
         project = find_bundle() / "poc" / "project.yml"
-        with HospitalFederation(project, folder / "sites", sites, workspace=folder / "federation") as federation:
+        with _Hospitals(project, folder / "sites", sites, workspace=folder / "federation") as federation:
             for words, do in FAULTS.items():
                 if only in words:
                     bench = Bench(federation, job, _left(folder / "whole"), folder)
-                    found.append(_one(bench, words, do))
-                    progress(f"{words}: {found[-1].verdict} ({found[-1].seconds:.0f} s)")
-    return found
+                    yield _one(bench, words, do)
 
 
 def _one(bench: Bench, words: str, do: Fault) -> Found:
@@ -328,7 +341,7 @@ def _one(bench: Bench, words: str, do: Fault) -> Found:
         told = [_failure(folder) for folder in others] + _events(left)
         same = _same(_left(left), bench.whole)
     except (MedPFLError, OSError, ValueError, psutil.Error, *_LOST) as error:
-        return Found(words, ["not measured"], False, [f"{type(error).__name__}: {error}"], time.monotonic() - started)
+        return Found(words, [], False, [f"{type(error).__name__}: {error}"], time.monotonic() - started)
     return Found(words, ended, same, list(dict.fromkeys(filter(None, told))), time.monotonic() - started)
 
 
@@ -358,9 +371,12 @@ def _failure(folder: Path) -> str:
     return f"the job that ended: {json.loads(file.read_text())['reason']}" if file.is_file() else ""
 
 
-def as_results(found: list[Found]) -> dict[str, Any]:
-    """For the JSON file."""
-    return {"rounds": ROUNDS, "faults": [{**asdict(one), "verdict": one.verdict} for one in found]}
+def as_results(found: Sequence[Found], out: Path | None) -> dict[str, Any]:
+    """For the JSON file; what it holds of other faults stays in it."""
+    before = read_compact(out)["faults"] if out is not None and out.exists() else []
+    entries = {one["fault"]: one for one in before}
+    entries |= {one.fault: {**asdict(one), "verdict": one.verdict} for one in found}
+    return {"rounds": ROUNDS, "faults": [entries[words] for words in FAULTS if words in entries]}
 
 
 def table_of(results: dict[str, Any]) -> str:

@@ -23,7 +23,7 @@ from medpfl import store
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mixers import Mixer, SoftPull
 from medpfl.data.samples import Samples
-from medpfl.data.site_file import load_site_file
+from medpfl.data.site_file import load_site_file, read_for_study
 from medpfl.demo.heart import HOSPITALS, write_heart
 from medpfl.deployed.evaluate import evaluate
 from medpfl.job import Job
@@ -115,7 +115,7 @@ def _pooled(seed: int, task: HeartTabular, method: Local, files: dict[str, Path]
     pooled_task = PooledTabular(task.dataset, start=task.start)
     settings = Settings(rounds=1, references=(), seed=seed, finetune=0)
     job = Job("pooled", 1, settings, {}, method, pooled_task)
-    simulate(job, {"pooled": union}, scratch / "pooled" / "results", scratch / "pooled" / "home")
+    simulate(job, {"pooled": union}, scratch / "pooled" / "results", scratch / "pooled" / "home", read=read_for_study)
 
     data = pooled_task.load(load_site_file(union))
     models = nn.ModuleDict(method.models(Build(task, data, ("pooled",), seed)))

@@ -16,7 +16,7 @@ from test_dicom import affine_of, write_series
 
 from medpfl.core.errors import DataError, MedPFLError
 from medpfl.core.mixers import Identity
-from medpfl.data.site_file import load_site_file
+from medpfl.data.site_file import load_site_file, read_for_study
 from medpfl.demo.phantom import write_phantoms
 from medpfl.deployed.model_file import Deployed, load_deployed
 from medpfl.deployed.predict import evaluate_at, evaluate_on, evaluate_on_all, predict
@@ -40,7 +40,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     task = Segmentation("organ", size=(48, 48), spacing=SPACING, architecture=UNet((8, 16)))
     settings = Settings(rounds=1, references=(), finetune=0)
     job = Job("small", 1, settings, {"local": Identity()}, Local(steps=60, lr=0.01), task)
-    simulate(job, {"hospital-a": folder / "hospital-a.yaml"}, folder / "results", folder / "home")
+    alone = {"hospital-a": folder / "hospital-a.yaml"}
+    simulate(job, alone, folder / "results", folder / "home", read=read_for_study)
     return folder, folder / "home" / "hospital-a" / "small" / "models" / "local-last.safetensors"
 
 

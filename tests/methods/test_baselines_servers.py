@@ -30,7 +30,7 @@ from medpfl.methods.l2gd import L2GD
 from medpfl.methods.moon import Moon
 from medpfl.methods.scaffold import Scaffold
 from medpfl.rounds.site import SiteRunner
-from small_jobs import SITES, write_table_sites
+from small_jobs import SITES, on_its_own, write_table_sites
 from tools import run, write_job
 
 Make = Callable[..., Job]
@@ -334,5 +334,5 @@ def test_each_can_be_a_job_folder_and_takes_a_hospital_alone(
 ) -> None:
     job = load_job(write_job(make_job(mixers=mixers, method=method, min_clients=1), tmp_path / "job"))
     assert isinstance(job, Job)
-    result = run(job, {"anna": table_sites["anna"]}, tmp_path / "alone")
+    result = run(job, {"anna": on_its_own(table_sites["anna"])}, tmp_path / "alone")
     assert {line["site"] for line in result["test"]} == {"anna"}

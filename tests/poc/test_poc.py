@@ -175,6 +175,33 @@ def test_a_killed_job_process_is_started_again_and_changes_nothing(
     assert_same(outcome(downloaded), run(job, hospitals, tmp_path / "simulated"))
 
 
+def test_a_hospital_that_left_is_told_of_and_the_results_are_whole(federation: Federation, tmp_path: Path) -> None:
+    """Its daemon dies and is back before the job's end: FLARE lets it into no job that runs, and says ABNORMAL."""
+    job = load_job(small_job(tmp_path, "left"))
+    assert isinstance(job, Job)
+    job = replace(job, min_clients=1, settings=replace(job.settings, rounds=12, grace=1.0, patience=1))
+    job_id = federation.submit(write_job(job, tmp_path / "left-longer" / "left"))
+    progress = federation.run_folder("server", job_id) / "results" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (progress.exists() and '"split": "round", "round": 2' in progress.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    kit = str(federation.kits / "hospital-b")
+    for process in federation._members():
+        with contextlib.suppress(psutil.Error):
+            if kit in " ".join(process.cmdline()):
+                process.kill()
+    federation._launch("hospital-b")
+    warning = federation.follow(job_id, "left", 200)
+    assert warning == (
+        "left is complete. FLARE calls it FINISHED:ABNORMAL because a hospital left: its events say who, and when"
+    )
+    summary = json.loads((federation.download(job_id) / "summary.json").read_text())
+    assert {line["site"] for line in summary["test"]} == {"hospital-a"}
+    (last,) = [event["event"] for event in summary["events"] if event["event"].startswith("trained in")]
+    assert last.endswith(" of 12") and last != "trained in none of 12"
+
+
 def test_a_given_model_is_evaluated_at_every_hospital(
     federation: Federation, hospitals: dict[str, Path], phantom: tuple[Path, str], tmp_path: Path
 ) -> None:

@@ -62,7 +62,7 @@ def write_folders(folder: Path) -> None:
 
 def declare(folder: Path, dataset: dict[str, Any], **storage: Any) -> Path:
     """A site file with one dataset, ``skin``."""
-    content: dict[str, Any] = {"datasets": {"skin": dataset}}
+    content: dict[str, Any] = {"policy": {"least_hospitals": 1}, "datasets": {"skin": dataset}}
     if storage:
         content["storage"] = storage
     path = folder / "site.yaml"

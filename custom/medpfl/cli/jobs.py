@@ -54,6 +54,16 @@ def check_job(
         _check_policy(loaded, site_file)
 
 
+@app.command()
+def leaves(job: JobArgument) -> None:
+    """Everything that leaves a hospital in a job, as a table: for whoever decides whether to join."""
+    from medpfl.bundle import find_job
+    from medpfl.job import load_job
+    from medpfl.rounds.leaves import as_table, leaves_of
+
+    say(as_table(leaves_of(load_job(find_job(job)))))
+
+
 def _check_policy(job: "Job", file: Path) -> None:
     """Say a hospital's policy, and whether the job keeps to it on the hospital's data. How many hospitals take part,
     and through which filters the answers go, is seen when it runs."""

@@ -18,10 +18,9 @@ from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
 from medpfl.data.declared import SPLITS, StorageRule
-from medpfl.data.policy import STUDY
 from medpfl.data.preparation import Spec
 from medpfl.data.samples import Budget, Samples, SiteData, Store
-from medpfl.data.site_file import SiteFile, load_site_file
+from medpfl.data.site_file import SiteFile, read_for_study
 from medpfl.deployed.evaluate import evaluate_test, save_deployed
 from medpfl.deployed.model_file import load_deployed
 from medpfl.job import Job
@@ -120,11 +119,6 @@ def _joined(parts: list[Samples]) -> Samples:
     return Samples(inputs.finish(), targets.finish(), np.concatenate(case), names, parts[0].classes)
 
 
-def _for_study(path: Path) -> SiteFile:
-    """A single "hospital" that holds everybody's data asks nobody."""
-    return load_site_file(path).model_copy(update={"policy": STUDY})
-
-
 def train_pooled(
     job: Job, parts: Mapping[str, SiteData], site_file: Path, folder: Path, test: bool = True
 ) -> tuple[Coordinator, list[FinalLine]]:
@@ -143,7 +137,7 @@ def train_pooled(
     alone = dataclasses.replace(job, min_clients=1, task=together)
     home = folder / SITE
     coordinator = simulate(
-        alone, {SITE: site_file}, folder / "results", home, read=lambda path, _: _for_study(path), test=test
+        alone, {SITE: site_file}, folder / "results", home, read=lambda path, _: read_for_study(path), test=test
     )
     lines = []
     for choice in ("best", "last") if test else ():

@@ -41,7 +41,7 @@ from medpfl.core.errors import ConfigError, MedPFLError, SiteFileError
 from medpfl.data.contract import Dataset
 from medpfl.data.declared import StorageRule, Strict
 from medpfl.data.kinds import KINDS, kind_named
-from medpfl.data.policy import Policy
+from medpfl.data.policy import STUDY, Policy
 from medpfl.data.preparation import Spec
 from medpfl.data.samples import SiteData
 from medpfl.data.untrusted import load_yaml
@@ -199,6 +199,15 @@ def load_site_file(path: Path, site: str | None = None) -> SiteFile:
         dataset._folder = path.parent
         dataset._storage = parsed.storage
     return parsed
+
+
+def read_for_study(path: Path, site: str | None = None) -> SiteFile:
+    """A site file for a study in this process, which no policy of a hospital's concerns: nothing leaves.
+
+    Raises:
+        SiteFileError: as ``load_site_file``.
+    """
+    return load_site_file(path, site).model_copy(update={"policy": STUDY})
 
 
 def find_site_file(site: str, scope: dict[str, object] | None, kit_local: Path | None) -> SiteFile:

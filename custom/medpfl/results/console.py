@@ -4,6 +4,7 @@
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from medpfl.results.files import read_summary
@@ -23,14 +24,14 @@ def print_results(folder: Path, console: Console) -> None:
     what = f"test {results.score} (best round by validation)"
     if isinstance(summary, EvaluationSummary):
         what = f"the given model '{summary.evaluated.model}' on every hospital's test split"
-    table = Table(title=f"{summary.job}: {what}")
+    table = Table(title=escape(f"{summary.job}: {what}"))
     table.add_column("hospital")
-    table.add_column(results.heading, justify="right")
+    table.add_column(escape(results.heading), justify="right")
     for label in results.labels:
-        table.add_column(label, justify="right")
+        table.add_column(escape(label), justify="right")
     for row, (site, size, values) in enumerate(zip(results.sites, results.sizes, results.values, strict=True)):
         best = results.best(row)
-        table.add_row(site, str(size), *(f"[bold]{v:.3f}[/]" if v == best else f"{v:.3f}" for v in values))
+        table.add_row(escape(site), str(size), *(f"[bold]{v:.3f}[/]" if v == best else f"{v:.3f}" for v in values))
     table.add_section()
     table.add_row("mean", "", *(f"{value:.3f}" for value in results.mean))
     console.print(table)

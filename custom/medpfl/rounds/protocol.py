@@ -177,7 +177,13 @@ class Plan(Part):
 
 
 class Sizes(Part):
-    """Samples by split."""
+    """Numbers of samples by split.
+
+    Attributes:
+        train: of training,
+        validation: of validation, and
+        test: of the test.
+    """
 
     train: Positive
     validation: Count
@@ -188,16 +194,20 @@ class InitReply(Part):
     """What a hospital is ready for.
 
     Attributes:
+        sizes: number of samples of each split.
         config: digest of its configuration.
-        common: what all hospitals must hold alike, to its SHA-256.
-        buffers: entries that travel and are not trained.
-        recipe: what rebuilds the networks from the slots that the server keeps.
+        common: of the checkpoints and public data that all hospitals must hold alike: name, SHA-256, number of samples.
+        buffers: names of the entries that travel and are not trained.
+        recipe: what rebuilds the networks: the job's method and task, the shape of one prepared input, and of the
+            preparation what was not fitted on data.
         personalised: the model that the method is there for.
         score: the metric that chooses rounds; it is among the ``measures``.
         measures: metric to which of its values are better, and their unit.
-        classes: their names.
-        versions: package to version.
-        codecs: by direction, and ``adapts``: whether one of them goes by the job's progress; a codec's end adds them.
+        classes: the names of the classes.
+        versions: of Python, torch and MedPFL.
+        plan: what the method will tell and ask for.
+        codecs: the codecs by direction; a codec's end adds them.
+        adapts: whether one of them goes by the job's progress; a codec's end adds it.
     """
 
     task: Literal["init"] = "init"
@@ -217,7 +227,11 @@ class InitReply(Part):
 
 
 class StatisticsReply(Part):
-    """The statistics are tensors."""
+    """The statistics are tensors.
+
+    Attributes:
+        notes: sentences about this hospital's state on its disk: that it resumed, say.
+    """
 
     task: Literal["statistics"] = "statistics"
     notes: Notes = ()
@@ -227,10 +241,10 @@ class TrainReply(Part):
     """A trained round.
 
     Attributes:
-        metrics: of the models as the round before mixed them.
-        loss: first deployed model of each method to the last batch's loss.
-        notes: sentences about out of the ordinary things.
-        seconds: that it took.
+        metrics: of the validation split, for the models as the round before mixed them.
+        loss: the training loss of the round's last batch, for the first model of each method.
+        notes: sentences about this hospital's state on its disk: that it resumed, say.
+        seconds: how long the training took.
     """
 
     task: Literal["train"] = "train"
@@ -250,7 +264,12 @@ class RefineReply(Part):
 
 
 class ValidateReply(Part):
-    """Metrics of what the last round mixed."""
+    """Metrics of what the last round mixed.
+
+    Attributes:
+        metrics: of the validation split, for the models as the last round mixed them.
+        notes: as in training.
+    """
 
     task: Literal["validate"] = "validate"
     metrics: Lines
@@ -258,7 +277,12 @@ class ValidateReply(Part):
 
 
 class FinishReply(Part):
-    """Metrics on the test split."""
+    """Metrics on the test split.
+
+    Attributes:
+        metrics: of the test split, for the best and the last round's models and what was fine-tuned from them.
+        notes: sentences about models that this hospital does not have, and as in training.
+    """
 
     task: Literal["finish"] = "finish"
     metrics: Lines
@@ -266,8 +290,16 @@ class FinishReply(Part):
 
 
 class EvaluateReply(Part):
-    """Metrics of the given model; ``measures``: which of their values are better, and their unit; ``study``: what its
-    method tells beside them (``Method.study``)."""
+    """Metrics of the given model.
+
+    Attributes:
+        metrics: of the test split.
+        measures: metric to which of its values are better, and their unit.
+        cases: number of test cases.
+        versions: of Python, torch and MedPFL.
+        study: of a super model, its scores on the validation and test split for 12 thresholds, and how many cases each
+            model served.
+    """
 
     task: Literal["evaluate"] = "evaluate"
     metrics: Annotated[tuple[MetricLine, ...], Field(min_length=1, max_length=1)]

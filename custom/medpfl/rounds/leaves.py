@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What leaves a hospital in a job, generated from the types of its replies and the job's slots."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import get_args
+
+from medpfl.job import EvaluationJob, Job
+from medpfl.rounds.protocol import EvaluateReply, Part, Reply
+from medpfl.rounds.terms import terms_of
+
+_ECHOED = {"task", "round", "step"}
+"""Fields that repeat what the server asked."""
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """``when``: the task of the server's request; ``what``: a field of the reply, or "tensors of" a slot or statistic;
+    ``meaning``: in words."""
+
+    when: str
+    what: str
+    meaning: str
+
+
+def leaves_of(job: Job | EvaluationJob) -> list[Leaving]:
+    """Everything that a hospital's replies can hold in this job, beside the reason of a failure."""
+    if isinstance(job, EvaluationJob):
+        return list(_fields(EvaluateReply))
+    tensors = _tensors(job)
+    found: list[Leaving] = []
+    for kind in get_args(Reply):
+        task = _task_of(kind)
+        if task == "evaluate" or (task in ("statistics", "refine") and task not in tensors):
+            continue
+        found += [*_fields(kind), *tensors.get(task, [])]
+    return found
+
+
+def _tensors(job: Job) -> dict[str, list[Leaving]]:
+    """Task to the tensors of its reply; a task that the job does not have is left out."""
+    travelling = [slot for slot, mixer in job.mixers.items() if mixer.travels]
+    rounds = range(1, job.settings.rounds + 1)
+    wanted = {name for slot in travelling for number in rounds if (name := job.mixers[slot].wants(number))}
+    plan = terms_of(job).plan
+    refined = [slot for slot in plan.refined if slot in travelling and any(plan.steps)]
+
+    def of_slots(task: str, slots: list[str], meaning: str) -> list[Leaving]:
+        made = {slot: "gradients" if job.mixers[slot].takes == "gradients" else meaning for slot in slots}
+        return [Leaving(task, f"tensors of slot '{slot}'", made[slot]) for slot in slots]
+
+    start = [Leaving("init", f"tensors of slot '{slot}'", "initial values, equal everywhere") for slot in travelling]
+    told = [Leaving("statistics", f"tensors of '{name}'", "statistics of the data") for name in sorted(wanted)]
+    found = {
+        "init": start,
+        "statistics": told,
+        "train": of_slots("train", travelling, "what training made of them"),
+        "refine": of_slots("refine", refined, "what training made of them"),
+    }
+    return {task: listed for task, listed in found.items() if listed}
+
+
+def _fields(kind: type[Part]) -> Iterator[Leaving]:
+    meanings = _described(kind)
+    for name in kind.model_fields:
+        if name not in _ECHOED:
+            yield Leaving(_task_of(kind), name, meanings[name])
+
+
+def _task_of(kind: type[Part]) -> str:
+    return str(kind.model_fields["task"].default)
+
+
+def _described(kind: type[Part]) -> dict[str, str]:
+    """Field to its sentence in the docstring of a reply's type."""
+    attributes = (kind.__doc__ or "").partition("Attributes:")[2]
+    found = re.findall(r"^        (\w+): (.*(?:\n {9,}.*)*)", attributes, re.MULTILINE)
+    return {name: " ".join(text.split()).rstrip(".").replace("``", "'") for name, text in found}
+
+
+def as_table(found: list[Leaving]) -> str:
+    """As Markdown."""
+    rows = [f"| {one.when} | {one.what} | {one.meaning} |" for one in found]
+    return "\n".join(["| asked to | leaves | what it is |", "|---|---|---|", *rows])
