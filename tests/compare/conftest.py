@@ -26,7 +26,7 @@ class InProcess:
         worker = importlib.import_module(self.module)
         with _ONE_AT_A_TIME:
             try:
-                return int(worker.main(Path(self.folder), worker.run))
+                return int(worker.main(Path(self.folder)))
             except Exception:  # noqa: BLE001  as a process that dies of it
                 traceback.print_exc(file=self.log)
                 return 1

@@ -61,20 +61,20 @@ def test_cases_follow_the_rule_and_show_what_was_scored(
 ) -> None:
     results, sites, plan, content = done
     found = examples_of(plan, content, results)
-    assert {case["site"] for case in found} == set(sites) and len(found) <= 4
+    assert {case.site for case in found} == set(sites) and len(found) <= 4
     for site in sites:
         run = next(run for run in plan.runs if run.name == "Local")
         path = results / "runs" / run.digest / "home" / site / "compared" / "models" / "local-best.safetensors"
         cases = evaluate_at(load_deployed(path), load_site_file(sites[site], site), "test").cases
         scores = [case["dice"] for case in cases]
-        mine = [case for case in found if case["site"] == site]
-        assert mine[0]["what"] == "the first test case" and mine[0]["models"][0]["score"] == scores[0]
-        assert mine[-1]["models"][0]["score"] == sorted(scores)[(len(scores) - 1) // 2]
+        mine = [case for case in found if case.site == site]
+        assert mine[0].what == "the first test case" and mine[0].models[0].score == scores[0]
+        assert mine[-1].models[0].score == sorted(scores)[(len(scores) - 1) // 2]
         for case in mine:
-            assert [model["name"] for model in case["models"]] == ["Local", "FedAvg", "Soft"]
-            assert all(TRUTH in colours_in(model["png"]) for model in case["models"])
-            assert not any(name in case["what"] for name in (each["case"] for each in cases))
-    assert any(FOUND in colours_in(model["png"]) for case in found for model in case["models"])
+            assert [model.name for model in case.models] == ["Local", "FedAvg", "Soft"]
+            assert all(TRUTH in colours_in(model.png) for model in case.models)
+            assert not any(name in case.what for name in (each["case"] for each in cases))
+    assert any(FOUND in colours_in(model.png) for case in found for model in case.models)
 
 
 @pytest.mark.slow

@@ -55,7 +55,7 @@ def plan_of(folder: Path, **changes: Any) -> Any:
         ({"lr": 0.0}, "'lr': input should be greater than 0"),
         ({"optimizer": "lion"}, "'optimizer': input should be 'adam' or 'sgd', got 'lion'"),
         ({"name": "../up"}, "'name': string should match pattern"),
-        ({"target": float("nan")}, "'target' must be a finite score"),
+        ({"target": float("nan")}, "'target': input should be a finite number"),
         ({"demo": "liver"}, "'demo' must be one of phantom, heart, skin,"),
         (
             {"methods": {"A": {**SOFT_PULL, "sweep": {"lr": [1], "model.lam": [1]}}}},

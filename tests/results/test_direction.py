@@ -10,7 +10,7 @@ from rich.console import Console
 from medpfl.results.console import print_results
 from medpfl.results.files import read_summary, write_json
 from medpfl.results.report import write_page
-from medpfl.results.schema import ControllerArguments, FinalLine, TrainingSummary, ValidationLine
+from medpfl.results.schema import ControllerArguments, FinalLine, Traffic, TrainingSummary, ValidationLine
 from medpfl.results.tables import result_table
 from medpfl.tasks.metrics.measure import Measure
 
@@ -59,7 +59,11 @@ def test_the_console_marks_the_lowest(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("rendered")
 def test_the_page_shades_the_lowest_and_says_the_unit(tmp_path: Path) -> None:
     lines = [ValidationLine(site=site, model="local", round=1, metrics={"mae": 3.0}) for site in ("mean", "anna")]
-    page = write_page(tmp_path, summary(DAYS), lines, {"model/00001": np.eye(2)}, []).read_text()
+    sent = [
+        Traffic(round=1, site="anna", direction="from_site", raw=n, encoded=n // 2, ratio=2.0) for n in (10**6, 10**7)
+    ]
+    page = write_page(tmp_path, summary(DAYS), lines, {"model/00001": np.eye(2)}, sent).read_text()
+    assert "<tr><td>anna</td><td>0</td><td>0</td><td>11</td><td>5.5</td></tr>" in page  # MB of all rounds
     assert '<td class="win">3.000</td><td>4.000</td>' in page and '<td>5.000</td><td class="win">2.000</td>' in page
     assert "<td>gain over local</td><td></td><td></td><td>+1.000</td>" in page
     assert "Test mae (days, lower is better), hospital by hospital" in page

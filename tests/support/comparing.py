@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Comparisons whose runs are done in the test's own process, by the worker's own function."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import yaml
 
 from medpfl.compare.collect import collect
 from medpfl.compare.file import load_comparison
+from medpfl.compare.orders import Order
 from medpfl.compare.plan import Plan, decide, make_plan
 from medpfl.compare.results import Results
 from medpfl.compare.runner import finished, part_of
@@ -45,9 +45,9 @@ def do(runs: Iterable[Run], sites: dict[str, Path], results: Path) -> None:
         if not finished(results, each):
             part = part_of(results, each)
             part.mkdir(parents=True, exist_ok=True)
-            order = {**each.order, "trained": False, "site_files": {site: str(path) for site, path in sites.items()}}
-            (part / ORDER).write_text(json.dumps(order))
-            work(part, run)
+            order = each.order.model_copy(update={"site_files": {site: str(path) for site, path in sites.items()}})
+            (part / ORDER).write_text(order.model_dump_json())
+            work(part, Order, run)
 
 
 def compared(folder: Path, sites: dict[str, Path], **changes: Any) -> tuple[Plan, Results]:

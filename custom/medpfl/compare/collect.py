@@ -233,7 +233,7 @@ def _summary(name: str, row: _Runs, local: _Runs | None, target: float | None, p
     }
     first = row.runs[0]
     seconds = aggregate.stat(np.array([run.seconds for run in row.runs]))
-    made = {digest_of(entry.spec()): entry for entry in row.entries}
+    made = {digest_of(json_of(entry.spec())): entry for entry in row.entries}
     curves = row.curves
     return Row(
         name=name,

@@ -48,7 +48,7 @@ def reader(seed: int | None) -> Read:
 def _redrawn(seed: int, path: Path, site: str) -> SiteFile:
     declared = load_site_file(path, site)
     for name, dataset in declared.datasets.items():
-        changed: dict[str, Any] | None = None
+        changed: dict[str, object] | None = None
         if dataset.split.column is None:
             changed = {"seed": seed}
         elif folds := dataset.split.folds:

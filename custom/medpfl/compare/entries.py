@@ -3,12 +3,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from medpfl.compare.file import FEDAVG, LOCAL, POOLED, SHARED, Comparison, Component, MethodEntry
+from medpfl.compare.file import FEDAVG, LOCAL, POOLED, SHARED, Arguments, Comparison, Component, MethodEntry
+from medpfl.compare.orders import Specs
 from medpfl.compare.run_results import Initial
 from medpfl.component import build, find_class, spec_of
 from medpfl.core.codecs import Codec
@@ -20,6 +20,7 @@ from medpfl.methods import references
 from medpfl.methods.base import Build, Method
 from medpfl.methods.components import default_mixer
 from medpfl.rounds.messages import digest_of
+from medpfl.rounds.protocol import as_json
 from medpfl.store import fingerprint
 from medpfl.tasks.base import Task
 
@@ -31,16 +32,16 @@ class Entry:
     name: str
     method: Method
     mixers: dict[str, Mixer]
-    values: dict[str, Any] = field(default_factory=dict)
+    values: Arguments = field(default_factory=dict)
     codecs: Codecs | None = None
 
-    def spec(self) -> dict[str, Any]:
-        slots = {slot: spec_of(mixer) for slot, mixer in self.mixers.items()}
-        codecs = {"codecs": spec_of(self.codecs)["args"]} if self.codecs else {}
-        return {"method": spec_of(self.method), "slots": slots, **codecs}
+    def spec(self) -> Specs:
+        slots = {slot: as_json(spec_of(mixer)) for slot, mixer in self.mixers.items()}
+        codecs = as_json(spec_of(self.codecs)["args"]) if self.codecs else None
+        return Specs.model_validate({"method": as_json(spec_of(self.method)), "slots": slots, "codecs": codecs})
 
 
-def build_codecs(given: Mapping[str, Any], where: str) -> Codecs:
+def build_codecs(given: Mapping[str, object], where: str) -> Codecs:
     """Codecs by direction, of their configuration.
 
     Raises:
@@ -68,7 +69,7 @@ def names_of(file: Comparison, task: Task) -> list[str]:
     return [LOCAL, *common, *([POOLED] if file.pooled else []), *file.compared]
 
 
-def build_entry(file: Comparison, name: str, made: Build, values: Mapping[str, Any]) -> Entry:
+def build_entry(file: Comparison, name: str, made: Build, values: Arguments) -> Entry:
     """A reference or a method of the file.
 
     Args:
@@ -104,12 +105,12 @@ def build_entry(file: Comparison, name: str, made: Build, values: Mapping[str, A
     return entry
 
 
-def _mixers(method: Method, given: MethodEntry, made: Build, values: Mapping[str, Any], where: str) -> dict[str, Mixer]:
+def _mixers(method: Method, given: MethodEntry, made: Build, values: Arguments, where: str) -> dict[str, Mixer]:
     try:
         slots = list(method.slots(nn.ModuleDict(method.models(made))))
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
-    searched: dict[str, dict[str, Any]] = {}
+    searched: dict[str, Arguments] = {}
     for key, value in values.items():
         slot, _, argument = key.rpartition(".")
         if slot:

@@ -8,7 +8,6 @@ Which cases are shown is a rule: a hospital's first test case, and that of Local
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,8 +38,27 @@ class _Shown:
     scores: list[float]
 
 
-def examples_of(plan: Plan, content: Results, results: Path) -> list[dict[str, Any]]:
-    """The cases with their pictures (PNG in base64), of the first split and seed that has them all."""
+@dataclass(frozen=True)
+class Segmented:
+    """What a model found in a case. ``png``: the picture in base64."""
+
+    name: str
+    score: float
+    png: str
+
+
+@dataclass(frozen=True)
+class Example:
+    """A case with what the models found in it. ``what``: which case it is; ``run``: whose models."""
+
+    site: str
+    what: str
+    run: str
+    models: list[Segmented]
+
+
+def examples_of(plan: Plan, content: Results, results: Path) -> list[Example]:
+    """The cases with their pictures, of the first split and seed that has them all."""
     wanted = _wanted(content)
     for split, seed in ((split.seed, seed) for split in plan.splits for seed in plan.file.seeds):
         labels = _labels(plan, results, split, seed)
@@ -56,11 +74,8 @@ def examples_of(plan: Plan, content: Results, results: Path) -> list[dict[str, A
         shown = [_model(name, *labels[name], site, data, results) for name in wanted]
         volumes = declared.datasets[plan.task.dataset].form == "volumes"
         for what, place in _cases(shown[0].scores, content.score):
-            models = [
-                {"name": each.name, "score": each.scores[place], "png": _picture(each, data, place, volumes)}
-                for each in shown
-            ]
-            found.append({"site": site, "what": what, "run": run, "models": models})
+            models = [Segmented(each.name, each.scores[place], _picture(each, data, place, volumes)) for each in shown]
+            found.append(Example(site, what, run, models))
     return found
 
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The comparison file: what it may say, read strictly."""
 
+from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import numpy as np
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, PositiveFloat, PositiveInt, ValidationError
 
 from medpfl.bundle import DEMOS
 from medpfl.core.errors import ConfigError
@@ -18,19 +18,21 @@ SHARED = ("epochs", "steps", "batch_size")
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 .+_()-]{0,39}$")]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
-Candidates = dict[str, Annotated[list[Any], Field(min_length=1)]]
+Arguments = dict[str, JsonValue]
+"""Argument to value."""
+Candidates = dict[str, Annotated[list[JsonValue], Field(min_length=1)]]
 """Argument to the values to try. ``lr``: the method's; ``model.lam``: the server component's of slot "model"."""
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Component(_Strict):
     """A class by its full name, with its arguments."""
 
     path: str
-    args: dict[str, Any] = {}
+    args: Arguments = {}
 
 
 class CodecsEntry(_Strict):
@@ -51,7 +53,7 @@ class MethodEntry(Component):
     sweep: Annotated[Candidates, Field(max_length=1)] = {}
 
     @property
-    def swept(self) -> list[tuple[str, Any]]:
+    def swept(self) -> list[tuple[str, JsonValue]]:
         """Argument and value of each point of the sweep."""
         return [(key, value) for key, values in self.sweep.items() for value in values]
 
@@ -108,9 +110,9 @@ class Comparison(_Strict):
     demo: str | None = None
 
     @property
-    def compared(self) -> dict[str, tuple[str, dict[str, Any]]]:
+    def compared(self) -> dict[str, tuple[str, Arguments]]:
         """Name of each method that is compared to its name in the file and the arguments that a sweep sets."""
-        found: dict[str, tuple[str, dict[str, Any]]] = {}
+        found: dict[str, tuple[str, Arguments]] = {}
         for name, entry in self.methods.items():
             found |= {swept_name(name, key, value): (name, {key: value}) for key, value in entry.swept} or {
                 name: (name, {})
@@ -118,7 +120,7 @@ class Comparison(_Strict):
         return found
 
 
-def swept_name(name: str, argument: str, value: Any) -> str:
+def swept_name(name: str, argument: str, value: JsonValue) -> str:
     """ "FedSM personal.lam 0.5" """
     return f"{name} {argument} {value}"
 
@@ -160,8 +162,6 @@ def _check(file: Comparison, path: Path) -> None:
         raise ConfigError(f"{path}: give 'steps' or 'epochs', not both: it is the local training of every method")
     if file.demo is not None and file.demo not in DEMOS:
         raise ConfigError(f"{path}: 'demo' must be one of {', '.join(DEMOS)}; got '{file.demo}'")
-    if file.target is not None and not np.isfinite(file.target):
-        raise ConfigError(f"{path}: 'target' must be a finite score, got {file.target}")
     for name, entry in file.methods.items():
         if name in (LOCAL, FEDAVG, FINE_TUNED, POOLED):
             how = "'pooled: true' adds it" if name == POOLED else "it is in every comparison already"
@@ -185,7 +185,7 @@ def _check(file: Comparison, path: Path) -> None:
             )
 
 
-def _same_for_all(path: Path, where: str, args: dict[str, Any]) -> None:
+def _same_for_all(path: Path, where: str, args: Collection[str]) -> None:
     for key in SHARED:
         if key in args:
             raise ConfigError(f"{path}: {where} may not set '{key}': it is the same for every method of a comparison")

@@ -8,16 +8,16 @@ import dataclasses
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 import medpfl
 from medpfl.compare.data import split_digest
+from medpfl.compare.orders import FoldOrder
 from medpfl.compare.run_results import FoldRun
 from medpfl.compare.sources import source_digest
 from medpfl.compare.unseen import served
-from medpfl.compare.worker import main
+from medpfl.compare.worker import carry_out
 from medpfl.component import build, class_paths, spec_of
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mixer
@@ -25,8 +25,9 @@ from medpfl.data.site_file import load_site_file
 from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods.base import Method
-from medpfl.results.files import read_training
+from medpfl.results.files import json_of, read_training
 from medpfl.rounds.messages import digest_of
+from medpfl.rounds.protocol import as_json
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.base import Task
 
@@ -38,7 +39,7 @@ class Fold:
     without: str
     seed: int
     digest: str
-    order: dict[str, Any]
+    order: FoldOrder
 
 
 @dataclass(frozen=True)
@@ -81,45 +82,44 @@ def make_folds(job: Job, site_files: dict[str, Path], seeds: int) -> Folds:
     for seed in range(job.settings.seed, job.settings.seed + seeds):
         settings = dataclasses.replace(job.settings, seed=seed)
         for site in roster:
-            order = {
-                "worker": "medpfl.compare.folds",
-                "job": job.name,
-                "without": site,
-                "settings": dataclasses.asdict(settings),
-                "components": {slot: spec_of(mixer) for slot, mixer in job.components.items()},
-                "method": spec_of(job.method),
-                "task": spec_of(job.task),
-                "splits": splits,
-            }
-            specs = [order[key] for key in ("method", "task", "components")]
-            named = {path.rpartition(".")[0] for path in class_paths(specs)}
+            order = FoldOrder(
+                job=job.name,
+                without=site,
+                settings=as_json(dataclasses.asdict(settings)),
+                components={slot: as_json(spec_of(mixer)) for slot, mixer in job.components.items()},
+                method=as_json(spec_of(job.method)),
+                task=as_json(spec_of(job.task)),
+                splits=splits,
+            )
+            named = {path.rpartition(".")[0] for path in class_paths(order.configurations())}
             code = source_digest({"medpfl.rounds.simulate", "medpfl.compare.unseen", *named})
-            digest = digest_of([order, medpfl.__version__, str(torch.__version__), code])
+            digest = digest_of([json_of(order), medpfl.__version__, str(torch.__version__), code])
             runs.append(Fold(site, seed, digest, order))
     return Folds(job, dict(site_files), runs)
 
 
-def run(order: dict[str, Any], folder: Path) -> FoldRun:
+def run(order: FoldOrder, folder: Path) -> FoldRun:
     """Train without the hospital, then test on it; what run.json holds.
 
     Raises:
         MedPFLError: as the hospitals and the server raise them, or the data changed meanwhile.
     """
-    task: Task = build(order["task"], Task, "task")
-    files = {site: Path(path) for site, path in order["site_files"].items()}
-    without = order["without"]
+    task: Task = build(order.task, Task, "task")
+    files = {site: Path(path) for site, path in order.site_files.items()}
+    without = order.without
     unseen = task.load(load_site_file(files[without], without))
-    if split_digest(unseen) != order["splits"][without]:
+    if split_digest(unseen) != order.splits[without]:
         raise ConfigError(f"{without}'s data or split changed while the folds were running; start them again")
     there = {site: path for site, path in files.items() if site != without}
-    components = {slot: build(spec, Mixer, f"slot '{slot}'") for slot, spec in order["components"].items()}
-    method: Method = build(order["method"], Method, "method")
-    job = Job(order["job"], len(there), Settings(**order["settings"]), components, method, task)
+    components = {slot: build(spec, Mixer, f"slot '{slot}'") for slot, spec in order.components.items()}
+    method: Method = build(order.method, Method, "method")
+    settings = Settings(**order.settings)  # type: ignore[arg-type]  # it checks them itself
+    job = Job(order.job, len(there), settings, components, method, task)
     simulate(job, there, folder / "results", folder / "home")
     summary = read_training(folder / "results")
     return FoldRun(
         without=without,
-        seed=order["settings"]["seed"],
+        seed=settings.seed,
         score=summary.score,
         measure=summary.measure(summary.score),
         cases=len(unseen.splits["test"].names),
@@ -128,5 +128,10 @@ def run(order: dict[str, Any], folder: Path) -> FoldRun:
     )
 
 
+def main(folder: Path) -> int:
+    """``carry_out`` a run of a leave-one-out."""
+    return carry_out(folder, FoldOrder, run)
+
+
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), run))
+    sys.exit(main(Path(sys.argv[1])))

@@ -2,20 +2,21 @@
 """report.html of a comparison: one self-contained page, for a desk and a phone, light and dark; figures as files."""
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, PackageLoader, select_autoescape
 
 from medpfl.compare import console, figures
 from medpfl.compare.console import bytes_text, p_text, ranked
+from medpfl.compare.examples import Example
 from medpfl.compare.file import POOLED
 from medpfl.compare.results import Made, Results, Row
 from medpfl.deployed.evaluate import write_text
 from medpfl.tasks.metrics.measure import Measure
 
 
-def write_report(content: Results, folder: Path, examples: list[dict[str, Any]] | None = None) -> Path:
+def write_report(content: Results, folder: Path, examples: list[Example] | None = None) -> Path:
     """Write ``report.html`` from what ``collect`` returned, and ``figures/`` anew: the page's large figures as SVG.
 
     Args:
@@ -124,9 +125,17 @@ def _shades(matrix: list[list[float | None]], measure: Measure) -> list[list[tup
     ]
 
 
-def _mixings(rows: list[Row]) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class _Heat:
+    """A table of text and opacity of each cell."""
+
+    title: str
+    cells: list[list[tuple[str, float]]]
+
+
+def _mixings(rows: list[Row]) -> list[_Heat]:
     """Every method's matrices once, though it may have several rows (models)."""
-    found = []
+    found: list[_Heat] = []
     shown: list[tuple[list[Made], str]] = []
     for row in sorted(rows, key=lambda row: len(row.name)):
         for slot, matrix in row.mixing.slots.items():
@@ -135,5 +144,5 @@ def _mixings(rows: list[Row]) -> list[dict[str, Any]]:
                 split = f", split {row.mixing.split}" if row.mixing.split is not None else ""
                 title = f"{row.name}, slot “{slot}”{split}, seed {row.mixing.seed}"
                 cells = [[(f"{value:.2f}", round(0.65 * min(1.0, abs(value)), 3)) for value in line] for line in matrix]
-                found.append({"title": title, "cells": cells})
+                found.append(_Heat(title, cells))
     return found

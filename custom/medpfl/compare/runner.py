@@ -14,21 +14,21 @@ from typing import Any, Protocol, TypeVar
 
 from pydantic import TypeAdapter
 
+from medpfl.compare.orders import Handed
 from medpfl.compare.run_results import FoldRun, SearchRun, TrainedRun, UnseenRun
 from medpfl.compare.worker import FAILURE, ORDER, PROGRESS, RESULT
 from medpfl.core.errors import MedPFLError
 from medpfl.deployed.evaluate import write_text
-from medpfl.results.files import parse
+from medpfl.results.files import json_of, parse
 
 
 class Run(Protocol):
-    """``digest``: over everything that the result depends on; ``order``: what the worker is told, as JSON values; its
-    "worker" names the module that does such runs, if it is not that of a comparison."""
+    """``digest``: over everything that the result depends on; ``order``: what the worker is told."""
 
     @property
     def digest(self) -> str: ...
     @property
-    def order(self) -> dict[str, Any]: ...
+    def order(self) -> Handed: ...
 
 
 R = TypeVar("R", bound=Run, covariant=True)
@@ -125,16 +125,13 @@ def work_on(
         trained: the run's results and models are in its folder already, from FLARE.
     """
     part = part_of(results, run)
-    order = {
-        **run.order,
-        "trained": trained,
-        "site_files": {site: str(path.resolve()) for site, path in plan.site_files.items()},
-    }
-    write_text(part / ORDER, json.dumps(order, indent=1))
+    site_files = {site: str(path.resolve()) for site, path in plan.site_files.items()}
+    order = run.order.model_copy(update={"trained": trained, "site_files": site_files})
+    write_text(part / ORDER, json.dumps(json_of(order), indent=1))
     (part / FAILURE).unlink(missing_ok=True)
     # One thread each; the same search path, so that a method found here is found there.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-m", run.order.get("worker", "medpfl.compare.worker"), str(part)]
+    command = [sys.executable, "-m", run.order.worker, str(part)]
     with open(part / "log.txt", "w", encoding="utf-8") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, text=True, env=environment)
         processes[run.digest] = process

@@ -2,14 +2,14 @@
 """One run of a comparison: what its worker is told, and the digest that names it."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 import medpfl
 from medpfl.compare.data import Split
 from medpfl.compare.entries import Entry, build_codecs
-from medpfl.compare.file import FEDAVG, POOLED, Comparison
+from medpfl.compare.file import FEDAVG, POOLED, Arguments, Comparison
+from medpfl.compare.orders import Handed, Order
 from medpfl.compare.sources import source_digest
 from medpfl.component import build, class_paths, import_named, spec_of
 from medpfl.core.mixers import Mixer
@@ -17,6 +17,7 @@ from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods.base import Method
 from medpfl.rounds.messages import digest_of
+from medpfl.rounds.protocol import as_json
 from medpfl.tasks.base import Task
 
 FORMAT = 3
@@ -32,7 +33,7 @@ class Run:
         without: the hospital that takes no part and is tested, if any.
         searching: the run judges arguments on validation; it reads no test set.
         digest: over everything that its result depends on.
-        order: what the worker process is told, as JSON values.
+        order: what the worker process is told.
     """
 
     entry: Entry
@@ -41,7 +42,7 @@ class Run:
     without: str | None
     searching: bool
     digest: str
-    order: dict[str, Any]
+    order: Order
 
     @property
     def name(self) -> str:
@@ -61,7 +62,7 @@ class Run:
         return ", ".join(parts)
 
 
-def values_text(values: dict[str, Any]) -> str:
+def values_text(values: Arguments) -> str:
     """ "lr 0.01, model.lam 0.5" """
     return ", ".join(f"{key} {value}" for key, value in values.items())
 
@@ -75,24 +76,24 @@ def run_of(
     without: str | None = None,
     searching: bool = False,
 ) -> Run:
-    order = {
-        "name": entry.name,
-        "pooled": entry.name == POOLED,
-        "seed": seed,
-        "split": split.seed,
-        "without": without,
-        "searching": searching,
-        "rounds": file.rounds,
-        "finetune": file.finetune if entry.name == FEDAVG and not searching else 0,
-        "task": spec_of(task),
-        **entry.spec(),
-        "splits": split.digests,
-    }
+    order = Order(
+        **dict(entry.spec()),
+        name=entry.name,
+        pooled=entry.name == POOLED,
+        seed=seed,
+        split=split.seed,
+        without=without,
+        searching=searching,
+        rounds=file.rounds,
+        finetune=file.finetune if entry.name == FEDAVG and not searching else 0,
+        task=as_json(spec_of(task)),
+        splits=split.digests,
+    )
     # The name is left out: calling a method otherwise does not change what it computes. So is the split's seed: what
     # counts is how the data are cut.
-    content = {key: value for key, value in order.items() if key not in ("name", "split")}
+    content = order.model_dump(mode="json", exclude={"name", "split", *Handed.model_fields})
     versions = {"medpfl": medpfl.__version__, "torch": str(torch.__version__), "format": FORMAT}
-    named = class_paths([order["task"], order["method"], order["slots"], order.get("codecs")])
+    named = class_paths(order.configurations())
     roots = {"medpfl.rounds.simulate", *(path.rpartition(".")[0] for path in named)}
     if without or entry.method.joint(tuple(split.digests)) is not None:
         roots.add("medpfl.compare.unseen")
@@ -100,16 +101,16 @@ def run_of(
     return Run(entry, seed, split.seed, without, searching, digest, order)
 
 
-def rebuild(order: dict[str, Any]) -> tuple[Entry, Task]:
+def rebuild(order: Order) -> tuple[Entry, Task]:
     """A run's components from what the worker is told, which is what the user's own file names."""
-    import_named([order["task"], order["method"], order["slots"], order.get("codecs")])
-    method = build(order["method"], Method, "method")
-    mixers = {slot: build(spec, Mixer, f"slot '{slot}'") for slot, spec in order["slots"].items()}
-    codecs = build_codecs(order["codecs"], "codecs") if "codecs" in order else None
-    return Entry(order["name"], method, mixers, codecs=codecs), build(order["task"], Task, "task")
+    import_named(order.configurations())
+    method = build(order.method, Method, "method")
+    mixers = {slot: build(spec, Mixer, f"slot '{slot}'") for slot, spec in order.slots.items()}
+    codecs = build_codecs(order.codecs, "codecs") if order.codecs else None
+    return Entry(order.name, method, mixers, codecs=codecs), build(order.task, Task, "task")
 
 
-def job_of(entry: Entry, task: Task, order: dict[str, Any], sites: int) -> Job:
+def job_of(entry: Entry, task: Task, order: Order, sites: int) -> Job:
     """The job of a run: every hospital must answer."""
-    settings = Settings(rounds=order["rounds"], references=(), seed=order["seed"], finetune=order["finetune"])
+    settings = Settings(rounds=order.rounds, references=(), seed=order.seed, finetune=order.finetune)
     return Job("compared", sites, settings, entry.mixers, entry.method, task, entry.codecs)

@@ -10,12 +10,11 @@ import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from medpfl.compare.entries import Entry
-from medpfl.compare.file import Comparison
+from medpfl.compare.file import Arguments, Comparison
 from medpfl.compare.results import Candidate, SearchResult
 from medpfl.compare.run_results import SearchRun
 from medpfl.compare.runs import Run
@@ -33,7 +32,7 @@ class Search:
     runs: list[list[Run]]
 
 
-def candidates_of(file: Comparison, name: str) -> list[dict[str, Any]]:
+def candidates_of(file: Comparison, name: str) -> list[Arguments]:
     """The method's candidates: its grid, or as many of it as the budget allows, drawn alike every time.
 
     Raises:

@@ -12,13 +12,15 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from medpfl.compare.data import Read, reader, split_digest
 from medpfl.compare.entries import initial_everywhere
 from medpfl.compare.file import FEDAVG, FINE_TUNED, LOCAL, POOLED
+from medpfl.compare.orders import FoldOrder, Order
 from medpfl.compare.pooled import train_pooled
 from medpfl.compare.run_results import AnyRun, Bins, ModelRow, Rows, SearchRun, SuperRow, TrainedRun, UnseenRun
 from medpfl.compare.runs import job_of, rebuild
@@ -30,7 +32,7 @@ from medpfl.deployed.evaluate import write_text
 from medpfl.deployed.model_file import Deployed, load_deployed
 from medpfl.deployed.predict import evaluate_on_all
 from medpfl.results.differences import sdwd_of_slots
-from medpfl.results.files import LINES, json_of, read_lines, read_mixing, read_traffic, read_training
+from medpfl.results.files import LINES, json_of, parse, read_lines, read_mixing, read_traffic, read_training
 from medpfl.results.schema import (
     Direction,
     FinalLine,
@@ -47,13 +49,15 @@ from medpfl.tasks.base import Evaluation, Task
 
 ORDER, RESULT, FAILURE = "order.json", "run.json", "failure.txt"
 PROGRESS = f"results/{LINES}"
+Told = TypeVar("Told", Order, FoldOrder)
 _WAYS: tuple[Direction, Direction] = ("to_site", "from_site")
 
 
-def work(folder: Path, run: Callable[[dict[str, Any], Path], AnyRun]) -> None:
+def work(folder: Path, kind: type[Told], run: Callable[[Told, Path], AnyRun]) -> None:
     """Do the run that ``folder``/order.json describes, and give the folder its final name.
 
     Args:
+        kind: of the order.
         run: does it, given the order and the folder; what run.json holds.
 
     Raises:
@@ -62,8 +66,8 @@ def work(folder: Path, run: Callable[[dict[str, Any], Path], AnyRun]) -> None:
     with open(folder / ".lock", "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a worker that outlived its parent is waited for
         if folder.exists():
-            order = json.loads((folder / ORDER).read_text(encoding="utf-8"))
-            result = run(order, folder)
+            path = folder / ORDER
+            result = run(parse(TypeAdapter(kind), path.read_text(encoding="utf-8"), path), folder)
             shutil.rmtree(folder / "home" / "server", ignore_errors=True)
             for state in folder.glob("home/*/*/state"):
                 shutil.rmtree(state)
@@ -74,29 +78,29 @@ def work(folder: Path, run: Callable[[dict[str, Any], Path], AnyRun]) -> None:
             os.replace(folder, final)
 
 
-def run(order: dict[str, Any], folder: Path) -> SearchRun | TrainedRun | UnseenRun:
+def run(order: Order, folder: Path) -> SearchRun | TrainedRun | UnseenRun:
     """Train, choose by validation, test; what run.json holds."""
     entry, task = rebuild(order)
-    read = reader(order["split"])
-    files = {site: Path(path) for site, path in order["site_files"].items()}
+    read = reader(order.split)
+    files = {site: Path(path) for site, path in order.site_files.items()}
     data = {site: task.load(read(path, site)) for site, path in files.items()}
     for site, found in data.items():
-        if split_digest(found) != order["splits"][site]:
+        if split_digest(found) != order.splits[site]:
             raise ConfigError(f"{site}'s data or split changed while the comparison was running; start it again")
-    taking_part = {site: found for site, found in sorted(data.items()) if site != order["without"]}
+    taking_part = {site: found for site, found in sorted(data.items()) if site != order.without}
     roster = tuple(taking_part)
     said: dict[str, Any] = {
-        **{key: order[key] for key in ("seed", "split", "without")},
-        "method": order["name"],
-        "initial": initial_everywhere(entry, task, taking_part, roster, order["seed"]),
+        **{key: getattr(order, key) for key in ("seed", "split", "without")},
+        "method": order.name,
+        "initial": initial_everywhere(entry, task, taking_part, roster, order.seed),
     }
     job = job_of(entry, task, order, len(roster))
-    test = not order["searching"]
+    test = not order.searching
     lines = None
     try:
-        if order["pooled"]:
+        if order.pooled:
             coordinator, lines = train_pooled(job, taking_part, files[roster[0]], folder, test)
-        elif not order["trained"]:
+        elif not order.trained:
             there = {site: files[site] for site in roster}
             coordinator = simulate(job, there, folder / "results", folder / "home", read=read, test=test)
     except QuorumLost as error:
@@ -112,9 +116,9 @@ def run(order: dict[str, Any], folder: Path) -> SearchRun | TrainedRun | UnseenR
     def label(model: str) -> str:
         return _label(entry.name, model, summary.personalised)
 
-    if order["without"]:
+    if order.without:
         there = {site: files[site] for site in roster}
-        reached = served(folder / "results", folder / "home", there, data[order["without"]], read)
+        reached = served(folder / "results", folder / "home", there, data[order.without], read)
         return UnseenRun(**said, rows={label(model): row for model, row in reached.items()})
     models = dict.fromkeys(line.model for line in lines)
     rows: dict[str, SuperRow | ModelRow] = {
@@ -259,10 +263,15 @@ def _mixing(folder: Path) -> dict[str, Rows]:
     return {slot: np.round(mixing[name], 6).tolist() for slot, name in last.items()}
 
 
-def main(folder: Path, run: Callable[[dict[str, Any], Path], AnyRun] = run) -> int:
-    """Exit code 1 and a sentence in failure.txt where the run could not be done."""
+def main(folder: Path) -> int:
+    """``carry_out`` a run of a comparison."""
+    return carry_out(folder, Order, run)
+
+
+def carry_out(folder: Path, kind: type[Told], run: Callable[[Told, Path], AnyRun]) -> int:
+    """``work``; exit code 1 and a sentence in failure.txt where the run could not be done."""
     try:
-        work(folder, run)
+        work(folder, kind, run)
     except MedPFLError as error:
         write_text(folder / FAILURE, str(error))
         return 1

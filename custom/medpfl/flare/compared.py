@@ -21,9 +21,6 @@ from medpfl.flare.poc import Federation
 from medpfl.job import write_job
 from medpfl.rounds.messages import digest_of
 
-_NAMING = ("task", "method", "slots", "codecs")
-"""Parts of a run's order that name classes."""
-
 
 def over_flare(plan: Plan) -> Plan:
     """The same runs under digests of their own: a run over FLARE is not taken for one in process.
@@ -78,7 +75,7 @@ def do_runs_on(
 
 def foreign_classes(plan: Plan) -> list[str]:
     """What sites must allow beyond this package's own components."""
-    named = {path for run in plan.runs for path in class_paths([run.order.get(k) for k in _NAMING])}
+    named = {path for run in plan.runs for path in class_paths(run.order.configurations())}
     return sorted(named - set(component_classes()))
 
 

@@ -4,6 +4,7 @@
 import io
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from medpfl.core.mixing import Matrix
 from medpfl.results.differences import draw_boxes, draw_graph, sdwd_of_slots
 from medpfl.results.files import json_of, read_lines, read_mixing, read_summary, read_traffic
 from medpfl.results.schema import (
+    Direction,
     EvaluationSummary,
     Line,
     RoundLine,
@@ -76,23 +78,44 @@ def plain_text() -> AbstractContextManager[None]:
     return matplotlib.rc_context({"text.parse_math": False})
 
 
-def _table(summary: Summary, choice: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Row:
+    """A hospital's row; ``cells``: text, and whether it is the best of the row."""
+
+    site: str
+    size: int
+    cells: list[tuple[str, bool]]
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """A result table as the page has it; ``gains``: None without local training; ``rounds``: "" where none is best."""
+
+    score: str
+    heading: str
+    labels: list[str]
+    rows: list[_Row]
+    mean: list[str]
+    gains: list[str | None] | None
+    rounds: list[int | str]
+
+
+def _table(summary: Summary, choice: str) -> _Shown:
     table = result_table(summary, choice)
     rows = []
     for row, (site, size, values) in enumerate(zip(table.sites, table.sizes, table.values, strict=True)):
         top = table.best(row)
-        rows.append({"site": site, "size": size, "cells": [(_text(v), v == top) for v in values]})
+        rows.append(_Row(site, size, [(_text(v), bool(v == top)) for v in values]))
     gains = table.gains()
-    rounds = [summary.best[model].round if model in summary.best else "" for model in table.models]
-    return {
-        "score": table.score,
-        "heading": table.heading,
-        "labels": table.labels,
-        "rows": rows,
-        "mean": [_text(value) for value in table.mean],
-        "gains": gains and [None if gain is None else _signed(gain) for gain in gains],
-        "rounds": rounds,
-    }
+    return _Shown(
+        score=table.score,
+        heading=table.heading,
+        labels=table.labels,
+        rows=rows,
+        mean=[_text(value) for value in table.mean],
+        gains=None if gains is None else [None if gain is None else _signed(gain) for gain in gains],
+        rounds=[summary.best[model].round if model in summary.best else "" for model in table.models],
+    )
 
 
 def _text(value: float) -> str:
@@ -208,18 +231,24 @@ def _sdwd(folder: Path) -> str:
     return _svg(figure)
 
 
-def _traffic(traffic: Sequence[Traffic]) -> list[dict[str, Any]]:
-    """Megabytes by hospital and direction, summed over the rounds."""
-    total: dict[str, dict[str, dict[str, int]]] = {}
-    for line in traffic:
-        entry = total.setdefault(line.site, {}).setdefault(line.direction, {"raw": 0, "encoded": 0})
-        entry["raw"] += line.raw
-        entry["encoded"] += line.encoded
-    empty = {"raw": 0, "encoded": 0}
-    return [
-        {
-            "site": site,
-            **{way: {k: f"{v / 1e6:.3g}" for k, v in ways.get(way, empty).items()} for way in ("to_site", "from_site")},
-        }
-        for site, ways in sorted(total.items())
-    ]
+@dataclass(frozen=True)
+class _Megabytes:
+    """What a hospital was sent and what it sent, as text."""
+
+    site: str
+    received: str
+    received_encoded: str
+    sent: str
+    sent_encoded: str
+
+
+def _traffic(traffic: Sequence[Traffic]) -> list[_Megabytes]:
+    """By hospital, summed over the rounds."""
+
+    def total(site: str, way: Direction) -> tuple[str, str]:
+        mine = [line for line in traffic if (line.site, line.direction) == (site, way)]
+        raw, encoded = (sum(values) for values in ([line.raw for line in mine], [line.encoded for line in mine]))
+        return f"{raw / 1e6:.3g}", f"{encoded / 1e6:.3g}"
+
+    sites = sorted({line.site for line in traffic})
+    return [_Megabytes(site, *total(site, "to_site"), *total(site, "from_site")) for site in sites]

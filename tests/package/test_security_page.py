@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The threat model names tests that exist."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+ATTACKS = ROOT / "tests" / "security"
+
+
+def test_every_test_that_the_threat_model_names_is_there() -> None:
+    named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", (ROOT / "docs" / "security.md").read_text())
+    assert len(named) > 30
+    lost = [f"{file}::{name}" for file, name in named if f"def {name}(" not in (ATTACKS / file).read_text()]
+    assert not lost
