@@ -45,6 +45,19 @@ def bench_mixing(
     say(mixing.table_of(results))
 
 
+@app.command("fuzz")
+def bench_fuzz(
+    count: Annotated[int, typer.Option(help="Mutations.")] = 10_000,
+    seed: Annotated[int, typer.Option(help="Of the mutations.")] = 0,
+) -> None:
+    """Mutated replies, requests and state files through the real way in; exit code 1 if anything gets through."""
+    from benchmarks import fuzz
+
+    found = fuzz.run(count, seed)
+    say(fuzz.told(found))
+    raise typer.Exit(1 if found.faults else 0)
+
+
 @app.command("convolutions")
 def bench_convolutions(
     out: Annotated[Path | None, typer.Option(help="File to append to, a line for each convolution at fault.")] = None,

@@ -123,7 +123,7 @@ def _meta_of(file: Any, path: Path) -> Meta:
 
 
 def _damaged(path: Path, why: str) -> DamagedFile:
-    return DamagedFile(f"cannot read {path}: it is damaged: {why}")
+    return DamagedFile(f"cannot read {path}: it is damaged: {' '.join(why.split())[:300]}")
 
 
 def fingerprint(tensors: Mapping[str, Tensor]) -> str:
@@ -132,7 +132,10 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> str:
     for name, tensor in sorted(tensors.items()):
         whole = tensor.detach().cpu().contiguous()
         digest.update(f"{name} {whole.dtype} {tuple(whole.shape)}".encode())
-        digest.update(whole.reshape(-1).view(torch.uint8).numpy().data)
+        flat = whole.reshape(-1)
+        if flat.stride() != (1,):  # of an empty tensor or a single value, which came from elsewhere
+            flat = flat.clone(memory_format=torch.contiguous_format)
+        digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -43,6 +43,9 @@ FORMS: dict[str, Odd] = {
 
 ARRAYS: dict[str, Odd] = {
     "objects for arrays": lambda honest: with_arrays(honest, lambda name, array: np.array([{}], dtype=object)),
+    "empty arrays": lambda honest: with_arrays(honest, lambda name, array: array.reshape(-1)[:0]),
+    "a name with a line break": lambda honest: with_extra(honest, "model::x\nserver: resumed"),
+    "a name without end": lambda honest: with_extra(honest, "model::" + "x" * 100_000),
     "text for arrays": lambda honest: with_arrays(honest, lambda name, array: np.array("x")),
     "complex numbers": lambda honest: with_arrays(honest, lambda name, array: array.astype(np.complex64)),
     "other byte order": lambda honest: with_arrays(honest, lambda name, array: array.astype(">f4")),
@@ -77,8 +80,8 @@ def with_metrics(honest: Shareable, value: Any) -> Shareable:
     return saying(honest, metrics=with_metrics_of(honest, value)["metrics"])
 
 
-def with_extra(honest: Shareable) -> Shareable:
-    honest["DXO"]["data"]["model::more"] = np.zeros(1, np.float32)
+def with_extra(honest: Shareable, name: str = "model::more") -> Shareable:
+    honest["DXO"]["data"][name] = np.zeros(1, np.float32)
     return honest
 
 

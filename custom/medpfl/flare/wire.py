@@ -20,6 +20,7 @@ LOST = "medpfl_lost"
 ERROR = "medpfl_error"
 """Header of a failed reply: what may be said about the failure outside the hospital."""
 _LONGEST_REASON = 1000
+_LONGEST_NAME = 500
 
 
 def to_shareable(message: Message[Request | Reply]) -> Shareable:
@@ -120,6 +121,8 @@ def _parsed(kind: type[Envelope], shareable: Shareable) -> tuple[Envelope, Slots
         tensors = {str(name): _tensor(array) for name, array in arrays.items()}
     except Exception as error:  # what another machine sent may be anything
         raise ProtocolError(f"the message has no readable content ({type(error).__name__})") from error
+    if not all(len(name) <= _LONGEST_NAME and name.isprintable() for name in tensors):
+        raise ProtocolError(f"a tensor's name is not printable text of at most {_LONGEST_NAME} characters")
     return parse(kind, text), unflatten(tensors)
 
 

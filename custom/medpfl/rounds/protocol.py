@@ -358,4 +358,5 @@ def _problem(error: ValueError) -> str:
         return "it is no text"
     first = errors(include_url=False, include_context=False, include_input=False)[0]
     where = ".".join(str(part)[:100] for part in first["loc"][:12])
-    return f"'{where}': {first['msg'][:300].lower()}"
+    told = f"'{where}': {first['msg'][:300].lower()}"
+    return "".join(letter if letter.isprintable() else "?" for letter in told)  # keys are what somebody sent

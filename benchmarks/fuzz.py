@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutated replies, requests and state files through the real way in: FLARE's serialiser, parsing, the checks of answers
+and tensors, and joining. Whatever comes, there is one family of errors, and what is accepted is sound."""
+
+import dataclasses
+import json
+import random
+import resource
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from nvflare.apis.shareable import Shareable
+from nvflare.fuel.utils import fobs
+from nvflare.private.fed.utils.fed_utils import nvflare_fobs_initialize
+
+from medpfl import store
+from medpfl.core.errors import MedPFLError, RefusedUpdate
+from medpfl.flare.wire import read_reply, read_request, to_shareable
+from medpfl.results.line import MetricLine
+from medpfl.results.schema import BestRound, Rebuild
+from medpfl.rounds import protocol
+from medpfl.rounds.answers import check_answer
+from medpfl.rounds.checks import LARGEST, check_update
+from medpfl.rounds.joining import begins_with, join
+from medpfl.rounds.messages import Message, Slots, table
+from medpfl.rounds.terms import Terms
+from medpfl.tasks.metrics.measure import Measure
+
+SLOWEST = 2.0
+"""Seconds that one message may take."""
+MEMORY = 200.0
+"""MiB by which the process may grow."""
+
+ODD: list[Any] = [
+    None, True, False, 0, -1, 1, 2**53, 10**400, 0.5, -0.0, 1e18, 1e308, float("nan"), float("inf"), "", "x",
+    "x" * 5000, "\n", "\x00", "\ud800", "<script>", "../../x", "$\\frac$", [], {}, [[]], {"x": {}}, ["x"] * 200,
+    {"task": "init"},
+]  # fmt: skip
+BUFFERS = ("bn.running_var", "bn.count")
+PLAN = protocol.Plan(
+    models=("personal",), tested=("personal",), numbers=("alpha",), refined=("model",), shown=(), steps=(1, 1)
+)
+TERMS = Terms(
+    plan=PLAN, method={}, task={}, personalised="personal", score="dice", measures={"dice": Measure()},
+    ranges={"dice": (0.0, 1.0)}, codecs=None, adapts=False,
+)  # fmt: skip
+
+
+@dataclass
+class Found:
+    """What happened: ``outcomes``: "accepted", or the error's type, to how often; ``faults``: what must not be."""
+
+    tried: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    slowest: float = 0.0
+    grown: float = 0.0
+    faults: list[str] = field(default_factory=list)
+
+
+def run(count: int, seed: int = 0) -> Found:
+    """Try ``count`` mutations, of all kinds in turn."""
+    nvflare_fobs_initialize()
+    rng, found, before = random.Random(seed), Found(), _memory()
+    with tempfile.TemporaryDirectory(prefix="medpfl-fuzz-") as folder:
+        ways: list[Callable[[random.Random], Callable[[], None]]] = [
+            *(lambda rng, pair=pair: _reply(rng, *pair) for pair in _pairs()),
+            *(lambda rng, asked=asked: _request(rng, asked) for asked, _ in _pairs()),
+            lambda rng: _state(rng, Path(folder)),
+        ]
+        for number in range(count):
+            _try(ways[number % len(ways)](rng), number, found)
+    found.grown = _memory() - before
+    if found.grown > MEMORY:
+        found.faults.append(f"the process grew by {found.grown:.0f} MiB")
+    return found
+
+
+def _try(attempt: Callable[[], None], number: int, found: Found) -> None:
+    started = time.perf_counter()
+    try:
+        attempt()
+        found.outcomes["accepted"] += 1
+    except MedPFLError as error:
+        found.outcomes[type(error).__name__] += 1
+        if len(str(error)) > 3000 or "\n" in str(error):
+            found.faults.append(f"mutation {number}: its error is no bounded sentence: {str(error)[:200]!r}")
+    except AssertionError as error:
+        found.faults.append(f"mutation {number} was accepted: {error}")
+    except Exception as error:  # noqa: BLE001 (any other error is what is looked for)
+        found.faults.append(f"mutation {number}: {type(error).__name__}: {str(error)[:200]}")
+    seconds = time.perf_counter() - started
+    found.tried, found.slowest = found.tried + 1, max(found.slowest, seconds)
+    if seconds > SLOWEST:
+        found.faults.append(f"mutation {number} took {seconds:.1f} s")
+
+
+def _memory() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+# -- honest messages --------------------------------------------------------------------------------------------------
+
+
+def _slots() -> Slots:
+    state = {"w": torch.ones(3, 4), "bn.running_var": torch.ones(4), "bn.count": torch.tensor(3)}
+    return {"model": state}
+
+
+def _pairs() -> list[tuple[Message[Any], Message[Any]]]:
+    """A request and its honest reply, of every task of a training job."""
+    of_run: dict[str, Any] = {"run": "r", "rounds": 2, "best": {"personal": BestRound(round=1, score=0.5)}}
+    line = MetricLine(model="personal", split="validation", round=1, metrics={"dice": 0.5})
+    last = line.model_copy(update={"round": 2})
+    tested = MetricLine(model="personal", split="test", round=2, metrics={"dice": 0.5}, choice="last")
+    asked = protocol.InitRequest(
+        job="j", rounds=2, roster=("a", "b"), seed=1, threads=1, slots={"model": True}, gradients=()
+    )
+    ready = protocol.InitReply(
+        sizes=protocol.Sizes(train=9, validation=3, test=3), config="c", common={}, buffers=BUFFERS,
+        recipe=Rebuild(method={}, task={}, input_shape=[3], preparation={}), personalised="personal", score="dice",
+        measures={"dice": Measure()}, classes=("no", "yes"), versions={"torch": "2"}, plan=PLAN,
+    )  # fmt: skip
+    trained = protocol.TrainReply(round=2, metrics=(line,), loss={"personal": 0.1}, notes=("resumed",), seconds=1.5)
+    return [
+        (Message(asked), Message(ready, _slots())),
+        (Message(protocol.TrainRequest(round=2, **of_run), _slots()), Message(trained, _slots())),
+        (
+            Message(protocol.RefineRequest(round=2, step=1, **of_run), _slots()),
+            Message(protocol.RefineReply(round=2, step=1), _slots()),
+        ),
+        (
+            Message(protocol.ValidateRequest(round=2, **of_run), _slots()),
+            Message(protocol.ValidateReply(metrics=(last,), notes=())),
+        ),
+        (
+            Message(protocol.FinishRequest(round=2, finetune=1, **of_run)),
+            Message(protocol.FinishReply(metrics=(tested,), notes=())),
+        ),
+    ]
+
+
+# -- what is tried ----------------------------------------------------------------------------------------------------
+
+
+def _reply(rng: random.Random, asked: Message[Any], honest: Message[Any]) -> Callable[[], None]:
+    sent = _mutated(rng, to_shareable(honest))
+
+    def attempt() -> None:
+        message = read_reply(_carried(sent))
+        header = message.header
+        check_answer(asked.header, header, TERMS)
+        if isinstance(header, protocol.InitReply):
+            begins_with(["model"])("a", message.of(protocol.InitReply))
+            others = {site: Message(dataclasses.replace(honest).header, _slots()) for site in ("b", "c")}
+            found = join({"a": message.of(protocol.InitReply), **others}, TERMS, 10**7, _raise)
+            assert found is not None and set(found.sizes) == {"a", "b", "c"}, "it decided who takes part"
+            assert 1 <= found.sizes["a"]["train"] <= 10**7, "its number of samples"
+            return
+        expected = table(honest.slots)
+        check_update("a", message.slots, expected, BUFFERS)
+        _assert_sound(asked.header, message, expected)
+
+    return attempt
+
+
+def _raise(site: str, reason: str) -> None:
+    assert site == "a", f"{site} was left out because of another hospital"
+    raise RefusedUpdate(reason)
+
+
+def _assert_sound(asked: Any, message: Message[Any], expected: Any) -> None:
+    """By other means than the checks'."""
+    assert table(message.slots) == expected, "other entries than asked for"
+    for tensor in (tensor for state in message.slots.values() for tensor in state.values()):
+        values = tensor.double().numpy()
+        assert np.isfinite(values).all() and np.abs(values).max() <= LARGEST, "values out of bounds"
+    if message.slots:
+        assert float(message.slots["model"]["bn.running_var"].min()) >= 0, "a negative variance"
+    said = message.header.model_dump()
+    assert said["task"] == asked.task and said.get("round", asked.round) == asked.round, "another task or round"
+    for line in said.get("metrics", ()):
+        numbers = [value for value in line["metrics"].values() if value is not None]
+        assert line["model"] in ("personal", "alpha") and "site" not in line, "a line of something else"
+        assert line["model"] == "alpha" or all(-1e-6 <= value <= 1 + 1e-6 for value in numbers), "a metric out of range"
+    for note in said.get("notes", ()):
+        assert len(note) <= 1000 and not any(ord(letter) < 32 for letter in note), "a note with control characters"
+
+
+def _request(rng: random.Random, honest: Message[Any]) -> Callable[[], None]:
+    sent = _mutated(rng, to_shareable(honest))
+
+    def attempt() -> None:
+        header = read_request(_carried(sent)).header
+        assert isinstance(header, protocol.Request), "no request"
+        assert len(json.dumps(header.model_dump(mode="json"))) <= protocol.LONGEST, "no end"
+
+    return attempt
+
+
+def _state(rng: random.Random, folder: Path) -> Callable[[], None]:
+    path = folder / "state.safetensors"
+    store.save(path, {"w": torch.arange(20.0)}, {"round": 3})
+    data = bytearray(path.read_bytes())
+    for _ in range(rng.choice((1, 1, 3))):
+        place = rng.randrange(len(data))
+        cut = rng.choice(("flip", "flip", "cut", "grow", "drop"))
+        if cut == "flip":
+            data[place] ^= 1 << rng.randrange(8)
+        elif cut == "cut":
+            del data[max(1, place) :]
+        elif cut == "grow":
+            data[place:place] = rng.randbytes(rng.randrange(1, 40))
+        else:
+            del data[place : place + rng.randrange(1, 40)]
+        data = data or bytearray(b"\0")
+    path.write_bytes(data)
+
+    def attempt() -> None:
+        tensors, meta = store.read(path)
+        assert set(tensors) == {"w"} and torch.equal(tensors["w"], torch.arange(20.0)), "altered tensors"
+        assert meta["round"] == 3, "altered facts"
+
+    return attempt
+
+
+# -- mutations --------------------------------------------------------------------------------------------------------
+
+
+def _carried(shareable: Shareable) -> Shareable:
+    """Through FLARE's serialiser; what it cannot write, somebody may write by hand."""
+    try:
+        written = fobs.dumps(shareable)
+    except Exception:  # noqa: BLE001 (whatever it is that it cannot write)
+        return shareable
+    found: Shareable = fobs.loads(written)
+    return found
+
+
+def _mutated(rng: random.Random, honest: Shareable) -> Shareable:
+    for _ in range(rng.choice((1, 1, 1, 2, 4))):
+        dxo = honest.get("DXO")
+        if not isinstance(dxo, dict) or not isinstance(dxo.get("meta"), dict) or rng.random() < 0.02:
+            honest[rng.choice(["DXO", "__headers__", "x"])] = rng.choice(ODD)
+        elif rng.random() < 0.35 and isinstance(dxo["data"], dict) and dxo["data"]:
+            dxo["data"] = _other_arrays(rng, dxo["data"])
+        elif rng.random() < 0.05:
+            dxo[rng.choice(["data", "meta", "kind"])] = rng.choice(ODD)
+        else:
+            text = dxo["meta"].get("medpfl")
+            dxo["meta"]["medpfl"] = _other_text(rng, text) if isinstance(text, str) else text
+    return honest
+
+
+def _other_text(rng: random.Random, text: str) -> Any:
+    place, kind = rng.randrange(len(text) + 1), rng.randrange(8)
+    if kind == 0:
+        return text[:place]
+    if kind == 1:
+        return text[:place] + chr(rng.choice((0, 34, 44, 45, 48, 91, 93, 123, 125, 0x7F, 0xE9, 0x1F600))) + text[place:]
+    if kind == 2:
+        return text[:place] + text[place + rng.randrange(1, 30) :]
+    if kind == 3:
+        return rng.choice(["[" * 5000, '{"content":' * 2000, text + text, rng.choice(ODD)])
+    try:
+        said = json.loads(text)
+    except (ValueError, RecursionError):
+        return text[place:]
+    _change(rng, said)
+    return json.dumps(said)
+
+
+def _change(rng: random.Random, value: Any) -> None:
+    """One place of a JSON value: another value, a further key, or none."""
+    while isinstance(value, dict | list) and value:
+        key = rng.choice(list(value)) if isinstance(value, dict) else rng.randrange(len(value))
+        inner = value[key]
+        if isinstance(inner, dict | list) and inner and rng.random() < 0.8:
+            value = inner
+            continue
+        if rng.random() < 0.7:
+            value[key] = rng.choice(ODD)
+        elif isinstance(value, dict):
+            value[rng.choice(["site", "x", "task", str(key).upper()])] = rng.choice(ODD)
+        else:
+            value.append(value[0])
+        return
+
+
+def _other_arrays(rng: random.Random, arrays: dict[str, Any]) -> dict[str, Any]:
+    found, name = dict(arrays), rng.choice(list(arrays))
+    array = found[name]
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub":  # it was changed already
+        return found
+    others: list[Callable[[], Any]] = [
+        lambda: array.astype(rng.choice([np.float64, np.float16, np.int8, np.complex64, np.bool_, ">f4", "U4"])),
+        lambda: array.reshape(-1)[: rng.randrange(3)],
+        lambda: array[None],
+        lambda: np.full(array.shape, rng.choice([np.nan, np.inf, -np.inf, 1e30, -1e-6, 1e18, 3e38]), np.float32),
+        lambda: np.array([{}], dtype=object),
+        lambda: rng.choice(ODD),
+        lambda: np.zeros((0, 4), np.float32),
+    ]
+    if rng.random() < 0.7:
+        found[name] = rng.choice(others)()
+    elif rng.random() < 0.5:
+        del found[name]
+    else:
+        found[rng.choice(["model::w", "", "::", "local::w", "model::w@b", "x" * 3000])] = array
+    return found
+
+
+def told(found: Found) -> str:
+    """In words."""
+    outcomes = ", ".join(f"{name} {count}" for name, count in found.outcomes.most_common())
+    lines = [
+        f"{found.tried} mutations: {outcomes}",
+        f"slowest {found.slowest * 1000:.0f} ms, grown by {found.grown:.0f} MiB, faults {len(found.faults)}",
+        *found.faults[:20],
+    ]
+    return "\n".join(lines)
