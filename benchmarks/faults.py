@@ -383,7 +383,16 @@ def table_of(results: dict[str, Any]) -> str:
     """The Markdown table."""
     lines = ["| fault | FLARE says | result | what the events say | s |", "|---|---|---|---|---:|"]
     for one in results["faults"]:
-        told = "<br>".join(text.replace("|", "/") for text in one["told"]) or "nothing"
+        told = "<br>".join(text.replace("|", "/") for text in _together(one["told"])) or "nothing"
         ended = ", then ".join(word.removeprefix("FINISHED:") for word in one["ended"])
         lines.append(f"| {one['fault']} | {ended} | {one['verdict']} | {told} | {one['seconds']:.0f} |")
     return "\n".join(lines)
+
+
+def _together(told: list[str]) -> list[str]:
+    """What several hospitals say alike, once."""
+    who: dict[str, list[str]] = {}
+    for text in told:
+        name, _, said = text.partition(": ")
+        who.setdefault(said, []).append(name)
+    return [f"{', '.join(names)}: {said}" for said, names in who.items()]
