@@ -26,7 +26,7 @@ def bench(*arguments: str) -> str:
 def test_every_benchmark_has_a_verb_and_makes_its_tables() -> None:
     """Imported here, because most are too long to be run by a test."""
     verbs = {command.name for command in app.registered_commands}
-    assert verbs == {*BENCHES, "convolutions", "table"}
+    assert verbs == {*BENCHES, "convolutions", "fuzz", "table"}
     for name in BENCHES:
         module = importlib.import_module(f"benchmarks.{name}")
         assert callable(module.measure) and callable(module.table_of)

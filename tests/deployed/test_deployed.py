@@ -285,7 +285,7 @@ def _checkpoint(source: Path, path: Path) -> None:
         (_pickled, "cannot read"),
         (_foreign, "not a file of MedPFL's"),
         (_checkpoint, "not a deployed model but another file of MedPFL's"),
-        (_flipped, "altered after it was written"),
+        (_flipped, "its tensors are not those that were written"),
     ],
     ids=["missing", "folder", "empty", "text", "cut", "pickled", "foreign", "checkpoint", "one bit"],
 )
