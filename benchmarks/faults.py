@@ -373,7 +373,7 @@ def _failure(folder: Path) -> str:
 
 def as_results(found: Sequence[Found], out: Path | None) -> dict[str, Any]:
     """For the JSON file; what it holds of other faults stays in it."""
-    before = read_compact(out)["faults"] if out is not None and out.exists() else []
+    before: Any = read_compact(out)["faults"] if out is not None and out.exists() else []
     entries = {one["fault"]: one for one in before}
     entries |= {one.fault: {**asdict(one), "verdict": one.verdict} for one in found}
     return {"rounds": ROUNDS, "faults": [entries[words] for words in FAULTS if words in entries]}
@@ -383,7 +383,16 @@ def table_of(results: dict[str, Any]) -> str:
     """The Markdown table."""
     lines = ["| fault | FLARE says | result | what the events say | s |", "|---|---|---|---|---:|"]
     for one in results["faults"]:
-        told = "<br>".join(text.replace("|", "/") for text in one["told"]) or "nothing"
+        told = "<br>".join(text.replace("|", "/") for text in _together(one["told"])) or "nothing"
         ended = ", then ".join(word.removeprefix("FINISHED:") for word in one["ended"])
         lines.append(f"| {one['fault']} | {ended} | {one['verdict']} | {told} | {one['seconds']:.0f} |")
     return "\n".join(lines)
+
+
+def _together(told: list[str]) -> list[str]:
+    """What several hospitals say alike, once."""
+    who: dict[str, list[str]] = {}
+    for text in told:
+        name, _, said = text.partition(": ")
+        who.setdefault(said, []).append(name)
+    return [f"{', '.join(names)}: {said}" for said, names in who.items()]
