@@ -55,4 +55,5 @@ def _image(
     distance = (axis[:, None, None] - centres[:, 0]) ** 2 + (axis[None, :, None] - centres[:, 1]) ** 2
     pattern = (signs * np.exp(-distance / (2 * widths**2))).sum(axis=2)
     image = rng.uniform(0.6, 1.2) * pattern + rng.uniform(-0.3, 0.3) + noise * rng.normal(size=(SIZE, SIZE))
-    return np.clip(128 + 70 * image, 0, 255).astype(np.uint8)
+    pixels: NDArray[np.uint8] = np.clip(128 + 70 * image, 0, 255).astype(np.uint8)
+    return pixels

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -60,8 +61,8 @@ def _coding(values: int, repeats: int) -> dict[str, dict[str, float]]:
     sizes = {}
     for turn in range(repeats + 1):  # in turns; the first warms up
         for name, codec in CODECS.items():
-            encoding, data = _timed(lambda codec=codec: codec.encode(update))
-            decoding, _ = _timed(lambda data=data: decode(data, update))
+            encoding, data = _timed(partial(codec.encode, update))
+            decoding, _ = _timed(partial(decode, data, update))
             sizes[name] = len(data)
             if turn:
                 times[name].append((encoding, decoding))
@@ -90,7 +91,7 @@ def _lengths(lengths: list[int], repeats: int) -> dict[str, dict[str, float]]:
         for length in lengths:
             for name, signal in _signals(length).items():
                 gamma = 0.3 * float(np.abs(signal).mean())
-                seconds, _ = _timed(lambda signal=signal, gamma=gamma: denoise(signal, gamma))
+                seconds, _ = _timed(partial(denoise, signal, gamma))
                 if turn:
                     times.setdefault(name, {}).setdefault(str(length), []).append(1e9 * seconds / length)
     return {

@@ -70,9 +70,9 @@ def run(case: Case) -> str:
     torch.manual_seed(0)
     module = layer(*case.channels, case.kernel, stride=case.stride, groups=case.groups, padding=case.kernel // 2)
     images = torch.randn(case.batch, case.channels[0], *case.size)
-    torch.backends.mkldnn.set_flags(False)
+    torch.backends.mkldnn.set_flags(False)  # type: ignore[no-untyped-call]
     expected = _pass(module, images)
-    torch.backends.mkldnn.set_flags(True)
+    torch.backends.mkldnn.set_flags(True)  # type: ignore[no-untyped-call]
     last = case.order == "channels_last"
     given = images.contiguous(memory_format=torch.channels_last) if last else images
     for _ in range(2):

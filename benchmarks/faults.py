@@ -373,7 +373,7 @@ def _failure(folder: Path) -> str:
 
 def as_results(found: Sequence[Found], out: Path | None) -> dict[str, Any]:
     """For the JSON file; what it holds of other faults stays in it."""
-    before = read_compact(out)["faults"] if out is not None and out.exists() else []
+    before: Any = read_compact(out)["faults"] if out is not None and out.exists() else []
     entries = {one["fault"]: one for one in before}
     entries |= {one.fault: {**asdict(one), "verdict": one.verdict} for one in found}
     return {"rounds": ROUNDS, "faults": [entries[words] for words in FAULTS if words in entries]}

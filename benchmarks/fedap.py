@@ -98,7 +98,7 @@ def _one_seed(folder: Path, seed: int, rounds: int) -> dict[str, Any]:
     alike = shared_labels(file, sites)
     fedap = FedAP(pretrained=CHECKPOINT, **TRAINING)
     tensors, about = pretrain(_job(fedap, {}, rounds, seed), files, SHARE, EPOCHS)
-    store.save(folder / "pretrained.safetensors", tensors, about)
+    store.save(folder / "pretrained.safetensors", tensors, about.model_dump(mode="json"))
     declare_checkpoint(list(files.values()), CHECKPOINT, folder / "pretrained.safetensors")
     runs: dict[str, tuple[Method, dict[str, Mixer]]] = {
         OURS: (fedap, {"fedavg": Mean(uniform=True), "model": StatisticsDistance(LAM)}),
@@ -136,7 +136,8 @@ def shared_labels(file: Path, sites: Path) -> Matrix:
     lists = json.loads((sites / "lists.json").read_text(encoding="utf-8"))[:: len(FRACTIONS)]
     counts = np.array([label_counts(rows, labels, CLASSES) for rows in lists], dtype=float)
     shares = counts / counts.sum(axis=1, keepdims=True)
-    return 1 - np.abs(shares[:, None] - shares[None]).sum(axis=2) / 2
+    common: Matrix = 1 - np.abs(shares[:, None] - shares[None]).sum(axis=2) / 2
+    return common
 
 
 def rank_correlation(weights: Matrix, alike: Matrix) -> float:
@@ -164,8 +165,8 @@ def _weights(job: Job, files: dict[str, Path], folder: Path) -> Matrix:
     coordinator = Coordinator(job, list(files), home, results)
     messages = coordinator.init_messages()
     coordinator.take_init({name: runners[name].handle(message) for name, message in messages.items()})
-    messages = coordinator.statistics_messages(1, coordinator.joined)
-    replies = {name: runners[name].handle(message) for name, message in messages.items()}
+    requests = coordinator.statistics_messages(1, coordinator.joined)
+    replies = {name: runners[name].handle(request) for name, request in requests.items()}
     coordinator.take_statistics(1, replies)
     about = RoundInfo(coordinator.roster, np.ones(len(files)), (True,) * len(files))
     return job.mixers["model"].matrix(about)
@@ -195,7 +196,7 @@ def _pass_ratio(
     models = nn.ModuleDict({"model": task.network(data)})
     hospital = Hospital(task=task, data=data, models=models, device=device, roster=("a",), name="a", seed=0)
     site = Site(hospital, method, 1)
-    jobs = {
+    jobs: dict[str, Callable[[], object]] = {
         "evaluation": lambda: evaluate(method, "personal", models, task, samples, device),
         "statistics": lambda: method.statistics("batch_norm_inputs", site),
     }

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from medpfl.methods.fedsm import FedSM
 from medpfl.methods.references import like
 from medpfl.models.selector import Vgg11
 from medpfl.models.unet import UNet
+from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.segmentation import Segmentation
 
@@ -60,9 +62,7 @@ def measure(rounds: int, repeats: int, progress: Callable[[str], None]) -> dict[
             for name, job in jobs.items():
                 here = folder / f"{name}{turn}"
                 stamps: list[float] = []
-                simulate(
-                    job, files, here / "results", here / "home", lambda _, at=stamps: at.append(time.process_time())
-                )
+                simulate(job, files, here / "results", here / "home", partial(_stamp, stamps))
                 seconds[name].append(np.diff(stamps).tolist())
             last = ", ".join(f"{name} {np.median(turns[-1]):.2f}" for name, turns in seconds.items())
             progress(f"turn {turn + 1}: {last} s a round")
@@ -80,6 +80,10 @@ def measure(rounds: int, repeats: int, progress: Callable[[str], None]) -> dict[
         "bytes": bytes_,
         "research_example": research_example(len(files)),
     }
+
+
+def _stamp(stamps: list[float], _: Coordinator) -> None:
+    stamps.append(time.process_time())
 
 
 def selector_accuracy(seed: int) -> dict[str, dict[str, float]]:

@@ -298,8 +298,9 @@ def _other_arrays(rng: random.Random, arrays: dict[str, Any]) -> dict[str, Any]:
     array = found[name]
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub":  # it was changed already
         return found
+    kinds: list[Any] = [np.float64, np.float16, np.int8, np.complex64, np.bool_, ">f4", "U4"]
     others: list[Callable[[], Any]] = [
-        lambda: array.astype(rng.choice([np.float64, np.float16, np.int8, np.complex64, np.bool_, ">f4", "U4"])),
+        lambda: array.astype(rng.choice(kinds)),
         lambda: array.reshape(-1)[: rng.randrange(3)],
         lambda: array[None],
         lambda: np.full(array.shape, rng.choice([np.nan, np.inf, -np.inf, 1e30, -1e-6, 1e18, 3e38]), np.float32),

@@ -53,7 +53,7 @@ class PooledTabular(HeartTabular):
         splits = {
             name: Samples(
                 to_tensor(values[rows], torch.float32),
-                to_tensor(pooled.classes[rows], torch.int64),
+                to_tensor(pooled.targets[rows], torch.int64),
                 np.arange(len(rows)),
                 [pooled.rows[row] for row in rows],
             )

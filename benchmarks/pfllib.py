@@ -100,13 +100,13 @@ def _write_sites(folder: Path) -> None:
     patterns = np.random.default_rng(SEED).uniform(0, 255, size=(CLASSES, SIDE, SIDE))
     for number, rows in enumerate(TRAIN_ROWS):
         rng = np.random.default_rng(1 + number)
-        arrays = {}
+        arrays: dict[str, NDArray[np.generic]] = {}
         for split, count in (("train", rows), ("test", TEST_ROWS)):
             labels = np.arange(count) % CLASSES
             noisy = 0.5 * patterns[labels] + 0.5 * rng.uniform(0, 255, size=(count, SIDE, SIDE))
             arrays |= {f"{split}_images": noisy.astype(np.uint8), f"{split}_labels": labels}
         site = f"site-{number}"
-        np.savez(folder / f"{site}.npz", **arrays)
+        np.savez(folder / f"{site}.npz", **arrays)  # type: ignore[arg-type]
         dataset = {"kind": "arrays", "file": f"{site}.npz", "classes": {f"c{i}": [i] for i in range(CLASSES)}}
         text = yaml.safe_dump({"site": site, "datasets": {"digits": dataset}}, sort_keys=False)
         (folder / f"{site}.yaml").write_text(text, encoding="utf-8")

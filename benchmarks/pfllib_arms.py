@@ -162,7 +162,7 @@ def _train(
     parameters = list(network.parameters())
     optimizer = torch.optim.SGD(parameters, lr=setting.lr)
     network.train()
-    for rows in order.split(setting.batch_size):
+    for rows in torch.split(order, setting.batch_size):
         optimizer.zero_grad()
         nn.functional.cross_entropy(network(inputs[rows]), targets[rows]).backward()  # type: ignore[no-untyped-call]
         for parameter, centre in zip(parameters, anchor or [], strict=anchor is not None):
@@ -229,7 +229,7 @@ def theirs(setting: Setting, clock: Clock, cached: bool) -> Weights:
     vars(module)[client_name] = _ordered(getattr(module, client_name), setting)
     server_class = getattr(module, setting.method)
 
-    class Timed(server_class):  # type: ignore[misc]
+    class Timed(server_class):  # type: ignore[misc,valid-type]
         """Stops the time after each aggregation, PFLlib's last act in a round."""
 
         def aggregate_parameters(self) -> None:
@@ -252,7 +252,7 @@ def theirs(setting: Setting, clock: Clock, cached: bool) -> Weights:
 def _ordered(client_class: Any, setting: Setting) -> Any:
     """The client with its own loader's data, batch size and drop_last, in the order that the other arms have."""
 
-    class Ordered(client_class):  # type: ignore[misc]
+    class Ordered(client_class):
         round_number = 1
 
         def load_train_data(self, batch_size: int | None = None) -> Any:

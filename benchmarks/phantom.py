@@ -13,7 +13,7 @@ from benchmarks.common import markdown, mean_sd
 from medpfl.bundle import find_job
 from medpfl.core.errors import MedPFLError
 from medpfl.demo.phantom import write_phantoms
-from medpfl.job import load_job
+from medpfl.job import Job, load_job
 from medpfl.results.files import read_summary
 from medpfl.results.tables import result_table
 from medpfl.rounds.simulate import simulate
@@ -30,6 +30,7 @@ def measure(seeds: int, progress: Callable[[str], None]) -> dict[str, Any]:
     if seeds < 1:
         raise MedPFLError(f"--seeds must be at least 1, got {seeds}")
     job = load_job(find_job(JOB))
+    assert isinstance(job, Job)
     scores: dict[str, dict[str, list[float]]] = {}
     for seed in range(seeds):
         with tempfile.TemporaryDirectory(prefix="medpfl-bench-") as scratch:

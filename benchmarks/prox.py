@@ -90,7 +90,7 @@ def algorithm_4(start: Tensor, edges: graphs.Edges, tau: float, rho: float = 0.5
     inverse = torch.linalg.inv(torch.eye(len(start)) + rho * incidence @ incidence.T)
     split = dual = torch.zeros(len(edges), start.shape[1])
     for _ in range(PAPER_ITERATIONS):
-        new = inverse @ (start + incidence @ (rho * split - dual))
+        new: Tensor = inverse @ (start + incidence @ (rho * split - dual))
         apart = incidence.T @ new
         pushed = apart + dual / rho
         split = (1 - tau / rho / pushed.norm(dim=1, keepdim=True)).clamp_min(0) * pushed

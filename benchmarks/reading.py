@@ -133,12 +133,13 @@ def _memory(folder: str, budget_mb: float) -> dict[str, float]:
     from medpfl.data.images.declare import Images
     from medpfl.data.preparation import Spec
     from medpfl.data.samples import FileRows
+    from medpfl.data.target import Target
 
     site_file = _site_file(Path(folder), budget_mb)
     dataset = site_file.dataset("a", Images)
-    dataset.load(Spec("class", ("images",), (8, 8)))  # loads the libraries' code
+    dataset.load(Spec(Target.CLASS, ("images",), (8, 8)))  # loads the libraries' code
     before = resident("VmRSS")
-    data = dataset.load(Spec("class", ("images",), LARGE))
+    data = dataset.load(Spec(Target.CLASS, ("images",), LARGE))
     inputs = data.splits["train"].inputs
     assert isinstance(inputs, FileRows)
     for start in range(0, len(inputs), BATCH):

@@ -33,6 +33,14 @@ def render() -> Iterator[Callable[..., None]]:
         yield original
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_flushing() -> Iterator[None]:
+    """A small job waits a quarter of its time for the disk, which matters to nobody but who pulls the plug."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture
 def rendered(render: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that look at figures."""

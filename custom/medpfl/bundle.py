@@ -2,13 +2,14 @@
 """The bundle around the package: its manifest (meta.json), its jobs and the demo data they run on."""
 
 import contextlib
-import json
 import os
 import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 import medpfl
 from medpfl.core.errors import ConfigError, DataError
@@ -92,19 +93,49 @@ def find_bundle() -> Path:
     raise ConfigError("no bundle found: run this inside a checkout of MedPFL (a folder with meta.json and jobs/)")
 
 
-def manifest(bundle: Path) -> dict[str, Any]:
-    """The bundle's meta.json.
+class ShippedJob(BaseModel):
+    """What the manifest says of a job; ``demo``: name of the demo data it runs on."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    method: str
+    task: str
+    paper: str
+    data: str
+    data_licence: str
+    demo: str | None = None
+
+
+class Manifest(BaseModel):
+    """The bundle's meta.json; ``tested_with``: package to version or versions."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    bundle: Literal["medpfl"]
+    version: str
+    description: str
+    licence: str
+    tested_with: dict[str, str | list[str]]
+    jobs: dict[str, ShippedJob]
+
+
+def manifest(bundle: Path) -> Manifest:
+    """What the bundle's meta.json says.
 
     Raises:
         ConfigError: it is not JSON or not a MedPFL bundle.
     """
+    file = bundle / "meta.json"
     try:
-        content: dict[str, Any] = json.loads((bundle / "meta.json").read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
-        raise ConfigError(f"{bundle / 'meta.json'} cannot be read: {error}") from error
-    if content.get("bundle") != "medpfl" or not isinstance(content.get("jobs"), dict):
-        raise ConfigError(f"{bundle / 'meta.json'} is not the manifest of a MedPFL bundle")
-    return content
+        return Manifest.model_validate_json(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ConfigError(
+            f"{file} is not the manifest of a MedPFL bundle: '{place}': {first['msg'].lower()}"
+        ) from error
 
 
 def find_job(name: str) -> Path:
@@ -128,10 +159,10 @@ def demo_of(job: str) -> str:
     Raises:
         ConfigError: the job is not in the manifest, or has no demo data.
     """
-    jobs = manifest(find_bundle())["jobs"]
+    jobs = manifest(find_bundle()).jobs
     if job not in jobs:
         raise ConfigError(f"job '{job}' is not in meta.json, so it has no demo data; give its site files with --sites")
-    if "demo" not in jobs[job]:
-        raise ConfigError(f"job '{job}' has no demo data: {jobs[job]['data']}; give its site files with --sites")
-    name: str = jobs[job]["demo"]
+    name = jobs[job].demo
+    if name is None:
+        raise ConfigError(f"job '{job}' has no demo data: {jobs[job].data}; give its site files with --sites")
     return name

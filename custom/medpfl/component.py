@@ -8,31 +8,45 @@ import os
 import pkgutil
 import sys
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
+
+from pydantic import JsonValue
 
 from medpfl.core.checked import Checked, hint_of
 from medpfl.core.errors import ConfigError
 
 Built = TypeVar("Built")
+Spec = dict[str, JsonValue]
+"""A component's configuration: its class and arguments."""
 PACKAGES = "MEDPFL_PACKAGES"
 """Environment variable: other packages, separated by commas, whose classes jobs and model files may name here."""
 
 
-def spec_of(component: Any) -> dict[str, Any]:
+def spec_of(component: object) -> Spec:
     """The configuration that builds an equal component: a dataclass of plain values and other components, or a class
-    with a method ``arguments`` that returns such values by name."""
+    with a method ``arguments`` that returns such values by name. As JSON: tuples are lists."""
     kind = type(component)
+    return {"path": f"{kind.__module__}.{kind.__qualname__}", "args": _arguments(component)}
+
+
+def _arguments(component: Any) -> Spec:
     if hasattr(component, "arguments"):
         given = component.arguments()
     else:
         given = {field.name: getattr(component, field.name) for field in dataclasses.fields(component) if field.init}
-    args = {name: _argument(value) for name, value in given.items()}
-    return {"path": f"{kind.__module__}.{kind.__qualname__}", "args": args}
+    return {name: _argument(value) for name, value in given.items()}
 
 
-def _argument(value: Any) -> Any:
-    return spec_of(value) if dataclasses.is_dataclass(value) or hasattr(value, "arguments") else value
+def _argument(value: Any) -> JsonValue:
+    if dataclasses.is_dataclass(value) or hasattr(value, "arguments"):
+        return spec_of(value)
+    if isinstance(value, (list, tuple)):
+        return [_argument(one) for one in value]
+    if isinstance(value, Mapping):
+        return {name: _argument(one) for name, one in value.items()}
+    plain: JsonValue = value
+    return plain
 
 
 def class_paths(config: Any) -> Iterator[str]:

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_dicom import write_series
 
+from dicom_series import write_series
 from hospitals import AFFINE, SHAPE, change_json, change_yaml, save, scan, write_site, write_table, write_volumes
 from medpfl.cli import main
 

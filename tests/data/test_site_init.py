@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from test_dicom import write_series
 from typer.testing import CliRunner
 
+from dicom_series import write_series
 from hospitals import AFFINE, SHAPE, save, scan, write_table, write_volumes
 from medpfl.check.reading import inspect
 from medpfl.cli import app

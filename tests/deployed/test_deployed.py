@@ -19,7 +19,7 @@ from medpfl.core.mixers import Identity, Mean, Mixer, ServerAdam, SoftPull
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.site_file import load_site_file
 from medpfl.deployed.calibration import BINS, calibration
-from medpfl.deployed.evaluate import evaluate, evaluate_test, save_deployed
+from medpfl.deployed.evaluate import Origin, evaluate, evaluate_test, save_deployed
 from medpfl.deployed.model_file import Deployed, load_deployed, read_model
 from medpfl.job import Job
 from medpfl.job.settings import Settings
@@ -104,9 +104,9 @@ def test_a_file_holds_the_networks_that_predict(
         torch.nn.init.normal_(weight, generator=torch.Generator().manual_seed(number))
     if isinstance(method, IFCA):
         networks["choice"][2].fill_(9)
-    about = {"job": "j", "site": "a", "model": name, "choice": "last", "round": 1}
+    origin = Origin("j", "a", name, "last", 1)
     tested = evaluate_test(method, name, networks, task, data, torch.device("cpu"))
-    save_deployed(tmp_path, about, method, name, networks, task, data, 2, tested)
+    save_deployed(tmp_path, origin, method, name, networks, task, data, 2, tested)
     model = load_deployed(tmp_path / f"{name}-last.safetensors")
     assert list(model.networks) == (list(networks) if kept is None else kept)
     with torch.inference_mode():

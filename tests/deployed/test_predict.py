@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from test_dicom import affine_of, write_series
 
+from dicom_series import affine_of, write_series
 from medpfl.core.errors import DataError, MedPFLError
 from medpfl.core.mixers import Identity
 from medpfl.data.site_file import load_site_file, read_for_study

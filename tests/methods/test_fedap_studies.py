@@ -223,8 +223,8 @@ def test_pretraining_learns_from_the_training_parts_only_and_says_what_it_did(tm
     seen: list[float] = []
     tensors, about = pretrain(job, files, 1.0, 12, lambda epoch, loss: seen.append(loss))
     again, _ = pretrain(job, files, 1.0, 12)
-    assert store.fingerprint(tensors) == store.fingerprint(again) == about["sha256"]
-    assert about["samples"] == 150 and about["kind"] == "checkpoint" and len(seen) == 12
+    assert store.fingerprint(tensors) == store.fingerprint(again) == about.sha256
+    assert about.samples == 150 and about.kind == "checkpoint" and len(seen) == 12
     network = job.task.network(load_site_file(files[names[0]]).dataset("organc", Arrays).load(IMAGES))
     network.load_state_dict(tensors)
     right = []

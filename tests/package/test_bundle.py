@@ -22,12 +22,11 @@ JOBS = sorted(path.name for path in (ROOT / "jobs").iterdir())
 
 def test_the_manifest_lists_exactly_the_jobs() -> None:
     content = manifest(ROOT)
-    assert sorted(content["jobs"]) == JOBS
-    assert content["version"] == medpfl.__version__
-    for name, entry in content["jobs"].items():
-        assert set(entry) - {"demo"} == {"method", "task", "paper", "data", "data_licence"}
-        assert entry.get("demo") in (*DEMOS, None)
-        assert entry["method"] == type(load_job(ROOT / "jobs" / name).method).__name__
+    assert sorted(content.jobs) == JOBS
+    assert content.version == medpfl.__version__
+    for name, entry in content.jobs.items():
+        assert entry.demo in (*DEMOS, None)
+        assert entry.method == type(load_job(ROOT / "jobs" / name).method).__name__
 
 
 def test_hospitals_install_the_package_and_nothing_beside_it() -> None:
@@ -40,7 +39,7 @@ def test_hospitals_install_the_package_and_nothing_beside_it() -> None:
 
 def test_versions_in_the_manifest_are_the_pinned_ones() -> None:
     pins = dict(line.split("==") for line in (ROOT / "requirements.txt").read_text().splitlines() if "==" in line)
-    tested = manifest(ROOT)["tested_with"]
+    tested = manifest(ROOT).tested_with
     for package in ("nvflare", "torch", "monai"):
         assert tested[package] == pins[package]
 

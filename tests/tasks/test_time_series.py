@@ -84,7 +84,7 @@ def test_a_federation_learns_and_gives_the_same_bits_twice(tmp_path: Path, make_
 def test_the_configuration_of_a_nested_component_comes_back_as_it_was(tmp_path: Path, make_job: Any) -> None:
     spec = spec_of(TASK)
     assert spec["args"]["architecture"] == {
-        "path": "medpfl.models.conv1d.Conv1d", "args": {"channels": (4, 8), "kernel": 5},
+        "path": "medpfl.models.conv1d.Conv1d", "args": {"channels": [4, 8], "kernel": 5},
     }  # fmt: skip
     kept = json.loads(json.dumps(spec))
     assert build(kept, Task, "task") == TASK

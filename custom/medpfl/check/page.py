@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 import medpfl
 from medpfl.check.check import Report
+from medpfl.check.columns import Column
 from medpfl.check.inspection import Inspection, Shown
 from medpfl.check.pictures import COLOURS
 from medpfl.check.trial import size
@@ -48,7 +49,7 @@ def write_page(report: Report, path: Path) -> Path:
     return path
 
 
-def _dataset(inspection: Inspection) -> dict[str, Any]:
+def _dataset(inspection: Inspection) -> dict[str, object]:
     splits = {split: counts for split, counts in inspection.splits.items() if counts.listed}
     maps = any(counts.voxels for counts in splits.values())
     most = max((max(counts.classes, default=0) / max(1, counts.cases) for counts in splits.values()), default=0)
@@ -87,7 +88,7 @@ def _percent(share: float) -> str:
     return f"{share:.1%}" if share == 0 or share >= 0.001 else f"{share:.2g}".replace("e-0", "e-")
 
 
-def _channels(inspection: Inspection) -> list[dict[str, Any]]:
+def _channels(inspection: Inspection) -> list[dict[str, object]]:
     count = max((len(counts.channels) for counts in inspection.splits.values()), default=0)
     shown = []
     for place in range(count):
@@ -104,7 +105,7 @@ def _channels(inspection: Inspection) -> list[dict[str, Any]]:
     return shown
 
 
-def _column(column: Any) -> dict[str, Any]:
+def _column(column: Column) -> dict[str, object]:
     numbers = column.numbers()
     texts = column.texts.most_common(TEXTS) if column.role not in ("number", "group") else []
     most = max((count for _, count in texts), default=1)
@@ -125,7 +126,7 @@ def _number(value: float) -> str:
     return "–" if not np.isfinite(value) else f"{value:.4g}"
 
 
-def _histogram(values: dict[str, NDArray[Any]], root: bool = False) -> dict[str, Any] | None:
+def _histogram(values: dict[str, NDArray[Any]], root: bool = False) -> dict[str, object] | None:
     """Outlines of each split's histogram in a box of 100 x 40: heights are shares of the split (``root``: their square
     roots, or an image's background would hide all else), the outer bins hold all outside the middle 99 percent."""
     filled = {split: known for split, known in values.items() if len(known)}

@@ -24,8 +24,8 @@ def jobs() -> None:
     from medpfl.bundle import find_bundle, manifest
 
     table = Table("job", "method", "task", "data", "paper")
-    for name, entry in manifest(find_bundle())["jobs"].items():
-        table.add_row(name, entry["method"], entry["task"], entry["data"], entry["paper"])
+    for name, entry in manifest(find_bundle()).jobs.items():
+        table.add_row(name, entry.method, entry.task, entry.data, entry.paper)
     console.print(table)
 
 
@@ -129,7 +129,9 @@ def pack(
     from medpfl.flare.pack import pack as pack_job
 
     folder = find_job(job)
-    console.print(str(pack_job(folder, output, manifest(find_bundle())["jobs"].get(folder.name))), soft_wrap=True)
+    entry = manifest(find_bundle()).jobs.get(folder.name)
+    stamp = entry.model_dump(exclude_none=True) if entry else None
+    console.print(str(pack_job(folder, output, stamp)), soft_wrap=True)
 
 
 @app.command()
@@ -160,8 +162,8 @@ def pretrain(
     with Progress(TextColumn("epoch {task.completed}/{task.total}"), BarColumn(), console=console) as progress:
         bar = progress.add_task("epochs", total=epochs)
         tensors, about = run(loaded, files, share, epochs, lambda epoch, loss: progress.update(bar, completed=epoch))
-    save(output, tensors, about)
-    console.print(f"{output}: {about['samples']} samples, SHA-256 {about['sha256']}", soft_wrap=True)
+    save(output, tensors, about.model_dump(mode="json"))
+    console.print(f"{output}: {about.samples} samples, SHA-256 {about.sha256}", soft_wrap=True)
     if declare:
         declare_checkpoint(list(files.values()), names[0], output)
         console.print(f"declared as '{names[0]}' in {len(files)} site files")

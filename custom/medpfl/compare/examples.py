@@ -101,7 +101,7 @@ def _model(name: str, run: Run, model: str, site: str, data: SiteData, results: 
     folder = results / "runs" / run.digest / "home" / site / "compared" / "models"
     deployed = load_deployed(folder / f"{model}-best.safetensors")
     cases = evaluate_on(deployed, data, "test").cases
-    return _Shown(name, deployed, [case[deployed.task.score] for case in cases])
+    return _Shown(name, deployed, [float(case[deployed.task.score]) for case in cases])
 
 
 def _cases(scores: list[float], score: str) -> Iterator[tuple[str, int]]:

@@ -21,7 +21,7 @@ from medpfl.data.declared import SPLITS, StorageRule
 from medpfl.data.preparation import Spec
 from medpfl.data.samples import Budget, Samples, SiteData, Store
 from medpfl.data.site_file import SiteFile, read_for_study
-from medpfl.deployed.evaluate import evaluate_test, save_deployed
+from medpfl.deployed.evaluate import Origin, evaluate_test, save_deployed
 from medpfl.deployed.model_file import load_deployed
 from medpfl.job import Job
 from medpfl.results.schema import FinalLine, number
@@ -146,10 +146,10 @@ def train_pooled(
         round_number = model.meta.history.round
         for site, data in parts.items():
             tested = evaluate_test(job.method, MODEL, model.networks, job.task, data, torch.device("cpu"))
-            about = {"job": job.name, "site": site, "model": MODEL, "choice": choice, "round": round_number}
+            origin = Origin(job.name, site, MODEL, choice, round_number)
             trained = SiteData({**data.splits, "train": together.train}, data.class_names, data.preparation)
             place = folder / "home" / site / job.name / "models"
-            save_deployed(place, about, job.method, MODEL, model.networks, job.task, trained, 1, tested)
+            save_deployed(place, origin, job.method, MODEL, model.networks, job.task, trained, 1, tested)
             metrics = {name: number(value) for name, value in tested[0].metrics.items()}
             lines.append(FinalLine(site=site, model=MODEL, round=round_number, metrics=metrics, choice=choice))
     shutil.rmtree(home)

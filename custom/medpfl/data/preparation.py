@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import JsonValue
 from torch import Tensor
@@ -13,6 +13,9 @@ from torch import Tensor
 from medpfl.core.errors import ConfigError, DataError
 from medpfl.data.declared import Strict
 from medpfl.data.target import Target
+
+Row = dict[str, str | float]
+"""A row of a table that is written: column to value."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class NewCase:
 
     name: str
     inputs: Tensor
-    save: Callable[[Tensor, Path, list[str], bool], dict[str, Any]] | None = None
+    save: Callable[[Tensor, Path, list[str], bool], Row] | None = None
 
 
 class Preparation(Strict, ABC):

@@ -4,8 +4,8 @@
 import csv
 import io
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -57,9 +57,20 @@ def decide(
     return method.decide_cases(name, models.eval(), task, samples, device)
 
 
+@dataclass(frozen=True)
+class Origin:
+    """Where a model comes from: "best" or "last" is the ``choice`` of the ``round`` after which it was taken."""
+
+    job: str
+    site: str
+    model: str
+    choice: str
+    round: int
+
+
 def save_deployed(
     folder: Path,
-    about: dict[str, Any],
+    origin: Origin,
     method: Method,
     name: str,
     networks: nn.ModuleDict,
@@ -73,7 +84,6 @@ def save_deployed(
     All three stay at the hospital. The safetensors file carries the configuration that rebuilds the networks.
 
     Args:
-        about: job, site, model, choice ("best" or "last") and round.
         name: the method's own name of the deployed model.
         networks: all networks of ``method``; those that this model does not predict with are left out.
         hospitals: size of the federation.
@@ -92,7 +102,7 @@ def save_deployed(
         networks=list(networks),
     )
     history = History(
-        **about,
+        **vars(origin),
         cases={split: len(set(samples.case.tolist())) for split, samples in data.splits.items()},
         samples_by_class={
             split: dict(zip(data.class_names, counts, strict=True))
@@ -109,7 +119,7 @@ def save_deployed(
         parameters=sum(parameter.numel() for parameter in networks.parameters()),
         versions={"MedPFL": medpfl.__version__, "torch": str(torch.__version__)},
     )
-    path = folder / f"{about['model']}-{about['choice']}.safetensors"
+    path = folder / f"{origin.model}-{origin.choice}.safetensors"
     meta = meta.write(path, networks.state_dict())
     write_text(path.with_suffix(".md"), card(meta, path.name, task.measures))
     write_cases(path.with_suffix(".csv"), evaluation)

@@ -44,7 +44,7 @@ def find_labels(source: Path, labels: Path | None) -> Callable[[str], Path | Non
 
 def _listed(path: Path) -> dict[str, Path]:
     find_volumes(path)  # it says what is wrong with the datalist
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    content: dict[str, object] = json.loads(path.read_text(encoding="utf-8"))
     items = [item for items in content.values() if isinstance(items, list) for item in items]
     return {
         name: path.parent / item["label"]

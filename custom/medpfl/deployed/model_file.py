@@ -6,7 +6,7 @@ import json
 from collections.abc import ItemsView, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, Po
 from torch import Tensor, nn
 
 from medpfl import store
-from medpfl.component import build
+from medpfl.component import Spec, build
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.core.sizes import Bounded
 from medpfl.data.samples import Samples, SiteData
@@ -52,8 +52,8 @@ class Recipe(_Strict):
         networks: those of the method's networks that the model predicts with; None: all.
     """
 
-    method: dict[str, Any]
-    task: dict[str, Any]
+    method: Spec
+    task: Spec
     deployed: str
     classes: Annotated[list[str], AfterValidator(_none_or_several)]
     input_shape: list[PositiveInt] = Field(min_length=1)

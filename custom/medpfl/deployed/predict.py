@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from medpfl.core.errors import DataError, MedPFLError
-from medpfl.data.preparation import NewCase
+from medpfl.data.preparation import NewCase, Row
 from medpfl.data.samples import SiteData, joined_targets
 from medpfl.data.site_file import SiteFile
 from medpfl.data.target import listed
@@ -38,7 +38,7 @@ class Predictions:
         note: what is known of the model's results; how far to trust the numbers.
     """
 
-    rows: list[dict[str, Any]]
+    rows: list[Row]
     file: Path
     note: str
 
@@ -66,15 +66,15 @@ def predict(
     """
     label_of = find_labels(source, labels)
     _prepare_folder(folder)
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     try:
         for case in model.task.new_cases(source, model.preparation):
             if labels is not None and case.save is None:
                 raise DataError(f"{labels}: labels are for models that segment; test this one with 'medpfl evaluate'")
             label = label_of(case.name)
-            row = {"case": case.name, **_predict_case(model, case, folder, probabilities)}
+            row: Row = {"case": case.name, **_predict_case(model, case, folder, probabilities)}
             if label is not None:
-                row["dice"] = round(dice_of(folder / row["file"], label, len(model.class_names)), 6)
+                row["dice"] = round(dice_of(folder / str(row["file"]), label, len(model.class_names)), 6)
             rows.append(row)
             progress(case.name)
     except OSError as error:
@@ -87,10 +87,10 @@ def predict(
     return Predictions(rows, folder / SUMMARY, "\n".join([*_totals(rows), _note(model)]))
 
 
-def _totals(rows: list[dict[str, Any]]) -> list[str]:
+def _totals(rows: list[Row]) -> list[str]:
     """Mean Dice over the cases with a label, and how often each model of a super model served."""
     lines = []
-    if known := [row["dice"] for row in rows if "dice" in row]:
+    if known := [float(row["dice"]) for row in rows if "dice" in row]:
         lines.append(f"Dice {sum(known) / len(known):.4f}, mean of {len(known)} labelled cases.")
     if "served_by" in rows[0]:
         served = Counter(row["served_by"] for row in rows)
@@ -107,7 +107,7 @@ def _prepare_folder(folder: Path) -> None:
         raise MedPFLError(f"cannot write into {folder}: {error.strerror}") from error
 
 
-def _predict_case(model: Deployed, case: NewCase, folder: Path, probabilities: bool) -> dict[str, Any]:
+def _predict_case(model: Deployed, case: NewCase, folder: Path, probabilities: bool) -> Row:
     expected, got = model.input_shape, tuple(case.inputs.shape[1:])
     if len(got) != len(expected) or got[0] != expected[0] or (case.save is None and got != expected):
         what = f"{expected[0]} channels" if case.save else f"shape {list(expected)}"

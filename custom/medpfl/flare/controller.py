@@ -30,7 +30,7 @@ class MixingController(ExchangeController):
     def __init__(self, **settings: Any):
         self.settings = Settings(**settings)
         super().__init__(self.settings.grace)
-        self._stats: dict[str, Any] = {}
+        self._stats: dict[str, int | float] = {}
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         super().handle_event(event_type, fl_ctx)

@@ -2,7 +2,6 @@
 """The hospital's FLARE executor: hands tasks to ``SiteRunner`` and its failures to the server without their details."""
 
 from pathlib import Path
-from typing import Any
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
@@ -82,7 +81,7 @@ class SiteExecutor(Executor):
     def _new_runner(self, fl_ctx: FLContext) -> SiteRunner:
         name: str = fl_ctx.get_identity_name()
         workspace = fl_ctx.get_workspace()
-        scope: dict[str, Any] | None = fl_ctx.get_prop(FLContextKey.SCOPE_PROPERTIES)
+        scope: dict[str, object] | None = fl_ctx.get_prop(FLContextKey.SCOPE_PROPERTIES)
         return SiteRunner(
             name,
             self.method,

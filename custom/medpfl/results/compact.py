@@ -5,7 +5,8 @@ import gzip
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+
+from pydantic import JsonValue
 
 from medpfl.core.errors import MedPFLError
 
@@ -28,7 +29,7 @@ def _line(value: object) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
-def read_compact(path: Path) -> dict[str, Any]:
+def read_compact(path: Path) -> dict[str, JsonValue]:
     """The content of a result file, compressed or not.
 
     Raises:

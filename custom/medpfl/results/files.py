@@ -5,9 +5,9 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, JsonValue, TypeAdapter, ValidationError
 from torch import Tensor
 
 from medpfl import store
@@ -132,7 +132,7 @@ def _text(path: Path) -> str:
         raise MedPFLError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
-def json_of(value: BaseModel) -> dict[str, Any]:
+def json_of(value: BaseModel) -> dict[str, JsonValue]:
     """As JSON values, for ``json.dumps``."""
     return value.model_dump(mode="json")
 

@@ -6,14 +6,13 @@ that use one. Pooling moves rows of data: it is not federated learning, and only
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from medpfl import store
-from medpfl.component import spec_of
+from medpfl.component import Spec, spec_of
 from medpfl.core.errors import ConfigError, DataError
 from medpfl.core.seeding import derive_seed, seed_torch
 from medpfl.data.partition import cut_by_class
@@ -22,8 +21,22 @@ from medpfl.data.site_file import CHECKPOINT, load_site_file
 from medpfl.job import Job
 from medpfl.methods.base import Build, Hospital, Method, Site
 from medpfl.methods.references import like
+from medpfl.results.schema import Typed
 
 POOLED = "pooled"
+
+
+class About(Typed):
+    """What a checkpoint's file says of itself; ``share``: of every training split, ``samples``: of all of them."""
+
+    kind: str = CHECKPOINT
+    task: Spec
+    method: Spec
+    seed: int
+    epochs: int
+    share: float
+    samples: int
+    sha256: str
 
 
 def pretrain(
@@ -32,7 +45,7 @@ def pretrain(
     share: float,
     epochs: int,
     progress: Callable[[int, float], None] = lambda epoch, loss: None,
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
+) -> tuple[dict[str, Tensor], About]:
     """Train the job's network with its method's learning rate, batch size and optimiser.
 
     Args:
@@ -68,16 +81,15 @@ def pretrain(
         site.fit(name)
         progress(epoch, site.last_loss)
     tensors = {key: tensor.detach().cpu() for key, tensor in models[name].state_dict().items()}
-    about = {
-        "kind": CHECKPOINT,
-        "task": spec_of(job.task),
-        "method": spec_of(method),
-        "seed": job.settings.seed,
-        "epochs": epochs,
-        "share": share,
-        "samples": len(data.splits["train"]),
-        "sha256": store.fingerprint(tensors),
-    }
+    about = About(
+        task=spec_of(job.task),
+        method=spec_of(method),
+        seed=job.settings.seed,
+        epochs=epochs,
+        share=share,
+        samples=len(data.splits["train"]),
+        sha256=store.fingerprint(tensors),
+    )
     return tensors, about
 
 

@@ -16,7 +16,7 @@ from medpfl.core.errors import ConfigError, ProtocolError
 from medpfl.core.seeding import seed_torch
 from medpfl.data.samples import SiteData
 from medpfl.data.site_file import SiteFile
-from medpfl.deployed.evaluate import evaluate, evaluate_test, save_deployed
+from medpfl.deployed.evaluate import Origin, evaluate, evaluate_test, save_deployed
 from medpfl.methods.base import Build, Hospital, Method, Site
 from medpfl.methods.references import riding_along
 from medpfl.results.line import MetricLine
@@ -361,9 +361,9 @@ class SiteRunner:
         tested = evaluate_test(method, name, self.models, self.task, self.data, self.device)
         deployed = deployed or name
         networks = self.networks.of(method)
-        about = {"job": self.home.name, "site": self.name, "model": deployed, "choice": choice, "round": round_number}
+        origin = Origin(self.home.name, self.name, deployed, choice, round_number)
         folder, hospitals = self.home / "models", len(self.roster)
-        save_deployed(folder, about, method, name, networks, self.task, self.data, hospitals, tested)
+        save_deployed(folder, origin, method, name, networks, self.task, self.data, hospitals, tested)
         line = self._line(deployed, "test", round_number, tested[0])
         return line.model_copy(update={"choice": choice})
 

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from pydantic import JsonValue
@@ -17,7 +17,7 @@ from medpfl.component import build, import_named
 from medpfl.core.checked import Checked
 from medpfl.core.errors import ConfigError
 from medpfl.data.kinds import read_preparation
-from medpfl.data.preparation import NewCase, Spec
+from medpfl.data.preparation import NewCase, Row, Spec
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.site_file import SiteFile
 from medpfl.data.target import Target
@@ -37,7 +37,7 @@ class Evaluation:
     """
 
     metrics: dict[str, float]
-    cases: list[dict[str, Any]] = field(default_factory=list)
+    cases: list[Row] = field(default_factory=list)
 
 
 class Task(Checked):
@@ -159,7 +159,7 @@ class Task(Checked):
         """
         return read_preparation(saved, self.spec, path).new_cases(path, self.spec)
 
-    def told(self, decisions: Tensor, samples: Samples) -> list[dict[str, Any]]:
+    def told(self, decisions: Tensor, samples: Samples) -> list[Row]:
         """What is told of each of ``samples.names`` beside the metrics of cases."""
         if self.spec.target is not Target.VALUE:
             return [{"case": name} for name in samples.names]

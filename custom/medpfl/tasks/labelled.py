@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all tasks with one class a case share: cross-entropy, and accuracy, balanced accuracy and AUC."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from medpfl.data.preparation import Row
 from medpfl.data.samples import Samples
 from medpfl.tasks.base import Task
 from medpfl.tasks.metrics.base import Metric
@@ -34,7 +35,7 @@ class Labelled(Task):
             return torch.cat([1 - positive, positive], dim=1)
         return outputs.float().softmax(dim=1)
 
-    def told(self, decisions: Tensor, samples: Samples) -> list[dict[str, Any]]:
+    def told(self, decisions: Tensor, samples: Samples) -> list[Row]:
         """The class, the most probable one and its probability."""
         truth, probability = samples.targets[:].numpy(), decisions.numpy()
         found = probability.argmax(axis=1)

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from PIL import Image
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from medpfl.core.errors import DataError
 from medpfl.data.pixels import image_files, prepare, read_image, resize
-from medpfl.data.preparation import NewCase, Preparation, Spec
+from medpfl.data.preparation import NewCase, Preparation, Row, Spec
 from medpfl.data.target import Target
 
 
@@ -57,7 +57,7 @@ def new_images(path: Path, channels: int, size: tuple[int, int]) -> Iterator[New
 
 def _save(
     name: Path, shape: tuple[int, int], outputs: Tensor, folder: Path, class_names: list[str], probabilities: bool
-) -> dict[str, Any]:
+) -> Row:
     """Write ``<name>.png``: the class (0, 1, 2, ...) of every pixel of the image as it is meant to be seen.
 
     Args:

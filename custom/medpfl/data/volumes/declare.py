@@ -4,7 +4,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -71,7 +71,7 @@ class Volumes(LabelMap, Dataset):
         check_listing(listed, str(path), problems)
         return listed
 
-    def _listed(self, path: Path, content: dict[str, Any], split: str, problems: Problems) -> list[VolumeCase]:
+    def _listed(self, path: Path, content: dict[str, object], split: str, problems: Problems) -> list[VolumeCase]:
         cases: list[VolumeCase] = []
         key = next((key for key in _LISTS[split] if key in content), _LISTS[split][0])
         items = content.get(key) or []
@@ -146,7 +146,7 @@ class Volumes(LabelMap, Dataset):
         return SiteData(splits, self.names(), VolumesPreparation())
 
 
-def _datalist(path: Path) -> dict[str, Any]:
+def _datalist(path: Path) -> dict[str, object]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from medpfl.core.errors import DataError
-from medpfl.data.preparation import NewCase, Preparation, Spec
+from medpfl.data.preparation import NewCase, Preparation, Row, Spec
 from medpfl.data.volumes.prepare import prepare, read_image
 
 _NIFTI = (".nii", ".nii.gz")
@@ -118,7 +118,7 @@ class NewVolume:
     _shape: tuple[int, ...]
     _grid: NDArray[np.float64]
 
-    def save(self, outputs: Tensor, folder: Path, class_names: list[str], probabilities: bool) -> dict[str, Any]:
+    def save(self, outputs: Tensor, folder: Path, class_names: list[str], probabilities: bool) -> Row:
         """Write ``<name>.nii.gz``: the class of every voxel of the input, in its geometry.
 
         Args:
