@@ -24,8 +24,8 @@ from torch import Tensor
 from medpfl.core.errors import MedPFLError
 
 _META = "medpfl"
-_TENSORS = "tensors"
-_SUM = "sha256"
+"""The only entry of the file's metadata, for safetensors writes several in any order: the checksum of the rest, that of
+the tensors, and the JSON, with a space between each two."""
 FORMAT = 2
 
 
@@ -48,7 +48,7 @@ def save(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, object]) 
         path.parent.mkdir(parents=True, exist_ok=True)
         content = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
         text, told = json.dumps({"format": FORMAT, **meta}), fingerprint(content)
-        save_file(content, temporary, metadata={_META: text, _TENSORS: told, _SUM: _sum(text, told)})
+        save_file(content, temporary, metadata={_META: f"{_sum(text, told)} {told} {text}"})
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -90,7 +90,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], Meta]:
     with _opened(path) as file:
         meta = _meta_of(file, path)
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        if fingerprint(tensors) != file.metadata()[_TENSORS]:
+        if fingerprint(tensors) != file.metadata()[_META].split(" ")[1]:
             raise _damaged(path, "its tensors are not those that were written")
         return tensors, meta
 
@@ -107,13 +107,14 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def _meta_of(file: Any, path: Path) -> Meta:
-    given = file.metadata() or {}
-    if _SUM in given or _TENSORS in given:
-        text = given.get(_META, "")
-        if given.get(_SUM) != _sum(text, given.get(_TENSORS, "")):
+    given: dict[str, str] = file.metadata() or {}
+    text = given.get(_META, "{}")
+    if not text.startswith("{"):  # one that does is of before
+        told, tensors, text = (*text.split(" ", 2), "", "")[:3]
+        if told != _sum(text, tensors):
             raise _damaged(path, "what it says of itself is not what was written")
-    else:
-        text = given.get(_META, "{}")
+    elif any(re.match("[0-9a-f]{64} ", other) for other in given.values()):  # the entry's name is not what it was
+        raise _damaged(path, "what it says of itself is not what was written")
     meta: Any = json.loads(text)
     if not isinstance(meta, dict) or type(meta.get("format")) is not int:
         raise MedPFLError(f"{path}: not a file of MedPFL's")

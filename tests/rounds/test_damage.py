@@ -253,3 +253,12 @@ def test_a_damaged_model_is_not_tested_and_the_others_are(stopped: Stopped, tmp_
     notes = [text for text in told(coordinator, "anna") if text.endswith("this hospital kept of it is damaged")]
     assert len(notes) == sum(found["round"] in (1, 2) for found in stopped.whole["best"].values())
     assert {line["site"] for line in outcome(tmp_path / "b")["test"]} == {"anna", "berta"}
+
+
+def test_the_same_content_gives_the_same_bytes(tmp_path: Path) -> None:
+    """The SHA-256 of a slot's file stands in summary.json, and two runs that are equal leave equal files."""
+    written = set()
+    for _ in range(12):
+        store.save(tmp_path / "same.safetensors", {"a": torch.ones(3)}, {"round": 1, "site": "anna"})
+        written.add((tmp_path / "same.safetensors").read_bytes())
+    assert len(written) == 1
