@@ -159,6 +159,14 @@ class Harness:
             local.write_text(text)
         engine = Engine(site, workspace, meta, [])
         executor = SiteExecutor(self.job.method, self.job.task)
+        try:
+            self._answer(client, engine, executor)
+        finally:
+            executor.handle_event(EventType.END_RUN, engine.new_context())
+
+    def _answer(self, client: Client, engine: Engine, executor: SiteExecutor) -> None:
+        """What FLARE's client runner does: asks for tasks and answers them until the job is over."""
+        site = client.name
         outside, inside = self._filters
         if site in self.without:
             inside = ({}, {})
