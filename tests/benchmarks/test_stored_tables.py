@@ -36,6 +36,7 @@ def cells_by_hand() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+@pytest.mark.slow
 def test_the_command_makes_the_pages_tables(file: Path) -> None:
     """Block by block as they stand there; the page has a title and prose of its own."""
     name = file.name.partition(".")[0]

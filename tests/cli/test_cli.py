@@ -51,7 +51,9 @@ def test_site_allow_keeps_no_class_that_was_not_asked_for(tmp_path: Path) -> Non
     for _ in range(2):  # safe to repeat
         medpfl("site", "allow", str(tmp_path), "--class", "benchmarks.empty.Empty")
     after = json.loads((tmp_path / "local" / "resources.json").read_text())
-    assert after["components"] == before["components"] and after["class_list_enforcement_mode"] == "enforce"
+    assert after["class_list_enforcement_mode"] == "enforce"
+    lost_jobs = {"id": "medpfl_lost_jobs", "path": "medpfl.flare.supervision.LostJobs", "args": {}}
+    assert after["components"] == [{"id": "x"}, lost_jobs]  # a server's kit; FLARE's own component stays
     assert set(after["class_allow_list"]) == {"benchmarks.empty.Empty", *component_classes()}
 
 

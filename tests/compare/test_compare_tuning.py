@@ -72,6 +72,7 @@ def test_a_search_that_cannot_be_gets_one_sentence(
     assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_every_method_gets_as_many_candidates(tmp_path: Path, table_sites: dict[str, Path]) -> None:
     file = load_comparison(write_file(tmp_path, tuning=TUNING, methods=METHODS))
     assert candidates_of(file, "FedAvg") == [{"lr": 0.01}, {"lr": 0.1}]

@@ -40,6 +40,7 @@ def test_no_two_of_thirty_methods_look_alike() -> None:
     assert lines[-1][1] == "--"
 
 
+@pytest.mark.slow
 def test_many_methods_leave_room_for_the_first_and_the_references_and_none_is_lost() -> None:
     names = [f"method {number}" for number in range(30)] + ["Local", "FedAvg"]
     rows = [_row(name, [0.1, 0.5 + number / 100]) for number, name in enumerate(names)]

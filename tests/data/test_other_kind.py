@@ -32,6 +32,7 @@ def declare(folder: Path, site: str, kind: str = KIND) -> Path:
     return folder / f"{site}.yaml"
 
 
+@pytest.mark.slow
 def test_hospitals_train_on_it_and_predict_with_the_model(tmp_path: Path, make_job: Callable[..., Job]) -> None:
     files = {site: declare(tmp_path / "sites", site) for site in ("anna", "berta", "clarissa")}
     job = replace(make_job(rounds=3), task=Tabular("blood"))

@@ -179,6 +179,7 @@ def test_sources_divided_among_many_sites(archive: Path, tmp_path: Path) -> None
         assert max(sizes) - min(sizes) <= 1
 
 
+@pytest.mark.slow
 def test_few_images_of_rare_diagnoses_first_and_a_public_part(archive: Path, tmp_path: Path) -> None:
     assert write_skin(tmp_path, archive, size=(8, 6), images=16, public=10) == list(SOURCES)
     public = lesions(tmp_path, SOURCES[0], "skin_malignant_public")

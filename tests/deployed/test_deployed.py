@@ -63,6 +63,7 @@ def model_of(folder: Path, method: str, stem: str, site: str = "berta") -> Path:
 
 
 @pytest.mark.parametrize(("name", "stem"), [(name, stem) for name, stems in STEMS.items() for stem in stems])
+@pytest.mark.slow
 def test_every_model_loads_and_gives_the_reported_results(runs: dict[str, Any], name: str, stem: str) -> None:
     folder, result, sites = runs[name]
     before = torch.get_rng_state()

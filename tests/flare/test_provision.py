@@ -24,6 +24,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Provisioned:
     return provision(PROJECT, tmp_path_factory.mktemp("kits"))
 
 
+@pytest.mark.slow
 def test_every_participant_has_a_kit_with_mutual_tls(made: Provisioned) -> None:
     entries = yaml.safe_load(PROJECT.read_text())["participants"]
     assert [person.kit.name for person in made.people] == [entry["name"] for entry in entries]
@@ -33,6 +34,7 @@ def test_every_participant_has_a_kit_with_mutual_tls(made: Provisioned) -> None:
     assert made.first and (made.root.not_valid_after_utc - made.root.not_valid_before_utc).days == 1825
 
 
+@pytest.mark.slow
 def test_a_second_time_keeps_root_and_keys_and_makes_the_next_folder(made: Provisioned) -> None:
     again = provision(PROJECT, made.folder.parents[1])
     assert not again.first and again.fingerprint == made.fingerprint

@@ -82,6 +82,7 @@ def said(runner: SiteRunner) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.slow
 def test_only_outputs_on_public_data_travel(method: type[OnPublicData], sites: dict[str, Path], tmp_path: Path) -> None:
     coordinator, runners = begin(job(method, local=True), sites, tmp_path)
     sent = play(coordinator, runners, 1)

@@ -164,6 +164,7 @@ def copy(home: Path, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("damage", [cut, DAMAGES["a tensor's byte"]], ids=["truncated", "flipped"])
+@pytest.mark.slow
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     stopped: Stopped, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
@@ -195,6 +196,7 @@ def test_so_it_is_with_codecs(make_job: Make, table_sites: dict[str, Path], tmp_
 
 
 @pytest.mark.parametrize(("kind", "says"), [("sent", "the server's copy of what"), ("held", "anna: what is kept here")])
+@pytest.mark.slow
 def test_a_damaged_copy_of_a_codec_costs_a_round_and_says_so(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, kind: str, says: str
 ) -> None:

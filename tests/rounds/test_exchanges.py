@@ -37,6 +37,7 @@ def test_statistics_reach_the_component_before_the_round(
     np.testing.assert_allclose(first, near / near.sum(dim=1, keepdim=True), atol=1e-12)
 
 
+@pytest.mark.slow
 def test_refined_slots_go_round_again(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     rounds = 2
     result = run(make_job(rounds=rounds, mixers=slots(), method=Asked(batch_size=8)), table_sites, tmp_path)

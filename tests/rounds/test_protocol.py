@@ -123,6 +123,7 @@ PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 
 
 @given(st.recursive(PLAIN, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+@pytest.mark.slow
 def test_no_json_raises_another_error(value: Any) -> None:
     for content in (json.dumps(value), text(TRAINED, metrics=value), text(READY, plan=value, sizes=value)):
         with contextlib.suppress(ProtocolError):
@@ -216,6 +217,7 @@ def test_a_reply_says_what_was_asked(asked: Request, reply: Reply, words: str | 
         check_answer(asked, reply, TERMS)
 
 
+@pytest.mark.slow
 def test_the_job_goes_on_without_who_says_something_else(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -53,6 +53,7 @@ def results(left: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("kind", WORDS)
 @pytest.mark.usefixtures("rendered")
+@pytest.mark.slow
 def test_a_report_shows_names_as_they_are(kind: str, results: Path) -> None:
     """Of a hospital, a model and a class."""
     for file in FILES:
@@ -80,6 +81,7 @@ def altered(content: Any, place: tuple[Any, ...], value: Any) -> Any:
 
 
 @pytest.mark.parametrize("read", [write_report, read_result])
+@pytest.mark.slow
 def test_an_altered_summary_is_refused_or_harmless(read: Callable[[Path], object], results: Path) -> None:
     path, draw = results / "summary.json", random.Random(0)
     content = json.loads(path.read_text())

@@ -40,6 +40,7 @@ def forged(folder: Path, task: Any = None, method: Any = None, hospitals: int = 
     ],
     ids=["wide", "deep", "long"],
 )
+@pytest.mark.slow
 def test_a_small_file_that_asks_for_enormous_networks(tmp_path: Path, recipe: dict[str, Any]) -> None:
     path = forged(tmp_path, **recipe)
     before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()

@@ -102,9 +102,10 @@ def test_odd_answers_to_train_are_refused_rounds(make_job: Make, tmp_path: Path)
 
     coordinator, _ = attacked(make_job(rounds=3, mixers={"model": Mean()}, method=QUICK), sites, tmp_path, attack)
     summary = read_training(tmp_path / "r")
-    refused = {event.site: event.event for event in summary.events}
+    told = [event for event in summary.events if not event.event.startswith("trained in ")]
+    refused = {event.site: event.event for event in told}
     assert {kind_of[site] for site in kind_of.keys() - refused.keys()} == set()
-    assert refused.keys() == kind_of.keys() and {event.round for event in summary.events} == {2}
+    assert refused.keys() == kind_of.keys() and {event.round for event in told} == {2}
     assert all(len(event) < 1300 and event.isprintable() for event in refused.values())
     assert coordinator.done == 3 and {line.site for line in summary.test} == set(sites)
 
@@ -157,6 +158,7 @@ def with_tensors(honest: Shareable) -> Shareable:
     return honest
 
 
+@pytest.mark.slow
 def test_odd_answers_in_the_end_do_not_break_the_report(make_job: Make, tmp_path: Path) -> None:
     """All rounds were done, and the report was lost."""
     sites, kind_of = hospital_for_each(LAST, tmp_path / "sites")
@@ -170,6 +172,7 @@ def test_odd_answers_in_the_end_do_not_break_the_report(make_job: Make, tmp_path
     assert (tmp_path / "r" / "report.html").is_file()
 
 
+@pytest.mark.slow
 def test_odd_answers_within_a_round_are_refused(make_job: Make, tmp_path: Path) -> None:
     odd: dict[str, Odd] = {
         **FORMS,

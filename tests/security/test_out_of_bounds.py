@@ -60,6 +60,7 @@ def test_an_update_beyond_all_measure_is_refused(make_job: Make, table_sites: di
     assert norm_of(coordinator) < 10
 
 
+@pytest.mark.slow
 def test_a_thousandfold_update_is_told_of_and_shortened_on_request(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -79,6 +80,7 @@ def test_a_thousandfold_update_is_told_of_and_shortened_on_request(
     assert norm_of(bounded) < 2 * norm_of(honest)
 
 
+@pytest.mark.slow
 def test_bounding_changes_no_digit_where_nothing_is_far(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -97,6 +99,7 @@ def test_robust_components_stay_with_the_others(
 
 
 @pytest.mark.parametrize("value", [-341, 0, 10**12, 2**53, 1.5, True])
+@pytest.mark.slow
 def test_a_sample_count_that_takes_over_the_mean(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, value: Any
 ) -> None:
@@ -121,6 +124,7 @@ def test_the_least_and_the_most_of_settings() -> None:
             Settings(rounds=1, **wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_score_that_decides_the_best_round(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     """1e308 of one hospital decided alone; of two, their sum ended the job."""
 

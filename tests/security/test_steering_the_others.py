@@ -73,6 +73,7 @@ def test_even_the_majority_is_not_shown_the_others_models(
         ({"plan": {"steps": []}}, "plan"),
     ],
 )
+@pytest.mark.slow
 def test_a_hospital_says_something_else_of_the_job(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, change: dict[str, Any], what: str
 ) -> None:
@@ -93,6 +94,7 @@ def test_a_hospital_claims_a_codec_that_adapts(make_job: Make, table_sites: dict
     assert all(exchange.messages["berta"].header.progress is None for exchange in trains)
 
 
+@pytest.mark.slow
 def test_the_recipe_that_results_are_rebuilt_from_is_the_servers(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -132,6 +134,7 @@ def test_statistics_of_an_odd_shape_exclude_who_sent_them_alone(
     ],
     ids=["negative", "huge", "matrix", "float32"],
 )
+@pytest.mark.slow
 def test_statistics_that_no_component_can_use_are_refused(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, change: Callable[[str, Any], Any]
 ) -> None:

@@ -125,6 +125,7 @@ BOMBS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("kind", BOMBS)
+@pytest.mark.slow
 def test_a_file_that_explodes(kind: str, tmp_path: Path) -> None:
     read, words = BOMBS[kind]
     with pytest.raises(DataError, match=words) as refused:
@@ -148,6 +149,7 @@ YAML = {
 
 @pytest.mark.parametrize("kind", YAML)
 @pytest.mark.parametrize("read", [load_site_file, load_comparison, read_project])
+@pytest.mark.slow
 def test_yaml_that_is_an_attack(kind: str, read: Callable[[Path], object], tmp_path: Path) -> None:
     text, words = YAML[kind]
     (tmp_path / "a.yaml").write_text(text)

@@ -37,6 +37,7 @@ METHODS: dict[str, tuple[Method, dict[str, Mixer] | None]] = {
 
 
 @pytest.mark.parametrize("name", METHODS)
+@pytest.mark.slow
 def test_nothing_is_on_the_wire_that_is_not_on_the_list(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, name: str
 ) -> None:
