@@ -49,6 +49,7 @@ def test_the_command_makes_the_pages_tables(file: Path) -> None:
         assert block in page, block
 
 
+@pytest.mark.slow
 def test_numbers_that_were_copied_into_other_tables_are_stored_ones() -> None:
     """README, "choosing a method", summaries beside papers' figures: each mean with deviation is one of a command's."""
     stored = {cell for file in FILES for cell in CELL.findall(tables(file))}

@@ -29,6 +29,7 @@ def total_variation(parts: list[np.ndarray], truth: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("cut", [dirichlet, pairwise])
 @given(clients=st.integers(1, 12), seed=st.integers(0, 1000), alpha=st.sampled_from([0.1, 1.0, 100.0]))
+@pytest.mark.slow
 def test_every_row_is_with_one_client(cut: object, clients: int, seed: int, alpha: float) -> None:
     truth = labels(600)
     parts = cut(truth, clients, alpha, seed)  # type: ignore[operator]

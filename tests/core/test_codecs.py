@@ -85,6 +85,7 @@ def test_half_is_ieee() -> None:
         Half().encode({"w": torch.tensor([7e4])})
 
 
+@pytest.mark.slow
 def test_dadaquant_is_right_on_average_and_has_few_levels() -> None:
     vector = np.random.default_rng(0).normal(size=50).astype(np.float32)
     draws = np.stack([DAdaQuant(3).reduce(vector, seed) for seed in range(4000)])

@@ -34,6 +34,7 @@ def reference(matrix: np.ndarray, states: list[dict[str, torch.Tensor]], key: st
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 3, 6])
 @pytest.mark.parametrize("kind", ["general", "mean", "weighted", "pull", "identity", "permutation"])
+@pytest.mark.slow
 def test_equals_the_matrix_product(kind: str, count: int, in_place: bool) -> None:
     matrix = {
         "general": row_stochastic(count),

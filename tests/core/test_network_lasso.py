@@ -172,6 +172,7 @@ def test_gram_space_equals_the_papers_admm_at_convergence(tau: float) -> None:
     edge_seed=st.integers(0, 10_000),
     offset=st.sampled_from([0.0, 100.0]),
 )
+@pytest.mark.slow
 def test_the_matrix_is_a_diffusion(count: int, seed: int, tau: float, edge_seed: int, offset: float) -> None:
     generator = np.random.default_rng(edge_seed)
     edges = graphs.unique([tuple(generator.choice(count, 2, replace=False)) for _ in range(2 * count)])

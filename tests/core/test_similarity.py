@@ -77,6 +77,7 @@ def test_weights_by_hand() -> None:
     count=st.integers(2, 12), lam=st.floats(0, 1), seed=st.integers(0, 10_000), scale=st.floats(1e-300, 1e200),
     twins=st.booleans(),
 )  # fmt: skip
+@pytest.mark.slow
 def test_rows_sum_to_one_and_scale_and_order_do_not_matter(
     count: int, lam: float, seed: int, scale: float, twins: bool
 ) -> None:

@@ -127,6 +127,7 @@ def test_a_split_column_and_lists(tmp_path: Path) -> None:
     assert torch.equal(data.splits["train"].inputs[3, 0], torch.from_numpy((raw - 127.5) / 63.75))
 
 
+@pytest.mark.slow
 def test_beyond_the_memory_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = declare(tmp_path, own(), **OWN).load(Spec("class", ("images",), (4, 4)))
     monkeypatch.setattr(npz, "_BLOCK", 1000)  # a row has 720 bytes

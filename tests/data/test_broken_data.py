@@ -229,6 +229,7 @@ def test_tables(tmp_path: Path, change: Break, words: list[str], monkeypatch: An
 
 
 @pytest.mark.parametrize(("change", "words"), [case[1:] for case in DICOM], ids=[case[0] for case in DICOM])
+@pytest.mark.slow
 def test_dicom(tmp_path: Path, change: Any, words: list[str], monkeypatch: Any, capsys: Any) -> None:
     path = write_dicom(tmp_path, change)
     assert_told(path, words, monkeypatch, capsys)

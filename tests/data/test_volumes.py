@@ -75,6 +75,7 @@ def test_a_volume_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("axes", ["LPS", "RSA", "PIR", "SAL"])
+@pytest.mark.slow
 def test_the_orientation_of_the_file_does_not_matter(tmp_path: Path, axes: str) -> None:
     image, label = scan()
     plain = read(save(tmp_path / "i.nii.gz", image), save(tmp_path / "l.nii.gz", label))

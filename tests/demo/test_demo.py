@@ -49,6 +49,7 @@ def test_the_seed_decides_every_voxel(tmp_path: Path, phantoms: Path, monkeypatc
         assert content != other[name]
 
 
+@pytest.mark.slow
 def test_files_are_oriented_and_spaced_as_declared(phantoms: Path) -> None:
     for site, scanner in HOSPITALS.items():
         files = sorted((phantoms / site).rglob("*.nii.gz"))

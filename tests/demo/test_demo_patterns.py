@@ -16,6 +16,8 @@ from medpfl.demo.patterns import HOSPITALS, KINDS, write_patterns
 from medpfl.models.lenet import LeNet5
 from medpfl.tasks import Classification
 
+pytestmark = pytest.mark.slow  # its images take seconds to make
+
 Written = dict[str, dict[str, NDArray[np.uint8]]]
 
 
@@ -46,7 +48,6 @@ def test_the_task_reads_every_hospital(tmp_path: Path) -> None:
         assert counts == {"train": 160 if index else 12, "validation": 40, "test": 300}
 
 
-@pytest.mark.slow
 def test_only_the_scanner_differs(written: dict[str, Written]) -> None:
     plain, shifted = written["none"], written["feature_shift"]
     assert all(same(plain[site], shifted[site], "labels") for site in HOSPITALS)
@@ -76,7 +77,6 @@ def test_only_the_shares_of_the_classes_differ(written: dict[str, Written]) -> N
     assert len({tuple(sorted(pair)) for pair in pairs}) == len(HOSPITALS)
 
 
-@pytest.mark.slow
 def test_the_seed_decides_every_pixel(written: dict[str, Written], tmp_path: Path) -> None:
     write_patterns(tmp_path / "same", "label_skew")
     done = CliRunner().invoke(app, ["demo", "patterns", str(tmp_path / "other"), "--kind", "label_skew", "--seed", "1"])

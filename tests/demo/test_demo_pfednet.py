@@ -71,6 +71,7 @@ def channels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: folder / f"{name}.yaml" for name in names}
 
 
+@pytest.mark.slow
 def test_a_channel_that_is_lacking_is_zero_and_the_others_stand_by_themselves(channels: dict[str, Path]) -> None:
     task = loaded("pfednet_phantom").task
     for site, file in channels.items():

@@ -23,6 +23,8 @@ from medpfl.demo.skin import DIAGNOSES, ENVIRONMENT_VARIABLE, FOLDS, MALIGNANT, 
 from medpfl.models.unet import UNet
 from medpfl.tasks import Classification, Segmentation
 
+pytestmark = pytest.mark.slow  # its images take seconds to make
+
 SOURCES = tuple(SITES["sources"])
 EACH = 26  # images a source: two of each lesion, and one lesion that is in two sources
 
@@ -134,7 +136,6 @@ def lesions(folder: Path, site: str, dataset: str = "skin_malignant") -> dict[st
     return {split: {case.group for case in each} for split, each in found.items()}
 
 
-@pytest.mark.slow
 def test_five_folds(archive: Path, tmp_path: Path) -> None:
     tested: Counter[str] = Counter()
     for fold in range(FOLDS):
@@ -149,7 +150,6 @@ def test_five_folds(archive: Path, tmp_path: Path) -> None:
     assert tested == everything
 
 
-@pytest.mark.slow
 def test_a_comparison_takes_the_folds_of_one_folder(archive: Path, tmp_path: Path) -> None:
     write_skin(tmp_path / "0", archive, size=(8, 6))
     for fold in range(FOLDS):
@@ -179,7 +179,6 @@ def test_sources_divided_among_many_sites(archive: Path, tmp_path: Path) -> None
         assert max(sizes) - min(sizes) <= 1
 
 
-@pytest.mark.slow
 def test_few_images_of_rare_diagnoses_first_and_a_public_part(archive: Path, tmp_path: Path) -> None:
     assert write_skin(tmp_path, archive, size=(8, 6), images=16, public=10) == list(SOURCES)
     public = lesions(tmp_path, SOURCES[0], "skin_malignant_public")
@@ -239,7 +238,6 @@ def test_what_is_missing_is_told_before_anything_is_written(archive: Path, tmp_p
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
 def test_the_command_and_the_jobs_demo(archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = ["demo", "skin", str(tmp_path / "a"), "--data", str(archive)]
     done = CliRunner().invoke(app, [*command, "--hospitals", "hospitals", "--size", "8x6"])

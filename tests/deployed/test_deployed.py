@@ -114,6 +114,7 @@ def test_a_file_holds_the_networks_that_predict(
         assert torch.equal(model(samples.inputs), method.predict(name, networks, samples.inputs))
 
 
+@pytest.mark.slow
 def test_a_network_that_the_method_does_not_have_is_named(runs: dict[str, Any], tmp_path: Path) -> None:
     tensors, meta = read_model(model_of(runs["fedsm"][0], "fedsm", "personal-best"))
     recipe = meta.recipe.model_copy(update={"networks": ["personal", "twin"]})

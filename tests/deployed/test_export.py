@@ -190,6 +190,7 @@ def test_monais_own_checks_pass(bundle: Path) -> None:
         assert all(isinstance(tensor[key], kind) for key, kind in kinds.items())
 
 
+@pytest.mark.slow
 def test_monai_loads_the_bundle(models: dict[str, Path], bundle: Path) -> None:
     import monai.bundle
 

@@ -71,6 +71,7 @@ def test_shipped_jobs_are_built_as_they_are_loaded(build: Callable[..., Any], fo
         assert json.dumps(spec_of(built)) == json.dumps(spec_of(loaded))
 
 
+@pytest.mark.slow
 def test_a_component_inside_a_component(build: Callable[..., Any]) -> None:
     """Classification names its network by class: FLARE builds it inside the task."""
     task = Classification("skin", size=(16, 16), architecture=ResNet(width=4))

@@ -225,6 +225,7 @@ def test_a_broken_kit(kit: Path, made: Provisioned, name: str) -> None:
     assert found.keys() | {"server"} == expected
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_line_each_and_exits_with_1(kit: Path) -> None:
     (kit / "local" / "resources.json").unlink()
     result = CliRunner().invoke(app, ["site", "doctor", str(kit)])

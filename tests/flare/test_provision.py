@@ -44,6 +44,7 @@ def test_a_second_time_keeps_root_and_keys_and_makes_the_next_folder(made: Provi
         assert before.kit.folder != after.kit.folder
 
 
+@pytest.mark.slow
 def test_nothing_is_readable_by_others(made: Provisioned) -> None:
     """FLARE leaves the root certificate's private key, in state/cert.json, readable by everybody."""
     place = made.folder.parent
@@ -105,6 +106,7 @@ def test_a_hospitals_logs_and_files_stay(made: Provisioned) -> None:
         (lambda p: p["participants"][1].update(name="no_under scores!"), "FLARE could not provision"),
     ],
 )
+@pytest.mark.slow
 def test_a_wrong_project_is_told_in_one_sentence(tmp_path: Path, change: object, words: str) -> None:
     project = yaml.safe_load(PROJECT.read_text())
     change(project)  # type: ignore[operator]

@@ -69,6 +69,7 @@ def test_the_private_part_is_never_on_the_wire(
 
 
 @pytest.mark.parametrize("kind", [FedBN, FedPer, LGFedAvg], ids=lambda kind: kind.__name__)
+@pytest.mark.slow
 def test_round_one_is_fedavg_where_it_travels_and_local_where_it_stays(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, kind: type[Method]
 ) -> None:

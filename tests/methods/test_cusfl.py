@@ -131,6 +131,7 @@ def gradients(runner: SiteRunner, method: CusFL, ratio: float) -> dict[str, Tens
 
 
 @TASKS
+@pytest.mark.slow
 def test_who_hears_what(task: Task, sites: dict[str, Path], tmp_path: Path) -> None:
     """f both losses, h the task's only, g the alignment's only, xi none."""
     given_ = job(task)

@@ -81,6 +81,7 @@ def test_statistics_and_weights_equal_those_made_by_hand(
     np.testing.assert_allclose(mixer.matrix(info), inverse_distance_weights(distance, 0.4), rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_asking_for_statistics_changes_nothing_at_the_hospital(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -233,6 +233,7 @@ def test_only_the_messenger_travels(sites: dict[str, Path], tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("shared", ["body", "head"])
+@pytest.mark.slow
 def test_half_a_messenger(shared: str, sites: dict[str, Path], tmp_path: Path) -> None:
     coordinator, runners = begun(job(shared=shared), sites, tmp_path)
     replies = exchange(runners, coordinator.train_messages(1, coordinator.joined))

@@ -222,6 +222,7 @@ def test_in_process_and_by_an_evaluation_job_the_same_gamma(
     assert history.test["accuracy"] == pytest.approx(sum(n * s for n, s in cases) / sum(n for n, _ in cases), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_strange_answer_about_the_thresholds_is_refused(result: Path, table_sites: dict[str, Path]) -> None:
     model = read_result(result)
     found = study_here(model, {"anna": table_sites["anna"]})["anna"]

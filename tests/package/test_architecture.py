@@ -109,6 +109,7 @@ def violations(package: list[Module], refused: Callable[[Module, str], bool]) ->
     return sorted(f"{module.name}: {name}" for module in package for name in module.imports if refused(module, name))
 
 
+@pytest.mark.slow
 def test_imports_point_one_way(package: list[Module]) -> None:
     def points_up(module: Module, name: str) -> bool:
         first, *rest = name.split(".")

@@ -209,6 +209,7 @@ def test_a_damaged_copy_of_a_codec_costs_a_round_and_says_so(
     assert {line["site"] for line in outcome(tmp_path / "b")["test"]} == set(table_sites)
 
 
+@pytest.mark.slow
 def test_where_both_checkpoints_are_damaged_the_run_starts_anew(stopped: Stopped, tmp_path: Path) -> None:
     home = copy(stopped.after_three, tmp_path)
     for path in (home / "server").rglob("server-*.safetensors"):

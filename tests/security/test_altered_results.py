@@ -103,6 +103,7 @@ CONTENTS = [b"", b"[" * 100_000, b"\xff\xfe\x00", b'{"a": ' * 50_000, b"PK\x03\x
 
 @pytest.mark.parametrize("name", [*FILES, "mixing.npz", "slots/global.safetensors"])
 @pytest.mark.parametrize("content", CONTENTS)
+@pytest.mark.slow
 def test_another_content(name: str, content: bytes, results: Path) -> None:
     (results / name).write_bytes(content)
     for read in (write_report, read_result):

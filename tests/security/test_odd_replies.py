@@ -128,6 +128,7 @@ def with_private_slot(honest: Shareable) -> Shareable:
     return honest
 
 
+@pytest.mark.slow
 def test_an_odd_first_answer_leaves_its_hospital_out(make_job: Make, tmp_path: Path) -> None:
     odd = {**FORMS, **ARRAYS, **FIRST}
     sites, kind_of = hospital_for_each(odd, tmp_path / "sites")

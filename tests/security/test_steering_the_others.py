@@ -84,6 +84,7 @@ def test_a_hospital_says_something_else_of_the_job(
     assert coordinator.done == 3
 
 
+@pytest.mark.slow
 def test_a_hospital_claims_a_codec_that_adapts(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     """All would be told the others' losses."""
     spec = {"path": f"{DAdaQuant.__module__}.DAdaQuant", "args": {}}

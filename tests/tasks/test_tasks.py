@@ -84,6 +84,7 @@ def test_dice_of_a_volume(truth: list[list[int]], found: list[list[int]], dice: 
     assert result.cases == [{"case": "case0", "dice": pytest.approx(dice)}]
 
 
+@pytest.mark.slow
 def test_dice_is_the_mean_over_volumes_whatever_their_depth() -> None:
     truth = slices([[1, 1, 0, 0]], [[1, 0, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0]])
     found = slices([[0, 0, 1, 1]], [[1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]])
