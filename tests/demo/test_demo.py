@@ -144,4 +144,4 @@ def test_heart_data_are_flambys(tmp_path: Path, site: str, rows: int, train: int
         validated.splits["validation"] and len(validated.splits["train"]) + len(validated.splits["validation"]) == train
     )
     assert flamby.features.shape == (rows, 13)  # 8 numbers, 3 of 4 chest pains, 2 of 3 resting ECGs
-    assert np.isfinite(flamby.features).all() and set(flamby.classes.tolist()) == {0, 1}
+    assert np.isfinite(flamby.features).all() and set(flamby.targets.tolist()) == {0, 1}
