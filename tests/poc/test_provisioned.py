@@ -139,6 +139,9 @@ def test_a_hospital_refuses_a_job_with_code_and_the_others_go_on(
     deployed = str(federation.session.get_job_meta(job_id)["job_deploy_detail"])
     assert "hospital-c: NVFLARE_ERROR: BYOC not permitted" in deployed and deployed.count("ERROR") == 1
     downloaded = federation.download(job_id)
+    events = json.loads((downloaded / "summary.json").read_text())["events"]
+    said = "takes no part: it is not connected, or it refused the job"
+    assert {"round": 0, "site": "hospital-c", "event": said} in events
     two = {site: hospitals[site] for site in SITES[:2]}
     assert_same(outcome(downloaded), run(job, two, tmp_path / "simulated"))
     assert not list(federation.kit("hospital-c").rglob("medpfl_pack.json"))  # the code did not get there
