@@ -100,6 +100,7 @@ def save_deployed(
         input_shape=shape,
         hospitals=hospitals,
         networks=list(networks),
+        meaning=data.preparation.meaning() if data.preparation else [],
     )
     history = History(
         **vars(origin),
