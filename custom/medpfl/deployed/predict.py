@@ -119,9 +119,11 @@ def _predict_case(model: Deployed, case: NewCase, folder: Path, probabilities: b
     served = model.method.serve(model.name, model.networks, case.inputs, expected, device)
     told = served.told
     window = max([_WINDOW, *expected[1:]])
-    outputs = torch.cat(
-        [_run(served.network, part.to(device), window).cpu() for part in torch.split(case.inputs, _BATCH)]
-    )
+
+    def forward(inputs: Tensor) -> Tensor:
+        return model.task.infer(served.network, inputs)
+
+    outputs = torch.cat([_run(forward, part.to(device), window).cpu() for part in torch.split(case.inputs, _BATCH)])
     if case.save:
         return {**told, **case.save(outputs, folder, model.class_names, probabilities)}
     return {**told, **model.task.answer(model.task.decide(outputs), model.class_names)}
@@ -197,7 +199,7 @@ def evaluate_on_all(
 
 
 def _decisions(model: Deployed, data: SiteData, split: str) -> Tensor:
-    shape = tuple(data.splits["train"].inputs.shape[1:])
+    shape = data.input_shape
     if data.class_names != model.class_names:
         raise DataError(
             f"the model knows the classes {listed(model.class_names)}, "

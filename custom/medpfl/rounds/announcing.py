@@ -40,7 +40,7 @@ def rebuild_of(method: Component, task: Component, data: SiteData) -> Rebuild:
     """What rebuilds the networks from the slots that the server keeps; nothing in it was fitted on the data."""
     known = data.preparation
     shared, meaning = (known.shared(), known.meaning()) if known else ({}, [])
-    shape = list(data.splits["train"].inputs.shape[1:])
+    shape = list(data.input_shape)
     return Rebuild(
         method=as_json(method), task=as_json(task), input_shape=shape, preparation=as_json(shared), meaning=meaning
     )
