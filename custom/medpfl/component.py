@@ -2,6 +2,7 @@
 """Components as configuration and back: {"path": class, "args": {...}}, the form FLARE uses in its job files."""
 
 import dataclasses
+import difflib
 import importlib
 import inspect
 import os
@@ -83,7 +84,7 @@ def find_class(path: Any, where: str) -> type:
         try:
             found = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError, ValueError, TypeError) as error:  # the last two: "a..B", "..a.B"
-            raise ConfigError(f"{where}: there is no class '{path}': {_moved(module, name) or error}") from error
+            raise ConfigError(f"{where}: there is no class '{path}': {_meant(module, name) or error}") from error
     if not isinstance(found, type):
         raise ConfigError(f"{where}: '{path}' is not a class")
     return found
@@ -106,20 +107,28 @@ def import_named(config: Any) -> None:
             continue
 
 
-def _moved(module: str, name: str) -> str | None:
-    """What a class of this package is called now, where it has another module than its name says."""
-    package = module.rpartition(".")[0]
-    if not package.startswith(f"{__package__}."):
-        return None  # nothing of somebody else's is imported because a job named something near it
-    try:
-        folder = importlib.import_module(package)
-        for near in pkgutil.iter_modules(getattr(folder, "__path__", ()), f"{package}."):
-            kind = getattr(importlib.import_module(near.name), name, None)
-            if isinstance(kind, type) and kind.__module__ == near.name:
-                return f"it is called '{near.name}.{name}' now; write that instead"
-    except ImportError:
-        pass  # the sentence says what could not be imported in the first place
-    return None
+def _meant(module: str, name: str) -> str | None:
+    """What a class of this package is called, where a file names it by another module or misspells it."""
+    near = dict(_classes_near(module))
+    if name in near:
+        return f"it is called '{near[name]}' now; write that instead"
+    meant = difflib.get_close_matches(name, near, 1)
+    return f"did you mean '{near[meant[0]]}'?" if meant else None
+
+
+def _classes_near(module: str) -> Iterator[tuple[str, str]]:
+    """Name and full name of the classes in the modules beside this one, or inside it where it is a package."""
+    for package in (module.rpartition(".")[0], module):
+        if not package.startswith(f"{__package__}."):
+            continue  # nothing of somebody else's is imported because a job named something near it
+        try:
+            folder = importlib.import_module(package)
+            for near in pkgutil.iter_modules(getattr(folder, "__path__", ()), f"{package}."):
+                for name, kind in vars(importlib.import_module(near.name)).items():
+                    if isinstance(kind, type) and kind.__module__ == near.name:
+                        yield name, f"{near.name}.{name}"
+        except ImportError:
+            continue  # the sentence says what could not be imported in the first place
 
 
 def build(config: Any, base: type, where: str) -> Any:

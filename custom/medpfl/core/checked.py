@@ -2,6 +2,7 @@
 """Components whose arguments are checked against their type hints when they are built, whoever builds them."""
 
 import dataclasses
+import difflib
 import inspect
 import types
 import typing
@@ -82,7 +83,11 @@ def _checked(kind: "CheckedType", name: str, value: Any) -> Any:
     if hint is None:
         if name in kind.gone:
             raise ConfigError(f"{kind.__name__} has no argument '{name}' any more: {kind.gone[name]}")
-        raise ConfigError(f"unknown argument '{name}' of {kind.__name__}; it has: {', '.join(_hints(kind)) or 'none'}")
+        meant = difflib.get_close_matches(name, _hints(kind), 1)
+        raise ConfigError(
+            f"unknown argument '{name}' of {kind.__name__}; it has: {', '.join(_hints(kind)) or 'none'}"
+            f"{f'; did you mean {meant[0]!r}?' if meant else ''}"
+        )
     try:
         return _fitted(value, hint)
     except _Misfit as error:

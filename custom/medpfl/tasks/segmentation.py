@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from medpfl.augment.base import Augmentation, Listed, augmented, built
+from medpfl.augment.listed import Given, augmented, built
 from medpfl.core.errors import ConfigError
 from medpfl.data.preparation import Spec
 from medpfl.data.samples import Samples, SiteData
@@ -31,7 +31,7 @@ class Segmentation(Task):
         spacing: of volumes: voxel size in mm to which each is resampled (right-left, posterior-anterior, axial).
         architecture: the network.
         score: metric that chooses the best round.
-        augment: how training samples are changed at random, one after another.
+        augment: how training samples are changed at random, one after another, or the name of a preset.
     """
 
     dataset: str
@@ -39,12 +39,11 @@ class Segmentation(Task):
     spacing: tuple[float, float, float] = (3.0, 3.0, 8.0)
     architecture: Architecture = field(default_factory=UNet)
     score: str = "dice"
-    augment: tuple[Augmentation | Listed, ...] = ()
+    augment: Given = ()
     metrics: ClassVar[tuple[Metric, ...]] = (Dice(),)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "augment", built(self.augment, "Segmentation.augment"))
         for name in ("size", "spacing"):
             object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON has lists
         if len(self.size) != 2 or any(length < self.multiple or length % self.multiple for length in self.size):
@@ -54,6 +53,7 @@ class Segmentation(Task):
             )
         if len(self.spacing) != 3 or not all(0 < length < math.inf for length in self.spacing):
             raise ConfigError(f"Segmentation's spacing must be 3 positive numbers (mm), got {list(self.spacing)}")
+        object.__setattr__(self, "augment", built(self.augment, "Segmentation.augment", self.size))
 
     @property
     def multiple(self) -> int:
