@@ -16,7 +16,7 @@ from medpfl.tasks.labelled import Labelled
 
 @dataclass(frozen=True)
 class Classification(Labelled):
-    """One class an image. Loss: cross-entropy.
+    """One class an image.
 
     Args:
         dataset: name of a declared dataset of kind ``images`` with ``label``, or ``arrays``.
@@ -24,6 +24,7 @@ class Classification(Labelled):
             and width, which do not change.
         architecture: the network.
         score: metric that chooses the best round.
+        loss: what training descends.
     """
 
     dataset: str

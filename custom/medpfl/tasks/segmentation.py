@@ -15,13 +15,14 @@ from medpfl.data.target import Target
 from medpfl.models.base import Architecture
 from medpfl.models.unet import UNet
 from medpfl.tasks.base import Task
+from medpfl.tasks.losses import DiceCE, Loss
 from medpfl.tasks.metrics.base import Metric
 from medpfl.tasks.metrics.masks import Dice
 
 
 @dataclass(frozen=True)
 class Segmentation(Task):
-    """A class for every pixel of images or of axial slices; loss: Dice + cross-entropy.
+    """A class for every pixel of images or of axial slices.
 
     Args:
         dataset: name of a declared dataset of kind ``volumes``, or ``images`` with ``masks``.
@@ -30,6 +31,7 @@ class Segmentation(Task):
         spacing: of volumes: voxel size in mm to which each is resampled (right-left, posterior-anterior, axial).
         architecture: the network.
         score: metric that chooses the best round.
+        loss: what training descends.
     """
 
     dataset: str
@@ -37,10 +39,12 @@ class Segmentation(Task):
     spacing: tuple[float, float, float] = (3.0, 3.0, 8.0)
     architecture: Architecture = field(default_factory=UNet)
     score: str = "dice"
+    loss: Loss = DiceCE()  # noqa: RUF009 (it is frozen)
     metrics: ClassVar[tuple[Metric, ...]] = (Dice(),)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.loss.suits(Target.MASK, type(self).__name__)
         for name in ("size", "spacing"):
             object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON has lists
         if len(self.size) != 2 or any(length < self.multiple or length % self.multiple for length in self.size):
@@ -65,13 +69,6 @@ class Segmentation(Task):
 
     def network(self, data: SiteData) -> nn.Module:
         return self.architecture.build(tuple(data.splits["train"].inputs.shape[1:]), len(data.class_names))
-
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        from monai.losses import DiceCELoss
-
-        dice = DiceCELoss(to_onehot_y=True, softmax=True, include_background=False)
-        loss: Tensor = dice(outputs, targets.unsqueeze(1))
-        return loss
 
     def decide(self, outputs: Tensor) -> Tensor:
         return outputs.argmax(dim=1).to(torch.uint8)
