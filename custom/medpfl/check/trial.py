@@ -54,7 +54,7 @@ def try_job(job: str, task: Task, site_file: SiteFile, site: str | None = None) 
     memory = sum(_bytes(rows) for rows in parts if isinstance(rows, Tensor))
     scratch = sum(_bytes(rows) for rows in parts if not isinstance(rows, Tensor))
     samples = {split: len(part) for split, part in data.splits.items()}
-    shape = tuple(data.splits["train"].inputs.shape[1:])
+    shape = data.input_shape
     try:
         network = task.network(data).eval()
         with torch.no_grad():

@@ -8,7 +8,7 @@ validation scores. With one hospital it is local training, bit for bit.
 
 import dataclasses
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -65,7 +65,7 @@ class Together(Task):
             ConfigError: the hospitals' inputs differ in shape.
         """
         self._parts.update(parts)
-        shapes = {site: list(data.splits["train"].inputs.shape[1:]) for site, data in parts.items()}
+        shapes = {site: list(data.input_shape) for site, data in parts.items()}
         first = next(iter(shapes))
         for site, shape in shapes.items():
             if shape != shapes[first]:
@@ -91,6 +91,12 @@ class Together(Task):
 
     def network(self, data: SiteData) -> nn.Module:
         return self.task.network(data)
+
+    def present(self, samples: Samples, chosen: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        return self.task.present(samples, chosen, generator)
+
+    def infer(self, forward: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+        return self.task.infer(forward, inputs)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self.task.loss(outputs, targets)

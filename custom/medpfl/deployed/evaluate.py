@@ -90,7 +90,7 @@ def save_deployed(
         tested: the one reading of the test split.
     """
     evaluation, found = tested
-    shape = list(data.splits["train"].inputs.shape[1:])
+    shape = list(data.input_shape)
     networks = predicting(method, name, networks, shape)
     recipe = Recipe(
         method=spec_of(method),
@@ -100,6 +100,7 @@ def save_deployed(
         input_shape=shape,
         hospitals=hospitals,
         networks=list(networks),
+        meaning=data.preparation.meaning() if data.preparation else [],
     )
     history = History(
         **vars(origin),

@@ -17,6 +17,7 @@ from medpfl import store
 from medpfl.component import Spec, build
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.core.sizes import Bounded
+from medpfl.data.meaning import Meaning
 from medpfl.data.samples import Samples, SiteData
 from medpfl.deployed.calibration import Calibration
 from medpfl.methods.base import Build, Method
@@ -50,6 +51,7 @@ class Recipe(_Strict):
         input_shape: shape of one input, without the batch axis.
         hospitals: size of the federation (a method may have a network with an output a hospital).
         networks: those of the method's networks that the model predicts with; None: all.
+        meaning: what the entries of an input mean, in their order; see ``Preparation.meaning``.
     """
 
     method: Spec
@@ -59,6 +61,7 @@ class Recipe(_Strict):
     input_shape: list[PositiveInt] = Field(min_length=1)
     hospitals: PositiveInt
     networks: list[str] | None = None
+    meaning: Meaning = []
 
 
 class History(_Strict):

@@ -122,7 +122,8 @@ class Site:
                     continue
                 if self._stopped():
                     raise Stopped(f"the job was aborted in round {self.round}, epoch {epoch + 1}")
-                inputs, targets = take(samples.inputs, chosen), take(samples.targets, chosen)
+                step = torch.Generator().manual_seed(derive_seed(self._seed, self.name, self.round, purpose, done))
+                inputs, targets = self.task.present(samples, chosen, step)
                 if epoch == 0:  # the first pass takes each once
                     self.drawn[phase] += len(chosen)
                 yield Batch(inputs.to(self.device), targets.to(self.device))

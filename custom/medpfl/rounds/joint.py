@@ -107,6 +107,7 @@ def read_result(folder: Path) -> Joint:
             classes=summary.classes,
             input_shape=recipe.input_shape,
             hospitals=len(roster),
+            meaning=recipe.meaning,
         )
         parts = build_networks(trained, task, found, most)
         if list(roster) != sorted(set(roster)):

@@ -100,7 +100,7 @@ def _pooled(job: Job, site_files: Mapping[str, Path], share: float) -> SiteData:
         train = data.splits["train"]
         if first is None:
             first = data
-        elif data.class_names != first.class_names or train.inputs.shape[1:] != first.splits["train"].inputs.shape[1:]:
+        elif data.class_names != first.class_names or data.input_shape != first.input_shape:
             raise DataError(f"{path}: its classes or the shape of its inputs differ from the other data sets'")
         rows = torch.from_numpy(_chosen(train, share, derive_seed(job.settings.seed, POOLED, name)))
         inputs.append(train.inputs[rows])

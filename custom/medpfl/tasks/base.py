@@ -4,12 +4,13 @@
 import dataclasses
 import difflib
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+import torch
 from pydantic import JsonValue
 from torch import Tensor, nn
 
@@ -18,7 +19,7 @@ from medpfl.core.checked import Checked
 from medpfl.core.errors import ConfigError
 from medpfl.data.kinds import read_preparation
 from medpfl.data.preparation import NewCase, Row, Spec
-from medpfl.data.samples import Samples, SiteData
+from medpfl.data.samples import Samples, SiteData, take
 from medpfl.data.site_file import SiteFile
 from medpfl.data.target import Target
 from medpfl.models.base import Architecture
@@ -137,6 +138,28 @@ class Task(Checked):
             DataError: the data are not as declared.
         """
         return site_file.load(self.dataset, self.spec)
+
+    def present(self, samples: Samples, chosen: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """What the networks see in one training step: by default the samples as they are.
+
+        Args:
+            chosen: B numbers of samples.
+            generator: for whatever is drawn. It depends on the job's seed, the hospital, the round and the step alone,
+                so that all models of a round see the same; the order of the samples is drawn from another one.
+
+        Returns:
+            Inputs, B x ... float32, and targets, B x ..., copies on the CPU.
+        """
+        return take(samples.inputs, chosen), take(samples.targets, chosen)
+
+    def infer(self, forward: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+        """What a network says of whole samples: by default ``forward(inputs)``.
+
+        Args:
+            forward: the network, in evaluation mode: B x ... to B x ...
+            inputs: B x ..., on the network's device; of samples that differ in shape one whole case.
+        """
+        return forward(inputs)
 
     @abstractmethod
     def network(self, data: SiteData) -> nn.Module:

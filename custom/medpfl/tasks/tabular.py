@@ -46,8 +46,8 @@ class Tabular(Labelled):
     def network(self, data: SiteData) -> nn.Module:
         outputs = self.outputs(data.class_names)
         if self.architecture is not None:
-            return self.architecture.build(tuple(data.splits["train"].inputs.shape[1:]), outputs)
-        widths = [data.splits["train"].inputs.shape[1], *self.hidden]
+            return self.architecture.build(data.input_shape, outputs)
+        widths = [data.input_shape[0], *self.hidden]
         layers: list[nn.Module] = []
         for before, after in itertools.pairwise(widths):
             layers += [nn.Linear(before, after), nn.ReLU()]

@@ -33,5 +33,5 @@ class TimeSeries(Labelled):
         return Spec(Target.CLASS, ("windows",))
 
     def network(self, data: SiteData) -> nn.Module:
-        shape = tuple(data.splits["train"].inputs.shape[1:])
+        shape = data.input_shape
         return self.architecture.build(shape, self.outputs(data.class_names))
