@@ -139,6 +139,14 @@ class Task(Checked):
         """
         return site_file.load(self.dataset, self.spec)
 
+    def order(self, samples: Samples, generator: torch.Generator) -> Tensor:
+        """The numbers of the training samples that one pass over them takes, in their order: by default each once.
+
+        Args:
+            generator: the order is drawn from it, and nothing else.
+        """
+        return torch.randperm(len(samples), generator=generator)
+
     def present(self, samples: Samples, chosen: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """What the networks see in one training step: by default the samples as they are.
 
