@@ -243,9 +243,8 @@ def test_init_of_arrays(tmp_path: Path) -> None:
 
 def test_a_class_that_a_split_lacks_is_a_warning(tmp_path: Path) -> None:
     """Two deaths in the training part and none in the test: the test says nothing about deaths."""
-    rows = [
-        f"{n},{'train' if n < 40 else 'test' if n < 60 else 'validation'},{int(n in (3, 5, 70))}" for n in range(80)
-    ]
+    parts = ["train"] * 40 + ["test"] * 20 + ["validation"] * 20
+    rows = [f"{n},{part},{int(n in (3, 5, 70))}" for n, part in enumerate(parts)]
     (tmp_path / "t.csv").write_text("x,part,died\n" + "\n".join(rows) + "\n")
     table = {
         "kind": "table", "files": ["t.csv"], "features": {"x": "number"}, "split": {"column": "part"},
@@ -253,5 +252,4 @@ def test_a_class_that_a_split_lacks_is_a_warning(tmp_path: Path) -> None:
     }  # fmt: skip
     (dataset,) = load_site_file(write_site(tmp_path, {"t": table})).datasets.values()
     warnings = inspect("t", dataset).warnings
-    assert "t: no case of the test split has 'dead'; nothing can be said about it there" in warnings
-    assert "t: the validation split has 1 case of 'dead' only" in warnings
+    assert "t: no case of the test split has 'dead', so it says nothing about it" in warnings

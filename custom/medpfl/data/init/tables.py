@@ -19,8 +19,8 @@ LABEL = re.compile(r"label|target|class|outcome|diagnosis|y", re.IGNORECASE)
 SPLIT = re.compile(r"split|set|subset|partition", re.IGNORECASE)
 SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}
 LATER = re.compile(
-    r"(.*[ _-])?(follow.?up|survival|surviv(ed|al)|death|died|dead|outcome|discharged?|readmi\w*|event|relapse|recurrence|"
-    r"time.?to|los|length.?of.?stay)([ _-].*)?",
+    r"(.*[ _-])?(follow.?up|surviv(ed|al)|death|died|dead|outcome|discharged?|readmi\w*|event|relapse|recurrence"
+    r"|time.?to|los|length.?of.?stay)([ _-].*)?",
     re.IGNORECASE,
 )
 """Names of columns that are known only when the answer is."""
