@@ -16,6 +16,7 @@ from pydantic import JsonValue
 import medpfl
 from medpfl.component import build, class_paths
 from medpfl.core.errors import ConfigError, RefusedUpdate
+from medpfl.core.tied import load_own_state
 from medpfl.data.meaning import other_inputs
 from medpfl.data.site_file import SiteFile
 from medpfl.data.target import listed
@@ -181,7 +182,7 @@ def evaluate_given(
     meaning = data.preparation.meaning() if data.preparation else []
     if differs := other_inputs(meaning, "this hospital's", recipe.meaning, "the given model's"):
         raise ConfigError(differs)
-    networks.load_state_dict(tensors)
+    load_own_state(networks, tensors)
     evaluation, found = evaluate_test(method, recipe.deployed, networks.to(device), task, data, device)
     values = {metric: number(value) for metric, value in evaluation.metrics.items()}
     cases = len(data.splits["test"].names)

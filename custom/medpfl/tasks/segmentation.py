@@ -16,13 +16,14 @@ from medpfl.data.target import Target
 from medpfl.models.base import Architecture
 from medpfl.models.unet import UNet
 from medpfl.tasks.base import Task
+from medpfl.tasks.losses import DiceCE, Loss
 from medpfl.tasks.metrics.base import Metric
 from medpfl.tasks.metrics.masks import Dice
 
 
 @dataclass(frozen=True)
 class Segmentation(Task):
-    """A class for every pixel of images or of axial slices; loss: Dice + cross-entropy.
+    """A class for every pixel of images or of axial slices.
 
     Args:
         dataset: name of a declared dataset of kind ``volumes``, or ``images`` with ``masks``.
@@ -31,6 +32,7 @@ class Segmentation(Task):
         spacing: of volumes: voxel size in mm to which each is resampled (right-left, posterior-anterior, axial).
         architecture: the network.
         score: metric that chooses the best round.
+        loss: what training descends.
         augment: how training samples are changed at random, one after another.
     """
 
@@ -39,11 +41,13 @@ class Segmentation(Task):
     spacing: tuple[float, float, float] = (3.0, 3.0, 8.0)
     architecture: Architecture = field(default_factory=UNet)
     score: str = "dice"
+    loss: Loss = DiceCE()  # noqa: RUF009 (it is frozen)
     augment: tuple[Augmentation | Listed, ...] = ()
     metrics: ClassVar[tuple[Metric, ...]] = (Dice(),)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.loss.suits(Target.MASK, type(self).__name__)
         object.__setattr__(self, "augment", built(self.augment, "Segmentation.augment"))
         for name in ("size", "spacing"):
             object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON has lists
@@ -75,13 +79,6 @@ class Segmentation(Task):
         inputs, moved = augmented(self.augment, inputs, masks, generator)
         assert moved is not None
         return inputs, moved
-
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        from monai.losses import DiceCELoss
-
-        dice = DiceCELoss(to_onehot_y=True, softmax=True, include_background=False)
-        loss: Tensor = dice(outputs, targets.unsqueeze(1))
-        return loss
 
     def decide(self, outputs: Tensor) -> Tensor:
         return outputs.argmax(dim=1).to(torch.uint8)
