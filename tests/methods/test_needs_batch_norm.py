@@ -13,10 +13,10 @@ from torch import nn
 import medpfl.methods
 from medpfl.core.errors import ConfigError
 from medpfl.methods.base import Method
+from medpfl.methods.divergence import largest
 from medpfl.methods.fedap import FedAP, _running_statistics
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.fedbn import FedBN
-from medpfl.methods.divergence import largest
 from medpfl.methods.pfednet import PFedNet
 from medpfl.models.base import Architecture
 from medpfl.models.dynunet import DynUNet
