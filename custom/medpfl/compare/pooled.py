@@ -8,7 +8,7 @@ validation scores. With one hospital it is local training, bit for bit.
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -55,6 +55,10 @@ class Together(Task):
         return self.task.metrics
 
     @property
+    def more_metrics(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.task.more_metrics
+
+    @property
     def spec(self) -> Spec:
         return self.task.spec
 
@@ -83,6 +87,12 @@ class Together(Task):
     def load(self, site_file: SiteFile) -> SiteData:
         return SiteData(self._splits, next(iter(self._parts.values())).class_names)
 
+    def informed(self, data: SiteData) -> "Together":
+        mine = Together(self.task.informed(data))
+        mine._parts.update(self._parts)
+        mine._splits.update(self._splits)
+        return mine
+
     def network(self, data: SiteData) -> nn.Module:
         return self.task.network(data)
 
@@ -98,11 +108,14 @@ class Together(Task):
     def decide(self, outputs: Tensor) -> Tensor:
         return self.task.decide(outputs)
 
-    def evaluate(self, decisions: Tensor, samples: Samples) -> Evaluation:
+    def metric(self, name: str) -> Metric:
+        return self.task.metric(name)
+
+    def evaluate(self, decisions: Tensor, samples: Samples, metrics: Sequence[Metric] | None = None) -> Evaluation:
         split = next(name for name, mine in self._splits.items() if mine is samples)
         parts = [data.splits[split] for data in self._parts.values()]
         each = torch.split(decisions, [len(part) for part in parts])
-        found = [self.task.evaluate(mine, part).metrics for mine, part in zip(each, parts, strict=True)]
+        found = [self.task.evaluate(mine, part, metrics).metrics for mine, part in zip(each, parts, strict=True)]
         return Evaluation({name: _mean([metrics[name] for metrics in found]) for name in found[0]})
 
 

@@ -147,6 +147,7 @@ class SiteRunner:
         self._kept: dict[str, object] = {}
         self.task = self.task.chosen(site_file)
         self.data = self.task.load(site_file)
+        self.task = self.task.informed(self.data)
         policy.check_data(self.policy, self.data, self.methods)
         self.common = read_common(self.method, self.task, site_file, self.data)
         common = self.common.marks()

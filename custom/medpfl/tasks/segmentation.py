@@ -16,13 +16,14 @@ from medpfl.data.target import Target
 from medpfl.models.base import Architecture
 from medpfl.models.unet import UNet
 from medpfl.tasks.base import Task
+from medpfl.tasks.losses import DiceCE, Loss
 from medpfl.tasks.metrics.base import Metric
-from medpfl.tasks.metrics.masks import Dice
+from medpfl.tasks.metrics.masks import Dice, MaskMetric, mask_metrics, of_one_class
 
 
 @dataclass(frozen=True)
 class Segmentation(Task):
-    """A class for every pixel of images or of axial slices; loss: Dice + cross-entropy.
+    """A class for every pixel of images or of axial slices.
 
     Args:
         dataset: name of a declared dataset of kind ``volumes``, or ``images`` with ``masks``.
@@ -31,6 +32,10 @@ class Segmentation(Task):
         spacing: of volumes: voxel size in mm to which each is resampled (right-left, posterior-anterior, axial).
         architecture: the network.
         score: metric that chooses the best round.
+        loss: what training descends.
+        more_metrics: further metrics by which models are tested: hd95, surface_dice, volume_error; and any of them, or
+            dice, of one class by its number in the declared order: dice_1, hd95_2.
+        tolerance: distance in mm up to which surfaces agree, for surface_dice.
         augment: how training samples are changed at random, one after another.
     """
 
@@ -39,11 +44,15 @@ class Segmentation(Task):
     spacing: tuple[float, float, float] = (3.0, 3.0, 8.0)
     architecture: Architecture = field(default_factory=UNet)
     score: str = "dice"
+    loss: Loss = DiceCE()  # noqa: RUF009 (it is frozen)
+    more_metrics: tuple[str, ...] = ()
+    tolerance: float = 2.0
     augment: tuple[Augmentation | Listed, ...] = ()
     metrics: ClassVar[tuple[Metric, ...]] = (Dice(),)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.loss.suits(Target.MASK, type(self).__name__)
         object.__setattr__(self, "augment", built(self.augment, "Segmentation.augment"))
         for name in ("size", "spacing"):
             object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON has lists
@@ -54,6 +63,15 @@ class Segmentation(Task):
             )
         if len(self.spacing) != 3 or not all(0 < length < math.inf for length in self.spacing):
             raise ConfigError(f"Segmentation's spacing must be 3 positive numbers (mm), got {list(self.spacing)}")
+        if not 0 <= self.tolerance < math.inf:
+            raise ConfigError(f"Segmentation's tolerance (mm) must be at least 0, got {self.tolerance}")
+
+    @property
+    def offered(self) -> tuple[MaskMetric, ...]:
+        return mask_metrics(self.spacing, self.tolerance)
+
+    def metric(self, name: str) -> Metric:
+        return of_one_class(name, (Dice(), *self.offered)) or super().metric(name)
 
     @property
     def multiple(self) -> int:
@@ -75,13 +93,6 @@ class Segmentation(Task):
         inputs, moved = augmented(self.augment, inputs, masks, generator)
         assert moved is not None
         return inputs, moved
-
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        from monai.losses import DiceCELoss
-
-        dice = DiceCELoss(to_onehot_y=True, softmax=True, include_background=False)
-        loss: Tensor = dice(outputs, targets.unsqueeze(1))
-        return loss
 
     def decide(self, outputs: Tensor) -> Tensor:
         return outputs.argmax(dim=1).to(torch.uint8)
