@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics of segmentations: a class index for every pixel or voxel."""
 
-import torch
 from torch import Tensor
 
 from medpfl.data.samples import Samples
@@ -21,12 +20,8 @@ class Dice(CaseMetric):
         from monai.networks import one_hot
 
         found_dice = []
-        for index in range(len(samples.names)):
-            mine = torch.from_numpy(samples.case == index)
-            found, truth = (
-                one_hot(labels[mine].permute(1, 2, 0)[None, None].long(), samples.classes)
-                for labels in (decisions, samples.targets)
-            )
+        for pair in samples.masks(decisions):
+            found, truth = (one_hot(labels[None, None].long(), samples.classes) for labels in pair)
             dice = compute_dice(found, truth, include_background=False, ignore_empty=False)
             found_dice.append(float(dice.double().mean()))
         return found_dice
