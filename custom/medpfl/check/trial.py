@@ -46,6 +46,7 @@ def try_job(job: str, task: Task, site_file: SiteFile, site: str | None = None) 
     try:
         task = (task.at(site) if site else task).chosen(site_file)
         data = task.load(site_file)
+        task = task.informed(data)
     except MedPFLError as error:
         return Trial(job, str(error))
     parts = [rows for samples in data.splits.values() for rows in (samples.inputs, samples.targets)]

@@ -82,6 +82,12 @@ class Together(Task):
     def load(self, site_file: SiteFile) -> SiteData:
         return SiteData(self._splits, next(iter(self._parts.values())).class_names)
 
+    def informed(self, data: SiteData) -> "Together":
+        mine = Together(self.task.informed(data))
+        mine._parts.update(self._parts)
+        mine._splits.update(self._splits)
+        return mine
+
     def network(self, data: SiteData) -> nn.Module:
         return self.task.network(data)
 

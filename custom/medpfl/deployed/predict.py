@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from medpfl.core.errors import DataError, MedPFLError
+from medpfl.data.meaning import other_inputs
 from medpfl.data.preparation import NewCase, Row
 from medpfl.data.samples import SiteData, joined_targets
 from medpfl.data.site_file import SiteFile
@@ -206,6 +207,9 @@ def _decisions(model: Deployed, data: SiteData, split: str) -> Tensor:
         )
     if shape != model.input_shape:
         raise DataError(f"the model takes inputs of shape {list(model.input_shape)}, the data have {list(shape)}")
+    meaning = data.preparation.meaning() if data.preparation else []
+    if differs := other_inputs(meaning, "the site file's", model.meta.recipe.meaning, "the model's"):
+        raise DataError(differs)
     if not len(data.splits[split]):
         raise DataError(f"the {split} split is empty")
     device = _device()

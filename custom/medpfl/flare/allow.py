@@ -29,6 +29,7 @@ from medpfl.job.names import CONTROLLER, DECODE, ENCODE, EVALUATION_CONTROLLER, 
 from medpfl.methods.base import Method
 from medpfl.models.base import Architecture
 from medpfl.tasks.base import Task
+from medpfl.tasks.losses import Loss
 
 CODE_RIGHT = "byoc"  # FLARE: "bring your own code"
 READ_RIGHT = "shell_commands"  # FLARE's console: cat, head, grep ... of .csv, .json, .txt and .log files in the kit
@@ -44,7 +45,7 @@ def component_classes() -> list[str]:
     names = {CONTROLLER, EVALUATION_CONTROLLER, EXECUTOR, ENCODE, DECODE}
     for package, base in (
         ("augment", Augmentation), ("core.codecs", Codec), ("core.mixers", Mixer), ("data", Intensity),
-        ("methods", Method), ("models", Architecture), ("tasks", Task),
+        ("methods", Method), ("models", Architecture), ("tasks", Task), ("tasks.losses", Loss),
     ):  # fmt: skip
         folder = importlib.import_module(f"medpfl.{package}")
         for module_info in pkgutil.iter_modules(folder.__path__, f"{folder.__name__}."):

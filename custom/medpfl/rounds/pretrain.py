@@ -15,6 +15,7 @@ from medpfl import store
 from medpfl.component import Spec, spec_of
 from medpfl.core.errors import ConfigError, DataError
 from medpfl.core.seeding import derive_seed, seed_torch
+from medpfl.core.tied import own_state
 from medpfl.data.partition import cut_by_class
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.site_file import CHECKPOINT, load_site_file
@@ -80,7 +81,7 @@ def pretrain(
         site = Site(hospital, method, epoch)
         site.fit(name)
         progress(epoch, site.last_loss)
-    tensors = {key: tensor.detach().cpu() for key, tensor in models[name].state_dict().items()}
+    tensors = {key: tensor.detach().cpu() for key, tensor in own_state(models[name]).items()}
     about = About(
         task=spec_of(job.task),
         method=spec_of(method),

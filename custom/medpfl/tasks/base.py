@@ -25,6 +25,7 @@ from medpfl.data.site_file import SiteFile
 from medpfl.data.target import Target
 from medpfl.models.base import Architecture
 from medpfl.models.by_hospital import OwnChoice
+from medpfl.tasks.losses.base import Loss
 from medpfl.tasks.metrics.base import CaseMetric, Metric
 from medpfl.tasks.metrics.measure import Measure
 
@@ -104,6 +105,21 @@ class Task(Checked):
         except ConfigError as error:
             raise site_file.unusable_network(self.dataset, error) from error
 
+    def informed(self, data: SiteData) -> "Task":
+        """The task as this hospital trains it, which may weigh classes by its own counts.
+
+        What it learns of the data is no argument: it is in no configuration, and no message holds it.
+
+        Raises:
+            ConfigError: the task's loss does not fit the data's classes.
+        """
+        loss = getattr(self, "loss")  # noqa: B009 (to mypy, a method)
+        if not isinstance(loss, Loss):
+            return self
+        train = data.splits["train"]
+        counts = self.spec.target.counts(train.targets[:], train.classes) if self.spec.target is Target.CLASS else None
+        return dataclasses.replace(self, loss=loss.informed(data.class_names, counts))  # type: ignore[type-var]
+
     @property
     def networks_differ(self) -> bool:
         """Whether hospitals have different networks, whose weights cannot be averaged."""
@@ -152,7 +168,7 @@ class Task(Checked):
 
     @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Scalar training loss of a batch; ``outputs`` are the network's."""
+        """Scalar training loss of a batch; ``outputs`` are the network's. In our tasks it is a field, a ``Loss``."""
 
     @abstractmethod
     def decide(self, outputs: Tensor) -> Tensor:

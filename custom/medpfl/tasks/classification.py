@@ -18,7 +18,7 @@ from medpfl.tasks.labelled import Labelled
 
 @dataclass(frozen=True)
 class Classification(Labelled):
-    """One class an image. Loss: cross-entropy.
+    """One class an image.
 
     Args:
         dataset: name of a declared dataset of kind ``images`` with ``label``, or ``arrays``.
@@ -26,6 +26,7 @@ class Classification(Labelled):
             and width, which do not change.
         architecture: the network.
         score: metric that chooses the best round.
+        loss: what training descends.
         augment: how training images are changed at random, one after another.
     """
 

@@ -19,6 +19,7 @@ from medpfl.data.target import Target
 from medpfl.models.base import Architecture
 from medpfl.models.unet import UNet
 from medpfl.tasks.base import Task
+from medpfl.tasks.losses import DiceCE, Loss
 from medpfl.tasks.metrics.base import Metric
 from medpfl.tasks.metrics.masks import Dice
 from medpfl.tasks.patches import draw_patches, slide
@@ -26,7 +27,7 @@ from medpfl.tasks.patches import draw_patches, slide
 
 @dataclass(frozen=True)
 class Segmentation(Task):
-    """A class for every pixel of images or of axial slices, or for every voxel of volumes; loss: Dice + cross-entropy.
+    """A class for every pixel of images or of axial slices, or for every voxel of volumes.
 
     Args:
         dataset: name of a declared dataset of kind ``volumes``, or ``images`` with ``masks``.
@@ -34,23 +35,26 @@ class Segmentation(Task):
             lengths that the architecture takes. Three lengths (voxels; right-left, posterior-anterior, axial): 3-D
             networks train on patches of this size, and predict whole volumes window by window.
         spacing: of volumes: voxel size in mm to which each is resampled (right-left, posterior-anterior, axial).
-        intensity: of volumes: how their intensities are brought into a range.
         architecture: the network.
         score: metric that chooses the best round.
+        loss: what training descends.
         augment: how training samples are changed at random, one after another.
+        intensity: of volumes: how their intensities are brought into a range.
     """
 
     dataset: str
     size: tuple[int, ...] = (64, 64)
     spacing: tuple[float, float, float] = (3.0, 3.0, 8.0)
-    intensity: Intensity = field(default_factory=ZScore)
     architecture: Architecture = field(default_factory=UNet)
     score: str = "dice"
+    loss: Loss = DiceCE()  # noqa: RUF009 (it is frozen)
     augment: tuple[Augmentation | Listed, ...] = ()
+    intensity: Intensity = ZScore()  # noqa: RUF009 (it is frozen)
     metrics: ClassVar[tuple[Metric, ...]] = (Dice(),)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.loss.suits(Target.MASK, type(self).__name__)
         object.__setattr__(self, "augment", built(self.augment, "Segmentation.augment"))
         for name in ("size", "spacing"):
             object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON has lists
@@ -88,13 +92,6 @@ class Segmentation(Task):
 
     def infer(self, forward: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
         return slide(forward, inputs, self.size) if len(self.size) == 3 else forward(inputs)
-
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        from monai.losses import DiceCELoss
-
-        dice = DiceCELoss(to_onehot_y=True, softmax=True, include_background=False)
-        loss: Tensor = dice(outputs, targets.unsqueeze(1))
-        return loss
 
     def decide(self, outputs: Tensor) -> Tensor:
         return outputs.argmax(dim=1).to(torch.uint8)
