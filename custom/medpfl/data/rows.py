@@ -109,10 +109,12 @@ class CaseRows:
         case, lengths = self._cases[number], self.spatial(number)
         lead = case.shape[: case.ndim - len(lengths)]
         patch = np.zeros((*lead, *self.size), dtype=case.dtype)
-        inside = [
-            (max(first, 0), min(first + side, length))
-            for first, side, length in zip(start, self.size, lengths, strict=True)
+        begins = [max(first, 0) for first in start]
+        ends = [
+            max(begin, min(first + side, length))
+            for begin, first, side, length in zip(begins, start, self.size, lengths, strict=True)
         ]
+        inside = list(zip(begins, ends, strict=True))
         source = tuple(slice(*ends) for ends in inside)
         target = tuple(slice(a - first, b - first) for (a, b), first in zip(inside, start, strict=True))
         every = (slice(None),) * len(lead)
