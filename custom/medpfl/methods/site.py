@@ -115,9 +115,10 @@ class Site:
             epochs, steps = self.method.epochs, self.method.steps
         phase = len(self.drawn)
         self.drawn.append(0)
+        seen = torch.zeros(len(samples), dtype=torch.bool)
         for epoch in range(steps or epochs or 0):
-            order = torch.randperm(len(samples), generator=generator)
-            for start in range(0, len(samples), size):
+            order = self.task.order(samples, generator)
+            for start in range(0, len(order), size):
                 chosen = order[start : start + size]
                 if len(chosen) == 1 and start > 0:
                     continue
@@ -125,8 +126,8 @@ class Site:
                     raise Stopped(f"the job was aborted in round {self.round}, epoch {epoch + 1}")
                 step = torch.Generator().manual_seed(derive_seed(self._seed, self.name, self.round, purpose, done))
                 inputs, targets = self.task.present(samples, chosen, step)
-                if epoch == 0:  # the first pass takes each once
-                    self.drawn[phase] += len(chosen)
+                seen[chosen] = True
+                self.drawn[phase] = int(seen.sum())
                 yield Batch(inputs.to(self.device), targets.to(self.device))
                 done += 1
                 if done == steps:
