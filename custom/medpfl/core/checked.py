@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar
 
-from medpfl.core.errors import ConfigError
+from medpfl.core.errors import ConfigError, meant
 
 
 class CheckedType(ABCMeta):
@@ -82,7 +82,9 @@ def _checked(kind: "CheckedType", name: str, value: Any) -> Any:
     if hint is None:
         if name in kind.gone:
             raise ConfigError(f"{kind.__name__} has no argument '{name}' any more: {kind.gone[name]}")
-        raise ConfigError(f"unknown argument '{name}' of {kind.__name__}; it has: {', '.join(_hints(kind)) or 'none'}")
+        known = _hints(kind)
+        listed = ", ".join(known) or "none"
+        raise ConfigError(f"unknown argument '{name}' of {kind.__name__}; it has: {listed}{meant(name, known)}")
     try:
         return _fitted(value, hint)
     except _Misfit as error:

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors whose message is one sentence for the person who has to mend the cause."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class MedPFLError(Exception):
     """Base of every error that MedPFL raises on purpose; its text is meant to be read by a user.
@@ -59,3 +62,9 @@ class ProtocolError(MedPFLError):
 
     def __init__(self, message: str):
         super().__init__(message, public=message)
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """The end of a sentence about an unknown word: which of the known ones is like it, if one is."""
+    near = difflib.get_close_matches(word, list(known), 1)
+    return f"; did you mean '{near[0]}'?" if near else ""
