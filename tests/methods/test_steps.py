@@ -2,14 +2,16 @@
 """What a local round is made of: its seeds, its batches' rows, its steps."""
 
 import tempfile
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from medpfl.core.mixers import Mean
 from medpfl.core.seeding import derive_seed, seed_torch
-from medpfl.data.samples import FileRows, take
+from medpfl.data.samples import FileRows, Samples, take
 from medpfl.methods.fedavg import FedAvg
 from medpfl.tasks.tabular import Tabular
 from tools import Make, pieces, ready, round_of
@@ -70,3 +72,41 @@ def test_a_term_changes_the_step_and_not_the_loss_that_is_reported(
         for weight, last in zip(model.parameters(), found[-1][0], strict=True):
             weight.copy_(last)
         assert site.last_loss == float(site.task.loss(model(batches[-1].inputs), batches[-1].targets))
+
+
+@dataclass(frozen=True)
+class Noted(Tabular):
+    """Notes what each step is given to draw from."""
+
+    drawn: dict[str, list[int]] = field(default_factory=dict, compare=False)
+
+    def present(self, samples: Samples, chosen: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        self.drawn.setdefault("all", []).append(int(torch.randint(2**62, (), generator=generator)))
+        return super().present(samples, chosen, generator)
+
+
+def test_every_step_draws_from_a_generator_of_its_own_the_same_for_all_models_of_a_round(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """And the order of the samples does not depend on what was drawn."""
+    task = Noted(dataset="blood")
+    job = make_job(mixers={"fedavg": Mean()}, method=FedAvg(batch_size=4, epochs=2), task=task)
+    coordinator, runners = pieces(job, table_sites, tmp_path)
+    ready(coordinator, runners)
+    round_of(coordinator, runners, 1)
+
+    def drawn(name: str, number: int, purpose: str = "batches") -> tuple[list[int], list[Tensor]]:
+        task.drawn.clear()
+        inputs = [batch.inputs for batch in runners[name]._site(job.method, number).training_batches(purpose=purpose)]
+        return task.drawn["all"], inputs
+
+    first, batches = drawn("anna", 2)
+    again, same = drawn("anna", 2)
+    assert first == again and all(torch.equal(one, other) for one, other in zip(batches, same, strict=True))
+    others = [drawn("anna", 3)[0], drawn("berta", 2)[0], drawn("anna", 2, "second")[0]]
+    every = [seed for one in (first, *others) for seed in one]
+    assert len(set(every)) == len(every)
+    order = torch.Generator().manual_seed(derive_seed(job.settings.seed, "anna", 2, "batches"))
+    samples = runners["anna"].data.splits["train"]
+    rows = torch.cat([torch.randperm(len(samples), generator=order) for _ in range(2)])[: len(torch.cat(batches))]
+    assert torch.equal(torch.cat(batches), take(samples.inputs, rows))

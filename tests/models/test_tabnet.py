@@ -6,16 +6,32 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from baselines import begin, play
+from medpfl import store
 from medpfl.component import build, spec_of
 from medpfl.core.errors import ConfigError
+from medpfl.core.graph import complete
 from medpfl.core.groups import head_of
+from medpfl.core.mixers import Mixer, NetworkProx
+from medpfl.core.mixers import SoftPull as SoftPullMixer
+from medpfl.core.network_lasso import solve_gram
+from medpfl.core.tied import first_names, own_state
+from medpfl.deployed.model_file import load_deployed
 from medpfl.job import Job
+from medpfl.methods.apfl import APFL
+from medpfl.methods.base import Method
+from medpfl.methods.cusfl import CusFL
+from medpfl.methods.l2gd import L2GD
+from medpfl.methods.per_fedavg import PerFedAvg
+from medpfl.methods.pfednet import PFedNet
+from medpfl.methods.softpull import SoftPull
 from medpfl.models.base import Architecture
 from medpfl.models.dnet import DNet
 from medpfl.models.tabnet import Network, TabNet, sparsemax
@@ -103,6 +119,52 @@ def test_a_table_is_learnt_with_it(make_job: Callable[..., Job], table_sites: di
     task = Tabular(dataset="blood", architecture=TabNet(width=4, steps=2))
     found = run(replace(make_job(rounds=2), task=task), table_sites, tmp_path)
     assert found["best"]["personal"]["score"] > 0.5
+
+
+def test_layers_that_steps_share_travel_and_are_kept_once(
+    make_job: Callable[..., Job], table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    task = Tabular(dataset="blood", architecture=TabNet(width=4, steps=2))
+    mixers: dict[str, Mixer] = {"personal": NetworkProx(tau=0.5, graph="complete")}
+    method = PFedNet(lr=0.05, batch_size=8, personal=("",))
+    coordinator, runners = begin(make_job(task=task, mixers=mixers, method=method), table_sites, tmp_path)
+    network = runners["anna"].models["model"]
+    single = [*dict(network.named_parameters()), *dict(network.named_buffers())]  # torch lists each once
+    assert len(single) < len(network.state_dict())
+    sent = play(coordinator, runners, 1)
+    for states in sent.values():
+        assert sorted(states["personal"]) == sorted(f"model.{name}" for name in single)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in (*network.parameters(), *network.buffers()))
+    assert coordinator.payload_bytes() == size
+    assert {line.raw for line in coordinator.record.bytes} == {size}
+    # The distances that the server's matrix is made of count each tensor once.
+    floats = [[t for t in sent[site]["personal"].values() if t.is_floating_point()] for site in runners]
+    stack = torch.stack([torch.cat([tensor.double().flatten() for tensor in tensors]) for tensors in floats])
+    centred = (stack - stack.mean(dim=0)).numpy()
+    expected = solve_gram(centred @ centred.T, complete(4), 0.5).matrix
+    np.testing.assert_allclose(coordinator.record.matrices["personal/00001"], expected, atol=1e-6)
+    play(coordinator, runners, 2)  # what came back is in every layer
+    first, second = network.transformers[0], network.transformers[1]  # type: ignore[union-attr, index]
+    assert first.layers[0].linear.weight is second.layers[0].linear.weight
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [APFL, L2GD, PerFedAvg, CusFL, SoftPull])
+def test_any_method_takes_shared_layers(
+    make_job: Callable[..., Job], table_sites: dict[str, Path], tmp_path: Path, kind: type[Method]
+) -> None:
+    task = Tabular(dataset="blood", architecture=TabNet(width=4, steps=2))
+    more = {L2GD: {"optimizer": "sgd", "p": 0.5}, CusFL: {"split": "transformers.2"}}
+    method = kind(lr=0.05, batch_size=8, **more.get(kind, {}))  # type: ignore[arg-type]
+    usual = method.components()
+    slots: dict[str, Mixer] = {slot: SoftPullMixer(lam=0.5) if kind is L2GD else mixer for slot, mixer in usual.items()}  # type: ignore[misc]
+    run(make_job(task=task, mixers=slots, method=method, rounds=2), table_sites, tmp_path)
+    for path in (tmp_path / "home").glob("*/small/models/*.safetensors"):
+        model, tensors = load_deployed(path), store.read(path)[0]
+        assert sorted(tensors) == sorted(own_state(model.networks))
+        state = model.networks.state_dict()
+        for key, name in first_names(model.networks).items():
+            assert torch.equal(state[key], tensors[name])
 
 
 def test_sizes_of_the_papers_networks() -> None:

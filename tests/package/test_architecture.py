@@ -18,6 +18,7 @@ PACKAGE = ROOT / "custom" / "medpfl"
 LAYERS = [
     ["core"],
     ["data", "models", "store", "component"],
+    ["augment"],
     ["tasks"],
     ["methods"],
     ["deployed", "results", "check"],

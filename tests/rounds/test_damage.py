@@ -20,6 +20,8 @@ from medpfl.core.errors import MedPFLError
 from medpfl.core.mixers import Identity, SoftPull
 from medpfl.job import Job
 from medpfl.job.codecs import Codecs
+from medpfl.results.record import Saved
+from medpfl.rounds import checkpoint
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.simulate import simulate
 from small_jobs import small_job, write_table_sites
@@ -178,6 +180,17 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     ]
     assert told(coordinator, "anna") == ["resumed from the state after round 2"]
     assert_same(stopped.whole, outcome(tmp_path / "b"))
+
+
+def test_a_checkpoint_with_other_entries_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    """As a version that listed a tensor under each of its names has left it."""
+    tensors = {"first.weight": torch.ones(2), "second.weight": torch.ones(2)}
+    record = Saved(lines=[], events=[], bytes=[], matrices={})
+    about = checkpoint.About(done=1, finished=False, roster=["anna"], best={}, scores={}, record=record, saved=0.0)
+    checkpoint.save(tmp_path, {"model": {checkpoint.SHARED: tensors}}, {}, about)
+    assert checkpoint.load(tmp_path, {"model": tensors}, ["anna"])[0] is not None
+    with pytest.raises(MedPFLError, match=r"of another version of MedPFL \(the entry 'second\.weight' of slot 'model'"):
+        checkpoint.load(tmp_path, {"model": ["first.weight"]}, ["anna"])
 
 
 @pytest.mark.slow

@@ -47,13 +47,14 @@ def try_job(job: str, task: Task, site_file: SiteFile, site: str | None = None) 
     try:
         task = (task.at(site) if site else task).chosen(site_file)
         data = task.load(site_file)
+        task = task.informed(data)
     except MedPFLError as error:
         return Trial(job, str(error))
     parts = [rows for samples in data.splits.values() for rows in (samples.inputs, samples.targets)]
     memory = sum(_bytes(rows) for rows in parts if isinstance(rows, Tensor))
     scratch = sum(_bytes(rows) for rows in parts if not isinstance(rows, Tensor))
     samples = {split: len(part) for split, part in data.splits.items()}
-    shape = tuple(data.splits["train"].inputs.shape[1:])
+    shape = data.input_shape
     try:
         network = task.network(data).eval()
         with torch.no_grad():

@@ -116,7 +116,7 @@ def _picture(shown: _Shown, data: SiteData, place: int, volumes: bool) -> str:
     samples = data.splits["test"]
     index = _largest(samples, place)
     inputs = samples.inputs[index : index + 1]
-    found = shown.model.task.decide(shown.model(inputs))[0].numpy().astype(np.uint8)
+    found = shown.model.task.decide(shown.model.task.infer(shown.model, inputs))[0].numpy().astype(np.uint8)
     image, truth = inputs[0].numpy(), samples.targets[index : index + 1][0].numpy().astype(np.uint8)
     if len(image) == 3:  # colours, prepared for the network
         image = (image - image.min()) / max(float(np.ptp(image)), 1e-9)

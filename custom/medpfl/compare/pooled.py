@@ -8,7 +8,7 @@ validation scores. With one hospital it is local training, bit for bit.
 
 import dataclasses
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -65,7 +65,7 @@ class Together(Task):
             ConfigError: the hospitals' inputs differ in shape.
         """
         self._parts.update(parts)
-        shapes = {site: list(data.splits["train"].inputs.shape[1:]) for site, data in parts.items()}
+        shapes = {site: list(data.input_shape) for site, data in parts.items()}
         first = next(iter(shapes))
         for site, shape in shapes.items():
             if shape != shapes[first]:
@@ -83,8 +83,20 @@ class Together(Task):
     def load(self, site_file: SiteFile) -> SiteData:
         return SiteData(self._splits, next(iter(self._parts.values())).class_names)
 
+    def informed(self, data: SiteData) -> "Together":
+        mine = Together(self.task.informed(data))
+        mine._parts.update(self._parts)
+        mine._splits.update(self._splits)
+        return mine
+
     def network(self, data: SiteData) -> nn.Module:
         return self.task.network(data)
+
+    def present(self, samples: Samples, chosen: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        return self.task.present(samples, chosen, generator)
+
+    def infer(self, forward: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+        return self.task.infer(forward, inputs)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self.task.loss(outputs, targets)

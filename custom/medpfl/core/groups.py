@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from medpfl.core.errors import ConfigError
+from medpfl.core.tied import own_state
 
 BATCH_NORM: tuple[type[nn.Module], ...] = (_BatchNorm,)
 _NO_HEAD = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.PReLU)
@@ -119,7 +120,7 @@ def check_slots(root: nn.Module, slots: Mapping[str, Sequence[str]]) -> None:
 def describe(root: nn.Module, slots: Mapping[str, Sequence[str]], travelling: Iterable[str]) -> str:
     """What leaves the hospital and what stays, one line a slot and one a BatchNorm layer: logged at the start of every
     job."""
-    state = root.state_dict()
+    state = own_state(root)
     leaves = set(travelling)
     in_leaving = {key for slot in leaves & set(slots) for key in slots[slot]}
     lines = []

@@ -2,6 +2,7 @@
 """The cells of table files: text (CSV, TSV) and Parquet, read in pieces, with the place of each row."""
 
 import csv
+import difflib
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -29,12 +30,14 @@ class Cells(Strict):
     """How table files are written.
 
     ``separator``: of text files; by default a tab in .tsv and .tab, else a comma. ``columns``: the names, if text
-    files have no header line. ``missing``: cells that mean "not known"; Parquet's nulls and NaN always do.
+    files have no header line. ``missing``: cells that mean "not known"; Parquet's nulls and NaN always do. ``rename``:
+    a column of the files to the name that the hospitals agreed on, under which everything else knows it.
     """
 
     separator: str | None = Field(default=None, min_length=1, max_length=1)
     columns: list[str] | None = None
     missing: list[str] = Field(default=["", "?", "NA"])
+    rename: dict[str, str] = Field(default={})
 
     @field_validator("separator")
     @classmethod
@@ -50,6 +53,28 @@ class Cells(Strict):
             if columns and columns.count(column) > 1:
                 raise ValueError(f"the column '{column}' is listed twice")
         return columns
+
+    @field_validator("rename")
+    @classmethod
+    def _renamed_once(cls, rename: dict[str, str]) -> dict[str, str]:
+        agreed = list(rename.values())
+        for name in agreed:
+            if agreed.count(name) > 1:
+                raise ValueError(f"two columns are renamed to '{name}'")
+        return rename
+
+    def agreed(self, path: Path, columns: Sequence[str]) -> list[str]:
+        """A file's columns by the names that the hospitals agreed on.
+
+        Raises:
+            DataError: a column that is to be renamed is not there.
+        """
+        for column in self.rename:
+            if column not in columns:
+                meant = difflib.get_close_matches(column, columns, 1)
+                hint = f"; did you mean '{meant[0]}'?" if meant else ""
+                raise DataError(f"{path}: column '{column}', which 'rename' names, is missing{hint}")
+        return [self.rename.get(column, column) for column in columns]
 
 
 def shown_names(files: Sequence[str]) -> list[str]:
@@ -127,6 +152,7 @@ def _text(
     columns = form.columns or [cell.strip() for cell in next(lines, (0, []))[1]]
     if not columns:
         return
+    columns = form.agreed(path, columns)
     _check_columns(path, columns, [*wanted, *where])
     while piece := list(islice(lines, _PIECE)):
         if form.columns and optional in columns and len(piece[0][1]) == len(columns) - 1:
@@ -184,18 +210,21 @@ def _parquet(
     try:
         with path.open("rb") as opened, parquet.ParquetFile(opened) as file:
             schema = file.schema_arrow
-            _check_columns(path, schema.names, [*wanted, *where])
-            for column in [*wanted, *where]:
-                _check_type(path, column, schema.field(column).type)
+            columns = form.agreed(path, schema.names)
+            _check_columns(path, columns, [*wanted, *where])
+            there = {name: schema.names[columns.index(name)] for name in [*wanted, *where]}
+            for name, column in there.items():
+                _check_type(path, name, schema.field(column).type)
             row = 1
-            for batch in file.iter_batches(_PIECE, columns=list(dict.fromkeys([*wanted, *where]))):
-                content = {name: _column(batch.column(name), name in numbers, form.missing) for name in wanted}
+            for batch in file.iter_batches(_PIECE, columns=list(there.values())):
+                content = {name: _column(batch.column(there[name]), name in numbers, form.missing) for name in wanted}
                 frame = pd.DataFrame(content)
                 frame[PLACE] = np.arange(row, row + len(frame))
                 row += len(frame)
                 keep = np.ones(len(frame), dtype=bool)
                 for column, values in where.items():
-                    keep &= [canonical(_cell(value) or "") in values for value in batch.column(column).to_pylist()]
+                    cells = batch.column(there[column]).to_pylist()
+                    keep &= [canonical(_cell(value) or "") in values for value in cells]
                 yield frame[keep]
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file") from error

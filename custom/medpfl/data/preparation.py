@@ -93,6 +93,11 @@ class Preparation(Strict, ABC):
         """The part that tells nothing of the hospital's data; it goes into models that leave the hospital."""
         return {}
 
+    def meaning(self) -> list[str]:
+        """What the entries of an input mean, in their order: a table's features, the channels of recordings. Hospitals
+        train together only where they say the same. Empty: the files do not say."""
+        return []
+
     def standardised(self) -> tuple[list[float], list[float]] | None:
         """Mean and scale of each feature or channel that were fitted here; None where inputs have a fixed range."""
         return None

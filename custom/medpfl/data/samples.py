@@ -103,6 +103,11 @@ class SiteData:
     class_names: list[str]
     preparation: Preparation | None = None
 
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input as networks are built for it: (C, H, W) for slices, (F,) for rows."""
+        return tuple(self.splits["train"].inputs.shape[1:])
+
 
 class Budget:
     """Bytes of decoded data that may still be held in memory."""

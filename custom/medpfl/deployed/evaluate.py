@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import medpfl
 from medpfl.component import spec_of
 from medpfl.core.errors import MedPFLError
+from medpfl.core.tied import own_state
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.target import Target
 from medpfl.deployed.calibration import Calibration, calibration
@@ -90,7 +91,7 @@ def save_deployed(
         tested: the one reading of the test split.
     """
     evaluation, found = tested
-    shape = list(data.splits["train"].inputs.shape[1:])
+    shape = list(data.input_shape)
     networks = predicting(method, name, networks, shape)
     recipe = Recipe(
         method=spec_of(method),
@@ -100,6 +101,7 @@ def save_deployed(
         input_shape=shape,
         hospitals=hospitals,
         networks=list(networks),
+        meaning=data.preparation.meaning() if data.preparation else [],
     )
     history = History(
         **vars(origin),
@@ -120,7 +122,7 @@ def save_deployed(
         versions={"MedPFL": medpfl.__version__, "torch": str(torch.__version__)},
     )
     path = folder / f"{origin.model}-{origin.choice}.safetensors"
-    meta = meta.write(path, networks.state_dict())
+    meta = meta.write(path, own_state(networks))
     write_text(path.with_suffix(".md"), card(meta, path.name, task.measures))
     write_cases(path.with_suffix(".csv"), evaluation)
 

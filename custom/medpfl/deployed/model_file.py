@@ -17,6 +17,8 @@ from medpfl import store
 from medpfl.component import Spec, build
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.core.sizes import Bounded
+from medpfl.core.tied import first_names, load_own_state
+from medpfl.data.meaning import Meaning
 from medpfl.data.samples import Samples, SiteData
 from medpfl.deployed.calibration import Calibration
 from medpfl.methods.base import Build, Method
@@ -50,6 +52,7 @@ class Recipe(_Strict):
         input_shape: shape of one input, without the batch axis.
         hospitals: size of the federation (a method may have a network with an output a hospital).
         networks: those of the method's networks that the model predicts with; None: all.
+        meaning: what the entries of an input mean, in their order; see ``Preparation.meaning``.
     """
 
     method: Spec
@@ -59,6 +62,7 @@ class Recipe(_Strict):
     input_shape: list[PositiveInt] = Field(min_length=1)
     hospitals: PositiveInt
     networks: list[str] | None = None
+    meaning: Meaning = []
 
 
 class History(_Strict):
@@ -187,7 +191,7 @@ def load_deployed(path: Path) -> Deployed:
     if difference := differing_entry(networks, tensors):
         raise MedPFLError(f"{path}: {difference}")
     _check_seal(path, meta, tensors)
-    networks.load_state_dict(tensors)
+    load_own_state(networks, tensors)
     return Deployed(method, meta.recipe.deployed, networks.eval(), task, meta)
 
 
@@ -294,9 +298,11 @@ class _Watched(nn.ModuleDict):
 
 def differing_entry(networks: nn.Module, tensors: Mapping[str, Tensor]) -> str | None:
     """The first entry of ``tensors`` that the networks do not take as it is; None: all fit."""
-    state = networks.state_dict()
+    state, first = networks.state_dict(), first_names(networks)
     for key in sorted(state.keys() | tensors.keys()):
         if key not in tensors:
+            if first[key] != key:  # a further name of a tensor that layers share
+                continue
             return f"entry '{key}' is missing"
         if key not in state:
             return f"entry '{key}' is too many: the networks have no such entry"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from medpfl.core.errors import DataError, MedPFLError
+from medpfl.data.meaning import other_inputs
 from medpfl.data.preparation import NewCase, Row
 from medpfl.data.samples import SiteData, joined_targets
 from medpfl.data.site_file import SiteFile
@@ -118,9 +119,11 @@ def _predict_case(model: Deployed, case: NewCase, folder: Path, probabilities: b
     served = model.method.serve(model.name, model.networks, case.inputs, expected, device)
     told = served.told
     window = max([_WINDOW, *expected[1:]])
-    outputs = torch.cat(
-        [_run(served.network, part.to(device), window).cpu() for part in torch.split(case.inputs, _BATCH)]
-    )
+
+    def forward(inputs: Tensor) -> Tensor:
+        return model.task.infer(served.network, inputs)
+
+    outputs = torch.cat([_run(forward, part.to(device), window).cpu() for part in torch.split(case.inputs, _BATCH)])
     if case.save:
         return {**told, **case.save(outputs, folder, model.class_names, probabilities)}
     return {**told, **model.task.answer(model.task.decide(outputs), model.class_names)}
@@ -196,7 +199,7 @@ def evaluate_on_all(
 
 
 def _decisions(model: Deployed, data: SiteData, split: str) -> Tensor:
-    shape = tuple(data.splits["train"].inputs.shape[1:])
+    shape = data.input_shape
     if data.class_names != model.class_names:
         raise DataError(
             f"the model knows the classes {listed(model.class_names)}, "
@@ -204,6 +207,9 @@ def _decisions(model: Deployed, data: SiteData, split: str) -> Tensor:
         )
     if shape != model.input_shape:
         raise DataError(f"the model takes inputs of shape {list(model.input_shape)}, the data have {list(shape)}")
+    meaning = data.preparation.meaning() if data.preparation else []
+    if differs := other_inputs(meaning, "the site file's", model.meta.recipe.meaning, "the model's"):
+        raise DataError(differs)
     if not len(data.splits[split]):
         raise DataError(f"the {split} split is empty")
     device = _device()

@@ -12,6 +12,7 @@ from pydantic import JsonValue
 from medpfl.component import spec_of
 from medpfl.core.codecs import Codec
 from medpfl.core.errors import ConfigError, MedPFLError
+from medpfl.core.tied import own_state
 from medpfl.deployed.model_file import load_deployed
 from medpfl.job.codecs import TASKS
 from medpfl.job.contents import Job
@@ -80,7 +81,7 @@ def write_evaluation_job(model: Path, target: Path, name: str | None = None) -> 
     try:
         config = _write(unfinished, _meta(name, 1), server, _client(recipe.method, recipe.task))
         given = deployed.meta.model_copy(update={"history": None})
-        given.write(config / MODEL_FILE, deployed.networks.state_dict())
+        given.write(config / MODEL_FILE, own_state(deployed.networks))
         load_job(unfinished)
         unfinished.rename(folder)
     except OSError as error:

@@ -12,11 +12,11 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import under
 from medpfl.core.mixers import Mean, Mixer
+from medpfl.core.tied import call_with, load_own_state, own_state
 from medpfl.data.samples import Samples
 from medpfl.methods.base import Build, Method, Site
 
@@ -70,7 +70,7 @@ class APFL(Method):
         for batch in site.training_batches():
             mixed = self._mixed(site.models)
             with site.autocast():
-                outputs = functional_call(site.models["personal"], mixed, (batch.inputs,))
+                outputs = call_with(site.models["personal"], mixed, batch.inputs)
                 loss = site.task.loss(outputs, batch.targets)
                 common = site.task.loss(site.models["global"](batch.inputs), batch.targets)
             if site.step("personal", loss) and alpha.grad is not None:  # its gradient reaches alpha too
@@ -81,8 +81,8 @@ class APFL(Method):
 
     def after_mixing(self, site: Site) -> None:
         """The mixture as a network of its own, so that it is evaluated and exported like any other."""
-        state = {**site.models["personal"].state_dict(), **self._mixed(site.models)}
-        site.models["mixed"].load_state_dict(state)
+        state = {**own_state(site.models["personal"]), **self._mixed(site.models)}
+        load_own_state(site.models["mixed"], state)
 
     def _mixed(self, models: nn.ModuleDict) -> dict[str, Tensor]:
         alpha = models["alpha"].get_parameter("value")

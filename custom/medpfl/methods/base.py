@@ -44,7 +44,7 @@ class Build:
     @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one input: (C, H, W) for slices, (F,) for rows."""
-        return tuple(self.data.splits["train"].inputs.shape[1:])
+        return self.data.input_shape
 
     def network(self) -> nn.Module:
         """The task's network, each time with the same initial weights."""
@@ -167,11 +167,15 @@ class Method(Training):
     ) -> Tensor:
         """The task's decisions of the deployed model ``name`` about a non-empty split, N x ..., on the CPU; the models
         are in evaluation mode. Sample by sample, unless the method decides something of a case as a whole."""
+
+        def forward(given: Tensor) -> Tensor:
+            return self.predict(name, models, given)
+
         decisions = []
         with torch.inference_mode():
             for start in range(0, len(samples), BATCH):
                 inputs = samples.inputs[start : start + BATCH].to(device)
-                decisions.append(task.decide(self.predict(name, models, inputs)).cpu())
+                decisions.append(task.decide(task.infer(forward, inputs)).cpu())
         return torch.cat(decisions)
 
     def serve(

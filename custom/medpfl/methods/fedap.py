@@ -17,6 +17,7 @@ from medpfl.core.errors import ConfigError
 from medpfl.core.groups import BATCH_NORM, head_of, of_type, running_statistics, under, without
 from medpfl.core.mixers import Mixer, StatisticsDistance
 from medpfl.core.moments import InputMoments
+from medpfl.core.tied import load_own_state
 from medpfl.methods.base import Build, Method, Site
 
 
@@ -88,7 +89,7 @@ class FedAP(Method):
         network = copy.deepcopy(site.models["model"]).eval()
         if self.pretrained is not None:
             try:
-                network.load_state_dict(dict(site.checkpoints[self.pretrained]))
+                load_own_state(network, site.checkpoints[self.pretrained])
             except RuntimeError as error:
                 problem = " ".join(str(error).split())
                 raise ConfigError(

@@ -154,7 +154,7 @@ class MHpFLID(Method):
     def _networks(self, site: Site) -> "tuple[Watched, Messenger]":
         network, messenger = site.models["local_network"], site.models["messenger"]
         assert isinstance(messenger, Messenger)
-        shape = tuple(site.data.splits["train"].inputs.shape[1:])
+        shape = site.data.input_shape
         body = site.keep("where the body ends", lambda: self._body_of(network, site.name, shape))
         return Watched(network, body), messenger
 

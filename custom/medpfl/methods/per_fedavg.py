@@ -17,11 +17,11 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import under
 from medpfl.core.mixers import Mean, Mixer
+from medpfl.core.tied import call_with, load_own_state, own_state
 from medpfl.methods.base import Batch, Build, Method, Site
 
 Weights = dict[str, Tensor]
@@ -83,7 +83,7 @@ class PerFedAvg(Method):
             total = _moved(total, gradient, len(batch.inputs))
             seen += len(batch.inputs)
         adapted = _moved(weights, total, -self.inner_lr / seen)
-        site.models["personal"].load_state_dict({**site.models["model"].state_dict(), **adapted})
+        load_own_state(site.models["personal"], {**own_state(site.models["model"]), **adapted})
 
 
 def _moved(weights: Weights, direction: Weights, length: float) -> Weights:
@@ -96,7 +96,7 @@ def _gradient(site: Site, weights: Weights, batch: Batch, follow: bool = False) 
     at = {key: weight.detach().requires_grad_() for key, weight in weights.items()}
     buffers = {} if follow else {key: buffer.clone() for key, buffer in network.named_buffers()}
     with site.autocast():
-        loss = site.task.loss(functional_call(network, {**at, **buffers}, (batch.inputs,)), batch.targets)
+        loss = site.task.loss(call_with(network, {**at, **buffers}, batch.inputs), batch.targets)
     found = torch.autograd.grad(loss, list(at.values()), allow_unused=True, materialize_grads=True)
     return dict(zip(at, found, strict=True)), loss.detach()
 

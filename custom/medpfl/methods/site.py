@@ -119,22 +119,23 @@ class Site:
         samples = self.data.splits["train"]
         generator = torch.Generator().manual_seed(derive_seed(self._seed, self.name, self.round, purpose))
         size, done = self.method.batch_size, 0
-        starts = _starts(len(samples), size)
         if epochs is None and steps is None:
             epochs, steps = self.method.epochs, self.method.steps
         phase = len(self.drawn)
         self.drawn.append(0)
-        total = steps or (epochs or 0) * len(starts)
+        seen = torch.zeros(len(samples), dtype=torch.bool)
         for epoch in range(steps or epochs or 0):
-            order = torch.randperm(len(samples), generator=generator)
+            order = self.task.order(samples, generator)
+            starts = _starts(len(order), size)
             for start in starts:
                 chosen = order[start : start + size]
                 if self._stopped():
                     raise Stopped(f"the job was aborted in round {self.round}, epoch {epoch + 1}")
-                inputs, targets = take(samples.inputs, chosen), take(samples.targets, chosen)
-                if epoch == 0:  # the first pass takes each once
-                    self.drawn[phase] += len(chosen)
-                self._place = Place(done, total)
+                step = torch.Generator().manual_seed(derive_seed(self._seed, self.name, self.round, purpose, done))
+                inputs, targets = self.task.present(samples, chosen, step)
+                seen[chosen] = True
+                self.drawn[phase] = int(seen.sum())
+                self._place = Place(done, steps or (epochs or 0) * len(starts))
                 yield Batch(inputs.to(self.device), targets.to(self.device), self._place)
                 done += 1
                 if done == steps:

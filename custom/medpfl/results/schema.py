@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, NonNegativeInt
 
+from medpfl.data.meaning import Meaning
 from medpfl.tasks.metrics.measure import Measure
 
 VERSION: Literal[1] = 1
@@ -137,12 +138,13 @@ class BestRound(Typed):
 
 class Rebuild(Typed):
     """What rebuilds the networks from the slots at the server: the components' configurations, the shape of one input
-    without the batch axis, and of the preparation what was not fitted on data."""
+    without the batch axis, of the preparation what was not fitted on data, and what the entries of an input mean."""
 
     method: dict[str, JsonValue]
     task: dict[str, JsonValue]
     input_shape: list[int]
     preparation: dict[str, JsonValue]
+    meaning: Meaning = []
 
 
 class ControllerArguments(BaseModel):

@@ -38,9 +38,12 @@ def plan_of(method: Method, methods: Sequence[Method], rounds: int) -> Plan:
 
 def rebuild_of(method: Component, task: Component, data: SiteData) -> Rebuild:
     """What rebuilds the networks from the slots that the server keeps; nothing in it was fitted on the data."""
-    shared = data.preparation.shared() if data.preparation else {}
-    shape = list(data.splits["train"].inputs.shape[1:])
-    return Rebuild(method=as_json(method), task=as_json(task), input_shape=shape, preparation=as_json(shared))
+    known = data.preparation
+    shared, meaning = (known.shared(), known.meaning()) if known else ({}, [])
+    shape = list(data.input_shape)
+    return Rebuild(
+        method=as_json(method), task=as_json(task), input_shape=shape, preparation=as_json(shared), meaning=meaning
+    )
 
 
 def versions() -> dict[str, str]:

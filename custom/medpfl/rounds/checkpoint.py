@@ -5,7 +5,7 @@ A hospital keeps its private state of three rounds (``rounds.private``), so that
 checkpoint even where the newer one is damaged and the hospital had trained a further round.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,9 +71,14 @@ def save(
     store.prune(folder, KIND, about.done, 2)
 
 
-def load(folder: Path, slots: Sequence[str], roster: Sequence[str]) -> tuple[Checkpoint | None, list[str]]:
+def load(
+    folder: Path, slots: Mapping[str, Collection[str]], roster: Sequence[str]
+) -> tuple[Checkpoint | None, list[str]]:
     """What ``save`` wrote of an unfinished run, None if there is none or it is finished; and sentences about what was
     lost. Where nothing is resumed, no checkpoint is left in the folder.
+
+    Args:
+        slots: slot to its entries, as the hospitals send them.
 
     Raises:
         MedPFLError: the checkpoint was written by another version of MedPFL, or cannot be opened.
@@ -86,9 +91,15 @@ def load(folder: Path, slots: Sequence[str], roster: Sequence[str]) -> tuple[Che
         return None, [*told, "the run starts anew"] if damaged else []
     found = unflatten(kept.tensors)
     stack: Stack = {}
-    for slot in slots:
+    for slot, entries in slots.items():
         shared = found.get(f"{slot}/{SHARED}")
         states = [shared or found[f"{slot}/{site}"] for site in roster]
+        if set(states[0]) != set(entries):
+            other = sorted(set(states[0]) ^ set(entries))[0]
+            raise MedPFLError(
+                f"{folder} holds a checkpoint of another version of MedPFL (the entry '{other}' of slot '{slot}' is in "
+                "it or in the hospitals' networks, and not in both): remove the folder to start the run anew"
+            )
         stack[slot] = [{key: tensor.clone() for key, tensor in state.items()} for state in states]
     told.append(f"resumed after round {about.done} of an unfinished run")
     return Checkpoint(stack, {slot: found.get(f"mixer:{slot}/", {}) for slot in slots}, about), told

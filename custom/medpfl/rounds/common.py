@@ -51,7 +51,7 @@ def read_common(method: Method, task: Task, site_file: SiteFile, data: SiteData)
         site_file.check_public(name)
         found = dataclasses.replace(task, dataset=name).load(site_file)  # type: ignore[type-var]
         inputs = torch.cat([samples.inputs[:] for samples in found.splits.values()])
-        expected = tuple(data.splits["train"].inputs.shape[1:])
+        expected = data.input_shape
         if tuple(inputs.shape[1:]) != expected:
             sentence = (
                 f"the public dataset '{name}' has inputs of shape {list(inputs.shape[1:])}, the hospital's own have "

@@ -354,7 +354,7 @@ class Coordinator:
 
     def _resume(self) -> bool:
         """Take up an unfinished run of the same job, settings, seed and roster; a finished one starts fresh."""
-        found, told = checkpoint.load(self._state, self.copies.travelling, self.roster)
+        found, told = checkpoint.load(self._state, {s: self.expected[s] for s in self.copies.travelling}, self.roster)
         if found is not None:
             self.copies.restore(found.stack, found.mixers)
             self.done = found.about.done

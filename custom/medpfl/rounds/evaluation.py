@@ -16,6 +16,8 @@ from pydantic import JsonValue
 import medpfl
 from medpfl.component import build, class_paths
 from medpfl.core.errors import ConfigError, RefusedUpdate
+from medpfl.core.tied import load_own_state
+from medpfl.data.meaning import other_inputs
 from medpfl.data.site_file import SiteFile
 from medpfl.data.target import listed
 from medpfl.deployed.card import evaluation_card
@@ -177,7 +179,10 @@ def evaluate_given(
         raise ConfigError(
             f"the given model's classes are {listed(recipe.classes)}; the data here have {listed(data.class_names)}"
         )
-    networks.load_state_dict(tensors)
+    meaning = data.preparation.meaning() if data.preparation else []
+    if differs := other_inputs(meaning, "this hospital's", recipe.meaning, "the given model's"):
+        raise ConfigError(differs)
+    load_own_state(networks, tensors)
     evaluation, found = evaluate_test(method, recipe.deployed, networks.to(device), task, data, device)
     values = {metric: number(value) for metric, value in evaluation.metrics.items()}
     cases = len(data.splits["test"].names)

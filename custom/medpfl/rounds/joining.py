@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from medpfl.core.errors import RefusedUpdate
 from medpfl.core.mixers import Mixer
+from medpfl.data.meaning import other_inputs
 from medpfl.job.settings import Settings
 from medpfl.results.schema import AboutTraining, ControllerArguments, Rebuild
 from medpfl.rounds.answers import Check
@@ -86,7 +87,8 @@ def _objection(site: str, header: InitReply, terms: Terms, most_samples: int) ->
 
 
 def _mark(reply: Message[InitReply]) -> str:
-    return digest_of([fingerprint(reply.slots), reply.header.model_dump(mode="json", include=_ALIKE)])
+    alike = reply.header.model_dump(mode="json", include=_ALIKE)
+    return digest_of([fingerprint(reply.slots), alike, reply.header.recipe.meaning])
 
 
 def about(
@@ -105,7 +107,13 @@ def about(
     inputs = [(recipe.input_shape, recipe.preparation) for recipe in recipes]
     shape, preparation = max(inputs, key=inputs.count)
     return AboutTraining(
-        recipe=Rebuild(method=terms.method, task=terms.task, input_shape=shape, preparation=preparation),
+        recipe=Rebuild(
+            method=terms.method,
+            task=terms.task,
+            input_shape=shape,
+            preparation=preparation,
+            meaning=found.header.recipe.meaning,
+        ),
         personalised=terms.personalised,
         score=terms.score,
         metrics=dict(terms.measures),
@@ -123,6 +131,8 @@ def _difference(site: str, theirs: Message[InitReply], first: str, reference: Me
     one, other = theirs.header, reference.header
     if one.common != other.common:
         return f"{site} has {_named(one.common)}, {first} has {_named(other.common)}"
+    if differs := other_inputs(one.recipe.meaning, f"{site}'s", other.recipe.meaning, f"{first}'s"):
+        return differs
     if fingerprint(theirs.slots) != fingerprint(reference.slots):
         return _other_tensors(site, theirs, first, reference)
     if one.classes != other.classes:

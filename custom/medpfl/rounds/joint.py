@@ -14,6 +14,7 @@ import medpfl
 from medpfl import store
 from medpfl.component import build, spec_of
 from medpfl.core.errors import ConfigError, DataError, MedPFLError
+from medpfl.core.tied import load_own_state, own_state
 from medpfl.data.samples import SiteData
 from medpfl.data.site_file import SiteFile, load_site_file
 from medpfl.data.target import listed
@@ -81,7 +82,7 @@ class Joint:
         parameters = sum(parameter.numel() for parameter in self.networks.parameters())
         versions = {"MedPFL": medpfl.__version__, "torch": str(torch.__version__)}
         meta = ModelMeta(recipe=self.recipe, history=history, parameters=parameters, versions=versions)
-        return meta.write(path, self.networks.state_dict())
+        return meta.write(path, own_state(self.networks))
 
 
 def read_result(folder: Path) -> Joint:
@@ -107,6 +108,7 @@ def read_result(folder: Path) -> Joint:
             classes=summary.classes,
             input_shape=recipe.input_shape,
             hospitals=len(roster),
+            meaning=recipe.meaning,
         )
         parts = build_networks(trained, task, found, most)
         if list(roster) != sorted(set(roster)):
@@ -128,7 +130,7 @@ def read_result(folder: Path) -> Joint:
     state = _state(folder, method, owned)
     if difference := differing_entry(networks, state):
         raise MedPFLError(f"{folder}: the slots do not fit the job's configuration: {difference}")
-    networks.load_state_dict(state)
+    load_own_state(networks, state)
     return Joint(method, task, networks.eval(), found, summary.job, summary.settings.rounds, dict(recipe.preparation))
 
 
@@ -240,7 +242,7 @@ def studies_of(model: Deployed, evaluation: Path) -> dict[str, Study]:
     method, summary = model.method, read_summary(evaluation)
     if not isinstance(method, JointModel):
         raise MedPFLError(f"{evaluation}: the model is no super model, so no study of it can be read")
-    given = model.meta.model_copy(update={"history": None}).seal(model.networks.state_dict())
+    given = model.meta.model_copy(update={"history": None}).seal(own_state(model.networks))
     if not isinstance(summary, EvaluationSummary) or summary.evaluated.sha256 != given.sha256:
         raise MedPFLError(f"{evaluation}: not the results of an evaluation job of this super model")
     if not summary.study:

@@ -4,12 +4,13 @@
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import check_slots, describe
+from medpfl.core.tied import first_names, once, own_state
 from medpfl.methods.base import Build, Method
-from medpfl.rounds.messages import Slots, gather
+from medpfl.rounds.messages import Slots, copy_out, gather
 
 
 class Networks:
@@ -29,11 +30,12 @@ class Networks:
         self.owner: dict[str, Method] = {}
         """Network to the method that made it."""
         self.slots: dict[str, list[str]] = {}
-        """Slot to its entries."""
+        """Slot to its entries; a tensor that layers share is one entry."""
         for method in methods:
             self._add(method, build)
         self.models.to(device)
         check_slots(self.models, self.slots)
+        self.slots = once(self.models, self.slots)
         self._check_served(served)
         self.travelling = [slot for slot, travels in served.items() if travels and slot in self.slots]
 
@@ -78,4 +80,12 @@ class Networks:
         """Entries that only this hospital holds, or holds otherwise than they are sent."""
         sent = {key for slot in self.travelling for key in self.slots[slot]}
         kept = set(self.methods[0].kept(self.models))
-        return [key for key in self.models.state_dict() if key not in sent or key in kept]
+        return [key for key in own_state(self.models) if key not in sent or key in kept]
+
+    def sent_instead(self, outbox: Mapping[str, Mapping[str, Tensor]]) -> Slots:
+        """Copies of what a method sends instead of slots' tensors, without further names of a tensor."""
+        first = first_names(self.models) if outbox else {}
+        return {
+            slot: {key: copy_out(tensor) for key, tensor in state.items() if first.get(key, key) == key}
+            for slot, state in outbox.items()
+        }

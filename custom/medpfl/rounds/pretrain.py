@@ -15,6 +15,7 @@ from medpfl import store
 from medpfl.component import Spec, spec_of
 from medpfl.core.errors import ConfigError, DataError
 from medpfl.core.seeding import derive_seed, seed_torch
+from medpfl.core.tied import own_state
 from medpfl.data.partition import cut_by_class
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.site_file import CHECKPOINT, load_site_file
@@ -81,7 +82,7 @@ def pretrain(
         site = Site(hospital, method, epoch, Span(1, epochs))
         site.fit(name)
         progress(epoch, site.last_loss)
-    tensors = {key: tensor.detach().cpu() for key, tensor in models[name].state_dict().items()}
+    tensors = {key: tensor.detach().cpu() for key, tensor in own_state(models[name]).items()}
     about = About(
         task=spec_of(job.task),
         method=spec_of(method),
@@ -101,7 +102,7 @@ def _pooled(job: Job, site_files: Mapping[str, Path], share: float) -> SiteData:
         train = data.splits["train"]
         if first is None:
             first = data
-        elif data.class_names != first.class_names or train.inputs.shape[1:] != first.splits["train"].inputs.shape[1:]:
+        elif data.class_names != first.class_names or data.input_shape != first.input_shape:
             raise DataError(f"{path}: its classes or the shape of its inputs differ from the other data sets'")
         rows = torch.from_numpy(_chosen(train, share, derive_seed(job.settings.seed, POOLED, name)))
         inputs.append(train.inputs[rows])

@@ -198,8 +198,9 @@ class InitReply(Part):
         config: digest of its configuration.
         common: of the checkpoints and public data that all hospitals must hold alike: name, SHA-256, number of samples.
         buffers: names of the entries that travel and are not trained.
-        recipe: what rebuilds the networks: the job's method and task, the shape of one prepared input, and of the
-            preparation what was not fitted on data.
+        recipe: what rebuilds the networks: the job's method and task, the shape of one prepared input, of the
+            preparation what was not fitted on data, and what the entries of an input mean: the names of a table's
+            features with their categories and units, the names of a recording's channels.
         personalised: the model that the method is there for.
         score: the metric that chooses rounds; it is among the ``measures``.
         measures: metric to which of its values are better, and their unit.

@@ -14,6 +14,7 @@ from medpfl import store
 from medpfl.component import spec_of
 from medpfl.core.errors import ConfigError, ProtocolError
 from medpfl.core.seeding import seed_torch
+from medpfl.core.tied import own_state
 from medpfl.data.samples import SiteData
 from medpfl.data.site_file import SiteFile
 from medpfl.deployed.evaluate import Origin, evaluate, evaluate_test, save_deployed
@@ -149,6 +150,7 @@ class SiteRunner:
         self._kept: dict[str, object] = {}
         self.task = self.task.chosen(site_file)
         self.data = self.task.load(site_file)
+        self.task = self.task.informed(self.data)
         policy.check_data(self.policy, self.data, self.methods)
         self.common = read_common(self.method, self.task, site_file, self.data)
         common = self.common.marks()
@@ -176,7 +178,7 @@ class SiteRunner:
         build = Build(self.task, self.data, self.roster, self.seed, self.name, self.common.public)
         with policy.building(self.policy):
             self.networks = Networks(self.methods, build, self._served, self.device)
-        policy.check_networks(self.policy, self.models.state_dict())
+        policy.check_networks(self.policy, own_state(self.models))
 
     def close(self) -> None:
         """Let another job work in the run's state folder."""
@@ -208,8 +210,7 @@ class SiteRunner:
             method.local_round(site)
             policy.check_trained(self.policy, site)
             losses[next(iter(method.deploys))] = number(site.last_loss)
-            for slot, state in site.outbox.items():
-                instead[slot] = {key: copy_out(tensor) for key, tensor in state.items()}
+            instead.update(self.networks.sent_instead(site.outbox))
         save_private(self._state, current, self.models, self.networks.private(), self._optimizers)
         sent = {**self.networks.gather(), **instead}
         seconds = round(time.monotonic() - started, 3)
@@ -237,7 +238,7 @@ class SiteRunner:
         site.shown = site.keep(f"shown in round {current}", lambda: take_shown(slots, self.roster))
         self.method.refine(site, step)
         policy.check_trained(self.policy, site)
-        sent = {slot: {k: copy_out(t) for k, t in state.items()} for slot, state in site.outbox.items()}
+        sent = self.networks.sent_instead(site.outbox)
         return Message(RefineReply(round=current, step=step), {**gather(self.models, self.networks.slots, own), **sent})
 
     def _validate(self, header: ValidateRequest, slots: Slots) -> Message[ValidateReply]:
@@ -277,7 +278,7 @@ class SiteRunner:
             if (evaluation := self._evaluate(method, name, "validation"))
         ]
         metrics += self._diagnoses(round_number)
-        store.save(store.path_of(self._state, "mixed", round_number), self.models.state_dict(), {"round": round_number})
+        store.save(store.path_of(self._state, "mixed", round_number), own_state(self.models), {"round": round_number})
         store.discard(self._state, "mixed", {round_number, *(best.round for best in header.best.values())})
         return metrics
 

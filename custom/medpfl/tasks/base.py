@@ -4,12 +4,13 @@
 import dataclasses
 import difflib
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+import torch
 from pydantic import JsonValue
 from torch import Tensor, nn
 
@@ -18,11 +19,12 @@ from medpfl.core.checked import Checked
 from medpfl.core.errors import ConfigError
 from medpfl.data.kinds import read_preparation
 from medpfl.data.preparation import NewCase, Row, Spec
-from medpfl.data.samples import Samples, SiteData
+from medpfl.data.samples import Samples, SiteData, take
 from medpfl.data.site_file import SiteFile
 from medpfl.data.target import Target
 from medpfl.models.base import Architecture
 from medpfl.models.by_hospital import OwnChoice
+from medpfl.tasks.losses.base import Loss
 from medpfl.tasks.metrics.base import CaseMetric, Metric
 from medpfl.tasks.metrics.measure import Measure
 
@@ -102,6 +104,21 @@ class Task(Checked):
         except ConfigError as error:
             raise site_file.unusable_network(self.dataset, error) from error
 
+    def informed(self, data: SiteData) -> "Task":
+        """The task as this hospital trains it, which may weigh classes by its own counts.
+
+        What it learns of the data is no argument: it is in no configuration, and no message holds it.
+
+        Raises:
+            ConfigError: the task's loss does not fit the data's classes.
+        """
+        loss = getattr(self, "loss")  # noqa: B009 (to mypy, a method)
+        if not isinstance(loss, Loss):
+            return self
+        train = data.splits["train"]
+        counts = self.spec.target.counts(train.targets[:], train.classes) if self.spec.target is Target.CLASS else None
+        return dataclasses.replace(self, loss=loss.informed(data.class_names, counts))  # type: ignore[type-var]
+
     @property
     def networks_differ(self) -> bool:
         """Whether hospitals have different networks, whose weights cannot be averaged."""
@@ -122,13 +139,44 @@ class Task(Checked):
         """
         return site_file.load(self.dataset, self.spec)
 
+    def order(self, samples: Samples, generator: torch.Generator) -> Tensor:
+        """The numbers of the training samples that one pass over them takes, in their order: by default each once.
+        Every pass takes as many.
+
+        Args:
+            generator: the order is drawn from it, and nothing else.
+        """
+        return torch.randperm(len(samples), generator=generator)
+
+    def present(self, samples: Samples, chosen: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """What the networks see in one training step: by default the samples as they are.
+
+        Args:
+            chosen: B numbers of samples.
+            generator: for whatever is drawn. It depends on the job's seed, the hospital, the round and the step alone,
+                so that all models of a round see the same; the order of the samples is drawn from another one.
+
+        Returns:
+            Inputs, B x ... float32, and targets, B x ..., copies on the CPU.
+        """
+        return take(samples.inputs, chosen), take(samples.targets, chosen)
+
+    def infer(self, forward: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+        """What a network says of whole samples: by default ``forward(inputs)``.
+
+        Args:
+            forward: the network, in evaluation mode: B x ... to B x ...
+            inputs: B x ..., on the network's device; of samples that differ in shape one whole case.
+        """
+        return forward(inputs)
+
     @abstractmethod
     def network(self, data: SiteData) -> nn.Module:
         """A new network; its weights come from torch's global generator, which the caller seeds."""
 
     @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Scalar training loss of a batch; ``outputs`` are the network's."""
+        """Scalar training loss of a batch; ``outputs`` are the network's. In our tasks it is a field, a ``Loss``."""
 
     @abstractmethod
     def decide(self, outputs: Tensor) -> Tensor:

@@ -3,11 +3,13 @@
 
 from dataclasses import dataclass, field
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from medpfl.augment.base import Augmentation, Listed, augmented, built
 from medpfl.core.errors import ConfigError
 from medpfl.data.preparation import Spec
-from medpfl.data.samples import SiteData
+from medpfl.data.samples import Samples, SiteData
 from medpfl.data.target import Target
 from medpfl.models.base import Architecture
 from medpfl.models.resnet import ResNet
@@ -16,7 +18,7 @@ from medpfl.tasks.labelled import Labelled
 
 @dataclass(frozen=True)
 class Classification(Labelled):
-    """One class an image. Loss: cross-entropy.
+    """One class an image.
 
     Args:
         dataset: name of a declared dataset of kind ``images`` with ``label``, or ``arrays``.
@@ -24,15 +26,19 @@ class Classification(Labelled):
             and width, which do not change.
         architecture: the network.
         score: metric that chooses the best round.
+        loss: what training descends; ``sampling``: whether its steps draw rare classes more often (``Labelled``).
+        augment: how training images are changed at random, one after another.
     """
 
     dataset: str
     size: tuple[int, ...] = (64, 64)
     architecture: Architecture = field(default_factory=ResNet)
     score: str = "balanced_accuracy"
+    augment: tuple[Augmentation | Listed, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "augment", built(self.augment, "Classification.augment"))
         object.__setattr__(self, "size", tuple(self.size))  # JSON has lists
         if len(self.size) not in (2, 3) or min(self.size) < 1:
             raise ConfigError(f"Classification's size must be 2 or 3 lengths of at least 1, got {list(self.size)}")
@@ -41,5 +47,9 @@ class Classification(Labelled):
     def spec(self) -> Spec:
         return Spec(Target.CLASS, ("images",), self.size)
 
+    def present(self, samples: Samples, chosen: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        inputs, targets = super().present(samples, chosen, generator)
+        return augmented(self.augment, inputs, None, generator)[0], targets
+
     def network(self, data: SiteData) -> nn.Module:
-        return self.architecture.build(tuple(data.splits["train"].inputs.shape[1:]), self.outputs(data.class_names))
+        return self.architecture.build(data.input_shape, self.outputs(data.class_names))

@@ -8,20 +8,22 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from medpfl.augment.base import Augmentation, Listed, augmented, built
 from medpfl.core.errors import ConfigError
 from medpfl.data.preparation import Spec
-from medpfl.data.samples import SiteData
+from medpfl.data.samples import Samples, SiteData
 from medpfl.data.target import Target
 from medpfl.models.base import Architecture
 from medpfl.models.unet import UNet
 from medpfl.tasks.base import Task
+from medpfl.tasks.losses import DiceCE, Loss
 from medpfl.tasks.metrics.base import Metric
 from medpfl.tasks.metrics.masks import Dice
 
 
 @dataclass(frozen=True)
 class Segmentation(Task):
-    """A class for every pixel of images or of axial slices; loss: Dice + cross-entropy.
+    """A class for every pixel of images or of axial slices.
 
     Args:
         dataset: name of a declared dataset of kind ``volumes``, or ``images`` with ``masks``.
@@ -30,6 +32,8 @@ class Segmentation(Task):
         spacing: of volumes: voxel size in mm to which each is resampled (right-left, posterior-anterior, axial).
         architecture: the network.
         score: metric that chooses the best round.
+        loss: what training descends.
+        augment: how training samples are changed at random, one after another.
     """
 
     dataset: str
@@ -37,10 +41,14 @@ class Segmentation(Task):
     spacing: tuple[float, float, float] = (3.0, 3.0, 8.0)
     architecture: Architecture = field(default_factory=UNet)
     score: str = "dice"
+    loss: Loss = DiceCE()  # noqa: RUF009 (it is frozen)
+    augment: tuple[Augmentation | Listed, ...] = ()
     metrics: ClassVar[tuple[Metric, ...]] = (Dice(),)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.loss.suits(Target.MASK, type(self).__name__)
+        object.__setattr__(self, "augment", built(self.augment, "Segmentation.augment"))
         for name in ("size", "spacing"):
             object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON has lists
         if len(self.size) != 2 or any(length < self.multiple or length % self.multiple for length in self.size):
@@ -64,14 +72,13 @@ class Segmentation(Task):
         return Spec(Target.MASK, ("volumes", "images"), self.size, self.spacing, self.multiple)
 
     def network(self, data: SiteData) -> nn.Module:
-        return self.architecture.build(tuple(data.splits["train"].inputs.shape[1:]), len(data.class_names))
+        return self.architecture.build(data.input_shape, len(data.class_names))
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        from monai.losses import DiceCELoss
-
-        dice = DiceCELoss(to_onehot_y=True, softmax=True, include_background=False)
-        loss: Tensor = dice(outputs, targets.unsqueeze(1))
-        return loss
+    def present(self, samples: Samples, chosen: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        inputs, masks = super().present(samples, chosen, generator)
+        inputs, moved = augmented(self.augment, inputs, masks, generator)
+        assert moved is not None
+        return inputs, moved
 
     def decide(self, outputs: Tensor) -> Tensor:
         return outputs.argmax(dim=1).to(torch.uint8)

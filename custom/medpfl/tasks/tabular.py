@@ -16,13 +16,14 @@ from medpfl.tasks.labelled import Labelled
 
 @dataclass(frozen=True)
 class Tabular(Labelled):
-    """A multilayer perceptron (without hidden layers, logistic regression) or a given network. Loss: cross-entropy.
+    """A multilayer perceptron (without hidden layers, logistic regression) or a given network.
 
     Args:
         dataset: name of a declared dataset of kind ``table``.
         hidden: widths of hidden layers (each followed by ReLU).
         architecture: the network, in place of the perceptron.
         score: metric that chooses the best round.
+        loss: what training descends; ``sampling``: whether its steps draw rare classes more often (``Labelled``).
     """
 
     dataset: str
@@ -45,8 +46,8 @@ class Tabular(Labelled):
     def network(self, data: SiteData) -> nn.Module:
         outputs = self.outputs(data.class_names)
         if self.architecture is not None:
-            return self.architecture.build(tuple(data.splits["train"].inputs.shape[1:]), outputs)
-        widths = [data.splits["train"].inputs.shape[1], *self.hidden]
+            return self.architecture.build(data.input_shape, outputs)
+        widths = [data.input_shape[0], *self.hidden]
         layers: list[nn.Module] = []
         for before, after in itertools.pairwise(widths):
             layers += [nn.Linear(before, after), nn.ReLU()]

@@ -15,12 +15,13 @@ from medpfl.tasks.labelled import Labelled
 
 @dataclass(frozen=True)
 class TimeSeries(Labelled):
-    """A convolutional network on windows, each a case of its own. Loss: cross-entropy.
+    """A convolutional network on windows, each a case of its own.
 
     Args:
         dataset: name of a declared dataset of kind ``series``.
         architecture: the network, for inputs of channels x length.
         score: metric that chooses the best round.
+        loss: what training descends; ``sampling``: whether its steps draw rare classes more often (``Labelled``).
     """
 
     dataset: str
@@ -32,5 +33,5 @@ class TimeSeries(Labelled):
         return Spec(Target.CLASS, ("windows",))
 
     def network(self, data: SiteData) -> nn.Module:
-        shape = tuple(data.splits["train"].inputs.shape[1:])
+        shape = data.input_shape
         return self.architecture.build(shape, self.outputs(data.class_names))

@@ -82,6 +82,7 @@ class Series(Cells, Dataset):
 
     Windows are cut from runs: consecutive steps of a recording with one label, one group and one split. ``group``
     defaults to the recording. ``missing_samples``: ``refuse`` them, or ``interpolate`` them linearly within the run.
+    ``rate``: time steps a second, for hospitals to compare.
     """
 
     form: ClassVar[str] = "windows"
@@ -96,6 +97,7 @@ class Series(Cells, Dataset):
     label: SeriesLabel
     window: Window | None = None
     missing_samples: Literal["refuse", "interpolate"] = "refuse"
+    rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     split: SeriesSplit = SeriesSplit()
     _made: "_Plan | None" = PrivateAttr(default=None)
 
@@ -164,6 +166,7 @@ class Series(Cells, Dataset):
             missing_samples=self.missing_samples,
             length=plan.length,
             step=plan.step,
+            rate=self.rate,
             mean=mean.tolist(),
             scale=scale.tolist(),
         )

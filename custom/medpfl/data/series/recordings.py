@@ -16,6 +16,7 @@ from torch import Tensor
 from medpfl.core.errors import DataError
 from medpfl.data.cells import PLACE, Cells, read_cells, to_numbers
 from medpfl.data.declared import Problems
+from medpfl.data.meaning import described
 from medpfl.data.preparation import NewCase, Preparation, Spec
 from medpfl.data.untrusted import check_member
 
@@ -185,6 +186,7 @@ class SeriesPreparation(Preparation):
     missing_samples: Literal["refuse", "interpolate"]
     length: int
     step: int
+    rate: float | None = None
     mean: list[float]
     scale: list[float]
 
@@ -192,6 +194,11 @@ class SeriesPreparation(Preparation):
         """The recordings of a file, or of all files of a folder, each with its windows as samples; no label needed."""
         for name, made in new_recordings(path, self):
             yield NewCase(name, made)
+
+    def meaning(self) -> list[str]:
+        """The channels; those of arrays have no names."""
+        told = [described(channel, "channel") for channel in self.channels or []]
+        return [*told, f"{self.rate:g} time steps a second"] if self.rate else told
 
     def standardised(self) -> tuple[list[float], list[float]]:
         return self.mean, self.scale

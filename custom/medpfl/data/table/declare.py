@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables: numeric and categorical columns, missing cells, splits."""
 
+import difflib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -31,7 +32,7 @@ class Table(Cells, Dataset):
     ``features`` maps a column to ``number`` or to the list of its categories (coded one-hot without the first).
     ``missing_rows``: what to do with rows that lack a used value: ``refuse`` them, ``drop`` them, or ``impute``
     features by the training part's median (numbers) and most frequent category; a label, group or split is never
-    imputed, so rows that lack one are refused then.
+    imputed, so rows that lack one are refused then. ``units``: of columns of numbers, for hospitals to compare.
 
     ``label``: the column to predict, with its classes; or ``value``: the column with the number to predict, as it is.
     """
@@ -44,6 +45,7 @@ class Table(Cells, Dataset):
     files: list[str] = Field(min_length=1)
     missing_rows: Literal["drop", "refuse", "impute"] = "refuse"
     features: dict[str, Feature] = Field(min_length=1)
+    units: dict[str, str] = Field(default={})
     label: LabelColumn | None = None
     value: str | None = None
     split: SplitRule = SplitRule(stratify=True)
@@ -57,6 +59,12 @@ class Table(Cells, Dataset):
             )
         if self.answer in self.features:
             raise ValueError(f"the column to predict, '{self.answer}', is also a feature")
+        numbers = [*numeric(self.features), *([self.value] if self.value else [])]
+        for column in self.units:
+            if column not in numbers:
+                meant = difflib.get_close_matches(column, numbers, 1)
+                hint = f"; did you mean '{meant[0]}'?" if meant else ""
+                raise ValueError(f"'units' names '{column}', which is no column of numbers that is used{hint}")
         if self.label is None and "split" in self.model_fields_set and self.split.stratify:
             raise ValueError("'stratify' needs 'label'; numbers have no class to stratify by")
         return self
@@ -187,6 +195,7 @@ def read_table(dataset: Table, problems: Problems | None = None) -> TableData:
     preparation = TablePreparation(
         cells=Cells.model_validate(dataset.model_dump(include=set(Cells.model_fields))),
         features=dataset.features,
+        units=dataset.units,
         label=dataset.answer,
         imputed=imputed,
         mean=mean.tolist(),

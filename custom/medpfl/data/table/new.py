@@ -8,10 +8,12 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 
 from medpfl.core.errors import DataError
 from medpfl.data.cells import PLACE, Cells, joined, read_cells
 from medpfl.data.declared import Problems
+from medpfl.data.meaning import described
 from medpfl.data.preparation import NewCase, Preparation, Spec
 from medpfl.data.samples import to_tensor
 from medpfl.data.table.coding import ROW, Feature, coded, filled, numeric
@@ -25,6 +27,7 @@ class TablePreparation(Preparation):
     kind: Literal["table"] = "table"
     cells: Cells
     features: dict[str, Feature]
+    units: dict[str, str] = Field(default={})
     label: str
     imputed: dict[str, str | int | float]
     mean: list[float]
@@ -35,6 +38,12 @@ class TablePreparation(Preparation):
         names, values = new_rows(path, self)
         for name, row in zip(names, values, strict=True):
             yield NewCase(name, to_tensor(row[None], torch.float32))
+
+    def meaning(self) -> list[str]:
+        """Features with their kind and unit, and the unit of the number to predict, if one is declared."""
+        told = [described(column, kind, self.units.get(column)) for column, kind in self.features.items()]
+        answer = self.units.get(self.label)
+        return [*told, described("the answer", "number", answer)] if answer else told
 
     def standardised(self) -> tuple[list[float], list[float]]:
         return self.mean, self.scale

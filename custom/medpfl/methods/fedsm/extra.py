@@ -16,9 +16,9 @@ from typing import ClassVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from medpfl.core.errors import ConfigError, MedPFLError
+from medpfl.core.tied import call_with
 from medpfl.data.samples import Samples
 from medpfl.methods.base import Site
 from medpfl.methods.fedsm import selecting
@@ -116,7 +116,7 @@ def _outputs(site: Site, places: Tensor) -> list[Tensor]:
         entries = {key.removeprefix(f"{name}."): tensor.to(site.device) for key, tensor in state.items()}
         with torch.no_grad():
             parts = [
-                functional_call(network, entries, (samples.inputs[part].to(site.device),)).float().cpu()
+                call_with(network, entries, samples.inputs[part].to(site.device)).float().cpu()
                 for part in torch.split(places, 64)
             ]
         found.append(torch.cat(parts))

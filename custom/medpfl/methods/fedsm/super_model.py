@@ -225,7 +225,8 @@ def _decide(
     network: Callable[[Tensor], Tensor], task: Task, inputs: Rows, rows: Tensor, device: torch.device
 ) -> Tensor:
     with torch.inference_mode():
-        return torch.cat([task.decide(network(inputs[part].to(device))).cpu() for part in torch.split(rows, BATCH)])
+        parts = (task.infer(network, inputs[part].to(device)) for part in torch.split(rows, BATCH))
+        return torch.cat([task.decide(part).cpu() for part in parts])
 
 
 def _picked(decisions: list[Tensor], network: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ def sketch(name: str, site: Site) -> dict[str, Tensor]:
 
 
 def _moments(site: Site) -> tuple[Tensor, Tensor]:
-    features = site.data.splits["train"].inputs.shape[1]
+    features = site.data.input_shape[0]
     count, total = 0, torch.zeros(features, dtype=torch.float64)
     products = torch.zeros(features, features, dtype=torch.float64)
     for inputs in site.training_inputs():
