@@ -84,6 +84,7 @@ def site_init(
     label: Annotated[str | None, typer.Option(help="Column (or array) to predict.")] = None,
     group: Annotated[str | None, typer.Option(help="Column that names the patient, or none.")] = None,
     patient: Annotated[str | None, typer.Option(help="Volumes: a regular expression for the patient, or file.")] = None,
+    masks: Annotated[str | None, typer.Option(help="Images: which files are the masks, if several could be.")] = None,
     inputs: Annotated[str | None, typer.Option(help="Array of an .npz file that holds the images.")] = None,
     classes: Annotated[list[str] | None, typer.Option("--class", help="NAME=VALUE[,VALUE...], class by class.")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Ask nothing; take the guesses.")] = False,
@@ -92,7 +93,10 @@ def site_init(
     from medpfl.data.init.answers import Answers, parse_classes
     from medpfl.data.init.write import write_site_file
 
-    flags = {"site": site, "dataset": dataset, "label": label, "group": group, "patient": patient, "inputs": inputs}
+    flags = {
+        "site": site, "dataset": dataset, "label": label, "group": group, "patient": patient, "masks": masks,
+        "inputs": inputs,
+    }  # fmt: skip
     given = {flag: value for flag, value in flags.items() if value is not None}
     ask = None if yes else lambda question, guess: str(typer.prompt(question, default=guess or None))
     for path in write_site_file(place, output, Answers(given, parse_classes(classes or []), ask)):

@@ -64,7 +64,7 @@ class ProtocolError(MedPFLError):
         super().__init__(message, public=message)
 
 
-def meant(word: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown word: which of the known ones is like it, if one is."""
-    near = difflib.get_close_matches(word, list(known), 1)
+def meant(name: object, known: Iterable[object]) -> str:
+    """For the end of a sentence: "; did you mean 'width'?", or nothing if no known name is near."""
+    near = difflib.get_close_matches(str(name), [str(one) for one in known], 1)
     return f"; did you mean '{near[0]}'?" if near else ""

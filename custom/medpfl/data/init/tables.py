@@ -18,6 +18,12 @@ PATIENT = re.compile(r"(patient|subject|person|participant|pid|mrn)([ _-]?(id|no
 LABEL = re.compile(r"label|target|class|outcome|diagnosis|y", re.IGNORECASE)
 SPLIT = re.compile(r"split|set|subset|partition", re.IGNORECASE)
 SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}
+LATER = re.compile(
+    r"(.*[ _-])?(follow.?up|surviv(ed|al)|death|died|dead|outcome|discharged?|readmi\w*|event|relapse|recurrence"
+    r"|time.?to|los|length.?of.?stay)([ _-].*)?",
+    re.IGNORECASE,
+)
+"""Names of columns that are known only when the answer is."""
 CATEGORIES = 20  # different texts of a column that still are categories
 CLASSES = 20  # different values of a column that can be predicted
 
@@ -26,7 +32,8 @@ def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> l
     """The dataset's entries.
 
     Rule: a column whose known cells are all numbers is a number; one with at most 20 different texts is a list of
-    categories; a patient's identifier groups rows; any other column is left out, and one that is mostly missing.
+    categories; a patient's identifier groups rows; any other column is left out, and one that is mostly missing, or
+    whose name says that it is known only with the outcome.
 
     Raises:
         DataError: the files are no tables.
@@ -152,7 +159,8 @@ def _group(columns: Sequence[str], known: dict[str, list[str]], label: str, answ
         return ""
     question = "Which column names the patient ('none' if every row is another patient)?"
     chosen = answers.get("group", question, repeated[0] if repeated else "none", [*columns, "none"])
-    return "" if chosen == "none" else chosen
+    # A column of which every row has its own value keeps nothing together, and would rule out even splits.
+    return "" if chosen == "none" or len(set(known[chosen])) == len(known[chosen]) else chosen
 
 
 def _features(
@@ -165,12 +173,16 @@ def _features(
             continue
         cells = known[column]
         different = set(cells)
-        if PATIENT.fullmatch(column) or len(different) < 2:
-            left.append(f"{column} ({'an identifier' if len(different) > 1 else 'one value only'})")
+        if PATIENT.fullmatch(column):
+            left.append(f"{column} (an identifier)")
+        elif LATER.fullmatch(column):
+            left.append(f"{column} (is it known before the outcome? Then declare it)")
         elif len(cells) < rows / 2:
             left.append(f"{column} (missing in {rows - len(cells)} of {rows} rows)")
-        elif all(is_number(cell) for cell in cells):
-            features[column] = "number"
+        elif cells and all(is_number(cell) for cell in cells):
+            features[column] = "number"  # of one value here, too: other hospitals may have others
+        elif len(different) < 2:
+            left.append(f"{column} (one value only: declare the categories that other hospitals have)")
         elif len(different) <= CATEGORIES:
             features[column] = _sorted(cells)
         else:

@@ -56,12 +56,13 @@ class PFedNet(Method):
     def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
         every = under(models, "model")
         if self.local_statistics:
-            every = without(every, running_statistics(models, "model"))
+            every = without(every, running_statistics(models, "model", "PFedNet's local_statistics"))
         chosen: set[str] = set()
         for path in self.personal:
             chosen |= set(under(models, f"model.{path}" if path else "model"))
         if self.personal_types:
-            chosen |= set(of_type(models, tuple(getattr(nn, name) for name in self.personal_types), "model"))
+            types = tuple(getattr(nn, name) for name in self.personal_types)
+            chosen |= set(of_type(models, types, "model", "PFedNet's personal_types"))
         if not chosen:
             network = models.get_submodule("model")
             chosen = set(under(models, f"model.{head_of(network)}"))
