@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from pydantic import JsonValue
 
 from medpfl.core.checked import Checked, hint_of
-from medpfl.core.errors import ConfigError
+from medpfl.core.errors import ConfigError, meant
 
 Built = TypeVar("Built")
 Spec = dict[str, JsonValue]
@@ -83,7 +83,8 @@ def find_class(path: Any, where: str) -> type:
         try:
             found = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError, ValueError, TypeError) as error:  # the last two: "a..B", "..a.B"
-            raise ConfigError(f"{where}: there is no class '{path}': {_moved(module, name) or error}") from error
+            told = _moved(module, name) or f"{error}{_near(module, name)}"
+            raise ConfigError(f"{where}: there is no class '{path}': {told}") from error
     if not isinstance(found, type):
         raise ConfigError(f"{where}: '{path}' is not a class")
     return found
@@ -120,6 +121,12 @@ def _moved(module: str, name: str) -> str | None:
     except ImportError:
         pass  # the sentence says what could not be imported in the first place
     return None
+
+
+def _near(module: str, name: str) -> str:
+    """What of the module's own classes was perhaps meant."""
+    kinds = vars(sys.modules[module]) if module in sys.modules else {}
+    return meant(name, [known for known, kind in kinds.items() if getattr(kind, "__module__", None) == module])
 
 
 def build(config: Any, base: type, where: str) -> Any:

@@ -8,7 +8,7 @@ validation scores. With one hospital it is local training, bit for bit.
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,6 +53,10 @@ class Together(Task):
     @property
     def metrics(self) -> tuple[Metric, ...]:  # type: ignore[override]
         return self.task.metrics
+
+    @property
+    def more_metrics(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.task.more_metrics
 
     @property
     def spec(self) -> Spec:
@@ -104,11 +108,14 @@ class Together(Task):
     def decide(self, outputs: Tensor) -> Tensor:
         return self.task.decide(outputs)
 
-    def evaluate(self, decisions: Tensor, samples: Samples) -> Evaluation:
+    def metric(self, name: str) -> Metric:
+        return self.task.metric(name)
+
+    def evaluate(self, decisions: Tensor, samples: Samples, metrics: Sequence[Metric] | None = None) -> Evaluation:
         split = next(name for name, mine in self._splits.items() if mine is samples)
         parts = [data.splits[split] for data in self._parts.values()]
         each = torch.split(decisions, [len(part) for part in parts])
-        found = [self.task.evaluate(mine, part).metrics for mine, part in zip(each, parts, strict=True)]
+        found = [self.task.evaluate(mine, part, metrics).metrics for mine, part in zip(each, parts, strict=True)]
         return Evaluation({name: _mean([metrics[name] for metrics in found]) for name in found[0]})
 
 

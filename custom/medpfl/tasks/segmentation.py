@@ -18,7 +18,7 @@ from medpfl.models.unet import UNet
 from medpfl.tasks.base import Task
 from medpfl.tasks.losses import DiceCE, Loss
 from medpfl.tasks.metrics.base import Metric
-from medpfl.tasks.metrics.masks import Dice
+from medpfl.tasks.metrics.masks import Dice, MaskMetric, mask_metrics, of_one_class
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,9 @@ class Segmentation(Task):
         architecture: the network.
         score: metric that chooses the best round.
         loss: what training descends.
+        more_metrics: further metrics by which models are tested: hd95, surface_dice, volume_error; and any of them, or
+            dice, of one class by its number in the declared order: dice_1, hd95_2.
+        tolerance: distance in mm up to which surfaces agree, for surface_dice.
         augment: how training samples are changed at random, one after another.
     """
 
@@ -42,6 +45,8 @@ class Segmentation(Task):
     architecture: Architecture = field(default_factory=UNet)
     score: str = "dice"
     loss: Loss = DiceCE()  # noqa: RUF009 (it is frozen)
+    more_metrics: tuple[str, ...] = ()
+    tolerance: float = 2.0
     augment: tuple[Augmentation | Listed, ...] = ()
     metrics: ClassVar[tuple[Metric, ...]] = (Dice(),)
 
@@ -58,6 +63,15 @@ class Segmentation(Task):
             )
         if len(self.spacing) != 3 or not all(0 < length < math.inf for length in self.spacing):
             raise ConfigError(f"Segmentation's spacing must be 3 positive numbers (mm), got {list(self.spacing)}")
+        if not 0 <= self.tolerance < math.inf:
+            raise ConfigError(f"Segmentation's tolerance (mm) must be at least 0, got {self.tolerance}")
+
+    @property
+    def offered(self) -> tuple[MaskMetric, ...]:
+        return mask_metrics(self.spacing, self.tolerance)
+
+    def metric(self, name: str) -> Metric:
+        return of_one_class(name, (Dice(), *self.offered)) or super().metric(name)
 
     @property
     def multiple(self) -> int:

@@ -238,5 +238,5 @@ def _picked(decisions: list[Tensor], network: Tensor) -> Tensor:
 
 
 def _score(task: Task, decisions: Tensor, samples: Samples) -> float | None:
-    value = task.evaluate(decisions, samples).metrics[task.score]
+    value = task.evaluate(decisions, samples, [task.metric(task.score)]).metrics[task.score]
     return float(value) if value == value else None
