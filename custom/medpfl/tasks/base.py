@@ -169,6 +169,7 @@ class Task(Checked):
 
     def order(self, samples: Samples, generator: torch.Generator) -> Tensor:
         """The numbers of the training samples that one pass over them takes, in their order: by default each once.
+        Every pass takes as many.
 
         Args:
             generator: the order is drawn from it, and nothing else.

@@ -88,6 +88,7 @@ class Series(Cells, Dataset):
     form: ClassVar[str] = "windows"
     targets: ClassVar[tuple[Target, ...]] = (Target.CLASS,)
     preparation: ClassVar[type[Preparation]] = SeriesPreparation
+    agreed: ClassVar[tuple[str, ...]] = ("channels", "rate", "window.length")
 
     kind: Literal["series"]
     files: list[str] = Field(min_length=1)

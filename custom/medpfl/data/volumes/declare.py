@@ -43,6 +43,7 @@ class Volumes(LabelMap, Dataset):
     form: ClassVar[str] = "volumes"
     targets: ClassVar[tuple[Target, ...]] = (Target.MASK,)
     preparation: ClassVar[type[Preparation]] = VolumesPreparation
+    agreed: ClassVar[tuple[str, ...]] = ("labels",)
 
     kind: Literal["volumes"]
     datalist: str

@@ -88,11 +88,8 @@ class FedSM(Method):
         selector = ServerAdam() if self.selector_training == "server_adam" else Mean()
         return {"global": Mean(), "personal": SoftPull(), "selector": selector}
 
-    def new_optimizer(self, model: nn.Module, name: str) -> torch.optim.Optimizer:
-        optimizer = super().new_optimizer(model, name)
-        if name == "selector":
-            optimizer.param_groups[0]["lr"] = self.selector_lr
-        return optimizer
+    def rate(self, name: str) -> float:
+        return self.selector_lr if name == "selector" else self.lr
 
     def joint(self, roster: tuple[str, ...]) -> SuperModel:
         gamma = USUAL_GAMMA if self.candidates(roster) == len(roster) else None
