@@ -2,7 +2,6 @@
 """Components as configuration and back: {"path": class, "args": {...}}, the form FLARE uses in its job files."""
 
 import dataclasses
-import difflib
 import importlib
 import inspect
 import os
@@ -15,7 +14,7 @@ from typing import Any, TypeVar
 from pydantic import JsonValue
 
 from medpfl.core.checked import Checked, hint_of
-from medpfl.core.errors import ConfigError
+from medpfl.core.errors import ConfigError, meant
 
 Built = TypeVar("Built")
 Spec = dict[str, JsonValue]
@@ -84,7 +83,8 @@ def find_class(path: Any, where: str) -> type:
         try:
             found = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError, ValueError, TypeError) as error:  # the last two: "a..B", "..a.B"
-            raise ConfigError(f"{where}: there is no class '{path}': {_meant(module, name) or error}") from error
+            told = _moved(module, name) or f"{error}{_near(module, name)}"
+            raise ConfigError(f"{where}: there is no class '{path}': {told}") from error
     if not isinstance(found, type):
         raise ConfigError(f"{where}: '{path}' is not a class")
     return found
@@ -107,28 +107,26 @@ def import_named(config: Any) -> None:
             continue
 
 
-def _meant(module: str, name: str) -> str | None:
-    """What a class of this package is called, where a file names it by another module or misspells it."""
-    near = dict(_classes_near(module))
-    if name in near:
-        return f"it is called '{near[name]}' now; write that instead"
-    meant = difflib.get_close_matches(name, near, 1)
-    return f"did you mean '{near[meant[0]]}'?" if meant else None
-
-
-def _classes_near(module: str) -> Iterator[tuple[str, str]]:
-    """Name and full name of the classes in the modules beside this one, or inside it where it is a package."""
+def _moved(module: str, name: str) -> str | None:
+    """What a class of this package is called, where it lies beside or inside the module that its name says."""
     for package in (module.rpartition(".")[0], module):
         if not package.startswith(f"{__package__}."):
             continue  # nothing of somebody else's is imported because a job named something near it
         try:
             folder = importlib.import_module(package)
             for near in pkgutil.iter_modules(getattr(folder, "__path__", ()), f"{package}."):
-                for name, kind in vars(importlib.import_module(near.name)).items():
-                    if isinstance(kind, type) and kind.__module__ == near.name:
-                        yield name, f"{near.name}.{name}"
+                kind = getattr(importlib.import_module(near.name), name, None)
+                if isinstance(kind, type) and kind.__module__ == near.name:
+                    return f"it is called '{near.name}.{name}' now; write that instead"
         except ImportError:
             continue  # the sentence says what could not be imported in the first place
+    return None
+
+
+def _near(module: str, name: str) -> str:
+    """What of the module's own classes was perhaps meant."""
+    kinds = vars(sys.modules[module]) if module in sys.modules else {}
+    return meant(name, [known for known, kind in kinds.items() if getattr(kind, "__module__", None) == module])
 
 
 def build(config: Any, base: type, where: str) -> Any:

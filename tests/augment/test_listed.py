@@ -78,7 +78,7 @@ def test_a_job_lists_augmentations_by_class_and_arguments(kind: Any) -> None:
         ([{"path": PATH, "args": {"axes": 1}}], "unknown argument 'axes' of Rolled; it has: axis, prob; .*'axis'?"),
         ([{"path": "os.system", "args": {}}], "'os.system'"),
         ([{"args": {}}], "expected {'path'"),
-        ([{"path": "medpfl.augment.spatial.Flipp"}], r"did you mean 'medpfl.augment.spatial.Flip'\?"),
+        ([{"path": "medpfl.augment.spatial.Flipp"}], r"did you mean 'Flip'\?"),
         ([{"path": "medpfl.augment.Flip"}], "it is called 'medpfl.augment.spatial.Flip' now"),
         ([{"path": "medpfl.augment.intensity.Flip"}], "it is called 'medpfl.augment.spatial.Flip' now"),
         ([{"path": "medpfl.augment.intensity.Noise", "args": {"standard": 1}}], "unknown argument 'standard' of Noise"),

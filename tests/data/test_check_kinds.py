@@ -239,3 +239,17 @@ def test_init_of_arrays(tmp_path: Path) -> None:
     np.savez(tmp_path / "b.npz", x=rng.normal(size=(30, 8, 8)), y=np.arange(30) % 3)
     found = init(tmp_path / "b.npz", tmp_path / "t.yaml")
     assert (found["inputs"], found["labels"]) == ("x", "y") and len(found["classes"]) == 3
+
+
+def test_a_class_that_a_split_lacks_is_a_warning(tmp_path: Path) -> None:
+    """Two deaths in the training part and none in the test: the test says nothing about deaths."""
+    parts = ["train"] * 40 + ["test"] * 20 + ["validation"] * 20
+    rows = [f"{n},{part},{int(n in (3, 5, 70))}" for n, part in enumerate(parts)]
+    (tmp_path / "t.csv").write_text("x,part,died\n" + "\n".join(rows) + "\n")
+    table = {
+        "kind": "table", "files": ["t.csv"], "features": {"x": "number"}, "split": {"column": "part"},
+        "label": {"column": "died", "classes": {"alive": [0], "dead": [1]}},
+    }  # fmt: skip
+    (dataset,) = load_site_file(write_site(tmp_path, {"t": table})).datasets.values()
+    warnings = inspect("t", dataset).warnings
+    assert "t: no case of the test split has 'dead', so it says nothing about it" in warnings

@@ -130,11 +130,34 @@ def test_a_table(tmp_path: Path) -> None:
     lines[3] = lines[3].replace(",m,", ",n/a,")
     (tmp_path / "blood.csv").write_text("\n".join(lines) + "\n")
     found = init(tmp_path / "blood.csv", tmp_path / "new.yaml", ["well=0", "ill=1"], label="sick")
-    assert found["features"] == {"age": "number", "sex": ["f", "m"], "crp": "number", "grade": [1, 2, "2b"]}
+    assert found["features"] == {
+        "age": "number", "sex": ["f", "m"], "crp": "number", "ward": "number", "grade": [1, 2, "2b"],
+    }  # fmt: skip
     assert found["label"] == {"column": "sick", "classes": {"well": [0], "ill": [1]}}
     assert found["split"]["group"] == "patient_id" and "n/a" in found["missing"] and found["missing_rows"] == "drop"
     text = (tmp_path / "new.yaml").read_text()
-    assert "remark (40 different texts)" in text and "ward (one value only)" in text
+    assert "remark (40 different texts)" in text
+
+
+def test_columns_that_are_known_too_late_or_constant_texts_are_named_and_left_out(tmp_path: Path) -> None:
+    write_table(tmp_path)
+    lines = (tmp_path / "blood.csv").read_text().splitlines()
+    lines = [f"{lines[0]},follow_up_days,site_code", *(f"{line},{n},H1" for n, line in enumerate(lines[1:]))]
+    (tmp_path / "blood.csv").write_text("\n".join(lines) + "\n")
+    found = init(tmp_path / "blood.csv", tmp_path / "new.yaml", label="sick")
+    assert list(found["features"]) == ["age", "sex", "crp"]
+    text = (tmp_path / "new.yaml").read_text()
+    assert "follow_up_days (is it known before the outcome?" in text and "site_code (one value only" in text
+
+
+def test_an_identifier_that_is_different_in_every_row_groups_nothing(tmp_path: Path) -> None:
+    write_table(tmp_path)
+    lines = (tmp_path / "blood.csv").read_text().splitlines()
+    lines[1:] = [f"q{number}{line[line.index(',') :]}" for number, line in enumerate(lines[1:])]
+    (tmp_path / "blood.csv").write_text("\n".join(lines) + "\n")
+    found = init(tmp_path / "blood.csv", tmp_path / "new.yaml", label="sick", group="patient_id")
+    assert found["split"]["stratify"] and "group" not in found["split"]
+    assert "patient_id" not in found["features"]
 
 
 def test_a_table_without_header_and_with_semicolons(tmp_path: Path) -> None:

@@ -117,6 +117,11 @@ def site_file(kit: Path, text: str) -> None:
     (kit / "local" / f"{NAME}.yaml").write_text(text)
 
 
+def unsupervise(kit: Path) -> None:
+    default = json.loads((kit / "local" / "resources.json.default").read_text())
+    edit(kit / "local" / "resources.json", components=default["components"])
+
+
 def data_file(kit: Path) -> None:
     file = kit / "local" / f"{NAME}.yaml"
     file.write_text(file.read_text().replace(".csv", ".lost"))
@@ -184,6 +189,9 @@ BROKEN: dict[str, tuple[Callable[[Path, Provisioned], object], str, str, str]] =
     "list damaged": (
         lambda kit, made: (kit / "local" / "resources.json").write_text("{"), "allow list", "not valid JSON", "remove",
     ),
+    "set up by an earlier MedPFL": (
+        lambda kit, made: unsupervise(kit), "supervision", "FLARE ends the whole job, at all hospitals", "site allow",
+    ),
     "logs are sent": (
         lambda kit, made: edit(kit / "local" / "resources.json", allow_log_streaming=True),
         "privacy", "sends this site's error log", "medpfl site allow",
@@ -220,7 +228,7 @@ def test_a_broken_kit(kit: Path, made: Provisioned, name: str) -> None:
     breaks(kit, made)
     found = problems(kit)
     assert check in found and words in found[check].text and mend in found[check].mend, found
-    also = {"key missing": {"certificates"}, "no allow list": {"privacy"}}
+    also = {"key missing": {"certificates"}, "no allow list": {"privacy", "supervision"}}
     expected = {check, "server"} | also.get(name, set())
     assert found.keys() | {"server"} == expected
 
@@ -229,7 +237,7 @@ def test_a_broken_kit(kit: Path, made: Provisioned, name: str) -> None:
 def test_the_command_prints_a_line_each_and_exits_with_1(kit: Path) -> None:
     (kit / "local" / "resources.json").unlink()
     result = CliRunner().invoke(app, ["site", "doctor", str(kit)])
-    assert result.exit_code == 1 and result.output.splitlines()[-1] == "3 problem(s) to mend"
+    assert result.exit_code == 1 and result.output.splitlines()[-1] == "4 problem(s) to mend"
     lines = result.output.splitlines()
     at = next(number for number, line in enumerate(lines) if line.startswith("PROBLEM allow list"))
     assert lines[at + 1].strip() == f"mend: medpfl site allow {kit}"
@@ -273,6 +281,7 @@ def test_other_kits(made: Provisioned, tmp_path: Path, silent_port: int, monkeyp
     assert not problems(server) and "site file" not in {finding.check for finding in found}
     assert any(finding.text.startswith("jobs are kept in " + str(server)) for finding in found)
     (server / "local" / "resources.json").unlink()
+    assert "as RUNNING for ever" in problems(server)["supervision"].text
     assert "which a restart of the machine empties" in problems(server)["storage"].text
     monkeypatch.setattr("medpfl.flare.identity.CONNECT_TIMEOUT", 0.5)
     file = server / "startup" / "fed_server.json"

@@ -252,7 +252,9 @@ def test_d_fedap_needs_no_batch_norm(make_job: Make, table_sites: dict[str, Path
     coordinator, runners = begin(
         fedap_job(make_job, running(), task=plain, method=method(batch_norm="shared")), table_sites, tmp_path / "4"
     )
-    with pytest.raises(ConfigError, match=r"f-FedAP compares BatchNorm's running statistics, and \w+ has none"):
+    with pytest.raises(
+        ConfigError, match=r"f-FedAP compares BatchNorm's running statistics, and the network \w+ has none"
+    ):
         ask(coordinator, runners, 3)
 
 

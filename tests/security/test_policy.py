@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from baselines import begin, play
 from in_process import Engine, Harness, new_workspace
 from medpfl.cli import app
+from medpfl.component import build
 from medpfl.core.errors import ConfigError, PolicyRefused, SiteFileError
 from medpfl.core.mixers import Mean
 from medpfl.core.sizes import Bounded
@@ -28,6 +29,8 @@ from medpfl.flare.leaving import filters_out
 from medpfl.job import Job, write_job
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.site import Site
+from medpfl.models.base import Architecture
+from medpfl.rounds import policy
 from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol import FinishRequest, StatisticsRequest, TrainRequest
 from medpfl.tasks.tabular import Tabular
@@ -128,6 +131,20 @@ def test_a_network_of_absurd_width_costs_nothing(tmp_path: Path) -> None:
     with pytest.raises(PolicyRefused, match=r"'most_parameters'\) allows at most 500000000 parameters"):
         begin(job, sites(tmp_path), tmp_path / "run")
     assert time.process_time() - started < 5
+
+
+def test_no_option_of_a_network_costs_more_than_the_policy_allows(tmp_path: Path) -> None:
+    """As a job names it: what a hostile one may write into each option is in tests/models/test_monai_networks.py."""
+    for path, args in (
+        ("transformers.SwinUNETR", {"feature_size": 12 * 8000}),
+        ("dynunet.DynUNet", {"filters": [100_000] * 4}),
+        ("segresnet.SegResNet", {"init_filters": 100_000}),
+    ):
+        network: Architecture = build({"path": f"medpfl.models.{path}", "args": args}, Architecture, "architecture")
+        started = time.process_time()
+        with pytest.raises(PolicyRefused, match=r"'most_parameters'\)"), policy.building(Policy()):
+            network.build((1, 64, 64, 64), 2)
+        assert time.process_time() - started < 10
 
 
 def test_many_small_layers_cost_too() -> None:

@@ -84,6 +84,19 @@ def _of_splits(inspection: Inspection) -> Iterator[str]:
             yield f"{name}: no case of the train split has '{text}'"
         elif not train.voxels and count < RARE * train.cases:
             yield f"{name}: '{text}' is rare: {count} of {train.cases} training cases ({count / train.cases:.1%})"
+    yield from _absent(inspection)
+
+
+def _absent(inspection: Inspection) -> Iterator[str]:
+    """Classes that the validation or test split lacks: it cannot say how well they are found."""
+    for split in ("validation", "test"):
+        counts = inspection.splits[split]
+        if counts.voxels or not counts.cases:
+            continue
+        for index, count in enumerate(counts.classes):
+            text = inspection.class_names[index]
+            if not count:
+                yield f"{inspection.name}: no case of the {split} split has '{text}', so it says nothing about it"
 
 
 def _of_images(inspection: Inspection) -> Iterator[str]:

@@ -2,7 +2,6 @@
 """Components whose arguments are checked against their type hints when they are built, whoever builds them."""
 
 import dataclasses
-import difflib
 import inspect
 import types
 import typing
@@ -11,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar
 
-from medpfl.core.errors import ConfigError
+from medpfl.core.errors import ConfigError, meant
 
 
 class CheckedType(ABCMeta):
@@ -83,15 +82,14 @@ def _checked(kind: "CheckedType", name: str, value: Any) -> Any:
     if hint is None:
         if name in kind.gone:
             raise ConfigError(f"{kind.__name__} has no argument '{name}' any more: {kind.gone[name]}")
-        meant = difflib.get_close_matches(name, _hints(kind), 1)
-        raise ConfigError(
-            f"unknown argument '{name}' of {kind.__name__}; it has: {', '.join(_hints(kind)) or 'none'}"
-            f"{f'; did you mean {meant[0]!r}?' if meant else ''}"
-        )
+        near = meant(name, _hints(kind))
+        known = ", ".join(_hints(kind)) or "none"
+        raise ConfigError(f"unknown argument '{name}' of {kind.__name__}; it has: {known}{near}")
     try:
         return _fitted(value, hint)
     except _Misfit as error:
-        raise ConfigError(f"argument '{name}' of {kind.__name__} must be {error}, got {value!r}") from None
+        near = meant(value, typing.get_args(hint)) if typing.get_origin(hint) is typing.Literal else ""
+        raise ConfigError(f"argument '{name}' of {kind.__name__} must be {error}, got {value!r}{near}") from None
 
 
 def _refuse_missing(kind: type, given: set[str]) -> None:

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors whose message is one sentence for the person who has to mend the cause."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class MedPFLError(Exception):
     """Base of every error that MedPFL raises on purpose; its text is meant to be read by a user.
@@ -59,3 +62,9 @@ class ProtocolError(MedPFLError):
 
     def __init__(self, message: str):
         super().__init__(message, public=message)
+
+
+def meant(name: object, known: Iterable[object]) -> str:
+    """For the end of a sentence: "; did you mean 'width'?", or nothing if no known name is near."""
+    near = difflib.get_close_matches(str(name), [str(one) for one in known], 1)
+    return f"; did you mean '{near[0]}'?" if near else ""

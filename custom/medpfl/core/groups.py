@@ -34,8 +34,18 @@ def under(root: nn.Module, path: str = "") -> list[str]:
     return keys
 
 
-def of_type(root: nn.Module, types: tuple[type[nn.Module], ...], path: str = "") -> list[str]:
+def name_of(network: nn.Module) -> str:
+    """What kind of network it is, for people."""
+    return network._get_name()
+
+
+def of_type(
+    root: nn.Module, types: tuple[type[nn.Module], ...], path: str = "", method: str = "this method"
+) -> list[str]:
     """State-dict keys under ``path`` that are held by modules of one of ``types`` (their own entries and those below).
+
+    Args:
+        method: who needs them, for the message.
 
     Raises:
         ConfigError: no module of these types is there (a BatchNorm method on a network without BatchNorm, say).
@@ -45,18 +55,25 @@ def of_type(root: nn.Module, types: tuple[type[nn.Module], ...], path: str = "")
     keys = [key for key in root.state_dict() if key in allowed and key.startswith(tuple(prefixes))]
     if not keys:
         wanted = " or ".join(t.__name__.lstrip("_") for t in types)
-        raise ConfigError(f"found no {wanted} layer in '{path or type(root).__name__}': this method needs at least one")
+        network = name_of(root.get_submodule(path))
+        raise ConfigError(
+            f"found no {wanted} layer in the network {network}: {method} needs at least one, so it takes networks that "
+            f"have {wanted}"
+        )
     return keys
 
 
-def running_statistics(root: nn.Module, path: str = "") -> list[str]:
+def running_statistics(root: nn.Module, path: str = "", method: str = "this method") -> list[str]:
     """State-dict keys under ``path`` of what BatchNorm layers keep of their inputs: means, variances, counters.
+
+    Args:
+        method: who needs them, for the message.
 
     Raises:
         ConfigError: there is no BatchNorm.
     """
     trained = dict(root.named_parameters())
-    return [key for key in of_type(root, BATCH_NORM, path) if key not in trained]
+    return [key for key in of_type(root, BATCH_NORM, path, method) if key not in trained]
 
 
 def head_of(network: nn.Module) -> str:

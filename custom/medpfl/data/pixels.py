@@ -12,8 +12,8 @@ from torch import Tensor
 
 from medpfl.core.errors import DataError
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp")
-_FORMATS = ("PNG", "JPEG", "BMP")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".gif", ".webp")
+_FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "PPM", "GIF", "WEBP")
 CENTRE, SPREAD = 0.5, 0.25
 """Whole numbers become (x / the type's maximum - CENTRE) / SPREAD."""
 
@@ -25,7 +25,7 @@ def read_image(path: Path, channels: int) -> NDArray[Any]:
     transparent becomes black. Pillow reads 16-bit colour with 8 bits.
 
     Raises:
-        DataError: no such file, or not a complete PNG, JPEG or BMP image.
+        DataError: no such file, or not a complete image of one of these formats, several pictures, or fractions.
     """
     image = _decoded(path)
     if image.mode.startswith("I"):
@@ -98,9 +98,18 @@ def _decoded(path: Path) -> Image.Image:
         raise DataError(f"{path}: no such file")
     try:
         with Image.open(path, formats=_FORMATS) as image:
+            pictures = getattr(image, "n_frames", 1)
+            if pictures > 1:
+                raise DataError(f"{path}: expected one picture, got {pictures} in one file")
+            if image.mode == "F":
+                raise DataError(f"{path}: expected whole numbers of 8 or 16 bits, got fractions")
             image.load()
             return ImageOps.exif_transpose(image)
+    except DataError:
+        raise
     except UnidentifiedImageError as error:
-        raise DataError(f"{path}: expected a PNG, JPEG or BMP image, got something else or a broken header") from error
+        raise DataError(
+            f"{path}: expected an image ({', '.join(_FORMATS)}), got something else or a broken header"
+        ) from error
     except Exception as error:  # decoders raise anything on a broken file; the sentence keeps the cause
         raise DataError(f"{path}: cannot be read as an image: {type(error).__name__}: {error}") from error

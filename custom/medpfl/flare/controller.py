@@ -8,20 +8,17 @@ from nvflare.apis.controller_spec import ClientTask, Task
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
-from nvflare.fuel.utils.memory_utils import cleanup_memory
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
 from medpfl.flare.authorize import check_allowed
 from medpfl.flare.exchange import ExchangeController
 from medpfl.flare.executor import PROBE
 from medpfl.flare.kits import hospitals_of
+from medpfl.flare.memory import Cleaner
 from medpfl.job import Job, load_config
 from medpfl.job.settings import Settings
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.loop import Watch, carry, training
-
-_CLEANUP_ROUNDS = 10
-_BIG_MODEL = 50_000_000  # bytes of one hospital's payload above which memory is cleaned up every round
 
 
 class MixingController(ExchangeController):
@@ -44,6 +41,7 @@ class MixingController(ExchangeController):
     def _run(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         coordinator = self.coordinator = self._new_coordinator(fl_ctx)
         probes: list[Task] = []
+        cleaner = Cleaner()
 
         def asked(round_number: int | None, joined: list[str]) -> list[str]:
             sites = self._reachable(coordinator)
@@ -55,8 +53,7 @@ class MixingController(ExchangeController):
             while probes:
                 self.cancel_task(probes.pop())
             self._tell(round_number, mixed, fl_ctx)
-            if round_number % _CLEANUP_ROUNDS == 0 or coordinator.payload_bytes() > _BIG_MODEL:
-                cleanup_memory()
+            cleaner.clean(coordinator.payload_bytes())
 
         watch = Watch(lambda joined: self.log_info(fl_ctx, f"hospitals ready: {', '.join(joined)}"), asked, ended)
         carry(training(coordinator, watch), lambda exchange: self._exchange(exchange, abort_signal, fl_ctx))

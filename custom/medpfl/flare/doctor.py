@@ -25,6 +25,7 @@ from medpfl.flare.allow import CODE_RIGHT, LOG_STREAMING, READ_RIGHT, component_
 from medpfl.flare.finding import Finding, note, ok, problem
 from medpfl.flare.identity import check_identity, check_server
 from medpfl.flare.kits import DEFAULT_STORAGE, Kit, local_json, read_json, read_kit, storage_of
+from medpfl.flare.supervision import RESTARTS, unsupervised
 
 PYTHONS = ((3, 11), (3, 12))
 GIB = 1 << 30
@@ -50,6 +51,7 @@ def examine(folder: Path) -> Iterator[Finding]:
     if kit.role != "admin":
         yield from allow_list(kit)
         yield from _code(kit)
+        yield from _supervision(kit)
     if kit.role == "hospital":
         yield from _leaks(kit)
         yield from _site_file(kit)
@@ -228,6 +230,28 @@ def _code(kit: Kit) -> Iterator[Finding]:
     else:
         text = f"accepted: jobs of {' and '.join(roles)} may bring Python code that runs here"
         yield note("code in jobs", text, f"to run installed code only: medpfl site forbid-code {kit.folder}")
+
+
+def _supervision(kit: Kit) -> Iterator[Finding]:
+    """Whether somebody looks after a process that dies."""
+    check, hospital = "supervision", kit.role == "hospital"
+    try:
+        _, resources = local_json(kit.folder, "resources.json")
+    except MedPFLError:
+        return  # said with the allow list
+    why = unsupervised(resources, hospital)
+    mend = f"medpfl site allow {kit.folder}   (kits that an earlier MedPFL set up need it once more)"
+    if why is None and hospital:
+        yield ok(check, f"a job's process that is killed here is started again, up to {RESTARTS} times in a job")
+    elif why is None:
+        yield ok(check, "jobs that were running when the server was killed are closed when it starts again")
+    elif why == "other":
+        text = "job processes are not started by FLARE's default launcher: what happens when one is killed is not known"
+        yield note(check, text)
+    elif hospital:
+        yield problem(check, "if a job's process is killed here, FLARE ends the whole job, at all hospitals", mend)
+    else:
+        yield problem(check, "if the server is killed, FLARE shows the jobs that it ran as RUNNING for ever", mend)
 
 
 def _leaks(kit: Kit) -> Iterator[Finding]:

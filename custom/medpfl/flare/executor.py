@@ -13,9 +13,10 @@ from nvflare.apis.signal import Signal
 from medpfl.core.errors import MedPFLError, ProtocolError, Stopped
 from medpfl.data.site_file import find_site_file
 from medpfl.flare.leaving import check_filters, filters_out
+from medpfl.flare.memory import Cleaner
 from medpfl.flare.wire import ERROR, read_request, to_shareable
 from medpfl.methods.base import Method
-from medpfl.rounds.messages import Message
+from medpfl.rounds.messages import Message, byte_count
 from medpfl.rounds.protocol import Asked, InitRequest, Request, parse
 from medpfl.rounds.site import SiteRunner
 from medpfl.tasks.base import Task
@@ -36,6 +37,7 @@ class SiteExecutor(Executor):
         self.method, self.task = method, task
         self._runner: SiteRunner | None = None
         self._abort: Signal | None = None
+        self._cleaner = Cleaner()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.END_RUN and self._runner is not None:
@@ -51,6 +53,7 @@ class SiteExecutor(Executor):
             request = read_request(shareable)
             if request.header.task != task_name:
                 raise ProtocolError(f"task '{task_name}' came with a request to '{request.header.task}'")
+            self._cleaner.clean(byte_count(request.slots))
             if self._runner is None:
                 self._runner = self._started(request.header, fl_ctx)
             reply = self._runner.handle(request)

@@ -12,7 +12,7 @@ import shlex
 import signal
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
@@ -91,14 +91,30 @@ class LostJobs(FLComponent):
             engine.job_runner.update_abnormal_finished_jobs([], fl_ctx)
 
 
+_FLARES = f"{ClientProcessJobLauncher.__module__}.{ClientProcessJobLauncher.__name__}"
+_OURS = f"{SupervisedLauncher.__module__}.{SupervisedLauncher.__name__}"
+_LOST = f"{LostJobs.__module__}.{LostJobs.__name__}"
+
+
 def supervise(resources: dict[str, Any], hospital: bool) -> None:
     """Put the launcher into a hospital's ``resources.json``, or ``LostJobs`` into a server's; safe to repeat."""
     components: list[dict[str, Any]] = resources.setdefault("components", [])
     if hospital:
         for component in components:
-            if component.get("path") == f"{ClientProcessJobLauncher.__module__}.{ClientProcessJobLauncher.__name__}":
-                component["path"] = f"{SupervisedLauncher.__module__}.{SupervisedLauncher.__name__}"
-        return
-    path = f"{LostJobs.__module__}.{LostJobs.__name__}"
-    if not any(component.get("path") == path for component in components):
-        components.append({"id": "medpfl_lost_jobs", "path": path, "args": {}})
+            if component.get("path") == _FLARES:
+                component["path"] = _OURS
+    elif not any(component.get("path") == _LOST for component in components):
+        components.append({"id": "medpfl_lost_jobs", "path": _LOST, "args": {}})
+
+
+def unsupervised(resources: dict[str, Any], hospital: bool) -> Literal["before", "other", None]:
+    """Why nobody looks after what dies here; None: somebody does.
+
+    Returns:
+        "before": ``supervise`` was not done to these ``resources.json``; "other": the hospital starts its job processes
+        by a launcher that is not FLARE's default, say in containers, and what it does then is its own affair.
+    """
+    paths = {str(component.get("path")) for component in resources.get("components", [])}
+    if (_OURS if hospital else _LOST) in paths:
+        return None
+    return "other" if hospital and _FLARES not in paths else "before"

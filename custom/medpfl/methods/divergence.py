@@ -5,9 +5,14 @@ import torch
 from torch import Tensor
 
 
-def class_logits(outputs: Tensor) -> Tensor:
+def largest(outputs: Tensor | list[Tensor]) -> Tensor:
+    """Of a network with deep supervision the map of the input's size; of others what they give."""
+    return outputs[0] if isinstance(outputs, list) else outputs
+
+
+def class_logits(outputs: Tensor | list[Tensor]) -> Tensor:
     """A network's outputs as logits of all classes, B x C x ..., C >= 2: one output is a sigmoid's. float32."""
-    outputs = outputs.float()
+    outputs = largest(outputs).float()
     return torch.cat([torch.zeros_like(outputs), outputs], dim=1) if outputs.shape[1] == 1 else outputs
 
 

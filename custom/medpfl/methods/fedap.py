@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
-from medpfl.core.groups import BATCH_NORM, head_of, of_type, running_statistics, under, without
+from medpfl.core.groups import BATCH_NORM, head_of, name_of, of_type, running_statistics, under, without
 from medpfl.core.mixers import Mixer, StatisticsDistance
 from medpfl.core.moments import InputMoments
 from medpfl.core.tied import load_own_state
@@ -49,9 +49,9 @@ class FedAP(Method):
             return {"model": keys}
         if not _batch_norm_layers(models["model"]):
             raise ConfigError(
-                f"FedAP keeps BatchNorm layers at the hospital, and {type(models['model']).__name__} has none: take a "
-                "network with BatchNorm, or d-FedAP: FedAP's batch_norm 'shared' and the server component's statistics "
-                "'head_inputs'"
+                f"FedAP keeps BatchNorm layers at the hospital, and the network {name_of(models['model'])} has none: "
+                "take a network with BatchNorm, or d-FedAP: FedAP's batch_norm 'shared' and the server component's "
+                "statistics 'head_inputs'"
             )
         return {"model": without(keys, of_type(models, BATCH_NORM, "model"))}
 
@@ -76,7 +76,7 @@ class FedAP(Method):
         layers = _batch_norm_layers(network) if name == "batch_norm_inputs" else {head: network.get_submodule(head)}
         if not layers:
             raise ConfigError(
-                f"the server wants the inputs of BatchNorm layers, and {type(network).__name__} has none: set the "
+                f"FedAP compares the inputs of BatchNorm layers, and the network {name_of(network)} has none: set the "
                 "server component's statistics to 'head_inputs' (d-FedAP)"
             )
         with InputMoments(layers) as watched, torch.inference_mode():
@@ -110,5 +110,7 @@ def _running_statistics(network: nn.Module) -> dict[str, Tensor]:
             raise ConfigError(f"BatchNorm layer '{path}' keeps no running statistics, which f-FedAP compares")
         found[f"{path}.mean"], found[f"{path}.variance"] = mean.double(), variance.double()
     if not found:
-        raise ConfigError(f"f-FedAP compares BatchNorm's running statistics, and {type(network).__name__} has none")
+        raise ConfigError(
+            f"f-FedAP compares BatchNorm's running statistics, and the network {name_of(network)} has none"
+        )
     return found

@@ -2,7 +2,9 @@
 """FedBN: everything is averaged but the BatchNorm layers, which stay at the hospital.
 
 Li, Jiang, Zhang, Kamp, Dou, "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR 2021.
-BatchNorm layers are found by type; their running statistics stay together with their weights and biases.
+BatchNorm layers are found by type; their running statistics stay together with their weights and biases. A network
+without BatchNorm is refused: instance and group norm keep no statistics of the hospital's data, and what would be left
+of the method is no longer what the paper describes.
 """
 
 from dataclasses import dataclass
@@ -24,7 +26,7 @@ class FedBN(Method):
         return {"model": build.network()}
 
     def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
-        return {"model": without(under(models, "model"), of_type(models, BATCH_NORM, "model"))}
+        return {"model": without(under(models, "model"), of_type(models, BATCH_NORM, "model", "FedBN"))}
 
     def local_round(self, site: Site) -> None:
         site.fit("model")

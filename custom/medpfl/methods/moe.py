@@ -17,6 +17,7 @@ from medpfl.core.mixers import Mean, Mixer
 from medpfl.data.samples import Samples
 from medpfl.data.target import Target
 from medpfl.methods.base import Build, Method, Site
+from medpfl.methods.divergence import largest
 
 
 def mixture(gate: Tensor, common: Tensor, own: Tensor) -> Tensor:
@@ -65,8 +66,9 @@ class MoE(Method):
             found = {}
             for name in ("global", "expert"):
                 with site.autocast():
-                    found[name] = site.models[name](batch.inputs)
-                    loss = site.task.loss(found[name], batch.targets)
+                    outputs = site.models[name](batch.inputs)
+                    found[name] = largest(outputs)
+                    loss = site.task.loss(outputs, batch.targets)
                 site.step(name, loss)
             with site.autocast():
                 gate = site.models["gate"](batch.inputs)

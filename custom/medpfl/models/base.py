@@ -20,6 +20,15 @@ class Architecture(Checked):
         """For segmentation: every length of an input must be a multiple of this. None: one result an input."""
         return None
 
+    def multiples(self, axes: int) -> tuple[int, ...] | None:
+        """The same for each of an input's ``axes`` by itself; where they differ, ``multiple`` suits all of them."""
+        return None if self.multiple is None else (self.multiple,) * axes
+
+    @property
+    def fixed(self) -> bool:
+        """Whether it takes inputs of that very size alone that it was built for, so that larger ones must be tiled."""
+        return False
+
     @property
     def differs(self) -> bool:
         """Whether hospitals have different networks, whose weights cannot be averaged."""

@@ -52,6 +52,10 @@ class ByHospital(Architecture):
         return math.lcm(*known) if len(known) == len(multiples) else None
 
     @property
+    def fixed(self) -> bool:
+        return any(given.fixed for given in self.hospitals.values())
+
+    @property
     def differs(self) -> bool:
         first, *others = self.hospitals.values()
         return first.differs or any(other != first for other in others)

@@ -6,9 +6,10 @@ from typing import Any, Literal
 
 from torch import nn
 
-from medpfl.core.errors import ConfigError
+from medpfl.core.errors import ConfigError, meant
 from medpfl.models.base import Architecture
 from medpfl.models.memory_order import channels_last
+from medpfl.models.norms import Norm, with_norm
 
 _DENSE = ("init_features", "growth_rate", "block_config", "bn_size", "dropout_prob")
 _RESIDUAL = ("conv1_t_size", "conv1_t_stride", "no_max_pool", "widen_factor")
@@ -25,17 +26,20 @@ Name = Literal[
 
 @dataclass(frozen=True)
 class MonaiNet(Architecture):
-    """A network of ``monai.networks.nets``, with BatchNorm, without pretrained weights.
+    """A network of ``monai.networks.nets``, without pretrained weights.
 
     Args:
         network: its name.
         options: numbers for its constructor, such as {"growth_rate": 6, "block_config": [16, 16, 16]}. DenseNet:
             init_features, growth_rate, block_config, bn_size, dropout_prob. ResNet: conv1_t_size, conv1_t_stride,
             no_max_pool, widen_factor. SEResNet and SEResNext: layers, groups, reduction, dropout_prob, inplanes.
+            EfficientNet: none.
+        norm: kind of normalisation.
     """
 
     network: Name
     options: dict[str, bool | int | float | list[int]] = field(default_factory=dict)
+    norm: Norm = "batch"
 
     def __post_init__(self) -> None:
         family = self.network.rstrip("0123456789")
@@ -43,7 +47,8 @@ class MonaiNet(Architecture):
         for option in self.options:
             if option not in known:
                 raise ConfigError(
-                    f"MonaiNet: {self.network} has no option '{option}' here; it has: {', '.join(known) or 'none'}"
+                    f"MonaiNet: {self.network} has no option '{option}' here; it has: "
+                    f"{', '.join(known) or 'none'}{meant(option, known)}"
                 )
 
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
@@ -51,9 +56,10 @@ class MonaiNet(Architecture):
         if len(input_shape) not in (3, 4):
             raise ConfigError(f"{self.network} needs inputs C x H x W or C x D x H x W, got the shape {input_shape}")
         try:
-            return channels_last(self._made(len(input_shape) - 1, input_shape[0], outputs))
-        except (TypeError, ValueError, RuntimeError) as error:
+            network = self._made(len(input_shape) - 1, input_shape[0], outputs)
+        except (TypeError, ValueError, RuntimeError, ArithmeticError) as error:
             raise ConfigError(f"MonaiNet: {self.network} with the options {self.options}: {error}") from error
+        return channels_last(with_norm(network, self.norm, input_shape))
 
     def _made(self, axes: int, channels: int, outputs: int) -> nn.Module:
         from monai.networks import nets

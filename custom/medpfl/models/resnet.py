@@ -9,24 +9,27 @@ from torch import nn
 from medpfl.core.errors import ConfigError
 from medpfl.models.base import Architecture
 from medpfl.models.memory_order import channels_last
+from medpfl.models.norms import Norm, with_norm
 
 _BLOCKS = {10: [1, 1, 1, 1], 18: [2, 2, 2, 2], 34: [3, 4, 6, 3]}
 
 
 @dataclass(frozen=True)
 class ResNet(Architecture):
-    """MONAI's ResNet of basic blocks with BatchNorm; the stem is a 3 x 3 convolution of stride 2, for small images.
+    """MONAI's ResNet of basic blocks; the stem is a 3 x 3 convolution of stride 2, for small images.
 
     Args:
         width: channels of the first of the four stages, >= 1; each later stage doubles them. 64 is the original.
         depth: number of layers.
         pool: max-pooling after the stem, so that the stages see a quarter of the input's height and width instead of
             a half; without it training takes about 3 times as long, and inputs as small as 28 x 28 keep more detail.
+        norm: kind of normalisation.
     """
 
     width: int = 16
     depth: Literal[10, 18, 34] = 18
     pool: bool = True
+    norm: Norm = "batch"
 
     extractor: ClassVar = "layer2"  # as in the CusFL paper: after the ninth convolution of ResNet18
 
@@ -53,4 +56,4 @@ class ResNet(Architecture):
             no_max_pool=not self.pool,
             num_classes=outputs,
         )
-        return channels_last(network)
+        return channels_last(with_norm(network, self.norm, input_shape))

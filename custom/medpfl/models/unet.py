@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Networks for segmentation: UNet and ResUNet, BasicUNet, UNet++, FCN. Inputs C x H x W (UNet: or C x D x H x W)."""
+"""Networks for segmentation: UNet and ResUNet, BasicUNet, UNet++, AttentionUnet, FCN. Inputs C x H x W, or but for FCN
+C x D x H x W."""
 
 from dataclasses import dataclass
 
@@ -8,20 +9,26 @@ from torch import Tensor, nn
 from medpfl.core.errors import ConfigError
 from medpfl.models.base import Architecture
 from medpfl.models.memory_order import channels_last
+from medpfl.models.norms import Norm, with_norm
+from medpfl.models.options import axes_of, share, whole
 from medpfl.models.residual import plane
 
 
 @dataclass(frozen=True)
 class UNet(Architecture):
-    """MONAI's UNet with BatchNorm (Ronneberger et al., MICCAI 2015); a ResUNet with ``residual_units``.
+    """MONAI's UNet (Ronneberger et al., MICCAI 2015); a ResUNet with ``residual_units``.
 
     Args:
         channels: from the top level down, 2 levels or more; each level halves the map.
         residual_units: residual units per level, 0 for plain convolutions (quicker on a CPU).
+        norm: kind of normalisation.
+        dropout: share of the features that is left out in training, in [0, 1).
     """
 
     channels: tuple[int, ...] = (16, 32, 64, 128)
     residual_units: int = 0
+    norm: Norm = "batch"
+    dropout: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "channels", tuple(self.channels))  # JSON has lists
@@ -31,6 +38,8 @@ class UNet(Architecture):
             raise ConfigError(f"UNet's channels must be at least 1, got {list(self.channels)}")
         if self.residual_units < 0:
             raise ConfigError(f"UNet's residual_units must be at least 0, got {self.residual_units}")
+        whole(self, "channels")
+        share(self)
 
     @property
     def multiple(self) -> int:
@@ -47,12 +56,13 @@ class UNet(Architecture):
             strides=[2] * (len(self.channels) - 1),
             num_res_units=self.residual_units,
             norm="batch",
+            dropout=self.dropout,
         )
-        return network
+        return with_norm(network, self.norm, input_shape)
 
 
 class First(nn.Module):
-    """A network that gives a list of maps, of which the first is the result."""
+    """A network that gives several tensors, of which the first is the result. It goes by the network's name."""
 
     def __init__(self, network: nn.Module):
         super().__init__()
@@ -62,21 +72,30 @@ class First(nn.Module):
         result: Tensor = self.network(inputs)[0]
         return result
 
+    def _get_name(self) -> str:
+        return type(self.network).__name__
+
 
 @dataclass(frozen=True)
 class UNetPlusPlus(Architecture):
-    """MONAI's UNet++ with BatchNorm (Zhou et al., IEEE TMI 2019), four levels below the first.
+    """MONAI's UNet++ (Zhou et al., IEEE TMI 2019), four levels below the first.
 
     Args:
         features: channels of the five levels from the top, and of the last layer.
+        norm: kind of normalisation.
+        dropout: share of the features that is left out in training, in [0, 1).
     """
 
     features: tuple[int, ...] = (8, 8, 16, 32, 64, 8)
+    norm: Norm = "batch"
+    dropout: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "features", tuple(self.features))  # JSON has lists
         if len(self.features) != 6 or min(self.features) < 1:
             raise ConfigError(f"UNetPlusPlus' features must be 6 numbers of at least 1, got {list(self.features)}")
+        whole(self, "features")
+        share(self)
 
     @property
     def multiple(self) -> int:
@@ -85,22 +104,25 @@ class UNetPlusPlus(Architecture):
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         from monai.networks.nets import BasicUNetPlusPlus
 
-        norm = ("batch", {"affine": True})
-        return channels_last(First(BasicUNetPlusPlus(2, plane(self, input_shape), outputs, self.features, norm=norm)))
+        axes, norm = axes_of(self, input_shape), ("batch", {"affine": True})
+        network = BasicUNetPlusPlus(axes, input_shape[0], outputs, self.features, norm=norm, dropout=self.dropout)
+        return channels_last(with_norm(First(network), self.norm, input_shape))
 
 
 @dataclass(frozen=True)
 class BasicUNet(Architecture):
-    """MONAI's BasicUNet with BatchNorm: five levels of two convolutions each, of pFedNet's U-Net at its default width.
+    """MONAI's BasicUNet: five levels of two convolutions each, of pFedNet's U-Net at its default width.
     Its way down is conv_0, down_1 ... down_4, its way up upcat_4 ... upcat_1, final_conv.
 
     Deviation: the last layer gives scores; the released code puts a sigmoid before its cross-entropy.
 
     Args:
         width: channels of the top level; each level below has twice as many.
+        norm: kind of normalisation.
     """
 
     width: int = 8
+    norm: Norm = "batch"
 
     def __post_init__(self) -> None:
         if self.width < 1:
@@ -117,7 +139,39 @@ class BasicUNet(Architecture):
         network: nn.Module = Network(
             len(input_shape) - 1, input_shape[0], outputs, features, act="relu", norm=("batch", {"affine": True})
         )
-        return channels_last(network)
+        return channels_last(with_norm(network, self.norm, input_shape))
+
+
+@dataclass(frozen=True)
+class AttentionUnet(Architecture):
+    """MONAI's Attention U-Net (Oktay et al., MIDL 2018), whose merging convolutions have instance norm in any case.
+
+    Args:
+        channels: from the top level down, 2 levels or more; each level halves the map.
+        norm: kind of normalisation.
+        dropout: share of the features that is left out in training, in [0, 1).
+    """
+
+    channels: tuple[int, ...] = (16, 32, 64, 128)
+    norm: Norm = "batch"
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if len(self.channels) < 2:
+            raise ConfigError(f"AttentionUnet's channels: at least 2 levels are needed, got {list(self.channels)}")
+        whole(self, "channels", least=2)
+        share(self)
+
+    @property
+    def multiple(self) -> int:
+        return int(2 ** (len(self.channels) - 1))
+
+    def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        from monai.networks.nets import AttentionUnet as Network
+
+        axes, strides = axes_of(self, input_shape), [2] * (len(self.channels) - 1)
+        network = Network(axes, input_shape[0], outputs, self.channels, strides, dropout=self.dropout)
+        return with_norm(network, self.norm, input_shape)
 
 
 class Fcn(nn.Module):

@@ -18,7 +18,7 @@ from medpfl.tasks.labelled import Labelled
 
 @dataclass(frozen=True)
 class Classification(Labelled):
-    """One class an image. Loss: cross-entropy.
+    """One class an image.
 
     Args:
         dataset: name of a declared dataset of kind ``images`` with ``label``, or ``arrays``.
@@ -26,6 +26,8 @@ class Classification(Labelled):
             and width, which do not change.
         architecture: the network.
         score: metric that chooses the best round.
+        loss: what training descends; ``sampling``: whether its steps draw rare classes more often (``Labelled``);
+            ``more_metrics``: by which further ones models are tested.
         augment: how training images are changed at random, one after another, or the name of a preset.
     """
 

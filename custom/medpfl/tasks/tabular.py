@@ -16,13 +16,15 @@ from medpfl.tasks.labelled import Labelled
 
 @dataclass(frozen=True)
 class Tabular(Labelled):
-    """A multilayer perceptron (without hidden layers, logistic regression) or a given network. Loss: cross-entropy.
+    """A multilayer perceptron (without hidden layers, logistic regression) or a given network.
 
     Args:
         dataset: name of a declared dataset of kind ``table``.
         hidden: widths of hidden layers (each followed by ReLU).
         architecture: the network, in place of the perceptron.
         score: metric that chooses the best round.
+        loss: what training descends; ``sampling``: whether its steps draw rare classes more often (``Labelled``);
+            ``more_metrics``: by which further ones models are tested.
     """
 
     dataset: str

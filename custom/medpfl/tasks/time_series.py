@@ -15,12 +15,14 @@ from medpfl.tasks.labelled import Labelled
 
 @dataclass(frozen=True)
 class TimeSeries(Labelled):
-    """A convolutional network on windows, each a case of its own. Loss: cross-entropy.
+    """A convolutional network on windows, each a case of its own.
 
     Args:
         dataset: name of a declared dataset of kind ``series``.
         architecture: the network, for inputs of channels x length.
         score: metric that chooses the best round.
+        loss: what training descends; ``sampling``: whether its steps draw rare classes more often (``Labelled``);
+            ``more_metrics``: by which further ones models are tested.
     """
 
     dataset: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images: PNG, JPEG or BMP files with class labels (from a table or from their paths), with masks, or both."""
+"""Images: PNG, JPEG, TIFF and other files with class labels (from a table or from their paths), with masks, or both."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -51,10 +51,19 @@ class ImageTable(Strict):
 
 
 class Masks(LabelMap):
-    """Label maps as image files, each with its image's name, without suffix, followed by ``suffix``."""
+    """Label maps as image files, each with its image's name, without suffix, followed by ``suffix``.
+
+    Where their names are made of placeholders alone ("{case}_manual1.gif"), these say whose they are.
+    """
 
     files: Patterns
     suffix: str = ""
+
+    def paired_by(self, shared: Sequence[str]) -> bool:
+        """Whether the placeholders that images and masks share say alone which belong together."""
+        names = [Path(pattern).name for pattern in self.files]
+        alone = all(field in placeholders([name]) for name in names for field in shared)
+        return bool(shared) and alone and not self.suffix and not any(set("*?[") & set(name) for name in names)
 
 
 @dataclass(frozen=True)
@@ -86,6 +95,7 @@ class Images(Dataset):
     form: ClassVar[str] = "images"
     targets: ClassVar[tuple[Target, ...]] = (Target.CLASS, Target.MASK)
     preparation: ClassVar[type[Preparation]] = ImagesPreparation
+    agreed: ClassVar[tuple[str, ...]] = ("channels", "masks.labels")
 
     kind: Literal["images"]
     files: Patterns
@@ -230,21 +240,24 @@ class Images(Dataset):
         if self.masks is None:
             return {}
         shared = sorted(placeholders(self.files) & placeholders(self.masks.files))
+        named = not self.masks.paired_by(shared)
         index: dict[tuple[str, ...], list[Found]] = {}
         for mask in find_files(self._folder, self.masks.files, problems):
             if mask.path.stem.endswith(self.masks.suffix):
-                stem = mask.path.stem.removesuffix(self.masks.suffix)
+                stem = mask.path.stem.removesuffix(self.masks.suffix) if named else ""
                 index.setdefault((stem, *(mask.fields[field] for field in shared)), []).append(mask)
         masks: dict[str, Path] = {}
         owner: dict[str, str] = {}
         for row in rows:
             image = row.image
-            fits = index.get((image.path.stem, *(image.fields[field] for field in shared)), [])
+            stem = image.path.stem if named else ""
+            fits = index.get((stem, *(image.fields[field] for field in shared)), [])
             if len(fits) != 1:
                 problem = f"several masks: {', '.join(mask.name for mask in fits)}" if fits else "no mask"
+                wanted = f"{stem}{self.masks.suffix}" if named else ", ".join(f"{k} {image.fields[k]}" for k in shared)
                 problems.add(
-                    f"{row.where}: the image {image.name} has {problem}; expected one {image.path.stem}"
-                    f"{self.masks.suffix} among {', '.join(self.masks.files)}"
+                    f"{row.where}: the image {image.name} has {problem}; expected one {wanted} among "
+                    f"{', '.join(self.masks.files)}"
                 )
             elif fits[0].name in owner:
                 problems.add(f"{row.where}: the mask {fits[0].name} fits {image.name} and {owner[fits[0].name]}")

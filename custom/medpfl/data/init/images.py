@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PNG and JPEG files: in class folders, with a folder of masks, or named by a table."""
+"""Image files: in class folders, with a folder of masks, or named by a table."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,9 +10,9 @@ from PIL import Image, UnidentifiedImageError
 from medpfl.core.errors import DataError
 from medpfl.data.init import tables
 from medpfl.data.init.answers import Answers, Entry
+from medpfl.data.init.pairing import Layout, eyes, images_and_masks, layouts
 from medpfl.data.init.volumes import LABELS, LOOKED, MARK, label_entries
-
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp")
+from medpfl.data.pixels import SUFFIXES
 
 
 def find_images(folder: Path) -> list[Path]:
@@ -32,6 +32,9 @@ def describe(folder: Path, base: str, answers: Answers) -> list[Entry]:
     images = [path for path in found if path not in set(masks)]
     if not images:
         raise DataError(f"{folder}: the folder holds masks but no images")
+    alike = layouts(folder, found)
+    if (not masks or len(alike) > 2) and (pair := images_and_masks(alike, LOOKED, answers)):
+        return _with_layouts(base, *pair, answers)
     if masks:
         return _with_masks(folder, base, images, masks, answers)
     listing = [path for path in sorted(folder.iterdir()) if path.suffix.lower() in (".csv", ".tsv")]
@@ -45,14 +48,56 @@ def describe(folder: Path, base: str, answers: Answers) -> list[Entry]:
 def _start(base: str, folder: Path, images: Sequence[Path], inner: str) -> list[Entry]:
     return [
         Entry("kind", "images"),
-        Entry("files", _patterns(base, inner, images)),
+        Entry("files", _patterns(base, inner, images, eyes([path.stem for path in images]) or "*")),
         Entry("channels", _channels(images[0]), "1 grey, 3 colour"),
     ]
 
 
-def _patterns(base: str, inner: str, images: Sequence[Path]) -> list[str]:
+def _patterns(base: str, inner: str, images: Sequence[Path], stem: str = "*") -> list[str]:
     suffixes = sorted({path.suffix for path in images})
-    return ["/".join(part for part in (base, inner, f"*{suffix}") if part) for suffix in suffixes]
+    return ["/".join(part for part in (base, inner, f"{stem}{suffix}") if part) for suffix in suffixes]
+
+
+def _with_layouts(base: str, images: Layout, masks: Layout, answers: Answers) -> list[Entry]:
+    """Masks that are told from the images by the rest of their names."""
+    named = masks.ending.startswith(images.ending) and Path(images.pattern).stem in Path(masks.pattern).stem
+    suffix = masks.ending.removeprefix(images.ending) if named else ""
+    files = [f"{base}/{each.pattern}" if base else each.pattern for each in (images, masks)]
+    if suffix:
+        files = [name.replace("{case}", eyes(list(images.files)) or "*") for name in files]
+    declared = {"files": files[1:], **({"suffix": suffix} if suffix else {})}
+    labels = label_entries(_values(list(masks.files.values())), "", answers)
+    comment = f"a mask has its image's name and {suffix}" if suffix else "a mask is its image's by the name in braces"
+    first = next(iter(images.files.values()))
+    return [
+        Entry("kind", "images"),
+        Entry("files", files[:1]),
+        Entry("channels", _channels(first), "1 grey, 3 colour"),
+        Entry("masks", {**declared, **{entry.key: entry.value for entry in labels}}, comment),
+        _split("{patient}" in files[0]),
+    ]
+
+
+def _split(grouped: bool) -> Entry:
+    fixed = {"seed": 0, "fractions": tables.FRACTIONS}
+    if grouped:
+        return Entry("split", {"group": "patient", **fixed}, "both eyes of a patient stay together")
+    return Entry("split", fixed, "every image counts as another patient; name the patient in braces if that is not so")
+
+
+def _values(masks: Sequence[Path]) -> list[int]:
+    """The values of the first masks.
+
+    Raises:
+        DataError: they are no masks.
+    """
+    values: set[int] = set()
+    for path in masks[:LOOKED]:
+        with Image.open(path) as mask:
+            values |= {int(value) for value in np.unique(np.array(mask.convert("L") if mask.mode != "P" else mask))}
+    if len(values) > 32:
+        raise DataError(f"{masks[0]}: expected a mask, got {len(values)} different values")
+    return sorted(values)
 
 
 def _with_masks(
@@ -62,13 +107,7 @@ def _with_masks(
     endings = {match[0] if (match := MARK.search(path.stem)) else "" for path in masks}
     if len(endings) > 1:
         raise DataError(f"{folder}: the masks' names end in several ways: {', '.join(sorted(endings))}")
-    values: set[int] = set()
-    for path in masks[:LOOKED]:
-        with Image.open(path) as mask:
-            values |= {int(value) for value in np.unique(np.array(mask.convert("L") if mask.mode != "P" else mask))}
-    if len(values) > 32:
-        raise DataError(f"{masks[0]}: expected a mask, got {len(values)} different values")
-    labels = label_entries(sorted(values), "", answers)
+    labels = label_entries(_values(masks), "", answers)
     ending = endings.pop()
     files = _patterns(base, mask_folder, masks)
     if ending:
@@ -77,7 +116,7 @@ def _with_masks(
     return [
         *_start(base, folder, images, image_folder),
         Entry("masks", declared, f"a mask has its image's name{f' and {ending}' if ending else ''}"),
-        Entry("split", {"seed": 0, "fractions": tables.FRACTIONS}, "every image counts as another patient"),
+        _split(eyes([path.stem for path in images]) is not None),
     ]
 
 
@@ -109,10 +148,15 @@ def _with_folders(folder: Path, base: str, images: Sequence[Path], answers: Answ
         )
     names = sorted({part[place] for part in parts})
     classes = answers.class_values(names, names, "a folder")
+    cut = Entry("split", {"stratify": True, "seed": 0, "fractions": tables.FRACTIONS})
+    if split:
+        cut = Entry("split", {"column": split})
+    elif eyes([path.stem for path in images]):
+        cut = _split(grouped=True)
     return [
         *_start(base, folder, images, inner),
         Entry("label", {"column": "class", "classes": classes}, "class: the folders that hold it"),
-        Entry("split", {"column": split} if split else {"stratify": True, "seed": 0, "fractions": tables.FRACTIONS}),
+        cut,
     ]
 
 

@@ -11,6 +11,7 @@ import pandas as pd
 
 from medpfl.core.errors import DataError
 from medpfl.data.init.answers import Answers, Entry, Value, as_value
+from medpfl.data.init.like import own_codes, own_columns
 
 SUFFIXES = (".csv", ".tsv", ".tab", ".data", ".parquet", ".pq")
 MISSING = ["", "?", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "-", ".", "unknown", "missing"]
@@ -18,6 +19,12 @@ PATIENT = re.compile(r"(patient|subject|person|participant|pid|mrn)([ _-]?(id|no
 LABEL = re.compile(r"label|target|class|outcome|diagnosis|y", re.IGNORECASE)
 SPLIT = re.compile(r"split|set|subset|partition", re.IGNORECASE)
 SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}
+LATER = re.compile(
+    r"(.*[ _-])?(follow.?up|surviv(ed|al)|death|died|dead|outcome|discharged?|readmi\w*|event|relapse|recurrence"
+    r"|time.?to|los|length.?of.?stay)([ _-].*)?",
+    re.IGNORECASE,
+)
+"""Names of columns that are known only when the answer is."""
 CATEGORIES = 20  # different texts of a column that still are categories
 CLASSES = 20  # different values of a column that can be predicted
 
@@ -26,7 +33,8 @@ def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> l
     """The dataset's entries.
 
     Rule: a column whose known cells are all numbers is a number; one with at most 20 different texts is a list of
-    categories; a patient's identifier groups rows; any other column is left out, and one that is mostly missing.
+    categories; a patient's identifier groups rows; any other column is left out, and one that is mostly missing, or
+    whose name says that it is known only with the outcome.
 
     Raises:
         DataError: the files are no tables.
@@ -35,6 +43,12 @@ def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> l
     frames = [read(file) for file in files]
     header, separator = frames[0][1], frames[0][2]
     frame = pd.concat([part for part, *_ in frames], ignore_index=True)
+    agreed = answers.schema.declared.get("features") if answers.schema else None
+    rename: dict[str, str] = {}
+    if isinstance(agreed, dict):
+        own = own_columns(list(agreed), [str(column) for column in frame.columns], answers)
+        rename = {column: name for name, column in own.items() if column != name}
+        frame = frame.rename(columns=rename)
     columns = [str(column) for column in frame.columns]
     missing = [text for text in MISSING if text in ("", "?", "NA") or frame.isin([text]).to_numpy().any()]
     label = answers.get("label", "Which column is to be predicted?", _named(columns, LABEL), columns)
@@ -49,6 +63,12 @@ def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> l
     classes = answers.class_values(found, [str(value) for value in found], f"column '{label}'")
     split, group = _split(columns, known, label), _group(columns, known, label, answers)
     features, left = _features(columns, known, len(frame), {label, split, group})
+    codes: dict[str, dict[str, Value]] = {}
+    if isinstance(agreed, dict):
+        features, left = dict(agreed), []  # type: ignore[arg-type] # the site file is checked when it is written
+        for name, kind in features.items():
+            if isinstance(kind, list) and (found_codes := own_codes(name, kind, known[name], answers)):
+                codes[name] = found_codes
     if not features:
         raise DataError(f"{files[0]}: no column is left to predict '{label}' from; left out: {', '.join(left)}")
     lacking = frame[[*features, label]].isin(missing).any(axis=1).sum()
@@ -57,6 +77,10 @@ def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> l
         entries.append(Entry("separator", separator))
     if not header:
         entries.append(Entry("columns", columns, "the file has no header line; give the columns their names"))
+    if rename:
+        entries.append(Entry("rename", rename, "this table's column: the name that the hospitals agreed on"))
+    if codes:
+        entries.append(Entry("codes", codes, "this table's values: those that the hospitals agreed on"))
     entries.append(Entry("missing", missing, "cells that mean 'not known'"))
     if lacking:
         entries.append(Entry("missing_rows", "drop", f"{lacking} of {len(frame)} rows lack a value; drop or refuse"))
@@ -64,6 +88,8 @@ def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> l
     if left:
         note += f"; left out: {', '.join(left)}"
     entries.append(Entry("features", features, note))
+    if answers.schema and "units" in answers.schema.declared:
+        entries.append(Entry("units", answers.schema.declared["units"], "make sure that the numbers here are in these"))
     entries.append(Entry("label", {"column": label, "classes": classes}, "class: the values that mean it"))
     if split:
         entries.append(Entry("split", {"column": split}))
@@ -152,7 +178,8 @@ def _group(columns: Sequence[str], known: dict[str, list[str]], label: str, answ
         return ""
     question = "Which column names the patient ('none' if every row is another patient)?"
     chosen = answers.get("group", question, repeated[0] if repeated else "none", [*columns, "none"])
-    return "" if chosen == "none" else chosen
+    # A column of which every row has its own value keeps nothing together, and would rule out even splits.
+    return "" if chosen == "none" or len(set(known[chosen])) == len(known[chosen]) else chosen
 
 
 def _features(
@@ -165,12 +192,16 @@ def _features(
             continue
         cells = known[column]
         different = set(cells)
-        if PATIENT.fullmatch(column) or len(different) < 2:
-            left.append(f"{column} ({'an identifier' if len(different) > 1 else 'one value only'})")
+        if PATIENT.fullmatch(column):
+            left.append(f"{column} (an identifier)")
+        elif LATER.fullmatch(column):
+            left.append(f"{column} (is it known before the outcome? Then declare it)")
         elif len(cells) < rows / 2:
             left.append(f"{column} (missing in {rows - len(cells)} of {rows} rows)")
-        elif all(is_number(cell) for cell in cells):
-            features[column] = "number"
+        elif cells and all(is_number(cell) for cell in cells):
+            features[column] = "number"  # of one value here, too: other hospitals may have others
+        elif len(different) < 2:
+            left.append(f"{column} (one value only: declare the categories that other hospitals have)")
         elif len(different) <= CATEGORIES:
             features[column] = _sorted(cells)
         else:

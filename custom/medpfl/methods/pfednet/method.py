@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
@@ -57,12 +56,13 @@ class PFedNet(Method):
     def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
         every = under(models, "model")
         if self.local_statistics:
-            every = without(every, running_statistics(models, "model"))
+            every = without(every, running_statistics(models, "model", "PFedNet's local_statistics"))
         chosen: set[str] = set()
         for path in self.personal:
             chosen |= set(under(models, f"model.{path}" if path else "model"))
         if self.personal_types:
-            chosen |= set(of_type(models, tuple(getattr(nn, name) for name in self.personal_types), "model"))
+            types = tuple(getattr(nn, name) for name in self.personal_types)
+            chosen |= set(of_type(models, types, "model", "PFedNet's personal_types"))
         if not chosen:
             network = models.get_submodule("model")
             chosen = set(under(models, f"model.{head_of(network)}"))
@@ -106,16 +106,11 @@ class PFedNet(Method):
         for name, parameter in network.named_parameters():
             parameter.requires_grad_(name in keys)
         # An exchange within a round has batches and an optimiser of its own: the kept one is of the round's training.
-        fresh = self.new_optimizer(network, "model") if step else None
+        working = site.apart() if step else site
         try:
-            for batch in site.training_batches(purpose=f"exchange {step}" if step else "batches"):
-                with site.autocast():
-                    loss = site.task.loss(network(batch.inputs), batch.targets)
-                if fresh is None:
-                    site.step("model", loss)
-                else:
-                    fresh.zero_grad(set_to_none=True)
-                    torch.autograd.backward(loss)
-                    fresh.step()
+            for batch in working.training_batches(purpose=f"exchange {step}" if step else "batches"):
+                with working.autocast():
+                    loss = working.task.loss(network(batch.inputs), batch.targets)
+                working.step("model", loss)
         finally:
             network.requires_grad_(True)

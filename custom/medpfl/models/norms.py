@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The normalisation of a network: over the batch, over each sample's channels, or over groups of them."""
+
+import math
+from typing import Literal
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from medpfl.core.errors import ConfigError
+
+Norm = Literal["batch", "instance", "group"]
+GROUPS = 8
+"""Groups of a group norm (Wu, He, ECCV 2018); fewer where the channels are no multiple of it."""
+
+_INSTANCE = {nn.BatchNorm1d: nn.InstanceNorm1d, nn.BatchNorm2d: nn.InstanceNorm2d, nn.BatchNorm3d: nn.InstanceNorm3d}
+
+
+def with_norm(network: nn.Module, norm: Norm, input_shape: tuple[int, ...]) -> nn.Module:
+    """The same network, which was built with BatchNorm, with layers of this kind in the places of BatchNorm.
+
+    Weights and biases keep their names and their start at 1 and 0; instance and group norm keep no statistics of the
+    data, and do the same in training and evaluation.
+
+    Args:
+        input_shape: C x ...; the network must leave more than one position of it to every instance norm.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if norm == "batch":
+        return network
+    for module in list(network.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, _BatchNorm):
+                module.register_module(name, _instead(child, norm))
+    if norm == "instance":
+        _check_positions(network, input_shape)
+    return network
+
+
+def _instead(layer: _BatchNorm, norm: Norm) -> nn.Module:
+    channels = layer.num_features
+    if norm == "group":
+        return nn.GroupNorm(math.gcd(GROUPS, channels), channels, eps=layer.eps)
+    kind = next(other for known, other in _INSTANCE.items() if isinstance(layer, known))
+    return kind(channels, eps=layer.eps, affine=True)
+
+
+def _check_positions(network: nn.Module, input_shape: tuple[int, ...]) -> None:
+    """A pass over shapes alone: nothing is computed, and no memory taken."""
+    shapes = {name: one.to("meta") for name, one in (*network.named_parameters(), *network.named_buffers())}
+    network.eval()
+    try:
+        with torch.no_grad():
+            torch.func.functional_call(network, shapes, (torch.empty(1, *input_shape, device="meta"),))
+    except ValueError as error:
+        if "more than 1 spatial element" not in str(error):
+            raise
+        raise ConfigError(
+            f"instance norm needs more than one position, and of inputs of shape {input_shape} this network keeps a "
+            "single one in its deepest layers: take larger inputs, fewer levels, or group norm"
+        ) from error
+    finally:
+        network.train()

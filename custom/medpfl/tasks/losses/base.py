@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a loss is: a component that a task's ``loss`` names, from a batch of outputs and targets to one number."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from medpfl.core.checked import Checked
+from medpfl.core.errors import ConfigError
+from medpfl.data.target import Target
+
+
+class Loss(Checked):
+    """A frozen dataclass whose fields are the job's arguments."""
+
+    answers: ClassVar[tuple[Target, ...]]
+    """The kinds of answers that it can be computed of."""
+
+    def suits(self, target: Target, task: str) -> None:
+        """Refuse a task whose answers it cannot be computed of.
+
+        Raises:
+            ConfigError: naming the loss, the task and what the loss is for.
+        """
+        if target not in self.answers:
+            raise ConfigError(
+                f"{type(self).__name__} is a loss of tasks whose answer is "
+                f"{' or '.join(one.told for one in self.answers)}; the answer of {task} is {target.told}"
+            )
+
+    def informed(self, classes: Sequence[str], counts: Sequence[int] | None) -> Self:
+        """The loss as one hospital uses it; the same, unless it goes by the hospital's own data.
+
+        What it learns here is no argument of the component: it is in no configuration, and no message holds it.
+
+        Args:
+            classes: names of the declared classes.
+            counts: training samples of each class; None where a sample has no class of its own (masks).
+
+        Raises:
+            ConfigError: its arguments do not fit these classes.
+        """
+        return self
+
+    def __call__(self, outputs: Tensor | Sequence[Tensor], targets: Tensor) -> Tensor:
+        """The scalar loss of a batch.
+
+        Args:
+            outputs: B x C x ..., or of two classes B x 1 x ... (logistic); or several such from a network with deep
+                supervision, the finest first.
+            targets: B x ... class indices.
+        """
+        if isinstance(outputs, Tensor):
+            return self.of(outputs, targets)
+        return deeply_supervised(self.of, outputs, targets)
+
+    @abstractmethod
+    def of(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The scalar loss of one output; shapes as in ``__call__``."""
+
+
+def deeply_supervised(loss: Callable[[Tensor, Tensor], Tensor], outputs: Sequence[Tensor], targets: Tensor) -> Tensor:
+    """The weighted mean of the loss of all outputs, with weights 1, 1/2, 1/4, ... that are divided by their sum
+    (Isensee et al., nnU-Net, Nature Methods 2021); coarser outputs are compared with the targets' nearest pixels.
+
+    Args:
+        outputs: each B x C x ..., the finest first.
+        targets: B x ... class indices.
+    """
+    from monai.losses import DeepSupervisionLoss
+
+    def one(output: Tensor, target: Tensor) -> Tensor:
+        return loss(output, target[:, 0].to(targets.dtype))
+
+    weights = [0.5**level for level in range(len(outputs))]
+    each = DeepSupervisionLoss(one, weights=[weight / sum(weights) for weight in weights])
+    total: Tensor = each(list(outputs), targets.unsqueeze(1).float())
+    return total
+
+
+def both(outputs: Tensor) -> Tensor:
+    """Outputs B x C x ... with a channel for each class: of a logistic output z they are 0 and z, whose softmax is its
+    sigmoid."""
+    if outputs.shape[1] > 1:
+        return outputs
+    return torch.cat([torch.zeros_like(outputs), outputs], dim=1)

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of docs/networks.md has every architecture that a job may name, with its options and their defaults."""
+
+import dataclasses
+import importlib
+import inspect
+import json
+import pkgutil
+import re
+from pathlib import Path
+from typing import get_args
+
+import medpfl.models
+from medpfl.models.base import Architecture
+from medpfl.models.monai_net import _OPTIONS, Name
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "networks.md").read_text(encoding="utf-8")
+NOT_OF_TASKS = {
+    "by_hospital.OwnChoice",
+    "selector.Signature",
+    "selector.SmallCnn",
+    "selector.Vgg11",
+}  # FedSM's model selector
+
+
+def architectures() -> dict[str, type[Architecture]]:
+    found = {}
+    for info in pkgutil.iter_modules(medpfl.models.__path__, "medpfl.models."):
+        for name, kind in vars(importlib.import_module(info.name)).items():
+            if isinstance(kind, type) and issubclass(kind, Architecture) and kind.__module__ == info.name:
+                found[f"{info.name.removeprefix('medpfl.models.')}.{name}"] = kind
+    return {
+        name: kind
+        for name, kind in found.items()
+        if dataclasses.is_dataclass(kind) and not inspect.isabstract(kind) and name not in NOT_OF_TASKS
+    }
+
+
+def options(kind: type[Architecture]) -> str:
+    cells = []
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        value = field.default_factory() if callable(field.default_factory) else field.default
+        cells.append(f"`{field.name}`" + ("" if value is dataclasses.MISSING else f" {json.dumps(value)}"))
+    return ", ".join(cells) or "none"
+
+
+def test_the_table_is_what_the_code_has() -> None:
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| ([^|]+) \|", PAGE, flags=re.MULTILINE))
+    assert rows == {name: options(kind) for name, kind in architectures().items()}
+
+
+def test_the_names_and_options_of_monais_classifiers() -> None:
+    told = PAGE[PAGE.index("`MonaiNet` knows") :].split("\n\n")[0].replace("\n", " ")
+    for option in {option for known in _OPTIONS.values() for option in known}:
+        assert f"`{option}`" in told
+    named = {
+        *(f"DenseNet{number}" for number in (121, 169, 201, 264)),
+        *(f"ResNet{number}" for number in (10, 18, 34, 50, 101, 152)),
+        *(f"SEResNet{number}" for number in (50, 101, 152)),
+        *(f"SEResNext{number}" for number in (50, 101)),
+        *(f"EfficientNetB{number}" for number in range(5)),
+    }
+    assert named == set(get_args(Name))
+    assert "DenseNet121, 169, 201, 264; ResNet10, 18, 34, 50, 101, 152; SEResNet50, 101, 152; SEResNext50, 101;" in told
