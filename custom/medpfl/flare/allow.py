@@ -26,6 +26,7 @@ from medpfl.flare.kits import keep_storage, local_json, write_json
 from medpfl.flare.supervision import supervise
 from medpfl.job.names import CONTROLLER, DECODE, ENCODE, EVALUATION_CONTROLLER, EXECUTOR
 from medpfl.methods.base import Method
+from medpfl.methods.start import Start
 from medpfl.models.base import Architecture
 from medpfl.tasks.base import Task
 from medpfl.tasks.losses import Loss
@@ -44,7 +45,7 @@ def component_classes() -> list[str]:
     names = {CONTROLLER, EVALUATION_CONTROLLER, EXECUTOR, ENCODE, DECODE}
     for package, base in (
         ("augment", Augmentation), ("core.codecs", Codec), ("core.mixers", Mixer), ("methods", Method),
-        ("models", Architecture), ("tasks", Task), ("tasks.losses", Loss),
+        ("methods", Start), ("models", Architecture), ("tasks", Task), ("tasks.losses", Loss),
     ):  # fmt: skip
         folder = importlib.import_module(f"medpfl.{package}")
         for module_info in pkgutil.iter_modules(folder.__path__, f"{folder.__name__}."):

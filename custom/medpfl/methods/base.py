@@ -19,6 +19,7 @@ from medpfl.data.samples import Samples, SiteData
 from medpfl.data.target import Target
 from medpfl.methods.joint import Found, Study
 from medpfl.methods.site import Batch, Hospital, Site
+from medpfl.methods.start import Start, Started
 from medpfl.tasks.base import Task
 from medpfl.tasks.metrics.measure import Measure
 
@@ -32,7 +33,8 @@ BATCH = 64
 class Build:
     """What a method builds its networks from. All but ``site``, the hospital's own name, is equal at every hospital,
     so that all start from the same weights. ``public``: name to inputs, of the method's public datasets; empty where
-    no hospital is at work (a deployed model is read)."""
+    no hospital is at work (a deployed model is read). ``start``: the weights that the task's network starts with; None:
+    random ones."""
 
     task: Task
     data: SiteData
@@ -40,6 +42,7 @@ class Build:
     seed: int
     site: str = ""
     public: Mapping[str, Tensor] = field(default_factory=dict)
+    start: Started | None = None
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -48,7 +51,8 @@ class Build:
 
     def network(self) -> nn.Module:
         """The task's network, each time with the same initial weights."""
-        return self.seeded(lambda: self.task.network(self.data))
+        network = self.seeded(lambda: self.task.network(self.data))
+        return self.start.put_into(network) if self.start else network
 
     def only_for(self, method: str, *targets: Target) -> None:
         """Refuse a task whose answers are none of these.
@@ -91,6 +95,7 @@ class Method(Checked):
         batch_size: samples a step, >= 1. A last batch of a single sample is dropped when the epoch has others:
             BatchNorm cannot train on it.
         optimizer: "adam" (betas 0.9, 0.999) or "sgd" (no momentum). Its state stays at the hospital across rounds.
+        start: the weights that networks start with; None: random ones.
     """
 
     epochs: int = 1
@@ -98,6 +103,7 @@ class Method(Checked):
     lr: float = 1e-3
     batch_size: int = 8
     optimizer: Literal["adam", "sgd"] = "adam"
+    start: Start | None = None
 
     deploys: ClassVar[Mapping[str, str]]
     """Deployed model's name to the network that predicts; the first is the one a hospital would use."""
@@ -113,6 +119,11 @@ class Method(Checked):
                 raise ConfigError(f"{type(self).__name__}'s {name} must be at least {least}, got {value}")
         if not self.lr > 0:
             raise ConfigError(f"{type(self).__name__}'s lr must be above 0, got {self.lr}")
+        if self.start and self.start.frozen and type(self).joint is not Method.joint:
+            raise ConfigError(
+                f"{type(self).__name__} takes no frozen layers: its model of all hospitals' models is put together at "
+                "the server, where frozen layers do not come"
+            )
 
     def at(self, site: str) -> "Method":
         """The method as this hospital follows it; the same everywhere, unless the job says otherwise."""
@@ -134,6 +145,10 @@ class Method(Checked):
     def checkpoints(self) -> list[str]:
         """Names of the checkpoints it uses, which every hospital's site file must declare; none by default."""
         return []
+
+    def declared_checkpoints(self) -> list[str]:
+        """The same with that of the start weights."""
+        return list(dict.fromkeys([*self.checkpoints(), *([self.start.checkpoint] if self.start else [])]))
 
     def public_datasets(self) -> list[str]:
         """Names of the datasets that every hospital's site file must declare, with the same data; none by default."""

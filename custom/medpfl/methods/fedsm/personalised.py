@@ -21,7 +21,7 @@ from medpfl.methods.fedsm.method import FedSM
 from medpfl.methods.fine_tuned import FineTuned
 
 PREFIX = "own_"
-_SHARED = ("epochs", "steps", "lr", "batch_size", "optimizer")
+_SHARED = ("epochs", "steps", "lr", "batch_size", "optimizer", "start")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class FedSMPersonalised(FedSM):
 
     Args:
         personaliser: the method that trains the personal models, with its own arguments; ``epochs``, ``steps``, ``lr``,
-            ``batch_size`` and ``optimizer`` are FedSM's for both.
+            ``batch_size``, ``optimizer`` and ``start`` are FedSM's for both.
     """
 
     personaliser: Method = field(default_factory=FineTuned)
