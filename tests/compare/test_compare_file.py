@@ -46,6 +46,15 @@ def plan_of(folder: Path, **changes: Any) -> Any:
     ("changes", "words"),
     [
         ({"color": "red"}, "unknown key 'color'"),
+        ({"acumulate": 2}, "unknown key 'acumulate'; did you mean 'accumulate'?"),
+        ({"accumulate": 0}, "Training's accumulate must be at least 1, got 0"),
+        ({"clip_gradient": "12"}, "argument 'clip_gradient' of Training must be a number or null, got '12'"),
+        (
+            {"optimizer": {"path": "medpfl.methods.optimizers.Sgd", "args": {"momentun": 0.9}}},
+            "optimizer: unknown argument 'momentun' of Sgd; it has: weight_decay, momentum, nesterov; did you mean "
+            "'momentum'?",
+        ),
+        ({"optimizer": {"path": "medpfl.tasks.tabular.Tabular"}}, "'medpfl.tasks.tabular.Tabular' is not a Optimizer"),
         ({"rounds": 0}, "'rounds': input should be greater than 0, got 0"),
         ({"rounds": "3"}, "'rounds': input should be a valid integer, got '3'"),
         ({"seeds": []}, "'seeds': list should have at least 1 item"),
@@ -53,7 +62,7 @@ def plan_of(folder: Path, **changes: Any) -> Any:
         ({"seeds": [-1]}, "'seeds.0': input should be greater than or equal to 0, got -1"),
         ({"epochs": 2}, "give 'steps' or 'epochs', not both"),
         ({"lr": 0.0}, "'lr': input should be greater than 0"),
-        ({"optimizer": "lion"}, "'optimizer': input should be 'adam' or 'sgd', got 'lion'"),
+        ({"optimizer": "lion"}, "argument 'optimizer' of Training must be 'adam' or 'sgd' or an Optimizer, got 'lion'"),
         ({"name": "../up"}, "'name': string should match pattern"),
         ({"target": float("nan")}, "'target': input should be a finite number"),
         ({"demo": "liver"}, "'demo' must be one of phantom, heart, skin,"),

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The graph of similar hospitals, and the server component that mixes over it."""
 
+import itertools
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,20 +107,20 @@ def test_a_hospitals_size_does_not_matter_to_its_label_histogram() -> None:
 def test_graphs_a_job_can_name(mixer: NetworkProx, edges: list[tuple[int, int]]) -> None:
     mixer.check(ROSTER)
     assert pairs(mixer.network(ROSTER)) == edges
-    assert mixer.wants(1) is None
+    assert mixer.wants(1, K) is None
 
 
 def test_sketches_are_asked_for_once() -> None:
     mixer = NetworkProx(tau=0.5, neighbours=1)
     mixer.start({})
-    assert mixer.wants(1) == "moments"
+    assert mixer.wants(1, K) == "moments"
     told = [{"mean": torch.tensor([x]).double(), "variance": torch.ones(1).double()} for x in (0, 1, 5, 6)]
     mixer.take_statistics([*told, None], info())
-    assert mixer.wants(2) is None
+    assert mixer.wants(2, K) is None
     assert pairs(mixer.network(ROSTER)) == [(0, 1), (2, 3)]  # eva said nothing: she is on her own
     resumed = NetworkProx(tau=0.5, neighbours=1)
     resumed.load_state(mixer.state())
-    assert resumed.wants(1) is None
+    assert resumed.wants(1, K) is None
     before = flat(models())
     for part in (mixer, resumed):
         after = mixed(part, models())
@@ -126,7 +128,17 @@ def test_sketches_are_asked_for_once() -> None:
         distance = (before[1] - before[0]).norm()
         torch.testing.assert_close(after[0], before[0] + 0.5 * (before[1] - before[0]) / distance, atol=1e-6, rtol=0)
     mixer.start({})
-    assert mixer.wants(1) == "moments"
+    assert mixer.wants(1, K) == "moments"
+
+
+@pytest.mark.parametrize(("neighbours", "asked"), [(K - 2, "moments"), (K - 1, None), (9, None)])
+def test_no_sketch_is_asked_for_that_decides_nothing(neighbours: int, asked: str | None) -> None:
+    mixer = NetworkProx(tau=0.5, neighbours=neighbours)
+    mixer.start({})
+    assert mixer.wants(1, K) == asked
+    if asked is None:
+        assert pairs(mixer.network(ROSTER)) == pairs(graphs.complete(K))
+        assert torch.equal(mixed(mixer, models()), mixed(NetworkProx(tau=0.5, graph="complete"), models()))
 
 
 def test_the_absent_keep_their_model_and_are_heard_by_nobody() -> None:
@@ -137,6 +149,34 @@ def test_the_absent_keep_their_model_and_are_heard_by_nobody() -> None:
     assert matrix is not None and matrix[1, 1] == 1 and matrix[0, 1] == matrix[1, 0] == 0
     assert (flat(after)[1] == 1e6).all() and flat(after)[0].max() < 10
     assert [int(state["steps"]) for state in after] == [0, 10**6, 2, 3, 4]  # integers stay
+
+
+@pytest.mark.parametrize("absent", [False, True])
+@pytest.mark.parametrize(("solver", "p"), [("exact", 2), ("exact", 1), ("exact", "inf"), ("paper", 2)])
+@pytest.mark.parametrize("s", [1.0, 0.4])
+def test_a_far_off_hospital_blurs_nobody_it_has_no_part_in(absent: bool, solver: Any, p: Any, s: float) -> None:
+    """Alone in the network, or absent; the others end as if it was not there, and it keeps every bit."""
+    edges = tuple(pair for pair in itertools.combinations(ROSTER, 2) if absent or "clara" not in pair)
+    there = tuple(not absent or site != "clara" for site in ROSTER)
+
+    def end(offset: float) -> Models:
+        states = models()
+        for key in ("a", "b"):
+            states[2][key] += offset
+        states[2]["a"][0, 0] = -0.0
+        mixer = NetworkProx(tau=0.3, s=s, p=p, solver=solver, graph="given", edges=edges)
+        mixer.start({key: tensor * 0 for key, tensor in states[0].items()})
+        if s < 1:  # what it was sent is what it has
+            mixer._known.update({f"clara/{key}": states[2][key].clone() for key in ("a", "b")})
+        return mixer.mix(states, info(there))[0]
+
+    near, far = end(0.0), end(1e8)
+    others = [0, 1, 3, 4]
+    assert torch.equal(flat(near)[others], flat(far)[others])
+    assert flat(far)[others].var(0).sum() < 0.9 * s**2 * flat(models())[others].var(0).sum()  # they are mixed
+    assert torch.equal(far[2]["b"], models()[2]["b"] + 1e8)
+    if absent:
+        assert math.copysign(1, float(far[2]["a"][0, 0])) == -1
 
 
 @pytest.mark.parametrize("p", [1, "inf"])

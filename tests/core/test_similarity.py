@@ -133,10 +133,10 @@ def test_lam_one_is_local_training() -> None:
 def test_until_there_are_statistics_it_is_the_uniform_mean() -> None:
     """f-FedAP's first half, and its only mixing if the statistics never come."""
     mixer = StatisticsDistance(statistics="batch_norm_running", from_round=4)
-    assert [mixer.wants(number) for number in (1, 2, 3, 4, 5)] == [None] * 3 + ["batch_norm_running"] * 2
+    assert [mixer.wants(number, 4) for number in (1, 2, 3, 4, 5)] == [None] * 3 + ["batch_norm_running"] * 2
     np.testing.assert_array_equal(mixer.matrix(about(5)), Mean(uniform=True).matrix(about(5)))
     mixer.take_statistics(statistics(5), about(5))
-    assert mixer.wants(5) is None
+    assert mixer.wants(5, 4) is None
     np.testing.assert_array_equal(mixer.matrix(about(5)), weights([*statistics(5)]))
 
 
@@ -168,9 +168,9 @@ def test_the_weights_survive_a_checkpoint() -> None:
     again = StatisticsDistance()
     again.load_state({key: tensor.clone() for key, tensor in mixer.state().items()})
     np.testing.assert_array_equal(again.matrix(about(5)), mixer.matrix(about(5)))
-    assert again.wants(7) is None
+    assert again.wants(7, 4) is None
     again.start({})
-    assert again.wants(7) == "batch_norm_inputs"
+    assert again.wants(7, 4) == "batch_norm_inputs"
 
 
 def test_mixing_is_eq_2_and_leaves_the_matrix_alone() -> None:

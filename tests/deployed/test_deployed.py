@@ -18,7 +18,6 @@ from medpfl.core.errors import MedPFLError
 from medpfl.core.mixers import Identity, Mean, Mixer, ServerAdam, SoftPull
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.site_file import load_site_file
-from medpfl.deployed.calibration import BINS, calibration
 from medpfl.deployed.evaluate import Origin, evaluate, evaluate_test, save_deployed
 from medpfl.deployed.model_file import Deployed, load_deployed, read_model
 from medpfl.job import Job
@@ -29,6 +28,7 @@ from medpfl.methods.fedrod import FedRoD
 from medpfl.methods.fedsm import FedSM, SuperModel
 from medpfl.methods.ifca import IFCA
 from medpfl.methods.moe import MoE
+from medpfl.tasks.metrics.calibration import BINS, calibration
 from medpfl.tasks.tabular import Tabular
 from small_jobs import declared, write_table_sites
 from tools import run

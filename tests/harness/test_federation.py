@@ -26,6 +26,8 @@ from medpfl.flare.kits import write_hospitals
 from medpfl.job import Job
 from medpfl.methods.base import Site
 from medpfl.methods.softpull import SoftPull as SoftPullMethod
+from medpfl.results.files import read_summary
+from medpfl.results.tables import result_table
 from medpfl.rounds.coordinator import Coordinator
 from tools import assert_same, outcome, run
 
@@ -204,6 +206,8 @@ def test_a_hospital_that_was_frozen_is_asked_for_its_test_in_the_end(
     tested = {line["site"] for line in outcome(harness.results)["test"] if line["choice"] == "last"}
     assert tested == set(table_sites)
     assert {"round": 3, "site": "berta", "event": "trained in rounds 1 of 3"} in events(harness)
+    others = dict.fromkeys(set(table_sites) - {"berta"}, "1-3 of 3")
+    assert result_table(read_summary(harness.results)).presence == {**others, "berta": "1 of 3"}
     assert not [event for event in events(harness) if event["site"] == "anna"]
 
 

@@ -177,7 +177,7 @@ def test_resuming_keeps_the_graph_and_what_was_sent(
 
 
 def test_the_graph_costs_one_small_message(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
-    run(job(make_job, NetworkProx(tau=0.05)), table_sites, tmp_path)
+    run(job(make_job, NetworkProx(tau=0.05, neighbours=2)), table_sites, tmp_path)
     traffic = json.loads((tmp_path / "results" / "bytes.json").read_text())
     sketches = [line for line in traffic if line["round"] == 0 and line["direction"] == "from_site"]
     assert [line["raw"] for line in sketches] == [2 * 3 * 8] * 4

@@ -2,11 +2,12 @@
 """docs/losses-and-metrics.md says what the code has."""
 
 import dataclasses
+import math
 import re
 from pathlib import Path
 
 from medpfl.data.target import Target
-from medpfl.tasks import losses
+from medpfl.tasks import Segmentation, Tabular, losses
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "losses-and-metrics.md").read_text(encoding="utf-8")
 
@@ -28,3 +29,14 @@ def test_every_loss_is_there_with_its_arguments() -> None:
             answers = " and ".join(sorted((words[target] for target in kind.answers), reverse=True))
             there[name] = (answers, [field.name for field in dataclasses.fields(kind) if field.init])
     assert said == there
+
+
+def test_every_metric_is_there_with_its_direction_unit_and_range() -> None:
+    there = []
+    for answers, task in (("masks", Segmentation("organ")), ("classes", Tabular("blood"))):
+        for metric in (*task.metrics, *task.offered):
+            least, most = metric.range
+            span = f"{least:g} to {most:g}" if math.isfinite(most) else f"{least:g} and more"
+            always = "yes" if metric in task.metrics else "no"
+            there.append([f"`{metric.name}`", answers, always, metric.direction, metric.unit, span])
+    assert [row[:-1] for row in rows("Metrics")] == there

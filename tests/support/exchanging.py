@@ -19,7 +19,7 @@ class ByMean(Mixer):
 
     _known: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def wants(self, round_number: int) -> str | None:
+    def wants(self, round_number: int, hospitals: int) -> str | None:
         return "means" if round_number in (1, 3) else None
 
     def take_statistics(self, statistics: Sequence[State | None], info: RoundInfo) -> None:

@@ -43,7 +43,9 @@ def test_a_metric_says_its_unit_and_which_values_are_better() -> None:
 def test_a_misspelt_score_gets_the_right_one() -> None:
     with pytest.raises(ConfigError, match=r"Tabular has no metric 'acuracy'; did you mean 'accuracy'\?; its metrics"):
         Tabular("heart", score="acuracy")
-    with pytest.raises(ConfigError, match=r"Segmentation has no metric 'auc'; its metrics are: dice$"):
+    with pytest.raises(
+        ConfigError, match=r"Segmentation has no metric 'auc'; its metrics are: dice, hd95, surface_dice, volume_error$"
+    ):
         Segmentation("organ", score="auc")
 
 

@@ -55,13 +55,19 @@ def check_job(
 
 
 @app.command()
-def leaves(job: JobArgument) -> None:
+def leaves(
+    job: JobArgument,
+    hospitals: Annotated[
+        int | None,
+        typer.Option(help="How many take part: some statistics are asked for only where there are many.", min=1),
+    ] = None,
+) -> None:
     """Everything that leaves a hospital in a job, as a table: for whoever decides whether to join."""
     from medpfl.bundle import find_job
     from medpfl.job import load_job
     from medpfl.rounds.leaves import as_table, leaves_of
 
-    say(as_table(leaves_of(load_job(find_job(job)))))
+    say(as_table(leaves_of(load_job(find_job(job)), hospitals)))
 
 
 def _check_policy(job: "Job", file: Path) -> None:

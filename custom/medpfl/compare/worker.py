@@ -27,7 +27,6 @@ from medpfl.compare.runs import job_of, rebuild
 from medpfl.compare.unseen import SUPER, served, super_model
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.data.samples import SiteData
-from medpfl.deployed.calibration import reliability
 from medpfl.deployed.evaluate import write_text
 from medpfl.deployed.model_file import Deployed, load_deployed
 from medpfl.deployed.predict import evaluate_on_all
@@ -46,6 +45,7 @@ from medpfl.rounds.joint import makes_joint
 from medpfl.rounds.quorum import QuorumLost
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.base import Evaluation, Task
+from medpfl.tasks.metrics.calibration import reliability
 
 ORDER, RESULT, FAILURE = "order.json", "run.json", "failure.txt"
 PROGRESS = f"results/{LINES}"

@@ -65,6 +65,28 @@ def nearest(points: Sequence[NDArray[np.float64] | None], neighbours: int) -> Ed
     return unique(pairs)
 
 
+def members(size: int, edges: Edges) -> NDArray[np.float64]:
+    """K x C indicators of the graph's connected components."""
+    reached = np.eye(size, dtype=bool)
+    reached[edges[:, 0], edges[:, 1]] = reached[edges[:, 1], edges[:, 0]] = True
+    for _ in range(size.bit_length()):
+        reached = reached @ reached
+    columns: NDArray[np.float64] = np.unique(reached, axis=1).astype(np.float64)
+    return columns
+
+
+def components(size: int, edges: Edges) -> list[tuple[list[int], Edges]]:
+    """The connected components of two hospitals and more: their members, ascending, and the edges between these,
+    as indices into the members."""
+    found = []
+    for column in members(size, edges).T:
+        inside = np.flatnonzero(column)
+        if len(inside) > 1:
+            mine = edges[np.isin(edges[:, 0], inside)]
+            found.append((inside.tolist(), np.searchsorted(inside, mine)))
+    return found
+
+
 def _vector(points: Sequence[NDArray[np.float64] | None], index: int) -> NDArray[np.float64]:
     point = points[index]
     assert point is not None

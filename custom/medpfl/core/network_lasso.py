@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from medpfl.core.graph import Edges
+from medpfl.core.graph import Edges, members
 from medpfl.core.mixing import Matrix, State
 
 RHO = 0.5
@@ -154,22 +154,12 @@ def _diffusion(gram: Matrix, edges: Edges, tau: float, split: Matrix) -> Matrix:
     size = len(gram)
     distances = _norms(gram, split)
     apart = distances > 1e-9 * np.sqrt(np.trace(gram))
-    member = _members(size, edges[~apart])
+    member = members(size, edges[~apart])
     incidence = member.T @ _incidence(size, edges[apart])
     weighted = incidence * (tau / distances[apart])
     system = np.diag(member.sum(axis=0)) + weighted @ incidence.T
     matrix: Matrix = member @ np.linalg.inv(system) @ member.T
     return (matrix + matrix.T) / 2
-
-
-def _members(size: int, edges: Edges) -> Matrix:
-    """K x C indicators of the graph's connected components."""
-    reached = np.eye(size, dtype=bool)
-    reached[edges[:, 0], edges[:, 1]] = reached[edges[:, 1], edges[:, 0]] = True
-    for _ in range(size.bit_length()):
-        reached = reached @ reached
-    columns: Matrix = np.unique(reached, axis=1).astype(np.float64)
-    return columns
 
 
 def solve_stack(

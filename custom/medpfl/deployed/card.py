@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from medpfl.data.target import listed
-from medpfl.deployed.calibration import Calibration
+from medpfl.tasks.metrics.calibration import Calibration
 from medpfl.tasks.metrics.measure import Measure
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ On this hospital's own {history.cases["test"]} test cases, which were read after
 | metric | value |
 |---|---|
 {_rows(history.test, measures)}
-{_calibration(history.calibration)}
+{_threshold(history.threshold)}{_calibration(history.calibration)}
 ## Intended use
 
 {INTENDED_USE}
@@ -96,6 +96,7 @@ def evaluation_card(
     metrics: dict[str, float | None],
     found: Calibration | None,
     measures: Mapping[str, Measure],
+    threshold: float | None,
 ) -> str:
     """What a hospital keeps of testing a model that it was given."""
     return f"""# A given model, tested at {site}
@@ -112,7 +113,16 @@ On the {cases} cases of this hospital's test split (case by case in the CSV file
 | metric | value |
 |---|---|
 {_rows(metrics, measures)}
-{_calibration(found)}"""
+{_threshold(threshold)}{_calibration(found)}"""
+
+
+def _threshold(threshold: float | None) -> str:
+    if threshold is None:
+        return ""
+    return f"""
+Sensitivity and specificity are those of the rule "at least {threshold:.4f}" for the second class's probability, the
+threshold at which their sum was largest on the validation cases.
+"""
 
 
 def _calibration(found: Calibration | None) -> str:

@@ -2,6 +2,7 @@
 """Evaluate a model at a hospital, and keep it there with a card that says what it is."""
 
 import csv
+import dataclasses
 import io
 import os
 from dataclasses import dataclass
@@ -16,26 +17,30 @@ from medpfl.core.errors import MedPFLError
 from medpfl.core.tied import own_state
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.target import Target
-from medpfl.deployed.calibration import Calibration, calibration
 from medpfl.deployed.card import card
 from medpfl.deployed.model_file import History, ModelMeta, Recipe, predicting
 from medpfl.methods.base import Method
 from medpfl.tasks.base import Evaluation, Task
+from medpfl.tasks.metrics.base import ThresholdMetric, at_threshold, threshold_for
+from medpfl.tasks.metrics.calibration import Calibration, calibration
 
 
 def evaluate(
     method: Method, name: str, models: nn.ModuleDict, task: Task, samples: Samples, device: torch.device
 ) -> Evaluation | None:
-    """Metrics of the deployed model ``name`` on a split; None if the split is empty."""
+    """What is watched of the deployed model ``name`` on the validation split; None if the split is empty."""
     if not len(samples):
         return None
-    return task.evaluate(decide(method, name, models, task, samples, device), samples)
+    decisions = decide(method, name, models, task, samples, device)
+    metrics = at_threshold(task.watched, threshold_for(task.watched, decisions, samples))
+    return task.evaluate(decisions, samples, metrics)
 
 
 def evaluate_test(
     method: Method, name: str, models: nn.ModuleDict, task: Task, data: SiteData, device: torch.device
 ) -> tuple[Evaluation, Calibration | None]:
-    """One reading of the test split: metrics, and calibration where the task's decisions are class probabilities.
+    """One reading of the test split: metrics, and calibration where the task's decisions are class probabilities. A
+    threshold that metrics use is chosen on the validation split; where that is empty, it is 1/2.
 
     Raises:
         MedPFLError: the test split is empty.
@@ -48,7 +53,14 @@ def evaluate_test(
     probable = decisions.is_floating_point() and decisions.shape[1:] == (samples.classes,)
     if task.spec.target is Target.CLASS and probable:
         found = calibration(samples.targets[:].numpy(), decisions.numpy())
-    return task.evaluate(decisions, samples), found
+    validation, threshold = data.splits["validation"], None
+    if any(isinstance(metric, ThresholdMetric) for metric in task.tested):
+        threshold = 0.5
+        if len(validation):
+            seen = decide(method, name, models, task, validation, device)
+            threshold = threshold_for(task.tested, seen, validation)
+    evaluation = task.evaluate(decisions, samples, at_threshold(task.tested, threshold))
+    return dataclasses.replace(evaluation, threshold=threshold), found
 
 
 def decide(
@@ -109,10 +121,12 @@ def save_deployed(
         samples_by_class={
             split: dict(zip(data.class_names, counts, strict=True))
             for split, samples in data.splits.items()
-            if (counts := task.spec.target.counts(samples.targets[:], samples.classes)) is not None
+            if task.spec.target is not Target.MASK  # which may not fit into memory
+            and (counts := task.spec.target.counts(samples.targets[:], samples.classes)) is not None
         },
         test={key: round(value, 6) if value == value else None for key, value in evaluation.metrics.items()},
         calibration=found,
+        threshold=evaluation.threshold,
         preparation=data.preparation.model_dump(mode="json") if data.preparation else {},
     )
     meta = ModelMeta(

@@ -20,9 +20,9 @@ from medpfl.core.sizes import Bounded
 from medpfl.core.tied import first_names, load_own_state
 from medpfl.data.meaning import Meaning
 from medpfl.data.samples import Samples, SiteData
-from medpfl.deployed.calibration import Calibration
 from medpfl.methods.base import Build, Method
 from medpfl.tasks.base import Task
+from medpfl.tasks.metrics.calibration import Calibration
 
 MODEL_FORMAT = 1
 _NETWORKS = 16
@@ -74,6 +74,8 @@ class History(_Strict):
         cases: number of cases of each split.
         samples_by_class: split to class to number of samples; empty where a sample has no single class.
         test: results on the hospital's test split; None stands for a metric that is not defined there.
+        threshold: of the second class's probability, chosen on the hospital's validation split; None where no metric of
+            the task uses one.
         preparation: what was fitted on the hospital's training part to prepare inputs (a table's means, say).
     """
 
@@ -86,6 +88,7 @@ class History(_Strict):
     samples_by_class: dict[str, dict[str, int]]
     test: dict[str, float | None]
     calibration: Calibration | None
+    threshold: float | None = Field(default=None, exclude_if=lambda found: found is None)
     preparation: dict[str, JsonValue]
 
 

@@ -2,7 +2,7 @@
 """Predict new cases with a deployed model, and test it on a declared dataset; no federation is needed."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,14 @@ from torch import Tensor
 from medpfl.core.errors import DataError, MedPFLError
 from medpfl.data.meaning import other_inputs
 from medpfl.data.preparation import NewCase, Row
-from medpfl.data.samples import SiteData, joined_targets
+from medpfl.data.samples import Samples, SiteData, joined_targets
 from medpfl.data.site_file import SiteFile
 from medpfl.data.target import listed
 from medpfl.deployed.evaluate import decide, write_cases
 from medpfl.deployed.labels import dice_of, find_labels
 from medpfl.deployed.model_file import Deployed
 from medpfl.tasks.base import Evaluation
+from medpfl.tasks.metrics.base import Metric, at_threshold
 from medpfl.tasks.metrics.measure import Measure
 
 SUMMARY = "predictions.csv"
@@ -179,23 +180,30 @@ def evaluate_on(model: Deployed, data: SiteData, split: str) -> Evaluation:
     Raises:
         DataError: the data do not fit the model, or the split is empty.
     """
-    return model.task.evaluate(_decisions(model, data, split), data.splits[split])
+    return _evaluated(model, model.task.tested, _decisions(model, data, split), data.splits[split])
 
 
 def evaluate_on_all(
     model: Deployed, hospitals: Mapping[str, SiteData], split: str
 ) -> tuple[dict[str, Evaluation], Evaluation]:
-    """The same at several hospitals, and on all their cases together, whose balanced accuracy and AUC are no mean of
-    the hospitals' own. Only for data that are on one machine.
+    """What is watched of it (``Task.watched``) at several hospitals, and on all their cases together, whose balanced
+    accuracy and AUC are no mean of the hospitals' own. Only for data that are on one machine.
 
     Raises:
         DataError: the data of a hospital do not fit the model, or its split is empty.
     """
     found = {site: _decisions(model, data, split) for site, data in hospitals.items()}
     parts = {site: data.splits[split] for site, data in hospitals.items()}
-    each = {site: model.task.evaluate(found[site], parts[site]) for site in hospitals}
+    watched = model.task.watched
+    each = {site: _evaluated(model, watched, found[site], parts[site]) for site in hospitals}
     together = joined_targets(list(parts.values()))
-    return each, model.task.evaluate(torch.cat(list(found.values())), together)
+    return each, _evaluated(model, watched, torch.cat(list(found.values())), together)
+
+
+def _evaluated(model: Deployed, metrics: Sequence[Metric], decisions: Tensor, samples: Samples) -> Evaluation:
+    """With the threshold that the model's hospital chose on its validation cases."""
+    history = model.meta.history
+    return model.task.evaluate(decisions, samples, at_threshold(metrics, history.threshold if history else None))
 
 
 def _decisions(model: Deployed, data: SiteData, split: str) -> Tensor:

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from medpfl.results.files import read_summary
 from medpfl.results.schema import EvaluationSummary
-from medpfl.results.tables import result_table
+from medpfl.results.tables import PRESENCE, result_table
 
 
 def print_results(folder: Path, console: Console) -> None:
@@ -29,9 +29,15 @@ def print_results(folder: Path, console: Console) -> None:
     table.add_column(escape(results.heading), justify="right")
     for label in results.labels:
         table.add_column(escape(label), justify="right")
+    if results.presence:
+        table.add_column(PRESENCE)
     for row, (site, size, values) in enumerate(zip(results.sites, results.sizes, results.values, strict=True)):
         best = results.best(row)
-        table.add_row(escape(site), str(size), *(f"[bold]{v:.3f}[/]" if v == best else f"{v:.3f}" for v in values))
+        shown = [f"[bold]{v:.3f}[/]" if v == best else f"{v:.3f}" for v in values]
+        shown += [results.presence[site]] if results.presence else []
+        table.add_row(escape(site), str(size), *shown)
+    for site in results.absent:
+        table.add_row(escape(site), *[""] * (1 + len(results.labels)), results.presence[site])
     table.add_section()
     table.add_row("mean", "", *(f"{value:.3f}" for value in results.mean))
     console.print(table)

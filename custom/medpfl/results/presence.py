@@ -1,32 +1,63 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who was there until when: the rounds that each hospital trained in."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from medpfl.results.schema import Line, TrainingLine
+from medpfl.results.schema import Line, Stretch, TrainingLine, TrainingSummary
+
+SERVER = "server"
 
 
-def absences(lines: Iterable[Line], roster: Sequence[str], rounds: int) -> dict[str, str]:
-    """A sentence on every hospital that missed a round.
+def stretches(lines: Iterable[Line], roster: Sequence[str]) -> dict[str, list[Stretch]]:
+    """Hospital to the first and last round of every stretch in which it trained.
 
     Args:
         lines: what was measured; a hospital whose update was mixed has a line of that round's training.
-        rounds: how many there were.
     """
     trained: dict[str, set[int]] = {site: set() for site in roster}
     for line in lines:
         if isinstance(line, TrainingLine):
             trained[line.site].add(line.round)
+    return {site: _stretches(sorted(found)) for site, found in trained.items()}
+
+
+def absences(trained: Mapping[str, Sequence[Stretch]], rounds: int) -> dict[str, str]:
+    """A sentence on every hospital that missed a round."""
     return {
-        site: f"trained in {f'rounds {_spans(sorted(found))}' if found else 'none'} of {rounds}"
+        site: f"trained in {f'rounds {in_words(found)}' if found else 'none'} of {rounds}"
         for site, found in trained.items()
-        if len(found) < rounds
+        if not _whole(found, rounds)
     }
 
 
-def _spans(numbers: Sequence[int]) -> str:
-    """1, 2, 3, 7 as "1-3, 7"."""
+def presence(summary: TrainingSummary) -> dict[str, str]:
+    """Hospital to the rounds that it trained in, in words, those first that took part; nothing where all of them
+    trained in every round, and where the summary is of before it was written down."""
+    rounds = summary.settings.rounds
+    of_roster = {site: summary.trained.get(site, []) for site in summary.roster} if summary.trained else {}
+    missing = {event.site for event in summary.events if event.round == 0} - {SERVER, *summary.roster}
+    if not missing and all(_whole(found, rounds) for found in of_roster.values()):
+        return {}
+    found = {
+        site: f"{in_words(found)} of {rounds}" if found else f"none of {rounds}" for site, found in of_roster.items()
+    }
+    return {**found, **dict.fromkeys(sorted(missing), "took no part")}
+
+
+def in_words(found: Sequence[Stretch]) -> str:
+    """As "1-3, 7"."""
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
+
+
+def _whole(found: Sequence[Stretch], rounds: int) -> bool:
+    return sum(last - first + 1 for first, last in found) >= rounds
+
+
+def _stretches(numbers: Sequence[int]) -> list[Stretch]:
+    """1, 2, 3, 7 as (1, 3), (7, 7)."""
+    if not numbers:
+        return []
     starts = [numbers[0], *(later for earlier, later in pairwise(numbers) if later > earlier + 1)]
     ends = [*(earlier for earlier, later in pairwise(numbers) if later > earlier + 1), numbers[-1]]
-    return ", ".join(str(start) if start == end else f"{start}-{end}" for start, end in zip(starts, ends, strict=True))
+    return list(zip(starts, ends, strict=True))

@@ -24,7 +24,7 @@ from medpfl.results.schema import (
     TrainingSummary,
     ValidationLine,
 )
-from medpfl.results.tables import REFERENCE_NAMES, result_table
+from medpfl.results.tables import PRESENCE, REFERENCE_NAMES, result_table
 
 COLOURS = {"local": "#8c8c8c", "fedavg": "#d1802b", "fedavg_finetuned": "#b5536b"}
 PERSONAL = ["#1f6fb4", "#2f9e6e", "#7b5bb5", "#b8a21a"]
@@ -80,20 +80,23 @@ def plain_text() -> AbstractContextManager[None]:
 
 @dataclass(frozen=True)
 class _Row:
-    """A hospital's row; ``cells``: text, and whether it is the best of the row."""
+    """A hospital's row; ``cells``: text, and whether it is the best of the row; ``presence``: "" if all were there."""
 
     site: str
-    size: int
+    size: int | str
     cells: list[tuple[str, bool]]
+    presence: str
 
 
 @dataclass(frozen=True)
 class _Shown:
-    """A result table as the page has it; ``gains``: None without local training; ``rounds``: "" where none is best."""
+    """A result table as the page has it; ``presence``: heading of the column of who was there, "" without one;
+    ``gains``: None without local training; ``rounds``: "" where none is best."""
 
     score: str
     heading: str
     labels: list[str]
+    presence: str
     rows: list[_Row]
     mean: list[str]
     gains: list[str | None] | None
@@ -105,12 +108,15 @@ def _table(summary: Summary, choice: str) -> _Shown:
     rows = []
     for row, (site, size, values) in enumerate(zip(table.sites, table.sizes, table.values, strict=True)):
         top = table.best(row)
-        rows.append(_Row(site, size, [(_text(v), bool(v == top)) for v in values]))
+        rows.append(_Row(site, size, [(_text(v), bool(v == top)) for v in values], table.presence.get(site, "")))
+    none = [("", False)] * len(table.labels)
+    rows += [_Row(site, "", none, table.presence[site]) for site in table.absent]
     gains = table.gains()
     return _Shown(
         score=table.score,
         heading=table.heading,
         labels=table.labels,
+        presence=PRESENCE if table.presence else "",
         rows=rows,
         mean=[_text(value) for value in table.mean],
         gains=None if gains is None else [None if gain is None else _signed(gain) for gain in gains],

@@ -18,6 +18,8 @@ VERSION: Literal[1] = 1
 Direction = Literal["to_site", "from_site"]
 Scores = dict[str, float | None]
 """Metric to value; None stands for NaN and infinities."""
+Stretch = tuple[int, int]
+"""The first and the last of rounds that follow each other."""
 
 
 def number(value: object) -> float | None:
@@ -101,6 +103,8 @@ class Bytes(Typed):
     """Bytes of the tensors that travelled in a round in one direction.
 
     Attributes:
+        round: 0 for the statistics before the first one, and the one after the last for its models' way to the
+            hospitals.
         raw: of the tensors themselves.
         encoded: as they travelled.
     """
@@ -199,6 +203,7 @@ class AboutTraining(About):
         score: the metric that chooses rounds.
         codecs: by direction, where there are any.
         networks: slot to the pairs of similar hospitals, where a component has such a network.
+        trained: hospital to the stretches of rounds in which it trained; empty in files of before.
     """
 
     settings: ControllerArguments
@@ -207,6 +212,7 @@ class AboutTraining(About):
     score: str
     codecs: dict[str, JsonValue] | None
     networks: dict[str, list[tuple[str, str]]] = Field(default_factory=dict)
+    trained: dict[str, list[Stretch]] = Field(default_factory=dict)
 
 
 class AboutEvaluation(About):

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The per-hospital result table, from a job's summary.json; the console and the report show the same one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from medpfl.results.presence import presence
 from medpfl.results.schema import EvaluationSummary, Summary
 from medpfl.tasks.metrics.measure import Measure
 
 REFERENCE_NAMES = {"local": "Local", "fedavg": "FedAvg", "fedavg_finetuned": "FedAvg + fine-tuning"}
+
+PRESENCE = "trained in rounds"
+"""Heading of the column of ``ResultTable.presence``."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,8 @@ class ResultTable:
         sizes: training samples of each hospital; or its test cases.
         values: sites x models; NaN where there is no result.
         measure: which values are better, where the columns are models that compete; None where they are metrics.
+        presence: hospital to the rounds that it trained in, in words; a hospital that is no row took no part. Empty
+            where all were there all the time.
     """
 
     score: str
@@ -33,6 +39,12 @@ class ResultTable:
     sizes: list[int]
     values: NDArray[np.float64]
     measure: Measure | None
+    presence: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def absent(self) -> list[str]:
+        """Hospitals that took no part."""
+        return [site for site in self.presence if site not in self.sites]
 
     @property
     def heading(self) -> str:
@@ -80,7 +92,7 @@ def result_table(summary: Summary, choice: str = "best", score: str | None = Non
     sizes = [summary.sizes[site]["train"] for site in sites]
     measure = summary.measure(score)
     shaped = values.reshape(len(sites), len(models))
-    return ResultTable(measure.label(score), models, labels, sites, sizes, shaped, measure)
+    return ResultTable(measure.label(score), models, labels, sites, sizes, shaped, measure, presence(summary))
 
 
 def _metric_table(summary: EvaluationSummary) -> ResultTable:

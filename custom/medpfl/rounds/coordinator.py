@@ -19,7 +19,7 @@ from medpfl.core.mixing import Matrix
 from medpfl.job.contents import Job
 from medpfl.results.callbacks import Callback, Report, ResultFiles
 from medpfl.results.files import write_slots
-from medpfl.results.presence import absences
+from medpfl.results.presence import absences, stretches
 from medpfl.results.record import Record
 from medpfl.results.schema import BestRound
 from medpfl.rounds import checkpoint, protocol
@@ -275,6 +275,7 @@ class Coordinator:
         for site, message in self._answers(asked, protocol.ValidateReply, replies).items():
             self._best.take(site, message.header.metrics)
             self._take_notes(site, self.done, message.header.notes)
+            self.record.last_traffic(self.done, site, self.payload_bytes(), message.encoded)
         self._best.choose(self.done)
 
     def finish_messages(self, sites: list[str]) -> dict[str, Message[protocol.FinishRequest]]:
@@ -283,14 +284,15 @@ class Coordinator:
 
     def take_final(self, replies: Replies) -> None:
         """Record the test results and write everything the job leaves behind at the server."""
-        for site, text in absences(self.record.lines, self.roster, self.done).items():
+        trained = stretches(self.record.lines, self.roster)
+        for site, text in absences(trained, self.done).items():
             self.record.event(self.done, site, text)
         asked = self._asked(protocol.FinishRequest, self.done, finetune=self.settings.finetune)
         for site, message in self._answers(asked, protocol.FinishReply, replies).items():
             for line in message.header.metrics:
                 self.record.metric(line.tested_at(site))
             self._take_notes(site, self.done, message.header.notes)
-        said = self._about.model_copy(update={"networks": self.copies.links()})
+        said = self._about.model_copy(update={"networks": self.copies.links(), "trained": trained})
         self.record.finish(said, self.best, write_slots(self.results, self.job.name, self.copies.compact()))
         self._save(finished=True)
 

@@ -119,7 +119,7 @@ class Copies:
 
     def wanted(self, round_number: int) -> dict[str, str]:
         """Slot to the statistics that its component needs before this round, where it needs any."""
-        asked = {slot: self.mixers[slot].wants(round_number) for slot in self.travelling}
+        asked = {slot: self.mixers[slot].wants(round_number, len(self._roster)) for slot in self.travelling}
         return {slot: name for slot, name in asked.items() if name is not None}
 
     def check_statistics(self, site: str, wanted: Mapping[str, str], given: Slots) -> None:

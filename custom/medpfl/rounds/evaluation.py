@@ -189,7 +189,7 @@ def evaluate_given(
     folder = home / "evaluation"
     write_text(
         folder / f"{recipe.deployed}.md",
-        evaluation_card(recipe, header.sha256, site, cases, values, found, task.measures),
+        evaluation_card(recipe, header.sha256, site, cases, values, found, task.measures, evaluation.threshold),
     )
     write_cases(folder / f"{recipe.deployed}.csv", evaluation)
     line = MetricLine(model=recipe.deployed, split="test", round=0, metrics=values, choice=GIVEN)

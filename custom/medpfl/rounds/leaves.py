@@ -2,6 +2,7 @@
 """What leaves a hospital in a job, generated from the types of its replies and the job's slots."""
 
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import get_args
@@ -24,11 +25,15 @@ class Leaving:
     meaning: str
 
 
-def leaves_of(job: Job | EvaluationJob) -> list[Leaving]:
-    """Everything that a hospital's replies can hold in this job, beside the reason of a failure."""
+def leaves_of(job: Job | EvaluationJob, hospitals: int | None = None) -> list[Leaving]:
+    """Everything that a hospital's replies can hold in this job, beside the reason of a failure.
+
+    Args:
+        hospitals: how many there are in the federation; None: any number.
+    """
     if isinstance(job, EvaluationJob):
         return list(_fields(EvaluateReply))
-    tensors = _tensors(job)
+    tensors = _tensors(job, hospitals or sys.maxsize)
     found: list[Leaving] = []
     for kind in get_args(Reply):
         task = _task_of(kind)
@@ -38,11 +43,11 @@ def leaves_of(job: Job | EvaluationJob) -> list[Leaving]:
     return found
 
 
-def _tensors(job: Job) -> dict[str, list[Leaving]]:
+def _tensors(job: Job, hospitals: int) -> dict[str, list[Leaving]]:
     """Task to the tensors of its reply; a task that the job does not have is left out."""
     travelling = [slot for slot, mixer in job.mixers.items() if mixer.travels]
     rounds = range(1, job.settings.rounds + 1)
-    wanted = {name for slot in travelling for number in rounds if (name := job.mixers[slot].wants(number))}
+    wanted = {name for slot in travelling for number in rounds if (name := job.mixers[slot].wants(number, hospitals))}
     plan = terms_of(job).plan
     refined = [slot for slot in plan.refined if slot in travelling and any(plan.steps)]
 

@@ -60,7 +60,7 @@ def terms_of(job: Job) -> Terms:
         personalised=next(iter(job.method.deploys)),
         score=job.task.score,
         measures=job.task.measures,
-        ranges={metric.name: metric.range for metric in job.task.metrics},
+        ranges={metric.name: metric.range for metric in job.task.tested},
         codecs=ends,
         adapts=bool(job.codecs and job.codecs.from_site and job.codecs.from_site.adapts),
     )

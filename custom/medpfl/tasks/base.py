@@ -19,7 +19,8 @@ from medpfl.core.checked import Checked
 from medpfl.core.errors import ConfigError
 from medpfl.data.kinds import read_preparation
 from medpfl.data.preparation import NewCase, Row, Spec
-from medpfl.data.samples import Samples, SiteData, take
+from medpfl.data.rows import take
+from medpfl.data.samples import Samples, SiteData
 from medpfl.data.site_file import SiteFile
 from medpfl.data.target import Target
 from medpfl.models.base import Architecture
@@ -36,10 +37,12 @@ class Evaluation:
     Attributes:
         metrics: metric name to its value; NaN where it is not defined (AUC with one class).
         cases: one row a case with its own metrics or prediction; stays at the hospital.
+        threshold: that validation chose and the metrics use; None where they use none.
     """
 
     metrics: dict[str, float]
     cases: list[Row] = field(default_factory=list)
+    threshold: float | None = None
 
 
 class Task(Checked):
@@ -49,10 +52,18 @@ class Task(Checked):
     score: str
     """Name of the metric that chooses the best round."""
     metrics: ClassVar[tuple[Metric, ...]]
-    """All that ``evaluate`` scores by."""
+    """By these every validation and every test scores."""
+    more_metrics: tuple[str, ...] = ()
+    """Names of further ones, by which tests score too; in our tasks it is a field."""
 
     def __post_init__(self) -> None:
-        self.metric(self.score)
+        for name in (self.score, *self.more_metrics):
+            self.metric(name)
+
+    @property
+    def offered(self) -> tuple[Metric, ...]:
+        """What ``score`` and ``more_metrics`` may name beside ``metrics``."""
+        return ()
 
     def metric(self, name: str) -> Metric:
         """The metric of that name.
@@ -61,6 +72,7 @@ class Task(Checked):
             ConfigError: the task has none.
         """
         known = {metric.name: metric for metric in self.metrics}
+        known |= {metric.name: metric for metric in self.offered if metric.name not in known}
         if name not in known:
             meant = difflib.get_close_matches(name, known, 1)
             raise ConfigError(
@@ -70,6 +82,21 @@ class Task(Checked):
         return known[name]
 
     @property
+    def watched(self) -> tuple[Metric, ...]:
+        """What every validation scores by: ``metrics`` and, where it is another, the score. The others may take longer
+        than a small hospital's round."""
+        return self._with(self.score)
+
+    @property
+    def tested(self) -> tuple[Metric, ...]:
+        """What tests score by: all that the job names."""
+        return self._with(self.score, *self.more_metrics)
+
+    def _with(self, *names: str) -> tuple[Metric, ...]:
+        every = {metric.name: metric for metric in self.metrics}
+        return tuple({**every, **{name: self.metric(name) for name in names}}.values())
+
+    @property
     def measure(self) -> Measure:
         """Which scores are better, and their unit."""
         return self.metric(self.score).measure
@@ -77,7 +104,7 @@ class Task(Checked):
     @property
     def measures(self) -> dict[str, Measure]:
         """The same of every metric, by its name."""
-        return {metric.name: metric.measure for metric in self.metrics}
+        return {metric.name: metric.measure for metric in self.tested}
 
     def at(self, site: str) -> "Task":
         """The task as this hospital does it: with its own network, where the job gives hospitals different ones."""
@@ -110,8 +137,10 @@ class Task(Checked):
         What it learns of the data is no argument: it is in no configuration, and no message holds it.
 
         Raises:
-            ConfigError: the task's loss does not fit the data's classes.
+            ConfigError: the task's loss or one of its metrics does not fit the data.
         """
+        for metric in self.tested:
+            metric.suits(data)
         loss = getattr(self, "loss")  # noqa: B009 (to mypy, a method)
         if not isinstance(loss, Loss):
             return self
@@ -141,6 +170,7 @@ class Task(Checked):
 
     def order(self, samples: Samples, generator: torch.Generator) -> Tensor:
         """The numbers of the training samples that one pass over them takes, in their order: by default each once.
+        Every pass takes as many.
 
         Args:
             generator: the order is drawn from it, and nothing else.
@@ -216,11 +246,11 @@ class Task(Checked):
             for case, (value, found) in zip(samples.case.tolist(), pairs, strict=True)
         ]
 
-    def evaluate(self, decisions: Tensor, samples: Samples) -> Evaluation:
-        """Metrics of the decisions about a non-empty split."""
+    def evaluate(self, decisions: Tensor, samples: Samples, metrics: Sequence[Metric] | None = None) -> Evaluation:
+        """Metrics of the decisions about a non-empty split; by default all that are ``tested``."""
         cases = self.told(decisions, samples)
         values: dict[str, float] = {}
-        for metric in self.metrics:
+        for metric in self.tested if metrics is None else metrics:
             if isinstance(metric, CaseMetric):
                 each = metric.of_cases(decisions, samples)
                 cases = [{**case, metric.name: value} for case, value in zip(cases, each, strict=True)]

@@ -26,7 +26,8 @@ class Classification(Labelled):
             and width, which do not change.
         architecture: the network.
         score: metric that chooses the best round.
-        loss: what training descends; ``sampling``: whether its steps draw rare classes more often (``Labelled``).
+        loss: what training descends; ``sampling``: whether its steps draw rare classes more often (``Labelled``);
+            ``more_metrics``: by which further ones models are tested.
         augment: how training images are changed at random, one after another.
     """
 

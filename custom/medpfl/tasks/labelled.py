@@ -14,7 +14,7 @@ from medpfl.data.target import Target
 from medpfl.tasks.base import Task
 from medpfl.tasks.losses import CrossEntropy, Loss
 from medpfl.tasks.metrics.base import Metric
-from medpfl.tasks.metrics.labels import LABEL_METRICS
+from medpfl.tasks.metrics.labels import LABEL_METRICS, MORE_LABEL_METRICS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,10 +26,12 @@ class Labelled(Task):
         sampling: "as they are": a pass takes every training sample once. "balanced": a pass draws as many samples with
             replacement, each class that the hospital has with the same probability (as torch's
             ``WeightedRandomSampler``).
+        more_metrics: further metrics by which models are tested: auprc, brier, ece, sensitivity, specificity.
     """
 
     loss: Loss = CrossEntropy()  # noqa: RUF009 (it is frozen)
     sampling: Literal["as they are", "balanced"] = "as they are"
+    more_metrics: tuple[str, ...] = ()
     metrics: ClassVar[tuple[Metric, ...]] = LABEL_METRICS
 
     def __post_init__(self) -> None:
@@ -40,6 +42,10 @@ class Labelled(Task):
                 f"{type(self).__name__} balances the classes twice, by its sampling and by the weights of its loss; "
                 "take one of them"
             )
+
+    @property
+    def offered(self) -> tuple[Metric, ...]:
+        return MORE_LABEL_METRICS
 
     @staticmethod
     def outputs(class_names: list[str]) -> int:

@@ -23,7 +23,8 @@ class Tabular(Labelled):
         hidden: widths of hidden layers (each followed by ReLU).
         architecture: the network, in place of the perceptron.
         score: metric that chooses the best round.
-        loss: what training descends; ``sampling``: whether its steps draw rare classes more often (``Labelled``).
+        loss: what training descends; ``sampling``: whether its steps draw rare classes more often (``Labelled``);
+            ``more_metrics``: by which further ones models are tested.
     """
 
     dataset: str

@@ -21,7 +21,8 @@ class TimeSeries(Labelled):
         dataset: name of a declared dataset of kind ``series``.
         architecture: the network, for inputs of channels x length.
         score: metric that chooses the best round.
-        loss: what training descends; ``sampling``: whether its steps draw rare classes more often (``Labelled``).
+        loss: what training descends; ``sampling``: whether its steps draw rare classes more often (``Labelled``);
+            ``more_metrics``: by which further ones models are tested.
     """
 
     dataset: str

@@ -61,8 +61,9 @@ class Mixer(Checked):
     def start(self, state: State) -> None:
         """Take the slot's initial tensors; called once, before round 1 of a run that does not resume."""
 
-    def wants(self, round_number: int) -> str | None:
-        """Name of the statistics of the hospitals' data that are needed before this round; none by default."""
+    def wants(self, round_number: int, hospitals: int) -> str | None:
+        """Name of the statistics of the data that are needed of all ``hospitals`` before this round; none by
+        default."""
         return None
 
     def check_statistics(self, statistics: State) -> None:

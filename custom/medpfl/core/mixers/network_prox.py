@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,7 +39,8 @@ class NetworkProx(Mixer):
         s: how far V goes from what the hospitals were sent to what they made of it, in (0, 1].
         p: norm of the differences: 1, 2 or "inf".
         graph: "knn" (every hospital's nearest by ``sketch``, either way round), "complete", "star", "empty" or "given".
-        neighbours: of "knn", >= 1.
+        neighbours: of "knn", >= 1. As many as there are other hospitals, or more: the graph is complete, and no
+            sketch is asked for.
         sketch: what a hospital tells of its data for "knn", once: "moments" (mean and variance of every feature),
             "labels" (the classes' shares) or "covariance" (mean and covariance of the features).
         centre: hospital in the middle of the "star".
@@ -90,8 +92,10 @@ class NetworkProx(Mixer):
         if self.s < 1:
             self._known.update({f"{_ANY}/{key}": t.clone() for key, t in state.items() if t.is_floating_point()})
 
-    def wants(self, round_number: int) -> str | None:
-        return self.sketch if self.graph == "knn" and _EDGES not in self._known else None
+    def wants(self, round_number: int, hospitals: int) -> str | None:
+        """The sketch, once; never where everybody's neighbours are all others, whatever the sketches say."""
+        decides = self.graph == "knn" and self.neighbours < hospitals - 1
+        return self.sketch if decides and _EDGES not in self._known else None
 
     def check_statistics(self, statistics: State) -> None:
         graphs.check_sketch(self.sketch, statistics)
@@ -102,12 +106,12 @@ class NetworkProx(Mixer):
 
     def network(self, roster: Sequence[str]) -> Edges:
         """The graph's M x 2 edges, as indices into the roster."""
-        if self.graph == "knn":
+        if _EDGES in self._known:
             edges: Edges = self._known[_EDGES].numpy()
             return edges
         if self.graph == "given":
             return graphs.named(self.edges or (), roster)
-        if self.graph == "complete":
+        if self.graph in ("complete", "knn"):
             return graphs.complete(len(roster))
         return graphs.star(len(roster), roster.index(self.centre)) if self.centre else graphs.unique([])
 
@@ -123,13 +127,17 @@ class NetworkProx(Mixer):
             self._step(states, info, keys)
         edges = self.network(info.roster)
         edges = edges[[info.present[i] and info.present[j] for i, j in edges]] if len(edges) else edges
-        matrix: Matrix | None = None
-        if self.solver == "exact" and self.p == 2:
-            solution = solve_gram(gram(states), edges, self.tau, self.rho, iterations=self.iterations)
-            matrix = solution.matrix
-            new = mix(matrix, states, in_place=True)
-        else:
-            new = self._mix_stack(states, keys, edges)
+        matrix = np.eye(len(states)) if self.solver == "exact" and self.p == 2 else None
+        # Each on its own: one hospital's models, however far off, neither touch nor blur what it has no part in.
+        for inside, between in graphs.components(len(states), edges):
+            part = [states[index] for index in inside]
+            if matrix is None:
+                self._mix_stack(part, keys, between)
+            else:
+                solution = solve_gram(gram(part), between, self.tau, self.rho, iterations=self.iterations)
+                mix(solution.matrix, part, in_place=True)
+                matrix[np.ix_(inside, inside)] = solution.matrix
+        new = [dict(state) for state in states]
         if self.s < 1:
             sent = {f"{site}/{key}": state[key] for site, state in zip(info.roster, new, strict=True) for key in keys}
             for key in [key for key in self._known if key != _EDGES]:
@@ -138,14 +146,16 @@ class NetworkProx(Mixer):
         return new, matrix
 
     def _step(self, states: Sequence[State], info: RoundInfo, keys: Sequence[str]) -> None:
-        """V in the place of what the hospitals sent."""
-        for site, state in zip(info.roster, states, strict=True):
+        """V in the place of what the hospitals sent; those that sent nothing keep what they have."""
+        for site, state, present in zip(info.roster, states, info.present, strict=True):
+            if not present:
+                continue
             for key in keys:
                 last = self._known.get(f"{site}/{key}", self._known.get(f"{_ANY}/{key}"))
                 assert last is not None, "mix needs start or load_state first"
                 state[key].copy_(torch.lerp(last, state[key], self.s))
 
-    def _mix_stack(self, states: Sequence[State], keys: Sequence[str], edges: Edges) -> list[dict[str, Tensor]]:
+    def _mix_stack(self, states: Sequence[State], keys: Sequence[str], edges: Edges) -> None:
         stack = torch.stack([torch.cat([state[key].reshape(-1).double() for key in keys]) for state in states])
         tolerance = {"tolerance": 0.0} if self.solver == "paper" else {}
         mixed = solve_stack(stack, edges, self.tau, float(self.p), self.rho, iterations=self.iterations, **tolerance)
@@ -153,7 +163,6 @@ class NetworkProx(Mixer):
             pieces = row.split([state[key].numel() for key in keys])
             for key, piece in zip(keys, pieces, strict=True):
                 state[key].copy_(piece.view(state[key].shape))
-        return [dict(state) for state in states]
 
     def state(self) -> dict[str, Tensor]:
         return dict(self._known)

@@ -57,7 +57,7 @@ class StatisticsDistance(Mixer):
     def start(self, state: State) -> None:
         self._state.clear()
 
-    def wants(self, round_number: int) -> str | None:
+    def wants(self, round_number: int, hospitals: int) -> str | None:
         return self.statistics if round_number >= self.from_round and not self._state else None
 
     def check_statistics(self, statistics: State) -> None:

@@ -3,12 +3,13 @@
 
 import math
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import ClassVar, Self
 
 import numpy as np
 from torch import Tensor
 
-from medpfl.data.samples import Samples
+from medpfl.data.samples import Samples, SiteData
 from medpfl.tasks.metrics.measure import Direction, Measure
 
 
@@ -22,7 +23,7 @@ class Metric(ABC):
         range: the least and the largest value that it can have.
     """
 
-    name: ClassVar[str]
+    name: str
     direction: ClassVar[Direction] = "higher"
     unit: ClassVar[str] = ""
     range: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
@@ -31,6 +32,13 @@ class Metric(ABC):
     def measure(self) -> Measure:
         """What tables and choices need to know of it."""
         return Measure(direction=self.direction, unit=self.unit)
+
+    def suits(self, data: SiteData) -> None:
+        """Refuse data of which it cannot be computed; by default there are none.
+
+        Raises:
+            ConfigError: with the metric's name and what it is for.
+        """
 
     @abstractmethod
     def of_split(self, decisions: Tensor, samples: Samples) -> float:
@@ -50,3 +58,27 @@ class CaseMetric(Metric):
 
     def of_split(self, decisions: Tensor, samples: Samples) -> float:
         return float(np.mean(self.of_cases(decisions, samples)))
+
+
+class ThresholdMetric(Metric):
+    """A metric of decisions that are made at a threshold, which the validation cases choose; before that it is 1/2."""
+
+    threshold: float = 0.5
+
+    @abstractmethod
+    def choose(self, decisions: Tensor, samples: Samples) -> float:
+        """The threshold that these decisions about a split suggest; 1/2 where they suggest none."""
+
+    @abstractmethod
+    def at(self, threshold: float) -> Self:
+        """The metric with this threshold."""
+
+
+def threshold_for(metrics: Sequence[Metric], decisions: Tensor, samples: Samples) -> float | None:
+    """The threshold that all of them use, chosen on these decisions about a split; None where none uses one."""
+    return next((one.choose(decisions, samples) for one in metrics if isinstance(one, ThresholdMetric)), None)
+
+
+def at_threshold(metrics: Sequence[Metric], threshold: float | None) -> list[Metric]:
+    """The metrics with this threshold."""
+    return [one.at(threshold) if isinstance(one, ThresholdMetric) and threshold is not None else one for one in metrics]

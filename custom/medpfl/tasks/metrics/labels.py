@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics of class probabilities, N x C, against N class indices."""
 
+import math
+from collections.abc import Callable
+from typing import ClassVar, Self
+
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from medpfl.data.samples import Samples
-from medpfl.tasks.metrics.base import Metric
+from medpfl.core.errors import ConfigError
+from medpfl.data.samples import Samples, SiteData
+from medpfl.tasks.metrics.base import Metric, ThresholdMetric
+from medpfl.tasks.metrics.calibration import Calibration, calibration
+from medpfl.tasks.metrics.measure import Direction
 
 
 def _right(decisions: Tensor, samples: Samples) -> NDArray[np.bool_]:
@@ -47,12 +54,118 @@ class AUC(Metric):
     def of_split(self, decisions: Tensor, samples: Samples) -> float:
         from sklearn.metrics import roc_auc_score
 
-        truth, probability = samples.targets[:].numpy(), decisions.numpy()
-        present = np.unique(truth)
-        if len(present) < 2 or not np.isfinite(probability).all():
+        return _one_against_rest(roc_auc_score, decisions, samples)
+
+
+class AUPRC(Metric):
+    """Area under the precision-recall curve (average precision) of the second class, with more than 2 classes the mean
+    of each one against the rest, as ``AUC``: a class that no sample has is left out. Of chance it is the share of the
+    class, not 1/2. NaN where all samples are of one class or a probability is NaN."""
+
+    name = "auprc"
+    range = (0.0, 1.0)
+
+    def of_split(self, decisions: Tensor, samples: Samples) -> float:
+        from sklearn.metrics import average_precision_score
+
+        return _one_against_rest(average_precision_score, decisions, samples)
+
+
+def _one_against_rest(area: Callable[..., float], decisions: Tensor, samples: Samples) -> float:
+    truth, probability = samples.targets[:].numpy(), decisions.numpy()
+    present = np.unique(truth)
+    if len(present) < 2 or not np.isfinite(probability).all():
+        return float("nan")
+    against_rest = present if probability.shape[1] > 2 else present[1:]
+    return float(np.mean([area(truth == one, probability[:, one]) for one in against_rest]))
+
+
+class Brier(Metric):
+    """Brier score: the mean squared distance of the probabilities from what was there. Of two classes that of the
+    second one, in [0, 1]; of more the sum over the classes, in [0, 2]. NaN where a probability is NaN."""
+
+    name = "brier"
+    direction: ClassVar[Direction] = "lower"
+    range = (0.0, 2.0)
+
+    def of_split(self, decisions: Tensor, samples: Samples) -> float:
+        found = _calibration(decisions, samples)
+        return float("nan") if found is None else found.brier
+
+
+class ECE(Metric):
+    """Expected calibration error (Guo et al., ICML 2017) of the chosen class's probability, in 10 equal bins. NaN where
+    a probability is NaN."""
+
+    name = "ece"
+    direction: ClassVar[Direction] = "lower"
+    range = (0.0, 1.0)
+
+    def of_split(self, decisions: Tensor, samples: Samples) -> float:
+        found = _calibration(decisions, samples)
+        return float("nan") if found is None else found.ece
+
+
+def _calibration(decisions: Tensor, samples: Samples) -> Calibration | None:
+    return calibration(samples.targets[:].numpy(), decisions.numpy())
+
+
+class _OfTwoClasses(ThresholdMetric):
+    """The share of the samples of one class on whose side of the threshold the second class's probability lies."""
+
+    range = (0.0, 1.0)
+
+    def __init__(self, threshold: float = 0.5):
+        self.threshold = threshold
+
+    def at(self, threshold: float) -> Self:
+        return type(self)(threshold)
+
+    def suits(self, data: SiteData) -> None:
+        if len(data.class_names) != 2:
+            raise ConfigError(
+                f"{self.name} is a metric of two classes, of which the second is looked for; there are "
+                f"{len(data.class_names)}: {', '.join(data.class_names)}"
+            )
+
+    def choose(self, decisions: Tensor, samples: Samples) -> float:
+        """Where sensitivity + specificity is largest (Youden, Cancer 1950); of equal ones the highest threshold."""
+        from sklearn.metrics import roc_curve
+
+        truth, probability = samples.targets[:].numpy(), decisions[:, 1].double().numpy()
+        if len(np.unique(truth)) < 2 or not np.isfinite(probability).all():
+            return 0.5
+        wrong, right, thresholds = roc_curve(truth, probability)
+        chosen = float(thresholds[int(np.argmax(right - wrong))])
+        return chosen if math.isfinite(chosen) else 0.5  # infinite: no threshold separates anything
+
+    def _share(self, decisions: Tensor, samples: Samples, looked_for: int) -> float:
+        mine = decisions[samples.targets[:] == looked_for, 1].double()
+        if not len(mine) or not bool(mine.isfinite().all()):
             return float("nan")
-        against_rest = present if probability.shape[1] > 2 else present[1:]
-        return float(np.mean([roc_auc_score(truth == one, probability[:, one]) for one in against_rest]))
+        above = float((mine >= self.threshold).double().mean())
+        return above if looked_for else 1 - above
+
+
+class Sensitivity(_OfTwoClasses):
+    """Share of the second class's samples whose probability of it is at least the threshold that validation chose. NaN
+    where no sample is of that class or a probability is NaN."""
+
+    name = "sensitivity"
+
+    def of_split(self, decisions: Tensor, samples: Samples) -> float:
+        return self._share(decisions, samples, 1)
+
+
+class Specificity(_OfTwoClasses):
+    """Share of the first class's samples whose probability of the second is below the threshold that validation chose.
+    NaN where no sample is of that class or a probability is NaN."""
+
+    name = "specificity"
+
+    def of_split(self, decisions: Tensor, samples: Samples) -> float:
+        return self._share(decisions, samples, 0)
 
 
 LABEL_METRICS: tuple[Metric, ...] = (Accuracy(), BalancedAccuracy(), AUC())
+MORE_LABEL_METRICS: tuple[Metric, ...] = (AUPRC(), Brier(), ECE(), Sensitivity(), Specificity())
