@@ -4,6 +4,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar, Self
 
 import torch
@@ -20,12 +21,10 @@ from medpfl.methods.joint import Found, Study
 from medpfl.methods.site import Batch, Hospital, Site
 from medpfl.methods.training import Training
 from medpfl.tasks.base import Task
+from medpfl.tasks.inference import BATCH, decide_samples
 from medpfl.tasks.metrics.measure import Measure
 
 __all__ = ["BATCH", "Batch", "Build", "Hospital", "JointModel", "Method", "Served", "Site"]
-
-BATCH = 64
-"""Samples that are evaluated together."""
 
 
 @dataclass(frozen=True)
@@ -165,18 +164,10 @@ class Method(Training):
     def decide_cases(
         self, name: str, models: nn.ModuleDict, task: Task, samples: Samples, device: torch.device
     ) -> Tensor:
-        """The task's decisions of the deployed model ``name`` about a non-empty split, N x ..., on the CPU; the models
-        are in evaluation mode. Sample by sample, unless the method decides something of a case as a whole."""
-
-        def forward(given: Tensor) -> Tensor:
-            return self.predict(name, models, given)
-
-        decisions = []
-        with torch.inference_mode():
-            for start in range(0, len(samples), BATCH):
-                inputs = samples.inputs[start : start + BATCH].to(device)
-                decisions.append(task.decide(task.infer(forward, inputs)).cpu())
-        return torch.cat(decisions)
+        """The task's decisions of the deployed model ``name`` about a non-empty split, as ``decide_samples`` has them;
+        the models are in evaluation mode. Sample by sample, unless the method decides something of a case as a whole.
+        """
+        return decide_samples(task, partial(self.predict, name, models), samples, device)
 
     def serve(
         self, name: str, models: nn.ModuleDict, inputs: Tensor, shape: Sequence[int], device: torch.device
