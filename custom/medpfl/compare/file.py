@@ -50,12 +50,14 @@ class CodecsEntry(_Strict):
 class MethodEntry(Component):
     """A method; ``slots`` names server components for slots that shall not have the method's own (else the mean);
     ``codecs`` encode its messages; ``tune`` is what is searched for this method beside what is searched for all;
-    ``sweep`` one argument with the values that are compared, each as a method of its own ("FedSM personal.lam 0.5")."""
+    ``sweep`` one argument with the values that are compared, each as a method of its own ("FedSM personal.lam 0.5");
+    ``chosen`` says, for the pages, what was tried before this comparison to find its arguments."""
 
     slots: dict[str, Component] = {}
     codecs: CodecsEntry | None = None
     tune: Candidates = {}
     sweep: Annotated[Candidates, Field(max_length=1)] = {}
+    chosen: str = Field("", exclude_if=lambda found: not found)
 
     @property
     def swept(self) -> list[tuple[str, JsonValue]]:
