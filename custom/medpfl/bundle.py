@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 import medpfl
-from medpfl.core.errors import ConfigError, DataError
+from medpfl.core.errors import ConfigError, DataError, meant
 from medpfl.demo import phantom
 from medpfl.demo.har import ENVIRONMENT_VARIABLE as HAR_DATA
 from medpfl.demo.har import write_har
@@ -153,8 +153,10 @@ def find_job(name: str) -> Path:
     bundle = find_bundle()
     if (bundle / "jobs" / name / "meta.json").is_file():
         return bundle / "jobs" / name
-    known = ", ".join(sorted(path.name for path in (bundle / "jobs").iterdir() if (path / "meta.json").is_file()))
-    raise ConfigError(f"there is no job '{name}': it is neither a job folder nor one of {known}")
+    known = sorted(path.name for path in (bundle / "jobs").iterdir() if (path / "meta.json").is_file())
+    raise ConfigError(
+        f"there is no job '{name}': it is neither a job folder nor one of {', '.join(known)}{meant(name, known)}"
+    )
 
 
 def demo_of(job: str) -> str:
