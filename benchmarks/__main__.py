@@ -234,6 +234,27 @@ def bench_faults(
         raise typer.Exit(1)
 
 
+@app.command("soak")
+def bench_soak(
+    rounds: Annotated[int, typer.Option(help="Rounds of the job.")] = 300,
+    hospitals: Annotated[int, typer.Option(help="Number of hospitals, 2 to 4.")] = 4,
+    interval: Annotated[float, typer.Option(help="Seconds between two looks at the processes.")] = 3.0,
+    out: OutOption = None,
+) -> None:
+    """Many rounds on provisioned hospitals: does memory, a thread, a file or a socket grow, and what is left behind.
+
+    With --out, a picture beside the JSON file, too; exit code 1 if anything grew beyond its limit or was left."""
+    from benchmarks import common, soak
+
+    facts = common.machine()
+    results = soak.measure(rounds, hospitals, interval, say)
+    common.write_json(out, "soak", facts, results)
+    if out is not None:
+        soak.draw(results, out.with_suffix(".svg"))
+    say(soak.table_of(results))
+    raise typer.Exit(1 if soak.faults(results) else 0)
+
+
 @app.command("heart")
 def bench_heart(
     data: Annotated[Path | None, typer.Option(help="Folder with the UCI processed.*.data files.")] = None,

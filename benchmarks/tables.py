@@ -18,7 +18,7 @@ from medpfl.results.files import parse
 
 BENCHES = (
     "codecs", "faults", "fedap", "fedsm", "heart", "messenger", "mixing", "pfllib", "phantom", "prox", "reading",
-    "rounds", "teaching",
+    "rounds", "soak", "teaching",
 )  # fmt: skip
 
 

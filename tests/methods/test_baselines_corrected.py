@@ -105,7 +105,7 @@ def test_scaffold_resumes(make_job: Make, table_sites: dict[str, Path], tmp_path
 
 
 def test_scaffold_refuses_adam() -> None:
-    with pytest.raises(ConfigError, match="Scaffold needs the optimizer 'sgd', got 'adam'"):
+    with pytest.raises(ConfigError, match="Scaffold cannot train with Adam: its control variates are mean gradients"):
         Scaffold(optimizer="adam")
 
 

@@ -181,8 +181,12 @@ def test_nothing_is_unpickled(package: list[Module]) -> None:
 
 
 # What of a folder of components the rest may know: the contract, and the one list of methods by name.
-CONTRACTS = {"methods": {"base", "site", "joint"}, "core.mixers": {"base"}, "core.codecs": {"base", "progress"}}
-KNOWN_METHODS = {"base", "components", "joint", "references"}
+CONTRACTS = {
+    "methods": {"base", "site", "joint", "training", "optimizers", "schedules"},
+    "core.mixers": {"base"},
+    "core.codecs": {"base", "progress"},
+}
+KNOWN_METHODS = {"base", "components", "joint", "references", "training", "optimizers", "schedules"}
 
 
 def test_no_concrete_method_is_known_outside_methods(package: list[Module]) -> None:

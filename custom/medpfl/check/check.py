@@ -8,6 +8,8 @@ from pathlib import Path
 from medpfl.check.inspection import Inspection
 from medpfl.check.reading import inspect
 from medpfl.check.trial import Trial, try_job
+from medpfl.core.errors import SiteFileError
+from medpfl.data.schema import Schema
 from medpfl.data.site_file import load_site_file
 from medpfl.tasks.base import Task
 
@@ -62,22 +64,32 @@ class Report:
         return f"The job {self.trial.job} can run here: {found}."
 
 
-def check_data(path: Path, site: str | None, job: tuple[str, Task] | None, progress: Progress) -> Report:
+def check_data(
+    path: Path, site: str | None, job: tuple[str, Task] | None, progress: Progress, schema: Schema | None = None
+) -> Report:
     """Inspect a site file's datasets, or the one that a job uses, and try the job.
 
     Args:
         path: the site file, or a folder that holds ``<site>.yaml``.
         job: its name and its task.
+        schema: what one of the datasets must follow.
 
     Raises:
-        SiteFileError: the site file cannot be used.
+        SiteFileError: the site file cannot be used, or does not declare the schema's dataset.
     """
     site_file = load_site_file(path, site)
+    if schema and schema.dataset not in site_file.datasets:
+        raise SiteFileError(
+            f"{path}: it does not declare the schema's dataset '{schema.dataset}'; "
+            f"declared: {', '.join(sorted(site_file.datasets))}"
+        )
     names = list(site_file.datasets) if job is None else [name for name in site_file.datasets if name == job[1].dataset]
     inspections = []
     for name in names:
         advance = _of(progress, f"reading {name}")
         inspections.append(inspect(name, site_file.datasets[name], advance))
+        if schema and schema.dataset == name:
+            inspections[-1].problems[:0] = [f"{name}: {told}" for told in schema.differences(site_file.datasets[name])]
     trial = None
     if job:
         progress(f"preparing the data for {job[0]}", 0, 1)

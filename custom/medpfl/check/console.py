@@ -11,12 +11,20 @@ from medpfl.check.check import check_data
 from medpfl.check.inspection import Inspection
 from medpfl.check.page import write_page
 from medpfl.check.trial import size
+from medpfl.data.schema import Schema
 from medpfl.tasks.base import Task
 
 LISTED = 50  # problems (and warnings) on the terminal; the page lists all
 
 
-def run(path: Path, site: str | None, job: tuple[str, Task] | None, page: Path | None, console: Console) -> bool:
+def run(
+    path: Path,
+    site: str | None,
+    job: tuple[str, Task] | None,
+    page: Path | None,
+    console: Console,
+    schema: Schema | None = None,
+) -> bool:
     """Check, write the page, print a summary; returns whether the check was passed.
 
     Raises:
@@ -32,7 +40,7 @@ def run(path: Path, site: str | None, job: tuple[str, Task] | None, page: Path |
                 bars[what] = progress.add_task(what, total=count)
             progress.update(bars[what], completed=done, total=count)
 
-        report = check_data(path, site, job, advance)
+        report = check_data(path, site, job, advance, schema)
     written = write_page(report, page or report.path.with_suffix(".check.html"))
     for inspection in report.inspections:
         console.print(_counts(inspection))

@@ -20,6 +20,7 @@ def check_data(
     site_file: Annotated[Path, typer.Argument(help="A site file, or a folder that holds <site>.yaml.")],
     site: Annotated[str | None, typer.Option(help="The hospital's name in the federation.")] = None,
     job: Annotated[str | None, typer.Option(help="Could this job run here? A folder, or a shipped job's name.")] = None,
+    schema: Annotated[Path | None, typer.Option(help="Does the dataset follow this schema, too?")] = None,
     page: Annotated[Path | None, typer.Option(help="Default: <site file>.check.html beside it.")] = None,
 ) -> None:
     """Read all declared data once and report counts, ranges, duplicates and every problem; nothing leaves the site.
@@ -28,11 +29,42 @@ def check_data(
     are problems, or the job could not run."""
     from medpfl.bundle import find_job
     from medpfl.check.console import run
+    from medpfl.data.schema import read_schema
     from medpfl.job import load_job
 
     loaded = load_job(find_job(job)) if job else None
-    if not run(site_file, site, (loaded.name, loaded.task) if loaded else None, page, console):
+    known = read_schema(schema) if schema else None
+    if not run(site_file, site, (loaded.name, loaded.task) if loaded else None, page, console, known):
         raise typer.Exit(1)
+
+
+@app.command("schema")
+def schema_(
+    site_file: Annotated[Path, typer.Argument(help="A site file whose declaration all hospitals are to follow.")],
+    dataset: Annotated[str | None, typer.Option(help="Which dataset, if it declares several.")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Default: print it.")] = None,
+) -> None:
+    """Write down what every hospital must declare alike of a dataset: for 'site init --like' and 'check-data --schema'.
+
+    No file, column or code of the hospital is in it."""
+    from medpfl.core.errors import SiteFileError
+    from medpfl.data.schema import schema_of
+    from medpfl.data.site_file import load_site_file
+
+    declared = load_site_file(site_file).datasets
+    if dataset is None and len(declared) > 1:
+        raise SiteFileError(f"{site_file}: it declares {', '.join(sorted(declared))}; name one with --dataset")
+    name = dataset or next(iter(declared))
+    if name not in declared:
+        raise SiteFileError(f"{site_file}: it declares no dataset '{name}'; declared: {', '.join(sorted(declared))}")
+    text = schema_of(name, declared[name]).as_yaml()
+    if output is None:
+        say(text.rstrip())
+        return
+    if output.exists():
+        raise SiteFileError(f"{output} is there already and is not overwritten; name another with -o")
+    output.write_text(text, encoding="utf-8")
+    say(f"wrote {output}")
 
 
 @site_app.command("allow")
@@ -87,11 +119,16 @@ def site_init(
     masks: Annotated[str | None, typer.Option(help="Images: which files are the masks, if several could be.")] = None,
     inputs: Annotated[str | None, typer.Option(help="Array of an .npz file that holds the images.")] = None,
     classes: Annotated[list[str] | None, typer.Option("--class", help="NAME=VALUE[,VALUE...], class by class.")] = None,
+    like: Annotated[Path | None, typer.Option(help="A schema that the hospitals agreed on.")] = None,
+    column: Annotated[list[str] | None, typer.Option(help="NAME=COLUMN: the column of a schema's feature.")] = None,
+    code: Annotated[list[str] | None, typer.Option(help="NAME:VALUE=CATEGORY: what a value here means.")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Ask nothing; take the guesses.")] = False,
 ) -> None:
     """Look at a folder or a table and write a site file for it; asks what cannot be seen there."""
     from medpfl.data.init.answers import Answers, parse_classes
+    from medpfl.data.init.like import parse_codes, parse_columns
     from medpfl.data.init.write import write_site_file
+    from medpfl.data.schema import read_schema
 
     flags = {
         "site": site, "dataset": dataset, "label": label, "group": group, "patient": patient, "masks": masks,
@@ -99,6 +136,14 @@ def site_init(
     }  # fmt: skip
     given = {flag: value for flag, value in flags.items() if value is not None}
     ask = None if yes else lambda question, guess: str(typer.prompt(question, default=guess or None))
-    for path in write_site_file(place, output, Answers(given, parse_classes(classes or []), ask)):
+    answers = Answers(
+        given,
+        parse_classes(classes or []),
+        ask,
+        read_schema(like) if like else None,
+        parse_columns(column or []),
+        parse_codes(code or []),
+    )
+    for path in write_site_file(place, output, answers):
         say(f"wrote {path}")
-    say(f"Read it, then check the data: medpfl check-data {output}")
+    say(f"Read it, then check the data: medpfl check-data {output}{f' --schema {like}' if like else ''}")

@@ -91,7 +91,7 @@ def build_entry(file: Comparison, name: str, made: Build, values: Arguments) -> 
         kind, where = {LOCAL: riding["local"], FEDAVG: riding["fedavg"], POOLED: references.POOLED}[name], name
         given = MethodEntry(path=f"{kind.__module__}.{kind.__qualname__}")
     arguments = {key: value for key, value in values.items() if "." not in key}
-    args = {"batch_size": file.batch_size, "lr": file.lr, "optimizer": file.optimizer, **given.args, **arguments}
+    args = {**file.training, **given.args, **arguments}
     args.update({key: value for key in ("steps", "epochs") if (value := getattr(file, key)) is not None})
     if name == POOLED and file.steps is not None:
         args["steps"] = file.steps * len(made.roster)  # as many as all hospitals together

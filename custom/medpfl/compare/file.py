@@ -3,18 +3,23 @@
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, PositiveFloat, PositiveInt, ValidationError
 
 from medpfl.bundle import DEMOS
-from medpfl.core.errors import ConfigError
+from medpfl.component import construct, import_named
+from medpfl.core.errors import ConfigError, meant
 from medpfl.data.untrusted import load_yaml
+from medpfl.methods.training import Training
 
 LOCAL, FEDAVG, FINE_TUNED, POOLED = "Local", "FedAvg", "FedAvg + fine-tuning", "Pooled"
-SHARED = ("epochs", "steps", "batch_size")
+SHARED = ("epochs", "steps", "batch_size", "accumulate")
 """Arguments that are the same for every method of a comparison."""
+_TRAINING = (
+    "batch_size", "lr", "optimizer", "schedule", "clip_gradient", "accumulate", "optimizer_state", "precision",
+)  # fmt: skip
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 .+_()-]{0,39}$")]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
@@ -45,12 +50,14 @@ class CodecsEntry(_Strict):
 class MethodEntry(Component):
     """A method; ``slots`` names server components for slots that shall not have the method's own (else the mean);
     ``codecs`` encode its messages; ``tune`` is what is searched for this method beside what is searched for all;
-    ``sweep`` one argument with the values that are compared, each as a method of its own ("FedSM personal.lam 0.5")."""
+    ``sweep`` one argument with the values that are compared, each as a method of its own ("FedSM personal.lam 0.5");
+    ``chosen`` says, for the pages, what was tried before this comparison to find its arguments."""
 
     slots: dict[str, Component] = {}
     codecs: CodecsEntry | None = None
     tune: Candidates = {}
     sweep: Annotated[Candidates, Field(max_length=1)] = {}
+    chosen: str = Field("", exclude_if=lambda found: not found)
 
     @property
     def swept(self) -> list[tuple[str, JsonValue]]:
@@ -81,7 +88,9 @@ class Comparison(_Strict):
         splits: seeds of the site files' split rules, in place of their own, or numbers of their folds; each is combined
             with every seed.
         steps, epochs: local training a round, of every method; ``steps`` or ``epochs``, not both.
-        lr, batch_size, optimizer: of every method; a method may have another lr or optimizer in its ``args``.
+        lr, batch_size: of every method; a method may have another lr in its ``args``.
+        optimizer, schedule, clip_gradient, accumulate, optimizer_state, precision: of every method, as a job has them
+            (``methods.training.Training``); a method may have others in its ``args``, but not another ``accumulate``.
         pooled: also train one model on all hospitals' data together.
         unseen: also repeat every run without each hospital in turn, and test there.
         examples: show test cases with their segmentations on the page: images of patients.
@@ -100,7 +109,12 @@ class Comparison(_Strict):
     epochs: PositiveInt | None = None
     lr: PositiveFloat = 1e-3
     batch_size: PositiveInt = 8
-    optimizer: Literal["adam", "sgd"] = "adam"
+    optimizer: JsonValue = "adam"
+    schedule: JsonValue = None
+    clip_gradient: JsonValue = None
+    accumulate: JsonValue = None
+    optimizer_state: JsonValue = None
+    precision: JsonValue = None
     finetune: Annotated[int, Field(ge=1)] = 5
     pooled: bool = False
     unseen: bool = False
@@ -108,6 +122,11 @@ class Comparison(_Strict):
     tuning: Tuning | None = None
     target: float | None = None
     demo: str | None = None
+
+    @property
+    def training(self) -> Arguments:
+        """The arguments of every method that the file sets, the local work in a round left out."""
+        return {name: value for name in _TRAINING if (value := getattr(self, name)) is not None}
 
     @property
     def compared(self) -> dict[str, tuple[str, Arguments]]:
@@ -145,7 +164,7 @@ def load_comparison(path: Path) -> Comparison:
         problem = error.errors()[0]
         place = ".".join(map(str, problem["loc"]))
         if problem["type"] == "extra_forbidden":
-            raise ConfigError(f"{path}: unknown key '{place}'") from error
+            raise ConfigError(f"{path}: unknown key '{place}'{meant(place, Comparison.model_fields)}") from error
         if problem["type"] == "missing":
             raise ConfigError(f"{path}: '{place}' is missing") from error
         text = problem["msg"][0].lower() + problem["msg"][1:]
@@ -160,6 +179,8 @@ def _check(file: Comparison, path: Path) -> None:
             raise ConfigError(f"{path}: '{key}' names a seed twice: {values}")
     if file.steps is not None and file.epochs is not None:
         raise ConfigError(f"{path}: give 'steps' or 'epochs', not both: it is the local training of every method")
+    import_named(file.training)
+    construct(Training, file.training, str(path))
     if file.demo is not None and file.demo not in DEMOS:
         raise ConfigError(f"{path}: 'demo' must be one of {', '.join(DEMOS)}; got '{file.demo}'")
     for name, entry in file.methods.items():

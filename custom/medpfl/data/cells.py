@@ -31,13 +31,15 @@ class Cells(Strict):
 
     ``separator``: of text files; by default a tab in .tsv and .tab, else a comma. ``columns``: the names, if text
     files have no header line. ``missing``: cells that mean "not known"; Parquet's nulls and NaN always do. ``rename``:
-    a column of the files to the name that the hospitals agreed on, under which everything else knows it.
+    a column of the files to the name that the hospitals agreed on, under which everything else knows it. ``codes``: of
+    such a column, a value in the files to the value that the hospitals agreed on.
     """
 
     separator: str | None = Field(default=None, min_length=1, max_length=1)
     columns: list[str] | None = None
     missing: list[str] = Field(default=["", "?", "NA"])
     rename: dict[str, str] = Field(default={})
+    codes: dict[str, dict[str | int | float, str | int | float]] = Field(default={})
 
     @field_validator("separator")
     @classmethod
@@ -63,7 +65,7 @@ class Cells(Strict):
                 raise ValueError(f"two columns are renamed to '{name}'")
         return rename
 
-    def agreed(self, path: Path, columns: Sequence[str]) -> list[str]:
+    def renamed(self, path: Path, columns: Sequence[str]) -> list[str]:
         """A file's columns by the names that the hospitals agreed on.
 
         Raises:
@@ -110,9 +112,21 @@ def read_cells(
     pieces = _parquet if path.suffix.lower() in PARQUET else _text
     for frame in pieces(path, shown, form, problems, columns, numbers, optional, where or {}):
         empty = False
-        yield frame
+        yield _recoded(frame, form)
     if empty:
         raise DataError(f"{path}: it has no rows")
+
+
+def _recoded(frame: "pd.DataFrame", form: Cells) -> "pd.DataFrame":
+    for column, codes in form.codes.items():
+        if column in frame:
+            agreed = {canonical(value): str(meant) for value, meant in codes.items()}
+            known = frame[column].notna()
+            frame[column] = [
+                agreed.get(canonical(cell), cell) if there else cell
+                for cell, there in zip(frame[column], known, strict=True)
+            ]
+    return frame
 
 
 def joined(pieces: "Iterable[pd.DataFrame]") -> "pd.DataFrame":
@@ -152,7 +166,7 @@ def _text(
     columns = form.columns or [cell.strip() for cell in next(lines, (0, []))[1]]
     if not columns:
         return
-    columns = form.agreed(path, columns)
+    columns = form.renamed(path, columns)
     _check_columns(path, columns, [*wanted, *where])
     while piece := list(islice(lines, _PIECE)):
         if form.columns and optional in columns and len(piece[0][1]) == len(columns) - 1:
@@ -210,7 +224,7 @@ def _parquet(
     try:
         with path.open("rb") as opened, parquet.ParquetFile(opened) as file:
             schema = file.schema_arrow
-            columns = form.agreed(path, schema.names)
+            columns = form.renamed(path, schema.names)
             _check_columns(path, columns, [*wanted, *where])
             there = {name: schema.names[columns.index(name)] for name in [*wanted, *where]}
             for name, column in there.items():

@@ -75,6 +75,8 @@ class Dataset(Strict, ABC):
     targets: ClassVar[tuple[Target, ...]]
     """What the answer to their cases can be; see ``Spec.target``."""
     preparation: ClassVar[type[Preparation]]
+    agreed: ClassVar[tuple[str, ...]] = ()
+    """Keys that all hospitals must declare alike, "masks.labels" for one in another; see ``Schema``."""
 
     kind: str
     split: SplitRule = SplitRule()

@@ -98,8 +98,9 @@ def _decoded(path: Path) -> Image.Image:
         raise DataError(f"{path}: no such file")
     try:
         with Image.open(path, formats=_FORMATS) as image:
-            if getattr(image, "n_frames", 1) > 1:
-                raise DataError(f"{path}: expected one picture, got {image.n_frames} in one file")
+            pictures = getattr(image, "n_frames", 1)
+            if pictures > 1:
+                raise DataError(f"{path}: expected one picture, got {pictures} in one file")
             if image.mode == "F":
                 raise DataError(f"{path}: expected whole numbers of 8 or 16 bits, got fractions")
             image.load()

@@ -65,6 +65,7 @@ class APFL(Method):
     def local_round(self, site: Site) -> None:
         site.models.train()
         alpha: nn.Parameter = site.models["alpha"].get_parameter("value")
+        alpha.grad = None
         loss = torch.tensor(float("nan"))
         for batch in site.training_batches():
             mixed = self._mixed(site.models)
@@ -72,10 +73,9 @@ class APFL(Method):
                 outputs = call_with(site.models["personal"], mixed, batch.inputs)
                 loss = site.task.loss(outputs, batch.targets)
                 common = site.task.loss(site.models["global"](batch.inputs), batch.targets)
-            alpha.grad = None
-            site.step("personal", loss)  # its gradient reaches alpha too
-            if alpha.grad is not None:
+            if site.step("personal", loss) and alpha.grad is not None:  # its gradient reaches alpha too
                 alpha.data.sub_(self.alpha_lr * alpha.grad).clamp_(0, 1)
+                alpha.grad = None
             site.step("global", common)
         site.last_loss = loss  # the personal model's is the one that is reported
 

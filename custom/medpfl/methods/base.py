@@ -4,13 +4,13 @@
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Self
+from functools import partial
+from typing import ClassVar, Self
 
 import torch
 from pydantic import BaseModel
 from torch import Tensor, nn
 
-from medpfl.core.checked import Checked
 from medpfl.core.errors import ConfigError, RefusedUpdate
 from medpfl.core.groups import under
 from medpfl.core.mixers import Mean, Mixer, NoDefault
@@ -19,20 +19,21 @@ from medpfl.data.samples import Samples, SiteData
 from medpfl.data.target import Target
 from medpfl.methods.joint import Found, Study
 from medpfl.methods.site import Batch, Hospital, Site
+from medpfl.methods.start import Started
+from medpfl.methods.training import Training
 from medpfl.tasks.base import Task
+from medpfl.tasks.inference import BATCH, decide_samples
 from medpfl.tasks.metrics.measure import Measure
 
 __all__ = ["BATCH", "Batch", "Build", "Hospital", "JointModel", "Method", "Served", "Site"]
-
-BATCH = 64
-"""Samples that are evaluated together."""
 
 
 @dataclass(frozen=True)
 class Build:
     """What a method builds its networks from. All but ``site``, the hospital's own name, is equal at every hospital,
     so that all start from the same weights. ``public``: name to inputs, of the method's public datasets; empty where
-    no hospital is at work (a deployed model is read)."""
+    no hospital is at work (a deployed model is read). ``start``: the weights that the task's network starts with; None:
+    random ones."""
 
     task: Task
     data: SiteData
@@ -40,6 +41,7 @@ class Build:
     seed: int
     site: str = ""
     public: Mapping[str, Tensor] = field(default_factory=dict)
+    start: Started | None = None
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -48,7 +50,8 @@ class Build:
 
     def network(self) -> nn.Module:
         """The task's network, each time with the same initial weights."""
-        return self.seeded(lambda: self.task.network(self.data))
+        network = self.seeded(lambda: self.task.network(self.data))
+        return self.start.put_into(network) if self.start else network
 
     def only_for(self, method: str, *targets: Target) -> None:
         """Refuse a task whose answers are none of these.
@@ -78,26 +81,13 @@ class Served:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Method(Checked):
-    """A personalised federated learning method, as a frozen dataclass whose fields are the job's arguments.
+class Method(Training):
+    """A personalised federated learning method, as a frozen dataclass whose fields are the job's arguments;
+    those of every method are ``Training``'s.
 
     A subclass says which networks a hospital holds (``models``), which of their tensors form which slot (``slots``;
     by default every network is a slot of the same name), how one local round trains them, and which models it deploys.
-
-    Args:
-        epochs: passes over the local training data a round, >= 1.
-        steps: batches a round instead of whole epochs (the same number at every hospital); None: ``epochs``.
-        lr: learning rate, > 0.
-        batch_size: samples a step, >= 1. A last batch of a single sample is dropped when the epoch has others:
-            BatchNorm cannot train on it.
-        optimizer: "adam" (betas 0.9, 0.999) or "sgd" (no momentum). Its state stays at the hospital across rounds.
     """
-
-    epochs: int = 1
-    steps: int | None = None
-    lr: float = 1e-3
-    batch_size: int = 8
-    optimizer: Literal["adam", "sgd"] = "adam"
 
     deploys: ClassVar[Mapping[str, str]]
     """Deployed model's name to the network that predicts; the first is the one a hospital would use."""
@@ -107,12 +97,12 @@ class Method(Checked):
     is deployed as ``<name>_finetuned``. None: there is no such phase."""
 
     def __post_init__(self) -> None:
-        for name, least in (("epochs", 1), ("batch_size", 1), ("steps", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"{type(self).__name__}'s {name} must be at least {least}, got {value}")
-        if not self.lr > 0:
-            raise ConfigError(f"{type(self).__name__}'s lr must be above 0, got {self.lr}")
+        super().__post_init__()
+        if self.start and self.start.frozen and type(self).joint is not Method.joint:
+            raise ConfigError(
+                f"{type(self).__name__} takes no frozen layers: its model of all hospitals' models is put together at "
+                "the server, where frozen layers do not come"
+            )
 
     def at(self, site: str) -> "Method":
         """The method as this hospital follows it; the same everywhere, unless the job says otherwise."""
@@ -134,6 +124,10 @@ class Method(Checked):
     def checkpoints(self) -> list[str]:
         """Names of the checkpoints it uses, which every hospital's site file must declare; none by default."""
         return []
+
+    def declared_checkpoints(self) -> list[str]:
+        """The same with that of the start weights."""
+        return list(dict.fromkeys([*self.checkpoints(), *([self.start.checkpoint] if self.start else [])]))
 
     def public_datasets(self) -> list[str]:
         """Names of the datasets that every hospital's site file must declare, with the same data; none by default."""
@@ -186,18 +180,10 @@ class Method(Checked):
     def decide_cases(
         self, name: str, models: nn.ModuleDict, task: Task, samples: Samples, device: torch.device
     ) -> Tensor:
-        """The task's decisions of the deployed model ``name`` about a non-empty split, N x ..., on the CPU; the models
-        are in evaluation mode. Sample by sample, unless the method decides something of a case as a whole."""
-
-        def forward(given: Tensor) -> Tensor:
-            return self.predict(name, models, given)
-
-        decisions = []
-        with torch.inference_mode():
-            for start in range(0, len(samples), BATCH):
-                inputs = samples.inputs[start : start + BATCH].to(device)
-                decisions.append(task.decide(task.infer(forward, inputs)).cpu())
-        return torch.cat(decisions)
+        """The task's decisions of the deployed model ``name`` about a non-empty split, as ``decide_samples`` has them;
+        the models are in evaluation mode. Sample by sample, unless the method decides something of a case as a whole.
+        """
+        return decide_samples(task, partial(self.predict, name, models), samples, device)
 
     def serve(
         self, name: str, models: nn.ModuleDict, inputs: Tensor, shape: Sequence[int], device: torch.device
@@ -235,15 +221,6 @@ class Method(Checked):
     def diagnose(self, models: nn.ModuleDict, samples: Samples, index: int, device: torch.device) -> dict[str, float]:
         """Further numbers about the models on a non-empty validation split, by their names among ``diagnoses``."""
         return {}
-
-    def new_optimizer(self, model: nn.Module, name: str) -> torch.optim.Optimizer:
-        """The optimiser of the network called ``name``.
-
-        Fused: one pass over each tensor instead of ten, a sixth of the time on networks of many small ones.
-        """
-        if self.optimizer == "sgd":
-            return torch.optim.SGD(model.parameters(), lr=self.lr, fused=True)
-        return torch.optim.Adam(model.parameters(), lr=self.lr, fused=True)
 
 
 @dataclass(frozen=True, kw_only=True)

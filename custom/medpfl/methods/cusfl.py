@@ -183,13 +183,13 @@ class CusFL(Method):
                     aligned = contrast(own, taught, before, self.temperature)
         if not ratio:
             site.step("personal", task)
-            return torch.zeros(len(Alignment.kept))
+            return torch.zeros(len(Alignment.kept), device=site.device)
         weight = weight_for(ratio, task, aligned, self.cap)
         others = ("projection",) if "projection" in site.models else ()
         site.step("personal", task + weight * aligned, *others, *(() if self.frozen else ("federated",)))
         site.last_loss = task  # comparable with other methods'
         share = weight * aligned.detach()
-        return torch.stack([share / (task.detach() + share), weight, aligned.detach(), spread(own)]).float().cpu()
+        return torch.stack([share / (task.detach() + share), weight, aligned.detach(), spread(own)]).float()
 
     def diagnose(self, models: nn.ModuleDict, samples: Samples, index: int, device: torch.device) -> dict[str, float]:
         """Means over the batches of the last round: realised ratio, lambda2, alignment loss, spread of g's vectors."""

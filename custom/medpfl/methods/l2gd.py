@@ -14,6 +14,7 @@ from medpfl.core.errors import ConfigError
 from medpfl.core.groups import under
 from medpfl.core.mixers import NoDefault
 from medpfl.methods.base import Build, Method, Site
+from medpfl.methods.optimizers import Optimizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,19 +30,20 @@ class L2GD(Method):
     """
 
     p: float = 0.1
-    optimizer: Literal["adam", "sgd"] = "sgd"
+    optimizer: Literal["adam", "sgd"] | Optimizer = "sgd"
 
     deploys: ClassVar = {"personal": "model"}
+    excludes: ClassVar = {
+        "adam": "its gradients are scaled by 1 / (1 - p), which Adam would undo; take 'sgd'",
+        "clip_gradient": "its gradients are scaled by 1 / (1 - p), which a limit of their length would undo",
+        "schedule": "its c is lr lambda / p, so that a falling lr beside the same c would change lambda",
+        "weight_decay": "the decay would not be scaled by 1 / (1 - p) as the gradients are",
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.p < 1:
             raise ConfigError(f"L2GD's p must be in [0, 1), got {self.p}")
-        if self.optimizer != "sgd":
-            raise ConfigError(
-                f"L2GD needs the optimizer 'sgd', got '{self.optimizer}': its gradients are scaled by 1 / (1 - p), "
-                "which Adam would undo"
-            )
 
     def models(self, build: Build) -> dict[str, nn.Module]:
         return {"model": build.network(), "mixed": build.network()}

@@ -104,12 +104,8 @@ class MHpFLID(Method):
     def components(self) -> dict[str, Mixer]:
         return {"messenger": Mean()}
 
-    def new_optimizer(self, model: nn.Module, name: str) -> torch.optim.Optimizer:
-        optimizer = super().new_optimizer(model, name)
-        if name in ("messenger", "transmitter"):
-            for group in optimizer.param_groups:
-                group["lr"] = self.distill_lr
-        return optimizer
+    def rate(self, name: str) -> float:
+        return self.distill_lr if name in ("messenger", "transmitter") else self.lr
 
     def local_round(self, site: Site) -> None:
         for batch in site.training_batches():

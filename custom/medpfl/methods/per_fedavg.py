@@ -71,6 +71,7 @@ class PerFedAvg(Method):
                 behind, _ = _gradient(site, _moved(weights, gradient, -self.delta), after)
                 product = {key: (ahead[key] - behind[key]) / (2 * self.delta) for key in weights}
                 gradient = _moved(gradient, product, -self.inner_lr)
+            site.turn_to(batch)
             site.descend("model", gradient, loss)
 
     def after_mixing(self, site: Site) -> None:
@@ -89,7 +90,7 @@ def _moved(weights: Weights, direction: Weights, length: float) -> Weights:
     return {key: weight + length * direction[key] for key, weight in weights.items()}
 
 
-def _gradient(site: Site, weights: Weights, batch: Batch, follow: bool = False) -> tuple[Weights, float]:
+def _gradient(site: Site, weights: Weights, batch: Batch, follow: bool = False) -> tuple[Weights, Tensor]:
     """Gradient and value of the loss at ``weights``; BatchNorm's statistics move only if they shall ``follow``."""
     network = site.models["model"]
     at = {key: weight.detach().requires_grad_() for key, weight in weights.items()}
@@ -97,7 +98,7 @@ def _gradient(site: Site, weights: Weights, batch: Batch, follow: bool = False) 
     with site.autocast():
         loss = site.task.loss(call_with(network, {**at, **buffers}, batch.inputs), batch.targets)
     found = torch.autograd.grad(loss, list(at.values()), allow_unused=True, materialize_grads=True)
-    return dict(zip(at, found, strict=True)), float(loss.detach())
+    return dict(zip(at, found, strict=True)), loss.detach()
 
 
 def _threes(batches: Iterator[Batch]) -> Iterator[tuple[Batch, Batch, Batch]]:

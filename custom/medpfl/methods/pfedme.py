@@ -36,6 +36,9 @@ class PFedMe(Method):
     outer_lr: float = 0.01
 
     deploys: ClassVar = {"personal": "personal", "global": "global"}
+    excludes: ClassVar = {
+        "accumulate": "its inner steps solve the problem of one batch, and w moves after each; take a larger batch_size"
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()

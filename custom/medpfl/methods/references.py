@@ -18,14 +18,8 @@ POOLED: type[Method] = Pooled
 
 
 def like(name: str, method: Method) -> Method:
-    """The reference ``name`` with the training settings (epochs, steps, lr, batch size, optimiser) of ``method``."""
-    return REFERENCES[name](
-        epochs=method.epochs,
-        steps=method.steps,
-        lr=method.lr,
-        batch_size=method.batch_size,
-        optimizer=method.optimizer,
-    )
+    """The reference ``name`` with the arguments of every method (``Training``) as ``method`` has them."""
+    return REFERENCES[name](**method.training())
 
 
 def riding_along(slots: Iterable[str], method: Method) -> list[Method]:

@@ -12,10 +12,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import nn
 
-from medpfl.core.errors import ConfigError
 from medpfl.core.groups import under
 from medpfl.core.mixers import ControlVariates, Mean, Mixer
 from medpfl.methods.base import Build, Method, Site
+from medpfl.methods.optimizers import Optimizer
 from medpfl.methods.proximal import add_gradient
 
 
@@ -26,17 +26,13 @@ class Scaffold(Method):
     Control variates correct parameters; buffers such as BatchNorm's statistics are averaged with the model.
     """
 
-    optimizer: Literal["adam", "sgd"] = "sgd"
+    optimizer: Literal["adam", "sgd"] | Optimizer = "sgd"
 
     deploys: ClassVar = {"scaffold": "model"}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.optimizer != "sgd":
-            raise ConfigError(
-                f"Scaffold needs the optimizer 'sgd', got '{self.optimizer}': its control variates are mean gradients "
-                "only if every step is lr times a gradient"
-            )
+    excludes: ClassVar = dict.fromkeys(
+        ("adam", "momentum", "clip_gradient"),
+        "its control variates are mean gradients only if every step is lr times a gradient, as plain 'sgd' makes it",
+    )
 
     def models(self, build: Build) -> dict[str, nn.Module]:
         network = build.network()
@@ -54,13 +50,13 @@ class Scaffold(Method):
         weights, own = list(network.parameters()), list(site.models["own"].parameters())
         start = [weight.detach().clone() for weight in weights]
         shift = [c - c_i for c, c_i in zip(site.models["control"].parameters(), own, strict=True)]
-        steps = 0
+        passed = 0.0  # steps, each counted by what the schedule makes of the learning rate
         for batch in site.training_batches():
             with site.autocast():
                 loss = site.task.loss(network(batch.inputs), batch.targets)
-            site.step("model", loss, term=partial(add_gradient, weights, shift))  # g_i(y_i) - c_i + c
-            steps += 1
+            if site.step("model", loss, term=partial(add_gradient, weights, shift)):  # g_i(y_i) - c_i + c
+                passed += site.factor
         with torch.no_grad():
             for c_i, d, x, y in zip(own, shift, start, weights, strict=True):
-                c_i.copy_((x - y) / (steps * self.lr) - d)  # option II: c_i - c + (x - y_i) / (K lr)
+                c_i.copy_((x - y) / (passed * self.lr) - d)  # option II: c_i - c + (x - y_i) / (K lr)
         site.outbox["control"] = {f"control.{index}": c_i for index, c_i in enumerate(own)}

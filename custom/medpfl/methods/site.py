@@ -2,36 +2,36 @@
 """What of a hospital a method sees while it trains."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from medpfl.core.errors import Stopped
+from medpfl.core.errors import ConfigError, Stopped
 from medpfl.core.seeding import derive_seed
-from medpfl.data.samples import SiteData, take
+from medpfl.data.rows import take
+from medpfl.data.samples import SiteData
+from medpfl.methods.schedules import Span
+from medpfl.methods.training import Training
 from medpfl.tasks.base import Task
 
 Kept = TypeVar("Kept")
 
 
-class Trainer(Protocol):
-    """What of a method (``methods.base.Method``) decides which batches it is given, and how it steps."""
+@dataclass(frozen=True)
+class Place:
+    """Where a batch stands in its pass over the data: ``number``, from 0, ``of`` so many."""
 
-    @property
-    def epochs(self) -> int: ...
+    number: int
+    of: int
 
-    @property
-    def steps(self) -> int | None: ...
-
-    @property
-    def batch_size(self) -> int: ...
-
-    def new_optimizer(self, model: nn.Module, name: str) -> torch.optim.Optimizer:
-        """The optimiser of the network called ``name``."""
+    def in_step(self, accumulate: int) -> tuple[int, int]:
+        """Its number, from 0, among the batches of its optimiser's step, and how many these are."""
+        first = self.number - self.number % accumulate
+        return self.number - first, min(accumulate, self.of - first)
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class Batch:
 
     inputs: Tensor
     targets: Tensor
+    place: Place = Place(0, 1)
 
 
 def _never() -> bool:
@@ -76,18 +77,27 @@ class Hospital:
 
 
 class Site:
-    """A hospital during one local round, as a method sees it."""
+    """A hospital during one local round, as a method sees it.
 
-    def __init__(self, hospital: Hospital, method: Trainer, round_number: int):
+    Args:
+        span: the rounds over which the learning rate's schedule runs; None: this round alone.
+
+    Raises:
+        ConfigError: the method asks for bfloat16, and this GPU has none.
+    """
+
+    def __init__(self, hospital: Hospital, method: Training, round_number: int, span: Span | None = None):
         self.method, self.round = method, round_number
+        self._span = span or Span(round_number, 1)
         self.task, self.data, self.models, self.device = hospital.task, hospital.data, hospital.models, hospital.device
         self.roster, self.name, self.index = hospital.roster, hospital.name, hospital.roster.index(hospital.name)
         self.checkpoints, self.public = hospital.checkpoints, hospital.public
         self._seed, self._optimizers, self._stopped = hospital.seed, hospital.optimizers, hospital.stopped
         self._kept = hospital.kept
         self._prefix = ""
-        self._half = self.device.type == "cuda" and torch.cuda.is_bf16_supported()
+        self._half = _half(method, self.device)
         self._loss: Tensor | float = float("nan")
+        self._place = Place(0, 1)
         self.outbox: dict[str, dict[str, Tensor]] = {}
         """Slot to what is sent instead of its weights (gradients, say), with the same entries and shapes."""
         self.shown: dict[str, list[dict[str, Tensor]]] = {}
@@ -117,17 +127,17 @@ class Site:
         seen = torch.zeros(len(samples), dtype=torch.bool)
         for epoch in range(steps or epochs or 0):
             order = self.task.order(samples, generator)
-            for start in range(0, len(order), size):
+            starts = _starts(len(order), size)
+            for start in starts:
                 chosen = order[start : start + size]
-                if len(chosen) == 1 and start > 0:
-                    continue
                 if self._stopped():
                     raise Stopped(f"the job was aborted in round {self.round}, epoch {epoch + 1}")
                 step = torch.Generator().manual_seed(derive_seed(self._seed, self.name, self.round, purpose, done))
                 inputs, targets = self.task.present(samples, chosen, step)
                 seen[chosen] = True
                 self.drawn[phase] = int(seen.sum())
-                yield Batch(inputs.to(self.device), targets.to(self.device))
+                self._place = Place(done, steps or (epochs or 0) * len(starts))
+                yield Batch(inputs.to(self.device), targets.to(self.device), self._place)
                 done += 1
                 if done == steps:
                     return
@@ -142,13 +152,18 @@ class Site:
         inputs = self.public[name]
         generator = torch.Generator().manual_seed(derive_seed(self._seed, self.round, "public", name))
         size = self.method.batch_size
-        for _ in range(epochs):
+        starts = _starts(len(inputs), size)
+        for epoch in range(epochs):
             order = torch.randperm(len(inputs), generator=generator)
-            for start in range(0, len(inputs), size):
+            for number, start in enumerate(starts, epoch * len(starts)):
                 rows = order[start : start + size]
-                if len(rows) > 1 or start == 0:
-                    self.go_on()
-                    yield rows, take(inputs, rows).to(self.device)
+                self.go_on()
+                self._place = Place(number, epochs * len(starts))
+                yield rows, take(inputs, rows).to(self.device)
+
+    def turn_to(self, batch: Batch) -> None:
+        """The next steps are of this batch; for a method that has read others ahead."""
+        self._place = batch.place
 
     def go_on(self) -> None:
         """Raises Stopped if the job was aborted."""
@@ -156,12 +171,14 @@ class Site:
             raise Stopped(f"the job was aborted in round {self.round}")
 
     def training_inputs(self, size: int = 64) -> Iterator[Tensor]:
-        """The inputs of the training split once, ``size`` at a time, in their own order.
+        """The inputs of the training split once, ``size`` at a time (of large patches fewer), in their own order; of
+        whole cases that differ in shape their centres.
 
         Raises:
             Stopped: the job was aborted.
         """
         samples = self.data.splits["train"]
+        size = samples.together(size)
         for start in range(0, len(samples), size):
             if self._stopped():
                 raise Stopped(f"the job was aborted before round {self.round}")
@@ -184,7 +201,7 @@ class Site:
         return derive_seed(self._seed, self.round, purpose) / 2**63
 
     def autocast(self) -> AbstractContextManager[None]:
-        """Mixed precision (bfloat16) where the device has it; nothing on a CPU, where results stay exact."""
+        """Mixed precision (bfloat16), as far as the method's ``precision`` and the device say so."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16) if self._half else nullcontext()
 
     @property
@@ -197,30 +214,59 @@ class Site:
         # Not yet a number: that would make the processor wait for the GPU at every step.
         self._loss = loss.detach() if isinstance(loss, Tensor) else loss
 
-    def step(self, model: str, loss: Tensor, *others: str, term: Callable[[], None] | None = None) -> None:
+    def step(self, model: str, loss: Tensor, *others: str, term: Callable[[], None] | None = None) -> bool:
         """One optimiser step of ``models[model]``, and of ``others`` if named, down a scalar loss.
 
+        Of several batches that are accumulated, the last makes the step, down the mean of their losses.
+
         Args:
-            term: adds the gradient of a further term (``Proximal``), whose value is not reported.
+            term: adds the gradient of a further term (``Proximal``), whose value is not reported; once a step.
+
+        Returns:
+            Whether the step was made.
         """
         optimizers = [self._optimizer(name) for name in (model, *others)]
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:  # zero_grad does the same and takes forty times as long
-                for parameter in group["params"]:
+        number, batches = self._place.in_step(self.method.accumulate)
+        if number == 0:
+            for optimizer in optimizers:
+                for parameter in _parameters(optimizer):  # zero_grad does the same and takes forty times as long
                     parameter.grad = None
-        torch.autograd.backward(loss)
+        torch.autograd.backward(loss if batches == 1 else loss / batches)
+        self.last_loss = loss
+        if number + 1 < batches:
+            return False
         if term:
             term()
+        self._move((model, *others))
+        return True
+
+    def descend(self, model: str, gradient: Mapping[str, Tensor], loss: Tensor) -> None:
+        """The same with a given gradient, by parameter; ``loss`` is only reported."""
+        number, batches = self._place.in_step(self.method.accumulate)
+        for key, parameter in self.models[model].named_parameters():
+            found = gradient[key].clone() if batches == 1 else gradient[key] / batches
+            parameter.grad = found if number == 0 or parameter.grad is None else parameter.grad + found
+        self.last_loss = loss
+        if number + 1 == batches:
+            self._move((model,))
+
+    @property
+    def factor(self) -> float:
+        """What the schedule multiplies the learning rates by in the step that is under way."""
+        part = self._place.number / self._place.of
+        return self.method.factor(self._span.passed(self.round, part), self._span.rounds)
+
+    def _move(self, models: Sequence[str]) -> None:
+        """Take the step that the gradients say."""
+        optimizers, factor = [self._optimizer(name) for name in models], self.factor
+        for name, optimizer in zip(models, optimizers, strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = self.method.rate(name) * factor
+        if self.method.clip_gradient is not None:
+            every = [parameter for optimizer in optimizers for parameter in _parameters(optimizer)]
+            nn.utils.clip_grad_norm_(every, self.method.clip_gradient)
         for optimizer in optimizers:
             optimizer.step()
-        self.last_loss = loss
-
-    def descend(self, model: str, gradient: Mapping[str, Tensor], loss: float) -> None:
-        """One optimiser step of ``models[model]`` with a given gradient, by parameter; ``loss`` is only reported."""
-        for key, parameter in self.models[model].named_parameters():
-            parameter.grad = gradient[key].clone()
-        self._optimizer(model).step()
-        self.last_loss = loss
 
     def _optimizer(self, model: str) -> torch.optim.Optimizer:
         name = f"{self._prefix}{model}"
@@ -228,7 +274,13 @@ class Site:
             self._optimizers[name] = self.method.new_optimizer(self.models[model], model)
         return self._optimizers[name]
 
-    def view(self, method: Trainer, prefix: str) -> "Site":
+    def apart(self) -> "Site":
+        """This hospital with optimisers of its own, which nothing keeps: for an exchange within a round."""
+        other = copy.copy(self)
+        other._optimizers = {}
+        return other
+
+    def view(self, method: Training, prefix: str) -> "Site":
         """This hospital as ``method`` sees it, whose networks are those of ours with ``prefix`` before their names."""
         models = {name.removeprefix(prefix): model for name, model in self.models.items() if name.startswith(prefix)}
         view = copy.copy(self)
@@ -243,3 +295,22 @@ class Site:
             with self.autocast():
                 loss = self.task.loss(self.models[model](batch.inputs), batch.targets)
             self.step(model, loss, term=term)
+
+
+def _starts(samples: int, size: int) -> list[int]:
+    """Where the batches of an epoch begin; without a last one of a single sample when there are larger ones."""
+    return [start for start in range(0, samples, size) if start == 0 or size == 1 or samples - start > 1]
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _half(method: Training, device: torch.device) -> bool:
+    """Whether forward passes are in bfloat16."""
+    supported = device.type == "cpu" or torch.cuda.is_bf16_supported()
+    if method.precision == "bf16" and not supported:
+        raise ConfigError(
+            f"{type(method).__name__}'s precision is 'bf16', which this hospital's GPU does not have: take 'auto'"
+        )
+    return method.precision == "bf16" or (method.precision == "auto" and device.type == "cuda" and supported)

@@ -22,6 +22,7 @@ from medpfl.data.site_file import CHECKPOINT, load_site_file
 from medpfl.job import Job
 from medpfl.methods.base import Build, Hospital, Method, Site
 from medpfl.methods.references import like
+from medpfl.methods.schedules import Span
 from medpfl.results.schema import Typed
 
 POOLED = "pooled"
@@ -78,7 +79,7 @@ def pretrain(
     )  # fmt: skip
     for epoch in range(1, epochs + 1):
         seed_torch(job.settings.seed, POOLED, epoch)
-        site = Site(hospital, method, epoch)
+        site = Site(hospital, method, epoch, Span(1, epochs))
         site.fit(name)
         progress(epoch, site.last_loss)
     tensors = {key: tensor.detach().cpu() for key, tensor in own_state(models[name]).items()}

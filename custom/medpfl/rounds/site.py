@@ -20,6 +20,7 @@ from medpfl.data.site_file import SiteFile
 from medpfl.deployed.evaluate import Origin, evaluate, evaluate_test, save_deployed
 from medpfl.methods.base import Build, Hospital, Method, Site
 from medpfl.methods.references import riding_along
+from medpfl.methods.schedules import Span
 from medpfl.results.line import MetricLine
 from medpfl.results.schema import number
 from medpfl.rounds import policy
@@ -106,6 +107,7 @@ class SiteRunner:
             raise ProtocolError(f"{self.name} is asked for a part of a run before it was asked to get ready")
         if isinstance(header, OfRun):
             policy.check_round(self.policy, header)
+            self._rounds = header.rounds
         match header:
             case InitRequest():
                 return self._init(header)
@@ -142,6 +144,7 @@ class SiteRunner:
         self.home = self.root / plain_name(header.job)
         self.roster = header.roster
         self.seed = header.seed
+        self._rounds = header.rounds
         if self.name not in self.roster:
             raise ConfigError(f"{self.name} is not one of this job's hospitals: {', '.join(self.roster)}")
         self._kept: dict[str, object] = {}
@@ -172,7 +175,8 @@ class SiteRunner:
 
     def _build(self) -> None:
         """All networks with the job's initial weights."""
-        build = Build(self.task, self.data, self.roster, self.seed, self.name, self.common.public)
+        start = self.common.start(self.method.start)
+        build = Build(self.task, self.data, self.roster, self.seed, self.name, self.common.public, start)
         with policy.building(self.policy):
             self.networks = Networks(self.methods, build, self._served, self.device)
         policy.check_networks(self.policy, own_state(self.models))
@@ -201,6 +205,8 @@ class SiteRunner:
             # Dropout and the like draw from the global generator: seeded for each method, so that switching the
             # references on or off changes nothing.
             seed_torch(self.seed, self.name, current, type(method).__name__)
+            for name in self.networks.of(method) if method.optimizer_state == "reset" else ():
+                self._optimizers.pop(name, None)
             site = self._site(method, current)
             method.local_round(site)
             policy.check_trained(self.policy, site)
@@ -243,7 +249,7 @@ class SiteRunner:
         metrics = self._look_at_mixed(header.round, header)
         return Message(ValidateReply(metrics=tuple(metrics), notes=tuple(notes)))
 
-    def _site(self, method: Method, round_number: int) -> Site:
+    def _site(self, method: Method, round_number: int, span: Span | None = None) -> Site:
         hospital = Hospital(
             task=self.task,
             data=self.data,
@@ -258,7 +264,7 @@ class SiteRunner:
             public=self.common.public,
             kept=self._kept,
         )
-        return Site(hospital, method, round_number)
+        return Site(hospital, method, round_number, span or Span(1, self._rounds))
 
     def _look_at_mixed(self, round_number: int, header: OfRun) -> list[MetricLine]:
         """Validate the models as they came out of a round's mixing and keep them until a better round is known."""
@@ -376,7 +382,7 @@ class SiteRunner:
         chosen, best_score = None, None
         for extra in range(1, rounds + 1):
             seed_torch(self.seed, self.name, last + extra, deployed)
-            self._site(method, last + extra).fit(model)
+            self._site(method, last + extra, Span(last + 1, rounds)).fit(model)
             evaluation = self._evaluate(method, name, "validation")
             score = number(evaluation.metrics[self.task.score]) if evaluation else None
             # Where nothing can be validated, the last counts; an undefined score never replaces a known one.

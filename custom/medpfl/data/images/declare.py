@@ -95,6 +95,7 @@ class Images(Dataset):
     form: ClassVar[str] = "images"
     targets: ClassVar[tuple[Target, ...]] = (Target.CLASS, Target.MASK)
     preparation: ClassVar[type[Preparation]] = ImagesPreparation
+    agreed: ClassVar[tuple[str, ...]] = ("channels", "masks.labels")
 
     kind: Literal["images"]
     files: Patterns

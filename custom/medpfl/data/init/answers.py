@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from medpfl.core.errors import SiteFileError
+from medpfl.data.schema import Schema
 
 Value = str | int | float
 
@@ -29,11 +30,17 @@ class Answers:
         classes: class name to its values, from --class.
         prompt: asks a question with a default ("" if there is none) and returns the answer; None: do not ask, take
             the guesses.
+        schema: what the hospitals agreed on; None: nothing is known of it.
+        columns: agreed name of a feature to this hospital's column, from --column.
+        codes: agreed name of a feature to this hospital's values and the categories they mean, from --code.
     """
 
     given: Mapping[str, str] = field(default_factory=dict)
     classes: Mapping[str, Sequence[Value]] = field(default_factory=dict)
     prompt: Callable[[str, str], str] | None = None
+    schema: Schema | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    codes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def get(self, flag: str, question: str, guess: str | None = None, allowed: Sequence[str] | None = None) -> str:
         """The flag's value, else the answer to the question, else the guess.
@@ -60,12 +67,44 @@ class Answers:
             for value in found:
                 if str(value) not in declared:
                     raise SiteFileError(f"--class: {what} holds the value {value!r}, which no --class mentions")
-            return {name: list(values) for name, values in self.classes.items()}
+            return self._in_order({name: list(values) for name, values in self.classes.items()}, what)
+        if self.schema:
+            return self._in_order(self._agreed(found, names, what, self.schema.classes), what)
         if self.prompt:
             names = [self.prompt(f"Name of the class with the value {v}", n) for v, n in zip(found, names, strict=True)]
         if len(set(names)) != len(names):
             raise SiteFileError(f"two classes have one name: {', '.join(names)}")
         return {name: [value] for name, value in zip(names, found, strict=True)}
+
+    def _agreed(
+        self, found: Sequence[Value], names: Sequence[str], what: str, classes: Sequence[str]
+    ) -> dict[str, list[Value]]:
+        """Values to the schema's classes: by equal names, or as answered."""
+        by_name = {name.casefold(): name for name in classes}
+        values: dict[str, list[Value]] = {}
+        for value, guess in zip(found, names, strict=True):
+            name = by_name.get(str(value).casefold()) or by_name.get(guess.casefold())
+            if name is None and self.prompt:
+                name = by_name.get(self.prompt(f"Which class is {value!r}: {', '.join(classes)}?", "").casefold())
+            if name is None:
+                raise SiteFileError(
+                    f"--class is needed: {what} holds the value {value!r}; say which of the schema's classes it is, as "
+                    f"in --class {classes[0]}={value} (the classes are {', '.join(classes)})"
+                )
+            values.setdefault(name, []).append(value)
+        return values
+
+    def _in_order(self, values: dict[str, list[Value]], what: str) -> dict[str, list[Value]]:
+        """In the schema's order, if there is one; every class has its values."""
+        if self.schema is None:
+            return values
+        for name in self.schema.classes:
+            if name not in values:
+                raise SiteFileError(
+                    f"{what} has no value for the class '{name}' of the schema; name the value that it would have with "
+                    f"--class {name}=VALUE"
+                )
+        return {name: values[name] for name in self.schema.classes}
 
 
 def as_value(text: str) -> Value:

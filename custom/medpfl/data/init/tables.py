@@ -11,6 +11,7 @@ import pandas as pd
 
 from medpfl.core.errors import DataError
 from medpfl.data.init.answers import Answers, Entry, Value, as_value
+from medpfl.data.init.like import own_codes, own_columns
 
 SUFFIXES = (".csv", ".tsv", ".tab", ".data", ".parquet", ".pq")
 MISSING = ["", "?", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "-", ".", "unknown", "missing"]
@@ -42,6 +43,12 @@ def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> l
     frames = [read(file) for file in files]
     header, separator = frames[0][1], frames[0][2]
     frame = pd.concat([part for part, *_ in frames], ignore_index=True)
+    agreed = answers.schema.declared.get("features") if answers.schema else None
+    rename: dict[str, str] = {}
+    if isinstance(agreed, dict):
+        own = own_columns(list(agreed), [str(column) for column in frame.columns], answers)
+        rename = {column: name for name, column in own.items() if column != name}
+        frame = frame.rename(columns=rename)
     columns = [str(column) for column in frame.columns]
     missing = [text for text in MISSING if text in ("", "?", "NA") or frame.isin([text]).to_numpy().any()]
     label = answers.get("label", "Which column is to be predicted?", _named(columns, LABEL), columns)
@@ -56,6 +63,12 @@ def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> l
     classes = answers.class_values(found, [str(value) for value in found], f"column '{label}'")
     split, group = _split(columns, known, label), _group(columns, known, label, answers)
     features, left = _features(columns, known, len(frame), {label, split, group})
+    codes: dict[str, dict[str, Value]] = {}
+    if isinstance(agreed, dict):
+        features, left = dict(agreed), []  # type: ignore[arg-type] # the site file is checked when it is written
+        for name, kind in features.items():
+            if isinstance(kind, list) and (found_codes := own_codes(name, kind, known[name], answers)):
+                codes[name] = found_codes
     if not features:
         raise DataError(f"{files[0]}: no column is left to predict '{label}' from; left out: {', '.join(left)}")
     lacking = frame[[*features, label]].isin(missing).any(axis=1).sum()
@@ -64,6 +77,10 @@ def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> l
         entries.append(Entry("separator", separator))
     if not header:
         entries.append(Entry("columns", columns, "the file has no header line; give the columns their names"))
+    if rename:
+        entries.append(Entry("rename", rename, "this table's column: the name that the hospitals agreed on"))
+    if codes:
+        entries.append(Entry("codes", codes, "this table's values: those that the hospitals agreed on"))
     entries.append(Entry("missing", missing, "cells that mean 'not known'"))
     if lacking:
         entries.append(Entry("missing_rows", "drop", f"{lacking} of {len(frame)} rows lack a value; drop or refuse"))
@@ -71,6 +88,8 @@ def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> l
     if left:
         note += f"; left out: {', '.join(left)}"
     entries.append(Entry("features", features, note))
+    if answers.schema and "units" in answers.schema.declared:
+        entries.append(Entry("units", answers.schema.declared["units"], "make sure that the numbers here are in these"))
     entries.append(Entry("label", {"column": label, "classes": classes}, "class: the values that mean it"))
     if split:
         entries.append(Entry("split", {"column": split}))

@@ -207,6 +207,8 @@ def label_entries(values: Sequence[int], comment: str, answers: Answers) -> list
     if len(values) < 2 and not answers.classes:
         raise DataError(f"the label maps hold one value only ({values}); name the classes with --class NAME=VALUE")
     names = ["background" if value == 0 else f"label-{value}" for value in values]
+    if answers.schema and set(values) <= set(range(len(answers.schema.classes))):
+        names = [answers.schema.classes[value] for value in values]
     classes = answers.class_values(list[Value](values), names, "a label map")
     entries = [Entry("labels", dict(enumerate(classes)), comment)]
     mapped = {v: number for number, there in enumerate(classes.values()) for v in there if v != number}

@@ -11,6 +11,8 @@ import yaml
 from medpfl.core.errors import MedPFLError, SiteFileError
 from medpfl.data.init import arrays, images, tables, volumes
 from medpfl.data.init.answers import Answers, Entry
+from medpfl.data.init.like import like
+from medpfl.data.schema import Schema
 from medpfl.data.site_file import load_site_file
 
 
@@ -29,16 +31,20 @@ def write_site_file(place: Path, output: Path, answers: Answers) -> list[Path]:
     if output.exists():
         raise SiteFileError(f"{output} is there already and is not overwritten; name another with -o")
     site = answers.get("site", "This hospital's name in the federation", output.stem if output.stem != "site" else None)
+    if answers.schema:
+        answers = like(answers, answers.schema)
     name = answers.get("dataset", "Name of the dataset, as jobs call it")
     for flag, text in (("site", site), ("dataset", name)):
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", text):
             raise SiteFileError(f"--{flag}: expected letters, digits, '.', '_' or '-', got '{text}'")
     datalist = output.with_name(f"{output.stem}-{name}.json")
     entries, listed = look(place, output.parent, datalist, answers)
+    if answers.schema and entries[0].value != answers.schema.kind:
+        raise SiteFileError(f"{place}: the schema describes '{answers.schema.kind}', found '{entries[0].value}'")
     texts = {output: _render(place, site, name, entries)}
     if listed:
         texts[datalist] = listed
-    return _write(texts, output)
+    return _write(texts, output, answers.schema)
 
 
 def look(place: Path, base: Path, datalist: Path, answers: Answers) -> tuple[list[Entry], str]:
@@ -111,8 +117,8 @@ def _yaml(key: str, value: object) -> str:
     ).rstrip()  # fmt: skip
 
 
-def _write(texts: dict[Path, str], output: Path) -> list[Path]:
-    """Write all files; the site file last, and only if it loads."""
+def _write(texts: dict[Path, str], output: Path, schema: Schema | None) -> list[Path]:
+    """Write all files; the site file last, and only if it loads and follows the schema."""
     written: list[Path] = []
     try:
         for path, text in reversed(texts.items()):
@@ -120,7 +126,9 @@ def _write(texts: dict[Path, str], output: Path) -> list[Path]:
             with path.open("x", encoding="utf-8") as file:
                 written.insert(0, path)
                 file.write(text)
-        load_site_file(output)
+        loaded = load_site_file(output)
+        for difference in schema.differences(loaded.datasets[schema.dataset]) if schema else []:
+            raise SiteFileError(f"what was found does not follow the schema: {difference}")
     except OSError as error:
         _remove(written)
         raise SiteFileError(f"cannot write {error.filename or output}: {error.strerror}") from error

@@ -16,7 +16,8 @@ from medpfl.data.cells import Cells, shown_names
 from medpfl.data.contract import Case, Dataset, Item, Listing
 from medpfl.data.declared import SPLITS, LabelColumn, Problems, SplitRule, Strict, canonical, distinct
 from medpfl.data.preparation import Preparation, Spec
-from medpfl.data.samples import Budget, Rows, Samples, SiteData, Store, empty_like
+from medpfl.data.rows import Rows
+from medpfl.data.samples import Budget, Samples, SiteData, Store, empty_like
 from medpfl.data.series.recordings import (
     Recording,
     SeriesPreparation,
@@ -88,6 +89,7 @@ class Series(Cells, Dataset):
     form: ClassVar[str] = "windows"
     targets: ClassVar[tuple[Target, ...]] = (Target.CLASS,)
     preparation: ClassVar[type[Preparation]] = SeriesPreparation
+    agreed: ClassVar[tuple[str, ...]] = ("channels", "rate", "window.length")
 
     kind: Literal["series"]
     files: list[str] = Field(min_length=1)

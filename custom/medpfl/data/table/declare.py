@@ -40,6 +40,7 @@ class Table(Cells, Dataset):
     form: ClassVar[str] = "rows"
     targets: ClassVar[tuple[Target, ...]] = (Target.CLASS, Target.VALUE)
     preparation: ClassVar[type[Preparation]] = TablePreparation
+    agreed: ClassVar[tuple[str, ...]] = ("features", "units", "value")
 
     kind: Literal["table"]
     files: list[str] = Field(min_length=1)

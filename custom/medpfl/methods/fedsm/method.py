@@ -88,11 +88,8 @@ class FedSM(Method):
         selector = ServerAdam() if self.selector_training == "server_adam" else Mean()
         return {"global": Mean(), "personal": SoftPull(), "selector": selector}
 
-    def new_optimizer(self, model: nn.Module, name: str) -> torch.optim.Optimizer:
-        optimizer = super().new_optimizer(model, name)
-        if name == "selector":
-            optimizer.param_groups[0]["lr"] = self.selector_lr
-        return optimizer
+    def rate(self, name: str) -> float:
+        return self.selector_lr if name == "selector" else self.lr
 
     def joint(self, roster: tuple[str, ...]) -> SuperModel:
         gamma = USUAL_GAMMA if self.candidates(roster) == len(roster) else None
@@ -150,9 +147,10 @@ class FedSM(Method):
         """Share of this hospital's samples, and of its cases, that the selector gives to this hospital."""
         models["selector"].eval()
         logits, content = [], []
+        size = samples.together(64)
         with torch.inference_mode():
-            for start in range(0, len(samples), 64):
-                inputs = samples.inputs[start : start + 64]
+            for start in range(0, len(samples), size):
+                inputs = samples.inputs[start : start + size]
                 logits.append(models["selector"](inputs.to(device)).cpu())
                 content.append(with_content(inputs))
         scores, flags = torch.cat(logits), torch.cat(content)

@@ -11,7 +11,6 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import torch
 from torch import nn
 
 from medpfl.core.errors import ConfigError
@@ -21,7 +20,6 @@ from medpfl.methods.fedsm.method import FedSM
 from medpfl.methods.fine_tuned import FineTuned
 
 PREFIX = "own_"
-_SHARED = ("epochs", "steps", "lr", "batch_size", "optimizer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +27,8 @@ class FedSMPersonalised(FedSM):
     """Slots: "global", "personal" and "selector" as in FedSM, and the personaliser's with "own_" before their names.
 
     Args:
-        personaliser: the method that trains the personal models, with its own arguments; ``epochs``, ``steps``, ``lr``,
-            ``batch_size`` and ``optimizer`` are FedSM's for both.
+        personaliser: the method that trains the personal models, with its own arguments; those that every method has
+            (``Training``) are FedSM's for both.
     """
 
     personaliser: Method = field(default_factory=FineTuned)
@@ -42,13 +40,13 @@ class FedSMPersonalised(FedSM):
         if isinstance(self.personaliser, FedSM):
             raise ConfigError(f"FedSMPersonalised's personaliser must be another method, got {self.personaliser!r}")
         defaults = {entry.name: entry.default for entry in dataclasses.fields(self.personaliser)}
-        for name in _SHARED:
+        same = self.training()
+        for name, own in same.items():
             given = getattr(self.personaliser, name)
-            if given not in (defaults[name], getattr(self, name)):
+            if given not in (defaults[name], own):
                 raise ConfigError(
                     f"FedSMPersonalised's personaliser takes {name} from FedSM; it names another, {given!r}"
                 )
-        same = {name: getattr(self, name) for name in _SHARED}
         object.__setattr__(self, "personaliser", dataclasses.replace(self.personaliser, **same))
 
     def models(self, build: Build) -> dict[str, nn.Module]:
@@ -66,10 +64,10 @@ class FedSMPersonalised(FedSM):
         own = {f"{PREFIX}{slot}": mixer for slot, mixer in self.personaliser.components().items()}
         return {**super().components(), "personal": SoftPull(lam=1.0), **own}
 
-    def new_optimizer(self, model: nn.Module, name: str) -> torch.optim.Optimizer:
+    def rate(self, name: str) -> float:
         if name.startswith(PREFIX):
-            return self.personaliser.new_optimizer(model, name.removeprefix(PREFIX))
-        return super().new_optimizer(model, name)
+            return self.personaliser.rate(name.removeprefix(PREFIX))
+        return super().rate(name)
 
     def train_personal(self, site: Site) -> None:
         view = site.view(self.personaliser, PREFIX)

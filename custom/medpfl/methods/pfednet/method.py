@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
@@ -107,16 +106,11 @@ class PFedNet(Method):
         for name, parameter in network.named_parameters():
             parameter.requires_grad_(name in keys)
         # An exchange within a round has batches and an optimiser of its own: the kept one is of the round's training.
-        fresh = self.new_optimizer(network, "model") if step else None
+        working = site.apart() if step else site
         try:
-            for batch in site.training_batches(purpose=f"exchange {step}" if step else "batches"):
-                with site.autocast():
-                    loss = site.task.loss(network(batch.inputs), batch.targets)
-                if fresh is None:
-                    site.step("model", loss)
-                else:
-                    fresh.zero_grad(set_to_none=True)
-                    torch.autograd.backward(loss)
-                    fresh.step()
+            for batch in working.training_batches(purpose=f"exchange {step}" if step else "batches"):
+                with working.autocast():
+                    loss = working.task.loss(network(batch.inputs), batch.targets)
+                working.step("model", loss)
         finally:
             network.requires_grad_(True)

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The optimisers that a job may name, each torch's own.
+
+Fused: one pass over each tensor instead of ten, a sixth of the time on networks of many small ones.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from medpfl.core.checked import Checked
+from medpfl.core.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer(Checked):
+    """What makes steps of gradients. The learning rate is the method's.
+
+    Args:
+        weight_decay: >= 0; of all parameters that are trained, biases and normalisation layers included.
+    """
+
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.weight_decay < float("inf"):
+            raise ConfigError(
+                f"{type(self).__name__}'s weight_decay must be at least 0 and finite, got {self.weight_decay}"
+            )
+
+    @property
+    def traits(self) -> frozenset[str]:
+        """What a method may exclude of it: "adam", "momentum", "weight_decay"."""
+        return frozenset({"weight_decay"} if self.weight_decay else ())
+
+    @abstractmethod
+    def build(self, parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        """torch's optimiser of these parameters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam(Optimizer):
+    """Adam (Kingma and Ba, ICLR 2015); its weight decay is added to the gradient.
+
+    Args:
+        betas: decay of the first and the second moment, each in [0, 1).
+        eps: added to the root of the second moment, > 0.
+    """
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(f"{type(self).__name__}'s betas must be in [0, 1), got {list(self.betas)}")
+        if not 0 < self.eps < float("inf"):
+            raise ConfigError(f"{type(self).__name__}'s eps must be above 0 and finite, got {self.eps}")
+
+    @property
+    def traits(self) -> frozenset[str]:
+        return super().traits | {"adam"}
+
+    def build(self, parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        return torch.optim.Adam(
+            parameters, lr=lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay, fused=True
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW(Adam):
+    """Adam whose weight decay shrinks the weights by lr weight_decay of their size, apart from the gradient
+    (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019)."""
+
+    weight_decay: float = 0.01
+
+    def build(self, parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(
+            parameters, lr=lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay, fused=True
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sgd(Optimizer):
+    """Stochastic gradient descent; its weight decay is added to the gradient. nnU-Net's (Isensee et al., Nature Methods
+    2021) has momentum 0.99, nesterov and weight_decay 3e-5.
+
+    Args:
+        momentum: in [0, 1).
+        nesterov: Nesterov's momentum; it needs a momentum above 0.
+    """
+
+    momentum: float = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"Sgd's momentum must be in [0, 1), got {self.momentum}")
+        if self.nesterov and not self.momentum:
+            raise ConfigError("Sgd's nesterov needs a momentum above 0")
+
+    @property
+    def traits(self) -> frozenset[str]:
+        return super().traits | ({"momentum"} if self.momentum else set())
+
+    def build(self, parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        return torch.optim.SGD(
+            parameters,
+            lr=lr,
+            momentum=self.momentum,
+            nesterov=self.nesterov,
+            weight_decay=self.weight_decay,
+            fused=True,
+        )
+
+
+OPTIMIZERS: Mapping[str, Optimizer] = {"adam": Adam(), "sgd": Sgd()}
+"""The short names."""

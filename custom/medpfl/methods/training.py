@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a hospital trains in a round, whatever the method: how long, and what a step is made of."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import nn
+
+from medpfl.core.checked import Checked
+from medpfl.core.errors import ConfigError
+from medpfl.methods.optimizers import OPTIMIZERS, Optimizer
+from medpfl.methods.schedules import Constant, Schedule, schedule_of
+from medpfl.methods.start import Start
+
+_TOLD = {
+    "adam": "Adam",
+    "momentum": "momentum",
+    "weight_decay": "weight decay",
+    "schedule": "a schedule",
+    "clip_gradient": "clip_gradient",
+    "accumulate": "accumulate",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(Checked):
+    """Arguments of every method.
+
+    Args:
+        epochs: passes over the local training data a round, >= 1.
+        steps: batches a round instead of whole epochs (the same number at every hospital); None: ``epochs``.
+        lr: learning rate, > 0.
+        batch_size: samples a batch, >= 1. A last batch of a single sample is dropped when the epoch has others:
+            BatchNorm cannot train on it.
+        optimizer: "adam" (betas 0.9, 0.999), "sgd" (no momentum), or a component of ``medpfl.methods.optimizers``. Its
+            state never leaves the hospital.
+        schedule: the learning rate over the job: "constant", "polynomial" ((1 - t / T)^0.9), "cosine", or a component
+            of ``medpfl.methods.schedules``. It moves ``lr`` and what takes its place in a method (``rate``), and no
+            other step size.
+        clip_gradient: a step's gradient is shortened to this length (over all parameters that the step moves), > 0;
+            None: it is taken as it is.
+        accumulate: batches whose mean gradient makes one step, >= 1; the last step of a pass takes what is left.
+        optimizer_state: "keep": the optimiser's state (Adam's moments, the momentum) stays at the hospital from round
+            to round, whatever happened to the weights; "reset": every round's training begins without one.
+        precision: "auto": bfloat16 where a GPU has it, and never on a CPU; "fp32": never; "bf16": everywhere. Weights,
+            gradients and what is sent are float32 in any case, and so is every evaluation.
+        start: the weights that the task's networks start with; None: random ones.
+    """
+
+    epochs: int = 1
+    steps: int | None = None
+    lr: float = 1e-3
+    batch_size: int = 8
+    optimizer: Literal["adam", "sgd"] | Optimizer = "adam"
+    schedule: Literal["constant", "polynomial", "cosine"] | Schedule = "constant"
+    clip_gradient: float | None = None
+    accumulate: int = 1
+    optimizer_state: Literal["keep", "reset"] = "keep"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    start: Start | None = None
+
+    excludes: ClassVar[Mapping[str, str]] = {}
+    """What the method's own rule makes impossible, to why: "adam", "momentum", "weight_decay", "schedule",
+    "clip_gradient", "accumulate"."""
+
+    def __post_init__(self) -> None:
+        kind = type(self).__name__
+        for name, least in (("epochs", 1), ("batch_size", 1), ("steps", 1), ("accumulate", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{kind}'s {name} must be at least {least}, got {value}")
+        if not self.lr > 0:
+            raise ConfigError(f"{kind}'s lr must be above 0, got {self.lr}")
+        if self.clip_gradient is not None and not 0 < self.clip_gradient < float("inf"):
+            raise ConfigError(f"{kind}'s clip_gradient must be above 0 and finite, or null, got {self.clip_gradient}")
+        for trait, why in self.excludes.items():
+            if trait in self._traits():
+                raise ConfigError(f"{kind} cannot train with {_TOLD[trait]}: {why}")
+
+    def _traits(self) -> set[str]:
+        own = {
+            "schedule": schedule_of(self.schedule) != Constant(),
+            "clip_gradient": self.clip_gradient is not None,
+            "accumulate": self.accumulate > 1,
+        }
+        return {*self._optimizer.traits, *(name for name, used in own.items() if used)}
+
+    @property
+    def _optimizer(self) -> Optimizer:
+        return OPTIMIZERS[self.optimizer] if isinstance(self.optimizer, str) else self.optimizer
+
+    def training(self) -> dict[str, Any]:
+        """The arguments of every method, by name."""
+        return {each.name: getattr(self, each.name) for each in fields(Training)}
+
+    def rate(self, name: str) -> float:
+        """Learning rate of the network called ``name``, before the schedule."""
+        return self.lr
+
+    def factor(self, passed: float, rounds: int) -> float:
+        """What the schedule multiplies every learning rate by after so many of the ``rounds``."""
+        return schedule_of(self.schedule).factor(passed, rounds)
+
+    def new_optimizer(self, model: nn.Module, name: str) -> torch.optim.Optimizer:
+        """The optimiser of the network called ``name``."""
+        return self._optimizer.build(model.parameters(), self.rate(name))

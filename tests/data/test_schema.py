@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A schema: written from one hospital's site file, followed by another's with other names and codes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from commands import refusal
+from hospitals import change_yaml, write_site, write_table, write_volumes
+from medpfl.check.check import check_data
+from medpfl.cli import app
+from medpfl.core.errors import SiteFileError
+from medpfl.data.preparation import Spec
+from medpfl.data.schema import read_schema, schema_of
+from medpfl.data.site_file import load_site_file
+from medpfl.data.target import Target
+
+ROWS = Spec(Target.CLASS, ("rows",))
+
+
+def medpfl(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture
+def schema(tmp_path: Path) -> Path:
+    """Of hospital a: age in years, sex, crp."""
+    a = write_table(tmp_path / "a")
+    change_yaml(a, lambda site: site["datasets"]["blood"].update(units={"age": "years"}))
+    medpfl("schema", a, "-o", tmp_path / "schema.yaml")
+    return tmp_path / "schema.yaml"
+
+
+def hospital_b(folder: Path) -> Path:
+    """The same rows as at hospital a, in German and in another order; a column more, and one that is constant."""
+    write_table(folder)
+    lines = (folder / "blood.csv").read_text().splitlines()
+    rows = [line.split(",") for line in lines[1:]]
+    words = {"0": "gesund", "1": "krank", "m": "Mann", "f": "Frau"}
+    german = [f"{patient},{words[sick]},{crp},{words[sex]},{age},3" for patient, age, sex, crp, sick in rows]
+    (folder / "blut.csv").write_text("\n".join(["Patient_ID,Befund,CRP,Geschlecht,Alter,Station", *german]) + "\n")
+    return folder / "blut.csv"
+
+
+FLAGS = (
+    "--label", "Befund", "--group", "Patient_ID", "--class", "well=gesund", "--class", "ill=krank",
+    "--column", "age=Alter", "--column", "sex=Geschlecht", "--code", "sex:Mann=m", "--code", "sex:Frau=f",
+)  # fmt: skip
+
+
+def test_another_hospital_follows_it_without_editing_a_file(tmp_path: Path, schema: Path) -> None:
+    table = hospital_b(tmp_path / "b")
+    b = tmp_path / "b" / "site-b.yaml"
+    medpfl("site", "init", table, "-o", b, "--site", "b", "--like", schema, *FLAGS, "--yes")
+    assert "no problem" in medpfl("check-data", b, "--schema", schema)
+    ours, theirs = (load_site_file(path).load("blood", ROWS) for path in (tmp_path / "a" / "site.yaml", b))
+    assert ours.preparation and theirs.preparation
+    assert ours.preparation.meaning() == theirs.preparation.meaning()
+    assert ours.splits["train"].inputs[:].equal(theirs.splits["train"].inputs[:])
+    assert ours.splits["train"].targets[:].equal(theirs.splits["train"].targets[:])
+
+
+def test_it_holds_nothing_of_the_hospital(tmp_path: Path, schema: Path) -> None:
+    a = tmp_path / "a" / "site.yaml"
+    change_yaml(a, lambda site: site["datasets"]["blood"].update(rename={"crp": "crp"}, codes={"sex": {"w": "f"}}))
+    content = yaml.safe_load(medpfl("schema", a))
+    assert content == {
+        "dataset": "blood",
+        "kind": "table",
+        "classes": ["well", "ill"],
+        "declared": {
+            "features": {"age": "number", "sex": ["m", "f"], "crp": "number"}, "units": {"age": "years"},
+        },
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (FLAGS[:-6], "no column is called 'sex', which the schema has; say which it is with --column sex=COLUMN"),
+        (FLAGS[:-2], "column 'sex' holds 'Frau', which is none of the schema's categories (m, f)"),
+        ((*FLAGS[:6], *FLAGS[8:]), "column 'Befund' holds the value 'krank', which no --class mentions"),
+        ((*FLAGS, "--column", "aeg=Alter"), "the schema has no feature 'aeg'"),
+        ((*FLAGS, "--class", "wel=x"), "the schema's classes are well, ill, got 'wel'; did you mean 'well'?"),
+        ((*FLAGS, "--dataset", "blut"), "the schema describes 'blood', got 'blut'"),
+    ],
+)
+def test_what_is_lacking_is_said(
+    tmp_path: Path, schema: Path, capfd: pytest.CaptureFixture[str], flags: tuple[str, ...], words: str
+) -> None:
+    table = hospital_b(tmp_path / "b")
+    b = tmp_path / "b" / "site-b.yaml"
+    said = refusal(capfd, "site", "init", table, "-o", b, "--site", "b", "--like", schema, *flags, "--yes")
+    assert words in said and not b.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"features": {"age": "number", "sex": ["m", "f"], "CRP": "number"}},
+            "'features' lacks 'crp', which the schema has; is it",
+        ),
+        ({"features": {"sex": ["m", "f"], "age": "number", "crp": "number"}}, "'features' are in another order"),
+        (
+            {"features": {"age": "number", "sex": ["f", "m"], "crp": "number"}},
+            "'features.sex' is f, m; the schema has m, f",
+        ),
+        ({"units": {}}, "'units' is not declared; the schema has {'age': 'years'}"),
+        (
+            {"label": {"column": "sick", "classes": {"ill": [1], "well": [0]}}},
+            "the classes are ill, well; the schema has well, ill",
+        ),
+    ],
+)
+def test_the_data_check_names_every_difference(
+    tmp_path: Path, schema: Path, change: dict[str, Any], words: str
+) -> None:
+    path = tmp_path / "a" / "site.yaml"
+    change_yaml(path, lambda site: site["datasets"]["blood"].update(change))
+    report = check_data(path, None, None, lambda what, done, count: None, read_schema(schema))
+    assert any(words in problem for problem in report.problems), report.problems
+
+
+def test_other_kinds_have_one_too(tmp_path: Path) -> None:
+    site_file = load_site_file(write_volumes(tmp_path))
+    found = schema_of("organ", site_file.datasets["organ"])
+    assert found.declared == {"labels": {"0": "background", "1": "organ"}}
+    assert found.differences(site_file.datasets["organ"]) == []
+    organ = {"kind": "volumes", "datalist": "list.json", "labels": {0: "b", 1: "organ"}}
+    other = write_site(tmp_path, {"organ": organ})
+    assert "the classes are b, organ" in found.differences(load_site_file(other).datasets["organ"])[0]
+
+
+def test_a_file_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text("dataset: blood\n")
+    with pytest.raises(SiteFileError, match=r"s\.yaml: it is no dataset's schema: 'kind': field required"):
+        read_schema(tmp_path / "s.yaml")
+    with pytest.raises(SiteFileError, match="cannot read the schema"):
+        read_schema(tmp_path / "none.yaml")
