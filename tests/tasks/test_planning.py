@@ -102,7 +102,9 @@ def write_site(folder: Path, cases: int) -> Path:
         for kind in ("image", "label"):
             nib.save(nib.Nifti1Image(values, affine), folder / f"{kind}{number}.nii.gz")
         items.append({"image": f"image{number}.nii.gz", "label": f"label{number}.nii.gz"})
-    (folder / "list.json").write_text(json.dumps({"training": items[:-2], "validation": items[-2:-1], "test": items[-1:]}))
+    (folder / "list.json").write_text(
+        json.dumps({"training": items[:-2], "validation": items[-2:-1], "test": items[-1:]})
+    )
     dataset = {"kind": "volumes", "datalist": "list.json", "labels": {0: "background", 1: "organ"}}
     file = folder / "site.yaml"
     file.write_text(yaml.safe_dump({"datasets": {"organ": dataset}}))
