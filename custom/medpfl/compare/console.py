@@ -48,12 +48,14 @@ def bytes_text(value: float | None) -> str:
 def leaderboard(content: Results) -> tuple[list[str], list[list[str]]]:
     """Headings and rows."""
     head = ["method", "best round", "last round", "gain over Local", "worst-off hospital"]
+    told = any(row.scored for row in content.rows)
     rows = []
     for row in ranked(content):
         last = score_text(row.last) if row.curve else "–"
         worst = f"{row.worst.hospital} {row.worst.score:.3f}" if row.worst else "n/a"
-        rows.append([row.name, score_text(row.best), last, gain_text(row.gain), worst])
-    return head, rows
+        scored = [row.scored or ""] if told else []
+        rows.append([row.name, score_text(row.best), last, gain_text(row.gain), worst, *scored])
+    return [*head, *(["scored after"] if told else [])], rows
 
 
 def gains(content: Results) -> tuple[list[str], list[list[str]]]:

@@ -118,6 +118,7 @@ class Row(Typed):
         metrics: of the best round, each hospital's model on its own cases; ``together``: on all hospitals'.
         curve: mean of ``curves`` by round.
         cross: row: whose model; column: whose test data; mean over the runs.
+        scored: after what its models were evaluated, the mixing or local steps; None: not known.
     """
 
     name: str
@@ -143,6 +144,7 @@ class Row(Typed):
     calibration: dict[str, Bins] | None
     selection: Selection | None
     mixing: Mixing
+    scored: str | None = Field(default=None, exclude_if=lambda found: found is None)
 
 
 class SplitRow(Typed):
