@@ -182,11 +182,11 @@ def test_nothing_is_unpickled(package: list[Module]) -> None:
 
 # What of a folder of components the rest may know: the contract, and the one list of methods by name.
 CONTRACTS = {
-    "methods": {"base", "site", "joint", "training", "optimizers", "schedules"},
+    "methods": {"base", "site", "joint", "training", "optimizers", "schedules", "start"},
     "core.mixers": {"base"},
     "core.codecs": {"base", "progress"},
 }
-KNOWN_METHODS = {"base", "components", "joint", "references", "training", "optimizers", "schedules"}
+KNOWN_METHODS = {"base", "components", "joint", "references", "training", "optimizers", "schedules", "start"}
 
 
 def test_no_concrete_method_is_known_outside_methods(package: list[Module]) -> None:

@@ -9,7 +9,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, PositiveFloat, PositiveInt, ValidationError
 
 from medpfl.bundle import DEMOS
-from medpfl.component import construct
+from medpfl.component import construct, import_named
 from medpfl.core.errors import ConfigError, meant
 from medpfl.data.untrusted import load_yaml
 from medpfl.methods.training import Training
@@ -182,6 +182,7 @@ def _check(file: Comparison, path: Path) -> None:
             raise ConfigError(f"{path}: '{key}' names a seed twice: {values}")
     if file.steps is not None and file.epochs is not None:
         raise ConfigError(f"{path}: give 'steps' or 'epochs', not both: it is the local training of every method")
+    import_named(file.training)
     construct(Training, file.training, str(path))
     if file.demo is not None and file.demo not in DEMOS:
         raise ConfigError(f"{path}: 'demo' must be one of {', '.join(DEMOS)}; got '{file.demo}'")

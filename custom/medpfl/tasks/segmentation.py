@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from medpfl.augment.base import Augmentation, Listed, augmented, built
+from medpfl.augment.listed import Given, augmented, built
 from medpfl.core.errors import ConfigError
 from medpfl.data.intensity import Intensity, ZScore
 from medpfl.data.preparation import Spec
@@ -41,7 +41,7 @@ class Segmentation(Task):
         more_metrics: further metrics by which models are tested: hd95, surface_dice, volume_error; and any of them, or
             dice, of one class by its number in the declared order: dice_1, hd95_2.
         tolerance: distance in mm up to which surfaces agree, for surface_dice.
-        augment: how training samples are changed at random, one after another.
+        augment: how training samples are changed at random, one after another, or the name of a preset.
         intensity: of volumes: how their intensities are brought into a range.
     """
 
@@ -53,25 +53,32 @@ class Segmentation(Task):
     loss: Loss = DiceCE()  # noqa: RUF009 (it is frozen)
     more_metrics: tuple[str, ...] = ()
     tolerance: float = 2.0
-    augment: tuple[Augmentation | Listed, ...] = ()
+    augment: Given = ()
     intensity: Intensity = ZScore()  # noqa: RUF009 (it is frozen)
     metrics: ClassVar[tuple[Metric, ...]] = (Dice(),)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.loss.suits(Target.MASK, type(self).__name__)
-        object.__setattr__(self, "augment", built(self.augment, "Segmentation.augment"))
         for name in ("size", "spacing"):
             object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON has lists
-        if len(self.size) not in (2, 3) or any(one < self.multiple or one % self.multiple for one in self.size):
-            raise ConfigError(
-                f"Segmentation's size must be 2 multiples of {self.multiple} for {self.architecture}, or 3 for patches "
-                f"of volumes, got {list(self.size)}"
-            )
+        self._check_size()
         if len(self.spacing) != 3 or not all(0 < length < math.inf for length in self.spacing):
             raise ConfigError(f"Segmentation's spacing must be 3 positive numbers (mm), got {list(self.spacing)}")
+        object.__setattr__(self, "augment", built(self.augment, "Segmentation.augment", self.size))
         if not 0 <= self.tolerance < math.inf:
             raise ConfigError(f"Segmentation's tolerance (mm) must be at least 0, got {self.tolerance}")
+
+    def _check_size(self) -> None:
+        axes, of = len(self.size), str(self.multiple)
+        multiples = self.architecture.multiples(axes) if axes in (2, 3) else None
+        if multiples and len(set(multiples)) > 1:
+            of = ", ".join(map(str, multiples))
+        if not multiples or any(one < step or one % step for one, step in zip(self.size, multiples, strict=True)):
+            raise ConfigError(
+                f"Segmentation's size must be 2 multiples of {of} for {self.architecture}, or 3 for patches of "
+                f"volumes, got {list(self.size)}"
+            )
 
     @property
     def offered(self) -> tuple[MaskMetric, ...]:
