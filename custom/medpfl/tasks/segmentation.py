@@ -112,7 +112,8 @@ class Segmentation(Task):
         return inputs, moved
 
     def infer(self, forward: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-        return slide(forward, inputs, self.size) if len(self.size) == 3 else forward(inputs)
+        tiled = len(self.size) == 3 or self.architecture.fixed
+        return slide(forward, inputs, self.size) if tiled else forward(inputs)
 
     def decide(self, outputs: Tensor) -> Tensor:
         return outputs.argmax(dim=1).to(torch.uint8)
