@@ -2,7 +2,7 @@
 """What the server knows of a job from its own copy of it, so that no hospital decides it by what it announces."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from medpfl.component import spec_of
 from medpfl.job import Job
@@ -40,7 +40,7 @@ class Terms:
     ranges: Mapping[str, Range]
     codecs: Mapping[str, Component | None] | None
     adapts: bool
-    scored: Mapping[str, str]
+    scored: Mapping[str, str] = field(default_factory=dict)
 
     def difference(self, reply: InitReply) -> str | None:
         """The first thing of which a hospital says something else; None: there is nothing."""
