@@ -9,7 +9,7 @@ from medpfl.compare.console import budget_text
 from medpfl.compare.entries import build_codecs
 from medpfl.compare.file import load_comparison
 from medpfl.compare.results import Results
-from medpfl.component import build
+from medpfl.component import build, import_named
 from medpfl.core.mixers import Mixer
 from medpfl.methods.base import Method
 from medpfl.results.compact import read_compact
@@ -21,6 +21,7 @@ FILES = sorted((Path(__file__).resolve().parents[2] / "docs" / "results").glob("
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_what_it_names_is_there(path: Path) -> None:
     loaded = load_comparison(path)
+    import_named(loaded.model_dump())  # as ``medpfl compare`` does: a study's own method
     assert path.stem == f"compare-{loaded.name}"
     assert f"medpfl compare docs/results/{path.name} " in path.read_text(encoding="utf-8").split("\n")[0] + " "
     build(loaded.task.model_dump(), Task, "task")

@@ -14,7 +14,7 @@ from medpfl.methods.softpull import SoftPull as SoftPulled
 from medpfl.models.unet import UNet
 from medpfl.tasks.segmentation import Segmentation
 from pictures import TABLE, declare, write_images
-from tools import assert_same, pieces, ready, run
+from tools import assert_same, pieces, ready, round_of, run
 
 
 def job(augment: Any) -> Job:
@@ -36,6 +36,7 @@ def test_every_model_of_a_round_sees_the_same_batches_whatever_else_is_drawn(
 ) -> None:
     coordinator, runners = pieces(job("dermoscopy"), sites, tmp_path)
     ready(coordinator, runners)
+    round_of(coordinator, runners, 1)
     found = {}
     for name, number, lost in (("a", 1, 0), ("a", 1, 5), ("a", 2, 0), ("b", 1, 0)):
         torch.rand(lost)
