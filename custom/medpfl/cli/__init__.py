@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 import medpfl
-from medpfl.cli import demo, jobs, models, sites
+from medpfl.cli import bundles, demo, jobs, models, sites
 from medpfl.cli.common import console
 from medpfl.cli.compare import compare
 from medpfl.cli.leave_one_out import leave_one_out
@@ -18,6 +18,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 for verbs in (jobs, models, sites):
     app.add_typer(verbs.app)
 app.add_typer(demo.app, name="demo")
+app.add_typer(bundles.app, name="bundle")
 app.command()(compare)
 app.command("super")(super_)
 app.command()(leave_one_out)

@@ -191,7 +191,7 @@ def pretrain(
     if isinstance(loaded, EvaluationJob):
         raise MedPFLError(f"job '{loaded.name}' trains nothing, so it needs no checkpoint")
     files = {path.stem: path for path in (sorted(sites.glob("*.yaml")) if sites.is_dir() else [sites])}
-    names = loaded.method.checkpoints()
+    names = loaded.method.declared_checkpoints()
     if declare and len(names) != 1:
         raise MedPFLError(f"--declare: job '{loaded.name}' uses {len(names)} checkpoints, so it gives this one no name")
     with Progress(TextColumn("epoch {task.completed}/{task.total}"), BarColumn(), console=console) as progress:

@@ -258,6 +258,7 @@ def _summary(name: str, row: _Runs, local: _Runs | None, target: float | None, p
         cross=aggregate.cross(row.parts, sites),
         calibration=aggregate.calibration(row.parts, sites),
         selection=aggregate.selection(row.parts, sites),
+        one_answer={site: count for site in sites if (count := sum(site in part.one_answer for part in row.parts))},
         mixing=Mixing(split=first.split, seed=first.seed, slots=first.mixing),
     )
 

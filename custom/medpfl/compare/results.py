@@ -118,6 +118,7 @@ class Row(Typed):
         metrics: of the best round, each hospital's model on its own cases; ``together``: on all hospitals'.
         curve: mean of ``curves`` by round.
         cross: row: whose model; column: whose test data; mean over the runs.
+        one_answer: hospital to the number of runs in which the model gives all its test cases the same class.
     """
 
     name: str
@@ -142,6 +143,7 @@ class Row(Typed):
     cross: list[list[float | None]]
     calibration: dict[str, Bins] | None
     selection: Selection | None
+    one_answer: dict[str, int] = Field(default_factory=dict, exclude_if=lambda found: not found)
     mixing: Mixing
 
 

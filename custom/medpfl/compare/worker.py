@@ -152,13 +152,14 @@ def _row(
         if line.model == model:
             tested.setdefault(line.choice, {})[line.site] = line.metrics
     best = summary.best.get(model)
-    cross, together, calibration = {}, {}, {}
+    cross, together, calibration, alike = {}, {}, {}, []
     for site in data:
         deployed = _best(folder, site, model)
         found, everybody = evaluate_on_all(deployed, data, "test")
         together[site] = {name: number(value) for name, value in everybody.metrics.items()}
         cross[site] = {other: number(each.metrics[task.score]) for other, each in found.items()}
         calibration[site] = _calibration(deployed, found[site])
+        alike += [site] if found[site].one_answer else []
     return ModelRow(
         model=model,
         best_round=best.round if best else None,
@@ -168,6 +169,7 @@ def _row(
         cross=cross,
         together=together,
         calibration=calibration,
+        one_answer=alike,
     )
 
 

@@ -48,6 +48,7 @@ from medpfl.data.untrusted import load_yaml
 
 ENVIRONMENT_VARIABLE = "MEDPFL_SITE_FILE"
 CHECKPOINT = "checkpoint"
+DEPLOYED = "model"
 """What a checkpoint's file says it is."""
 Kind = TypeVar("Kind", bound=Dataset)
 
@@ -134,13 +135,26 @@ class SiteFile(Strict):
             raise SiteFileError(
                 f"{self._path}: checkpoint '{name}': {error}", public=f"checkpoint '{name}' cannot be read"
             ) from error
+        if meta.get("kind") == DEPLOYED:
+            return self._only_network(name, tensors)
         if meta.get("kind") != CHECKPOINT:
             raise SiteFileError(
-                f"{self._path}: checkpoint '{name}': expected a file made by 'medpfl pretrain', got one of kind "
-                f"{meta.get('kind')!r}",
+                f"{self._path}: checkpoint '{name}': expected a file made by 'medpfl pretrain' or 'medpfl bundle "
+                f"import', or a job's model, got one of kind {meta.get('kind')!r}",
                 public=f"checkpoint '{name}' is not one of 'medpfl pretrain'",
             )
         return tensors
+
+    def _only_network(self, name: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Of a job's model, whose entries begin with the network's name."""
+        networks = sorted({key.partition(".")[0] for key in tensors})
+        if len(networks) != 1:
+            raise SiteFileError(
+                f"{self._path}: checkpoint '{name}': expected a model of one network, this one has: "
+                f"{', '.join(networks) or 'none'}",
+                public=f"checkpoint '{name}' is a model of several networks",
+            )
+        return {key.partition(".")[2]: tensor for key, tensor in tensors.items()}
 
     def network(self, dataset: str) -> dict[str, Any]:
         """The configuration of the network that the hospital wants for a dataset.

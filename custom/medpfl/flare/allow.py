@@ -29,6 +29,7 @@ from medpfl.job.names import CONTROLLER, DECODE, ENCODE, EVALUATION_CONTROLLER, 
 from medpfl.methods.base import Method
 from medpfl.methods.optimizers import Optimizer
 from medpfl.methods.schedules import Schedule
+from medpfl.methods.start import Start
 from medpfl.models.base import Architecture
 from medpfl.tasks.base import Task
 from medpfl.tasks.losses import Loss
@@ -47,8 +48,8 @@ def component_classes() -> list[str]:
     names = {CONTROLLER, EVALUATION_CONTROLLER, EXECUTOR, ENCODE, DECODE}
     for package, base in (
         ("augment", Augmentation), ("core.codecs", Codec), ("core.mixers", Mixer), ("data", Intensity),
-        ("methods", Method), ("methods", Optimizer), ("methods", Schedule), ("models", Architecture), ("tasks", Task),
-        ("tasks.losses", Loss),
+        ("methods", Method), ("methods", Optimizer), ("methods", Schedule), ("methods", Start),
+        ("models", Architecture), ("tasks", Task), ("tasks.losses", Loss),
     ):  # fmt: skip
         folder = importlib.import_module(f"medpfl.{package}")
         for module_info in pkgutil.iter_modules(folder.__path__, f"{folder.__name__}."):

@@ -24,7 +24,7 @@ from medpfl.results.schema import (
     TrainingSummary,
     ValidationLine,
 )
-from medpfl.results.tables import PRESENCE, REFERENCE_NAMES, result_table
+from medpfl.results.tables import PRESENCE, REFERENCE_NAMES, ResultTable, metric_means, other_tables, result_table
 
 COLOURS = {"local": "#8c8c8c", "fedavg": "#d1802b", "fedavg_finetuned": "#b5536b"}
 PERSONAL = ["#1f6fb4", "#2f9e6e", "#7b5bb5", "#b8a21a"]
@@ -60,8 +60,10 @@ def write_page(
     page = environment.get_template("report.html").render(
         summary=summary,
         settings=json_of(summary)["settings"],
-        best=_table(summary, "best"),
-        last=_table(summary, "last"),
+        best=_table(summary, result_table(summary)),
+        last=_table(summary, result_table(summary, "last")),
+        means=metric_means(summary),
+        others=[_table(summary, table) for table in other_tables(summary)],
         **drawn,
         traffic=_traffic(traffic),
         seconds=[line.seconds for line in lines if isinstance(line, RoundLine)],
@@ -103,8 +105,7 @@ class _Shown:
     rounds: list[int | str]
 
 
-def _table(summary: Summary, choice: str) -> _Shown:
-    table = result_table(summary, choice)
+def _table(summary: Summary, table: ResultTable) -> _Shown:
     rows = []
     for row, (site, size, values) in enumerate(zip(table.sites, table.sizes, table.values, strict=True)):
         top = table.best(row)
@@ -180,7 +181,7 @@ def _curves(summary: Summary, lines: Sequence[Line]) -> str:
         axis.set_xlabel("round", fontsize=7)
     for axis in flat[len(shown) :]:
         axis.set_visible(False)
-    flat[0].set_ylabel(summary.measure(score).label(score), fontsize=8)
+    flat[0].set_ylabel(summary.label(score), fontsize=8)
     flat[0].legend(fontsize=7)
     return _svg(figure)
 

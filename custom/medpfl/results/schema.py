@@ -193,6 +193,10 @@ class About(Typed):
         """What is known of a metric."""
         return self.metrics.get(metric, Measure())
 
+    def label(self, metric: str) -> str:
+        """What a metric is called in headings."""
+        return self.measure(metric).label(metric, self.classes)
+
 
 class AboutTraining(About):
     """What a training job says of itself.

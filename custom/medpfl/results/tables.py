@@ -92,14 +92,41 @@ def result_table(summary: Summary, choice: str = "best", score: str | None = Non
     sizes = [summary.sizes[site]["train"] for site in sites]
     measure = summary.measure(score)
     shaped = values.reshape(len(sites), len(models))
-    return ResultTable(measure.label(score), models, labels, sites, sizes, shaped, measure, presence(summary))
+    return ResultTable(summary.label(score), models, labels, sites, sizes, shaped, measure, presence(summary))
+
+
+def other_tables(summary: Summary) -> list[ResultTable]:
+    """The same of every metric but the score, at the best round, in the task's order; of an evaluation job none."""
+    if isinstance(summary, EvaluationSummary):
+        return []
+    told = list(dict.fromkeys(metric for line in summary.test for metric in line.metrics))
+    names = [
+        *(name for name in summary.metrics if name in told),
+        *(name for name in told if name not in summary.metrics),
+    ]
+    return [result_table(summary, score=name) for name in names if name != summary.score]
+
+
+def metric_means(summary: Summary) -> tuple[list[str], list[list[str]]]:
+    """Every metric, the score first: headings, and of each model the hospitals' mean at the best round; no lines where
+    there is one metric only."""
+    others = other_tables(summary)
+    if not others:
+        return [], []
+    every = [result_table(summary), *others]
+    rows = [[label, *(_text(table.mean[k]) for table in every)] for k, label in enumerate(every[0].labels)]
+    return ["model", *(table.score for table in every)], rows
+
+
+def _text(value: float) -> str:
+    return "n/a" if np.isnan(value) else f"{value:.3f}"
 
 
 def _metric_table(summary: EvaluationSummary) -> ResultTable:
     """All metrics of the given model, hospital by hospital."""
     lines = {line.site: line.metrics for line in summary.test}
     metrics = list(dict.fromkeys(metric for site in sorted(lines) for metric in lines[site]))
-    labels = [_capital(summary.measure(metric).label(metric)) for metric in metrics]
+    labels = [_capital(summary.label(metric)) for metric in metrics]
     sites = sorted(lines)
     values = np.array([[lines[site].get(metric) for metric in metrics] for site in sites], dtype=float)
     sizes = [summary.sizes[site]["test"] for site in sites]

@@ -62,16 +62,23 @@ class Segmentation(Task):
         self.loss.suits(Target.MASK, type(self).__name__)
         for name in ("size", "spacing"):
             object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON has lists
-        if len(self.size) not in (2, 3) or any(one < self.multiple or one % self.multiple for one in self.size):
-            raise ConfigError(
-                f"Segmentation's size must be 2 multiples of {self.multiple} for {self.architecture}, or 3 for patches "
-                f"of volumes, got {list(self.size)}"
-            )
+        self._check_size()
         if len(self.spacing) != 3 or not all(0 < length < math.inf for length in self.spacing):
             raise ConfigError(f"Segmentation's spacing must be 3 positive numbers (mm), got {list(self.spacing)}")
         object.__setattr__(self, "augment", built(self.augment, "Segmentation.augment", self.size))
         if not 0 <= self.tolerance < math.inf:
             raise ConfigError(f"Segmentation's tolerance (mm) must be at least 0, got {self.tolerance}")
+
+    def _check_size(self) -> None:
+        axes, of = len(self.size), str(self.multiple)
+        multiples = self.architecture.multiples(axes) if axes in (2, 3) else None
+        if multiples and len(set(multiples)) > 1:
+            of = ", ".join(map(str, multiples))
+        if not multiples or any(one < step or one % step for one, step in zip(self.size, multiples, strict=True)):
+            raise ConfigError(
+                f"Segmentation's size must be 2 multiples of {of} for {self.architecture}, or 3 for patches of "
+                f"volumes, got {list(self.size)}"
+            )
 
     @property
     def offered(self) -> tuple[MaskMetric, ...]:
@@ -105,7 +112,8 @@ class Segmentation(Task):
         return inputs, moved
 
     def infer(self, forward: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-        return slide(forward, inputs, self.size) if len(self.size) == 3 else forward(inputs)
+        tiled = len(self.size) == 3 or self.architecture.fixed
+        return slide(forward, inputs, self.size) if tiled else forward(inputs)
 
     def decide(self, outputs: Tensor) -> Tensor:
         return outputs.argmax(dim=1).to(torch.uint8)
