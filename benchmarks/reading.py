@@ -132,7 +132,7 @@ def _speeds(folder: str, repeats: int) -> dict[str, float]:
 def _memory(folder: str, budget_mb: float) -> dict[str, float]:
     from medpfl.data.images.declare import Images
     from medpfl.data.preparation import Spec
-    from medpfl.data.samples import FileRows
+    from medpfl.data.rows import FileRows
     from medpfl.data.target import Target
 
     site_file = _site_file(Path(folder), budget_mb)

@@ -12,12 +12,14 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 import medpfl
-from medpfl.core.errors import ConfigError, DataError
+from medpfl.core.errors import ConfigError, DataError, meant
 from medpfl.demo import phantom
 from medpfl.demo.har import ENVIRONMENT_VARIABLE as HAR_DATA
 from medpfl.demo.har import write_har
 from medpfl.demo.heart import ENVIRONMENT_VARIABLE as HEART_DATA
 from medpfl.demo.heart import write_heart
+from medpfl.demo.hippocampus import ENVIRONMENT_VARIABLE as HIPPOCAMPUS_DATA
+from medpfl.demo.hippocampus import write_hippocampus
 from medpfl.demo.organc import ENVIRONMENT_VARIABLE as ORGANC_DATA
 from medpfl.demo.organc import write_organc
 from medpfl.demo.patterns import KINDS, write_patterns
@@ -35,6 +37,7 @@ DEMOS: dict[str, Callable[[Path], list[str]]] = {
     "phantom_channels": phantom.write_two_channels,
     **{f"skin_delta_{delta}": partial(write_imbalance, delta=delta) for delta in DELTAS},
     **{f"patterns_{kind}": partial(write_patterns, kind=kind) for kind in KINDS},
+    "hippocampus": write_hippocampus,
     "organc": write_organc,
     "har": write_har,
     "har_hospitals": partial(write_har, hospitals=3),
@@ -49,6 +52,7 @@ _MADE = {
 _DATA = {
     "heart": HEART_DATA,
     **{name: SKIN_DATA for name in DEMOS if name.startswith("skin")},
+    "hippocampus": HIPPOCAMPUS_DATA,
     "organc": ORGANC_DATA,
     **dict.fromkeys(("har", "har_hospitals"), HAR_DATA),
 }
@@ -149,8 +153,10 @@ def find_job(name: str) -> Path:
     bundle = find_bundle()
     if (bundle / "jobs" / name / "meta.json").is_file():
         return bundle / "jobs" / name
-    known = ", ".join(sorted(path.name for path in (bundle / "jobs").iterdir() if (path / "meta.json").is_file()))
-    raise ConfigError(f"there is no job '{name}': it is neither a job folder nor one of {known}")
+    known = sorted(path.name for path in (bundle / "jobs").iterdir() if (path / "meta.json").is_file())
+    raise ConfigError(
+        f"there is no job '{name}': it is neither a job folder nor one of {', '.join(known)}{meant(name, known)}"
+    )
 
 
 def demo_of(job: str) -> str:

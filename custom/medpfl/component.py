@@ -108,18 +108,18 @@ def import_named(config: Any) -> None:
 
 
 def _moved(module: str, name: str) -> str | None:
-    """What a class of this package is called now, where it has another module than its name says."""
-    package = module.rpartition(".")[0]
-    if not package.startswith(f"{__package__}."):
-        return None  # nothing of somebody else's is imported because a job named something near it
-    try:
-        folder = importlib.import_module(package)
-        for near in pkgutil.iter_modules(getattr(folder, "__path__", ()), f"{package}."):
-            kind = getattr(importlib.import_module(near.name), name, None)
-            if isinstance(kind, type) and kind.__module__ == near.name:
-                return f"it is called '{near.name}.{name}' now; write that instead"
-    except ImportError:
-        pass  # the sentence says what could not be imported in the first place
+    """What a class of this package is called, where it lies beside or inside the module that its name says."""
+    for package in (module.rpartition(".")[0], module):
+        if not package.startswith(f"{__package__}."):
+            continue  # nothing of somebody else's is imported because a job named something near it
+        try:
+            folder = importlib.import_module(package)
+            for near in pkgutil.iter_modules(getattr(folder, "__path__", ()), f"{package}."):
+                kind = getattr(importlib.import_module(near.name), name, None)
+                if isinstance(kind, type) and kind.__module__ == near.name:
+                    return f"it is called '{near.name}.{name}' now; write that instead"
+        except ImportError:
+            continue  # the sentence says what could not be imported in the first place
     return None
 
 

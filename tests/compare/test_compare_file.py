@@ -18,6 +18,7 @@ from medpfl.compare.run_results import Initial, UnseenRun
 from medpfl.compare.statistics import paired_gain, smallest_p
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Identity, Mean, ServerAdam, SoftPull
+from medpfl.methods.optimizers import Sgd
 from small_jobs import write_table_sites
 
 SOFT_PULL = {"path": "medpfl.methods.softpull.SoftPull"}
@@ -149,6 +150,20 @@ def test_a_wrong_method_gets_one_sentence(tmp_path: Path, entry: dict[str, Any],
     with pytest.raises(ConfigError) as caught:
         plan_of(tmp_path, methods={"Soft": entry})
     assert words in str(caught.value)
+
+
+def test_training_is_everybodys_but_for_what_a_method_names(tmp_path: Path) -> None:
+    nesterov = {"path": "medpfl.methods.optimizers.Sgd", "args": {"momentum": 0.9, "nesterov": True}}
+    given = {"optimizer": nesterov, "schedule": "cosine", "clip_gradient": 12, "accumulate": 2, "precision": "fp32"}
+    methods = {"Soft": SOFT_PULL, "Reset": {**SOFT_PULL, "args": {"optimizer_state": "reset", "schedule": "constant"}}}
+    found = {entry.name: entry.method for entry in plan_of(tmp_path, **given, methods=methods).entries}
+    for name in ("Local", "FedAvg", "Soft"):
+        method = found[name]
+        assert method.optimizer == Sgd(momentum=0.9, nesterov=True) and method.schedule == "cosine"
+        assert (method.clip_gradient, method.accumulate, method.precision) == (12.0, 2, "fp32")
+    assert (found["Reset"].optimizer_state, found["Reset"].schedule) == ("reset", "constant")
+    with pytest.raises(ConfigError, match="may not set 'accumulate': it is the same for every"):
+        plan_of(tmp_path, methods={"Soft": {**SOFT_PULL, "args": {"accumulate": 2}}})
 
 
 def test_slots_take_the_methods_components_else_the_mean(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
 from medpfl.core.codecs import CER, STC, Chain, Codec, DAdaQuant, Half, Progress, decode, encode_with_feedback
+from medpfl.core.codecs import bits as positions_as_bits
 from medpfl.core.codecs.base import tensors_of, vector_of
 from medpfl.core.codecs.dadaquant import levels_over_time
 from medpfl.core.codecs.progress import hospital_scales
@@ -276,3 +277,24 @@ def test_compiled_code_is_kept_or_made_anew() -> None:
     exec(compile("def triple(x):\n    return 3 * x\n", "<nowhere>", "exec"), exec_globals)
     assert compiled(double)(4) == 8
     assert compiled(exec_globals["triple"])(4) == 12  # type: ignore[type-var, operator]
+
+
+@pytest.mark.parametrize("density", [*np.geomspace(1e-5, 0.9, 60), 0.01, 0.03, 0.05, 0.2])
+def test_positions_are_coded_with_the_parameter_of_the_least_bits(density: float) -> None:
+    length = 10**7
+    chosen = positions_as_bits.rice_parameter(round(density * length), length)
+    # Positions at random: a gap is g with probability density * q^g, so it takes q^(2^b) / (1 - q^(2^b)) ones.
+    q = 1 - round(density * length) / length
+    ones = [q ** (1 << b) / (1 - q ** (1 << b)) for b in range(30)]
+    assert chosen == int(np.argmin([b + 1 + count for b, count in enumerate(ones)]))
+
+
+@pytest.mark.parametrize("density", [0.003, 0.01, 0.03, 0.05, 0.2])
+def test_no_other_parameter_makes_a_message_smaller(density: float) -> None:
+    length = 200_000
+    positions = np.flatnonzero(np.random.default_rng(0).random(length) < density)
+    nothing = np.empty(0, np.int64)
+    rice, code = positions_as_bits.write(positions, nothing > 0, nothing, length, positions_as_bits.GAPS)
+    gaps = np.diff(positions, prepend=-1) - 1
+    sizes = [-(-int((gaps >> b).sum() + len(gaps) * (b + 1)) // 8) for b in range(20)]
+    assert len(code) == sizes[rice] == min(sizes)

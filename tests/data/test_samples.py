@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from medpfl.core.errors import DataError
 from medpfl.data.declared import StorageRule
-from medpfl.data.samples import Budget, FileRows, Store, in_parallel
+from medpfl.data.rows import FileRows
+from medpfl.data.samples import Budget, Store, in_parallel
 from medpfl.demo.phantom import write_phantoms
 from medpfl.job import Job
 from medpfl.models.unet import UNet

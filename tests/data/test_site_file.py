@@ -2,6 +2,7 @@
 """The site file: what is accepted, and one sentence for everything that is not."""
 
 import copy
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hospitals import change_yaml, write_table
 from medpfl.core.errors import SiteFileError
 from medpfl.data.site_file import ENVIRONMENT_VARIABLE, SiteFile, find_site_file, load_site_file
 from medpfl.data.table.declare import Table
@@ -249,3 +251,28 @@ def test_any_value_anywhere(tmp_path_factory: pytest.TempPathFactory, place: tup
 @given(text=st.text(alphabet="ab:-[]{}!&*#|>'\"0129.,?% \n\t", max_size=40).map(str.encode) | st.binary(max_size=20))
 def test_any_text(tmp_path_factory: pytest.TempPathFactory, text: bytes) -> None:
     only_site_file_errors(tmp_path_factory, lambda path: path.write_bytes(text))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda site: site.update(polcy={}), "unknown key 'polcy'; did you mean 'policy'?"),
+        (
+            lambda site: site.update(policy={"least_sample": 3}),
+            "'policy.least_sample'; did you mean 'least_",
+        ),
+        (
+            lambda site: site["datasets"]["blood"].update(fetures={}),
+            "blood.fetures'; did you mean 'features'?",
+        ),
+        (lambda site: site["datasets"]["blood"].update(split={"gruop": "x"}), "split.gruop'; did you mean 'group'?"),
+        (lambda site: site.update(storage={"memory": 3}), "'storage.memory'; did you mean 'memory_gb'?"),
+    ],
+)
+def test_a_misspelt_key_is_told_with_the_one_that_was_meant(
+    tmp_path: Path, change: Callable[[Any], object], words: str
+) -> None:
+    path = write_table(tmp_path)
+    change_yaml(path, change)
+    with pytest.raises(SiteFileError, match=re.escape(words)):
+        load_site_file(path)

@@ -38,7 +38,7 @@ def test_filters_equal_simulate_bit_for_bit(make_job: Make, table_sites: dict[st
     assert sorted(map(str, found(harness, "bytes.json"))) == sorted(map(str, traffic))
     sent = {"to_site": harness.down, "from_site": harness.wire}
     for direction, messages in sent.items():
-        coded = [tensors_of(payload) for _, task, payload in messages if task in ("train", "refine")]
+        coded = [tensors_of(payload) for _, task, payload in messages if task in ("train", "refine", "validate")]
         # Nothing but encoded updates: whole networks travel in the init exchange only.
         assert coded and all(name.startswith(f"{PAYLOAD}::") for arrays in coded for name in arrays)
         asked = [tensors_of(payload) for _, task, payload in messages if task == "statistics"]

@@ -323,8 +323,8 @@ def test_checkpoints_that_cannot_be_used(make_job: Make, table_sites: dict[str, 
         begin(job, table_sites, tmp_path)
     assert told.value.public == "checkpoint 'public' is not declared at this hospital"
     tensors = pretrained(make_job, table_sites, tmp_path / "first")
-    declare_checkpoint(table_sites, tensors, kind="model")
-    with pytest.raises(SiteFileError, match="expected a file made by 'medpfl pretrain', got one of kind 'model'"):
+    declare_checkpoint(table_sites, tensors, kind="state")
+    with pytest.raises(SiteFileError, match=r"expected a file made by 'medpfl pretrain' .*, got one of kind 'state'"):
         begin(job, table_sites, tmp_path)
     declare_checkpoint(table_sites, {**tensors, "0.bias": torch.zeros(9)})
     coordinator, runners = begin(job, table_sites, tmp_path)

@@ -15,10 +15,12 @@ from medpfl.core.mixers import ControlVariates, Mean
 from medpfl.job import load_job
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.mh_pflid import MHpFLID
+from medpfl.methods.optimizers import Sgd
 from medpfl.methods.scaffold import Scaffold
 from medpfl.methods.schedules import Constant, Cosine, Polynomial, Schedule, Span, StepDown, WarmUp
 from medpfl.methods.site import Site
 from medpfl.methods.softpull import SoftPull
+from medpfl.rounds.leaves import leaves_of
 from medpfl.rounds.site import SiteRunner
 from small_jobs import small_job
 from tools import Make, exchange, retell, write_job
@@ -164,6 +166,11 @@ def test_scaffolds_controls_are_mean_gradients_under_a_schedule(
     total = 0.2 * sum(1 - t / 8 for t in range(4))
     for (key, old), own in zip(start.items(), held(runners["anna"], "own").values(), strict=True):
         torch.testing.assert_close(own, (old - held(runners["anna"], "model")[key]) / total, atol=1e-6, rtol=0)
+
+
+def test_no_option_makes_more_leave_the_hospital() -> None:
+    every = SoftPull(optimizer=Sgd(momentum=0.9), schedule=WARM, clip_gradient=1, accumulate=2, optimizer_state="reset")
+    assert leaves_of(small_job(method=every)) == leaves_of(small_job(method=SoftPull()))
 
 
 @pytest.mark.slow

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from medpfl.core.mixers import Mean
 from medpfl.core.seeding import derive_seed, seed_torch
-from medpfl.data.samples import FileRows, Samples, take
+from medpfl.data.rows import FileRows, take
+from medpfl.data.samples import Samples
 from medpfl.methods.fedavg import FedAvg
 from medpfl.tasks.tabular import Tabular
 from tools import Make, pieces, ready, round_of

@@ -210,8 +210,12 @@ def test_mixing_matrices_and_bytes_are_written_down(
         np.testing.assert_allclose(stored["model/00002"].diagonal(), 0.5)
     lines = json.loads((tmp_path / "results" / "bytes.json").read_text())
     per_model = 4 * (3 * 4 + 4 + 4 + 1)  # a 3-4-1 perceptron of float32
-    assert len(lines) == 3 * 4 * 2
+    assert len(lines) == 3 * 4 * 2 + 4
     assert {line["raw"] for line in lines} == {2 * per_model}  # local does not travel
+    # The last round's models travel to the hospitals too.
+    assert [(line["site"], line["direction"]) for line in lines if line["round"] == 4] == [
+        (site, "to_site") for site in sorted(table_sites)
+    ]
 
 
 def test_empty_validation_means_last_round(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from PIL import Image
 from medpfl.component import build, spec_of
 from medpfl.core.errors import ConfigError, DataError, MedPFLError
 from medpfl.core.mixers import Identity
-from medpfl.data.samples import FileRows
+from medpfl.data.rows import FileRows
 from medpfl.data.site_file import load_site_file
 from medpfl.deployed.export import export
 from medpfl.deployed.model_file import load_deployed

@@ -27,7 +27,7 @@ from medpfl.tasks import Samples, Segmentation, SiteData, Tabular
         ({"architecture": ResNet()}, ["a network that segments", "got ResNet"]),
         ({"architecture": ByHospital(berlin=UNet(), bonn=ResNet())}, ["a network that segments", "bonn=ResNet"]),
         ({"size": [60, 64]}, ["size", "2 multiples of 8 for UNet", "[60, 64]"]),
-        ({"size": [64]}, ["size", "a list of 2 whole numbers", "[64]"]),
+        ({"size": [64]}, ["size", "2 multiples of 8", "or 3 for patches", "[64]"]),
         ({"size": [0, 0]}, ["size", "[0, 0]"]),
         ({"size": [4, 8], "architecture": UNet((2, 4, 8, 16))}, ["size", "multiples of 8", "[4, 8]"]),
         ({"size": [24, 24], "architecture": UNetPlusPlus()}, ["multiples of 16", "[24, 24]"]),

@@ -1,27 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an augmentation is, and how a batch is augmented: the same seed gives the same batch on every machine."""
+"""What an augmentation is: a component with plain, checked numbers that builds one random transform of MONAI's."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from pydantic import JsonValue
 from torch import Tensor
 
-from medpfl.component import build
 from medpfl.core.checked import Checked
+from medpfl.core.errors import ConfigError
 
-Listed = Mapping[str, JsonValue]
-"""A component in a job's list, {"path": class, "args": {...}}: FLARE builds components in mappings, not in lists."""
+Range = tuple[float, float]
+"""The least and the greatest of what is drawn, every value between them as likely."""
+IMAGE, MASK = "image", "mask"
 
 
 class Augmentation(Checked):
-    """A frozen dataclass whose fields are the job's arguments; it builds one random transform of MONAI's."""
+    """A frozen dataclass whose fields are the job's arguments; it builds one random transform of MONAI's.
 
-    @abstractmethod
+    A transform remembers what it drew last, so a new one is built for every sample: samples may be changed by several
+    threads at a time.
+
+    Raises:
+        ConfigError: a field is outside its ``limits``, or a range's greatest value stands first.
+    """
+
+    prob: float
+    """How often a sample is changed."""
+    limits: ClassVar[Mapping[str, Range]]
+    """Field to the least and greatest value that it may have, ``prob`` left out."""
+
+    def __post_init__(self) -> None:
+        for name, (least, most) in {**self.limits, "prob": (0.0, 1.0)}.items():
+            value = getattr(self, name)
+            numbers = value if isinstance(value, tuple) else (value,)
+            if not all(least <= number <= most for number in numbers):
+                raise ConfigError(
+                    f"{type(self).__name__}'s {name} must be between {least:g} and {most:g}, got {_shown(value)}"
+                )
+            if len(numbers) == 2 and numbers[0] > numbers[1]:
+                raise ConfigError(
+                    f"{type(self).__name__}'s {name} must be the least and the greatest value, got {_shown(value)}"
+                )
+
+    def check_axes(self, axes: int) -> None:
+        """Refuse images (2 axes) or volumes (3) that the component cannot change.
+
+        Raises:
+            ConfigError: it cannot.
+        """
+
     def __call__(self, image: Tensor, mask: Tensor | None, rng: np.random.RandomState) -> tuple[Tensor, Tensor | None]:
-        """One sample, changed at random.
+        """One sample: changed, or as it is, as ``prob`` has it.
 
         Args:
             image: C x H x W [x D] float32, on the CPU; it is not changed in place.
@@ -31,36 +63,56 @@ class Augmentation(Checked):
         Returns:
             Image and mask, of the shapes and types they had.
         """
+        # MONAI's transforms have the same question; they take half a millisecond to do nothing.
+        return self.change(image, mask, rng) if rng.random_sample() < self.prob else (image, mask)
+
+    @abstractmethod
+    def change(self, image: Tensor, mask: Tensor | None, rng: np.random.RandomState) -> tuple[Tensor, Tensor | None]:
+        """As ``__call__``, always changed."""
 
 
-def built(listed: Sequence[Augmentation | Listed], where: str) -> tuple[Augmentation, ...]:
-    """A job's list as components.
+class Intensity(Augmentation):
+    """Changes the values of an image and leaves its mask alone."""
 
-    Raises:
-        ConfigError: an entry is no augmentation, or its arguments are wrong.
-    """
-    return tuple(one if isinstance(one, Augmentation) else build(one, Augmentation, where) for one in listed)
+    @abstractmethod
+    def transforms(self, axes: int) -> Sequence[Any]:
+        """MONAI's, one after another, of a C x H x W [x D] image of 2 or 3 ``axes``."""
+
+    def change(self, image: Tensor, mask: Tensor | None, rng: np.random.RandomState) -> tuple[Tensor, Tensor | None]:
+        return _plain(_applied(self.transforms(image.ndim - 1), image, rng)), mask
 
 
-def augmented(
-    listed: Sequence[Augmentation | Listed], inputs: Tensor, masks: Tensor | None, generator: torch.Generator
-) -> tuple[Tensor, Tensor | None]:
-    """A batch after all augmentations in their order, each sample with random numbers of its own.
+class Spatial(Augmentation):
+    """Moves an image and its mask alike; a voxel of the mask takes the value of the nearest one."""
 
-    Args:
-        inputs: B x C x H x W [x D]; ``masks``: B x H x W [x D], or None.
-    """
-    if not listed:
-        return inputs, masks
-    augmentations = built(listed, "augment")
-    seeds = torch.randint(2**32, (len(inputs),), generator=generator).tolist()
-    images, labels = list(inputs), None if masks is None else list(masks)
-    for place, seed in enumerate(seeds):
-        rng = np.random.RandomState(seed)
-        image, mask = images[place], None if labels is None else labels[place]
-        for augmentation in augmentations:
-            image, mask = augmentation(image, mask, rng)
-        images[place] = image
-        if labels is not None and mask is not None:
-            labels[place] = mask
-    return torch.stack(images), None if labels is None else torch.stack(labels)
+    @abstractmethod
+    def transforms(self, shape: tuple[int, ...], keys: tuple[str, ...]) -> Sequence[Any]:
+        """MONAI's, one after another, of a dictionary with these keys: the image, and the mask as 1 x H x W [x D].
+
+        Args:
+            shape: H x W [x D], which the result has too.
+        """
+
+    def change(self, image: Tensor, mask: Tensor | None, rng: np.random.RandomState) -> tuple[Tensor, Tensor | None]:
+        given = {IMAGE: image} if mask is None else {IMAGE: image, MASK: mask[None].float()}
+        moved = _applied(self.transforms(tuple(image.shape[1:]), tuple(given)), given, rng)
+        return _plain(moved[IMAGE]), None if mask is None else _plain(moved[MASK])[0].to(torch.uint8)
+
+
+def _applied(transforms: Sequence[Any], given: Any, rng: np.random.RandomState) -> Any:
+    from monai.transforms import Randomizable
+
+    for transform in transforms:
+        given = (transform.set_random_state(state=rng) if isinstance(transform, Randomizable) else transform)(given)
+    return given
+
+
+def _plain(image: Tensor) -> Tensor:
+    """Without what MONAI notes of a tensor."""
+    from monai.data import MetaTensor
+
+    return image.as_tensor() if isinstance(image, MetaTensor) else image
+
+
+def _shown(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

@@ -4,10 +4,9 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from medpfl.core.errors import MedPFLError
-from medpfl.data.samples import Rows
+from medpfl.data.rows import held
 from medpfl.data.site_file import SiteFile
 from medpfl.tasks.base import Task
 
@@ -51,8 +50,7 @@ def try_job(job: str, task: Task, site_file: SiteFile, site: str | None = None) 
     except MedPFLError as error:
         return Trial(job, str(error))
     parts = [rows for samples in data.splits.values() for rows in (samples.inputs, samples.targets)]
-    memory = sum(_bytes(rows) for rows in parts if isinstance(rows, Tensor))
-    scratch = sum(_bytes(rows) for rows in parts if not isinstance(rows, Tensor))
+    memory, scratch = (sum(sizes) for sizes in zip(*map(held, parts), strict=True))
     samples = {split: len(part) for split, part in data.splits.items()}
     shape = data.input_shape
     try:
@@ -76,7 +74,3 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} GiB"
-
-
-def _bytes(rows: Rows) -> int:
-    return torch.Size(rows.shape).numel() * torch.empty((), dtype=rows.dtype).element_size()

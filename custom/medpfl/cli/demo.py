@@ -105,6 +105,20 @@ def demo_organc(
     console.print(f"{folder}: {', '.join(write_organc(folder, data, lists, md5 or MD5))}")
 
 
+@app.command("hippocampus")
+def demo_hippocampus(
+    folder: FolderArgument,
+    data: Annotated[
+        Path | None, typer.Option(help="Task04_Hippocampus as folder or ZIP; default: $MEDPFL_HIPPOCAMPUS.")
+    ] = None,
+    hospitals: Annotated[int, typer.Option(min=3, max=4, help="3, by source; 4: the largest source is divided.")] = 3,
+) -> None:
+    """MR volumes of the hippocampus from three sources (Medical Segmentation Decathlon), for 3-D segmentation."""
+    from medpfl.demo.hippocampus import write_hippocampus
+
+    console.print(f"{folder}: {', '.join(write_hippocampus(folder, data, hospitals))}")
+
+
 @app.command("har")
 def demo_har(
     folder: FolderArgument,

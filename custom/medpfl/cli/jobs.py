@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from medpfl.job import Job
 
 app = typer.Typer()
+job_app = typer.Typer(no_args_is_help=True, help="Jobs of your own.")
+app.add_typer(job_app, name="job")
 
 
 @app.command()
@@ -33,8 +35,12 @@ def jobs() -> None:
 def check_job(
     job: JobArgument,
     site_file: Annotated[Path | None, typer.Option(help="Also: would this hospital's policy let it run?")] = None,
+    sites: Annotated[Path | None, typer.Option(help="Also: could the hospitals of these site files begin it?")] = None,
 ) -> None:
-    """Check a job folder before it is submitted: every key, class, argument and slot."""
+    """Check a job folder before it is submitted: every key, class, argument and slot.
+
+    With --sites, every hospital whose site file lies in that folder gets ready as it would for the server. Exit code 1:
+    one of them could not take part."""
     from medpfl.bundle import find_job
     from medpfl.job import EvaluationJob, load_job
 
@@ -52,6 +58,8 @@ def check_job(
         console.print(f"trackers: {', '.join(map(repr, loaded.trackers))}", markup=False)
     if site_file:
         _check_policy(loaded, site_file)
+    if sites:
+        _rehearse(loaded, sites)
 
 
 @app.command()
@@ -68,6 +76,27 @@ def leaves(
     from medpfl.rounds.leaves import as_table, leaves_of
 
     say(as_table(leaves_of(load_job(find_job(job)), hospitals)))
+
+
+def _rehearse(job: "Job", folder: Path) -> None:
+    """Say who would take part; the command fails if somebody would not."""
+    from medpfl.rounds.rehearsal import rehearse
+
+    if not folder.is_dir():
+        raise MedPFLError(f"--sites: {folder} is not a folder")
+    files = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    if not files:
+        raise MedPFLError(f"--sites: {folder} holds no site file (<hospital>.yaml)")
+    found = rehearse(job, files)
+    for site in files:
+        sizes = found.sizes.get(site)
+        ready = ", ".join(f"{split} {count}" for split, count in sizes.items()) if sizes else "would NOT take part"
+        say(f"{site}: {ready}{''.join(f'; {sentence}' for sentence in found.told.get(site, []))}")
+    if found.lacking:
+        raise MedPFLError(f"{job.name} could not begin: {found.lacking}")
+    if len(found.sizes) < len(files):
+        raise MedPFLError(f"{len(files) - len(found.sizes)} of {len(files)} hospitals could not begin {job.name}")
+    say(f"{len(files)} hospitals can begin {job.name}; it needs {job.min_clients}")
 
 
 def _check_policy(job: "Job", file: Path) -> None:
@@ -162,7 +191,7 @@ def pretrain(
     if isinstance(loaded, EvaluationJob):
         raise MedPFLError(f"job '{loaded.name}' trains nothing, so it needs no checkpoint")
     files = {path.stem: path for path in (sorted(sites.glob("*.yaml")) if sites.is_dir() else [sites])}
-    names = loaded.method.checkpoints()
+    names = loaded.method.declared_checkpoints()
     if declare and len(names) != 1:
         raise MedPFLError(f"--declare: job '{loaded.name}' uses {len(names)} checkpoints, so it gives this one no name")
     with Progress(TextColumn("epoch {task.completed}/{task.total}"), BarColumn(), console=console) as progress:
@@ -173,6 +202,28 @@ def pretrain(
     if declare:
         declare_checkpoint(list(files.values()), names[0], output)
         console.print(f"declared as '{names[0]}' in {len(files)} site files")
+
+
+@job_app.command("new")
+def job_new(
+    name: Annotated[str, typer.Argument(help="The new job's name.")],
+    source: Annotated[str, typer.Option("--from", help="A job folder, or the name of a shipped job.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder to put the job folder in.")] = Path("jobs"),
+    dataset: Annotated[str | None, typer.Option(help="The dataset's name, as site files have it.")] = None,
+    task: Annotated[str | None, typer.Option(help="Classification, Segmentation, Tabular, TimeSeries, ...")] = None,
+    hospitals: Annotated[int | None, typer.Option(help="How many must answer for a round to count.", min=1)] = None,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds.", min=1)] = None,
+) -> None:
+    """Write a job of your own, made from another one: with its method, for another dataset, or another task."""
+    from medpfl.bundle import find_job
+    from medpfl.job import EvaluationJob, load_job
+    from medpfl.job.new import new_job
+
+    loaded = load_job(find_job(source))
+    if isinstance(loaded, EvaluationJob):
+        raise MedPFLError(f"job '{loaded.name}' trains nothing; 'medpfl evaluation-job' writes jobs of this form")
+    folder = new_job(loaded, name, output, dataset, task, hospitals, rounds)
+    say(f"wrote {folder}\nTry it with the hospitals' site files: medpfl check-job {folder} --sites DIR")
 
 
 @app.command()

@@ -258,11 +258,13 @@ def _caption(content: Results) -> str:
 def budget_text(content: Results) -> str:
     """What was searched, in a sentence or two."""
     tuning = content.file.tuning
+    chosen = {name: entry.chosen for name, entry in content.file.methods.items() if entry.chosen}
+    before = "".join(f" Found before it: {name}: {how}." for name, how in chosen.items())
     if not tuning:
-        return "Tuning budget: none; nothing was searched, arguments are as written in the comparison file."
+        return f"No search in this comparison; arguments are as written in its file.{before}"
     each = " on each split" if len(content.splits) > 1 else ""
     return (
         f"Tuning budget: {tuning.budget} candidates for every method{each}, references included, by the mean "
         f"validation score of their best round; seeds {', '.join(map(str, tuning.seeds))}, which take no part "
-        "in the results, and no test set was read."
+        f"in the results, and no test set was read.{before}"
     )

@@ -13,6 +13,7 @@ from medpfl.core.errors import ConfigError, DataError
 from medpfl.data.declared import SPLITS
 from medpfl.data.samples import SiteData
 from medpfl.data.site_file import SiteFile, load_site_file
+from medpfl.data.target import Target
 from medpfl.rounds.messages import digest_of
 from medpfl.store import fingerprint
 from medpfl.tasks.base import Task
@@ -82,9 +83,10 @@ def read_splits(task: Task, site_files: dict[str, Path], seeds: list[int] | None
                         f"{site} has no {split} samples; a comparison chooses rounds on validation, reads test"
                     )
             digests[site] = split_digest(data)
-            targets = torch.cat([samples.targets[:] for samples in data.splits.values()])
-            if (counts := task.spec.target.counts(targets, len(data.class_names))) is not None:
-                labels[site] = dict(zip(data.class_names, counts, strict=True))
+            if task.spec.target is not Target.MASK:
+                targets = torch.cat([samples.targets[:] for samples in data.splits.values()])
+                if (counts := task.spec.target.counts(targets, len(data.class_names))) is not None:
+                    labels[site] = dict(zip(data.class_names, counts, strict=True))
             for other in found:
                 if other.digests[site] == digests[site]:
                     raise ConfigError(

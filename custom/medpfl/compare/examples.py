@@ -22,6 +22,7 @@ from medpfl.compare.results import Results
 from medpfl.compare.run_results import TrainedRun
 from medpfl.compare.runner import finished, read_run
 from medpfl.compare.runs import Run
+from medpfl.data.rows import CaseRows
 from medpfl.data.samples import Samples, SiteData
 from medpfl.deployed.model_file import Deployed, load_deployed
 from medpfl.deployed.predict import evaluate_on
@@ -113,11 +114,7 @@ def _cases(scores: list[float], score: str) -> Iterator[tuple[str, int]]:
 
 
 def _picture(shown: _Shown, data: SiteData, place: int, volumes: bool) -> str:
-    samples = data.splits["test"]
-    index = _largest(samples, place)
-    inputs = samples.inputs[index : index + 1]
-    found = shown.model.task.decide(shown.model.task.infer(shown.model, inputs))[0].numpy().astype(np.uint8)
-    image, truth = inputs[0].numpy(), samples.targets[index : index + 1][0].numpy().astype(np.uint8)
+    image, truth, found = _slice(shown.model, data.splits["test"], place)
     if len(image) == 3:  # colours, prepared for the network
         image = (image - image.min()) / max(float(np.ptp(image)), 1e-9)
     size = (1.0, 1.0)
@@ -129,8 +126,20 @@ def _picture(shown: _Shown, data: SiteData, place: int, volumes: bool) -> str:
     return Picture(draw(image, outlines, size)).png()
 
 
-def _largest(samples: Samples, place: int) -> int:
-    """The sample of a case (a slice of a volume) with most of the outlined voxels."""
+def _slice(
+    model: Deployed, samples: Samples, place: int
+) -> tuple[NDArray[np.float32], NDArray[np.uint8], NDArray[np.uint8]]:
+    """Of a case the image or axial slice with most of the outlined voxels, CHW, and its true and found mask, HW."""
+    inputs, targets = samples.inputs, samples.targets
+    if isinstance(inputs, CaseRows) and isinstance(targets, CaseRows):
+        whole, mask = inputs.whole(place)[None], targets.whole(place)
+        found = model.task.decide(model.task.infer(model, whole))[0]
+        index = int((mask > 0).sum(dim=(0, 1)).argmax())
+        return whole[0, ..., index].numpy(), mask[..., index].numpy(), found[..., index].numpy()
     mine: NDArray[np.int64] = np.flatnonzero(samples.case == place)
-    areas = [int((samples.targets[index : index + 1] > 0).sum()) for index in mine.tolist()]
-    return int(mine[int(np.argmax(areas))])
+    areas = [int((targets[index : index + 1] > 0).sum()) for index in mine.tolist()]
+    index = int(mine[int(np.argmax(areas))])
+    image = inputs[index : index + 1]
+    found = model.task.decide(model.task.infer(model, image))[0]
+    truth = targets[index : index + 1][0]
+    return image[0].numpy(), truth.numpy().astype(np.uint8), found.numpy().astype(np.uint8)

@@ -9,7 +9,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, PositiveFloat, PositiveInt, ValidationError
 
 from medpfl.bundle import DEMOS
-from medpfl.component import construct
+from medpfl.component import construct, import_named
 from medpfl.core.errors import ConfigError, meant
 from medpfl.data.untrusted import load_yaml
 from medpfl.methods.training import Training
@@ -50,12 +50,14 @@ class CodecsEntry(_Strict):
 class MethodEntry(Component):
     """A method; ``slots`` names server components for slots that shall not have the method's own (else the mean);
     ``codecs`` encode its messages; ``tune`` is what is searched for this method beside what is searched for all;
-    ``sweep`` one argument with the values that are compared, each as a method of its own ("FedSM personal.lam 0.5")."""
+    ``sweep`` one argument with the values that are compared, each as a method of its own ("FedSM personal.lam 0.5");
+    ``chosen`` says, for the pages, what was tried before this comparison to find its arguments."""
 
     slots: dict[str, Component] = {}
     codecs: CodecsEntry | None = None
     tune: Candidates = {}
     sweep: Annotated[Candidates, Field(max_length=1)] = {}
+    chosen: str = Field("", exclude_if=lambda found: not found)
 
     @property
     def swept(self) -> list[tuple[str, JsonValue]]:
@@ -177,6 +179,7 @@ def _check(file: Comparison, path: Path) -> None:
             raise ConfigError(f"{path}: '{key}' names a seed twice: {values}")
     if file.steps is not None and file.epochs is not None:
         raise ConfigError(f"{path}: give 'steps' or 'epochs', not both: it is the local training of every method")
+    import_named(file.training)
     construct(Training, file.training, str(path))
     if file.demo is not None and file.demo not in DEMOS:
         raise ConfigError(f"{path}: 'demo' must be one of {', '.join(DEMOS)}; got '{file.demo}'")

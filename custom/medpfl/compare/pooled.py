@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from medpfl.core.errors import ConfigError
 from medpfl.data.declared import SPLITS, StorageRule
 from medpfl.data.preparation import Spec
-from medpfl.data.samples import Budget, Samples, SiteData, Store
+from medpfl.data.samples import Budget, Samples, SiteData, joined_rows
 from medpfl.data.site_file import SiteFile, read_for_study
 from medpfl.deployed.evaluate import Origin, evaluate_test, save_deployed
 from medpfl.deployed.model_file import load_deployed
@@ -31,7 +31,6 @@ from medpfl.tasks.base import Evaluation, Task
 from medpfl.tasks.metrics.base import Metric
 
 SITE = MODEL = "pooled"
-_ROWS = 256
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ class Together(Task):
     def evaluate(self, decisions: Tensor, samples: Samples, metrics: Sequence[Metric] | None = None) -> Evaluation:
         split = next(name for name, mine in self._splits.items() if mine is samples)
         parts = [data.splits[split] for data in self._parts.values()]
-        each = torch.split(decisions, [len(part) for part in parts])
+        each = torch.split(decisions, [int(part.entries.sum()) for part in parts])
         found = [self.task.evaluate(mine, part, metrics).metrics for mine, part in zip(each, parts, strict=True)]
         return Evaluation({name: _mean([metrics[name] for metrics in found]) for name in found[0]})
 
@@ -127,15 +126,13 @@ def _mean(values: list[float]) -> float:
 def _joined(parts: list[Samples]) -> Samples:
     """The samples of all parts in their order; decoded data beyond the usual budget go into a file."""
     budget = Budget(StorageRule(), Path())
-    inputs, targets = Store(budget), Store(budget)
+    inputs = joined_rows([part.inputs for part in parts], budget)
+    targets = joined_rows([part.targets for part in parts], budget)
     case, names = [], list[str]()
     for part in parts:
-        for start in range(0, len(part), _ROWS):
-            inputs.append(part.inputs[start : start + _ROWS])
-            targets.append(part.targets[start : start + _ROWS])
         case.append(part.case + len(names))
         names += part.names
-    return Samples(inputs.finish(), targets.finish(), np.concatenate(case), names, parts[0].classes)
+    return Samples(inputs, targets, np.concatenate(case), names, parts[0].classes)
 
 
 def train_pooled(

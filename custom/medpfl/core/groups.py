@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from medpfl.core.errors import ConfigError
+from medpfl.core.frozen import has_weights
 from medpfl.core.tied import own_state
 
 BATCH_NORM: tuple[type[nn.Module], ...] = (_BatchNorm,)
@@ -36,7 +37,8 @@ def under(root: nn.Module, path: str = "") -> list[str]:
 
 def name_of(network: nn.Module) -> str:
     """What kind of network it is, for people."""
-    return network._get_name()
+    name: str = network._get_name()  # type: ignore[no-untyped-call]
+    return name
 
 
 def of_type(
@@ -88,7 +90,7 @@ def head_of(network: nn.Module) -> str:
     found: list[str] = [
         name
         for name, module in network.named_modules()
-        if name and not isinstance(module, _NO_HEAD) and any(True for _ in module.parameters(recurse=False))
+        if name and not isinstance(module, _NO_HEAD) and has_weights(module)
     ]
     if len(found) < 2:
         layers = f"it has {len(found)} layers"

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from medpfl.core.errors import ConfigError, DataError
 from medpfl.data.declared import Strict
+from medpfl.data.intensity import Intensity, ZScore
 from medpfl.data.target import Target
 
 Row = dict[str, str | float]
@@ -26,8 +27,11 @@ class Spec:
         target: what the answer to a case is.
         forms: of which forms the samples may be: "rows", "windows", "images" or "volumes".
         size: lengths in pixels (or voxels) to which images are brought, without the channels.
+            Of volumes, two lengths mean axial slices of this size, three whole volumes of any size, of which networks
+            see patches of this one.
         spacing: of volumes: voxel size in mm to which each is resampled.
         multiple: what the lengths of whole slices must be multiples of.
+        intensity: of volumes: how their intensities are brought into a range.
     """
 
     target: Target
@@ -35,6 +39,7 @@ class Spec:
     size: tuple[int, ...] = ()
     spacing: tuple[float, float, float] = (1.0, 1.0, 1.0)
     multiple: int = 1
+    intensity: Intensity = ZScore()  # noqa: RUF009 (it is frozen)
 
     def __post_init__(self) -> None:
         if self.target not in tuple(Target):

@@ -19,51 +19,11 @@ from torch import Tensor
 from medpfl.core.errors import DataError
 from medpfl.data.declared import StorageRule
 from medpfl.data.preparation import Preparation
+from medpfl.data.rows import CaseRows, FileRows, Rows
 
 _READERS = min(4, os.cpu_count() or 1)
-
-
-class FileRows:
-    """Rows of one shape in an open file; indexing reads just the rows asked for."""
-
-    def __init__(self, file: IO[bytes], like: Tensor, count: int):
-        self._file, self._like, self._count = file, like, count
-        self._size = like.element_size() * like[0:0].new_empty(like.shape[1:]).numel()
-
-    @property
-    def shape(self) -> torch.Size:
-        """N x ..., as of a tensor."""
-        return torch.Size((self._count, *self._like.shape[1:]))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._like.dtype
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: slice | Tensor) -> Tensor:
-        """Rows by slice, by index tensor or by mask."""
-        if isinstance(index, slice):
-            numbers = list(range(*index.indices(self._count)))
-        else:
-            numbers = (index.nonzero()[:, 0] if index.dtype == torch.bool else index).tolist()
-        rows = self._like.new_empty((len(numbers), *self._like.shape[1:]))
-        if numbers and self._size:
-            bytes_ = memoryview(rows.numpy().data).cast("B")
-            for place, number in enumerate(numbers):
-                part = bytes_[place * self._size : (place + 1) * self._size]
-                if os.preadv(self._file.fileno(), [part], number * self._size) != self._size:
-                    raise DataError(f"the scratch file of decoded data ended before row {number}")
-        return rows
-
-
-Rows = Tensor | FileRows
-
-
-def take(rows: Rows, numbers: Tensor) -> Tensor:
-    """A copy of the rows with these numbers. Of a tensor: in a quarter of the time that indexing it takes."""
-    return rows.index_select(0, numbers) if isinstance(rows, Tensor) else rows[numbers]
+_ROWS = 256
+_AT_A_TIME = 2**24  # values of a batch that is not trained on
 
 
 @dataclass(frozen=True)
@@ -71,8 +31,8 @@ class Samples:
     """One split, ready for training.
 
     Attributes:
-        inputs: N x ... float32.
-        targets: N x ..., as ``Target`` has it.
+        inputs: N x ... float32; of whole cases that differ in shape, ``CaseRows`` whose views have one shape.
+        targets: N x ..., as ``Target`` has it; beside such inputs ``CaseRows`` too.
         case: N indices into ``names``; several samples (slices) may belong to one case (volume).
         names: the cases' names at the hospital; they never leave it.
         classes: number of declared classes, whether or not each occurs in this split; 0 where the answer is a number.
@@ -86,6 +46,30 @@ class Samples:
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+    def together(self, most: int) -> int:
+        """How many samples to take into memory at a time: ``most``, of large views of whole cases fewer."""
+        if not isinstance(self.inputs, CaseRows):
+            return most
+        return max(1, min(most, _AT_A_TIME // self.inputs.shape[1:].numel()))
+
+    @property
+    def entries(self) -> Tensor:
+        """How many entries of a tensor of decisions are about each sample, N: one; of whole cases that differ in shape
+        all their voxels, for whose decisions lie one after another."""
+        if not isinstance(self.targets, CaseRows):
+            return torch.ones(len(self), dtype=torch.int64)
+        return torch.tensor([int(np.prod(shape)) for shape in self.targets.shapes])
+
+    def masks(self, decisions: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Of each of ``names`` the mask that was decided and the true one, H x W x D (of an image D is 1), uint8."""
+        if isinstance(self.targets, CaseRows):
+            for number, found in enumerate(torch.split(decisions, self.entries.tolist())):
+                yield found.view(self.targets.spatial(number)), self.targets.whole(number)
+            return
+        for number in range(len(self.names)):
+            mine = torch.from_numpy(self.case == number)
+            yield decisions[mine].permute(1, 2, 0), self.targets[mine].permute(1, 2, 0)
 
 
 @dataclass(frozen=True)
@@ -175,6 +159,33 @@ class Store:
         return FileRows(self._file, self._like, self._count)
 
 
+class CaseStore:
+    """Collects whole cases, each L x spatial axes, of which the L agree, as ``Store`` does rows.
+
+    Args:
+        size: spatial lengths of the views and patches.
+    """
+
+    def __init__(self, budget: Budget, size: tuple[int, ...]):
+        self._values, self._size = Store(budget), size
+        self._shapes: list[tuple[int, ...]] = []
+
+    def append(self, case: Tensor) -> None:
+        """Add a case.
+
+        Raises:
+            DataError: the scratch file cannot be written.
+        """
+        self._values.append(case.reshape(-1))
+        self._shapes.append(tuple(case.shape))
+
+    def finish(self) -> CaseRows:
+        """The cases; at least one was appended."""
+        values = self._values.finish()
+        assert not isinstance(values, CaseRows)
+        return CaseRows(values, self._shapes, self._size)
+
+
 Given = TypeVar("Given")
 Read = TypeVar("Read")
 
@@ -203,7 +214,7 @@ def empty_like(samples: Samples) -> Samples:
 def joined_targets(parts: Sequence[Samples]) -> Samples:
     """The targets and cases of several splits, one after another, and no inputs: what metrics need."""
     starts = np.cumsum([0, *(len(part.names) for part in parts)])
-    targets = torch.cat([part.targets[:] for part in parts])
+    targets = joined_rows([part.targets for part in parts], Budget(StorageRule(), Path()))
     return Samples(
         torch.empty(len(targets), 0),
         targets,
@@ -211,6 +222,22 @@ def joined_targets(parts: Sequence[Samples]) -> Samples:
         [name for part in parts for name in part.names],
         parts[0].classes,
     )
+
+
+def joined_rows(parts: Sequence[Rows], budget: Budget) -> Rows:
+    """The rows of all parts in their order; what is beyond the budget goes into a file."""
+    cases = [part for part in parts if isinstance(part, CaseRows)]
+    if cases:
+        whole = CaseStore(budget, cases[0].size)
+        for case in cases:
+            for number in range(len(case)):
+                whole.append(case.whole(number))
+        return whole.finish()
+    rows = Store(budget)
+    for part in parts:
+        for start in range(0, max(len(part), 1), _ROWS):
+            rows.append(part[start : start + _ROWS])
+    return rows.finish()
 
 
 def to_tensor(array: NDArray[Any], dtype: torch.dtype) -> Tensor:

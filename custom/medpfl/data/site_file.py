@@ -29,7 +29,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, Field, InstanceOf, PrivateAttr, ValidationError
@@ -37,7 +37,7 @@ from torch import Tensor
 
 from medpfl import store
 from medpfl.component import import_named
-from medpfl.core.errors import ConfigError, MedPFLError, SiteFileError
+from medpfl.core.errors import ConfigError, MedPFLError, SiteFileError, meant
 from medpfl.data.contract import Dataset
 from medpfl.data.declared import StorageRule, Strict
 from medpfl.data.kinds import KINDS, kind_named
@@ -48,6 +48,7 @@ from medpfl.data.untrusted import load_yaml
 
 ENVIRONMENT_VARIABLE = "MEDPFL_SITE_FILE"
 CHECKPOINT = "checkpoint"
+DEPLOYED = "model"
 """What a checkpoint's file says it is."""
 Kind = TypeVar("Kind", bound=Dataset)
 
@@ -134,13 +135,26 @@ class SiteFile(Strict):
             raise SiteFileError(
                 f"{self._path}: checkpoint '{name}': {error}", public=f"checkpoint '{name}' cannot be read"
             ) from error
+        if meta.get("kind") == DEPLOYED:
+            return self._only_network(name, tensors)
         if meta.get("kind") != CHECKPOINT:
             raise SiteFileError(
-                f"{self._path}: checkpoint '{name}': expected a file made by 'medpfl pretrain', got one of kind "
-                f"{meta.get('kind')!r}",
+                f"{self._path}: checkpoint '{name}': expected a file made by 'medpfl pretrain' or 'medpfl bundle "
+                f"import', or a job's model, got one of kind {meta.get('kind')!r}",
                 public=f"checkpoint '{name}' is not one of 'medpfl pretrain'",
             )
         return tensors
+
+    def _only_network(self, name: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Of a job's model, whose entries begin with the network's name."""
+        networks = sorted({key.partition(".")[0] for key in tensors})
+        if len(networks) != 1:
+            raise SiteFileError(
+                f"{self._path}: checkpoint '{name}': expected a model of one network, this one has: "
+                f"{', '.join(networks) or 'none'}",
+                public=f"checkpoint '{name}' is a model of several networks",
+            )
+        return {key.partition(".")[2]: tensor for key, tensor in tensors.items()}
 
     def network(self, dataset: str) -> dict[str, Any]:
         """The configuration of the network that the hospital wants for a dataset.
@@ -190,7 +204,7 @@ def load_site_file(path: Path, site: str | None = None) -> SiteFile:
     try:
         parsed = SiteFile.model_validate(_with_datasets(path, content))
     except ValidationError as error:
-        raise SiteFileError(f"{path}: {_first_problem(error)}") from error
+        raise SiteFileError(f"{path}: {_first_problem(error, SiteFile)}") from error
     if site and parsed.site and parsed.site != site:
         raise SiteFileError(f"{path}: it is the site file of '{parsed.site}', but this hospital is '{site}'")
     _check_names(parsed, path)
@@ -251,13 +265,15 @@ def _dataset(path: Path, name: str, content: Any) -> Any:
     if "kind" not in content:
         raise SiteFileError(f"{path}: key 'datasets.{name}.kind' is missing; expected {_KINDS}")
     import_named({"path": content["kind"]})
+    found: type[BaseModel] = SiteFile
     try:
-        return kind_named(str(content["kind"])).model_validate(content)
+        found = kind_named(str(content["kind"]))
+        return found.model_validate(content)
     except ConfigError as error:
         got = f"got {content['kind']!r}" + (f" ({error})" if "." in str(content["kind"]) else "")
         raise SiteFileError(f"{path}: 'datasets.{name}.kind': expected {_KINDS}, {got}") from error
     except ValidationError as error:
-        raise SiteFileError(f"{path}: {_first_problem(error, ('datasets', name))}") from error
+        raise SiteFileError(f"{path}: {_first_problem(error, found, ('datasets', name))}") from error
 
 
 def _check_names(parsed: SiteFile, path: Path) -> None:
@@ -278,14 +294,28 @@ def _check_names(parsed: SiteFile, path: Path) -> None:
 _KINDS = " or ".join(f"'{kind}'" for kind in KINDS)
 
 
-def _first_problem(error: ValidationError, before: tuple[str, ...] = ()) -> str:
+def _first_problem(error: ValidationError, kind: type[BaseModel], before: tuple[str, ...] = ()) -> str:
     problem = error.errors()[0]
     place = ".".join(str(p) for p in (*before, *problem["loc"]) if p != "[key]") or "the file"
     got = problem.get("input")
     shown = "" if isinstance(got, dict | BaseModel) or problem["type"] == "missing" else f", got {got!r}"
     if problem["type"] == "extra_forbidden":
-        return f"unknown key '{place}'"
+        return f"unknown key '{place}'{meant(problem['loc'][-1], _keys(kind, problem['loc'][:-1]))}"
     if problem["type"] == "missing":
         return f"key '{place}' is missing"
     message = problem["msg"].removeprefix("Value error, ")
     return f"'{place}': {message[0].lower()}{message[1:]}{shown}"
+
+
+def _keys(kind: type[BaseModel], place: tuple[str | int, ...]) -> list[str]:
+    """The keys that there are at a place of a declaration."""
+    for part in place:
+        if str(part) not in kind.model_fields:
+            return []
+        field = kind.model_fields[str(part)]
+        inner = [field.annotation, *get_args(field.annotation)]
+        found = next((one for one in inner if isinstance(one, type) and issubclass(one, BaseModel)), None)
+        if found is None:
+            return []
+        kind = found
+    return list(kind.model_fields)

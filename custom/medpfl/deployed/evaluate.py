@@ -121,7 +121,8 @@ def save_deployed(
         samples_by_class={
             split: dict(zip(data.class_names, counts, strict=True))
             for split, samples in data.splits.items()
-            if (counts := task.spec.target.counts(samples.targets[:], samples.classes)) is not None
+            if task.spec.target is not Target.MASK  # which may not fit into memory
+            and (counts := task.spec.target.counts(samples.targets[:], samples.classes)) is not None
         },
         test={key: round(value, 6) if value == value else None for key, value in evaluation.metrics.items()},
         calibration=found,

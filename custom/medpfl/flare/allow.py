@@ -22,12 +22,14 @@ from medpfl.augment.base import Augmentation
 from medpfl.core.codecs import Codec
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mixers import Mixer
+from medpfl.data.intensity import Intensity
 from medpfl.flare.kits import keep_storage, local_json, write_json
 from medpfl.flare.supervision import supervise
 from medpfl.job.names import CONTROLLER, DECODE, ENCODE, EVALUATION_CONTROLLER, EXECUTOR
 from medpfl.methods.base import Method
 from medpfl.methods.optimizers import Optimizer
 from medpfl.methods.schedules import Schedule
+from medpfl.methods.start import Start
 from medpfl.models.base import Architecture
 from medpfl.tasks.base import Task
 from medpfl.tasks.losses import Loss
@@ -45,9 +47,9 @@ def component_classes() -> list[str]:
     """Full names of the classes a job may name: those defined in this package's component folders."""
     names = {CONTROLLER, EVALUATION_CONTROLLER, EXECUTOR, ENCODE, DECODE}
     for package, base in (
-        ("augment", Augmentation), ("core.codecs", Codec), ("core.mixers", Mixer), ("methods", Method),
-        ("methods", Optimizer), ("methods", Schedule), ("models", Architecture), ("tasks", Task),
-        ("tasks.losses", Loss),
+        ("augment", Augmentation), ("core.codecs", Codec), ("core.mixers", Mixer), ("data", Intensity),
+        ("methods", Method), ("methods", Optimizer), ("methods", Schedule), ("methods", Start),
+        ("models", Architecture), ("tasks", Task), ("tasks.losses", Loss),
     ):  # fmt: skip
         folder = importlib.import_module(f"medpfl.{package}")
         for module_info in pkgutil.iter_modules(folder.__path__, f"{folder.__name__}."):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from medpfl.core.errors import ConfigError
+from medpfl.core.errors import ConfigError, meant
 
 Object = dict[str, JsonValue]
 """A JSON object."""
@@ -49,7 +49,7 @@ def object_of(content: JsonValue, where: str, known: set[str]) -> Object:
         raise ConfigError(f"{where}: expected a JSON object, got {content!r}")
     for key in content:
         if key not in known:
-            raise ConfigError(f"{where}: unknown key '{key}'; known are: {', '.join(sorted(known))}")
+            raise ConfigError(f"{where}: unknown key '{key}'; known are: {', '.join(sorted(known))}{meant(key, known)}")
     return content
 
 

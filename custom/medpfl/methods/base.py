@@ -4,6 +4,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar, Self
 
 import torch
@@ -18,21 +19,21 @@ from medpfl.data.samples import Samples, SiteData
 from medpfl.data.target import Target
 from medpfl.methods.joint import Found, Study
 from medpfl.methods.site import Batch, Hospital, Site
+from medpfl.methods.start import Started
 from medpfl.methods.training import Training
 from medpfl.tasks.base import Task
+from medpfl.tasks.inference import BATCH, decide_samples
 from medpfl.tasks.metrics.measure import Measure
 
 __all__ = ["BATCH", "Batch", "Build", "Hospital", "JointModel", "Method", "Served", "Site"]
-
-BATCH = 64
-"""Samples that are evaluated together."""
 
 
 @dataclass(frozen=True)
 class Build:
     """What a method builds its networks from. All but ``site``, the hospital's own name, is equal at every hospital,
     so that all start from the same weights. ``public``: name to inputs, of the method's public datasets; empty where
-    no hospital is at work (a deployed model is read)."""
+    no hospital is at work (a deployed model is read). ``start``: the weights that the task's network starts with; None:
+    random ones."""
 
     task: Task
     data: SiteData
@@ -40,6 +41,7 @@ class Build:
     seed: int
     site: str = ""
     public: Mapping[str, Tensor] = field(default_factory=dict)
+    start: Started | None = None
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -48,7 +50,8 @@ class Build:
 
     def network(self) -> nn.Module:
         """The task's network, each time with the same initial weights."""
-        return self.seeded(lambda: self.task.network(self.data))
+        network = self.seeded(lambda: self.task.network(self.data))
+        return self.start.put_into(network) if self.start else network
 
     def only_for(self, method: str, *targets: Target) -> None:
         """Refuse a task whose answers are none of these.
@@ -93,6 +96,14 @@ class Method(Training):
     """The deployed model, common to all hospitals, that every hospital also fine-tunes after the last round; the result
     is deployed as ``<name>_finetuned``. None: there is no such phase."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.start and self.start.frozen and type(self).joint is not Method.joint:
+            raise ConfigError(
+                f"{type(self).__name__} takes no frozen layers: its model of all hospitals' models is put together at "
+                "the server, where frozen layers do not come"
+            )
+
     def at(self, site: str) -> "Method":
         """The method as this hospital follows it; the same everywhere, unless the job says otherwise."""
         return self
@@ -113,6 +124,10 @@ class Method(Training):
     def checkpoints(self) -> list[str]:
         """Names of the checkpoints it uses, which every hospital's site file must declare; none by default."""
         return []
+
+    def declared_checkpoints(self) -> list[str]:
+        """The same with that of the start weights."""
+        return list(dict.fromkeys([*self.checkpoints(), *([self.start.checkpoint] if self.start else [])]))
 
     def public_datasets(self) -> list[str]:
         """Names of the datasets that every hospital's site file must declare, with the same data; none by default."""
@@ -165,18 +180,10 @@ class Method(Training):
     def decide_cases(
         self, name: str, models: nn.ModuleDict, task: Task, samples: Samples, device: torch.device
     ) -> Tensor:
-        """The task's decisions of the deployed model ``name`` about a non-empty split, N x ..., on the CPU; the models
-        are in evaluation mode. Sample by sample, unless the method decides something of a case as a whole."""
-
-        def forward(given: Tensor) -> Tensor:
-            return self.predict(name, models, given)
-
-        decisions = []
-        with torch.inference_mode():
-            for start in range(0, len(samples), BATCH):
-                inputs = samples.inputs[start : start + BATCH].to(device)
-                decisions.append(task.decide(task.infer(forward, inputs)).cpu())
-        return torch.cat(decisions)
+        """The task's decisions of the deployed model ``name`` about a non-empty split, as ``decide_samples`` has them;
+        the models are in evaluation mode. Sample by sample, unless the method decides something of a case as a whole.
+        """
+        return decide_samples(task, partial(self.predict, name, models), samples, device)
 
     def serve(
         self, name: str, models: nn.ModuleDict, inputs: Tensor, shape: Sequence[int], device: torch.device

@@ -67,10 +67,11 @@ class IFCA(Method):
 def _training_loss(site: Site, network: nn.Module) -> float:
     """Mean task loss over the training split, in evaluation mode."""
     samples, total = site.data.splits["train"], 0.0
+    size = samples.together(64)
     network.eval()
     with torch.inference_mode(), site.autocast():
-        for start in range(0, len(samples), 64):
-            inputs, targets = samples.inputs[start : start + 64], samples.targets[start : start + 64]
+        for start in range(0, len(samples), size):
+            inputs, targets = samples.inputs[start : start + size], samples.targets[start : start + size]
             loss = site.task.loss(network(inputs.to(site.device)), targets.to(site.device))
             total += float(loss) * len(inputs)
     return total / len(samples)

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError, Stopped
 from medpfl.core.seeding import derive_seed
-from medpfl.data.samples import SiteData, take
+from medpfl.data.rows import take
+from medpfl.data.samples import SiteData
 from medpfl.methods.schedules import Span
 from medpfl.methods.training import Training
 from medpfl.tasks.base import Task
@@ -170,12 +171,14 @@ class Site:
             raise Stopped(f"the job was aborted in round {self.round}")
 
     def training_inputs(self, size: int = 64) -> Iterator[Tensor]:
-        """The inputs of the training split once, ``size`` at a time, in their own order.
+        """The inputs of the training split once, ``size`` at a time (of large patches fewer), in their own order; of
+        whole cases that differ in shape their centres.
 
         Raises:
             Stopped: the job was aborted.
         """
         samples = self.data.splits["train"]
+        size = samples.together(size)
         for start in range(0, len(samples), size):
             if self._stopped():
                 raise Stopped(f"the job was aborted before round {self.round}")

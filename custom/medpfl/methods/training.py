@@ -12,6 +12,7 @@ from medpfl.core.checked import Checked
 from medpfl.core.errors import ConfigError
 from medpfl.methods.optimizers import OPTIMIZERS, Optimizer
 from medpfl.methods.schedules import Constant, Schedule, schedule_of
+from medpfl.methods.start import Start
 
 _TOLD = {
     "adam": "Adam",
@@ -45,6 +46,7 @@ class Training(Checked):
             to round, whatever happened to the weights; "reset": every round's training begins without one.
         precision: "auto": bfloat16 where a GPU has it, and never on a CPU; "fp32": never; "bf16": everywhere. Weights,
             gradients and what is sent are float32 in any case, and so is every evaluation.
+        start: the weights that the task's networks start with; None: random ones.
     """
 
     epochs: int = 1
@@ -57,6 +59,7 @@ class Training(Checked):
     accumulate: int = 1
     optimizer_state: Literal["keep", "reset"] = "keep"
     precision: Literal["auto", "fp32", "bf16"] = "auto"
+    start: Start | None = None
 
     excludes: ClassVar[Mapping[str, str]] = {}
     """What the method's own rule makes impossible, to why: "adam", "momentum", "weight_decay", "schedule",

@@ -54,12 +54,22 @@ class SignatureNetwork(Selector):
     def signature(self, inputs: Tensor) -> Tensor:
         if inputs.ndim == 2:
             return inputs
-        pool = nn.functional.avg_pool1d if inputs.ndim == 3 else nn.functional.avg_pool2d
+        f = nn.functional
+        pool = (f.avg_pool1d, f.avg_pool2d, f.avg_pool3d)[inputs.ndim - 3]
         halved = pool(inputs, 2, ceil_mode=True)
-        contrasts = [(x - pool(x, 3, 1, 1, count_include_pad=False)).abs() for x in (inputs, halved)]
+        contrasts = [(x - _smoothed(x)).abs() for x in (inputs, halved)]
         found = [_quantiles(inputs), *((_quantiles(contrast) + 0.01).log() for contrast in contrasts)]
         together = torch.cat(found, dim=1)
         return nn.functional.layer_norm(together, together.shape[1:])
+
+
+def _smoothed(values: Tensor) -> Tensor:
+    """Each value's mean with its neighbours."""
+    f = nn.functional
+    if values.ndim == 5:  # PyTorch's 3-D pooling refuses an axis of two voxels, padded or not
+        return f.avg_pool3d(f.pad(values, [1] * 6, mode="replicate"), 3, 1)
+    pool = f.avg_pool1d if values.ndim == 3 else f.avg_pool2d
+    return pool(values, 3, 1, 1, count_include_pad=False)
 
 
 def _quantiles(values: Tensor) -> Tensor:
@@ -95,7 +105,7 @@ class _Layers(Selector):
 
 @dataclass(frozen=True)
 class Signature(Architecture):
-    """The default selector: about 1,400 weights for images with one channel, 6 kB. Images, series and rows.
+    """The default selector: about 1,400 weights for images with one channel, 6 kB. Images, volumes, series, rows.
 
     Args:
         hidden: width of the hidden layer, >= 1.

@@ -93,11 +93,17 @@ class Record:
             encoded: what travelled where there is a codec; without one, it is the tensors as they are.
         """
         travelled = encoded or (sent, received)
-        ways: tuple[Direction, Direction] = ("to_site", "from_site")
-        for direction, raw, coded in zip(ways, (sent, received), travelled, strict=True):
-            place = (round_number, site, direction)
-            before = self._bytes.get(place, (0, 0))
-            self._bytes[place] = (before[0] + raw, before[1] + coded)
+        self._add((round_number, site, "to_site"), sent, travelled[0])
+        self._add((round_number, site, "from_site"), received, travelled[1])
+
+    def last_traffic(self, rounds: int, site: str, sent: int, encoded: tuple[int, int] | None = None) -> None:
+        """Bytes of the exchange after the last of the ``rounds``, which brings a hospital the models of that round and
+        only scores back: those of the round that would follow."""
+        self._add((rounds + 1, site, "to_site"), sent, encoded[0] if encoded else sent)
+
+    def _add(self, place: Place, raw: int, coded: int) -> None:
+        before = self._bytes.get(place, (0, 0))
+        self._bytes[place] = (before[0] + raw, before[1] + coded)
 
     @property
     def bytes(self) -> list[Bytes]:

@@ -103,6 +103,8 @@ class Bytes(Typed):
     """Bytes of the tensors that travelled in a round in one direction.
 
     Attributes:
+        round: 0 for the statistics before the first one, and the one after the last for its models' way to the
+            hospitals.
         raw: of the tensors themselves.
         encoded: as they travelled.
     """

@@ -13,6 +13,7 @@ from medpfl.core.errors import DataError
 from medpfl.data.samples import SiteData
 from medpfl.data.site_file import SiteFile
 from medpfl.methods.base import Method
+from medpfl.methods.start import Start, Started
 from medpfl.tasks.base import Task
 
 
@@ -27,6 +28,10 @@ class Common:
 
     checkpoints: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     public: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def start(self, how: Start | None) -> Started | None:
+        """What networks start with."""
+        return None if how is None else Started(how, self.checkpoints[how.checkpoint])
 
     def marks(self) -> dict[str, str]:
         """A SHA-256 of each, by which the server compares the hospitals; of data it tells nothing else but N."""
@@ -45,7 +50,7 @@ def read_common(method: Method, task: Task, site_file: SiteFile, data: SiteData)
         SiteFileError: the site file does not declare it, or does not say that a dataset is public.
         DataError: a public dataset cannot be read, or its inputs have another shape than the hospital's own ``data``.
     """
-    checkpoints = {name: site_file.checkpoint(name) for name in method.checkpoints()}
+    checkpoints = {name: site_file.checkpoint(name) for name in method.declared_checkpoints()}
     public = {}
     for name in method.public_datasets():
         site_file.check_public(name)

@@ -275,6 +275,7 @@ class Coordinator:
         for site, message in self._answers(asked, protocol.ValidateReply, replies).items():
             self._best.take(site, message.header.metrics)
             self._take_notes(site, self.done, message.header.notes)
+            self.record.last_traffic(self.done, site, self.payload_bytes(), message.encoded)
         self._best.choose(self.done)
 
     def finish_messages(self, sites: list[str]) -> dict[str, Message[protocol.FinishRequest]]:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
-from medpfl.core.groups import check_slots, describe
+from medpfl.core.frozen import frozen_entries
+from medpfl.core.groups import check_slots, describe, without
 from medpfl.core.tied import first_names, once, own_state
 from medpfl.methods.base import Build, Method
 from medpfl.rounds.messages import Slots, copy_out, gather
@@ -46,7 +47,8 @@ class Networks:
                 raise ConfigError(f"{type(method).__name__} uses the model name '{name}', which is taken")
             self.owner[name] = method
         self.models.update(dict(mine.items()))
-        self.slots.update(method.slots(mine))
+        frozen = frozen_entries(mine)
+        self.slots.update({slot: without(keys, frozen) for slot, keys in method.slots(mine).items()})
 
     def _check_served(self, served: Mapping[str, bool]) -> None:
         may_lack = {slot for method in self.methods for slot in method.components()}  # a network may have no such part
@@ -83,9 +85,14 @@ class Networks:
         return [key for key in own_state(self.models) if key not in sent or key in kept]
 
     def sent_instead(self, outbox: Mapping[str, Mapping[str, Tensor]]) -> Slots:
-        """Copies of what a method sends instead of slots' tensors, without further names of a tensor."""
+        """Copies of what a method sends instead of slots' tensors, but for frozen ones and further names."""
         first = first_names(self.models) if outbox else {}
+        frozen = frozen_entries(self.models) if outbox else set()
         return {
-            slot: {key: copy_out(tensor) for key, tensor in state.items() if first.get(key, key) == key}
+            slot: {
+                key: copy_out(tensor)
+                for key, tensor in state.items()
+                if first.get(key, key) == key and key not in frozen
+            }
             for slot, state in outbox.items()
         }

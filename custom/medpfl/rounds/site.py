@@ -175,7 +175,8 @@ class SiteRunner:
 
     def _build(self) -> None:
         """All networks with the job's initial weights."""
-        build = Build(self.task, self.data, self.roster, self.seed, self.name, self.common.public)
+        start = self.common.start(self.method.start)
+        build = Build(self.task, self.data, self.roster, self.seed, self.name, self.common.public, start)
         with policy.building(self.policy):
             self.networks = Networks(self.methods, build, self._served, self.device)
         policy.check_networks(self.policy, own_state(self.models))

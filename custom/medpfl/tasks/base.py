@@ -19,7 +19,8 @@ from medpfl.core.checked import Checked
 from medpfl.core.errors import ConfigError
 from medpfl.data.kinds import read_preparation
 from medpfl.data.preparation import NewCase, Row, Spec
-from medpfl.data.samples import Samples, SiteData, take
+from medpfl.data.rows import take
+from medpfl.data.samples import Samples, SiteData
 from medpfl.data.site_file import SiteFile
 from medpfl.data.target import Target
 from medpfl.models.base import Architecture

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from medpfl.augment.base import Augmentation, Listed, augmented, built
+from medpfl.augment.listed import Given, augmented, built
 from medpfl.core.errors import ConfigError
 from medpfl.data.preparation import Spec
 from medpfl.data.samples import Samples, SiteData
@@ -28,21 +28,21 @@ class Classification(Labelled):
         score: metric that chooses the best round.
         loss: what training descends; ``sampling``: whether its steps draw rare classes more often (``Labelled``);
             ``more_metrics``: by which further ones models are tested.
-        augment: how training images are changed at random, one after another.
+        augment: how training images are changed at random, one after another, or the name of a preset.
     """
 
     dataset: str
     size: tuple[int, ...] = (64, 64)
     architecture: Architecture = field(default_factory=ResNet)
     score: str = "balanced_accuracy"
-    augment: tuple[Augmentation | Listed, ...] = ()
+    augment: Given = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "augment", built(self.augment, "Classification.augment"))
         object.__setattr__(self, "size", tuple(self.size))  # JSON has lists
         if len(self.size) not in (2, 3) or min(self.size) < 1:
             raise ConfigError(f"Classification's size must be 2 or 3 lengths of at least 1, got {list(self.size)}")
+        object.__setattr__(self, "augment", built(self.augment, "Classification.augment", self.size))
 
     @property
     def spec(self) -> Spec:

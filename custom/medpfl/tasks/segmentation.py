@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""2-D segmentation of images, or of volumes slice by slice along the axial axis, scored by Dice per image or volume."""
+"""Segmentation of images, of volumes slice by slice along the axial axis, or of volumes by patches."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from medpfl.augment.base import Augmentation, Listed, augmented, built
+from medpfl.augment.listed import Given, augmented, built
 from medpfl.core.errors import ConfigError
+from medpfl.data.intensity import Intensity, ZScore
 from medpfl.data.preparation import Spec
+from medpfl.data.rows import CaseRows
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.target import Target
 from medpfl.models.base import Architecture
@@ -19,16 +22,18 @@ from medpfl.tasks.base import Task
 from medpfl.tasks.losses import DiceCE, Loss
 from medpfl.tasks.metrics.base import Metric
 from medpfl.tasks.metrics.masks import Dice, MaskMetric, mask_metrics, of_one_class
+from medpfl.tasks.patches import draw_patches, slide
 
 
 @dataclass(frozen=True)
 class Segmentation(Task):
-    """A class for every pixel of images or of axial slices.
+    """A class for every pixel of images or of axial slices, or for every voxel of volumes.
 
     Args:
         dataset: name of a declared dataset of kind ``volumes``, or ``images`` with ``masks``.
         size: height and width to which images are resized, or to which slices are cropped or padded (voxels): of the
-            lengths that the architecture takes.
+            lengths that the architecture takes. Three lengths (voxels; right-left, posterior-anterior, axial): 3-D
+            networks train on patches of this size, and predict whole volumes window by window.
         spacing: of volumes: voxel size in mm to which each is resampled (right-left, posterior-anterior, axial).
         architecture: the network.
         score: metric that chooses the best round.
@@ -36,33 +41,35 @@ class Segmentation(Task):
         more_metrics: further metrics by which models are tested: hd95, surface_dice, volume_error; and any of them, or
             dice, of one class by its number in the declared order: dice_1, hd95_2.
         tolerance: distance in mm up to which surfaces agree, for surface_dice.
-        augment: how training samples are changed at random, one after another.
+        augment: how training samples are changed at random, one after another, or the name of a preset.
+        intensity: of volumes: how their intensities are brought into a range.
     """
 
     dataset: str
-    size: tuple[int, int] = (64, 64)
+    size: tuple[int, ...] = (64, 64)
     spacing: tuple[float, float, float] = (3.0, 3.0, 8.0)
     architecture: Architecture = field(default_factory=UNet)
     score: str = "dice"
     loss: Loss = DiceCE()  # noqa: RUF009 (it is frozen)
     more_metrics: tuple[str, ...] = ()
     tolerance: float = 2.0
-    augment: tuple[Augmentation | Listed, ...] = ()
+    augment: Given = ()
+    intensity: Intensity = ZScore()  # noqa: RUF009 (it is frozen)
     metrics: ClassVar[tuple[Metric, ...]] = (Dice(),)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.loss.suits(Target.MASK, type(self).__name__)
-        object.__setattr__(self, "augment", built(self.augment, "Segmentation.augment"))
         for name in ("size", "spacing"):
             object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON has lists
-        if len(self.size) != 2 or any(length < self.multiple or length % self.multiple for length in self.size):
+        if len(self.size) not in (2, 3) or any(one < self.multiple or one % self.multiple for one in self.size):
             raise ConfigError(
-                f"Segmentation's size must be 2 multiples of {self.multiple} for {self.architecture}, "
-                f"got {list(self.size)}"
+                f"Segmentation's size must be 2 multiples of {self.multiple} for {self.architecture}, or 3 for patches "
+                f"of volumes, got {list(self.size)}"
             )
         if len(self.spacing) != 3 or not all(0 < length < math.inf for length in self.spacing):
             raise ConfigError(f"Segmentation's spacing must be 3 positive numbers (mm), got {list(self.spacing)}")
+        object.__setattr__(self, "augment", built(self.augment, "Segmentation.augment", self.size))
         if not 0 <= self.tolerance < math.inf:
             raise ConfigError(f"Segmentation's tolerance (mm) must be at least 0, got {self.tolerance}")
 
@@ -83,16 +90,22 @@ class Segmentation(Task):
 
     @property
     def spec(self) -> Spec:
-        return Spec(Target.MASK, ("volumes", "images"), self.size, self.spacing, self.multiple)
+        forms = ("volumes", "images") if len(self.size) == 2 else ("volumes",)
+        return Spec(Target.MASK, forms, self.size, self.spacing, self.multiple, self.intensity)
 
     def network(self, data: SiteData) -> nn.Module:
         return self.architecture.build(data.input_shape, len(data.class_names))
 
     def present(self, samples: Samples, chosen: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        inputs, masks = super().present(samples, chosen, generator)
+        whole = isinstance(samples.inputs, CaseRows)
+        draw = draw_patches if whole else super().present
+        inputs, masks = draw(samples, chosen, generator)
         inputs, moved = augmented(self.augment, inputs, masks, generator)
         assert moved is not None
         return inputs, moved
+
+    def infer(self, forward: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+        return slide(forward, inputs, self.size) if len(self.size) == 3 else forward(inputs)
 
     def decide(self, outputs: Tensor) -> Tensor:
         return outputs.argmax(dim=1).to(torch.uint8)

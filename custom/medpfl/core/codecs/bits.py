@@ -21,8 +21,10 @@ def rice_parameter(count: int, length: int) -> int:
     """The number of low bits that is best for ``count`` positions scattered at random over ``length`` entries."""
     if count == 0 or count >= length:
         return 0
-    rate = -math.log1p(-count / length)  # the gaps are geometric
-    return max(0, math.ceil(math.log2(math.log(2) / rate)))
+    rate = -math.log1p(-count / length)  # the gaps are geometric: P(gap >= g) = exp(-rate g)
+    # One low bit more costs a bit and saves ones. It is worth it as long as  q + q^2 > 1  for  q = exp(-rate 2^bits),
+    # that is, above the golden ratio's inverse (Kiely, "Selecting the Golomb Parameter in Rice Coding", 2004).
+    return max(0, math.ceil(math.log2(math.log((1 + math.sqrt(5)) / 2) / rate)))
 
 
 def write(

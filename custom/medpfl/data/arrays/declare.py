@@ -30,7 +30,8 @@ from medpfl.data.arrays.prepare import (
 from medpfl.data.contract import Case, Dataset, Item, Listing
 from medpfl.data.declared import SPLITS, Classes, Problems, SplitRule, Strict, canonical
 from medpfl.data.preparation import Preparation, Spec
-from medpfl.data.samples import Budget, Rows, Samples, SiteData, Store, empty_like
+from medpfl.data.rows import Rows
+from medpfl.data.samples import Budget, Samples, SiteData, Store, empty_like
 from medpfl.data.splits import check_listing, choose
 from medpfl.data.target import Target
 

@@ -16,7 +16,8 @@ from medpfl.data.cells import Cells, shown_names
 from medpfl.data.contract import Case, Dataset, Item, Listing
 from medpfl.data.declared import SPLITS, LabelColumn, Problems, SplitRule, Strict, canonical, distinct
 from medpfl.data.preparation import Preparation, Spec
-from medpfl.data.samples import Budget, Rows, Samples, SiteData, Store, empty_like
+from medpfl.data.rows import Rows
+from medpfl.data.samples import Budget, Samples, SiteData, Store, empty_like
 from medpfl.data.series.recordings import (
     Recording,
     SeriesPreparation,

@@ -3,17 +3,19 @@
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from medpfl.core.errors import DataError
 from medpfl.data.contract import Case, Dataset, Item, Listing
 from medpfl.data.declared import SPLITS, LabelMap, Problems, SplitRule
 from medpfl.data.preparation import Preparation, Spec
-from medpfl.data.samples import Budget, Samples, SiteData, Store, empty_like, in_parallel
+from medpfl.data.samples import Budget, CaseStore, Samples, SiteData, Store, empty_like, in_parallel
 from medpfl.data.splits import check_listing, choose
 from medpfl.data.target import Target
 from medpfl.data.volumes.new import VolumesPreparation
@@ -114,14 +116,13 @@ class Volumes(LabelMap, Dataset):
         return Item(image, self.translate(str(case.label), label[0]), place)
 
     def load(self, spec: Spec) -> SiteData:
-        """All axial slices: RAS orientation, resampled to ``spacing`` (mm), centred crop or pad of the first two axes
-        to ``size``, intensities of each volume's every channel with mean 0 and deviation 1. A channel of one value, as
-        where a sequence is lacking, is 0.
+        """All volumes, prepared as in ``prepared``: axial slices with a centred crop or pad of the first two axes to
+        ``size``, or, where it has three lengths, whole volumes of any size.
 
         Raises:
             DataError: with the file, expected and got.
         """
-        spacing, size = spec.spacing, spec.plane()
+        whole = len(spec.size) == 3
         budget = Budget(self._storage, self._folder)
         splits: dict[str, Samples] = {}
         channels: int | None = None
@@ -129,22 +130,39 @@ class Volumes(LabelMap, Dataset):
             if not cases:
                 splits[split] = empty_like(splits["train"])
                 continue
-            inputs, targets = Store(budget), Store(budget)
+            inputs, targets = _stores(spec, budget)
             depth: list[int] = []
-            for case, item in zip(cases, in_parallel(self.read, cases), strict=True):
-                channels = channels or len(item.image)
-                if len(item.image) != channels:
-                    raise DataError(
-                        f"{case.where}: expected {channels} channels as in the others, got {len(item.image)}"
-                    )
-                assert item.affine is not None and isinstance(item.target, np.ndarray)
-                inputs.append(prepare(item.image, item.affine, spacing, size).permute(3, 0, 1, 2))
-                targets.append(prepare_label(item.target, item.affine, spacing, size).permute(2, 0, 1))
-                depth.append(len(inputs) - sum(depth))
+            for case, (image, label) in zip(cases, in_parallel(partial(self.prepared, spec=spec), cases), strict=True):
+                channels = channels or len(image)
+                if len(image) != channels:
+                    raise DataError(f"{case.where}: expected {channels} channels as in the others, got {len(image)}")
+                inputs.append(image if whole else image.permute(3, 0, 1, 2))
+                targets.append(label if whole else label.permute(2, 0, 1))
+                depth.append(1 if whole else label.shape[2])
             names = [case.name for case in cases]
             case_of = np.repeat(np.arange(len(cases)), depth)
             splits[split] = Samples(inputs.finish(), targets.finish(), case_of, names, len(self.labels))
         return SiteData(splits, self.names(), VolumesPreparation())
+
+    def prepared(self, case: VolumeCase, spec: Spec) -> tuple[Tensor, Tensor]:
+        """A case in RAS orientation, resampled to ``spacing`` (mm), its intensities as ``intensity`` says: the image,
+        CHWD float32, and its label map, HWD uint8.
+
+        Raises:
+            DataError: with the file, expected and got.
+        """
+        size = spec.plane() if len(spec.size) == 2 else None
+        item = self.read(case)
+        assert item.affine is not None and isinstance(item.target, np.ndarray)
+        image: Any = prepare(item.image, item.affine, spec.spacing, size, spec.intensity)
+        return image.as_tensor(), prepare_label(item.target, item.affine, spec.spacing, size)
+
+
+def _stores(spec: Spec, budget: Budget) -> tuple[Store, Store] | tuple[CaseStore, CaseStore]:
+    """For inputs and targets."""
+    if len(spec.size) == 3:
+        return CaseStore(budget, spec.size), CaseStore(budget, spec.size)
+    return Store(budget), Store(budget)
 
 
 def _datalist(path: Path) -> dict[str, object]:

@@ -27,8 +27,8 @@ class VolumesPreparation(Preparation):
 
     def new_cases(self, path: Path, spec: Spec) -> Iterator[NewCase]:
         """NIfTI files and DICOM series; see ``find_volumes``."""
-        for volume in read_new_volumes(path, spec.spacing, spec.plane(), spec.multiple):
-            yield NewCase(volume.name, volume.slices, volume.save)
+        for volume in read_new_volumes(path, spec):
+            yield NewCase(volume.name, volume.inputs, volume.save)
 
 
 def find_volumes(path: Path) -> list[tuple[str, tuple[Path, ...]]]:
@@ -108,11 +108,11 @@ class NewVolume:
 
     Attributes:
         name: what its segmentation is called.
-        slices: D x C x H x W.
+        inputs: its slices, D x C x H x W; or the whole volume, 1 x C x H x W x D.
     """
 
     name: str
-    slices: Tensor
+    inputs: Tensor
     _source: Path
     _affine: NDArray[np.float64]
     _shape: tuple[int, ...]
@@ -122,7 +122,7 @@ class NewVolume:
         """Write ``<name>.nii.gz``: the class of every voxel of the input, in its geometry.
 
         Args:
-            outputs: D x K x H x W, the network's.
+            outputs: the network's, D x K x H x W, or 1 x K x H x W x D.
             probabilities: also write ``<name>_probabilities.nii.gz``, one volume a class (float32).
 
         Returns:
@@ -131,7 +131,8 @@ class NewVolume:
         from monai.data import MetaTensor
         from monai.transforms import SpatialResample
 
-        shares = outputs.float().softmax(dim=1).permute(1, 2, 3, 0).contiguous()
+        shares = outputs.float().softmax(dim=1)
+        shares = shares[0] if shares.ndim == 5 else shares.permute(1, 2, 3, 0).contiguous()
         back = SpatialResample(mode="bilinear", padding_mode="zeros")(
             MetaTensor(shares, affine=torch.from_numpy(self._grid)),
             dst_affine=torch.from_numpy(self._affine),
@@ -150,25 +151,31 @@ class NewVolume:
         return {"file": file.name, **volumes}
 
 
-def read_new_volumes(
-    path: Path, spacing: tuple[float, float, float], size: tuple[int, int], step: int
-) -> Iterator[NewVolume]:
-    """Volumes in RAS orientation and ``spacing`` (mm), each slice at least ``size`` and a multiple of ``step``.
-
-    Unlike in training nothing is cropped: the network sees whole slices.
+def read_new_volumes(path: Path, spec: Spec) -> Iterator[NewVolume]:
+    """Volumes in RAS orientation and ``spacing`` (mm): whole ones, or their slices, each at least ``size`` and a
+    multiple of ``multiple``. Unlike in training nothing is cropped: the network sees whole slices.
 
     Raises:
         DataError: a volume is missing, broken or two have one name.
     """
-    from monai.transforms import ResizeWithPadOrCrop
-
     for name, files in find_volumes(path):
         image, affine = read_image(*files)
-        whole: Any = prepare(image, affine, spacing, None)
-        target = [max(least, -(-length // step) * step) for least, length in zip(size, whole.shape[1:3], strict=True)]
-        padded = ResizeWithPadOrCrop(spatial_size=(*target, -1))(whole)
-        slices = padded.as_tensor().permute(3, 0, 1, 2).contiguous()
-        yield NewVolume(name, slices, files[0], affine, image.shape[1:], padded.affine.double().numpy())
+        whole: Any = prepare(image, affine, spec.spacing, None, spec.intensity)
+        if len(spec.size) == 3:
+            inputs = whole.as_tensor()[None]
+        else:
+            whole = _padded(whole, spec)
+            inputs = whole.as_tensor().permute(3, 0, 1, 2).contiguous()
+        yield NewVolume(name, inputs, files[0], affine, image.shape[1:], whole.affine.double().numpy())
+
+
+def _padded(whole: Any, spec: Spec) -> Any:
+    from monai.transforms import ResizeWithPadOrCrop
+
+    step = spec.multiple
+    lengths = zip(spec.plane(), whole.shape[1:3], strict=True)
+    target = [max(least, -(-length // step) * step) for least, length in lengths]
+    return ResizeWithPadOrCrop(spatial_size=(*target, -1))(whole)
 
 
 def _save(file: Path, values: NDArray[Any], affine: NDArray[np.float64], source: Path) -> None:

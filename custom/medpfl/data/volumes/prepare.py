@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from medpfl.core.errors import DataError
+from medpfl.data.intensity import Intensity, ZScore
 from medpfl.data.untrusted import check_values
 from medpfl.data.volumes.dicom import check_series, check_size
 
@@ -66,16 +67,18 @@ def read_image(*files: Path, finite: bool = True) -> tuple[NDArray[np.float32], 
 
 
 def prepare(
-    image: NDArray[Any], affine: NDArray[np.float64], spacing: tuple[float, float, float], size: tuple[int, int] | None
+    image: NDArray[Any],
+    affine: NDArray[np.float64],
+    spacing: tuple[float, float, float],
+    size: tuple[int, int] | None,
+    intensity: Intensity = ZScore(),  # noqa: B008 (it is frozen)
 ) -> Tensor:
     """An image on the task's grid, CHWD float32 (a MetaTensor that knows its affine); ``size`` None: no crop or pad."""
     from monai.data import MetaTensor
-    from monai.transforms import NormalizeIntensity, Spacing
+    from monai.transforms import Spacing
 
     turned = _oriented(MetaTensor(torch.from_numpy(image), affine=torch.from_numpy(affine)))
-    prepared: Tensor = _cropped(
-        NormalizeIntensity(channel_wise=True)(Spacing(pixdim=spacing, mode="bilinear")(turned)), size
-    )
+    prepared: Tensor = _cropped(intensity(Spacing(pixdim=spacing, mode="bilinear")(turned)), size)
     return prepared
 
 

@@ -68,11 +68,12 @@ class FedSMExtra(FedSM):
     def diagnose(self, models: nn.ModuleDict, samples: Samples, index: int, device: torch.device) -> dict[str, float]:
         """Share of this hospital's samples that the selector gives to the global and to this hospital's own model."""
         models["selector"].eval()
+        size = samples.together(64)
         with torch.inference_mode():
             chosen = torch.cat(
                 [
-                    models["selector"](samples.inputs[start : start + 64].to(device)).argmax(dim=1)
-                    for start in range(0, len(samples), 64)
+                    models["selector"](samples.inputs[start : start + size].to(device)).argmax(dim=1)
+                    for start in range(0, len(samples), size)
                 ]
             )
         share = torch.bincount(chosen.cpu(), minlength=index + 2) / len(chosen)
@@ -117,7 +118,7 @@ def _outputs(site: Site, places: Tensor) -> list[Tensor]:
         with torch.no_grad():
             parts = [
                 call_with(network, entries, samples.inputs[part].to(site.device)).float().cpu()
-                for part in torch.split(places, 64)
+                for part in torch.split(places, samples.together(64))
             ]
         found.append(torch.cat(parts))
     return found

@@ -147,9 +147,10 @@ class FedSM(Method):
         """Share of this hospital's samples, and of its cases, that the selector gives to this hospital."""
         models["selector"].eval()
         logits, content = [], []
+        size = samples.together(64)
         with torch.inference_mode():
-            for start in range(0, len(samples), 64):
-                inputs = samples.inputs[start : start + 64]
+            for start in range(0, len(samples), size):
+                inputs = samples.inputs[start : start + size]
                 logits.append(models["selector"](inputs.to(device)).cpu())
                 content.append(with_content(inputs))
         scores, flags = torch.cat(logits), torch.cat(content)

@@ -35,7 +35,7 @@ def seen(site: Site, most: int) -> Seen:
         chosen = site.chosen("selector", most)
         signatures, places = [], []
         with torch.no_grad():
-            for part in torch.split(chosen, _CHUNK):
+            for part in torch.split(chosen, samples.together(_CHUNK)):
                 inputs = samples.inputs[part]
                 content = with_content(inputs)
                 signatures.append(selector.signature(inputs[content].to(site.device)))

@@ -8,7 +8,7 @@ segmented by one model; the paper decides image by image, as ``predict`` does.
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Self
@@ -19,12 +19,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
-from medpfl.data.samples import Rows, Samples, SiteData
+from medpfl.data.rows import Rows
+from medpfl.data.samples import Samples, SiteData
 from medpfl.methods.base import BATCH, Build, JointModel, Served, Site
 from medpfl.methods.fedsm.gamma import GAMMAS, choose_gamma, read_study
 from medpfl.methods.joint import Found, Point, SplitStudy, Study
 from medpfl.models.selector import by_case, with_content
 from medpfl.tasks.base import Task
+from medpfl.tasks.inference import decide_samples
 from medpfl.tasks.metrics.measure import Measure
 
 GLOBAL = "global"
@@ -136,7 +138,7 @@ class SuperModel(JointModel):
         scores, content = [], []
         with torch.inference_mode():
             for start in range(0, len(inputs), BATCH):
-                part = inputs[start : start + BATCH]
+                part = inputs[start : start + BATCH]  # of whole cases their views, as the selector was trained on
                 scores.append(self.scores(models, part.to(device)).cpu())
                 content.append(with_content(part))
         return by_case(torch.cat(scores), case, torch.cat(content))
@@ -149,13 +151,14 @@ class SuperModel(JointModel):
             return super().decide_cases(name, models, task, samples, device)
         chosen, _ = self.choose(self.case_scores(models, samples.inputs, samples.case, device))
         network = chosen[torch.from_numpy(samples.case)]
+        entries = network.repeat_interleave(samples.entries)
         decisions: Tensor | None = None
         for index in torch.unique(network).tolist():
             rows = (network == index).nonzero()[:, 0]
-            part = _decide(models[self.networks[index]], task, samples.inputs, rows, device)
+            part = decide_samples(task, models[self.networks[index]], samples, device, rows)
             if decisions is None:
-                decisions = part.new_empty((len(samples), *part.shape[1:]))
-            decisions[rows] = part
+                decisions = part.new_empty((len(entries), *part.shape[1:]))
+            decisions[entries == index] = part
         assert decisions is not None
         return decisions
 
@@ -187,15 +190,14 @@ class SuperModel(JointModel):
             return None
         case = torch.from_numpy(samples.case)
         scores = self.case_scores(models, samples.inputs, samples.case, device)
-        every = torch.arange(len(samples))
-        decisions = [_decide(models[name], task, samples.inputs, every, device) for name in self.networks]
+        decisions = [decide_samples(task, models[name], samples, device) for name in self.networks]
         points = []
         for gamma in (None,) if self.gamma is None else GAMMAS:
             chosen, _ = replace(self, gamma=gamma).choose(scores)
             if self.ensemble:
-                mixed = _decide(partial(self.predict, "super", models), task, samples.inputs, every, device)
+                mixed = decide_samples(task, partial(self.predict, "super", models), samples, device)
             else:
-                mixed = _picked(decisions, chosen[case])
+                mixed = _picked(decisions, chosen[case].repeat_interleave(samples.entries))
             counts = torch.bincount(chosen, minlength=len(decisions)).tolist()
             points.append(Point(gamma=gamma, score=_score(task, mixed, samples), counts=counts))
         alone = [_score(task, decision, samples) for decision in decisions]
@@ -215,22 +217,19 @@ def weighted_sum(logits: Tensor, outputs: Tensor) -> Tensor:
 
 
 def _as_in_training(inputs: Tensor, shape: Sequence[int]) -> Tensor:
-    """Slices cut to the size that training saw: the selector averages over all that it is shown."""
+    """Slices, or a volume, cut or padded to the size that training saw: the selector averages over all it is shown."""
     for axis, length in enumerate(shape[1:], start=2):
+        missing = max(length - inputs.shape[axis], 0)
+        if missing:
+            before = missing - missing // 2  # as ``CaseRows.centre`` has it
+            around = [0, 0] * (inputs.ndim - axis - 1) + [before, missing // 2]
+            inputs = nn.functional.pad(inputs, around)
         inputs = inputs.narrow(axis, (inputs.shape[axis] - length) // 2, length)
     return inputs
 
 
-def _decide(
-    network: Callable[[Tensor], Tensor], task: Task, inputs: Rows, rows: Tensor, device: torch.device
-) -> Tensor:
-    with torch.inference_mode():
-        parts = (task.infer(network, inputs[part].to(device)) for part in torch.split(rows, BATCH))
-        return torch.cat([task.decide(part).cpu() for part in parts])
-
-
 def _picked(decisions: list[Tensor], network: Tensor) -> Tensor:
-    """Of every sample the decision of the network with its index."""
+    """Of every entry of the decisions that of the network with its index."""
     mixed = torch.empty_like(decisions[0])
     for index in torch.unique(network).tolist():
         mixed[network == index] = decisions[index][network == index]

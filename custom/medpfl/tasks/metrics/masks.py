@@ -8,7 +8,7 @@ where it is in one of them only, it is the worst that the case allows.
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Self
 
 import torch
@@ -57,19 +57,11 @@ class MaskMetric(CaseMetric):
 
     def of_cases(self, decisions: Tensor, samples: Samples) -> list[float]:
         values = []
-        for found, truth in volumes(decisions, samples):
-            each = self.by_class(found, truth, samples.classes)
+        for found, truth in samples.masks(decisions):
+            each = self.by_class(found.long(), truth.long(), samples.classes)
             mean = float(torch.tensor(each, dtype=torch.float64).mean())
             values.append(mean if self.number is None else each[self.number - 1])
         return values
-
-
-def volumes(decisions: Tensor, samples: Samples) -> Iterator[tuple[Tensor, Tensor]]:
-    """Decision and label map of each case, both H x W x D class indices (of an image, D is 1)."""
-    for index in range(len(samples.names)):
-        mine = torch.from_numpy(samples.case == index)
-        found, truth = (labels[mine].permute(1, 2, 0).long() for labels in (decisions, samples.targets))
-        yield found, truth
 
 
 class Dice(MaskMetric):

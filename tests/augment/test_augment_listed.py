@@ -2,14 +2,15 @@
 """Augmentation as a job lists it: built of plain values, drawn from the step's generator."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from medpfl.augment.base import Augmentation, augmented
+from medpfl.augment.base import Augmentation
+from medpfl.augment.listed import augmented
 from medpfl.component import build, spec_of
 from medpfl.core.errors import ConfigError
 from medpfl.data.samples import Samples
@@ -23,8 +24,10 @@ class Rolled(Augmentation):
     """Moves image and mask along an axis, by a random number of places."""
 
     axis: int = -1
+    prob: float = 1.0
+    limits: ClassVar = {}
 
-    def __call__(self, image: Tensor, mask: Tensor | None, rng: np.random.RandomState) -> tuple[Tensor, Tensor | None]:
+    def change(self, image: Tensor, mask: Tensor | None, rng: np.random.RandomState) -> tuple[Tensor, Tensor | None]:
         by = int(rng.randint(1, 8))
         return image.roll(by, self.axis), None if mask is None else mask.roll(by, self.axis)
 
@@ -57,7 +60,7 @@ def test_a_job_lists_augmentations_by_class_and_arguments(kind: Any) -> None:
     )
     assert task == build(spec_of(task), Task, "task") and task != kind("a")
     args: Any = spec_of(task)["args"]
-    assert args["augment"] == [{"path": PATH, "args": {"axis": axis}} for axis in (-2, -1)]
+    assert args["augment"] == [{"path": PATH, "args": {"axis": axis, "prob": 1.0}} for axis in (-2, -1)]
     inputs, masks = a_batch()
     targets = masks if kind is Segmentation else torch.arange(6)
     samples = Samples(inputs, targets, np.arange(6), [str(number) for number in range(6)])
@@ -69,14 +72,28 @@ def test_a_job_lists_augmentations_by_class_and_arguments(kind: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("listed", "words"),
+    ("given", "words"),
     [
         ([{"path": "medpfl.models.unet.UNet"}], "is not a Augmentation"),
-        ([{"path": PATH, "args": {"axes": 1}}], "unknown argument 'axes' of Rolled"),
+        ([{"path": PATH, "args": {"axes": 1}}], "unknown argument 'axes' of Rolled; it has: axis, prob; .*'axis'?"),
         ([{"path": "os.system", "args": {}}], "'os.system'"),
         ([{"args": {}}], "expected {'path'"),
+        ([{"path": "medpfl.augment.spatial.Flipp"}], r"did you mean 'Flip'\?"),
+        ([{"path": "medpfl.augment.Flip"}], "it is called 'medpfl.augment.spatial.Flip' now"),
+        ([{"path": "medpfl.augment.intensity.Flip"}], "it is called 'medpfl.augment.spatial.Flip' now"),
+        ([{"path": "medpfl.augment.intensity.Noise", "args": {"standard": 1}}], "unknown argument 'standard' of Noise"),
+        ("nn-unet", r"no preset of augmentations 'nn-unet'; did you mean 'nnunet'\?; there are: light, nnunet, derm"),
+        (3, "argument 'augment' of Segmentation must be a list of .* or a string, got 3"),
     ],
 )
-def test_what_is_no_augmentation_is_refused(listed: list[object], words: str) -> None:
+def test_what_is_no_augmentation_is_refused(given: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        Segmentation("organ", augment=listed)  # type: ignore[arg-type]
+        Segmentation("organ", augment=given)
+
+
+def test_a_job_names_a_preset_and_the_model_keeps_its_components() -> None:
+    task = Segmentation("organ", augment="nnunet")
+    args: Any = spec_of(task)["args"]
+    assert [one["path"].rpartition(".")[2] for one in args["augment"]][:3] == ["Affine", "Zoom", "Noise"]
+    assert build(spec_of(task), Task, "task") == task
+    assert spec_of(Segmentation("organ"))["args"]["augment"] == []  # type: ignore[index]

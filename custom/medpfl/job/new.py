@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job of one's own, made from another one."""
+
+import dataclasses
+import os
+import re
+import shutil
+from pathlib import Path
+
+from medpfl.component import build
+from medpfl.core.errors import ConfigError, MedPFLError, meant
+from medpfl.job.contents import Job
+from medpfl.job.reading import load_job
+from medpfl.job.writing import write_job
+from medpfl.tasks.base import Task
+
+
+def new_job(
+    job: Job,
+    name: str,
+    target: Path,
+    dataset: str | None = None,
+    task: str | None = None,
+    hospitals: int | None = None,
+    rounds: int | None = None,
+) -> Path:
+    """Write ``target/<name>``: ``job`` with another name and what else is given; whole or not at all.
+
+    Args:
+        dataset: what the task learns from, as the hospitals' site files call it.
+        task: class of the task, by its name (Segmentation) or full name; its other arguments are its own defaults.
+        hospitals: how many must answer for a round to count.
+
+    Raises:
+        ConfigError: the name cannot be a job's, there is no such task, or what is given does not fit together.
+        MedPFLError: the folder exists already or cannot be written.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise ConfigError(f"the job's name must be letters, digits, '.', '_' or '-', got {name!r}")
+    folder, unfinished = target / name, target / f".{name}.{os.getpid()}"
+    if folder.exists():
+        raise MedPFLError(f"{folder} exists already; remove it or choose another name")
+    learnt = job.task
+    if task is not None:
+        learnt = build({"path": _task(task), "args": {"dataset": dataset or job.task.dataset}}, Task, "the task")
+    elif dataset is not None:
+        learnt = dataclasses.replace(job.task, dataset=dataset)  # type: ignore[type-var]
+    settings = dataclasses.replace(job.settings, rounds=rounds or job.settings.rounds)
+    made = dataclasses.replace(
+        job, name=name, task=learnt, settings=settings, min_clients=hospitals or job.min_clients
+    )  # fmt: skip
+    try:
+        write_job(made, unfinished)
+        load_job(unfinished)
+        unfinished.rename(folder)
+    except OSError as error:
+        raise MedPFLError(f"cannot write {folder}: {error.strerror}") from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return folder
+
+
+def _task(name: str) -> str:
+    """The full name of a task's class."""
+    import medpfl.tasks as tasks
+
+    if "." in name:
+        return name
+    known = {kind.__name__: kind for kind in vars(tasks).values() if isinstance(kind, type) and issubclass(kind, Task)}
+    known.pop("Task")
+    if name not in known:
+        raise ConfigError(f"there is no task '{name}'; there are: {', '.join(sorted(known))}{meant(name, known)}")
+    return f"{known[name].__module__}.{name}"

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a network decides of the samples of a split: batch by batch, or case by case where cases differ in shape."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from medpfl.data.rows import CaseRows
+from medpfl.data.samples import Samples
+from medpfl.tasks.base import Task
+
+BATCH = 64
+"""Samples that are evaluated together."""
+
+
+def decide_samples(
+    task: Task,
+    forward: Callable[[Tensor], Tensor],
+    samples: Samples,
+    device: torch.device,
+    numbers: Tensor | None = None,
+) -> Tensor:
+    """The task's decisions about a non-empty split, on the CPU: N x ..., or, of whole cases that differ in shape, those
+    about all voxels, one case after another (``Samples.masks`` reads them).
+
+    Args:
+        forward: the network, in evaluation mode on the ``device``: B x ... to B x ...
+        numbers: of the samples to decide, ascending; None: all.
+    """
+    whole = isinstance(samples.inputs, CaseRows)
+    decisions = []
+    with torch.inference_mode():
+        for inputs in _parts(samples, numbers):
+            decided = task.decide(task.infer(forward, inputs.to(device))).cpu()
+            decisions.append(decided.flatten() if whole else decided)
+    return torch.cat(decisions)
+
+
+def _parts(samples: Samples, numbers: Tensor | None) -> Iterator[Tensor]:
+    inputs = samples.inputs
+    if isinstance(inputs, CaseRows):
+        for number in range(len(samples)) if numbers is None else numbers.tolist():
+            yield inputs.whole(number)[None]
+    elif numbers is None:
+        for start in range(0, len(samples), BATCH):
+            yield inputs[start : start + BATCH]
+    else:
+        for part in torch.split(numbers, BATCH):
+            yield inputs[part]
