@@ -16,6 +16,7 @@ from medpfl.data.declared import StorageRule
 from medpfl.data.intensity import Intensity, Percentiles, Window, ZScore
 from medpfl.data.rows import CaseRows
 from medpfl.data.samples import Budget, CaseStore, Samples, SiteData
+from medpfl.models.dynunet import DynUNet
 from medpfl.models.unet import UNet
 from medpfl.tasks.base import Task
 from medpfl.tasks.inference import decide_samples
@@ -138,6 +139,13 @@ def test_cases_are_scored_whole_and_one_by_one() -> None:
     assert len(some) == 9 * 8 * 4 + 5 * 5
 
 
+def test_a_patchs_lengths_are_multiples_axis_by_axis() -> None:
+    network = DynUNet(filters=(2, 4, 4), strides=((2, 2, 1), (2, 2, 2)))
+    assert Segmentation("organ", size=(8, 12, 6), architecture=network).size == (8, 12, 6)
+    with pytest.raises(ConfigError, match="multiples of 4, 4, 2 for DynUNet"):
+        Segmentation("organ", size=(8, 6, 4), architecture=network)
+
+
 def test_a_network_trains_on_patches_and_is_built_for_them() -> None:
     samples = volumes((20, 16, 12), (9, 8, 4))
     data = SiteData({"train": samples, "validation": samples, "test": samples}, ["background", "one", "two"])
@@ -165,6 +173,11 @@ def test_intensities(intensity: Intensity, expected: list[float]) -> None:
     found = intensity(image.clone())
     torch.testing.assert_close(found[0].flatten(), torch.tensor(expected), atol=1e-4, rtol=0)
     assert found[1].unique().tolist() == [pytest.approx(0.07 if isinstance(intensity, Window) else 0)]
+    import monai.transforms
+
+    described = dict(intensity.as_monai())
+    other = getattr(monai.transforms, str(described.pop("_target_")))(keys="image", **described)
+    torch.testing.assert_close(other({"image": image.clone()})["image"][0], found[0])
     task = Segmentation("organ", size=SIZE, architecture=UNet((2, 4)), intensity=intensity)
     assert build(spec_of(task), Task, "task") == task and task.spec.intensity == intensity
 

@@ -5,6 +5,7 @@ import math
 from abc import abstractmethod
 from dataclasses import dataclass
 
+from pydantic import JsonValue
 from torch import Tensor
 
 from medpfl.core.checked import Checked
@@ -19,6 +20,10 @@ class Intensity(Checked):
     def __call__(self, image: Tensor) -> Tensor:
         """A volume, C x H x W x D float32, in the range."""
 
+    @abstractmethod
+    def as_monai(self) -> dict[str, JsonValue]:
+        """The same for MONAI's bundles: its dictionary transform and the arguments, without the keys."""
+
 
 @dataclass(frozen=True)
 class ZScore(Intensity):
@@ -29,6 +34,9 @@ class ZScore(Intensity):
 
         changed: Tensor = NormalizeIntensity(channel_wise=True)(image)
         return changed
+
+    def as_monai(self) -> dict[str, JsonValue]:
+        return {"_target_": "NormalizeIntensityd", "channel_wise": True}
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,10 @@ class Window(Intensity):
 
         changed: Tensor = ScaleIntensityRange(self.low, self.high, 0.0, 1.0, clip=True)(image)
         return changed
+
+    def as_monai(self) -> dict[str, JsonValue]:
+        ends: dict[str, JsonValue] = {"a_min": self.low, "a_max": self.high, "b_min": 0.0, "b_max": 1.0}
+        return {"_target_": "ScaleIntensityRanged", **ends, "clip": True}
 
 
 @dataclass(frozen=True)
@@ -81,3 +93,7 @@ class Percentiles(Intensity):
         scaled = ScaleIntensityRangePercentiles(self.low, self.high, 0.0, 1.0, clip=True, channel_wise=True)
         changed: Tensor = scaled(image)
         return changed
+
+    def as_monai(self) -> dict[str, JsonValue]:
+        ends: dict[str, JsonValue] = {"lower": self.low, "upper": self.high, "b_min": 0.0, "b_max": 1.0}
+        return {"_target_": "ScaleIntensityRangePercentilesd", **ends, "clip": True, "channel_wise": True}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from pydantic import JsonValue
 
 import medpfl
 from medpfl.core.errors import MedPFLError
@@ -18,6 +19,7 @@ from medpfl.data.target import Target
 from medpfl.deployed.card import INTENDED_USE
 from medpfl.deployed.model_file import Deployed
 from medpfl.deployed.torchscript import write_torchscript
+from medpfl.tasks.patches import OVERLAP
 
 IGNITE = "0.5.5"
 """MONAI's engines need pytorch-ignite to run the bundle; the version it was tested with."""
@@ -60,8 +62,10 @@ def _metadata(deployed: Deployed) -> dict[str, object]:
     import nibabel
 
     channels, *size = deployed.input_shape
+    patches = len(size) == 3
     history = deployed.meta.history
-    tensor = {"type": "image", "spatial_shape": size, "dtype": "float32", "value_range": [], "is_patch_data": False}
+    tensor: dict[str, object] = {"type": "image", "spatial_shape": size, "dtype": "float32", "value_range": []}
+    tensor["is_patch_data"] = patches
     names = dict(enumerate(deployed.class_names))
     image = {"format": "magnitude", "num_channels": channels, "channel_def": {"0": "image"}}
     pred = {"format": "segmentation", "num_channels": len(names), "channel_def": {str(k): v for k, v in names.items()}}
@@ -73,7 +77,7 @@ def _metadata(deployed: Deployed) -> dict[str, object]:
         "pytorch_version": str(torch.__version__),
         "numpy_version": np.__version__,
         "required_packages_version": {"nibabel": nibabel.__version__, "pytorch-ignite": IGNITE},
-        "task": f"Segmentation of {', '.join(deployed.class_names[1:])}, slice by slice",
+        "task": f"Segmentation of {', '.join(deployed.class_names[1:])}" + ("" if patches else ", slice by slice"),
         "description": f"A model of MedPFL's, method {type(deployed.method).__name__}, trained by personalised "
         "federated learning. docs/README.md is its card.",
         "authors": history.site if history else "",
@@ -87,16 +91,18 @@ def _metadata(deployed: Deployed) -> dict[str, object]:
 
 
 def _inference(spec: Spec) -> dict[str, object]:
-    preprocessing = [
+    preprocessing: list[dict[str, JsonValue]] = [
         {"_target_": "LoadImaged", "keys": "image", "reader": "NibabelReader"},
         {"_target_": "EnsureChannelFirstd", "keys": "image"},
         {"_target_": "Orientationd", "keys": "image", "axcodes": "RAS", "labels": [["L", "R"], ["P", "A"], ["I", "S"]]},
         {"_target_": "Spacingd", "keys": "image", "pixdim": list(spec.spacing), "mode": "bilinear"},
-        {"_target_": "NormalizeIntensityd", "keys": "image"},
-        # As ``medpfl predict``: whole slices, of at least the training's size and a multiple of what the network needs.
-        {"_target_": "SpatialPadd", "keys": "image", "spatial_size": [*spec.size, -1]},
-        {"_target_": "DivisiblePadd", "keys": "image", "k": [spec.multiple, spec.multiple, 1]},
+        {**spec.intensity.as_monai(), "keys": "image"},
     ]
+    if len(spec.size) == 2:  # as ``medpfl predict``: of at least the training's size, and a multiple for the network
+        preprocessing += [
+            {"_target_": "SpatialPadd", "keys": "image", "spatial_size": [*spec.size, -1]},
+            {"_target_": "DivisiblePadd", "keys": "image", "k": [spec.multiple, spec.multiple, 1]},
+        ]
     postprocessing = [
         {"_target_": "Activationsd", "keys": "pred", "softmax": True},
         {
@@ -137,13 +143,7 @@ def _inference(spec: Spec) -> dict[str, object]:
             "transform": "@preprocessing",
         },
         "dataloader": {"_target_": "DataLoader", "dataset": "@dataset", "batch_size": 1},
-        "inferer": {
-            "_target_": "SliceInferer",
-            "roi_size": [-1, -1],  # the whole slice
-            "spatial_dim": 2,
-            "sw_batch_size": 16,
-            "progress": False,
-        },
+        "inferer": _inferer(spec),
         "postprocessing": {"_target_": "Compose", "transforms": postprocessing},
         "evaluator": {
             "_target_": "SupervisedEvaluator",
@@ -155,3 +155,12 @@ def _inference(spec: Spec) -> dict[str, object]:
         },
         "run": ["$@evaluator.run()"],
     }
+
+
+def _inferer(spec: Spec) -> dict[str, object]:
+    """Whole slices, or windows of a volume as the task itself slides them."""
+    if len(spec.size) == 3:
+        windows = {"overlap": OVERLAP, "mode": "gaussian", "sw_batch_size": 4, "progress": False}
+        return {"_target_": "SlidingWindowInferer", "roi_size": list(spec.size), **windows}
+    whole = {"roi_size": [-1, -1], "spatial_dim": 2, "sw_batch_size": 16, "progress": False}
+    return {"_target_": "SliceInferer", **whole}

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of 3-D jobs in use: the evaluated Dice comes out of the written files, alone, as super model, as bundle."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+
+from medpfl.core.mixers import Mean, ServerAdam, SoftPull
+from medpfl.data.site_file import load_site_file
+from medpfl.deployed.export import export
+from medpfl.deployed.model_file import load_deployed
+from medpfl.deployed.predict import evaluate_at, predict
+from medpfl.job import Job
+from medpfl.job.settings import Settings
+from medpfl.methods.fedsm import FedSM
+from medpfl.rounds.joint import read_result
+from medpfl.rounds.simulate import simulate
+from small_volumes import VOLUMES, write_volume_sites
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two hospitals with volumes of 2 mm, FedSM trained at both: sites/, results/, home/."""
+    folder = tmp_path_factory.mktemp("volumes")
+    mixers = {"global": Mean(), "personal": SoftPull(lam=0.7), "selector": ServerAdam(lr=0.03)}
+    method = FedSM(steps=30, lr=0.02, batch_size=2, selector_steps=3)
+    job = Job("t", 2, Settings(rounds=2, references=(), finetune=0), mixers, method, VOLUMES)
+    simulate(job, write_volume_sites(folder / "sites"), folder / "results", folder / "home")
+    return folder
+
+
+def of_anna(trained: Path) -> Path:
+    return trained / "home" / "anna" / "t" / "models" / "personal-best.safetensors"
+
+
+def test_the_evaluated_dice_comes_out_of_the_written_files(trained: Path, tmp_path: Path) -> None:
+    model = load_deployed(of_anna(trained))
+    evaluation = evaluate_at(model, load_site_file(trained / "sites" / "anna.yaml"), "test")
+    assert model.meta.history is not None
+    assert evaluation.metrics["dice"] == pytest.approx(model.meta.history.test["dice"], abs=1e-6)
+    assert evaluation.metrics["dice"] > 0.6  # it has learnt something
+    content = json.loads((trained / "sites" / "anna" / "list.json").read_text())
+    tests = trained / "sites" / "anna" / "tests.json"
+    tests.write_text(json.dumps({"test": content["test"]}))
+    found = predict(model, tests, tmp_path / "out")
+    # The task's grid has the files' own 2 mm, so there is nothing that resampling could change.
+    assert [row["dice"] for row in found.rows] == [pytest.approx(case["dice"], abs=1e-5) for case in evaluation.cases]
+
+
+def test_the_super_model_serves_volumes_smaller_and_larger_than_the_patch(trained: Path, tmp_path: Path) -> None:
+    read_result(trained / "results").with_gamma(0.0).write(trained / "super.safetensors", None)
+    model = load_deployed(trained / "super.safetensors")
+    scores, found = [], []
+    for site in ("anna", "berta"):
+        evaluation = evaluate_at(model, load_site_file(trained / "sites" / f"{site}.yaml"), "test")
+        scores += [case["dice"] for case in evaluation.cases]
+        content = json.loads((trained / "sites" / site / "list.json").read_text())
+        tests = trained / "sites" / site / "tests.json"
+        tests.write_text(json.dumps({"test": content["test"]}))
+        found += predict(model, tests, tmp_path / site).rows
+    assert [row["dice"] for row in found] == [pytest.approx(score, abs=1e-5) for score in scores]
+    assert {row["served_by"] for row in found} <= {"global", "anna", "berta"}
+    small = np.random.default_rng(0).random((5, 6, 3)).astype(np.float32)
+    nib.save(nib.Nifti1Image(small, np.diag([2.0, 2.0, 2.0, 1.0])), tmp_path / "s.nii")
+    assert predict(model, tmp_path / "s.nii", tmp_path / "small").rows[0]["file"] == "s.nii.gz"
+
+
+def test_monai_runs_the_bundle_and_finds_the_same(trained: Path, tmp_path: Path) -> None:
+    folder = export(of_anna(trained), tmp_path / "organ", "monai")
+    (tmp_path / "in").mkdir()
+    source: Any = nib.load(trained / "sites" / "anna" / "test0_image.nii.gz")
+    # Permuted and flipped axes; its voxels are those of the task, so nothing is interpolated on either way.
+    turn = nib.orientations.ornt_transform(
+        nib.orientations.io_orientation(source.affine), nib.orientations.axcodes2ornt("PIR")
+    )
+    nib.save(source.as_reoriented(turn), tmp_path / "in" / "scan.nii.gz")
+    command = [sys.executable, "-m", "monai.bundle", "run", "--config_file", "configs/inference.json"]
+    command += ["--dataset_dir", str(tmp_path / "in"), "--output_dir", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    written: Any = nib.load(tmp_path / "out" / "scan_seg.nii.gz")
+    predict(load_deployed(of_anna(trained)), tmp_path / "in", tmp_path / "ours")
+    ours: Any = nib.load(tmp_path / "ours" / "scan.nii.gz")
+    expected = np.asarray(ours.dataobj)
+    assert 0.01 < expected.mean() < 0.99 and np.array_equal(np.asarray(written.dataobj), expected)
