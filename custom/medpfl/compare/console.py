@@ -51,13 +51,16 @@ def leaderboard(content: Results) -> tuple[list[str], list[list[str]]]:
     others = beside(content)
     names = [content.label(name) for name in others]
     head = ["method", "best round", *names, "last round", "gain over Local", "worst-off hospital"]
+    told = any(row.scored for row in content.rows)
     rows = []
     for row in ranked(content):
         last = score_text(row.last) if row.curve else "–"
         worst = f"{row.worst.hospital} {row.worst.score:.3f}" if row.worst else "n/a"
         more = [score_text(row.metrics.get(name)) for name in others]
-        rows.append([row.name, score_text(row.best), *more, last, gain_text(row.gain), worst])
-    return head, rows + majority(content)
+        scored = [row.scored or ""] if told else []
+        rows.append([row.name, score_text(row.best), *more, last, gain_text(row.gain), worst, *scored])
+    always_same = [[*line, *([""] if told else [])] for line in majority(content)]
+    return [*head, *(["scored after"] if told else [])], rows + always_same
 
 
 def majority(content: Results) -> list[list[str]]:

@@ -26,7 +26,7 @@ from medpfl.results.schema import (
 )
 from medpfl.results.tables import PRESENCE, REFERENCE_NAMES, ResultTable, metric_means, other_tables, result_table
 
-COLOURS = {"local": "#8c8c8c", "fedavg": "#d1802b", "fedavg_finetuned": "#b5536b"}
+COLOURS = {"local": "#8c8c8c", "fedavg": "#d1802b", "fedavg_before_mean": "#c9a227", "fedavg_finetuned": "#b5536b"}
 PERSONAL = ["#1f6fb4", "#2f9e6e", "#7b5bb5", "#b8a21a"]
 
 
@@ -93,7 +93,8 @@ class _Row:
 @dataclass(frozen=True)
 class _Shown:
     """A result table as the page has it; ``presence``: heading of the column of who was there, "" without one;
-    ``gains``: None without local training; ``rounds``: "" where none is best."""
+    ``gains``: None without local training; ``scored``: empty where it is not known; ``rounds``: "" where none is
+    best."""
 
     score: str
     heading: str
@@ -102,6 +103,7 @@ class _Shown:
     rows: list[_Row]
     mean: list[str]
     gains: list[str | None] | None
+    scored: list[str]
     rounds: list[int | str]
 
 
@@ -121,6 +123,7 @@ def _table(summary: Summary, table: ResultTable) -> _Shown:
         rows=rows,
         mean=[_text(value) for value in table.mean],
         gains=None if gains is None else [None if gain is None else _signed(gain) for gain in gains],
+        scored=table.scored,
         rounds=[summary.best[model].round if model in summary.best else "" for model in table.models],
     )
 

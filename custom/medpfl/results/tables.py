@@ -10,10 +10,17 @@ from medpfl.results.presence import presence
 from medpfl.results.schema import EvaluationSummary, Summary
 from medpfl.tasks.metrics.measure import Measure
 
-REFERENCE_NAMES = {"local": "Local", "fedavg": "FedAvg", "fedavg_finetuned": "FedAvg + fine-tuning"}
+REFERENCE_NAMES = {
+    "local": "Local",
+    "fedavg": "FedAvg",
+    "fedavg_before_mean": "FedAvg before the mean",
+    "fedavg_finetuned": "FedAvg + fine-tuning",
+}
 
 PRESENCE = "trained in rounds"
 """Heading of the column of ``ResultTable.presence``."""
+SCORED = "scored after"
+"""Heading of the row of ``ResultTable.scored``."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,7 @@ class ResultTable:
         measure: which values are better, where the columns are models that compete; None where they are metrics.
         presence: hospital to the rounds that it trained in, in words; a hospital that is no row took no part. Empty
             where all were there all the time.
+        scored: after what each model was evaluated, the mixing or local steps; empty where it is not known.
     """
 
     score: str
@@ -40,6 +48,7 @@ class ResultTable:
     values: NDArray[np.float64]
     measure: Measure | None
     presence: dict[str, str] = field(default_factory=dict)
+    scored: list[str] = field(default_factory=list)
 
     @property
     def absent(self) -> list[str]:
@@ -92,7 +101,8 @@ def result_table(summary: Summary, choice: str = "best", score: str | None = Non
     sizes = [summary.sizes[site]["train"] for site in sites]
     measure = summary.measure(score)
     shaped = values.reshape(len(sites), len(models))
-    return ResultTable(summary.label(score), models, labels, sites, sizes, shaped, measure, presence(summary))
+    scored = [summary.scored.get(model, "") for model in models] if summary.scored else []
+    return ResultTable(summary.label(score), models, labels, sites, sizes, shaped, measure, presence(summary), scored)
 
 
 def other_tables(summary: Summary) -> list[ResultTable]:
