@@ -112,13 +112,16 @@ def test_a_changed_file_makes_new_runs_beside_the_old(done: Path) -> None:
     assert result.exit_code == 0 and "2 of 4 runs are done already" in result.output  # Local's two
     assert len(outcomes(done / "changed")) == 8
     rows = json.loads((done / "changed" / "results.json").read_text())["rows"]
-    assert [row["name"] for row in rows] == ["Local", "FedAvg", "FedAvg + fine-tuning"]
+    assert [row["name"] for row in rows] == ["Local", "FedAvg", "FedAvg before the mean", "FedAvg + fine-tuning"]
 
 
 def test_results_hold_what_the_runs_found(done: Path) -> None:
     results = json.loads((done / "here" / "results.json").read_text())
     rows = {row["name"]: row for row in results["rows"]}
-    assert list(rows) == ["Local", "FedAvg", "FedAvg + fine-tuning", "Bounded"] and not results["failures"]
+    assert (
+        list(rows) == ["Local", "FedAvg", "FedAvg before the mean", "FedAvg + fine-tuning", "Bounded"]
+        and not results["failures"]
+    )
     assert len({run["initial"]["digest"] for run in results["runs"] if run["seed"] == 0}) == 1
     assert rows["Local"]["bytes"] == {"to_site": 0, "from_site": 0} and rows["Local"]["gain"] is None
     assert rows["FedAvg"]["bytes"]["from_site"] == 4 * (3 * 4 + 4 + 4 * 1 + 1)  # float32 weights of 3-4-1

@@ -94,7 +94,14 @@ def test_a_hospital_left_out_is_tested_with_the_others_models(
 ) -> None:
     results, sites, plan, content = done
     table = {row.name: row for row in content.unseen}
-    assert list(table) == ["Local", "FedAvg", "FedAvg + fine-tuning", "Soft"]
+    assert list(table) == [
+        "Local",
+        "FedAvg",
+        "FedAvg before the mean",
+        "FedAvg + fine-tuning",
+        "Soft",
+        "Soft (personal_before_pull)",
+    ]
     for name, model in (("FedAvg", "fedavg"), ("Soft", "personal")):
         for site in sites:
             for place, split in enumerate((0, 7)):

@@ -141,7 +141,12 @@ def test_the_command_searches_first(tmp_path: Path, table_sites: dict[str, Path]
     assert first.exit_code == 0, first.output
     content = json.loads((tmp_path / "out" / "results.json").read_text())
     assert [found["method"] for found in content["tuning"]] == ["Local", "FedAvg"]
-    assert {row["name"] for row in content["rows"]} == {"Local", "FedAvg", "FedAvg + fine-tuning"}
+    assert {row["name"] for row in content["rows"]} == {
+        "Local",
+        "FedAvg",
+        "FedAvg before the mean",
+        "FedAvg + fine-tuning",
+    }
     for name in ("report.html", "results.md"):
         text = " ".join((tmp_path / "out" / name).read_text().split())
         assert "Search of arguments" in text and "lr 1e-06" in text

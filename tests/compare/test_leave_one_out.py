@@ -46,7 +46,14 @@ def test_the_command(tmp_path: Path) -> None:
     first = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert first.exit_code == 0, first.output
     content = json.loads((out / "leave-one-out.json").read_text())
-    assert content["hospitals"] == THREE and content["models"] == ["local", "fedavg", "personal", "global", "super"]
+    assert content["hospitals"] == THREE and content["models"] == [
+        "local",
+        "fedavg",
+        "fedavg_before_mean",
+        "personal",
+        "global",
+        "super",
+    ]
     text = (out / "leave-one-out.md").read_text()
     assert "| Local | " in text and "| Super | " in text and "| left out | global | anna | berta | clara |" in text
     assert "test accuracy at the hospital left out" in " ".join(first.output.split())

@@ -37,7 +37,7 @@ def test_hospitals_train_on_it_and_predict_with_the_model(tmp_path: Path, make_j
     files = {site: declare(tmp_path / "sites", site) for site in ("anna", "berta", "clarissa")}
     job = replace(make_job(rounds=3), task=Tabular("blood"))
     done = simulate(job, files, tmp_path / "results", tmp_path / "home")
-    assert set(done.best) == {"personal", "local", "fedavg"}
+    assert set(done.best) == {"personal", "personal_before_pull", "local", "fedavg", "fedavg_before_mean"}
     model = load_deployed(tmp_path / "home" / "anna" / "small" / "models" / "personal-best.safetensors")
     assert model.preparation["kind"] == KIND
     np.savetxt(tmp_path / "new.txt", np.random.default_rng(0).random((3, 5)))

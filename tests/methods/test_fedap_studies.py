@@ -99,7 +99,8 @@ def test_table_4_runs_end_to_end_on_a_file_of_its_format(
     files = {name: sites / f"{name}.yaml" for name in names}
     simulate(shortened("fedap_organc"), files, tmp_path / "results", tmp_path / "home")
     table = result_table(read_summary(tmp_path / "results"))
-    assert table.labels == ["Local", "FedAvg", "FedAvg + fine-tuning", "Personal"] and table.values.shape == (20, 4)
+    assert table.labels == ["Local", "FedAvg", "FedAvg before the mean", "FedAvg + fine-tuning", "Personal"]
+    assert table.values.shape == (20, 5)
     assert np.isfinite(table.values).all()
     with np.load(tmp_path / "results" / "mixing.npz") as stored:
         matrix = stored["model/00002"]

@@ -26,6 +26,7 @@ from medpfl.models.resnet import ResNet
 from medpfl.models.segresnet import SegResNet, VNet
 from medpfl.models.transformers import UNETR, SwinUNETR, ViT
 from medpfl.models.unet import AttentionUnet, BasicUNet, UNet, UNetPlusPlus
+from medpfl.tasks.segmentation import Segmentation
 
 SWIN: dict[str, Any] = {"feature_size": 12, "depths": (1, 1, 1, 1), "num_heads": (1, 1, 1, 1), "window_size": 2}
 MASKS: list[Architecture] = [
@@ -286,3 +287,25 @@ def test_every_network_is_in_a_table() -> None:
         kind for kind in kinds if issubclass(kind, Architecture) and "norm" in getattr(kind, "__annotations__", {})
     }
     assert normed <= {type(one) for one in (*MASKS, *CLASSES, *LARGE)} and len(get_args(Name)) == 20
+
+
+def test_patches_of_other_lengths_an_axis() -> None:
+    """A task's size goes by the strides of each axis."""
+    network = DynUNet((2, 4, 4), strides=((2, 2, 1), (2, 2, 2)))
+    assert Segmentation("organ", size=(8, 12, 6), architecture=network).size == (8, 12, 6)
+    with pytest.raises(ConfigError, match=r"must be 2 multiples of 4, 4, 2 for DynUNet.*got \[8, 12, 5\]"):
+        Segmentation("organ", size=(8, 12, 5), architecture=network)
+    with pytest.raises(ConfigError, match="strides are for 3 axes, the inputs have 2"):
+        Segmentation("organ", size=(8, 12), architecture=network)
+
+
+def test_a_network_of_one_size_sees_larger_slices_in_windows() -> None:
+    task = Segmentation("organ", size=(16, 16), architecture=UNETR(2, 8, 8, 2))
+    network = task.architecture.build((1, 16, 16), 2).eval()
+    slices = torch.randn(1, 1, 32, 48)
+    with torch.no_grad():
+        assert task.infer(network, slices).shape == (1, 2, 32, 48)
+        one = slices[..., :16, :16]
+        torch.testing.assert_close(task.infer(network, one), network(one))
+    plain = Segmentation("organ", size=(16, 16), architecture=UNet((2, 4)))
+    assert torch.equal(plain.infer(lambda given: given + 1, slices), slices + 1)

@@ -14,12 +14,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import yaml
 from nvflare.fuel.flare_api.api_spec import AuthorizationError
 
 from medpfl.demo.phantom import write_phantoms
+from medpfl.flare.allow import allow
 from medpfl.flare.doctor import examine
 from medpfl.flare.hospitals import HospitalFederation
 from medpfl.flare.identity import handshake
@@ -29,6 +31,7 @@ from medpfl.flare.provision import provision
 from medpfl.job import Job, load_job
 from medpfl.tasks.tabular import Tabular
 from small_jobs import small_job, write_table_sites
+from theft import AT_HOSPITAL, AT_SERVER, write_theft
 from tools import assert_same, interrupt, outcome, run, write_job
 
 pytestmark = [pytest.mark.poc, pytest.mark.timeout(400)]
@@ -78,7 +81,7 @@ def federation(hospitals: dict[str, Path], tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def jobs(federation: HospitalFederation, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Job, str]]:
-    """Three jobs, submitted at once: each job and its id."""
+    """Four jobs, submitted at once: each job and its id. The last one is a theft, which the server would allow."""
     folder = tmp_path_factory.mktemp("jobs")
     phantom = load_job(ROOT / "jobs" / "softpull_phantom")
     phantom = replace(
@@ -93,7 +96,18 @@ def jobs(federation: HospitalFederation, tmp_path_factory: pytest.TempPathFactor
     folders["with-code"] = pack(folders["with-code"], folder / "packed")
     version = folders["with-code"] / "app" / "custom" / "medpfl" / "__init__.py"
     version.write_text(version.read_text().replace('__version__ = "', '__version__ = "from-the-job-'))
-    return {job.name: (job, federation.submit(folders[job.name])) for job in made}
+    submitted = {job.name: (job, federation.submit(folders[job.name])) for job in made}
+    allow(federation.kit("server"), AT_SERVER)
+    theft = write_theft(folder / "theft", secret(federation), len(SITES))
+    return {**submitted, "theft": (phantom, federation.submit(theft))}
+
+
+def secret(federation: HospitalFederation) -> Path:
+    """A file of a hospital's machine that its site file does not declare."""
+    file = federation.workspace / "patients.npy"
+    if not file.exists():
+        np.save(file, np.random.default_rng(7).random(64))
+    return file
 
 
 def wait(federation: HospitalFederation, job_id: str, expected: str = "COMPLETED") -> None:
@@ -171,6 +185,23 @@ def test_no_path_and_no_file_leaves_a_hospital(
             admin.cat_target("hospital-b", file=file)
     finally:
         admin.close()
+
+
+def test_a_file_that_no_site_file_declares_does_not_leave_a_hospital(
+    federation: HospitalFederation, jobs: dict[str, tuple[Job, str]]
+) -> None:
+    """Where hospitals allow FLARE's default classes, the same job brings the array into the lead's download."""
+    job_id = jobs["theft"][1]
+    wait(federation, job_id, "ABNORMAL")
+    said = (federation.run_folder("hospital-b", job_id) / "error_log.txt").read_text()
+    assert "ComponentNotAuthorized" in said and f"'{AT_HOSPITAL[0]}'" in said
+    array = np.load(secret(federation)).tobytes()
+    assert array in secret(federation).read_bytes()
+    federation.download(job_id)
+    downloaded = federation.workspace / "downloads" / job_id
+    assert (downloaded / "meta.json").is_file()
+    for place in (downloaded, federation.kit("server")):
+        assert not [path for path in place.rglob("*") if path.is_file() and array[:64] in path.read_bytes()]
 
 
 def test_the_wire_is_mutual_tls(federation: HospitalFederation) -> None:

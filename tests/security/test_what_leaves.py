@@ -3,27 +3,41 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import yaml
 from nvflare.apis.dxo import from_shareable
+from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable
+from nvflare.fuel.utils import fobs
 from typer.testing import CliRunner
 
 from exchanging import Asked, slots
 from hostile import attacked
+from in_process import Harness
 from medpfl.cli import app
+from medpfl.core.codecs import CER
 from medpfl.core.mixers import Mean, Mixer, NetworkProx
-from medpfl.job import Job
+from medpfl.job import EvaluationJob, Job, load_job, write_evaluation_job
+from medpfl.job.codecs import Codecs
 from medpfl.methods.base import Method
+from medpfl.methods.dsfl import DSFL
 from medpfl.methods.fedavg import FedAvg
+from medpfl.methods.feddf import FedDF
+from medpfl.methods.fedmd import FedMD
+from medpfl.methods.kt_pfl import KTpFL
+from medpfl.methods.on_public_data import OnPublicData
 from medpfl.methods.pfednet import PFedNet
 from medpfl.methods.scaffold import Scaffold
 from medpfl.methods.softpull import SoftPull
+from medpfl.rounds.coding import PAYLOAD
 from medpfl.rounds.leaves import _ECHOED, _described, leaves_of
 from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol import Plan, Reply, Sizes
+from tools import run
 
 ROOT = Path(__file__).resolve().parents[2]
 Make = Callable[..., Job]
@@ -37,6 +51,28 @@ METHODS: dict[str, tuple[Method, dict[str, Mixer] | None]] = {
 }
 
 
+Seen = set[tuple[str, str]]
+
+
+def look(task: str, answer: Shareable, coded: bool = False) -> Seen:
+    """What is in an answer, in the words of the list."""
+    dxo = from_shareable(answer)
+    assert set(answer) == {"__headers__", "DXO"} and set(dxo.meta) == {"medpfl"}
+    assert set(answer["__headers__"]) == {"__content_type__"}
+    said = json.loads(dxo.meta["medpfl"])
+    assert set(said) <= {"content", "coded"} and (coded or said.get("coded") is None)
+    seen = {(task, field) for field in (*said["content"], *["coded"] * bool(said.get("coded")))}
+    what = "tensors of '{}'" if task == "statistics" else "tensors of slot '{}'"
+    for entry in dxo.data:
+        slot, _, name = entry.partition("::")
+        seen.add((task, what.format(name if slot == PAYLOAD else slot)))
+    return {one for one in seen if one[1] not in _ECHOED}
+
+
+def listed(job: Job | EvaluationJob, hospitals: int = 4) -> Seen:
+    return {(one.when, one.what) for one in leaves_of(job, hospitals)}
+
+
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.slow
 def test_nothing_is_on_the_wire_that_is_not_on_the_list(
@@ -44,24 +80,74 @@ def test_nothing_is_on_the_wire_that_is_not_on_the_list(
 ) -> None:
     method, mixers = METHODS[name]
     job = make_job(rounds=2, method=method, mixers=mixers)
-    listed = {(one.when, one.what) for one in leaves_of(job, len(table_sites))}
-    assert ("statistics", "tensors of 'moments'") not in listed or name == "PFedNet"
-    seen: set[tuple[str, str]] = set()
+    expected = listed(job)  # components know more after a run
+    assert ("statistics", "tensors of 'moments'") not in expected or name == "PFedNet"
+    seen: Seen = set()
 
-    def look(site: str, asked: Message[Any], honest: Shareable) -> Shareable:
-        dxo = from_shareable(honest)
-        assert set(honest) == {"__headers__", "DXO"} and set(dxo.meta) == {"medpfl"}
-        assert set(honest["__headers__"]) == {"__content_type__"}
-        said = json.loads(dxo.meta["medpfl"])
-        assert set(said) <= {"content", "coded"} and said.get("coded") is None
-        task = asked.header.task
-        seen.update((task, field) for field in said["content"])
-        what = "tensors of '{}'" if task == "statistics" else "tensors of slot '{}'"
-        seen.update((task, what.format(entry.partition("::")[0])) for entry in dxo.data)
+    def heard(site: str, asked: Message[Any], honest: Shareable) -> Shareable:
+        seen.update(look(asked.header.task, honest))
         return honest
 
-    attacked(job, table_sites, tmp_path, look)
-    assert {one for one in seen if one[1] not in _ECHOED} == listed
+    attacked(job, table_sites, tmp_path, heard)
+    assert seen == expected
+
+
+def on_the_wire(job: Job | EvaluationJob, sites: dict[str, Path], folder: Path, coded: bool = False) -> Seen:
+    """What FLARE carries from the hospitals, after all filters."""
+    harness = Harness(job, sites, folder).run()
+    assert harness.engine.panic is None
+    seen: Seen = set()
+    for _, task, payload in harness.wire:
+        answer = fobs.loads(payload)
+        assert answer.get_return_code() == ReturnCode.OK
+        seen |= look(task, answer, coded)
+    return seen
+
+
+@pytest.mark.harness
+@pytest.mark.slow
+def test_with_codecs_it_is_what_they_make_of_it(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
+    job = replace(make_job(rounds=2, method=Asked(lr=0.05), mixers=slots()), codecs=Codecs(None, CER(0.1)))
+    assert on_the_wire(job, table_sites, tmp_path, coded=True) == listed(job)
+    assert {one.meaning for one in leaves_of(job) if one.what.startswith("tensors of slot")} == {
+        "initial values, equal everywhere", "what training made of them, encoded (CER)"
+    }  # fmt: skip
+
+
+@pytest.mark.harness
+@pytest.mark.slow
+def test_of_an_evaluation_it_is_metrics(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
+    run(make_job(), table_sites, tmp_path / "trained")
+    model = tmp_path / "trained" / "home" / "anna" / "small" / "models" / "personal-best.safetensors"
+    job = load_job(write_evaluation_job(model, tmp_path / "jobs"))
+    assert on_the_wire(job, table_sites, tmp_path / "flare") == listed(job)
+    assert not [one for one in leaves_of(job) if "tensors" in one.what]
+
+
+@pytest.mark.parametrize("kind", [DSFL, FedMD, FedDF, KTpFL])
+@pytest.mark.slow
+def test_of_public_data_it_is_one_slot(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, kind: type[OnPublicData]
+) -> None:
+    for file in table_sites.values():
+        content = yaml.safe_load(file.read_text())
+        content["datasets"]["shared"] = {**content["datasets"]["blood"], "files": ["anna.csv"], "public": True}
+        file.write_text(yaml.safe_dump(content))
+    method = kind(public="shared", lr=0.05, batch_size=8)
+    job = make_job(rounds=2, method=method, mixers=method.components())
+    seen: Seen = set()
+
+    def heard(site: str, asked: Message[Any], honest: Shareable) -> Shareable:
+        seen.update(look(asked.header.task, honest))
+        if asked.header.task == "train":
+            (values,) = from_shareable(honest).data.values()
+            assert len(values) == 40  # a row for each public sample, none for the hospital's own
+        return honest
+
+    attacked(job, table_sites, tmp_path, heard)
+    assert seen == listed(job)
+    (told,) = [one.meaning for one in leaves_of(job) if one.when == "train" and "tensors" in one.what]
+    assert "of public data, row by row, is of 'shared' alone" in told
 
 
 def test_every_field_of_every_reply_is_described() -> None:

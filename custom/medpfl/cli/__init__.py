@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 import medpfl
-from medpfl.cli import bundles, demo, jobs, models, sites
+from medpfl.cli import bundles, demo, jobs, models, planning, sites
 from medpfl.cli.common import console
 from medpfl.cli.compare import compare
 from medpfl.cli.leave_one_out import leave_one_out
@@ -15,7 +15,7 @@ from medpfl.cli.super import super_
 from medpfl.core.errors import MedPFLError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=medpfl.__doc__)
-for verbs in (jobs, models, sites):
+for verbs in (jobs, models, planning, sites):
     app.add_typer(verbs.app)
 app.add_typer(demo.app, name="demo")
 app.add_typer(bundles.app, name="bundle")

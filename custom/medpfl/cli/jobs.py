@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verbs for jobs: list, check, simulate, pack, show what they left behind."""
 
+import json
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -69,13 +71,46 @@ def leaves(
         int | None,
         typer.Option(help="How many take part: some statistics are asked for only where there are many.", min=1),
     ] = None,
+    site: Annotated[
+        Path | None, typer.Option(help="A site file: which lines this hospital's policy refuses; its data are read.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    page: Annotated[Path | None, typer.Option(help="With --site: an HTML page for the file of processing.")] = None,
 ) -> None:
     """Everything that leaves a hospital in a job, as a table: for whoever decides whether to join."""
     from medpfl.bundle import find_job
+    from medpfl.data.site_file import load_site_file
     from medpfl.job import load_job
+    from medpfl.rounds import before
     from medpfl.rounds.leaves import as_table, leaves_of
 
-    say(as_table(leaves_of(load_job(find_job(job)), hospitals)))
+    loaded = load_job(find_job(job))
+    if site is None:
+        if page is not None:
+            raise MedPFLError("--page: name the hospital's site file with --site, for the page says its policy's word")
+        lines = leaves_of(loaded, hospitals)
+        say(json.dumps([asdict(line) for line in lines], indent=1) if as_json else as_table(lines))
+        return
+    found = before.prospect(loaded, load_site_file(site), hospitals)
+    say(json.dumps(asdict(found), indent=1) if as_json else before.as_table(found))
+    if page is not None:
+        before.write_page(found, page)
+    if not as_json:
+        say(f"{found.refused} of {len(found.lines)} lines are refused here. Seen only when the job runs:")
+        for text in found.afterwards:
+            say(f"- {text}")
+
+
+def _check_policy(job: "Job", file: Path) -> None:
+    """Say a hospital's policy, and whether the job keeps to it on the hospital's data."""
+    from medpfl.data.site_file import load_site_file
+    from medpfl.rounds.before import check_policy
+
+    site = load_site_file(file)
+    for line in site.policy.described():
+        say(f"policy: {line}")
+    check_policy(job, site)
+    say(f"{job.name} keeps to the policy of {file}")
 
 
 def _rehearse(job: "Job", folder: Path) -> None:

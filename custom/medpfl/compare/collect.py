@@ -15,7 +15,7 @@ import torch
 import medpfl
 from medpfl.compare import aggregate
 from medpfl.compare.entries import Entry
-from medpfl.compare.file import FEDAVG, FINE_TUNED, LOCAL, POOLED, swept_name
+from medpfl.compare.file import LOCAL, REFERENCES, swept_name
 from medpfl.compare.plan import Plan
 from medpfl.compare.results import (
     FailedRun,
@@ -212,8 +212,7 @@ def _scores(tested: Mapping[str, Scores], plan: Plan, score: str) -> list[float]
 def in_order(labels: Iterable[str]) -> list[str]:
     """References first."""
     labels = list(labels)
-    order = [LOCAL, FEDAVG, FINE_TUNED, POOLED]
-    return [*(name for name in order if name in labels), *(name for name in labels if name not in order)]
+    return [*(name for name in REFERENCES if name in labels), *(name for name in labels if name not in REFERENCES)]
 
 
 def _summary(name: str, row: _Runs, local: _Runs | None, target: float | None, plan: Plan) -> Row:
@@ -258,6 +257,8 @@ def _summary(name: str, row: _Runs, local: _Runs | None, target: float | None, p
         cross=aggregate.cross(row.parts, sites),
         calibration=aggregate.calibration(row.parts, sites),
         selection=aggregate.selection(row.parts, sites),
+        scored=row.parts[0].scored,
+        one_answer={site: count for site in sites if (count := sum(site in part.one_answer for part in row.parts))},
         mixing=Mixing(split=first.split, seed=first.seed, slots=first.mixing),
     )
 

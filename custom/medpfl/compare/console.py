@@ -7,6 +7,7 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
+from medpfl.compare.constant import ALWAYS, always, always_mean, beside, warnings
 from medpfl.compare.file import LOCAL
 from medpfl.compare.results import Gain, MetricStat, Results, Row, Stat
 from medpfl.compare.runs import values_text
@@ -47,13 +48,29 @@ def bytes_text(value: float | None) -> str:
 
 def leaderboard(content: Results) -> tuple[list[str], list[list[str]]]:
     """Headings and rows."""
-    head = ["method", "best round", "last round", "gain over Local", "worst-off hospital"]
+    others = beside(content)
+    names = [content.label(name) for name in others]
+    head = ["method", "best round", *names, "last round", "gain over Local", "worst-off hospital"]
+    told = any(row.scored for row in content.rows)
     rows = []
     for row in ranked(content):
         last = score_text(row.last) if row.curve else "–"
         worst = f"{row.worst.hospital} {row.worst.score:.3f}" if row.worst else "n/a"
-        rows.append([row.name, score_text(row.best), last, gain_text(row.gain), worst])
-    return head, rows
+        more = [score_text(row.metrics.get(name)) for name in others]
+        scored = [row.scored or ""] if told else []
+        rows.append([row.name, score_text(row.best), *more, last, gain_text(row.gain), worst, *scored])
+    always_same = [[*line, *([""] if told else [])] for line in majority(content)]
+    return [*head, *(["scored after"] if told else [])], rows + always_same
+
+
+def majority(content: Results) -> list[list[str]]:
+    """The leaderboard's last line: a model that learnt nothing but which class is the most frequent; or none."""
+    means, each = always_mean(content), always(content)
+    if not means:
+        return []
+    worst = min(each, key=lambda site: each[site][content.score])
+    shown = [means.get(name, "n/a") for name in (content.score, *beside(content))]
+    return [[ALWAYS, *shown, "–", "", f"{worst} {each[worst][content.score]:.3f}"]]
 
 
 def gains(content: Results) -> tuple[list[str], list[list[str]]]:
@@ -72,6 +89,8 @@ def hospitals(content: Results, choice: Literal["best", "last"] = "best") -> tup
     for row in rows:
         tested = [row.hospitals[site].best if choice == "best" else row.hospitals[site].last for site in sites]
         lines.append([row.name, *map(score_text, tested)])
+    if each := always(content):
+        lines.append([ALWAYS, *(f"{each[site][content.score]:.3f}" for site in sites)])
     return ["method", *sites], lines
 
 
@@ -87,7 +106,8 @@ def together(content: Results) -> tuple[list[str], list[list[str]]]:
 
 
 def _metrics(tested: list[tuple[str, dict[str, MetricStat]]], content: Results) -> tuple[list[str], list[list[str]]]:
-    names = list(tested[0][1])
+    order = [content.score, *content.metrics]
+    names = sorted(tested[0][1], key=lambda name: order.index(name) if name in order else len(order))
     rows = [[method, *(score_text(found.get(name)) for name in names)] for method, found in tested]
     return ["method", *map(content.label, names)], rows
 
@@ -197,6 +217,8 @@ def print_comparison(content: Results, folder: Path, console: Console) -> None:
         for row in rows:
             table.add_row(*(_in_two_lines(cell) for cell in row))
         console.print(table)
+    for text in warnings(content):
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
     console.print(f"p: {content.test}; smallest possible p: {content.smallest_p:.3g}")
     for failure in content.failures:
         text = f"{failure.run} failed: {failure.reason}"
@@ -238,7 +260,7 @@ def markdown(content: Results) -> str:
         if rows:
             lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
             parts.append(f"## {title}\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines))
-    text = "\n\n".join(parts)
+    text = "\n\n".join([*warnings(content), *parts])
     return f"# {content.comparison}\n\n{_caption(content)}\n\n{text}\n"
 
 

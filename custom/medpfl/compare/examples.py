@@ -18,7 +18,7 @@ from medpfl.check.pictures import Outline, Picture, draw, radiological
 from medpfl.compare.collect import in_order
 from medpfl.compare.console import ranked
 from medpfl.compare.data import reader
-from medpfl.compare.file import FEDAVG, FINE_TUNED, LOCAL, POOLED
+from medpfl.compare.file import FEDAVG, FINE_TUNED, LOCAL, REFERENCES
 from medpfl.compare.plan import Plan
 from medpfl.compare.results import Results
 from medpfl.compare.run_results import TrainedRun
@@ -85,7 +85,7 @@ def examples_of(plan: Plan, content: Results, results: Path) -> list[Example]:
 def _wanted(content: Results) -> list[str]:
     """Local, FedAvg, and the best of the file's methods on the leaderboard."""
     names = [row.name for row in ranked(content) if row.curve]  # a super model is made of networks of others
-    best = next((name for name in names if name not in (LOCAL, FEDAVG, FINE_TUNED, POOLED)), FINE_TUNED)
+    best = next((name for name in names if name not in REFERENCES), FINE_TUNED)
     return in_order(name for name in (LOCAL, FEDAVG, best) if name in names)
 
 

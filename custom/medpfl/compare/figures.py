@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from medpfl.compare.file import FEDAVG, FINE_TUNED, LOCAL, POOLED
+from medpfl.compare.file import BEFORE_MEAN, FEDAVG, FINE_TUNED, LOCAL, POOLED
 from medpfl.compare.results import Results, Row
 from medpfl.results.differences import draw_boxes
 from medpfl.results.schema import Direction
 from medpfl.results.skew import draw_label_counts
 
 # References are dashed; the others take colours that differ on paper and on a screen (Tableau).
-REFERENCES = {LOCAL: "#7f7f7f", FEDAVG: "#b07d00", FINE_TUNED: "#8c564b", POOLED: "#4d4d4d"}
+REFERENCES = {LOCAL: "#7f7f7f", FEDAVG: "#b07d00", BEFORE_MEAN: "#d4a017", FINE_TUNED: "#8c564b", POOLED: "#4d4d4d"}
 BANDS = 6
 """With more curves than this in one figure, bands would hide each other."""
 FIRST = 10

@@ -15,6 +15,9 @@ from medpfl.data.untrusted import load_yaml
 from medpfl.methods.training import Training
 
 LOCAL, FEDAVG, FINE_TUNED, POOLED = "Local", "FedAvg", "FedAvg + fine-tuning", "Pooled"
+BEFORE_MEAN = "FedAvg before the mean"
+REFERENCES = (LOCAL, FEDAVG, BEFORE_MEAN, FINE_TUNED, POOLED)
+"""The rows of a comparison that are no method of its file, in their order."""
 SHARED = ("epochs", "steps", "batch_size", "accumulate")
 """Arguments that are the same for every method of a comparison."""
 _TRAINING = (
@@ -57,7 +60,7 @@ class MethodEntry(Component):
     codecs: CodecsEntry | None = None
     tune: Candidates = {}
     sweep: Annotated[Candidates, Field(max_length=1)] = {}
-    chosen: str = Field("", exclude_if=lambda found: not found)
+    chosen: str = Field(default="", exclude_if=lambda found: not found)
 
     @property
     def swept(self) -> list[tuple[str, JsonValue]]:
@@ -184,7 +187,7 @@ def _check(file: Comparison, path: Path) -> None:
     if file.demo is not None and file.demo not in DEMOS:
         raise ConfigError(f"{path}: 'demo' must be one of {', '.join(DEMOS)}; got '{file.demo}'")
     for name, entry in file.methods.items():
-        if name in (LOCAL, FEDAVG, FINE_TUNED, POOLED):
+        if name in REFERENCES:
             how = "'pooled: true' adds it" if name == POOLED else "it is in every comparison already"
             raise ConfigError(f"{path}: '{name}' is taken: {how}; give your method another name")
         for key, given in (("args", entry.args), ("tune", entry.tune), ("sweep", entry.sweep)):

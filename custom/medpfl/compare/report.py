@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, select_autoescape
 
-from medpfl.compare import console, figures
+from medpfl.compare import console, constant, figures
 from medpfl.compare.console import bytes_text, p_text, ranked
 from medpfl.compare.examples import Example
 from medpfl.compare.file import POOLED
@@ -53,6 +53,10 @@ def write_report(content: Results, folder: Path, examples: list[Example] | None 
         other_metrics=console.other_metrics(content),
         together=console.together(content),
         cost=console.cost(content),
+        beside=constant.beside(content),
+        majority=console.majority(content),
+        always=constant.always(content),
+        warnings=constant.warnings(content),
         unseen=console.unseen(content) if content.unseen else None,
         searches=console.searches(content),
         selections=console.selections(content),

@@ -118,6 +118,8 @@ class Row(Typed):
         metrics: of the best round, each hospital's model on its own cases; ``together``: on all hospitals'.
         curve: mean of ``curves`` by round.
         cross: row: whose model; column: whose test data; mean over the runs.
+        scored: after what its models were evaluated, the mixing or local steps; None: not known.
+        one_answer: hospital to the number of runs in which the model gives all its test cases the same class.
     """
 
     name: str
@@ -142,7 +144,9 @@ class Row(Typed):
     cross: list[list[float | None]]
     calibration: dict[str, Bins] | None
     selection: Selection | None
+    one_answer: dict[str, int] = Field(default_factory=dict, exclude_if=lambda found: not found)
     mixing: Mixing
+    scored: str | None = Field(default=None, exclude_if=lambda found: found is None)
 
 
 class SplitRow(Typed):

@@ -62,6 +62,8 @@ class ModelRow(Typed):
         curve: mean validation score after each round.
         together: hospital whose model it is to its test on all hospitals' cases.
         calibration: by hospital; None where it is not defined.
+        scored: after what it was evaluated, the mixing or local steps; None: the run does not say it.
+        one_answer: hospitals all of whose test cases it gives the same class.
     """
 
     model: str
@@ -72,6 +74,8 @@ class ModelRow(Typed):
     cross: Cross
     together: dict[str, Scores]
     calibration: dict[str, Bins | None]
+    scored: str | None = Field(default=None, exclude_if=lambda found: found is None)
+    one_answer: list[str] = Field(default_factory=list, exclude_if=lambda found: not found)
 
 
 class SuperRow(ModelRow):

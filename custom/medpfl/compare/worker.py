@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 
 from medpfl.compare.data import Read, reader, split_digest
 from medpfl.compare.entries import initial_everywhere
-from medpfl.compare.file import FEDAVG, FINE_TUNED, LOCAL, POOLED
+from medpfl.compare.file import BEFORE_MEAN, FEDAVG, FINE_TUNED, LOCAL, POOLED
 from medpfl.compare.orders import FoldOrder, Order
 from medpfl.compare.pooled import train_pooled
 from medpfl.compare.run_results import AnyRun, Bins, ModelRow, Rows, SearchRun, SuperRow, TrainedRun, UnseenRun
@@ -152,22 +152,25 @@ def _row(
         if line.model == model:
             tested.setdefault(line.choice, {})[line.site] = line.metrics
     best = summary.best.get(model)
-    cross, together, calibration = {}, {}, {}
+    cross, together, calibration, alike = {}, {}, {}, []
     for site in data:
         deployed = _best(folder, site, model)
         found, everybody = evaluate_on_all(deployed, data, "test")
         together[site] = {name: number(value) for name, value in everybody.metrics.items()}
         cross[site] = {other: number(each.metrics[task.score]) for other, each in found.items()}
         calibration[site] = _calibration(deployed, found[site])
+        alike += [site] if found[site].one_answer else []
     return ModelRow(
         model=model,
         best_round=best.round if best else None,
         best=tested.get("best", {}),
         last=tested.get("last", {}),
         curve=_curve(folder, model, task.score),
+        scored=summary.scored.get(model),
         cross=cross,
         together=together,
         calibration=calibration,
+        one_answer=alike,
     )
 
 
@@ -215,7 +218,7 @@ def _calibration(deployed: Deployed, found: Evaluation) -> Bins | None:
 
 def _label(name: str, model: str, personalised: str) -> str:
     if name == FEDAVG:
-        return FINE_TUNED if model == "fedavg_finetuned" else FEDAVG
+        return {"fedavg_finetuned": FINE_TUNED, "fedavg_before_mean": BEFORE_MEAN}.get(model, FEDAVG)
     return name if name in (LOCAL, POOLED) or model == personalised else f"{name} ({model})"
 
 

@@ -7,11 +7,11 @@ are read.
 """
 
 import json
-import pickle
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 import yaml
@@ -201,7 +201,7 @@ def _pickled(path: Path) -> dict[str, Tensor]:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except DataError:
         raise
-    except (OSError, zipfile.BadZipFile, pickle.UnpicklingError, RuntimeError, ValueError, EOFError) as error:
+    except (OSError, zipfile.BadZipFile, UnpicklingError, RuntimeError, ValueError, EOFError) as error:
         raise MedPFLError(
             f"cannot read {path}: it must hold tensors and nothing else, in torch's zip format; nothing in it was run: "
             f"{' '.join(str(error).split())[:200]}"

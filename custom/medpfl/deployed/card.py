@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from medpfl.data.target import listed
 from medpfl.tasks.metrics.calibration import Calibration
+from medpfl.tasks.metrics.constant import most_frequent
 from medpfl.tasks.metrics.measure import Measure
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ On this hospital's own {history.cases["test"]} test cases, which were read after
 | metric | value |
 |---|---|
 {_rows(history.test, measures)}
-{_threshold(history.threshold)}{_calibration(history.calibration)}
+{_majority(history)}{_one_answer(history)}{_threshold(history.threshold)}{_calibration(history.calibration)}
 ## Intended use
 
 {INTENDED_USE}
@@ -114,6 +115,22 @@ On the {cases} cases of this hospital's test split (case by case in the CSV file
 |---|---|
 {_rows(metrics, measures)}
 {_threshold(threshold)}{_calibration(found)}"""
+
+
+def _majority(history: "History") -> str:
+    """What a model that learnt nothing would reach."""
+    counts = history.samples_by_class.get("test", {})
+    if "accuracy" not in history.test or not any(counts.values()):
+        return ""
+    found = most_frequent(list(counts.values()))
+    name = max(counts, key=lambda one: counts[one])
+    return f"| for comparison: accuracy of always answering {name} | {found['accuracy']:.4f} |\n"
+
+
+def _one_answer(history: "History") -> str:
+    if not history.one_answer:
+        return ""
+    return "\n**It gave all of these cases the same class: it tells nothing about a patient.**\n"
 
 
 def _threshold(threshold: float | None) -> str:

@@ -127,6 +127,7 @@ def save_deployed(
         test={key: round(value, 6) if value == value else None for key, value in evaluation.metrics.items()},
         calibration=found,
         threshold=evaluation.threshold,
+        one_answer=evaluation.one_answer,
         preparation=data.preparation.model_dump(mode="json") if data.preparation else {},
     )
     meta = ModelMeta(

@@ -76,6 +76,7 @@ class History(_Strict):
         test: results on the hospital's test split; None stands for a metric that is not defined there.
         threshold: of the second class's probability, chosen on the hospital's validation split; None where no metric of
             the task uses one.
+        one_answer: whether it gave all test cases the same class though there are several.
         preparation: what was fitted on the hospital's training part to prepare inputs (a table's means, say).
     """
 
@@ -89,6 +90,7 @@ class History(_Strict):
     test: dict[str, float | None]
     calibration: Calibration | None
     threshold: float | None = Field(default=None, exclude_if=lambda found: found is None)
+    one_answer: bool = Field(default=False, exclude_if=lambda found: not found)
     preparation: dict[str, JsonValue]
 
 

@@ -2,7 +2,7 @@
 """What a method is, and what of a hospital it sees while it trains."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, Self
@@ -91,6 +91,10 @@ class Method(Training):
 
     deploys: ClassVar[Mapping[str, str]]
     """Deployed model's name to the network that predicts; the first is the one a hospital would use."""
+
+    after_steps: ClassVar[Collection[str]] = ()
+    """Deployed models that are as the hospital's own steps left them when they are evaluated. The others are as they
+    came out of the server's mixing, before they are trained again."""
 
     fine_tuned: ClassVar[str | None] = None
     """The deployed model, common to all hospitals, that every hospital also fine-tunes after the last round; the result

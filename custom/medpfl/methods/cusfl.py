@@ -104,6 +104,7 @@ class CusFL(Method):
     aligned_rounds: int | None = None
 
     deploys: ClassVar = {"personal": "personal"}
+    after_steps: ClassVar = ("personal",)
     diagnoses: ClassVar = tuple(f"alignment_{name}" for name in Alignment.kept)
 
     def __post_init__(self) -> None:

@@ -29,6 +29,7 @@ class Ditto(Method):
     lam: float = 0.1
 
     deploys: ClassVar = {"personal": "personal", "global": "global"}
+    after_steps: ClassVar = ("personal",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

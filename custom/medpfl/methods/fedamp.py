@@ -28,6 +28,7 @@ class FedAMP(Method):
     mu: float = 0.1
 
     deploys: ClassVar = {"personal": "model"}
+    after_steps: ClassVar = ("personal",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

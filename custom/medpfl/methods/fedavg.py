@@ -17,17 +17,20 @@ from medpfl.methods.base import Build, Method, Site
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(Method):
-    """Slot "fedavg" (mean): the whole network. Nothing is private but the optimiser's state.
+    """Slot "fedavg" (mean): the whole network. Private: the optimiser's state, and the network as it was sent.
+
+    The latter is the common model after a hospital's own steps of the round: fine-tuning that costs nothing more.
 
     The paper's E is ``epochs``, its B ``batch_size``, its eta ``lr``; its ClientUpdate is "sgd".
     """
 
-    deploys: ClassVar = {"fedavg": "fedavg"}
+    deploys: ClassVar = {"fedavg": "fedavg", "fedavg_before_mean": "fedavg_before_mean"}
+    after_steps: ClassVar = ("fedavg_before_mean",)
     fine_tuned: ClassVar = "fedavg"
 
     def models(self, build: Build) -> dict[str, nn.Module]:
         """Trained: the task's network, which starts as the same w_0 everywhere."""
-        return {"fedavg": build.network()}
+        return {"fedavg": build.network(), "fedavg_before_mean": build.network()}
 
     def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
         """Sent: all its tensors, BatchNorm's running statistics included."""
@@ -40,3 +43,4 @@ class FedAvg(Method):
     def local_round(self, site: Site) -> None:
         """ClientUpdate(k, w): E epochs of gradient steps on the local batches, from the w that the server sent."""
         site.fit("fedavg")
+        site.models["fedavg_before_mean"].load_state_dict(site.models["fedavg"].state_dict())

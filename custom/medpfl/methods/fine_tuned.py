@@ -17,6 +17,7 @@ class FineTuned(Method):
     the mean, which predicts. It costs nothing beside FedAvg."""
 
     deploys: ClassVar = {"personal": "personal"}
+    after_steps: ClassVar = ("personal",)
 
     def models(self, build: Build) -> dict[str, nn.Module]:
         return {"model": build.network(), "personal": build.network()}

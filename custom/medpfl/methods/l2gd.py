@@ -33,6 +33,7 @@ class L2GD(Method):
     optimizer: Literal["adam", "sgd"] | Optimizer = "sgd"
 
     deploys: ClassVar = {"personal": "model"}
+    after_steps: ClassVar = ("personal",)
     excludes: ClassVar = {
         "adam": "its gradients are scaled by 1 / (1 - p), which Adam would undo; take 'sgd'",
         "clip_gradient": "its gradients are scaled by 1 / (1 - p), which a limit of their length would undo",

@@ -15,6 +15,7 @@ class Local(Method):
     """Nothing is exchanged: the server component is the identity, and the slot stays home."""
 
     deploys: ClassVar = {"local": "local"}
+    after_steps: ClassVar = ("local",)
 
     def models(self, build: Build) -> dict[str, nn.Module]:
         return {"local": build.network()}
@@ -32,3 +33,4 @@ class Pooled(Local):
     comparison on one machine does this (``medpfl.compare.pooled``)."""
 
     deploys: ClassVar = {"pooled": "local"}
+    after_steps: ClassVar = ("pooled",)

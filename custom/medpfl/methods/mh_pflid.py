@@ -61,6 +61,7 @@ class MHpFLID(Method):
     bodies: dict[str, str] = field(default_factory=dict)
 
     deploys: ClassVar = {"personal": "local_network"}
+    after_steps: ClassVar = ("personal",)
     diagnoses: ClassVar = ("receiver_correlation", "transmitter_correlation")
 
     def __post_init__(self) -> None:

@@ -48,6 +48,7 @@ class OnPublicData(Method):
     distill_epochs: int = 1
 
     deploys: ClassVar = {"personal": "model"}
+    after_steps: ClassVar = ("personal",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

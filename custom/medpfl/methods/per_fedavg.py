@@ -43,6 +43,7 @@ class PerFedAvg(Method):
     delta: float = 1e-3
 
     deploys: ClassVar = {"personal": "personal"}
+    after_steps: ClassVar = ("personal",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

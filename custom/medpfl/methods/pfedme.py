@@ -36,6 +36,7 @@ class PFedMe(Method):
     outer_lr: float = 0.01
 
     deploys: ClassVar = {"personal": "personal", "global": "global"}
+    after_steps: ClassVar = ("personal",)
     excludes: ClassVar = {
         "accumulate": "its inner steps solve the problem of one batch, and w moves after each; take a larger batch_size"
     }

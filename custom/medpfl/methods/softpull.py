@@ -11,20 +11,27 @@ from typing import ClassVar
 from torch import nn
 
 from medpfl.core import mixers
+from medpfl.core.groups import under
 from medpfl.methods.base import Build, Method, Site
 
 
 @dataclass(frozen=True, kw_only=True)
 class SoftPull(Method):
-    """The pull itself, and its lam, are the server component ``medpfl.core.mixers.SoftPull`` of slot "model"."""
+    """The pull itself, and its lam, are the server component ``medpfl.core.mixers.SoftPull`` of slot "model". Private:
+    the network as it was sent, before the pull, which is evaluated beside it."""
 
-    deploys: ClassVar = {"personal": "model"}
+    deploys: ClassVar = {"personal": "model", "personal_before_pull": "before_pull"}
+    after_steps: ClassVar = ("personal_before_pull",)
 
     def models(self, build: Build) -> dict[str, nn.Module]:
-        return {"model": build.network()}
+        return {"model": build.network(), "before_pull": build.network()}
+
+    def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
+        return {"model": under(models, "model")}
 
     def components(self) -> dict[str, mixers.Mixer]:
         return {"model": mixers.SoftPull()}
 
     def local_round(self, site: Site) -> None:
         site.fit("model")  # Alg. 1, line 9
+        site.models["before_pull"].load_state_dict(site.models["model"].state_dict())

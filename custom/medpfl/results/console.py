@@ -9,7 +9,7 @@ from rich.table import Table
 
 from medpfl.results.files import read_summary
 from medpfl.results.schema import EvaluationSummary
-from medpfl.results.tables import PRESENCE, result_table
+from medpfl.results.tables import PRESENCE, SCORED, metric_means, result_table
 
 
 def print_results(folder: Path, console: Console) -> None:
@@ -40,7 +40,17 @@ def print_results(folder: Path, console: Console) -> None:
         table.add_row(escape(site), *[""] * (1 + len(results.labels)), results.presence[site])
     table.add_section()
     table.add_row("mean", "", *(f"{value:.3f}" for value in results.mean))
+    if results.scored:
+        table.add_row(SCORED, "", *results.scored)
     console.print(table)
+    head, rows = metric_means(summary)
+    if rows:
+        means = Table(title="all metrics, mean of the hospitals")
+        for number, name in enumerate(head):
+            means.add_column(escape(name), justify="right" if number else "left")
+        for line in rows:
+            means.add_row(*map(escape, line))
+        console.print(means)
     for event in summary.events:
         console.print(f"round {event.round}, {event.site}: {event.event}", markup=False)
     console.print(f"Report: {folder / 'report.html'}", soft_wrap=True)

@@ -24,9 +24,9 @@ from medpfl.results.schema import (
     TrainingSummary,
     ValidationLine,
 )
-from medpfl.results.tables import PRESENCE, REFERENCE_NAMES, result_table
+from medpfl.results.tables import PRESENCE, REFERENCE_NAMES, ResultTable, metric_means, other_tables, result_table
 
-COLOURS = {"local": "#8c8c8c", "fedavg": "#d1802b", "fedavg_finetuned": "#b5536b"}
+COLOURS = {"local": "#8c8c8c", "fedavg": "#d1802b", "fedavg_before_mean": "#c9a227", "fedavg_finetuned": "#b5536b"}
 PERSONAL = ["#1f6fb4", "#2f9e6e", "#7b5bb5", "#b8a21a"]
 
 
@@ -60,8 +60,10 @@ def write_page(
     page = environment.get_template("report.html").render(
         summary=summary,
         settings=json_of(summary)["settings"],
-        best=_table(summary, "best"),
-        last=_table(summary, "last"),
+        best=_table(summary, result_table(summary)),
+        last=_table(summary, result_table(summary, "last")),
+        means=metric_means(summary),
+        others=[_table(summary, table) for table in other_tables(summary)],
         **drawn,
         traffic=_traffic(traffic),
         seconds=[line.seconds for line in lines if isinstance(line, RoundLine)],
@@ -91,7 +93,8 @@ class _Row:
 @dataclass(frozen=True)
 class _Shown:
     """A result table as the page has it; ``presence``: heading of the column of who was there, "" without one;
-    ``gains``: None without local training; ``rounds``: "" where none is best."""
+    ``gains``: None without local training; ``scored``: empty where it is not known; ``rounds``: "" where none is
+    best."""
 
     score: str
     heading: str
@@ -100,11 +103,11 @@ class _Shown:
     rows: list[_Row]
     mean: list[str]
     gains: list[str | None] | None
+    scored: list[str]
     rounds: list[int | str]
 
 
-def _table(summary: Summary, choice: str) -> _Shown:
-    table = result_table(summary, choice)
+def _table(summary: Summary, table: ResultTable) -> _Shown:
     rows = []
     for row, (site, size, values) in enumerate(zip(table.sites, table.sizes, table.values, strict=True)):
         top = table.best(row)
@@ -120,6 +123,7 @@ def _table(summary: Summary, choice: str) -> _Shown:
         rows=rows,
         mean=[_text(value) for value in table.mean],
         gains=None if gains is None else [None if gain is None else _signed(gain) for gain in gains],
+        scored=table.scored,
         rounds=[summary.best[model].round if model in summary.best else "" for model in table.models],
     )
 
@@ -180,7 +184,7 @@ def _curves(summary: Summary, lines: Sequence[Line]) -> str:
         axis.set_xlabel("round", fontsize=7)
     for axis in flat[len(shown) :]:
         axis.set_visible(False)
-    flat[0].set_ylabel(summary.measure(score).label(score), fontsize=8)
+    flat[0].set_ylabel(summary.label(score), fontsize=8)
     flat[0].legend(fontsize=7)
     return _svg(figure)
 

@@ -193,6 +193,10 @@ class About(Typed):
         """What is known of a metric."""
         return self.metrics.get(metric, Measure())
 
+    def label(self, metric: str) -> str:
+        """What a metric is called in headings."""
+        return self.measure(metric).label(metric, self.classes)
+
 
 class AboutTraining(About):
     """What a training job says of itself.
@@ -201,6 +205,7 @@ class AboutTraining(About):
         recipe: what rebuilds the networks, as the first hospital said it.
         personalised: the model that the method is there for.
         score: the metric that chooses rounds.
+        scored: model to after what it was evaluated: the server's mixing, or local steps. Older files do not say it.
         codecs: by direction, where there are any.
         networks: slot to the pairs of similar hospitals, where a component has such a network.
         trained: hospital to the stretches of rounds in which it trained; empty in files of before.
@@ -212,6 +217,7 @@ class AboutTraining(About):
     score: str
     codecs: dict[str, JsonValue] | None
     networks: dict[str, list[tuple[str, str]]] = Field(default_factory=dict)
+    scored: dict[str, str] = Field(default_factory=dict)
     trained: dict[str, list[Stretch]] = Field(default_factory=dict)
 
 

@@ -10,10 +10,17 @@ from medpfl.results.presence import presence
 from medpfl.results.schema import EvaluationSummary, Summary
 from medpfl.tasks.metrics.measure import Measure
 
-REFERENCE_NAMES = {"local": "Local", "fedavg": "FedAvg", "fedavg_finetuned": "FedAvg + fine-tuning"}
+REFERENCE_NAMES = {
+    "local": "Local",
+    "fedavg": "FedAvg",
+    "fedavg_before_mean": "FedAvg before the mean",
+    "fedavg_finetuned": "FedAvg + fine-tuning",
+}
 
 PRESENCE = "trained in rounds"
 """Heading of the column of ``ResultTable.presence``."""
+SCORED = "scored after"
+"""Heading of the row of ``ResultTable.scored``."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,7 @@ class ResultTable:
         measure: which values are better, where the columns are models that compete; None where they are metrics.
         presence: hospital to the rounds that it trained in, in words; a hospital that is no row took no part. Empty
             where all were there all the time.
+        scored: after what each model was evaluated, the mixing or local steps; empty where it is not known.
     """
 
     score: str
@@ -40,6 +48,7 @@ class ResultTable:
     values: NDArray[np.float64]
     measure: Measure | None
     presence: dict[str, str] = field(default_factory=dict)
+    scored: list[str] = field(default_factory=list)
 
     @property
     def absent(self) -> list[str]:
@@ -92,14 +101,42 @@ def result_table(summary: Summary, choice: str = "best", score: str | None = Non
     sizes = [summary.sizes[site]["train"] for site in sites]
     measure = summary.measure(score)
     shaped = values.reshape(len(sites), len(models))
-    return ResultTable(measure.label(score), models, labels, sites, sizes, shaped, measure, presence(summary))
+    scored = [summary.scored.get(model, "") for model in models] if summary.scored else []
+    return ResultTable(summary.label(score), models, labels, sites, sizes, shaped, measure, presence(summary), scored)
+
+
+def other_tables(summary: Summary) -> list[ResultTable]:
+    """The same of every metric but the score, at the best round, in the task's order; of an evaluation job none."""
+    if isinstance(summary, EvaluationSummary):
+        return []
+    told = list(dict.fromkeys(metric for line in summary.test for metric in line.metrics))
+    names = [
+        *(name for name in summary.metrics if name in told),
+        *(name for name in told if name not in summary.metrics),
+    ]
+    return [result_table(summary, score=name) for name in names if name != summary.score]
+
+
+def metric_means(summary: Summary) -> tuple[list[str], list[list[str]]]:
+    """Every metric, the score first: headings, and of each model the hospitals' mean at the best round; no lines where
+    there is one metric only."""
+    others = other_tables(summary)
+    if not others:
+        return [], []
+    every = [result_table(summary), *others]
+    rows = [[label, *(_text(table.mean[k]) for table in every)] for k, label in enumerate(every[0].labels)]
+    return ["model", *(table.score for table in every)], rows
+
+
+def _text(value: float) -> str:
+    return "n/a" if np.isnan(value) else f"{value:.3f}"
 
 
 def _metric_table(summary: EvaluationSummary) -> ResultTable:
     """All metrics of the given model, hospital by hospital."""
     lines = {line.site: line.metrics for line in summary.test}
     metrics = list(dict.fromkeys(metric for site in sorted(lines) for metric in lines[site]))
-    labels = [_capital(summary.measure(metric).label(metric)) for metric in metrics]
+    labels = [_capital(summary.label(metric)) for metric in metrics]
     sites = sorted(lines)
     values = np.array([[lines[site].get(metric) for metric in metrics] for site in sites], dtype=float)
     sizes = [summary.sizes[site]["test"] for site in sites]

@@ -116,6 +116,7 @@ def about(
         ),
         personalised=terms.personalised,
         score=terms.score,
+        scored=dict(terms.scored),
         metrics=dict(terms.measures),
         classes=list(found.header.classes),
         codecs=None if terms.codecs is None else dict(terms.codecs),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from medpfl.job import EvaluationJob, Job
+from medpfl.job.codecs import TASKS
 from medpfl.rounds.protocol import EvaluateReply, Part, Reply
 from medpfl.rounds.terms import terms_of
 
@@ -40,6 +41,8 @@ def leaves_of(job: Job | EvaluationJob, hospitals: int | None = None) -> list[Le
         if task == "evaluate" or (task in ("statistics", "refine") and task not in tensors):
             continue
         found += [*_fields(kind), *tensors.get(task, [])]
+        if job.codecs and task in TASKS and task != "init":
+            found.append(Leaving(task, "coded", "which exchange this answers, and the codec's name"))
     return found
 
 
@@ -51,17 +54,24 @@ def _tensors(job: Job, hospitals: int) -> dict[str, list[Leaving]]:
     plan = terms_of(job).plan
     refined = [slot for slot in plan.refined if slot in travelling and any(plan.steps)]
 
-    def of_slots(task: str, slots: list[str], meaning: str) -> list[Leaving]:
-        made = {slot: "gradients" if job.mixers[slot].takes == "gradients" else meaning for slot in slots}
-        return [Leaving(task, f"tensors of slot '{slot}'", made[slot]) for slot in slots]
+    learnt = "what training made of them"
+    if public := job.method.public_datasets():
+        names = " and ".join(f"'{name}'" for name in public)
+        learnt += f"; what a network says of public data, row by row, is of {names} alone"
+    codec = job.codecs.from_site if job.codecs else None
+    encoded = f", encoded ({type(codec).__name__})" if codec else ""
+
+    def of_slots(task: str, slots: list[str]) -> list[Leaving]:
+        made = {slot: "gradients" if job.mixers[slot].takes == "gradients" else learnt for slot in slots}
+        return [Leaving(task, f"tensors of slot '{slot}'", made[slot] + encoded) for slot in slots]
 
     start = [Leaving("init", f"tensors of slot '{slot}'", "initial values, equal everywhere") for slot in travelling]
     told = [Leaving("statistics", f"tensors of '{name}'", "statistics of the data") for name in sorted(wanted)]
     found = {
         "init": start,
         "statistics": told,
-        "train": of_slots("train", travelling, "what training made of them"),
-        "refine": of_slots("refine", refined, "what training made of them"),
+        "train": of_slots("train", travelling),
+        "refine": of_slots("refine", refined),
     }
     return {task: listed for task, listed in found.items() if listed}
 

@@ -41,9 +41,14 @@ def check_start(policy: Policy, header: InitRequest) -> None:
     Raises:
         PolicyRefused: with the rule's key.
     """
-    _least("least_hospitals", policy.least_hospitals, len(set(header.roster)), "hospitals in a job", "has")
+    check_hospitals(policy, len(set(header.roster)))
     check_length(policy, header.rounds)
     check_threads(policy, header.threads)
+
+
+def check_hospitals(policy: Policy, count: int) -> None:
+    """Raises PolicyRefused: so few take part."""
+    _least("least_hospitals", policy.least_hospitals, count, "hospitals in a job", "has")
 
 
 def check_length(policy: Policy, rounds: int, finetune: int = 0) -> None:

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the server knows of a job from its own copy of it, so that no hospital decides it by what it announces."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from medpfl.component import spec_of
 from medpfl.job import Job
+from medpfl.methods.base import Method
 from medpfl.methods.references import riding_along
-from medpfl.rounds.announcing import plan_of
+from medpfl.rounds.announcing import fine_tuned_name, plan_of
 from medpfl.rounds.protocol import Component, InitReply, Plan, as_json
 from medpfl.tasks.metrics.measure import Measure
 
@@ -27,6 +28,7 @@ class Terms:
         ranges: metric to its least and its largest possible value.
         codecs: by direction; None: the job has none.
         adapts: whether one of them goes by the job's progress.
+        scored: model to after what it is evaluated: the mixing, or local steps.
     """
 
     plan: Plan
@@ -38,6 +40,7 @@ class Terms:
     ranges: Mapping[str, Range]
     codecs: Mapping[str, Component | None] | None
     adapts: bool
+    scored: Mapping[str, str] = field(default_factory=dict)
 
     def difference(self, reply: InitReply) -> str | None:
         """The first thing of which a hospital says something else; None: there is nothing."""
@@ -53,8 +56,9 @@ def terms_of(job: Job) -> Terms:
     if job.codecs is not None:
         both = {"to_site": job.codecs.to_site, "from_site": job.codecs.from_site}
         ends = {way: as_json(spec_of(codec)) if codec else None for way, codec in both.items()}
+    methods = [job.method, *riding_along(job.mixers, job.method)]
     return Terms(
-        plan=plan_of(job.method, [job.method, *riding_along(job.mixers, job.method)], job.settings.rounds),
+        plan=plan_of(job.method, methods, job.settings.rounds),
         method=as_json(spec_of(job.method)),
         task=as_json(spec_of(job.task)),
         personalised=next(iter(job.method.deploys)),
@@ -63,4 +67,16 @@ def terms_of(job: Job) -> Terms:
         ranges={metric.name: metric.range for metric in job.task.tested},
         codecs=ends,
         adapts=bool(job.codecs and job.codecs.from_site and job.codecs.from_site.adapts),
+        scored=_scored(methods, job.settings.finetune),
     )
+
+
+def _scored(methods: Sequence[Method], finetune: int) -> dict[str, str]:
+    found = {}
+    for method in methods:
+        for name in method.deploys:
+            found[name] = "local steps" if name in method.after_steps else "mixing"
+        if method.fine_tuned is not None and finetune:
+            more = "1 local round" if finetune == 1 else f"up to {finetune} local rounds"
+            found[fine_tuned_name(method.fine_tuned)] = f"mixing and {more} more"
+    return found

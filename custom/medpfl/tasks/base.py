@@ -27,6 +27,7 @@ from medpfl.models.base import Architecture
 from medpfl.models.by_hospital import OwnChoice
 from medpfl.tasks.losses.base import Loss
 from medpfl.tasks.metrics.base import CaseMetric, Metric
+from medpfl.tasks.metrics.constant import one_answer
 from medpfl.tasks.metrics.measure import Measure
 
 
@@ -38,11 +39,13 @@ class Evaluation:
         metrics: metric name to its value; NaN where it is not defined (AUC with one class).
         cases: one row a case with its own metrics or prediction; stays at the hospital.
         threshold: that validation chose and the metrics use; None where they use none.
+        one_answer: whether every sample was given the same class though there are several (``metrics.constant``).
     """
 
     metrics: dict[str, float]
     cases: list[Row] = field(default_factory=list)
     threshold: float | None = None
+    one_answer: bool = False
 
 
 class Task(Checked):
@@ -257,4 +260,4 @@ class Task(Checked):
                 values[metric.name] = float(np.mean(each))
             else:
                 values[metric.name] = metric.of_split(decisions, samples)
-        return Evaluation(values, cases)
+        return Evaluation(values, cases, one_answer=one_answer(decisions, samples, self.spec.target))

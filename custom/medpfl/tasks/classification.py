@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Classification of images, scored by accuracy, balanced accuracy and AUC."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -13,6 +14,7 @@ from medpfl.data.samples import Samples, SiteData
 from medpfl.data.target import Target
 from medpfl.models.base import Architecture
 from medpfl.models.resnet import ResNet
+from medpfl.tasks.flips import check_flips, flipped
 from medpfl.tasks.labelled import Labelled
 
 
@@ -29,6 +31,8 @@ class Classification(Labelled):
         loss: what training descends; ``sampling``: whether its steps draw rare classes more often (``Labelled``);
             ``more_metrics``: by which further ones models are tested.
         augment: how training images are changed at random, one after another, or the name of a preset.
+        flips: axes along which images are mirrored, too, when a model is tested or predicts, every combination of them;
+            the mean of the outputs counts.
     """
 
     dataset: str
@@ -36,6 +40,7 @@ class Classification(Labelled):
     architecture: Architecture = field(default_factory=ResNet)
     score: str = "balanced_accuracy"
     augment: Given = ()
+    flips: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,6 +48,7 @@ class Classification(Labelled):
         if len(self.size) not in (2, 3) or min(self.size) < 1:
             raise ConfigError(f"Classification's size must be 2 or 3 lengths of at least 1, got {list(self.size)}")
         object.__setattr__(self, "augment", built(self.augment, "Classification.augment", self.size))
+        check_flips(self.flips, len(self.size), "Classification")
 
     @property
     def spec(self) -> Spec:
@@ -51,6 +57,9 @@ class Classification(Labelled):
     def present(self, samples: Samples, chosen: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         inputs, targets = super().present(samples, chosen, generator)
         return augmented(self.augment, inputs, None, generator)[0], targets
+
+    def infer(self, forward: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+        return flipped(forward, inputs, self.flips, back=False)
 
     def network(self, data: SiteData) -> nn.Module:
         return self.architecture.build(data.input_shape, self.outputs(data.class_names))

@@ -76,8 +76,8 @@ def _draw(count: int, generator: torch.Generator) -> int:
 
 
 def slide(forward: Callable[[Tensor], Tensor], inputs: Tensor, size: tuple[int, ...]) -> Tensor:
-    """A network's outputs for whole volumes, B x C x H x W x D, from windows of the ``size`` that it was trained on.
-    A volume that is smaller lies between zeros, as in training."""
+    """A network's outputs for whole volumes, B x C x H x W x D (or slices, B x C x H x W), from windows of the ``size``
+    that it was trained on. One that is smaller lies between zeros, as in training."""
     from monai.inferers import sliding_window_inference
 
     found: Any = sliding_window_inference(inputs, size, _WINDOWS, forward, overlap=OVERLAP, mode="gaussian")

@@ -19,6 +19,7 @@ from medpfl.data.target import Target
 from medpfl.models.base import Architecture
 from medpfl.models.unet import UNet
 from medpfl.tasks.base import Task
+from medpfl.tasks.flips import check_flips, flipped
 from medpfl.tasks.losses import DiceCE, Loss
 from medpfl.tasks.metrics.base import Metric
 from medpfl.tasks.metrics.masks import Dice, MaskMetric, mask_metrics, of_one_class
@@ -42,6 +43,8 @@ class Segmentation(Task):
             dice, of one class by its number in the declared order: dice_1, hd95_2.
         tolerance: distance in mm up to which surfaces agree, for surface_dice.
         augment: how training samples are changed at random, one after another, or the name of a preset.
+        flips: axes along which images are mirrored, too, when a model is tested or predicts, every combination of them;
+            the mean of the outputs counts. Of volumes and their slices axis 0 is right-left.
         intensity: of volumes: how their intensities are brought into a range.
     """
 
@@ -54,6 +57,7 @@ class Segmentation(Task):
     more_metrics: tuple[str, ...] = ()
     tolerance: float = 2.0
     augment: Given = ()
+    flips: tuple[int, ...] = ()
     intensity: Intensity = ZScore()  # noqa: RUF009 (it is frozen)
     metrics: ClassVar[tuple[Metric, ...]] = (Dice(),)
 
@@ -66,6 +70,7 @@ class Segmentation(Task):
         if len(self.spacing) != 3 or not all(0 < length < math.inf for length in self.spacing):
             raise ConfigError(f"Segmentation's spacing must be 3 positive numbers (mm), got {list(self.spacing)}")
         object.__setattr__(self, "augment", built(self.augment, "Segmentation.augment", self.size))
+        check_flips(self.flips, len(self.size), "Segmentation")
         if not 0 <= self.tolerance < math.inf:
             raise ConfigError(f"Segmentation's tolerance (mm) must be at least 0, got {self.tolerance}")
 
@@ -112,7 +117,11 @@ class Segmentation(Task):
         return inputs, moved
 
     def infer(self, forward: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-        return slide(forward, inputs, self.size) if len(self.size) == 3 else forward(inputs)
+        def mirrored(given: Tensor) -> Tensor:
+            return flipped(forward, given, self.flips, back=True)
+
+        tiled = len(self.size) == 3 or self.architecture.fixed
+        return slide(mirrored, inputs, self.size) if tiled else mirrored(inputs)
 
     def decide(self, outputs: Tensor) -> Tensor:
         return outputs.argmax(dim=1).to(torch.uint8)

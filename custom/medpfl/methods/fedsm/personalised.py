@@ -34,6 +34,7 @@ class FedSMPersonalised(FedSM):
     personaliser: Method = field(default_factory=FineTuned)
 
     in_one_pass: ClassVar = ("global",)
+    after_steps: ClassVar = ("personal",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

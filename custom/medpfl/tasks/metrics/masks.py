@@ -18,7 +18,7 @@ from medpfl.core.errors import ConfigError
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.target import listed
 from medpfl.tasks.metrics.base import CaseMetric
-from medpfl.tasks.metrics.measure import Direction
+from medpfl.tasks.metrics.measure import Direction, Measure
 
 Spacing = tuple[float, float, float]
 
@@ -35,6 +35,10 @@ class MaskMetric(CaseMetric):
         self.number = number
         if number is not None:
             self.name = f"{self.name}_{number}"
+
+    @property
+    def measure(self) -> Measure:
+        return super().measure.model_copy(update={"class_number": self.number})
 
     @abstractmethod
     def of_class(self, number: int) -> Self:

@@ -3,10 +3,10 @@
 values asks here; nothing else compares two of them."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, StringConstraints
 
 Direction = Literal["higher", "lower"]
 """Which values are better."""
@@ -22,12 +22,14 @@ class Measure(BaseModel):
     Attributes:
         direction: which values are better.
         unit: of the values; "" for shares and the like.
+        class_number: of the only class that it is about; None: of all.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     direction: Direction = "higher"
     unit: Annotated[str, StringConstraints(max_length=20, pattern=r"^[^\x00-\x1f\x7f]*$")] = ""
+    class_number: NonNegativeInt | None = Field(default=None, exclude_if=lambda found: found is None)
 
     def better(self, one: float, other: float) -> bool:
         """Whether ``one`` is better than ``other``; equal values are not, and NaN is neither better nor worse."""
@@ -51,9 +53,12 @@ class Measure(BaseModel):
         """Whether ``value`` is at least as good as ``target``."""
         return self.gain(value, target) >= -TOLERANCE
 
-    def label(self, name: str) -> str:
-        """What a metric of that name is called above a table or beside an axis: "mae (days, lower is better)"."""
+    def label(self, name: str, classes: Sequence[str] = ()) -> str:
+        """What a metric of that name is called above a table or beside an axis: "mae (days, lower is better)"; with the
+        classes' names "hd95 of liver (mm, lower is better)"."""
         said = [self.unit] if self.unit else []
+        if self.class_number is not None and self.class_number < len(classes):
+            name = f"{name.rpartition('_')[0]} of {classes[self.class_number]}"
         if self.direction == "lower":
             said.append("lower is better")
         shown = name.replace("_", " ")

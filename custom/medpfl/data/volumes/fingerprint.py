@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a hospital's volumes are like, in a few numbers from which a network can be planned."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import nibabel as nib
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from medpfl.core.errors import DataError
+from medpfl.data.declared import Problems, Strict
+from medpfl.data.volumes.declare import Volumes
+from medpfl.data.volumes.prepare import read_image
+
+Length = Annotated[PositiveFloat, Field(allow_inf_nan=False)]
+
+
+class Fingerprint(Strict):
+    """Of the training volumes, in RAS (right-left, posterior-anterior, axial).
+
+    Attributes:
+        cases: how many there are.
+        channels: of an image.
+        classes: background included.
+        spacing: median distance of voxels, mm.
+        fine: tenth percentile of the same.
+        shape: median number of voxels.
+    """
+
+    cases: PositiveInt
+    channels: PositiveInt
+    classes: Annotated[int, Field(ge=2)]
+    spacing: tuple[Length, Length, Length]
+    fine: tuple[Length, Length, Length]
+    shape: tuple[Length, Length, Length]
+
+
+def fingerprint(volumes: Volumes) -> Fingerprint:
+    """Of a declared dataset. Every training image is read once.
+
+    Raises:
+        DataError: with the file, expected and got.
+    """
+    spacings, shapes, channels = [], [], set()
+    for case in volumes.cases(Problems())["train"]:
+        image, affine = read_image(*case.images)
+        spacing, shape = _turned(affine, image.shape[1:])
+        spacings.append(spacing)
+        shapes.append(shape)
+        channels.add(len(image))
+    if len(channels) != 1:
+        raise DataError(f"{volumes.datalist}: expected images of one number of channels, got {sorted(channels)}")
+    return Fingerprint(
+        cases=len(shapes),
+        channels=channels.pop(),
+        classes=len(volumes.class_names()),
+        spacing=_three(np.median(spacings, axis=0)),
+        fine=_three(np.percentile(spacings, 10, axis=0)),
+        shape=_three(np.median(shapes, axis=0)),
+    )
+
+
+def _turned(affine: NDArray[np.float64], shape: Sequence[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Spacing and shape along the axes of the patient that the image's axes are nearest to."""
+    order = nib.orientations.io_orientation(affine)[:, 0].astype(int)
+    spacing, lengths = np.empty(3), np.empty(3)
+    spacing[order] = np.linalg.norm(affine[:3, :3], axis=0)
+    lengths[order] = shape
+    return spacing, lengths
+
+
+def _three(values: NDArray[np.float64]) -> tuple[float, float, float]:
+    first, second, third = (round(float(value), 4) for value in values)
+    return first, second, third
