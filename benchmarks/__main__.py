@@ -172,6 +172,26 @@ def bench_teaching(
     say(teaching.table_of(results))
 
 
+@app.command("moments")
+def bench_moments(
+    studies: Annotated[str, typer.Option(help="Names, separated by commas; see benchmarks/moments.py.")] = (
+        "heart,label-skew,feature-shift,phantom"
+    ),
+    seeds: SeedsOption = 5,
+    out: OutOption = None,
+) -> None:
+    """Adam's moments where a round replaces the weights: kept, forgotten, or mixed as the weights are."""
+    from benchmarks import common, moments
+
+    facts = common.machine()
+
+    def keep(scores: moments.Results) -> None:
+        common.write_json(out, "moments", facts, {"scores": scores})
+
+    scores = moments.measure(studies.split(","), seeds, moments.finished(out), keep)
+    say(moments.table_of({"scores": scores}))
+
+
 @app.command("messenger")
 def bench_messenger(
     images: Annotated[int, typer.Option(help="Number of generated images.")] = 160,
