@@ -2,6 +2,7 @@
 """A job's progress as a person can follow it: a live table on a terminal, plain lines elsewhere."""
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console, Group
@@ -21,7 +22,9 @@ class Progress:
         self._read = 0
         self._round = 0
         self._began: float | None = None
-        self._scores: dict[str, dict[str, float]] = {}
+        self._metrics: dict[str, dict[str, Mapping[str, float | None]]] = {}
+        self._score = ""
+        """The metric that chooses the best round: the one whose mean over the hospitals is told."""
         self._live = Live(console=console, refresh_per_second=2, transient=True) if console.is_terminal else None
 
     def __enter__(self) -> "Progress":
@@ -40,9 +43,9 @@ class Progress:
         """Read what is new and show it."""
         for line in self._new_lines():
             if isinstance(line, ValidationLine) and line.model not in line.metrics:  # diagnoses bear their own name
-                value = next(iter(line.metrics.values()))
-                if value is not None:
-                    self._scores.setdefault(line.site, {})[line.model] = value
+                self._metrics.setdefault(line.site, {})[line.model] = line.metrics
+                if line.site == "mean":
+                    self._score = next(iter(line.metrics))
             elif isinstance(line, RoundLine):
                 self._round = line.round
                 self._began = self._began or time.monotonic() - line.seconds
@@ -61,6 +64,14 @@ class Progress:
         self._read += len(whole.encode())
         return parse_lines(whole, self.file)
 
+    def _scores(self) -> dict[str, dict[str, float]]:
+        """Hospital (or "mean") to model to its value of the one metric that is shown."""
+        known = {
+            site: {model: value for model, found in models.items() if (value := found.get(self._score)) is not None}
+            for site, models in self._metrics.items()
+        }
+        return {site: models for site, models in known.items() if models}
+
     def _left(self) -> str:
         if self._began is None or not self._round:
             return "starting"
@@ -70,15 +81,17 @@ class Progress:
     def _plain(self) -> str:
         scores = "; ".join(
             f"{site} " + " ".join(f"{model} {value:.3f}" for model, value in sorted(models.items()))
-            for site, models in sorted(self._scores.items())
+            for site, models in sorted(self._scores().items())
         )
-        return f"round {self._round}/{self.rounds}, {self._left()}" + (f"; validation: {scores}" if scores else "")
+        told = f"; validation {self._score.replace('_', ' ')}: {scores}" if scores else ""
+        return f"round {self._round}/{self.rounds}, {self._left()}{told}"
 
     def _table(self) -> Group:
-        models = sorted({model for found in self._scores.values() for model in found})
-        table = Table("hospital", *models, title="validation score")
-        for site in sorted(self._scores, key=lambda name: (name == "mean", name)):
-            table.add_row(site, *(f"{self._scores[site].get(model, float('nan')):.3f}" for model in models))
+        scores = self._scores()
+        models = sorted({model for found in scores.values() for model in found})
+        table = Table("hospital", *models, title=f"validation {self._score.replace('_', ' ')}")
+        for site in sorted(scores, key=lambda name: (name == "mean", name)):
+            table.add_row(site, *(f"{scores[site].get(model, float('nan')):.3f}" for model in models))
         head = Table.grid(padding=(0, 1))  # a bar on its own would not end its line
         head.add_row(
             ProgressBar(total=self.rounds, completed=self._round, width=40),

@@ -165,16 +165,22 @@ def write(path: Path, values: NDArray[Any]) -> None:
     nib.save(nib.Nifti1Image(values, np.diag([*SPACING, 1.0])), path)
 
 
-def test_what_cannot_be_predicted_is_named_and_the_rest_is_kept(model: Deployed, tmp_path: Path) -> None:
+def test_a_folder_that_holds_something_is_left_as_it_is(model: Deployed, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("mine")
+    with pytest.raises(MedPFLError, match="holds files already; name a new folder"):
+        predict(model, tmp_path / "in", tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine.txt"]
+
+
+def test_what_cannot_be_predicted_is_named_and_nothing_is_left_behind(model: Deployed, tmp_path: Path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
     write(folder / "a.nii.gz", blob((48, 48, 3)))
     (folder / "b.nii.gz").write_bytes(b"no image")
     with pytest.raises(DataError, match=r"b\.nii\.gz: cannot be read as an image"):
         predict(model, folder, tmp_path / "out")
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["a.nii.gz", "predictions.csv"]
-    with pytest.raises(MedPFLError, match="holds files already; name a new folder"):
-        predict(model, folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
     write(folder / "b.nii.gz", np.stack([blob((48, 48, 3))] * 2, axis=-1))
     with pytest.raises(DataError, match="b: the model takes inputs of 1 channels, got 2 channels"):
         predict(model, folder, tmp_path / "out2")

@@ -117,17 +117,18 @@ def test_spread_tells_a_collapsed_projection() -> None:
 
 
 def gradients(runner: SiteRunner, method: CusFL, ratio: float) -> dict[str, Tensor | None]:
-    """Of all parameters, after one batch with learning switched off."""
+    """Of all parameters, after one batch; the networks are then as they were."""
     runner._optimizers = {}
+    before = {key: tensor.clone() for key, tensor in runner.models.state_dict().items()}
     site = runner._site(method, 1)
-    site._optimizers.update({name: torch.optim.SGD(net.parameters(), lr=0.0)
-                             for name, net in runner.models.items() if list(net.parameters())})  # fmt: skip
     runner.models.zero_grad(set_to_none=True)
     runner.models.train()
     runner.models["federated"].eval().requires_grad_(not method.frozen)
     batch = next(iter(site.training_batches()))
     method._step(site, Batch(batch.inputs, batch.targets), ratio)
-    return {key: p.grad for key, p in runner.models.named_parameters()}
+    found = {key: p.grad for key, p in runner.models.named_parameters()}
+    runner.models.load_state_dict(before)
+    return found
 
 
 @TASKS

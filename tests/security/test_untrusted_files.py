@@ -16,17 +16,21 @@ from typing import Any
 
 import nibabel
 import numpy as np
+import pyarrow as pa
 import pydicom
 import pytest
 import yaml
+from pyarrow import parquet
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import DeflatedExplicitVRLittleEndian, ExplicitVRLittleEndian, generate_uid
 
 from medpfl.compare.file import load_comparison
 from medpfl.core.errors import ConfigError, DataError, MedPFLError, SiteFileError
-from medpfl.data import pixels
+from medpfl.data import pixels, untrusted
 from medpfl.data.arrays.npz import Npz
+from medpfl.data.cells import Cells, read_cells
 from medpfl.data.declared import Problems
+from medpfl.data.init.tables import read as read_for_init
 from medpfl.data.series.recordings import read_arrays
 from medpfl.data.site_file import load_site_file
 from medpfl.data.volumes.prepare import read_image
@@ -131,6 +135,25 @@ def test_a_file_that_explodes(kind: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=words) as refused:
         read(tmp_path)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "words"),
+    [("MOST_VALUES", 10_000, r"holds 2000000 x 1 values"), ("_LARGE", 2**20, r"'x' has \d+ bytes and would become 16")],
+)
+def test_a_parquet_table_that_explodes(
+    limit: str, value: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With smaller limits, so that no large file has to be made here."""
+    file = tmp_path / "a.parquet"
+    zeros = pa.table({"x": np.zeros(2_000_000, np.int64), "y": np.zeros(2_000_000, np.int64)})
+    parquet.write_table(zeros, file, compression="zstd", use_dictionary=False)
+    assert sum(len(piece) for piece in read_cells(file, "a", Cells(), Problems(), ["x"], {"x"})) == 2_000_000
+    monkeypatch.setattr(untrusted, limit, value)
+    with pytest.raises(DataError, match=words):
+        next(iter(read_cells(file, "a", Cells(), Problems(), ["x"], {"x"})))
+    with pytest.raises(DataError, match="holds 2000000 x 2 values" if limit == "MOST_VALUES" else words):
+        read_for_init(file)
 
 
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(

@@ -134,30 +134,6 @@ def _rehearse(job: "Job", folder: Path) -> None:
     say(f"{len(files)} hospitals can begin {job.name}; it needs {job.min_clients}")
 
 
-def _check_policy(job: "Job", file: Path) -> None:
-    """Say a hospital's policy, and whether the job keeps to it on the hospital's data. How many hospitals take part,
-    and through which filters the answers go, is seen when it runs."""
-    from medpfl.data.site_file import load_site_file
-    from medpfl.methods.references import riding_along
-    from medpfl.rounds import policy
-
-    site = load_site_file(file)
-    for line in site.policy.described():
-        say(f"policy: {line}")
-    methods = [job.method, *riding_along(job.mixers, job.method)]
-    policy.check_classes(site.policy, methods, job.task, site.policy.filters)
-    policy.check_length(site.policy, job.settings.rounds, job.settings.finetune)
-    policy.check_threads(site.policy, job.settings.threads)
-    for name in job.method.public_datasets():
-        site.check_public(name)
-    task = (job.task.at(site.site) if site.site else job.task).chosen(site)
-    data = task.load(site)
-    policy.check_data(site.policy, data, methods)
-    with policy.building(site.policy):
-        task.network(data)
-    say(f"{job.name} keeps to the policy of {file}")
-
-
 @app.command()
 def simulate(
     job: JobArgument,

@@ -46,7 +46,11 @@ def evaluate(
 
     if split not in SPLITS:
         raise MedPFLError(f"--split must be {', '.join(SPLITS)}, got '{split}'")
-    found = evaluate_at(load_deployed(model), load_site_file(site_file), split)
+    deployed = load_deployed(model)
+    found = evaluate_at(deployed, load_site_file(site_file), split)
+    history = deployed.meta.history
+    made = f", {history.choice} round ({history.round}) of job {history.job} at {history.site}" if history else ""
+    say(f"{history.model if history else deployed.name}{made}: {len(found.cases)} cases of the {split} split")
     for metric, value in found.metrics.items():
         say(f"{metric} {value:.4f}")
     if cases:

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from medpfl.check.pictures import Outline, Picture, draw, radiological
 from medpfl.compare.collect import in_order
@@ -133,13 +135,19 @@ def _slice(
     inputs, targets = samples.inputs, samples.targets
     if isinstance(inputs, CaseRows) and isinstance(targets, CaseRows):
         whole, mask = inputs.whole(place)[None], targets.whole(place)
-        found = model.task.decide(model.task.infer(model, whole))[0]
+        found = _decided(model, whole)
         index = int((mask > 0).sum(dim=(0, 1)).argmax())
         return whole[0, ..., index].numpy(), mask[..., index].numpy(), found[..., index].numpy()
     mine: NDArray[np.int64] = np.flatnonzero(samples.case == place)
     areas = [int((targets[index : index + 1] > 0).sum()) for index in mine.tolist()]
     index = int(mine[int(np.argmax(areas))])
     image = inputs[index : index + 1]
-    found = model.task.decide(model.task.infer(model, image))[0]
+    found = _decided(model, image)
     truth = targets[index : index + 1][0]
     return image[0].numpy(), truth.numpy().astype(np.uint8), found.numpy().astype(np.uint8)
+
+
+def _decided(model: Deployed, inputs: Tensor) -> Tensor:
+    """What the model decides of a single sample, 1 x ..."""
+    with torch.inference_mode():
+        return model.task.decide(model.task.infer(model, inputs))[0]

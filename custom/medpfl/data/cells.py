@@ -14,6 +14,7 @@ from pydantic import Field, field_validator
 
 from medpfl.core.errors import DataError
 from medpfl.data.declared import Problems, Strict, canonical
+from medpfl.data.untrusted import check_growth, check_values
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -229,6 +230,7 @@ def _parquet(
             there = {name: schema.names[columns.index(name)] for name in [*wanted, *where]}
             for name, column in there.items():
                 _check_type(path, name, schema.field(column).type)
+            check_parquet(path, file.metadata, list(there.values()))
             row = 1
             for batch in file.iter_batches(_PIECE, columns=list(there.values())):
                 content = {name: _column(batch.column(there[name]), name in numbers, form.missing) for name in wanted}
@@ -244,6 +246,28 @@ def _parquet(
         raise DataError(f"{path}: no such file") from error
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise DataError(f"{path}: cannot be read as a Parquet file: {str(error).splitlines()[0]}") from error
+
+
+def check_parquet(path: Path, metadata: Any, columns: Collection[str] | None = None) -> None:
+    """Refuse a Parquet table before it is decoded, by what its footer says.
+
+    Args:
+        metadata: the file's, as pyarrow has it.
+        columns: those that are read; None: all.
+
+    Raises:
+        DataError: it has too many cells, or a column grows out of all proportion.
+    """
+    sizes: dict[str, list[int]] = {}
+    for group in (metadata.row_group(number) for number in range(metadata.num_row_groups)):
+        for chunk in (group.column(number) for number in range(group.num_columns)):
+            if columns is None or chunk.path_in_schema in columns:
+                found = sizes.setdefault(chunk.path_in_schema, [0, 0])
+                found[0] += chunk.total_compressed_size
+                found[1] += chunk.total_uncompressed_size
+    check_values(path, (metadata.num_rows, len(sizes)))
+    for column, (packed, size) in sizes.items():
+        check_growth(path, column, packed, size)
 
 
 def _check_type(path: Path, column: str, kind: Any) -> None:

@@ -35,10 +35,19 @@ def check_member(file: Path, member: zipfile.ZipInfo) -> None:
     Raises:
         DataError: it does.
     """
-    if member.file_size > _LARGE and member.file_size > _RATIO * max(member.compress_size, 1):
+    check_growth(file, member.filename, member.compress_size, member.file_size)
+
+
+def check_growth(file: Path, name: str, packed: int, size: int) -> None:
+    """Refuse what grows from ``packed`` bytes to ``size`` bytes, where that is much and out of all proportion.
+
+    Raises:
+        DataError: it does.
+    """
+    if size > _LARGE and size > _RATIO * max(packed, 1):
         raise DataError(
-            f"{file}: '{member.filename}' has {member.compress_size} bytes and would become {member.file_size}; more "
-            f"than {_RATIO} times as many are not read"
+            f"{file}: '{name}' has {packed} bytes and would become {size}; more than {_RATIO} times as many are not "
+            "read"
         )
 
 

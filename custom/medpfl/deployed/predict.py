@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Predict new cases with a deployed model, and test it on a declared dataset; no federation is needed."""
 
+import os
+import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,7 +55,7 @@ def predict(
     progress: Callable[[str], None] = lambda name: None,
     labels: Path | None = None,
 ) -> Predictions:
-    """Predict every case in ``source`` and write the results into a new folder.
+    """Predict every case in ``source`` and write the results into a new folder: all of them or none.
 
     Args:
         source: what the task reads: a file, a folder or a list.
@@ -63,29 +65,35 @@ def predict(
             it, the labels that a datalist names count.
 
     Raises:
-        DataError: a case or its label cannot be read or does not fit; the cases before it are written.
+        DataError: a case or its label cannot be read or does not fit; nothing is written.
         MedPFLError: the folder exists already and holds something, or cannot be written.
     """
     label_of = find_labels(source, labels)
-    _prepare_folder(folder)
+    new = _prepare_folder(folder)
+    unfinished = folder / f".{os.getpid()}"
     rows: list[Row] = []
     try:
+        unfinished.mkdir()
         for case in model.task.new_cases(source, model.preparation):
             if labels is not None and case.save is None:
                 raise DataError(f"{labels}: labels are for models that segment; test this one with 'medpfl evaluate'")
             label = label_of(case.name)
-            row: Row = {"case": case.name, **_predict_case(model, case, folder, probabilities)}
+            row: Row = {"case": case.name, **_predict_case(model, case, unfinished, probabilities)}
             if label is not None:
-                row["dice"] = round(dice_of(folder / str(row["file"]), label, len(model.class_names)), 6)
+                row["dice"] = round(dice_of(unfinished / str(row["file"]), label, len(model.class_names)), 6)
             rows.append(row)
             progress(case.name)
+        if not rows:
+            raise DataError(f"{source}: holds nothing to predict")
+        write_cases(unfinished / SUMMARY, Evaluation({}, rows))
+        for made in unfinished.iterdir():
+            made.rename(folder / made.name)
     except OSError as error:
         raise MedPFLError(f"cannot write into {folder}: {error}") from error
     finally:
-        if rows:
-            write_cases(folder / SUMMARY, Evaluation({}, rows))
-    if not rows:
-        raise DataError(f"{source}: holds nothing to predict")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        if new and not any(folder.iterdir()):
+            folder.rmdir()
     return Predictions(rows, folder / SUMMARY, "\n".join([*_totals(rows), _note(model)]))
 
 
@@ -100,13 +108,20 @@ def _totals(rows: list[Row]) -> list[str]:
     return lines
 
 
-def _prepare_folder(folder: Path) -> None:
+def _prepare_folder(folder: Path) -> bool:
+    """Whether the folder was not there before.
+
+    Raises:
+        MedPFLError: it holds something, or cannot be made.
+    """
+    new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise MedPFLError(f"{folder} holds files already; name a new folder")
     except OSError as error:
         raise MedPFLError(f"cannot write into {folder}: {error.strerror}") from error
+    return new
 
 
 def _predict_case(model: Deployed, case: NewCase, folder: Path, probabilities: bool) -> Row:

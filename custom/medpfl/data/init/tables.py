@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from medpfl.core.errors import DataError
+from medpfl.data.cells import check_parquet
 from medpfl.data.init.answers import Answers, Entry, Value, as_value
 from medpfl.data.init.like import own_codes, own_columns
 
@@ -112,7 +113,10 @@ def read(file: Path) -> tuple[pd.DataFrame, bool, str | None]:
         DataError: it is no table.
     """
     if file.suffix.lower() in (".parquet", ".pq"):
+        from pyarrow import parquet
+
         try:
+            check_parquet(file, parquet.read_metadata(file))
             frame = pd.read_parquet(file)
         except (OSError, ValueError) as error:
             raise DataError(f"{file}: cannot be read as a Parquet table: {error}") from error

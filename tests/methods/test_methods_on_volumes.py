@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Methods on volumes of differing shape: what each wants of the data beside its training comes from fixed views."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from every_method import EVERY
+from medpfl.check.trial import try_job
+from medpfl.compare.examples import _slice
+from medpfl.compare.pooled import train_pooled
+from medpfl.data.rows import CaseRows
+from medpfl.data.site_file import load_site_file
+from medpfl.deployed.model_file import load_deployed
+from medpfl.job import Job
+from medpfl.job.settings import Settings
+from medpfl.methods.fedavg import FedAvg
+from medpfl.methods.local import Pooled
+from medpfl.methods.site import Hospital, Site
+from medpfl.models.dynunet import DynUNet
+from medpfl.rounds.simulate import simulate
+from small_volumes import VOLUMES, write_volume_sites
+
+SUPERVISED = DynUNet(filters=(4, 4, 8), norm="batch", deep_supervision=True)
+TASKS = {
+    "UNet": VOLUMES,
+    "deep supervision": dataclasses.replace(VOLUMES, architecture=SUPERVISED),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [
+        ("FedAP", "UNet"),
+        ("IFCA", "deep supervision"),
+        ("MoE", "deep supervision"),
+        ("FedSMExtra", "UNet"),
+        ("FedSMEnsemble", "deep supervision"),
+        ("DSFL", "UNet"),
+    ],
+)
+@pytest.mark.slow
+def test_methods_that_look_at_the_data_take_volumes(tmp_path: Path, name: str, task: str) -> None:
+    sites = write_volume_sites(tmp_path / "sites")
+    datasets = yaml.safe_load(sites["berta"].read_text())["datasets"]
+    for file in sites.values():
+        content = yaml.safe_load(file.read_text())
+        content["datasets"]["shared"] = {**datasets["organ"], "public": True}
+        file.write_text(yaml.safe_dump(content))
+    small = EVERY[name]
+    settings = Settings(rounds=1, references=(), finetune=0)
+    job = Job("small", 2, settings, dict(small.components), small.method(batch_size=3), TASKS[task])
+    simulate(job, sites, tmp_path / "results", tmp_path / "home")
+    [model, *_] = (tmp_path / "home" / "anna" / "small" / "models").glob("*-last.safetensors")
+    history = load_deployed(model).meta.history
+    assert history is not None and history.cases == {"train": 6, "validation": 2, "test": 2}
+    assert 0 <= history.test["dice"] <= 1  # type: ignore[operator]
+
+
+def test_statistics_see_the_centre_of_every_volume_once(tmp_path: Path) -> None:
+    data = VOLUMES.load(load_site_file(write_volume_sites(tmp_path)["anna"]))
+    models = torch.nn.ModuleDict({"fedavg": VOLUMES.network(data)})
+    hospital = Hospital(
+        task=VOLUMES, data=data, models=models, device=torch.device("cpu"), roster=("anna",), name="anna", seed=0
+    )
+    seen = torch.cat(list(Site(hospital, FedAvg(), 1).training_inputs(4)))
+    rows = data.splits["train"].inputs
+    assert isinstance(rows, CaseRows) and torch.equal(seen, rows[:]) and seen.shape == (6, 1, *VOLUMES.size)
+
+
+def test_pooled_training_holds_the_volumes_of_all(tmp_path: Path) -> None:
+    """And its score is the mean of the hospitals' own."""
+    sites = write_volume_sites(tmp_path / "sites")
+    parts = {site: VOLUMES.load(load_site_file(file)) for site, file in sites.items()}
+    job = Job("pooled", 2, Settings(rounds=1, references=(), finetune=0), {}, Pooled(steps=3), VOLUMES)
+    _, lines = train_pooled(job, parts, sites["anna"], tmp_path)
+    assert {line.site for line in lines} == {"anna", "berta"}
+
+
+def test_a_job_is_tried_on_a_hospitals_volumes_before_it_joins(tmp_path: Path) -> None:
+    found = try_job("job", VOLUMES, load_site_file(write_volume_sites(tmp_path)["anna"]))
+    assert (
+        found.failure == ""
+        and found.shape == (1, 8, 8, 4)
+        and found.samples == {"train": 6, "validation": 2, "test": 2}
+    )
+    assert found.memory > 10 * 7**3 * 5 and found.scratch == 0
+
+
+def test_a_page_shows_the_slice_with_most_of_the_organ(tmp_path: Path) -> None:
+    sites = write_volume_sites(tmp_path / "sites")
+    settings = Settings(rounds=1, references=(), finetune=0)
+    simulate(Job("t", 2, settings, {}, FedAvg(steps=2, batch_size=3), VOLUMES), sites, tmp_path / "r", tmp_path / "h")
+    model = load_deployed(tmp_path / "h" / "anna" / "t" / "models" / "fedavg-last.safetensors")
+    samples = VOLUMES.load(load_site_file(sites["anna"])).splits["test"]
+    image, truth, found = _slice(model, samples, 1)
+    assert isinstance(samples.targets, CaseRows)
+    whole = samples.targets.whole(1)
+    assert image.shape == (1, *whole.shape[:2]) and truth.shape == found.shape == whole.shape[:2]
+    assert (truth > 0).sum() == (whole > 0).sum(dim=(0, 1)).max()
