@@ -133,6 +133,14 @@ def test_low_resolution_leaves_things_where_they_are(shape: tuple[int, ...]) -> 
     assert torch.stack(drift).mean(dim=0).abs().max() < 0.15
 
 
+@pytest.mark.parametrize("shape", [(1, 9), (3, 5), (16, 6, 1), (7, 8, 2)])
+@pytest.mark.parametrize("outside", ["zeros", "border", "reflection"])
+def test_thin_images_are_shrunk_as_far_as_they_can_be(shape: tuple[int, ...], outside: Any) -> None:
+    image, mask = a_sample(shape)
+    shrunk, moved = Zoom((0.5, 0.5), outside, 1.0)(image, mask, np.random.RandomState(1))
+    assert moved is not None and shrunk.shape == image.shape and moved.shape == mask.shape and shrunk.isfinite().all()
+
+
 def changed(component: Augmentation, image: Tensor, seed: int = 1) -> Tensor:
     return component(image, None, np.random.RandomState(seed))[0]
 
@@ -226,7 +234,7 @@ def test_the_angles_of_the_nnunet_preset_follow_the_patch(shape: tuple[int, ...]
         (Flip, {"prob": 1.5}, "Flip's prob must be between 0 and 1, got 1.5"),
         (Noise, {"std": math.nan}, "Noise's std must be between 0 and 10, got nan"),
         (Zoom, {"factor": [1.2, 0.8]}, r"Zoom's factor must be the least and the greatest value, got \[1.2, 0.8\]"),
-        (Zoom, {"factor": [0, 2]}, r"Zoom's factor must be between 0.1 and 10, got \[0.0, 2.0\]"),
+        (Zoom, {"factor": [0, 2]}, r"Zoom's factor must be between 0.5 and 10, got \[0.0, 2.0\]"),
         (Affine, {"degrees": [10, 10, 200]}, "Affine's degrees must be between 0 and 180"),
         (Affine, {"outside": "mirror"}, "must be 'zeros', 'border' or 'reflection', got 'mirror'"),
         (Gamma, {"gamma": "high"}, "argument 'gamma' of Gamma must be a list of 2 numbers, got 'high'"),

@@ -97,12 +97,13 @@ class Zoom(Spatial):
     factor: Range = (0.8, 1.25)
     outside: Outside = "zeros"
     prob: float = 0.2
-    limits: ClassVar[Mapping[str, Range]] = {"factor": (0.1, 10)}
+    limits: ClassVar[Mapping[str, Range]] = {"factor": (0.5, 10)}
 
     def transforms(self, shape: tuple[int, ...], keys: tuple[str, ...]) -> list[Any]:
         from monai.transforms import RandZoomd
 
-        least, most = self.factor
+        thin = min(1.0, 3 / min(shape))  # MONAI cannot shrink an axis to nothing, nor mirror one of a voxel
+        least, most = (max(thin, factor) for factor in self.factor)
         return [RandZoomd(
             keys, 1.0, least, most, mode=_modes(keys, _linear(shape), "nearest-exact"),
             padding_mode=_PADDED[self.outside],
