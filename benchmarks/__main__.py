@@ -126,6 +126,20 @@ def bench_reading(
     say(reading.table_of(results))
 
 
+@app.command("augmenting")
+def bench_augmenting(
+    repeats: Annotated[int, typer.Option(help="Turns; medians are reported.")] = 5,
+    out: OutOption = None,
+) -> None:
+    """A training step with augmentation, as a multiple of one without, in 2-D and 3-D."""
+    from benchmarks import augmenting, common
+
+    facts = common.machine()
+    results = augmenting.measure(repeats)
+    common.write_json(out, "augmenting", facts, results)
+    say(augmenting.table_of(results))
+
+
 @app.command("prox")
 def bench_prox(
     sites: Annotated[int, typer.Option(help="Number of models.")] = 20,

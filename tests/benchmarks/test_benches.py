@@ -41,6 +41,13 @@ def test_bench_mixing_measures_and_agrees_with_float64(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_bench_augmenting_makes_batches_once_for_all_networks_of_a_round(tmp_path: Path) -> None:
+    bench("augmenting", "--repeats", "1", "--out", str(tmp_path / "a.json"))
+    found = json.loads((tmp_path / "a.json").read_text())["settings"]
+    assert all(one["ratios"]["first network"] > one["ratios"]["next network"] for one in found)
+
+
+@pytest.mark.slow
 def test_bench_reading_streams_what_exceeds_the_budget(tmp_path: Path) -> None:
     options = ("--images", "120", "--repeats", "1", "--budget-mb", "20", "--out", str(tmp_path / "r.json"))
     bench("reading", *options)

@@ -25,6 +25,7 @@ from medpfl.flare.controller import MixingController
 from medpfl.flare.executor import SiteExecutor
 from medpfl.flare.provision import provision
 from medpfl.job import Job, load_job, write_job
+from medpfl.methods.start import Start
 from medpfl.models.resnet import ResNet
 from medpfl.tasks.classification import Classification
 from small_jobs import small_job
@@ -76,6 +77,13 @@ def test_a_component_inside_a_component(build: Callable[..., Any]) -> None:
     """Classification names its network by class: FLARE builds it inside the task."""
     task = Classification("skin", size=(16, 16), architecture=ResNet(width=4))
     assert build(HOSPITAL, small_job(task=task)).task_router.route("train").task == task
+
+
+def test_start_weights_inside_a_method(build: Callable[..., Any]) -> None:
+    """An optional component of a component, whose arguments are names and lists."""
+    job = small_job()
+    job = replace(job, method=replace(job.method, start=Start("known", "new", ("0",))))
+    assert build(HOSPITAL, job).task_router.route("train").method == job.method
 
 
 @pytest.mark.parametrize(

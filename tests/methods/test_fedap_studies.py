@@ -187,7 +187,7 @@ def test_har_trains_with_a_hospital_a_subject(har_folder: Path, tmp_path: Path) 
     for name in ("fedap_har", "ffedap_har"):
         job = replace(shortened(name), min_clients=3)
         simulate(job, files, tmp_path / name / "results", tmp_path / name / "home")
-        assert result_table(read_summary(tmp_path / name / "results")).values.shape == (3, 4)
+        assert result_table(read_summary(tmp_path / name / "results")).values.shape == (3, 5)
 
 
 @pytest.mark.slow

@@ -189,11 +189,21 @@ def test_nothing_is_unpickled(package: list[Module]) -> None:
 
 # What of a folder of components the rest may know: the contract, and the one list of methods by name.
 CONTRACTS = {
-    "methods": {"base", "site", "joint", "training", "optimizers", "schedules", "start"},
+    "methods": {"base", "site", "joint", "training", "optimizers", "presented", "schedules", "start"},
     "core.mixers": {"base"},
     "core.codecs": {"base", "progress"},
 }
-KNOWN_METHODS = {"base", "components", "joint", "references", "training", "optimizers", "schedules", "start"}
+KNOWN_METHODS = {
+    "base",
+    "components",
+    "joint",
+    "references",
+    "training",
+    "optimizers",
+    "presented",
+    "schedules",
+    "start",
+}
 
 
 def test_no_concrete_method_is_known_outside_methods(package: list[Module]) -> None:

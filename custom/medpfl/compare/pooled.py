@@ -98,6 +98,10 @@ class Together(Task):
     def present(self, samples: Samples, chosen: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         return self.task.present(samples, chosen, generator)
 
+    @property
+    def augments(self) -> bool:
+        return self.task.augments
+
     def infer(self, forward: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
         return self.task.infer(forward, inputs)
 

@@ -14,6 +14,7 @@ from medpfl.core.errors import ConfigError, Stopped
 from medpfl.core.seeding import derive_seed
 from medpfl.data.rows import take
 from medpfl.data.samples import SiteData
+from medpfl.methods.presented import Presented
 from medpfl.methods.schedules import Span
 from medpfl.methods.training import Training
 from medpfl.tasks.base import Task
@@ -60,6 +61,7 @@ class Hospital:
         checkpoints: name to tensors, of the checkpoints that the method uses; the same at every hospital.
         public: name to inputs, N x ..., of the method's public datasets; the same at every hospital, not on the device.
         kept: what methods ``keep`` of the data in this process.
+        presented: the round's augmented batches, which all networks of the round see.
     """
 
     task: Task
@@ -74,6 +76,7 @@ class Hospital:
     checkpoints: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     public: Mapping[str, Tensor] = field(default_factory=dict)
     kept: dict[str, object] = field(default_factory=dict)
+    presented: Presented = field(default_factory=Presented)
 
 
 class Site:
@@ -93,7 +96,7 @@ class Site:
         self.roster, self.name, self.index = hospital.roster, hospital.name, hospital.roster.index(hospital.name)
         self.checkpoints, self.public = hospital.checkpoints, hospital.public
         self._seed, self._optimizers, self._stopped = hospital.seed, hospital.optimizers, hospital.stopped
-        self._kept = hospital.kept
+        self._kept, self._presented = hospital.kept, hospital.presented
         self._prefix = ""
         self._half = _half(method, self.device)
         self._loss: Tensor | float = float("nan")
@@ -132,8 +135,7 @@ class Site:
                 chosen = order[start : start + size]
                 if self._stopped():
                     raise Stopped(f"the job was aborted in round {self.round}, epoch {epoch + 1}")
-                step = torch.Generator().manual_seed(derive_seed(self._seed, self.name, self.round, purpose, done))
-                inputs, targets = self.task.present(samples, chosen, step)
+                inputs, targets = self._present(chosen, purpose, done)
                 seen[chosen] = True
                 self.drawn[phase] = int(seen.sum())
                 self._place = Place(done, steps or (epochs or 0) * len(starts))
@@ -141,6 +143,17 @@ class Site:
                 done += 1
                 if done == steps:
                     return
+
+    def _present(self, chosen: Tensor, purpose: str, step: int) -> tuple[Tensor, Tensor]:
+        """What the networks see in a step of these training samples, on the CPU."""
+
+        def make() -> tuple[Tensor, Tensor]:
+            seed = derive_seed(self._seed, self.name, self.round, purpose, step)
+            return self.task.present(self.data.splits["train"], chosen, torch.Generator().manual_seed(seed))
+
+        if not self.task.augments:
+            return make()
+        return self._presented.batch(self.round, (purpose, step, chosen.numpy().tobytes()), make)
 
     def public_batches(self, name: str, epochs: int) -> Iterator[tuple[Tensor, Tensor]]:
         """This round's batches of a public dataset: row numbers and inputs, in one order at every hospital. A last

@@ -19,6 +19,7 @@ from medpfl.data.samples import SiteData
 from medpfl.data.site_file import SiteFile
 from medpfl.deployed.evaluate import Origin, evaluate, evaluate_test, save_deployed
 from medpfl.methods.base import Build, Hospital, Method, Site
+from medpfl.methods.presented import Presented
 from medpfl.methods.references import riding_along
 from medpfl.methods.schedules import Span
 from medpfl.results.line import MetricLine
@@ -148,6 +149,7 @@ class SiteRunner:
         if self.name not in self.roster:
             raise ConfigError(f"{self.name} is not one of this job's hospitals: {', '.join(self.roster)}")
         self._kept: dict[str, object] = {}
+        self._presented = Presented()
         self.task = self.task.chosen(site_file)
         self.data = self.task.load(site_file)
         self.task = self.task.informed(self.data)
@@ -263,6 +265,7 @@ class SiteRunner:
             checkpoints=self.common.checkpoints,
             public=self.common.public,
             kept=self._kept,
+            presented=self._presented,
         )
         return Site(hospital, method, round_number, span or Span(1, self._rounds))
 

@@ -193,6 +193,11 @@ class Task(Checked):
         """
         return take(samples.inputs, chosen), take(samples.targets, chosen)
 
+    @property
+    def augments(self) -> bool:
+        """Whether ``present`` changes samples at random: what it gave is then kept for the round's other networks."""
+        return False
+
     def infer(self, forward: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
         """What a network says of whole samples: by default ``forward(inputs)``.
 

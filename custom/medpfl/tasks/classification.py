@@ -58,6 +58,10 @@ class Classification(Labelled):
         inputs, targets = super().present(samples, chosen, generator)
         return augmented(self.augment, inputs, None, generator)[0], targets
 
+    @property
+    def augments(self) -> bool:
+        return bool(self.augment)
+
     def infer(self, forward: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
         return flipped(forward, inputs, self.flips, back=False)
 

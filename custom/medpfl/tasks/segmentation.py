@@ -116,6 +116,10 @@ class Segmentation(Task):
         assert moved is not None
         return inputs, moved
 
+    @property
+    def augments(self) -> bool:
+        return bool(self.augment)
+
     def infer(self, forward: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
         def mirrored(given: Tensor) -> Tensor:
             return flipped(forward, given, self.flips, back=True)
