@@ -81,6 +81,24 @@ def test_the_same_patient_again_and_again(tmp_path: Path) -> None:
         play(coordinator, runners, 1)
 
 
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_the_score_of_a_single_patient(tmp_path: Path, split: str) -> None:
+    """A split of one row: its accuracy, 0 or 1, would be told after every round."""
+    files = sites(tmp_path)
+    content = yaml.safe_load(files["anna"].read_text())
+    other = {"validation": "test", "test": "validation"}[split]
+    parts = [split] + [other] * 5 + ["train"] * 34
+    lines = (tmp_path / "sites" / "anna.csv").read_text().splitlines()
+    rows = [f"{line},{part}" for line, part in zip(lines[1:], parts, strict=True)]
+    (tmp_path / "sites" / "anna.csv").write_text("\n".join([f"{lines[0]},part", *rows]) + "\n")
+    content["datasets"]["blood"]["split"] = {"column": "part"}
+    files["anna"].write_text(yaml.safe_dump(content))
+    said = refused(fedavg(), files, tmp_path, "least_scored")
+    assert said.endswith(f"at least 2 scored cases, and its {split} split has fewer")
+    files["anna"].write_text(yaml.safe_dump({**content, "policy": {"least_scored": 1}}))
+    begin(fedavg(), files, tmp_path / "allowed")
+
+
 def test_a_federation_of_one(tmp_path: Path) -> None:
     text = refused(fedavg(), sites(tmp_path, ["anna"]), tmp_path, "least_hospitals")
     assert text.endswith("asks for at least 2 hospitals in a job; this job has 1")

@@ -30,6 +30,7 @@ from medpfl.results.callbacks import Callback, Report, ResultFiles
 from medpfl.results.line import MetricLine
 from medpfl.results.record import Record
 from medpfl.results.schema import AboutEvaluation, Given, number
+from medpfl.rounds import policy
 from medpfl.rounds.announcing import versions
 from medpfl.rounds.answers import answers, no_tensors
 from medpfl.rounds.messages import Message, byte_count
@@ -172,6 +173,7 @@ def evaluate_given(
     if difference := differing_entry(networks, tensors):
         raise ConfigError(f"the given model does not fit its configuration: {difference}")
     data = task.load(site_file)
+    policy.check_scored(site_file.policy, data)
     shape = list(data.splits["test"].inputs.shape[1:])
     if shape != recipe.input_shape:
         raise ConfigError(f"the given model takes inputs of shape {recipe.input_shape}, the data here have {shape}")

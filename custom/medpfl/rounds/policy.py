@@ -74,10 +74,25 @@ def check_data(policy: Policy, data: SiteData, methods: Sequence[Method]) -> Non
             f"this hospital's policy ('least_samples') asks for at least {policy.least_samples} training samples, and "
             "it has fewer of this dataset"
         )
+    check_scored(policy, data)
     for method in methods:
         batches = method.steps or method.epochs * math.ceil(count / method.batch_size)
         _most("most_steps", policy.most_steps, batches, f"batches a round ({type(method).__name__})")
         check_update(policy, method, min(count, batches * method.batch_size))
+
+
+def check_scored(policy: Policy, data: SiteData) -> None:
+    """Whether the scores that are to leave are of enough cases: that of a single one is its patient's result.
+
+    Raises:
+        PolicyRefused: with the rule's key and the split; it does not tell how many cases there are.
+    """
+    for split in ("validation", "test"):
+        if 0 < len(data.splits[split].names) < policy.least_scored:
+            raise PolicyRefused(
+                f"this hospital's policy ('least_scored') asks for at least {policy.least_scored} scored cases, "
+                f"and its {split} split has fewer"
+            )
 
 
 def check_update(policy: Policy, method: object, drawn: int) -> None:
