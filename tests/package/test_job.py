@@ -243,7 +243,7 @@ def test_a_wrong_class_is_never_called(tmp_path: Path) -> None:
     """What a job names is checked before it is built, so its arguments cannot make anything happen."""
     marker = tmp_path / "marker"
     for path in ("subprocess.run", "subprocess.Popen", "os.system"):
-        with pytest.raises(ConfigError, match="is (not a class|no Mixer)"):
+        with pytest.raises(ConfigError, match=r"is (not a class|no Mixer)"):
             build({"path": path, "args": {"args": ["touch", str(marker)]}}, Mixer, "here")
     assert not marker.exists()
 
