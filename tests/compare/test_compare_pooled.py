@@ -187,6 +187,7 @@ def declare(files: list[Path], seed: int) -> None:
     declare_checkpoint(files, "known", path)
 
 
+@pytest.mark.slow
 def test_every_method_begins_with_the_comparisons_start_weights(tmp_path: Path, table_sites: dict[str, Path]) -> None:
     """With a learning rate that moves no weight, what is deployed is what training began with."""
     declare([*table_sites.values()], 5)
