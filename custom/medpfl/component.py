@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from pydantic import JsonValue
 
 from medpfl.core.checked import Checked, hint_of
-from medpfl.core.errors import ConfigError, meant
+from medpfl.core.errors import ConfigError, meant, shown
 
 Built = TypeVar("Built")
 Spec = dict[str, JsonValue]
@@ -67,7 +67,7 @@ def find_class(path: Any, where: str) -> type:
         ConfigError: no such module or class, it is not a class, or it is of a package that is not to be imported.
     """
     if not isinstance(path, str) or "." not in path:
-        raise ConfigError(f"{where}: 'path' must be a full class name, got {path!r}")
+        raise ConfigError(f"{where}: 'path' must be a full class name, got {shown(path)}")
     module, _, name = path.rpartition(".")
     if not _may_import(module):
         if module not in sys.modules:
@@ -141,7 +141,7 @@ def build(config: Any, base: type, where: str) -> Any:
         ConfigError: one sentence with the place, the key, expected and got.
     """
     if not isinstance(config, dict) or "path" not in config:
-        raise ConfigError(f"{where}: expected {{'path': class, 'args': {{...}}}}, got {config!r}")
+        raise ConfigError(f"{where}: expected {{'path': class, 'args': {{...}}}}, got {shown(config)}")
     extra = set(config) - {"id", "path", "args"}
     if extra:
         raise ConfigError(f"{where}: unknown key '{sorted(extra)[0]}'; a component has 'path' and 'args'")
@@ -160,7 +160,7 @@ def construct(kind: type[Built], args: Any, where: str) -> Built:
         ConfigError: with the place, the argument, expected and got.
     """
     if not isinstance(args, dict):
-        raise ConfigError(f"{where}: 'args' must be a mapping, got {args!r}")
+        raise ConfigError(f"{where}: 'args' must be a mapping, got {shown(args)}")
     built = {name: _argument_of(kind, name, value, where) for name, value in args.items()}
     try:
         return kind(**built)

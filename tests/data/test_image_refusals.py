@@ -120,7 +120,7 @@ LINES = "id,lesion,dx,site\n"
         (cut(MASK, 0.7), {}, ["i00_mask.png: cannot be read as an image: "]),
         (cut(ONE, 0.7), {}, ["i00.png: cannot be read as an image: "]),
         (holding(ONE, ""), {}, ["i00.png: expected an image (PNG, JPEG,"]),
-        (holding(ONE, "GIF89a" + 40 * "\0"), {}, ["i00.png: cannot be read as an image"]),
+        (holding(ONE, "GIF89a" + 40 * "\0"), {}, ["i00.png: expected an image (PNG, JPEG,"]),
         (holding(ONE, b"\x89PNG\r\n\x1a\n" + bytes(40)), {}, ["i00.png: "]),
     ],
 )

@@ -37,6 +37,7 @@ def test_the_union_is_no_mean(make_job: Make, table_sites: dict[str, Path], tmp_
         assert (abs(union.metrics[metric] - mean) < 1e-6) == exact
     assert len(union.cases) == sum(sizes)
 
-    empty = SiteData({**data["dora"].splits, "test": empty_like(tests[0])}, data["dora"].class_names)
+    dora = data["dora"]
+    empty = SiteData({**dora.splits, "test": empty_like(tests[0])}, dora.class_names, dora.preparation)
     with pytest.raises(DataError, match="the test split is empty"):
         evaluate_on_all(model, {**data, "dora": empty}, "test")

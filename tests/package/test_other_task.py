@@ -158,7 +158,7 @@ def test_methods_are_compared_by_it(sites: dict[str, Path], tmp_path: Path) -> N
     assert content.measure == DAYS and content.splits[0].labels == {}
     rows = console.ranked(content)
     means = [row.best.mean for row in rows if row.best.mean is not None]
-    assert len(means) == len(rows) == 5 and means == sorted(means)
+    assert len(means) == len(rows) == 7 and means == sorted(means)
     by_name = {row.name: row for row in rows}
     soft, local = by_name["Soft"], by_name["Local"]
     assert soft.gain and soft.best.mean is not None and local.best.mean is not None

@@ -141,7 +141,7 @@ def test_statistics_that_no_component_can_use_are_refused(
 ) -> None:
     """They ended the job."""
     method = PFedNet(lr=0.05, batch_size=8)
-    job = make_job(mixers={"shared": Mean(), "personal": NetworkProx(tau=0.1)}, method=method)
+    job = make_job(mixers={"shared": Mean(), "personal": NetworkProx(tau=0.1, neighbours=1)}, method=method)
     coordinator, _ = attacked(job, table_sites, tmp_path, statistics("clara", change))
     assert told_of(coordinator, "clara")[0].startswith("statistics refused: ") and coordinator.done == 3
 

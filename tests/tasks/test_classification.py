@@ -134,7 +134,10 @@ def test_new_images_are_classified(hospital: Path, tmp_path: Path) -> None:
         assert done.rows[number]["p_malignant"] == pytest.approx(float(expected), abs=1e-4)
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "x.jpg").write_text("no")
-    for path, words in ((tmp_path / "broken", "x.jpg: expected a PNG"), (tmp_path / "none.png", "no such file")):
+    for path, words in (
+        (tmp_path / "broken", "x.jpg: expected an image"),
+        (tmp_path / "none.png", "no such file"),
+    ):
         with pytest.raises(DataError, match=words):
             predict(model, path, tmp_path / "other")
     (tmp_path / "empty").mkdir()

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar
 
-from medpfl.core.errors import ConfigError, meant
+from medpfl.core.errors import ConfigError, meant, shown
 
 
 class CheckedType(ABCMeta):
@@ -89,7 +89,7 @@ def _checked(kind: "CheckedType", name: str, value: Any) -> Any:
         return _fitted(value, hint)
     except _Misfit as error:
         near = meant(value, typing.get_args(hint)) if typing.get_origin(hint) is typing.Literal else ""
-        raise ConfigError(f"argument '{name}' of {kind.__name__} must be {error}, got {value!r}{near}") from None
+        raise ConfigError(f"argument '{name}' of {kind.__name__} must be {error}, got {shown(value)}{near}") from None
 
 
 def _refuse_missing(kind: type, given: set[str]) -> None:

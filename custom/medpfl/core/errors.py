@@ -68,3 +68,9 @@ def meant(name: object, known: Iterable[object]) -> str:
     """For the end of a sentence: "; did you mean 'width'?", or nothing if no known name is near."""
     near = difflib.get_close_matches(str(name), [str(one) for one in known], 1)
     return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def shown(value: object) -> str:
+    """A wrong value for a sentence, as Python writes it; of a long one the beginning."""
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
