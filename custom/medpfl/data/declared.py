@@ -159,7 +159,8 @@ class LabelMap(Strict):
 
     def coding(self) -> list[JsonValue]:
         """All that ``translate`` goes by: the declared values, and what becomes which of them."""
-        return [*sorted(self.labels), *([value, target] for value, target in sorted(self.label_map.items()))]
+        mapped: list[JsonValue] = [[value, target] for value, target in sorted(self.label_map.items())]
+        return [*sorted(self.labels), *mapped]
 
     def _expected(self) -> str:
         mapped = f" (or {', '.join(map(str, sorted(self.label_map)))} by label_map)" if self.label_map else ""
