@@ -147,7 +147,7 @@ def build(config: Any, base: type, where: str) -> Any:
         raise ConfigError(f"{where}: unknown key '{sorted(extra)[0]}'; a component has 'path' and 'args'")
     kind = find_class(config["path"], where)
     if not issubclass(kind, base):
-        raise ConfigError(f"{where}: '{config['path']}' is not a {base.__name__}")
+        raise ConfigError(f"{where}: '{config['path']}' is no {base.__name__}")
     if inspect.isabstract(kind):
         raise ConfigError(f"{where}: '{config['path']}' is abstract; name one that implements it")
     return construct(kind, config.get("args", {}), where)

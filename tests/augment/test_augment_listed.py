@@ -74,7 +74,7 @@ def test_a_job_lists_augmentations_by_class_and_arguments(kind: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ([{"path": "medpfl.models.unet.UNet"}], "is not a Augmentation"),
+        ([{"path": "medpfl.models.unet.UNet"}], "is no Augmentation"),
         ([{"path": PATH, "args": {"axes": 1}}], "unknown argument 'axes' of Rolled; it has: axis, prob; .*'axis'?"),
         ([{"path": "os.system", "args": {}}], "'os.system'"),
         ([{"args": {}}], "expected {'path'"),

@@ -55,7 +55,7 @@ def plan_of(folder: Path, **changes: Any) -> Any:
             "optimizer: unknown argument 'momentun' of Sgd; it has: weight_decay, momentum, nesterov; did you mean "
             "'momentum'?",
         ),
-        ({"optimizer": {"path": "medpfl.tasks.tabular.Tabular"}}, "'medpfl.tasks.tabular.Tabular' is not a Optimizer"),
+        ({"optimizer": {"path": "medpfl.tasks.tabular.Tabular"}}, "'medpfl.tasks.tabular.Tabular' is no Optimizer"),
         ({"rounds": 0}, "'rounds': input should be greater than 0, got 0"),
         ({"rounds": "3"}, "'rounds': input should be a valid integer, got '3'"),
         ({"seeds": []}, "'seeds': list should have at least 1 item"),
@@ -115,14 +115,14 @@ def test_a_file_that_is_no_mapping_gets_one_sentence(tmp_path: Path, text: str, 
     ("entry", "words"),
     [
         ({"path": "medpfl.methods.softpull.Pull"}, "methods.Soft: there is no class"),
-        ({"path": "medpfl.core.mixers.Mean"}, "methods.Soft: 'medpfl.core.mixers.Mean' is not a Method"),
+        ({"path": "medpfl.core.mixers.Mean"}, "methods.Soft: 'medpfl.core.mixers.Mean' is no Method"),
         ({"path": "medpfl.methods.local.Local"}, "methods.Soft: Local is in every comparison already"),
         ({**SOFT_PULL, "args": {"mu": 1}}, "methods.Soft: unknown argument 'mu' of SoftPull"),
         (
             {**SOFT_PULL, "slots": {"head": {"path": "medpfl.core.mixers.Mean"}}},
             "there is no slot 'head'; its slots are",
         ),
-        ({**SOFT_PULL, "slots": {"model": SOFT_PULL}}, "is not a Mixer"),
+        ({**SOFT_PULL, "slots": {"model": SOFT_PULL}}, "is no Mixer"),
         (
             {**SOFT_PULL, "slots": {"model": {"path": "medpfl.core.mixers.SoftPull", "args": {"lam": 0.1}}}},
             "SoftPull's lam must be in",

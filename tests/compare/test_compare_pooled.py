@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from comparing import compared, plan_of
+from comparing import SOFT, compared, plan_of
+from medpfl import store
 from medpfl.compare import pooled
 from medpfl.compare.pooled import Together, train_pooled
 from medpfl.compare.report import write_report
-from medpfl.core.errors import ConfigError, MedPFLError
+from medpfl.core.errors import ConfigError, DataError, MedPFLError, SiteFileError
 from medpfl.core.mixers import Identity
 from medpfl.data.samples import SiteData
 from medpfl.data.site_file import load_site_file
+from medpfl.demo.index_lists import declare_checkpoint
 from medpfl.deployed.model_file import load_deployed
 from medpfl.deployed.predict import evaluate_at
 from medpfl.job import Job
@@ -169,3 +171,50 @@ def test_the_page_marks_the_best_that_hospitals_can_have(tmp_path: Path, table_s
     assert len(marked) == 2 and all(">FedAvg<" in line for line in marked)  # on the leaderboard, and by hospital
     assert marked[1].count('class="win"') == len(table_sites)
     assert page.count("Pooled, which real hospitals cannot have") == 1
+
+
+START = {"path": "medpfl.methods.start.Start", "args": {"checkpoint": "known"}}
+
+
+def weights(seed: int) -> dict[str, torch.Tensor]:
+    torch.manual_seed(seed)
+    return dict(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1)).state_dict())
+
+
+def declare(files: list[Path], seed: int) -> None:
+    path = files[0].parent / f"known{seed}.safetensors"
+    store.save(path, weights(seed), {"kind": "checkpoint"})
+    declare_checkpoint(files, "known", path)
+
+
+@pytest.mark.slow
+def test_every_method_begins_with_the_comparisons_start_weights(tmp_path: Path, table_sites: dict[str, Path]) -> None:
+    """With a learning rate that moves no weight, what is deployed is what training began with."""
+    declare([*table_sites.values()], 5)
+    plan, content = compared(
+        tmp_path, table_sites, pooled=True, rounds=1, steps=1, lr=1e-30, start=START, methods={"Soft": SOFT}
+    )
+    assert [run.name for run in plan.runs] == ["Local", "FedAvg", "Pooled", "Soft"]
+    assert {run.initial.digest for run in content.runs} == {store.fingerprint(weights(5))}
+    for run in plan.runs:
+        models = tmp_path / "results" / "runs" / run.digest / "home" / "berta" / "compared" / "models"
+        (state,) = load_deployed(next(models.glob("*-last.safetensors"))).networks.children()
+        for key, tensor in weights(5).items():
+            torch.testing.assert_close(state.state_dict()[key], tensor, rtol=1e-6, atol=0, msg=f"{run.name}: {key}")
+    before = [run.digest for run in plan.runs]
+    declare([*table_sites.values()], 6)  # other weights make other runs
+    again = plan_of(
+        tmp_path, table_sites, pooled=True, rounds=1, steps=1, lr=1e-30, start=START, methods={"Soft": SOFT}
+    )
+    assert not {run.digest for run in again.runs} & {*before}
+
+
+def test_start_weights_that_cannot_be_even_are_refused(tmp_path: Path, table_sites: dict[str, Path]) -> None:
+    with pytest.raises(SiteFileError, match="asks for checkpoint 'known', which this hospital does not declare"):
+        plan_of(tmp_path, table_sites, start=START)
+    with pytest.raises(ConfigError, match=r"methods\.Soft\.args may not set 'start': it is the same for every method"):
+        plan_of(tmp_path, table_sites, methods={"Soft": {**SOFT, "args": {"start": START}}})
+    declare([*table_sites.values()], 5)
+    declare([table_sites["clara"]], 6)
+    with pytest.raises(DataError, match="checkpoint 'known' of clara holds other tensors than that of anna"):
+        plan_of(tmp_path, table_sites, start=START)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from baselines import begin
 from medpfl import store
 from medpfl.component import build, spec_of
-from medpfl.core.errors import ConfigError, SiteFileError
+from medpfl.core.errors import ConfigError, DataError, SiteFileError
 from medpfl.core.frozen import frozen_entries
 from medpfl.core.mixers import Identity, Mean, Mixer
 from medpfl.data.site_file import load_site_file
@@ -38,6 +38,7 @@ from medpfl.methods.start import Start, Started
 from medpfl.models.dynunet import DynUNet
 from medpfl.models.tabnet import TabNet
 from medpfl.models.unet import UNet
+from medpfl.rounds.pretrain import pretrain
 from medpfl.rounds.simulate import simulate
 from medpfl.rounds.site import SiteRunner
 from small_jobs import small_job
@@ -251,3 +252,26 @@ def test_in_a_job(tmp_path: Path) -> None:
 def test_a_personaliser_takes_it_from_fedsm() -> None:
     whole = FedSMPersonalised(start=Start("known"))
     assert whole.personaliser.start == whole.start and whole.declared_checkpoints() == ["known"]
+
+
+def test_pretraining_begins_with_it(table_sites: dict[str, Path]) -> None:
+    """A rate that moves no weight leaves the checkpoint's; what is frozen is in the new checkpoint as it was."""
+    declare(table_sites, weights())
+    still, _ = pretrain(job(FedAvg(start=Start("known"), lr=1e-30, batch_size=8)), table_sites, 1.0, 1)
+    trained = {"0.weight", "0.bias", "1.weight", "1.bias", "3.weight", "3.bias"}  # not BatchNorm's statistics
+    assert still.keys() == weights().keys()
+    assert all(torch.allclose(still[key], weights()[key], rtol=0, atol=1e-20) for key in trained)
+    part, _ = pretrain(job(FedAvg(start=Start("known", frozen=("0", "1")), **SETTINGS)), table_sites, 1.0, 1)
+    assert part.keys() == weights().keys()
+    for key, tensor in part.items():
+        assert torch.equal(tensor, weights()[key]) == (key[0] in "01"), key
+
+
+def test_pretraining_refuses_what_is_not_the_same_everywhere(table_sites: dict[str, Path]) -> None:
+    given = job(FedAvg(start=Start("known"), **SETTINGS))
+    with pytest.raises(SiteFileError, match="which this hospital does not declare"):
+        pretrain(given, table_sites, 1.0, 1)
+    declare(table_sites, weights())
+    store.save(table_sites["clara"].with_name("clara.safetensors"), weights(6), {"kind": "checkpoint"})
+    with pytest.raises(DataError, match="checkpoint 'known' of clara holds other tensors than that of anna"):
+        pretrain(given, table_sites, 1.0, 1)

@@ -75,7 +75,7 @@ def test_a_site_file_without_a_network_or_with_another(tmp_path: Path) -> None:
     for number, (wrong, words) in enumerate(
         [
             ({"path": "medpfl.models.lenet.LeNet6"}, "there is no class 'medpfl.models.lenet.LeNet6'"),
-            ({"path": "medpfl.core.mixers.Mean"}, "'medpfl.core.mixers.Mean' is not a Architecture"),
+            ({"path": "medpfl.core.mixers.Mean"}, "'medpfl.core.mixers.Mean' is no Architecture"),
             ({"path": "medpfl.models.resnet.ResNet", "args": {"width": 0}}, "width must be at least 1, got 0"),
             (spec_of(OwnChoice()), "expected one network, got OwnChoice"),
             (spec_of(NAMED), "expected one network, got ByHospital"),

@@ -106,7 +106,7 @@ def test_refusals() -> None:
         TabNet().build((3, 8, 8), 2)
     with pytest.raises(ConfigError, match="'hidden' is of the perceptron"):
         Tabular(dataset="blood", hidden=(3,), architecture=TabNet())
-    with pytest.raises(ConfigError, match=r"'medpfl.core.mixers.Mean' is not a Architecture"):
+    with pytest.raises(ConfigError, match=r"'medpfl.core.mixers.Mean' is no Architecture"):
         bad = {"dataset": "blood", "architecture": {"path": "medpfl.core.mixers.Mean"}}
         build({"path": "medpfl.tasks.tabular.Tabular", "args": bad}, Task, "task")
     assert build(spec_of(TabNet(width=3)), Architecture, "here") == TabNet(width=3)

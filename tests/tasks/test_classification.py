@@ -212,7 +212,7 @@ def test_nested_components_are_checked() -> None:
     for wrong, words in (
         ({"path": "medpfl.models.resnet.ResNet", "args": {"wide": 8}}, "task.architecture: unknown argument 'wide'"),
         ({"path": "medpfl.models.resnet.ResNet", "args": {"depth": 20}}, "task.architecture: argument 'depth'"),
-        ({"path": "medpfl.tasks.Tabular", "args": {"dataset": "x"}}, "is not a Architecture"),
+        ({"path": "medpfl.tasks.Tabular", "args": {"dataset": "x"}}, "is no Architecture"),
         ({"path": "medpfl.models.base.Architecture"}, "is abstract"),
         ({"width": 8}, "argument 'architecture'"),
         ("ResNet", "argument 'architecture'"),

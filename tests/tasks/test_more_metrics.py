@@ -120,6 +120,7 @@ ACROSS = [[0, 0, 1], [0, 0, 0]]
 DIAGONAL = math.hypot(2 * 1, 3 * 2, 2 * 3)
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     ("truth", "found", "hd95", "surface", "volume"),
     [

@@ -190,7 +190,7 @@ def test_intensities(intensity: Intensity, expected: list[float]) -> None:
         ({"size": [16, 16, 8], "spacing": [0, 1, 1]}, "spacing must be 3 positive numbers"),
         ({"intensity": {"path": "medpfl.data.intensity.Window", "args": {"low": 5, "high": 5}}}, "below its high"),
         ({"intensity": {"path": "medpfl.data.intensity.Percentiles", "args": {"high": 101}}}, "0 <= low < high <= 100"),
-        ({"intensity": {"path": "medpfl.models.unet.UNet"}}, "is not a Intensity"),
+        ({"intensity": {"path": "medpfl.models.unet.UNet"}}, "is no Intensity"),
     ],
 )
 def test_what_cannot_be_is_refused(arguments: dict[str, Any], words: str) -> None:

@@ -98,7 +98,7 @@ def test_the_configuration_of_a_nested_component_comes_back_as_it_was(tmp_path: 
     ("architecture", "words"),
     [
         ("Conv1d", ["argument 'architecture'", "'Conv1d'"]),
-        ({"path": "medpfl.tasks.Tabular", "args": {"dataset": "x"}}, ["is not a Architecture"]),
+        ({"path": "medpfl.tasks.Tabular", "args": {"dataset": "x"}}, ["is no Architecture"]),
         ({"path": "medpfl.models.base.Architecture"}, ["abstract"]),
         ({"path": "medpfl.models.conv1d.Conv1d", "args": {"kernel": 4}}, ["Conv1d's kernel must be odd", "got 4"]),
         ({"path": "medpfl.models.conv1d.Conv1d", "args": {"channels": []}}, ["Conv1d's channels", "got []"]),

@@ -202,9 +202,12 @@ def pretrain(
     if isinstance(loaded, EvaluationJob):
         raise MedPFLError(f"job '{loaded.name}' trains nothing, so it needs no checkpoint")
     files = {path.stem: path for path in (sorted(sites.glob("*.yaml")) if sites.is_dir() else [sites])}
-    names = loaded.method.declared_checkpoints()
+    names = loaded.method.checkpoints()
     if declare and len(names) != 1:
-        raise MedPFLError(f"--declare: job '{loaded.name}' uses {len(names)} checkpoints, so it gives this one no name")
+        beside = " beside its start weights, with which pretraining begins" if loaded.method.start else ""
+        raise MedPFLError(
+            f"--declare: job '{loaded.name}' uses {len(names)} checkpoints{beside}, so it gives this one no name"
+        )
     with Progress(TextColumn("epoch {task.completed}/{task.total}"), BarColumn(), console=console) as progress:
         bar = progress.add_task("epochs", total=epochs)
         tensors, about = run(loaded, files, share, epochs, lambda epoch, loss: progress.update(bar, completed=epoch))

@@ -19,6 +19,7 @@ from medpfl.job.codecs import Codecs
 from medpfl.methods import references
 from medpfl.methods.base import Build, Method
 from medpfl.methods.components import default_mixer
+from medpfl.methods.start import Started
 from medpfl.rounds.messages import digest_of
 from medpfl.rounds.protocol import as_json
 from medpfl.store import fingerprint
@@ -199,7 +200,12 @@ def initial_weights(entry: Entry, made: Build) -> Initial:
 
 
 def initial_everywhere(
-    entry: Entry, task: Task, data: Mapping[str, SiteData], roster: tuple[str, ...], seed: int
+    entry: Entry,
+    task: Task,
+    data: Mapping[str, SiteData],
+    roster: tuple[str, ...],
+    seed: int,
+    start: Started | None = None,
 ) -> Initial:
     """``initial_weights`` at the first hospital, or at every one of ``data`` where their networks differ.
 
@@ -207,7 +213,9 @@ def initial_everywhere(
         ConfigError: as ``initial_weights``.
     """
     sites = sorted(data) if task.networks_differ else sorted(data)[:1]
-    found = [initial_weights(entry, Build(task.at(site), data[site], roster, seed, site)) for site in sites]
+    found = [
+        initial_weights(entry, Build(task.at(site), data[site], roster, seed, site, start=start)) for site in sites
+    ]
     digests = [each.digest for each in found]
     return found[0] if len(digests) == 1 else found[0].model_copy(update={"digest": digest_of(digests)})
 

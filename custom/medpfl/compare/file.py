@@ -18,10 +18,11 @@ LOCAL, FEDAVG, FINE_TUNED, POOLED = "Local", "FedAvg", "FedAvg + fine-tuning", "
 BEFORE_MEAN = "FedAvg before the mean"
 REFERENCES = (LOCAL, FEDAVG, BEFORE_MEAN, FINE_TUNED, POOLED)
 """The rows of a comparison that are no method of its file, in their order."""
-SHARED = ("epochs", "steps", "batch_size", "accumulate")
+SHARED = ("epochs", "steps", "batch_size", "accumulate", "start")
 """Arguments that are the same for every method of a comparison."""
 _TRAINING = (
     "batch_size", "lr", "optimizer", "schedule", "clip_gradient", "accumulate", "optimizer_state", "precision",
+    "start",
 )  # fmt: skip
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 .+_()-]{0,39}$")]
@@ -94,6 +95,7 @@ class Comparison(_Strict):
         lr, batch_size: of every method; a method may have another lr in its ``args``.
         optimizer, schedule, clip_gradient, accumulate, optimizer_state, precision: of every method, as a job has them
             (``methods.training.Training``); a method may have others in its ``args``, but not another ``accumulate``.
+        start: the weights with which every method's networks begin, as a job has them; all site files declare them.
         pooled: also train one model on all hospitals' data together.
         unseen: also repeat every run without each hospital in turn, and test there.
         examples: show test cases with their segmentations on the page: images of patients.
@@ -118,6 +120,7 @@ class Comparison(_Strict):
     accumulate: JsonValue = None
     optimizer_state: JsonValue = None
     precision: JsonValue = None
+    start: JsonValue = None
     finetune: Annotated[int, Field(ge=1)] = 5
     pooled: bool = False
     unseen: bool = False

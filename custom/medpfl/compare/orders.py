@@ -44,6 +44,7 @@ class Order(Specs, Handed):
         without: the hospital that takes no part and is tested, if any.
         searching: the run judges arguments on validation; it reads no test set.
         splits: hospital to the digest of its samples and of how they are cut.
+        start: SHA-256 of the start weights, if networks do not begin with random ones.
     """
 
     worker: ClassVar[str] = "medpfl.compare.worker"
@@ -58,6 +59,7 @@ class Order(Specs, Handed):
     finetune: int
     task: Config
     splits: dict[str, str]
+    start: str | None = Field(default=None, exclude_if=lambda found: found is None)
 
     def configurations(self) -> list[JsonValue]:
         """Everything that names classes."""

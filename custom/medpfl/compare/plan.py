@@ -5,7 +5,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from medpfl.compare.data import Split, read_splits
+from medpfl.compare.data import Split, read_splits, reader
 from medpfl.compare.entries import Entry, build_entry, check_equal_work, check_roster, initial_weights, names_of
 from medpfl.compare.file import Comparison
 from medpfl.compare.results import SearchResult
@@ -13,10 +13,13 @@ from medpfl.compare.run_results import SearchRun
 from medpfl.compare.runner import finished, read_run
 from medpfl.compare.runs import Run, run_of
 from medpfl.compare.tuning import Search, candidates_of, judge
-from medpfl.component import build, import_named
+from medpfl.component import build, construct, import_named
 from medpfl.core.errors import ConfigError
 from medpfl.data.target import Target
 from medpfl.methods.base import Build
+from medpfl.methods.training import Training
+from medpfl.rounds.common import common_start
+from medpfl.store import fingerprint
 from medpfl.tasks.base import Task
 
 
@@ -42,6 +45,11 @@ class Plan:
     runs: list[Run] = field(default_factory=list)
 
     @property
+    def start(self) -> str | None:
+        """SHA-256 of the start weights, if there are any."""
+        return fingerprint(self.made.start.tensors) if self.made.start else None
+
+    @property
     def hospitals(self) -> list[str]:
         return list(self.made.roster)
 
@@ -62,7 +70,10 @@ def make_plan(file: Comparison, site_files: dict[str, Path]) -> Plan:
     task: Task = build(file.task.model_dump(), Task, "task")
     roster = tuple(sorted(site_files))
     splits, first = read_splits(task, site_files, file.splits)
-    made = Build(task.at(roster[0]), first, roster, file.seeds[0], roster[0])
+    read = reader(None)
+    training = construct(Training, file.training, file.name)
+    start = common_start(training.start, {site: read(path, site) for site, path in site_files.items()})
+    made = Build(task.at(roster[0]), first, roster, file.seeds[0], roster[0], start=start)
     if file.examples and task.spec.target is not Target.MASK:
         raise ConfigError(f"'examples' shows segmentations of images, which {type(task).__name__} does not make")
     plan = Plan(file, task, dict(site_files), made, splits)
@@ -77,7 +88,8 @@ def make_plan(file: Comparison, site_files: dict[str, Path]) -> Plan:
         _check_entry(entries[0], plan, file.tuning.seeds)
     searches = [
         Search(name, split.seed, entries, [
-            [run_of(file, task, entry, split, seed, searching=True) for seed in file.tuning.seeds] for entry in entries
+            [run_of(file, task, entry, split, seed, plan.start, searching=True) for seed in file.tuning.seeds]
+            for entry in entries
         ])
         for split in splits
         for name, entries in candidates.items()
@@ -110,7 +122,7 @@ def _with_runs(plan: Plan, chosen: list[tuple[Entry, Split]]) -> Plan:
             _check_entry(entry, plan, file.seeds)
             entries.append(entry)
     runs = [
-        run_of(file, plan.task, entry, split, seed, without)
+        run_of(file, plan.task, entry, split, seed, plan.start, without)
         for without in (None, *(plan.made.roster if file.unseen else ()))
         for seed in file.seeds
         for entry, split in chosen

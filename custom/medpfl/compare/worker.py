@@ -41,9 +41,11 @@ from medpfl.results.schema import (
     ValidationLine,
     number,
 )
+from medpfl.rounds.common import common_start
 from medpfl.rounds.joint import makes_joint
 from medpfl.rounds.quorum import QuorumLost
 from medpfl.rounds.simulate import simulate
+from medpfl.store import fingerprint
 from medpfl.tasks.base import Evaluation, Task
 from medpfl.tasks.metrics.calibration import reliability
 
@@ -87,12 +89,15 @@ def run(order: Order, folder: Path) -> SearchRun | TrainedRun | UnseenRun:
     for site, found in data.items():
         if split_digest(found) != order.splits[site]:
             raise ConfigError(f"{site}'s data or split changed while the comparison was running; start it again")
+    start = common_start(entry.method.start, {site: read(path, site) for site, path in files.items()})
+    if (start and fingerprint(start.tensors)) != order.start:
+        raise ConfigError("the start weights changed while the comparison was running; start it again")
     taking_part = {site: found for site, found in sorted(data.items()) if site != order.without}
     roster = tuple(taking_part)
     said: dict[str, Any] = {
         **{key: getattr(order, key) for key in ("seed", "split", "without")},
         "method": order.name,
-        "initial": initial_everywhere(entry, task, taking_part, roster, order.seed),
+        "initial": initial_everywhere(entry, task, taking_part, roster, order.seed, start),
     }
     job = job_of(entry, task, order, len(roster))
     test = not order.searching

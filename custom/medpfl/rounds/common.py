@@ -43,6 +43,24 @@ class Common:
         return {**checkpoints, **public}
 
 
+def common_start(how: Start | None, site_files: Mapping[str, SiteFile]) -> Started | None:
+    """What networks start with where all hospitals' files are at hand: pretraining, a comparison on one machine.
+
+    Raises:
+        SiteFileError: a site file does not declare the checkpoint.
+        DataError: two hospitals hold other tensors under its name.
+    """
+    if how is None:
+        return None
+    found = {site: site_file.checkpoint(how.checkpoint) for site, site_file in sorted(site_files.items())}
+    marks = {site: store.fingerprint(tensors) for site, tensors in found.items()}
+    first, *others = found
+    for other in others:
+        if marks[other] != marks[first]:
+            raise DataError(f"checkpoint '{how.checkpoint}' of {other} holds other tensors than that of {first}")
+    return Started(how, found[first])
+
+
 def read_common(method: Method, task: Task, site_file: SiteFile, data: SiteData) -> Common:
     """Read what the method asks for. Of a public dataset all samples are taken, and no label.
 

@@ -18,12 +18,13 @@ from medpfl.core.seeding import derive_seed, seed_torch
 from medpfl.core.tied import own_state
 from medpfl.data.partition import cut_by_class
 from medpfl.data.samples import Samples, SiteData
-from medpfl.data.site_file import CHECKPOINT, load_site_file
+from medpfl.data.site_file import CHECKPOINT, SiteFile, load_site_file
 from medpfl.job import Job
 from medpfl.methods.base import Build, Hospital, Method, Site
 from medpfl.methods.references import like
 from medpfl.methods.schedules import Span
 from medpfl.results.schema import Typed
+from medpfl.rounds.common import common_start
 
 POOLED = "pooled"
 
@@ -48,7 +49,8 @@ def pretrain(
     epochs: int,
     progress: Callable[[int, float], None] = lambda epoch, loss: None,
 ) -> tuple[dict[str, Tensor], About]:
-    """Train the job's network with its method's learning rate, batch size and optimiser.
+    """Train the job's network with its method's learning rate, batch size and optimiser, from its ``start`` weights if
+    it has any.
 
     Args:
         site_files: name to site file: one of a public data set, or several to be pooled.
@@ -61,15 +63,18 @@ def pretrain(
 
     Raises:
         ConfigError: share or epochs make no sense.
-        DataError: the data sets do not fit together.
+        SiteFileError: a site file does not declare the checkpoint of the start weights.
+        DataError: the data sets do not fit together, or their checkpoints differ.
     """
     if not 0 < share <= 1:
         raise ConfigError(f"the share of the training data must be above 0 and at most 1, got {share}")
     if epochs < 1:
         raise ConfigError(f"the epochs must be at least 1, got {epochs}")
-    data = _pooled(job, site_files, share)
+    files = {name: load_site_file(path, name) for name, path in sorted(site_files.items())}
+    data = _pooled(job, files, share)
     method: Method = replace(like("local", job.method), epochs=1, steps=None)
-    models = nn.ModuleDict(method.models(Build(job.task, data, (POOLED,), job.settings.seed)))
+    start = common_start(method.start, files)
+    models = nn.ModuleDict(method.models(Build(job.task, data, (POOLED,), job.settings.seed, start=start)))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     name = next(iter(method.deploys.values()))
     torch.set_num_threads(job.settings.threads)
@@ -95,15 +100,15 @@ def pretrain(
     return tensors, about
 
 
-def _pooled(job: Job, site_files: Mapping[str, Path], share: float) -> SiteData:
+def _pooled(job: Job, site_files: Mapping[str, SiteFile], share: float) -> SiteData:
     inputs, targets, first = [], [], None
-    for name, path in sorted(site_files.items()):
-        data = job.task.load(load_site_file(path, name))
+    for name, site_file in site_files.items():
+        data = job.task.load(site_file)
         train = data.splits["train"]
         if first is None:
             first = data
         elif data.class_names != first.class_names or data.input_shape != first.input_shape:
-            raise DataError(f"{path}: its classes or the shape of its inputs differ from the other data sets'")
+            raise DataError(f"{name}: its classes or the shape of its inputs differ from the other data sets'")
         rows = torch.from_numpy(_chosen(train, share, derive_seed(job.settings.seed, POOLED, name)))
         inputs.append(train.inputs[rows])
         targets.append(train.targets[rows])

@@ -7,8 +7,10 @@ where it is in one of them only, it is the worst that the case allows.
 """
 
 import math
+import warnings
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import ClassVar, Self
 
 import torch
@@ -143,7 +145,9 @@ class HD95(InSpace):
         from monai.metrics import compute_hausdorff_distance
 
         (one, other), spacing = self._flat(found, truth)
-        return float(compute_hausdorff_distance(one, other, include_background=True, percentile=95, spacing=spacing))
+        with _quiet():
+            distance = compute_hausdorff_distance(one, other, include_background=True, percentile=95, spacing=spacing)
+        return float(distance)
 
 
 class SurfaceDice(InSpace):
@@ -171,7 +175,17 @@ class SurfaceDice(InSpace):
         from monai.metrics import compute_surface_dice
 
         (one, other), spacing = self._flat(found, truth)
-        return float(compute_surface_dice(one, other, [self.tolerance], include_background=True, spacing=spacing))
+        with _quiet():
+            share = compute_surface_dice(one, other, [self.tolerance], include_background=True, spacing=spacing)
+        return float(share)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without one warning, which MONAI raises at an argument of its own for every class of every case."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r".*`always_return_as_numpy`", FutureWarning)
+        yield
 
 
 class VolumeError(InSpace):
