@@ -126,6 +126,22 @@ def bench_reading(
     say(reading.table_of(results))
 
 
+@app.command("caching")
+def bench_caching(
+    data: Annotated[Path | None, typer.Option(help="As for 'medpfl demo hippocampus'.")] = None,
+    volumes: Annotated[int, typer.Option(help="Hippocampus volumes.")] = 40,
+    repeats: Annotated[int, typer.Option(help="Turns; medians are reported.")] = 3,
+    out: OutOption = None,
+) -> None:
+    """Loading data whose prepared cases are kept on disk, as a multiple of loading them without."""
+    from benchmarks import caching, common
+
+    facts = common.machine()
+    results = caching.measure(data, volumes, repeats)
+    common.write_json(out, "caching", facts, results)
+    say(caching.table_of(results))
+
+
 @app.command("augmenting")
 def bench_augmenting(
     repeats: Annotated[int, typer.Option(help="Turns; medians are reported.")] = 5,

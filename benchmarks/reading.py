@@ -41,7 +41,7 @@ def measure(images: int, repeats: int, budget_mb: float) -> dict[str, Any]:
         if value < least:
             raise MedPFLError(f"--{name} must be at least {least}, got {value:g}")
     with tempfile.TemporaryDirectory(prefix="medpfl-bench-") as folder:
-        _write(Path(folder), images)
+        write_images(Path(folder), images)
         speeds = _in_process("speeds", {"folder": folder, "repeats": repeats})
         memory = _in_process("memory", {"folder": folder, "budget_mb": budget_mb})
     if memory["data_mb"] <= 2 * budget_mb:
@@ -51,7 +51,7 @@ def measure(images: int, repeats: int, budget_mb: float) -> dict[str, Any]:
     return {"images": images, "repeats": repeats, "images_per_second": speeds, "to_training": ratios, "memory": memory}
 
 
-def _write(folder: Path, count: int) -> None:
+def write_images(folder: Path, count: int) -> None:
     """JPEG files with smooth colours and some noise, about as large as photographs of skin are."""
     from PIL import Image
 

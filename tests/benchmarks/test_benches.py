@@ -14,6 +14,7 @@ from benchmarks.tables import BENCHES
 
 ROOT = Path(__file__).resolve().parents[2]
 HEART = Path(os.environ.get("MEDPFL_HEART_DATA", ROOT.parent / "shared" / "data" / "uci_heart"))
+HIPPOCAMPUS = Path(os.environ.get("MEDPFL_HIPPOCAMPUS", ROOT.parent / "shared/data/hippocampus/hippocampus.zip"))
 FLAMBY = ROOT.parent / "shared" / "data" / "flamby_results"
 
 
@@ -45,6 +46,15 @@ def test_bench_augmenting_makes_batches_once_for_all_networks_of_a_round(tmp_pat
     bench("augmenting", "--repeats", "1", "--out", str(tmp_path / "a.json"))
     found = json.loads((tmp_path / "a.json").read_text())["settings"]
     assert all(one["ratios"]["first network"] > one["ratios"]["next network"] for one in found)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HIPPOCAMPUS.exists(), reason="the hippocampus data are absent")
+def test_bench_caching_loads_what_is_kept_faster(tmp_path: Path) -> None:
+    options = ("--data", str(HIPPOCAMPUS), "--volumes", "8", "--repeats", "1", "--out", str(tmp_path / "c.json"))
+    bench("caching", *options)
+    found = json.loads((tmp_path / "c.json").read_text())["settings"]
+    assert len(found) == 4 and all(one["to_without"]["afterwards"] < 0.8 and one["kept_mb"] > 1 for one in found)
 
 
 @pytest.mark.slow

@@ -2,6 +2,9 @@
 """Volumes as a 3-D task wants them: whole, of any size; and what is refused by a sentence."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +99,67 @@ def test_a_case_without_foreground_is_a_case(tmp_path: Path) -> None:
     labels[0][:] = 0
     train = written(tmp_path, images, labels).load(SPEC).splits["train"]
     assert isinstance(train.targets, CaseRows) and train.targets.places(0) == {} and train.targets.places(1)
+
+
+@pytest.mark.slow
+def test_memory_stays_bounded_when_the_volumes_are_ten_times_the_budget(tmp_path: Path) -> None:
+    """160 volumes, 210 MB decoded, with a budget of 21 MB: loading them, drawing patches of all and looking at whole
+    cases takes the budget and room for the cases that are being read. With a budget for all, the same measure sees all.
+
+    Counted is what the kernel could not drop again: anonymous pages, without those of mapped files.
+    """
+    image = np.random.default_rng(0).normal(100, 20, (64, 64, 64)).astype(np.float32)
+    for name, values in (("image", image), ("label", (image > 120).astype(np.uint8))):
+        nib.save(nib.Nifti1Image(values, np.diag([2.0, 2.0, 2.0, 1.0])), tmp_path / f"{name}.nii")
+    items = []
+    for number in range(160):
+        item = {kind: f"{number}_{kind}.nii" for kind in ("image", "label")}
+        for kind, name in item.items():
+            os.link(tmp_path / f"{kind}.nii", tmp_path / name)
+        items.append(item)
+    for name, listed in (("few", items[:3]), ("all", items)):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"training": listed[:-1], "test": listed[-1:]}))
+    code = """
+import sys, threading, time
+from pathlib import Path
+import torch
+from medpfl.data.declared import StorageRule
+from medpfl.data.preparation import Spec
+from medpfl.data.target import Target
+from medpfl.data.volumes.declare import Volumes
+from medpfl.tasks.patches import draw_patches
+
+def held():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("RssAnon")).split()[1]) * 1024 / 1e6
+
+def use(listed, megabytes):
+    dataset = Volumes(kind="volumes", datalist=f"{listed}.json", labels={0: "background", 1: "organ"})
+    dataset._folder, dataset._storage = Path(sys.argv[1]), StorageRule(memory_gb=megabytes * 1e6 / 2**30)
+    train = dataset.load(Spec(Target.MASK, ("volumes",), (16, 16, 16), (2.0, 2.0, 2.0))).splits["train"]
+    for start in range(0, len(train), 4):
+        draw_patches(train, torch.arange(start, min(start + 4, len(train))), torch.Generator().manual_seed(start))
+        assert train.inputs.whole(start).isfinite().all()
+
+def watch():
+    while not over.wait(0.005):
+        peak[0] = max(peak[0], held())
+
+def grown(megabytes):
+    before = peak[0] = held()
+    use("all", megabytes)
+    return peak[0] - before
+
+use("few", 1000)  # imports
+over, peak = threading.Event(), [0.0]
+watching = threading.Thread(target=watch)
+watching.start()
+print(grown(21), grown(1000))
+over.set()
+watching.join()
+"""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    bounded, everything = map(float, done.stdout.split())
+    assert bounded < 21 + 60 and everything > 200, (bounded, everything)

@@ -50,6 +50,8 @@ def compare(
                 raise ConfigError(f"{file}: name a 'demo' in the file, or give the hospitals' files with --sites")
             sites = Path(scratch) / "sites"
             DEMOS[loaded.demo](sites)
+            for path in sites.glob("*.yaml"):  # public data, in a folder that goes with this command
+                path.write_text(f"{path.read_text()}\nstorage: {{cache: ../prepared, cache_gb: 2}}\n")
         elif not sites.is_dir():
             raise MedPFLError(f"--sites: {sites} is not a folder")
         with console.status("reading the data"):

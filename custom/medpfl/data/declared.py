@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from medpfl.core.errors import DataError
 
@@ -21,10 +21,13 @@ class Strict(BaseModel):
 
 class StorageRule(Strict):
     """Where decoded data are held: in memory up to ``memory_gb`` (2**30 bytes) a dataset, beyond that in an unnamed
-    file in ``scratch`` (default: the system's temporary folder), which is gone when the process ends."""
+    file in ``scratch`` (default: the system's temporary folder), which is gone when the process ends. What was prepared
+    of volumes and images is kept in the folder ``cache``, if one is named, up to ``cache_gb`` (2**30 bytes)."""
 
     memory_gb: float = Field(default=4.0, gt=0, allow_inf_nan=False)
     scratch: str | None = None
+    cache: str | None = None
+    cache_gb: float = Field(default=20.0, gt=0, allow_inf_nan=False)
 
 
 class SplitRule(Strict):
@@ -153,6 +156,11 @@ class LabelMap(Strict):
             if target != value:
                 translated = np.where(values == value, target, translated)
         return translated.astype(np.uint8)
+
+    def coding(self) -> list[JsonValue]:
+        """All that ``translate`` goes by: the declared values, and what becomes which of them."""
+        mapped: list[JsonValue] = [[value, target] for value, target in sorted(self.label_map.items())]
+        return [*sorted(self.labels), *mapped]
 
     def _expected(self) -> str:
         mapped = f" (or {', '.join(map(str, sorted(self.label_map)))} by label_map)" if self.label_map else ""

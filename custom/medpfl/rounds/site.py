@@ -17,7 +17,7 @@ from medpfl.core.seeding import seed_torch
 from medpfl.core.tied import own_state
 from medpfl.data.samples import SiteData
 from medpfl.data.site_file import SiteFile
-from medpfl.deployed.evaluate import Origin, evaluate, evaluate_test, save_deployed
+from medpfl.deployed.evaluate import Origin, evaluate_test, save_deployed
 from medpfl.methods.base import Build, Hospital, Method, Site
 from medpfl.methods.presented import Presented
 from medpfl.methods.references import riding_along
@@ -30,6 +30,7 @@ from medpfl.rounds.common import read_common
 from medpfl.rounds.evaluation import GIVEN, evaluate_given
 from medpfl.rounds.lock import StateLock
 from medpfl.rounds.messages import Message, Slots, copy_out, digest_of, gather, load, plain_name
+from medpfl.rounds.mixed import MIXED, keep_mixed, load_mixed
 from medpfl.rounds.networks import Networks
 from medpfl.rounds.private import PRIVATE, restore_private, save_private
 from medpfl.rounds.protocol import (
@@ -53,7 +54,8 @@ from medpfl.rounds.protocol import (
     ValidateRequest,
 )
 from medpfl.rounds.refining import take_shown
-from medpfl.tasks.base import Evaluation, Task
+from medpfl.rounds.scoring import Scoring, line_of
+from medpfl.tasks.base import Task
 
 Choice = Literal["best", "last"]
 
@@ -275,36 +277,13 @@ class SiteRunner:
             for method in self.methods:
                 seed_torch(self.seed, self.name, round_number, type(method).__name__, "mixed")
                 method.after_mixing(self._site(method, round_number))
-        metrics = [
-            self._line(name, "validation", round_number, evaluation)
-            for method in self.methods
-            for name in method.deploys
-            if (evaluation := self._evaluate(method, name, "validation"))
-        ]
-        metrics += self._diagnoses(round_number)
-        store.save(store.path_of(self._state, "mixed", round_number), own_state(self.models), {"round": round_number})
-        store.discard(self._state, "mixed", {round_number, *(best.round for best in header.best.values())})
+        metrics = self._scoring.lines(self.methods, round_number)
+        keep_mixed(self._state, round_number, self.models, {best.round for best in header.best.values()})
         return metrics
 
-    def _diagnoses(self, round_number: int) -> list[MetricLine]:
-        samples = self.data.splits["validation"]
-        if not len(samples):
-            return []
-        index = self.roster.index(self.name)
-        return [
-            MetricLine(model=name, split="validation", round=round_number, metrics={name: number(value)})
-            for method in self.methods
-            for name, value in method.diagnose(self.models, samples, index, self.device).items()
-        ]
-
-    def _evaluate(self, method: Method, name: str, split: str) -> Evaluation | None:
-        return evaluate(method, name, self.models, self.task, self.data.splits[split], self.device)
-
-    def _line(
-        self, model: str, split: Literal["validation", "test"], round_number: int, evaluation: Evaluation
-    ) -> MetricLine:
-        values = {metric: number(value) for metric, value in evaluation.metrics.items()}
-        return MetricLine(model=model, split=split, round=round_number, metrics=values)
+    @property
+    def _scoring(self) -> Scoring:
+        return Scoring(self.models, self.task, self.data, self.device, self.roster.index(self.name))
 
     # -- state --------------------------------------------------------------------------------------------------------
 
@@ -318,7 +297,7 @@ class SiteRunner:
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
         done = header.round - isinstance(header, StatisticsRequest | TrainRequest)
         if done == 0:
-            for kind in (PRIVATE, "mixed"):
+            for kind in (PRIVATE, MIXED):
                 store.discard(self._state, kind)
             return []
         kept, damaged = store.newest(self._state, PRIVATE, last=done)
@@ -340,7 +319,7 @@ class SiteRunner:
                 best = header.best[name].round if name in header.best else last
                 choices: tuple[tuple[Choice, int], ...] = (("best", best), ("last", last))
                 for choice, round_number in choices:
-                    note = self._load_mixed(round_number)
+                    note = load_mixed(self._state, round_number, self.models)
                     if note:
                         notes.append(f"{name}, {choice} round {round_number}: {note}")
                         continue
@@ -348,22 +327,12 @@ class SiteRunner:
         for method in self.methods:
             if method.fine_tuned is not None and header.finetune:
                 best = header.best[method.fine_tuned].round if method.fine_tuned in header.best else last
-                note = self._load_mixed(best)
+                note = load_mixed(self._state, best, self.models)
                 if note:
                     notes.append(f"{fine_tuned_name(method.fine_tuned)}: {note}")
                 else:
                     lines.append(self._fine_tune(method, method.fine_tuned, best, last, header.finetune))
         return Message(FinishReply(metrics=tuple(lines), notes=tuple(notes)))
-
-    def _load_mixed(self, round_number: int) -> str | None:
-        path = store.path_of(self._state, "mixed", round_number)
-        if not path.exists():
-            return "this hospital took no part in that round, so it has no such model"
-        try:
-            load(self.models, {"": store.read(path)[0]})
-        except store.DamagedFile:
-            return "the file that this hospital kept of it is damaged"
-        return None
 
     def _test(
         self, method: Method, name: str, choice: Choice, round_number: int, deployed: str | None = None
@@ -374,7 +343,7 @@ class SiteRunner:
         origin = Origin(self.home.name, self.name, deployed, choice, round_number)
         folder, hospitals = self.home / "models", len(self.roster)
         save_deployed(folder, origin, method, name, networks, self.task, self.data, hospitals, tested)
-        line = self._line(deployed, "test", round_number, tested[0])
+        line = line_of(deployed, "test", round_number, tested[0])
         return line.model_copy(update={"choice": choice})
 
     def _fine_tune(self, method: Method, name: str, best: int, last: int, rounds: int) -> MetricLine:
@@ -386,7 +355,7 @@ class SiteRunner:
         for extra in range(1, rounds + 1):
             seed_torch(self.seed, self.name, last + extra, deployed)
             self._site(method, last + extra, Span(last + 1, rounds)).fit(model)
-            evaluation = self._evaluate(method, name, "validation")
+            evaluation = self._scoring.validate(method, name)
             score = number(evaluation.metrics[self.task.score]) if evaluation else None
             # Where nothing can be validated, the last counts; an undefined score never replaces a known one.
             if best_score is None or (score is not None and measure.better(score, best_score)):

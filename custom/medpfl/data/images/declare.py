@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from medpfl.core.errors import DataError
+from medpfl.data.cache import How, PreparedCases
 from medpfl.data.cells import PLACE, Cells, joined, read_cells
 from medpfl.data.contract import Case, Dataset, Item, Listing
 from medpfl.data.declared import SPLITS, LabelColumn, LabelMap, Problems, Strict, canonical, distinct
@@ -166,6 +167,8 @@ class Images(Dataset):
             raise DataError(f"{self._folder / self.files[0]}: {sentence}", public=sentence)
         names = declared.names() if isinstance(declared, LabelMap) else list(declared.classes)
         budget = Budget(self._storage, self._folder)
+        cache = PreparedCases(self._storage, self._folder)
+        read = partial(self._cached, size=size, masked=masked, cache=cache)
         splits: dict[str, Samples] = {}
         listing = self.cases(Problems())
         for split, cases in listing.items():
@@ -173,7 +176,7 @@ class Images(Dataset):
                 splits[split] = empty_like(splits["train"])
                 continue
             inputs, masks = Store(budget), Store(budget)
-            for image, mask in in_parallel(partial(self._prepared, size=size, masked=masked), cases):
+            for image, mask in in_parallel(read, cases):
                 inputs.append(image[None])
                 if mask is not None:
                     masks.append(mask[None])
@@ -183,10 +186,24 @@ class Images(Dataset):
             splits[split] = Samples(inputs.finish(), targets, np.arange(len(cases)), files, len(names))
         return SiteData(splits, names, ImagesPreparation(channels=self.channels))
 
-    def _prepared(self, case: ImageCase, size: tuple[int, int], masked: bool) -> tuple[Tensor, Tensor | None]:
+    def _cached(
+        self, case: ImageCase, size: tuple[int, int], masked: bool, cache: PreparedCases
+    ) -> tuple[Tensor, Tensor | None]:
+        """``_prepared``, from the cache if it is there."""
+        how: How = {
+            "kind": f"{type(self).__module__}.{type(self).__qualname__}",
+            "size": list(size),
+            "channels": self.channels,
+            "labels": self._masks().coding() if masked else [],
+        }
+        sources = [case.path, *([case.mask] if masked and case.mask else [])]
+        kept = cache.get(sources, how, partial(self._prepared, case, size, masked))
+        return kept["image"], kept.get("mask")
+
+    def _prepared(self, case: ImageCase, size: tuple[int, int], masked: bool) -> dict[str, Tensor]:
         image = read_image(case.path, self.channels)
-        mask = prepare_mask(self._mask(case, image.shape[1:]), size) if masked else None
-        return prepare(image, size), mask
+        masks = {"mask": prepare_mask(self._mask(case, image.shape[1:]), size)} if masked else {}
+        return {"image": prepare(image, size), **masks}
 
     def _mask(self, case: ImageCase, shape: tuple[int, ...]) -> NDArray[np.uint8]:
         """The mask, H x W in declared values; its resolution may be another than its image's, its proportions not."""

@@ -11,7 +11,9 @@ import numpy as np
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from medpfl.component import spec_of
 from medpfl.core.errors import DataError
+from medpfl.data.cache import How, PreparedCases
 from medpfl.data.contract import Case, Dataset, Item, Listing
 from medpfl.data.declared import SPLITS, LabelMap, Problems, SplitRule
 from medpfl.data.preparation import Preparation, Spec
@@ -21,6 +23,8 @@ from medpfl.data.target import Target
 from medpfl.data.volumes.new import VolumesPreparation
 from medpfl.data.volumes.prepare import prepare, prepare_label, read_image, same_place
 
+_ALONE = (".nii", ".nii.gz", ".mgh", ".mgz", ".dcm")
+"""Files that are a whole volume; others may have their geometry in another file, which is not listed and may change."""
 _LISTS = {"train": ("training",), "validation": ("validation",), "test": ("test", "testing")}
 
 
@@ -124,6 +128,7 @@ class Volumes(LabelMap, Dataset):
         """
         whole = len(spec.size) == 3
         budget = Budget(self._storage, self._folder)
+        read = partial(self._cached, spec=spec, cache=PreparedCases(self._storage, self._folder))
         splits: dict[str, Samples] = {}
         channels: int | None = None
         for split, cases in self.cases(Problems()).items():
@@ -132,7 +137,7 @@ class Volumes(LabelMap, Dataset):
                 continue
             inputs, targets = _stores(spec, budget)
             depth: list[int] = []
-            for case, (image, label) in zip(cases, in_parallel(partial(self.prepared, spec=spec), cases), strict=True):
+            for case, (image, label) in zip(cases, in_parallel(read, cases), strict=True):
                 channels = channels or len(image)
                 if len(image) != channels:
                     raise DataError(f"{case.where}: expected {channels} channels as in the others, got {len(image)}")
@@ -156,6 +161,30 @@ class Volumes(LabelMap, Dataset):
         assert item.affine is not None and isinstance(item.target, np.ndarray)
         image: Any = prepare(item.image, item.affine, spec.spacing, size, spec.intensity)
         return image.as_tensor(), prepare_label(item.target, item.affine, spec.spacing, size)
+
+    def _cached(self, case: VolumeCase, spec: Spec, cache: PreparedCases) -> tuple[Tensor, Tensor]:
+        """``prepared``, from the cache if it is there."""
+
+        files = (*case.images, case.label)
+        if not all(file.is_dir() or file.name.endswith(_ALONE) for file in files):
+            return self.prepared(case, spec)
+
+        def prepare() -> dict[str, Tensor]:
+            image, label = self.prepared(case, spec)
+            return {"image": image, "label": label}
+
+        kept = cache.get(files, self._how(spec), prepare)
+        return kept["image"], kept["label"]
+
+    def _how(self, spec: Spec) -> How:
+        """All that ``prepared`` goes by, beside the files."""
+        return {
+            "kind": f"{type(self).__module__}.{type(self).__qualname__}",
+            "spacing": list(spec.spacing),
+            "size": list(spec.size) if len(spec.size) == 2 else [],
+            "intensity": spec_of(spec.intensity),
+            "labels": self.coding(),
+        }
 
 
 def _stores(spec: Spec, budget: Budget) -> tuple[Store, Store] | tuple[CaseStore, CaseStore]:
