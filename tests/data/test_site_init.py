@@ -198,7 +198,7 @@ def test_from_files_to_a_trained_model(tmp_path: Path, kind: str, make_job: Call
     for number, site in enumerate(("anna", "berta")):
         data = tmp_path / site
         if kind == "nifti":
-            write_folder(data, lambda n: f"images/s{n}.nii.gz", lambda n: f"labels/s{n}.nii.gz", 6 + number)
+            write_folder(data, lambda n: f"images/s{n}.nii.gz", lambda n: f"labels/s{n}.nii.gz", 10 + number)
             task = Segmentation(dataset="data", size=(8, 8), spacing=(2.0, 2.0, 4.0), architecture=UNet((4, 8)))
             flags = ["--class", "background=0", "--class", "organ=1"]
         else:

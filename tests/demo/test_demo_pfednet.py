@@ -60,7 +60,7 @@ def short(job: Job) -> Job:
 @pytest.fixture(scope="module")
 def channels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     patch = pytest.MonkeyPatch()
-    few = {"train": 1, "val": 1, "test": 1}
+    few = {"train": 1, "val": 2, "test": 2}
     hospitals = {
         site: (replace(scanner, patients=few), lacks) for site, (scanner, lacks) in phantom.TWO_CHANNELS.items()
     }
