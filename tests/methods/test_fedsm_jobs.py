@@ -40,7 +40,8 @@ def documented(dataset: str, part: int) -> dict[str, Any]:
 
 def write_site(folder: Path, site: str, dataset: str, declared: dict[str, Any]) -> Path:
     path = folder / f"{site}.yaml"
-    content = {"site": site, "policy": {"least_samples": 1, "least_update": 1, "least_scored": 1}, "datasets": {dataset: declared}}
+    policy = {"least_samples": 1, "least_update": 1, "least_scored": 1}
+    content = {"site": site, "policy": policy, "datasets": {dataset: declared}}
     path.write_text(yaml.safe_dump(content, sort_keys=False))
     return path
 
