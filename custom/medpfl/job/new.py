@@ -2,16 +2,12 @@
 """A job of one's own, made from another one."""
 
 import dataclasses
-import os
-import re
-import shutil
 from pathlib import Path
 
 from medpfl.component import build
-from medpfl.core.errors import ConfigError, MedPFLError, meant
+from medpfl.core.errors import ConfigError, meant
 from medpfl.job.contents import Job
-from medpfl.job.reading import load_job
-from medpfl.job.writing import write_job
+from medpfl.job.writing import new_folder, write_job
 from medpfl.tasks.base import Task
 
 
@@ -35,29 +31,15 @@ def new_job(
         ConfigError: the name cannot be a job's, there is no such task, or what is given does not fit together.
         MedPFLError: the folder exists already or cannot be written.
     """
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise ConfigError(f"the job's name must be letters, digits, '.', '_' or '-', got {name!r}")
-    folder, unfinished = target / name, target / f".{name}.{os.getpid()}"
-    if folder.exists():
-        raise MedPFLError(f"{folder} exists already; remove it or choose another name")
     learnt = job.task
     if task is not None:
         learnt = build({"path": _task(task), "args": {"dataset": dataset or job.task.dataset}}, Task, "the task")
     elif dataset is not None:
         learnt = dataclasses.replace(job.task, dataset=dataset)  # type: ignore[type-var]
     settings = dataclasses.replace(job.settings, rounds=rounds or job.settings.rounds)
-    made = dataclasses.replace(
-        job, name=name, task=learnt, settings=settings, min_clients=hospitals or job.min_clients
-    )  # fmt: skip
-    try:
-        write_job(made, unfinished)
-        load_job(unfinished)
-        unfinished.rename(folder)
-    except OSError as error:
-        raise MedPFLError(f"cannot write {folder}: {error.strerror}") from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    return folder
+    least = hospitals or job.min_clients
+    made = dataclasses.replace(job, name=name, task=learnt, settings=settings, min_clients=least)
+    return new_folder(target, name, lambda folder: write_job(made, folder))
 
 
 def _task(name: str) -> str:

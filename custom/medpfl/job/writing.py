@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -72,16 +73,30 @@ def write_evaluation_job(model: Path, target: Path, name: str | None = None) -> 
     deployed = load_deployed(model)
     recipe = deployed.meta.recipe
     name = name or f"evaluate-{recipe.deployed}"
+    server = _server(EVALUATION_CONTROLLER, {"timeout": 3600.0}, [])
+
+    def write(unfinished: Path) -> None:
+        config = _write(unfinished, _meta(name, 1), server, _client(recipe.method, recipe.task))
+        given = deployed.meta.model_copy(update={"history": None})
+        given.write(config / MODEL_FILE, own_state(deployed.networks))
+
+    return new_folder(target, name, write)
+
+
+def new_folder(target: Path, name: str, write: Callable[[Path], object]) -> Path:
+    """The job folder ``target/<name>`` with what ``write`` puts into it, once it can be read back; whole or not at all.
+
+    Raises:
+        ConfigError: the name cannot be a job's, or what was written is no job.
+        MedPFLError: the folder exists already or cannot be written.
+    """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise ConfigError(f"the job's name must be letters, digits, '.', '_' or '-', got {name!r}")
     folder, unfinished = target / name, target / f".{name}.{os.getpid()}"
     if folder.exists():
         raise MedPFLError(f"{folder} exists already; remove it or choose another name")
-    server = _server(EVALUATION_CONTROLLER, {"timeout": 3600.0}, [])
     try:
-        config = _write(unfinished, _meta(name, 1), server, _client(recipe.method, recipe.task))
-        given = deployed.meta.model_copy(update={"history": None})
-        given.write(config / MODEL_FILE, own_state(deployed.networks))
+        write(unfinished)
         load_job(unfinished)
         unfinished.rename(folder)
     except OSError as error:
