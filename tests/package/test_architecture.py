@@ -18,7 +18,7 @@ PACKAGE = ROOT / "custom" / "medpfl"
 LAYERS = [
     ["core"],
     ["data", "models", "store", "component"],
-    ["augment"],
+    ["augment", "privacy"],
     ["tasks"],
     ["methods"],
     ["deployed", "results", "check"],
@@ -35,6 +35,7 @@ RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
 SHELLS: dict[str, set[str]] = {
     "nvflare": {"flare"},
     "monai": set(RANK) - {"core", "methods"},
+    "opacus": {"privacy"},
     "benchmarks": set(),  # hospitals do not have it
 }
 
@@ -147,9 +148,9 @@ LIGHT = [  # in this order in one process: each is imported on top of those befo
     ("medpfl.cli", ["nvflare", "monai", "torch", "pandas"]),
     ("medpfl.core.mixers", ["nvflare", "monai", "pydantic", "pandas", "numba", "scipy"]),
     ("medpfl.methods.fedsm", ["nvflare", "monai", "pandas", "sklearn", "numba", "scipy"]),
-    ("medpfl.rounds.simulate", ["nvflare", "monai", "pandas", "sklearn", "numba", "scipy", "nibabel"]),
-    ("medpfl.flare.controller", ["monai", "matplotlib", "pandas", "sklearn", "numba", "scipy", "nibabel"]),
-    ("medpfl.flare.executor", ["monai", "matplotlib", "pandas", "sklearn", "numba", "scipy", "nibabel"]),
+    ("medpfl.rounds.simulate", ["nvflare", "monai", "opacus", "pandas", "sklearn", "numba", "scipy", "nibabel"]),
+    ("medpfl.flare.controller", ["monai", "opacus", "matplotlib", "pandas", "sklearn", "numba", "scipy", "nibabel"]),
+    ("medpfl.flare.executor", ["monai", "opacus", "matplotlib", "pandas", "sklearn", "numba", "scipy", "nibabel"]),
 ]
 
 

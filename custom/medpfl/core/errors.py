@@ -46,6 +46,10 @@ class PolicyRefused(MedPFLError):
         super().__init__(message, public=message)
 
 
+class BudgetSpent(PolicyRefused):
+    """What a hospital's policy lets its noise cost is spent: it trains no more, and the job goes on without it."""
+
+
 class Stopped(MedPFLError):
     """The job was aborted while a hospital was training."""
 

@@ -8,7 +8,7 @@ policy:                               # optional, as is every key; what is not s
 """
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -39,6 +39,11 @@ class Policy(Strict):
         tasks: likewise of what is learnt.
         filters: full class names of FLARE filters that must stand between this hospital and the server, for all that
             leaves: in the hospital's own ``privacy.json``, or in the job's configuration.
+        privacy: the noise that a job must have: "record" (DPSGD; ClippedNoise hides single cases too) or "update"
+            (ClippedNoise); None: none.
+        most_epsilon: what the noise of all jobs here may cost together, at ``delta``; a job without noise is refused.
+            None: there is no limit.
+        delta: in (0, 1).
     """
 
     least_samples: AtLeastOne = 5
@@ -55,6 +60,9 @@ class Policy(Strict):
     methods: tuple[ClassName, ...] | None = None
     tasks: tuple[ClassName, ...] | None = None
     filters: tuple[ClassName, ...] = ()
+    privacy: Literal["record", "update"] | None = None
+    most_epsilon: Annotated[float, Field(gt=0)] | None = None
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
 
     def described(self) -> Iterator[str]:
         """One line for each rule: the key, its value, and whether the site file says so."""

@@ -43,7 +43,7 @@ def card(meta: "ModelMeta", file: str, measures: Mapping[str, Measure]) -> str:
 This hospital's own data, together with the other hospitals of the federation as the method says.
 
 {_cases(history)}
-
+{_privacy(history)}
 ## Results
 
 On this hospital's own {history.cases["test"]} test cases, which were read after the round had been chosen:
@@ -115,6 +115,16 @@ On the {cases} cases of this hospital's test split (case by case in the CSV file
 |---|---|
 {_rows(metrics, measures)}
 {_threshold(threshold)}{_calibration(found)}"""
+
+
+def _privacy(history: "History") -> str:
+    """What left with noise; the model and its results, which stay here, are not what the noise is on."""
+    if history.privacy is None:
+        return ""
+    return f"""
+What this hospital sent in this job has differential privacy: {history.privacy}. This file and its results are not
+covered by it: they were not sent.
+"""
 
 
 def _majority(history: "History") -> str:

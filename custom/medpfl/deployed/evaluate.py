@@ -20,6 +20,7 @@ from medpfl.data.target import Target
 from medpfl.deployed.card import card
 from medpfl.deployed.model_file import History, ModelMeta, Recipe, predicting
 from medpfl.methods.base import Method
+from medpfl.privacy.base import Spent
 from medpfl.tasks.base import Evaluation, Task
 from medpfl.tasks.metrics.base import ThresholdMetric, at_threshold, threshold_for
 from medpfl.tasks.metrics.calibration import Calibration, calibration
@@ -72,13 +73,15 @@ def decide(
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a model comes from: "best" or "last" is the ``choice`` of the ``round`` after which it was taken."""
+    """Where a model comes from: "best" or "last" is the ``choice`` of the ``round`` after which it was taken;
+    ``privacy``: what the noise on what the hospital sent has cost."""
 
     job: str
     site: str
     model: str
     choice: str
     round: int
+    privacy: Spent | None = None
 
 
 def save_deployed(

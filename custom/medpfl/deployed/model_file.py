@@ -21,6 +21,7 @@ from medpfl.core.tied import first_names, load_own_state
 from medpfl.data.meaning import Meaning
 from medpfl.data.samples import Samples, SiteData
 from medpfl.methods.base import Build, Method
+from medpfl.privacy.base import Spent
 from medpfl.tasks.base import Task
 from medpfl.tasks.metrics.calibration import Calibration
 
@@ -78,6 +79,7 @@ class History(_Strict):
             the task uses one.
         one_answer: whether it gave all test cases the same class though there are several.
         preparation: what was fitted on the hospital's training part to prepare inputs (a table's means, say).
+        privacy: what the noise on what the hospital sent has cost in the job; None: there was none.
     """
 
     job: str
@@ -92,6 +94,7 @@ class History(_Strict):
     threshold: float | None = Field(default=None, exclude_if=lambda found: found is None)
     one_answer: bool = Field(default=False, exclude_if=lambda found: not found)
     preparation: dict[str, JsonValue]
+    privacy: Spent | None = Field(default=None, exclude_if=lambda found: found is None)
 
 
 class ModelMeta(_Strict):

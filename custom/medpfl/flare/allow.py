@@ -31,6 +31,7 @@ from medpfl.methods.optimizers import Optimizer
 from medpfl.methods.schedules import Schedule
 from medpfl.methods.start import Start
 from medpfl.models.base import Architecture
+from medpfl.privacy.base import Privacy
 from medpfl.tasks.base import Task
 from medpfl.tasks.losses import Loss
 
@@ -49,7 +50,7 @@ def component_classes() -> list[str]:
     for package, base in (
         ("augment", Augmentation), ("core.codecs", Codec), ("core.mixers", Mixer), ("data", Intensity),
         ("methods", Method), ("methods", Optimizer), ("methods", Schedule), ("methods", Start),
-        ("models", Architecture), ("tasks", Task), ("tasks.losses", Loss),
+        ("models", Architecture), ("privacy", Privacy), ("tasks", Task), ("tasks.losses", Loss),
     ):  # fmt: skip
         folder = importlib.import_module(f"medpfl.{package}")
         for module_info in pkgutil.iter_modules(folder.__path__, f"{folder.__name__}."):

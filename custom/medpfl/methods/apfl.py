@@ -19,6 +19,7 @@ from medpfl.core.mixers import Mean, Mixer
 from medpfl.core.tied import call_with, load_own_state, own_state
 from medpfl.data.samples import Samples
 from medpfl.methods.base import Build, Method, Site
+from medpfl.privacy.base import Cover
 
 
 class Share(nn.Module):
@@ -43,6 +44,7 @@ class APFL(Method):
     alpha_lr: float = 0.01
 
     deploys: ClassVar = {"personal": "mixed", "global": "global"}
+    cover: ClassVar = Cover(at_home=("personal", "mixed", "alpha"))
     diagnoses: ClassVar = ("alpha",)
 
     def __post_init__(self) -> None:

@@ -21,6 +21,7 @@ from medpfl.methods.joint import Found, Study
 from medpfl.methods.site import Batch, Hospital, Site
 from medpfl.methods.start import Started
 from medpfl.methods.training import Training
+from medpfl.privacy.base import UNKNOWN, Cover
 from medpfl.tasks.base import Task
 from medpfl.tasks.inference import BATCH, decide_samples
 from medpfl.tasks.metrics.measure import Measure
@@ -100,8 +101,18 @@ class Method(Training):
     """The deployed model, common to all hospitals, that every hospital also fine-tunes after the last round; the result
     is deployed as ``<name>_finetuned``. None: there is no such phase."""
 
+    cover: ClassVar[Cover] = Cover(record=UNKNOWN, update=UNKNOWN)
+    """What differential privacy does for this method; a class that changes what leaves, or what that depends on, says
+    it anew."""
+
+    passes: ClassVar[int | None] = 1
+    """Passes over the data with noise in a round of record-level privacy; None: it depends on the arguments, so that
+    ``DPSGD`` must be given its noise."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.privacy is not None:
+            self.cover.check(type(self).__name__, self.privacy.level)
         if self.start and self.start.frozen and type(self).joint is not Method.joint:
             raise ConfigError(
                 f"{type(self).__name__} takes no frozen layers: its model of all hospitals' models is put together at "

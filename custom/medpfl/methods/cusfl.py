@@ -23,6 +23,7 @@ from medpfl.methods.base import Batch, Build, Method, Site
 from medpfl.methods.moon import contrast
 from medpfl.models.extractor import Extractor
 from medpfl.models.split import find_body, watched
+from medpfl.privacy.base import Cover
 
 
 def similarity_loss(teacher: Tensor, own: Tensor) -> Tensor:
@@ -104,6 +105,7 @@ class CusFL(Method):
     aligned_rounds: int | None = None
 
     deploys: ClassVar = {"personal": "personal"}
+    cover: ClassVar = Cover()
     after_steps: ClassVar = ("personal",)
     diagnoses: ClassVar = tuple(f"alignment_{name}" for name in Alignment.kept)
 

@@ -16,6 +16,7 @@ from medpfl.core.groups import under
 from medpfl.core.mixers import Mean, Mixer
 from medpfl.methods.base import Build, Method, Site
 from medpfl.methods.proximal import Proximal
+from medpfl.privacy.base import Cover
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,7 @@ class Ditto(Method):
     lam: float = 0.1
 
     deploys: ClassVar = {"personal": "personal", "global": "global"}
+    cover: ClassVar = Cover(at_home=("personal",))
     after_steps: ClassVar = ("personal",)
 
     def __post_init__(self) -> None:

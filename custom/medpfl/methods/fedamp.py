@@ -15,6 +15,7 @@ from medpfl.core.groups import under
 from medpfl.core.mixers import NoDefault
 from medpfl.methods.base import Build, Method, Site
 from medpfl.methods.proximal import Proximal
+from medpfl.privacy.base import Cover
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,7 @@ class FedAMP(Method):
     mu: float = 0.1
 
     deploys: ClassVar = {"personal": "model"}
+    cover: ClassVar = Cover()
     after_steps: ClassVar = ("personal",)
 
     def __post_init__(self) -> None:

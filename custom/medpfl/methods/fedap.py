@@ -19,6 +19,7 @@ from medpfl.core.mixers import Mixer, StatisticsDistance
 from medpfl.core.moments import InputMoments
 from medpfl.core.tied import load_own_state
 from medpfl.methods.base import Build, Method, Site
+from medpfl.privacy.base import Cover
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,10 @@ class FedAP(Method):
     pretrained: str | None = None
 
     deploys: ClassVar = {"personal": "model"}
+    cover: ClassVar = Cover(
+        record="the statistics of the hospital's features, which it sends, have no noise",
+        update="the statistics of the hospital's features, which it sends, have no noise",
+    )
 
     def checkpoints(self) -> list[str]:
         return [] if self.pretrained is None else [self.pretrained]

@@ -13,6 +13,7 @@ from torch import nn
 from medpfl.core.groups import under
 from medpfl.core.mixers import Mean, Mixer
 from medpfl.methods.base import Build, Method, Site
+from medpfl.privacy.base import Cover
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,7 @@ class FedAvg(Method):
     """
 
     deploys: ClassVar = {"fedavg": "fedavg", "fedavg_before_mean": "fedavg_before_mean"}
+    cover: ClassVar = Cover()
     after_steps: ClassVar = ("fedavg_before_mean",)
     fine_tuned: ClassVar = "fedavg"
 

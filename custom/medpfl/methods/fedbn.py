@@ -14,6 +14,7 @@ from torch import nn
 
 from medpfl.core.groups import BATCH_NORM, of_type, under, without
 from medpfl.methods.base import Build, Method, Site
+from medpfl.privacy.base import Cover
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,7 @@ class FedBN(Method):
     """Slot "model" (mean): all entries outside BatchNorm layers. Private: BatchNorm, its statistics included."""
 
     deploys: ClassVar = {"personal": "model"}
+    cover: ClassVar = Cover(record="it needs BatchNorm, which mixes the cases of a batch")
 
     def models(self, build: Build) -> dict[str, nn.Module]:
         return {"model": build.network()}

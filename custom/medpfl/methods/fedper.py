@@ -11,6 +11,7 @@ from torch import nn
 
 from medpfl.core.groups import base_and_head
 from medpfl.methods.base import Build, Method, Site
+from medpfl.privacy.base import Cover
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,7 @@ class FedPer(Method):
     head: str | tuple[str, ...] | None = None
 
     deploys: ClassVar = {"personal": "model"}
+    cover: ClassVar = Cover()
 
     def models(self, build: Build) -> dict[str, nn.Module]:
         return {"model": build.network()}

@@ -14,6 +14,7 @@ from torch import nn
 from medpfl.core.errors import ConfigError
 from medpfl.methods.base import Build, Method, Site
 from medpfl.methods.proximal import Proximal
+from medpfl.privacy.base import Cover
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,7 @@ class FedProx(Method):
     mu: float = 0.01
 
     deploys: ClassVar = {"global": "model"}
+    cover: ClassVar = Cover()
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,6 +15,7 @@ from torch import nn
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import base_and_head, head_of
 from medpfl.methods.base import Batch, Build, Method, Site
+from medpfl.privacy.base import Cover
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,8 @@ class FedRep(Method):
     head: str | tuple[str, ...] | None = None
 
     deploys: ClassVar = {"personal": "model"}
+    cover: ClassVar = Cover()
+    passes: ClassVar = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -18,6 +18,7 @@ from medpfl.core.mixers import Mean, Mixer
 from medpfl.data.target import Target
 from medpfl.methods.base import Build, Method, Site
 from medpfl.methods.features import with_features
+from medpfl.privacy.base import Cover
 
 
 def balanced_loss(outputs: Tensor, targets: Tensor, prior: Tensor) -> Tensor:
@@ -42,6 +43,7 @@ class FedRoD(Method):
     gamma: float = 1.0
 
     deploys: ClassVar = {"personal": "head", "generic": "generic"}
+    cover: ClassVar = Cover(record="its loss goes by the hospital's own numbers of cases of each class")
 
     def __post_init__(self) -> None:
         super().__post_init__()

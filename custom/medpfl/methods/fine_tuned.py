@@ -9,6 +9,7 @@ from torch import nn
 from medpfl.core.groups import under
 from medpfl.core.mixers import Mean, Mixer
 from medpfl.methods.base import Build, Method, Site
+from medpfl.privacy.base import Cover
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +18,7 @@ class FineTuned(Method):
     the mean, which predicts. It costs nothing beside FedAvg."""
 
     deploys: ClassVar = {"personal": "personal"}
+    cover: ClassVar = Cover()
     after_steps: ClassVar = ("personal",)
 
     def models(self, build: Build) -> dict[str, nn.Module]:

@@ -15,6 +15,7 @@ from medpfl.core.groups import under
 from medpfl.core.mixers import ClusterMean, Mixer
 from medpfl.core.mixers.cluster_mean import CHOSEN
 from medpfl.methods.base import Build, Method, Site
+from medpfl.privacy.base import Cover
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,10 @@ class IFCA(Method):
     clusters: int = 2
 
     deploys: ClassVar = {"personal": "choice"}
+    cover: ClassVar = Cover(
+        record="which model a hospital trains goes by their losses on its cases, and is told without noise",
+        update="it tells which model it has trained, which cannot be told with noise",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,6 +15,7 @@ from medpfl.core.groups import under
 from medpfl.core.mixers import NoDefault
 from medpfl.methods.base import Build, Method, Site
 from medpfl.methods.optimizers import Optimizer
+from medpfl.privacy.base import Cover
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,7 @@ class L2GD(Method):
     optimizer: Literal["adam", "sgd"] | Optimizer = "sgd"
 
     deploys: ClassVar = {"personal": "model"}
+    cover: ClassVar = Cover()
     after_steps: ClassVar = ("personal",)
     excludes: ClassVar = {
         "adam": "its gradients are scaled by 1 / (1 - p), which Adam would undo; take 'sgd'",

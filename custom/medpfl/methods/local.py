@@ -8,6 +8,7 @@ from torch import nn
 
 from medpfl.core.mixers import Identity, Mixer
 from medpfl.methods.base import Build, Method, Site
+from medpfl.privacy.base import Cover
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,6 +16,7 @@ class Local(Method):
     """Nothing is exchanged: the server component is the identity, and the slot stays home."""
 
     deploys: ClassVar = {"local": "local"}
+    cover: ClassVar = Cover(at_home=("local",))
     after_steps: ClassVar = ("local",)
 
     def models(self, build: Build) -> dict[str, nn.Module]:

@@ -27,6 +27,7 @@ from medpfl.methods.divergence import class_logits, divergence
 from medpfl.models.messenger import Messenger
 from medpfl.models.split import body_shape, find_body, output_shape, watched
 from medpfl.models.token_attention import Addition, TokenAttention
+from medpfl.privacy.base import Cover
 
 DEFAULT = "default"
 """In place of a hospital's name: all that are not named."""
@@ -61,6 +62,7 @@ class MHpFLID(Method):
     bodies: dict[str, str] = field(default_factory=dict)
 
     deploys: ClassVar = {"personal": "local_network"}
+    cover: ClassVar = Cover(record="its messenger has BatchNorm, which mixes the cases of a batch")
     after_steps: ClassVar = ("personal",)
     diagnoses: ClassVar = ("receiver_correlation", "transmitter_correlation")
 

@@ -18,6 +18,7 @@ from medpfl.data.samples import Samples
 from medpfl.data.target import Target
 from medpfl.methods.base import Build, Method, Site
 from medpfl.methods.divergence import largest
+from medpfl.privacy.base import Cover
 
 
 def mixture(gate: Tensor, common: Tensor, own: Tensor) -> Tensor:
@@ -45,6 +46,7 @@ class MoE(Method):
     """Slot "global" (mean). Private: "expert", and "gate", linear in the input's values and 1/2 everywhere at first."""
 
     deploys: ClassVar = {"personal": "gate", "global": "global"}
+    cover: ClassVar = Cover(at_home=("expert", "gate"))
     diagnoses: ClassVar = ("gate",)
 
     def models(self, build: Build) -> dict[str, nn.Module]:

@@ -16,6 +16,7 @@ from medpfl.core.errors import ConfigError
 from medpfl.core.groups import under
 from medpfl.methods.base import Build, Method, Site
 from medpfl.methods.features import with_features
+from medpfl.privacy.base import Cover
 
 
 def contrast(z: Tensor, common: Tensor, previous: Tensor, temperature: float) -> Tensor:
@@ -39,6 +40,7 @@ class Moon(Method):
     temperature: float = 0.5
 
     deploys: ClassVar = {"moon": "model"}
+    cover: ClassVar = Cover()
 
     def __post_init__(self) -> None:
         super().__post_init__()

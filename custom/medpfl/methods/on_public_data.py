@@ -20,6 +20,7 @@ from medpfl.data.target import Target
 from medpfl.methods.base import Build, Method, Site
 from medpfl.methods.divergence import class_logits
 from medpfl.models.split import output_shape
+from medpfl.privacy.base import Cover
 
 PUBLIC = "public"
 """The slot."""
@@ -48,6 +49,7 @@ class OnPublicData(Method):
     distill_epochs: int = 1
 
     deploys: ClassVar = {"personal": "model"}
+    cover: ClassVar = Cover(update="what it sends is no change of weights, but what a network says of public data")
     after_steps: ClassVar = ("personal",)
 
     def __post_init__(self) -> None:

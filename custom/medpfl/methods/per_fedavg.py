@@ -23,6 +23,7 @@ from medpfl.core.groups import under
 from medpfl.core.mixers import Mean, Mixer
 from medpfl.core.tied import call_with, load_own_state, own_state
 from medpfl.methods.base import Batch, Build, Method, Site
+from medpfl.privacy.base import Cover
 
 Weights = dict[str, Tensor]
 
@@ -43,6 +44,7 @@ class PerFedAvg(Method):
     delta: float = 1e-3
 
     deploys: ClassVar = {"personal": "personal"}
+    cover: ClassVar = Cover(record="its gradients are of several batches at once, not of one case")
     after_steps: ClassVar = ("personal",)
 
     def __post_init__(self) -> None:

@@ -18,6 +18,7 @@ from medpfl.core.groups import under
 from medpfl.core.mixers import Mixer, RelaxedMean
 from medpfl.methods.base import Build, Method, Site
 from medpfl.methods.proximal import Proximal
+from medpfl.privacy.base import Cover
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,7 @@ class PFedMe(Method):
     outer_lr: float = 0.01
 
     deploys: ClassVar = {"personal": "personal", "global": "global"}
+    cover: ClassVar = Cover(record="it takes several steps on every batch")
     after_steps: ClassVar = ("personal",)
     excludes: ClassVar = {
         "accumulate": "its inner steps solve the problem of one batch, and w moves after each; take a larger batch_size"

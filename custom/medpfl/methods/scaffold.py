@@ -17,6 +17,7 @@ from medpfl.core.mixers import ControlVariates, Mean, Mixer
 from medpfl.methods.base import Build, Method, Site
 from medpfl.methods.optimizers import Optimizer
 from medpfl.methods.proximal import add_gradient
+from medpfl.privacy.base import Cover
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,7 @@ class Scaffold(Method):
     optimizer: Literal["adam", "sgd"] | Optimizer = "sgd"
 
     deploys: ClassVar = {"scaffold": "model"}
+    cover: ClassVar = Cover()
     excludes: ClassVar = dict.fromkeys(
         ("adam", "momentum", "clip_gradient"),
         "its control variates are mean gradients only if every step is lr times a gradient, as plain 'sgd' makes it",

@@ -2,11 +2,13 @@
 """What of a hospital a method sees while it trains."""
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,6 +19,7 @@ from medpfl.data.samples import SiteData
 from medpfl.methods.presented import Presented
 from medpfl.methods.schedules import Span
 from medpfl.methods.training import Training
+from medpfl.privacy.lots import Lot, RecordNoise
 from medpfl.tasks.base import Task
 
 Kept = TypeVar("Kept")
@@ -24,13 +27,17 @@ Kept = TypeVar("Kept")
 
 @dataclass(frozen=True)
 class Place:
-    """Where a batch stands in its pass over the data: ``number``, from 0, ``of`` so many."""
+    """Where a batch stands in its pass over the data: ``number``, from 0, ``of`` so many; with record-level privacy
+    a batch is a case, ``number`` is that of its ``lot``."""
 
     number: int
     of: int
+    lot: Lot | None = None
 
     def in_step(self, accumulate: int) -> tuple[int, int]:
         """Its number, from 0, among the batches of its optimiser's step, and how many these are."""
+        if self.lot is not None:
+            return self.lot.number, self.lot.of
         first = self.number - self.number % accumulate
         return self.number - first, min(accumulate, self.of - first)
 
@@ -62,6 +69,7 @@ class Hospital:
         public: name to inputs, N x ..., of the method's public datasets; the same at every hospital, not on the device.
         kept: what methods ``keep`` of the data in this process.
         presented: the round's augmented batches, which all networks of the round see.
+        noise: record-level privacy of the training that is under way; None: there is none.
     """
 
     task: Task
@@ -77,6 +85,7 @@ class Hospital:
     public: Mapping[str, Tensor] = field(default_factory=dict)
     kept: dict[str, object] = field(default_factory=dict)
     presented: Presented = field(default_factory=Presented)
+    noise: RecordNoise | None = None
 
 
 class Site:
@@ -96,7 +105,7 @@ class Site:
         self.roster, self.name, self.index = hospital.roster, hospital.name, hospital.roster.index(hospital.name)
         self.checkpoints, self.public = hospital.checkpoints, hospital.public
         self._seed, self._optimizers, self._stopped = hospital.seed, hospital.optimizers, hospital.stopped
-        self._kept, self._presented = hospital.kept, hospital.presented
+        self._kept, self._presented, self._noise = hospital.kept, hospital.presented, hospital.noise
         self._prefix = ""
         self._half = _half(method, self.device)
         self._loss: Tensor | float = float("nan")
@@ -111,7 +120,8 @@ class Site:
     def training_batches(
         self, epochs: int | None = None, steps: int | None = None, purpose: str = "batches"
     ) -> Iterator[Batch]:
-        """This round's batches: a function of (seed, site, round) alone, so every model of a round sees the same.
+        """This round's batches: a function of (seed, site, round) alone, so every model of a round sees the same. With
+        record-level privacy they are a secret of the hospital, another one for every pass: see ``privacy.lots``.
 
         Args:
             epochs, steps: how many, if not as many as the method's ``epochs`` and ``steps`` say (a phase of its own).
@@ -128,6 +138,18 @@ class Site:
         phase = len(self.drawn)
         self.drawn.append(0)
         seen = torch.zeros(len(samples), dtype=torch.bool)
+        if self._noise is not None:
+            cases = len(samples.names)
+            lots = steps or (epochs or 0) * math.ceil(cases / size)
+            rows = [torch.from_numpy(np.flatnonzero(samples.case == case)) for case in range(cases)]
+            for lot, case in self._noise.lots(cases, size, lots):
+                self.go_on()
+                inputs, targets = self._present(rows[case], purpose, lot.index * cases + case)
+                seen[rows[case]] |= not lot.blank
+                self.drawn[phase] = int(seen.sum())
+                self._place = Place(lot.index, lots, lot)
+                yield Batch(inputs.to(self.device), targets.to(self.device), self._place)
+            return
         for epoch in range(steps or epochs or 0):
             order = self.task.order(samples, generator)
             starts = _starts(len(order), size)
@@ -239,6 +261,16 @@ class Site:
             Whether the step was made.
         """
         optimizers = [self._optimizer(name) for name in (model, *others)]
+        lot, names = self._place.lot, (model, *others)
+        if lot is not None and self._noise is not None and self._noise.covers(names):
+            weights = [weight for optimizer in optimizers for weight in _parameters(optimizer)]
+            for weight in weights:
+                weight.grad = None
+            self.last_loss = loss
+            made = self._noise.add(lot, names, [weight for weight in weights if weight.requires_grad], loss)
+            return self._moved(names, term) if made else False
+        if lot is not None and lot.blank:
+            return False
         number, batches = self._place.in_step(self.method.accumulate)
         if number == 0:
             for optimizer in optimizers:
@@ -246,15 +278,22 @@ class Site:
                     parameter.grad = None
         torch.autograd.backward(loss if batches == 1 else loss / batches)
         self.last_loss = loss
-        if number + 1 < batches:
-            return False
+        return self._moved(names, term) if number + 1 == batches else False
+
+    def _moved(self, models: Sequence[str], term: Callable[[], None] | None) -> bool:
         if term:
             term()
-        self._move((model, *others))
+        self._move(models)
         return True
 
     def descend(self, model: str, gradient: Mapping[str, Tensor], loss: Tensor) -> None:
-        """The same with a given gradient, by parameter; ``loss`` is only reported."""
+        """The same with a given gradient, by parameter; ``loss`` is only reported.
+
+        Raises:
+            ConfigError: every step must have noise, which this one would not have.
+        """
+        if self._noise is not None and self._noise.covers((model,)):
+            raise ConfigError(f"{type(self.method).__name__} makes gradients of its own, which DPSGD cannot protect")
         number, batches = self._place.in_step(self.method.accumulate)
         for key, parameter in self.models[model].named_parameters():
             found = gradient[key].clone() if batches == 1 else gradient[key] / batches

@@ -13,6 +13,7 @@ from torch import nn
 from medpfl.core import mixers
 from medpfl.core.groups import under
 from medpfl.methods.base import Build, Method, Site
+from medpfl.privacy.base import Cover
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,7 @@ class SoftPull(Method):
     the network as it was sent, before the pull, which is evaluated beside it."""
 
     deploys: ClassVar = {"personal": "model", "personal_before_pull": "before_pull"}
+    cover: ClassVar = Cover()
     after_steps: ClassVar = ("personal_before_pull",)
 
     def models(self, build: Build) -> dict[str, nn.Module]:

@@ -13,6 +13,7 @@ from medpfl.core.errors import ConfigError
 from medpfl.methods.optimizers import OPTIMIZERS, Optimizer
 from medpfl.methods.schedules import Constant, Schedule, schedule_of
 from medpfl.methods.start import Start
+from medpfl.privacy.base import Privacy
 
 _TOLD = {
     "adam": "Adam",
@@ -47,6 +48,8 @@ class Training(Checked):
         precision: "auto": bfloat16 where a GPU has it, and never on a CPU; "fp32": never; "bf16": everywhere. Weights,
             gradients and what is sent are float32 in any case, and so is every evaluation.
         start: the weights that the task's networks start with; None: random ones.
+        privacy: differential privacy of what leaves, a component of ``medpfl.privacy``; None: there is none. The
+            references that ride along have the same.
     """
 
     epochs: int = 1
@@ -60,6 +63,7 @@ class Training(Checked):
     optimizer_state: Literal["keep", "reset"] = "keep"
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     start: Start | None = None
+    privacy: Privacy | None = None
 
     excludes: ClassVar[Mapping[str, str]] = {}
     """What the method's own rule makes impossible, to why: "adam", "momentum", "weight_decay", "schedule",
@@ -75,6 +79,8 @@ class Training(Checked):
             raise ConfigError(f"{kind}'s lr must be above 0, got {self.lr}")
         if self.clip_gradient is not None and not 0 < self.clip_gradient < float("inf"):
             raise ConfigError(f"{kind}'s clip_gradient must be above 0 and finite, or null, got {self.clip_gradient}")
+        if self.privacy and self.privacy.level == "record" and self.accumulate > 1:
+            raise ConfigError(f"{kind} cannot accumulate with DPSGD, whose lots make a step each; raise batch_size")
         for trait, why in self.excludes.items():
             if trait in self._traits():
                 raise ConfigError(f"{kind} cannot train with {_TOLD[trait]}: {why}")

@@ -9,6 +9,7 @@ import numpy as np
 
 import medpfl
 from medpfl.core.mixing import Matrix
+from medpfl.privacy.base import Spent
 from medpfl.results.callbacks import Callback, Failure, JobEnd, RoundEnd
 from medpfl.results.schema import (
     AboutEvaluation,
@@ -70,10 +71,13 @@ class Record:
     def mean_score(self, round_number: int, model: str, score: str, value: float) -> None:
         self.lines.append(ValidationLine(site="mean", model=model, round=round_number, metrics={score: value}))
 
-    def training(self, round_number: int, site: str, seconds: object, losses: object) -> None:
+    def training(
+        self, round_number: int, site: str, seconds: object, losses: object, privacy: Spent | None = None
+    ) -> None:
         """A hospital's local work, as it says itself; what is no number is None."""
         loss = {str(name): number(value) for name, value in losses.items()} if isinstance(losses, dict) else {}
-        self.lines.append(TrainingLine(site=site, round=round_number, seconds=number(seconds), loss=loss))
+        line = TrainingLine(site=site, round=round_number, seconds=number(seconds), loss=loss, privacy=privacy)
+        self.lines.append(line)
 
     def mean_losses(self) -> list[float]:
         """Of every round that was trained, the mean training loss over hospitals and networks, None left out."""

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, NonNegativeInt
 
 from medpfl.data.meaning import Meaning
+from medpfl.privacy.base import Spent
 from medpfl.tasks.metrics.measure import Measure
 
 VERSION: Literal[1] = 1
@@ -74,6 +75,7 @@ class TrainingLine(Typed):
     Attributes:
         seconds: that it took.
         loss: first deployed model of each method to the last batch's loss.
+        privacy: what its noise has cost up to this round; None: it has none.
     """
 
     site: str
@@ -81,6 +83,7 @@ class TrainingLine(Typed):
     round: NonNegativeInt
     seconds: float | None
     loss: Scores
+    privacy: Spent | None = Field(default=None, exclude_if=lambda found: found is None)
 
 
 class RoundLine(Typed):
@@ -209,6 +212,7 @@ class AboutTraining(About):
         codecs: by direction, where there are any.
         networks: slot to the pairs of similar hospitals, where a component has such a network.
         trained: hospital to the stretches of rounds in which it trained; empty in files of before.
+        privacy: hospital to what its noise has cost, as it says itself; empty without noise.
     """
 
     settings: ControllerArguments
@@ -219,6 +223,7 @@ class AboutTraining(About):
     networks: dict[str, list[tuple[str, str]]] = Field(default_factory=dict)
     scored: dict[str, str] = Field(default_factory=dict)
     trained: dict[str, list[Stretch]] = Field(default_factory=dict)
+    privacy: dict[str, Spent] = Field(default_factory=dict, exclude_if=lambda found: not found)
 
 
 class AboutEvaluation(About):

@@ -31,6 +31,7 @@ from medpfl.rounds.copies import Copies
 from medpfl.rounds.joining import about, begins_with, join, oddities
 from medpfl.rounds.lock import StateLock
 from medpfl.rounds.messages import Message, Slots, byte_count, digest_of, table
+from medpfl.rounds.privacy import check_statistics_wanted
 from medpfl.rounds.quorum import Quorum
 from medpfl.rounds.refining import Refining, refining, show
 from medpfl.rounds.terms import terms_of
@@ -62,6 +63,7 @@ class Coordinator:
     ):
         self.job, self.settings = job, job.settings
         self.terms = terms_of(job)
+        check_statistics_wanted(job, len(roster))
         self.roster = tuple(sorted(roster))
         self.copies = Copies(job.mixers, self.roster)
         self.results = results
@@ -161,7 +163,8 @@ class Coordinator:
         for site, message in accepted.items():
             self._best.take(site, message.header.metrics)
             self._take_notes(site, round_number, message.header.notes)
-            self.record.training(round_number, site, message.header.seconds, message.header.loss)
+            said = message.header
+            self.record.training(round_number, site, said.seconds, said.loss, said.privacy)
             self.record.traffic(round_number, site, self.payload_bytes(), byte_count(message.slots), message.encoded)
         self._best.choose(round_number - 1)
         plan, travelling = self.terms.plan, self.copies.travelling
@@ -288,11 +291,14 @@ class Coordinator:
         for site, text in absences(trained, self.done).items():
             self.record.event(self.done, site, text)
         asked = self._asked(protocol.FinishRequest, self.done, finetune=self.settings.finetune)
+        spent = {}
         for site, message in self._answers(asked, protocol.FinishReply, replies).items():
+            if message.header.privacy is not None:
+                spent[site] = message.header.privacy
             for line in message.header.metrics:
                 self.record.metric(line.tested_at(site))
             self._take_notes(site, self.done, message.header.notes)
-        said = self._about.model_copy(update={"networks": self.copies.links(), "trained": trained})
+        said = self._about.model_copy(update={"networks": self.copies.links(), "trained": trained, "privacy": spent})
         self.record.finish(said, self.best, write_slots(self.results, self.job.name, self.copies.compact()))
         self._save(finished=True)
 

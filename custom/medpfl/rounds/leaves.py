@@ -58,6 +58,8 @@ def _tensors(job: Job, hospitals: int) -> dict[str, list[Leaving]]:
     if public := job.method.public_datasets():
         names = " and ".join(f"'{name}'" for name in public)
         learnt += f"; what a network says of public data, row by row, is of {names} alone"
+    if job.method.privacy is not None:
+        learnt += f", {job.method.privacy.told}"
     codec = job.codecs.from_site if job.codecs else None
     encoded = f", encoded ({type(codec).__name__})" if codec else ""
 

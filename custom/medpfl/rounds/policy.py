@@ -12,6 +12,7 @@ from medpfl.core.sizes import Bounded, TooLarge
 from medpfl.data.policy import Policy
 from medpfl.data.samples import SiteData
 from medpfl.methods.base import Method, Site
+from medpfl.privacy.base import Privacy
 from medpfl.rounds.protocol import FinishRequest, InitRequest, OfRun
 from medpfl.tasks.base import Task
 
@@ -33,6 +34,25 @@ def check_classes(policy: Policy, methods: Sequence[Method], task: Task, filters
     for name in policy.filters:
         if name not in filters:
             raise PolicyRefused(f"this hospital's policy ('filters') asks for the filter {name}, which is not there")
+
+
+def check_privacy(policy: Policy, how: Privacy | None) -> None:
+    """Whether the job's noise is what the hospital asks for. That of updates hides single cases too.
+
+    Raises:
+        PolicyRefused: with the rule's key.
+    """
+    if policy.privacy is not None and (how is None or (policy.privacy, how.level) == ("update", "record")):
+        kinds = "ClippedNoise" if policy.privacy == "update" else "DPSGD or ClippedNoise"
+        got = "none" if how is None else type(how).__name__
+        raise PolicyRefused(
+            f"this hospital's policy ('privacy') asks for noise of the level '{policy.privacy}' ({kinds}) as the "
+            f"method's 'privacy'; this job has {got}"
+        )
+    if policy.most_epsilon is not None and how is None:
+        raise PolicyRefused(
+            f"this hospital's policy ('most_epsilon') allows at most {policy.most_epsilon:g}; this job has no noise"
+        )
 
 
 def check_start(policy: Policy, header: InitRequest) -> None:

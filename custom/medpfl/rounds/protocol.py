@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, Strin
 
 from medpfl.core.errors import ProtocolError
 from medpfl.deployed.model_file import Recipe
+from medpfl.privacy.base import Spent
 from medpfl.results.line import MOST_METRICS, MetricLine, Name, Round, Value
 from medpfl.results.schema import BestRound, Rebuild
 from medpfl.tasks.metrics.measure import Measure
@@ -246,6 +247,7 @@ class TrainReply(Part):
         loss: the training loss of the round's last batch, for the first model of each method.
         notes: sentences about this hospital's state on its disk: that it resumed, say.
         seconds: how long the training took.
+        privacy: what the noise has cost so far, this message included: level, epsilon, delta, number of messages.
     """
 
     task: Literal["train"] = "train"
@@ -254,6 +256,7 @@ class TrainReply(Part):
     loss: Losses
     notes: Notes
     seconds: Annotated[FiniteFloat, Field(ge=0, le=1e9)]
+    privacy: Spent | None = None
 
 
 class RefineReply(Part):
@@ -283,11 +286,13 @@ class FinishReply(Part):
     Attributes:
         metrics: of the test split, for the best and the last round's models and what was fine-tuned from them.
         notes: sentences about models that this hospital does not have, and as in training.
+        privacy: what the noise has cost in the whole job.
     """
 
     task: Literal["finish"] = "finish"
     metrics: Lines
     notes: Notes
+    privacy: Spent | None = None
 
 
 class EvaluateReply(Part):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from medpfl.core.errors import CodecError, ConfigError
+from medpfl.core.errors import BudgetSpent, CodecError, ConfigError
 from medpfl.data.site_file import SiteFile, load_site_file
 from medpfl.job import EvaluationJob, Job
 from medpfl.results.callbacks import Callback
@@ -54,7 +54,7 @@ def simulate(
             handle = runners[site].handle
             try:
                 replies[site] = links[site].carry(message, handle) if links else handle(message)
-            except CodecError as error:  # as in a federation: this hospital misses the round
+            except (BudgetSpent, CodecError) as error:  # as in a federation: this hospital misses the round
                 coordinator.refuse(site, message.header.round, f"failed: {error}")
                 runners[site].recover()
         return replies

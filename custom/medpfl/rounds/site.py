@@ -22,6 +22,8 @@ from medpfl.methods.base import Build, Hospital, Method, Site
 from medpfl.methods.presented import Presented
 from medpfl.methods.references import riding_along
 from medpfl.methods.schedules import Span
+from medpfl.privacy.ledger import Ledger
+from medpfl.privacy.lots import RecordNoise
 from medpfl.results.line import MetricLine
 from medpfl.results.schema import number
 from medpfl.rounds import policy
@@ -32,6 +34,7 @@ from medpfl.rounds.lock import StateLock
 from medpfl.rounds.messages import Message, Slots, copy_out, digest_of, gather, load, plain_name
 from medpfl.rounds.mixed import MIXED, keep_mixed, load_mixed
 from medpfl.rounds.networks import Networks
+from medpfl.rounds.privacy import Guard
 from medpfl.rounds.private import PRIVATE, restore_private, save_private
 from medpfl.rounds.protocol import (
     EvaluateReply,
@@ -145,6 +148,7 @@ class SiteRunner:
         policy.check_classes(self.policy, self.methods, self.task, self._filters)
         torch.set_num_threads(header.threads)
         self.home = self.root / plain_name(header.job)
+        self._guard = Guard(Ledger(self.home, self.name), self.policy, self.methods, header.rounds, header.gradients)
         self.roster = header.roster
         self.seed = header.seed
         self._rounds = header.rounds
@@ -160,6 +164,7 @@ class SiteRunner:
         common = self.common.marks()
         self._served = header.slots
         self._build()
+        self._guard.check(self.networks, self.task, self.data)
         self._ready = True
         self._log.info(self.networks.describe())
         reply = InitReply(
@@ -200,6 +205,7 @@ class SiteRunner:
     def _train(self, header: TrainRequest, slots: Slots) -> Message[TrainReply]:
         started = time.monotonic()
         current = header.round
+        self._guard.begin()
         notes = self._enter_run(header)
         load(self.models, slots)
         metrics = self._look_at_mixed(current - 1, header) if current > 1 else []
@@ -211,19 +217,23 @@ class SiteRunner:
             seed_torch(self.seed, self.name, current, type(method).__name__)
             for name in self.networks.of(method) if method.optimizer_state == "reset" else ():
                 self._optimizers.pop(name, None)
-            site = self._site(method, current)
+            site = self._site(method, current, noise=self._guard.noise(method, header))
             method.local_round(site)
             policy.check_trained(self.policy, site)
-            losses[next(iter(method.deploys))] = number(site.last_loss)
+            if not self._guard.on:  # of single cases, perhaps
+                losses[next(iter(method.deploys))] = number(site.last_loss)
             instead.update(self.networks.sent_instead(site.outbox))
+        sent = self._guard.release({**self.networks.gather(), **instead}, slots, header)
         save_private(self._state, current, self.models, self.networks.private(), self._optimizers)
-        sent = {**self.networks.gather(), **instead}
-        seconds = round(time.monotonic() - started, 3)
-        reply = TrainReply(round=current, metrics=tuple(metrics), loss=losses, notes=tuple(notes), seconds=seconds)
+        seconds, spent = round(time.monotonic() - started, 3), self._guard.spent
+        reply = TrainReply(
+            round=current, metrics=tuple(metrics), loss=losses, notes=tuple(notes), seconds=seconds, privacy=spent
+        )
         return Message(reply, sent)
 
     def _statistics(self, header: StatisticsRequest) -> Message[StatisticsReply]:
         """What the server's components want to know of the data here before the round."""
+        self._guard.refuse_statistics(header.names)
         notes = self._enter_run(header)
         site = self._site(self.method, header.round)
         policy.check_statistic(self.policy, len(self.data.splits["train"]))
@@ -235,16 +245,18 @@ class SiteRunner:
 
     def _refine(self, header: RefineRequest, slots: Slots) -> Message[RefineReply]:
         """One further exchange of some slots within a round that this hospital has trained in."""
+        self._guard.begin()
         own = {slot: state for slot, state in slots.items() if slot in self.networks.slots}
         load(self.models, own)
         current, step = header.round, header.step
         seed_torch(self.seed, self.name, current, type(self.method).__name__, step)
-        site = self._site(self.method, current)
+        site = self._site(self.method, current, noise=self._guard.noise(self.method, header, step))
         site.shown = site.keep(f"shown in round {current}", lambda: take_shown(slots, self.roster))
         self.method.refine(site, step)
         policy.check_trained(self.policy, site)
         sent = self.networks.sent_instead(site.outbox)
-        return Message(RefineReply(round=current, step=step), {**gather(self.models, self.networks.slots, own), **sent})
+        sent = {**gather(self.models, self.networks.slots, own), **sent}
+        return Message(RefineReply(round=current, step=step), self._guard.release(sent, own, header, step))
 
     def _validate(self, header: ValidateRequest, slots: Slots) -> Message[ValidateReply]:
         """After the last round: look at its mixed models too, so that the last round can be the best."""
@@ -253,7 +265,9 @@ class SiteRunner:
         metrics = self._look_at_mixed(header.round, header)
         return Message(ValidateReply(metrics=tuple(metrics), notes=tuple(notes)))
 
-    def _site(self, method: Method, round_number: int, span: Span | None = None) -> Site:
+    def _site(
+        self, method: Method, round_number: int, span: Span | None = None, noise: RecordNoise | None = None
+    ) -> Site:
         hospital = Hospital(
             task=self.task,
             data=self.data,
@@ -268,6 +282,7 @@ class SiteRunner:
             public=self.common.public,
             kept=self._kept,
             presented=self._presented,
+            noise=noise,
         )
         return Site(hospital, method, round_number, span or Span(1, self._rounds))
 
@@ -332,7 +347,7 @@ class SiteRunner:
                     notes.append(f"{fine_tuned_name(method.fine_tuned)}: {note}")
                 else:
                     lines.append(self._fine_tune(method, method.fine_tuned, best, last, header.finetune))
-        return Message(FinishReply(metrics=tuple(lines), notes=tuple(notes)))
+        return Message(FinishReply(metrics=tuple(lines), notes=tuple(notes), privacy=self._guard.spent))
 
     def _test(
         self, method: Method, name: str, choice: Choice, round_number: int, deployed: str | None = None
@@ -340,7 +355,7 @@ class SiteRunner:
         tested = evaluate_test(method, name, self.models, self.task, self.data, self.device)
         deployed = deployed or name
         networks = self.networks.of(method)
-        origin = Origin(self.home.name, self.name, deployed, choice, round_number)
+        origin = Origin(self.home.name, self.name, deployed, choice, round_number, self._guard.spent)
         folder, hospitals = self.home / "models", len(self.roster)
         save_deployed(folder, origin, method, name, networks, self.task, self.data, hospitals, tested)
         line = line_of(deployed, "test", round_number, tested[0])

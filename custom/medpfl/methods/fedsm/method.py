@@ -21,6 +21,7 @@ from medpfl.methods.fedsm import selecting
 from medpfl.methods.fedsm.super_model import USUAL_GAMMA, SuperModel
 from medpfl.models.base import Architecture
 from medpfl.models.selector import Selector, Signature, by_case, with_content
+from medpfl.privacy.base import Cover
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,7 @@ class FedSM(Method):
     selector_lr: float = 1e-3
 
     deploys: ClassVar = {"personal": "personal", "global": "global"}
+    cover: ClassVar = Cover(record="its selector's gradients are of signatures of the cases, and have no noise")
     diagnoses: ClassVar = ("selector_accuracy", "selector_accuracy_cases")
     refined: ClassVar = ("selector",)
     in_one_pass: ClassVar[tuple[str, ...]] = ("global", "personal")

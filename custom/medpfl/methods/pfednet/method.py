@@ -17,6 +17,7 @@ from medpfl.core.groups import head_of, of_type, running_statistics, under, with
 from medpfl.core.mixers import Mean, Mixer, NetworkProx
 from medpfl.methods.base import Build, Method, Site
 from medpfl.methods.pfednet.sketches import sketch
+from medpfl.privacy.base import Cover
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,8 @@ class PFedNet(Method):
     local_statistics: bool = False
 
     deploys: ClassVar = {"personal": "model"}
+    cover: ClassVar = Cover()
+    passes: ClassVar = None
     refined: ClassVar = ("shared",)
 
     def __post_init__(self) -> None:

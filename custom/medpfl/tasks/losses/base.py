@@ -19,6 +19,11 @@ class Loss(Checked):
     answers: ClassVar[tuple[Target, ...]]
     """The kinds of answers that it can be computed of."""
 
+    @property
+    def by_own_counts(self) -> bool:
+        """Whether it goes by how many cases of each class the hospital has."""
+        return False
+
     def suits(self, target: Target, task: str) -> None:
         """Refuse a task whose answers it cannot be computed of.
 

@@ -42,6 +42,10 @@ class CrossEntropy(Loss):
                 f"{list(self.weights)}"
             )
 
+    @property
+    def by_own_counts(self) -> bool:
+        return self.weights == "balanced"
+
     def suits(self, target: Target, task: str) -> None:
         super().suits(target, task)
         if self.weights == "balanced" and target is Target.MASK:

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What noise costs, by Opacus' accountant: Renyi differential privacy (Mironov, Talwar, Zhang, "Renyi Differential
+Privacy of the Sampled Gaussian Mechanism", 2019), added up over everything that was sent."""
+
+import math
+import warnings
+from collections import Counter
+from collections.abc import Iterable
+
+from medpfl.core.errors import ConfigError
+from medpfl.privacy.base import MOST_EPSILON, Mechanism
+
+NOT_INSTALLED = "differential privacy needs Opacus: pip install 'medpfl[privacy]'"
+
+
+def merged(history: Iterable[Mechanism]) -> list[Mechanism]:
+    """Equal mechanisms added up, in order of noise and rate."""
+    steps: Counter[tuple[float, float]] = Counter()
+    for one in history:
+        steps[one.noise_multiplier, one.sample_rate] += one.steps
+    return [Mechanism(*kind, count) for kind, count in sorted(steps.items())]
+
+
+def epsilon(history: Iterable[Mechanism], delta: float) -> float:
+    """Epsilon of all of it together, in [0, ``MOST_EPSILON``].
+
+    Raises:
+        ConfigError: Opacus is not installed.
+    """
+    made = [tuple(one) for one in merged(history)]
+    if not made:
+        return 0.0
+    check_installed()
+    from opacus.accountants import RDPAccountant
+
+    accountant = RDPAccountant()
+    accountant.history = made
+    with warnings.catch_warnings():  # "optimal order is the largest alpha": the bound holds, it is only not the least
+        warnings.simplefilter("ignore")
+        found = float(accountant.get_epsilon(delta=delta))
+    return min(found, MOST_EPSILON) if math.isfinite(found) else MOST_EPSILON
+
+
+def noise_for(target: float, delta: float, sample_rate: float, steps: int) -> float:
+    """The noise multiplier with which so many steps cost at most ``target``.
+
+    Raises:
+        ConfigError: there is none, or Opacus is not installed.
+    """
+    check_installed()
+    from opacus.accountants.utils import get_noise_multiplier
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return float(
+                get_noise_multiplier(
+                    target_epsilon=target, target_delta=delta, sample_rate=sample_rate, steps=steps, accountant="rdp"
+                )
+            )
+    except ValueError as error:
+        raise ConfigError(f"DPSGD's target_epsilon {target} cannot be reached at delta {delta}: {error}") from error
+
+
+def check_installed() -> None:
+    """Raises ConfigError: Opacus is not installed."""
+    try:
+        import opacus.accountants  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(NOT_INSTALLED) from error

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A hospital's account of its noise in the jobs of one name: on its own disk, written before anything is sent.
+
+What was written and then not sent, because the process was killed between, counts all the same.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from medpfl import store
+from medpfl.core.errors import MedPFLError
+from medpfl.privacy.accountant import epsilon, merged
+from medpfl.privacy.base import Level, Mechanism, Spent
+from medpfl.privacy.noise import Stream, fixed_secret, new_secret
+
+FILE = "privacy.safetensors"
+
+
+class _Kept(BaseModel):
+    """What the file says."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+    secret: str
+    releases: int
+    history: list[Mechanism]
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Args:
+    home: the hospital's folder of the job, in its folder of all jobs.
+    site: the hospital.
+    """
+
+    home: Path
+    site: str
+
+    @property
+    def _path(self) -> Path:
+        return self.home / FILE
+
+    def open(self) -> None:
+        """Begin it, unless there is one.
+
+        Raises:
+            MedPFLError: it is damaged, or the folder cannot be written.
+        """
+        if self._path.exists():
+            self._kept()
+        else:
+            self._write(_Kept(secret=new_secret(), releases=0, history=[]))
+
+    def stream(self, *parts: object) -> Stream:
+        """Noise for what is to be sent next. Once something was sent, there is another stream: noise is never on two
+        messages, whatever is redone."""
+        kept = self._kept()
+        return Stream(fixed_secret(self.site) or kept.secret, (kept.releases, *parts))
+
+    def release(self, mechanisms: Iterable[Mechanism]) -> None:
+        """Write down what is about to be sent."""
+        kept = self._kept()
+        history = merged([*kept.history, *mechanisms])
+        self._write(_Kept(secret=kept.secret, releases=kept.releases + 1, history=history))
+
+    def spent(self, level: Level, delta: float) -> Spent:
+        """What was sent so far."""
+        kept = self._kept()
+        return Spent(level=level, epsilon=epsilon(kept.history, delta), delta=delta, releases=kept.releases)
+
+    def with_others(self, more: Iterable[Mechanism], delta: float) -> float:
+        """Epsilon of everything that this hospital has sent in any job, and of ``more``."""
+        every = (read(path).history for path in sorted(self.home.parent.glob(f"*/{FILE}")))
+        return epsilon([*(one for history in every for one in history), *more], delta)
+
+    def _kept(self) -> _Kept:
+        return read(self._path)
+
+    def _write(self, kept: _Kept) -> None:
+        store.save(self._path, {}, kept.model_dump(mode="json"))
+
+
+def read(path: Path) -> _Kept:
+    """Raises MedPFLError: it is damaged; what was spent is then not known, so that nothing more may be sent."""
+    try:
+        return _Kept.model_validate(store.read(path)[1])
+    except (store.DamagedFile, ValidationError) as error:
+        raise MedPFLError(
+            f"the account of this hospital's noise, {path}, is damaged ({error}): what was spent is not known, so "
+            "nothing more is sent; put back a copy of it, or move the file away to begin a new account",
+            public="this hospital's account of its noise is damaged, so it sends nothing more",
+        ) from error

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A hospital's noise in a job: whether it can be had, what it is added to, what it has cost, and when it is spent."""
+
+import logging
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from medpfl.core.errors import BudgetSpent, ConfigError
+from medpfl.core.groups import BATCH_NORM
+from medpfl.data.policy import Policy
+from medpfl.data.samples import SiteData
+from medpfl.job import Job
+from medpfl.methods.base import Method
+from medpfl.privacy import DPSGD, ClippedNoise
+from medpfl.privacy.accountant import check_installed, noise_for
+from medpfl.privacy.base import Mechanism, Privacy, Spent
+from medpfl.privacy.ledger import Ledger
+from medpfl.privacy.lots import RecordNoise
+from medpfl.privacy.noise import Gaussian, fixed_seed
+from medpfl.rounds.messages import Slots
+from medpfl.rounds.networks import Networks
+from medpfl.rounds.policy import check_privacy
+from medpfl.rounds.protocol import OfRun
+from medpfl.tasks.base import Task
+from medpfl.tasks.losses import Loss
+
+_INSTEAD = "build the network with norm 'group' (or 'instance')"
+
+
+def check_statistics_wanted(job: Job, hospitals: int) -> None:
+    """Raises ConfigError: the job asks for noise, and a component for statistics of the data, which have none."""
+    if job.method.privacy is None:
+        return
+    for slot, mixer in job.mixers.items():
+        for number in range(1, job.settings.rounds + 1):
+            if name := mixer.wants(number, hospitals):
+                raise _unprotected(f"{type(mixer).__name__} of slot '{slot}' asks for the statistics '{name}'")
+
+
+def _unprotected(what: str) -> ConfigError:
+    return ConfigError(f"{what} of the hospitals' data, which would leave without noise; this job asks for privacy")
+
+
+class Guard:
+    """What a hospital's messages of one job are given before they leave.
+
+    Args:
+        ledger: this hospital's in the job.
+        policy: the hospital's.
+        methods: the job's, then the references; all of the same privacy.
+        rounds: of the job.
+        gradients: slots of which gradients are sent.
+
+    Raises:
+        PolicyRefused: the policy asks for noise that the job does not have.
+        MedPFLError: the ledger is damaged, or cannot be written.
+    """
+
+    def __init__(
+        self, ledger: Ledger, policy: Policy, methods: Sequence[Method], rounds: int, gradients: Sequence[str]
+    ):
+        self._how: Privacy | None = methods[0].privacy
+        self._ledger, self._policy, self._methods = ledger, policy, methods
+        self._rounds, self._gradients = rounds, set(gradients)
+        self._made: list[RecordNoise] = []
+        self._sigma: float | None = None
+        self._over = False
+        self._log = logging.getLogger(f"{__name__}.{ledger.site}")
+        check_privacy(policy, self._how)
+        if self._how is not None:
+            check_installed()
+            ledger.open()
+
+    def check(self, networks: Networks, task: Task, data: SiteData) -> None:
+        """Whether these networks and this training can be protected.
+
+        Raises:
+            ConfigError: they cannot.
+        """
+        if isinstance(self._how, ClippedNoise):
+            for key in networks.untrained():
+                raise ConfigError(
+                    f"ClippedNoise cannot protect '{key}', which is sent and is no trained weight but a statistic of "
+                    f"the hospital's data: {_INSTEAD}, or keep BatchNorm at home (FedBN)"
+                )
+        if isinstance(self._how, DPSGD):
+            _check_own_counts(task, data)
+            for method in self._noised():
+                for name, network in networks.of(method).items():
+                    if name not in method.cover.at_home:
+                        _check_norms(name, network)
+            self._sigma = self._how.noise_multiplier or self._noise_for_all(self._how, data)
+
+    def _noised(self) -> list[Method]:
+        """The methods of which something leaves."""
+        return [method for method in self._methods if set(method.components()) - set(method.cover.at_home)]
+
+    def _noise_for_all(self, how: DPSGD, data: SiteData) -> float:
+        cases, steps = len(data.splits["train"].names), 0
+        assert how.target_epsilon is not None
+        for method in self._noised():
+            if method.passes is None:
+                kind = type(method).__name__
+                raise ConfigError(f"DPSGD needs a noise_multiplier with {kind}, which varies its passes over the data")
+            lots = method.steps or method.epochs * math.ceil(cases / method.batch_size)
+            steps += self._rounds * method.passes * lots
+        rate = min(1.0, self._methods[0].batch_size / cases)
+        return noise_for(how.target_epsilon, how.delta, rate, steps)
+
+    @property
+    def on(self) -> bool:
+        """Whether the job asks for noise."""
+        return self._how is not None
+
+    def begin(self) -> None:
+        """Before what is to be sent next is made.
+
+        Raises:
+            BudgetSpent: nothing more may be.
+        """
+        self._made = []
+        if self._over:
+            raise self._refusal()
+
+    def refuse_statistics(self, names: Sequence[str]) -> None:
+        """Raises ConfigError: the job asks for noise, and the server for statistics."""
+        if self.on:
+            raise _unprotected(f"the server asks for the statistics {', '.join(names)}")
+
+    def noise(self, method: Method, header: OfRun, step: int = 0) -> RecordNoise | None:
+        """For a method's training that is sent next; None: it is trained without."""
+        if not isinstance(self._how, DPSGD) or method not in self._noised():
+            return None
+        assert self._sigma is not None
+        stream = self._ledger.stream("record", header.run, header.round, step, type(method).__name__)
+        made = RecordNoise(self._sigma, self._how.max_grad_norm, method.cover.at_home, stream)
+        self._made.append(made)
+        return made
+
+    def release(self, sent: Slots, received: Slots, header: OfRun, step: int = 0) -> Slots:
+        """What is sent instead of ``sent``, once it is written down. After this it may leave, and nothing else.
+
+        Raises:
+            BudgetSpent: it would cost more than the policy allows.
+        """
+        if self._how is None:
+            return sent
+        costs = [one for made in self._made for one in made.mechanisms()]
+        if isinstance(self._how, ClippedNoise):
+            costs = [self._how.mechanism()]
+        self._check_budget(costs)
+        if isinstance(self._how, ClippedNoise):
+            sent = self._noised_update(self._how, sent, received, header, step)
+        self._ledger.release(costs)
+        self._log.info("round %d: %s", header.round, self.spent)
+        return sent
+
+    def _noised_update(self, how: ClippedNoise, sent: Slots, received: Slots, header: OfRun, step: int) -> Slots:
+        places = [(slot, key) for slot, state in sorted(sent.items()) for key in sorted(state)]
+        base = [_base(sent[slot][key], slot in self._gradients, received, slot, key) for slot, key in places]
+        difference = [sent[slot][key] - before for (slot, key), before in zip(places, base, strict=True)]
+        total = Gaussian(difference, how.clip, how.noise_multiplier)
+        total.add(difference)
+        noised = total.with_noise(self._ledger.stream("update", header.run, header.round, step))
+        found = {place: before + value for place, before, value in zip(places, base, noised, strict=True)}
+        return {slot: {key: found[slot, key] for key in state} for slot, state in sent.items()}
+
+    def _check_budget(self, costs: Sequence[Mechanism]) -> None:
+        most = self._policy.most_epsilon
+        if most is not None and self._ledger.with_others(costs, self._policy.delta) > most:
+            self._over = True
+            raise self._refusal()
+
+    def _refusal(self) -> BudgetSpent:
+        return BudgetSpent(
+            f"this hospital's policy ('most_epsilon') allows at most {self._policy.most_epsilon:g} at delta "
+            f"{self._policy.delta:g} over all jobs, and another round would pass it: the hospital trains no more and "
+            "keeps its models"
+        )
+
+    @property
+    def spent(self) -> Spent | None:
+        """What it has cost so far; None: the job asks for none."""
+        if self._how is None:
+            return None
+        return self._ledger.spent(self._how.level, self._how.delta).model_copy(
+            update={"fixed": fixed_seed() is not None}
+        )
+
+
+def _base(sent: Tensor, gradient: bool, received: Slots, slot: str, key: str) -> Tensor:
+    return torch.zeros_like(sent) if gradient else received[slot][key]
+
+
+def _check_norms(name: str, network: nn.Module) -> None:
+    for path, module in network.named_modules():
+        if isinstance(module, BATCH_NORM) or getattr(module, "track_running_stats", False):
+            raise ConfigError(
+                f"DPSGD cannot train network '{name}': its layer '{path}' ({type(module).__name__}) mixes the cases of "
+                f"a batch or keeps statistics of them: {_INSTEAD}"
+            )
+
+
+def _check_own_counts(task: Task, data: SiteData) -> None:
+    """Refuse what goes by how many cases of each class the hospital has, which has no noise."""
+    loss = getattr(task, "loss", None)
+    train = data.splits["train"]
+    order = task.order(train, torch.Generator().manual_seed(0)).sort().values
+    if (isinstance(loss, Loss) and loss.by_own_counts) or not torch.equal(order, torch.arange(len(train))):
+        raise ConfigError(
+            f"DPSGD cannot train {type(task).__name__} as this job has it: its loss or its sampling balances the "
+            "classes by the hospital's own numbers of cases, which have no noise"
+        )
