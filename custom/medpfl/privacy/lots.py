@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from medpfl.core.seeding import seed_torch
 from medpfl.privacy.accountant import merged
 from medpfl.privacy.base import Mechanism
 from medpfl.privacy.noise import Gaussian, Stream
@@ -69,7 +70,7 @@ class RecordNoise:
         for index in range(lots):
             found = (torch.rand(cases, generator=generator, dtype=torch.float64) < rate).nonzero()[:, 0].tolist()
             for number, case in enumerate(found or [0]):
-                torch.manual_seed(self._stream.of("layers", passed, index, case).seed())
+                seed_torch(self._stream.of("layers", passed, index, case).seed())
                 yield Lot(number, max(1, len(found)), passed, index, rate * cases, rate, blank=not found), case
 
     def covers(self, networks: Sequence[str]) -> bool:
