@@ -321,6 +321,23 @@ def bench_heart(
     say(heart.table_of(results))
 
 
+@app.command("privacy")
+def bench_privacy(
+    data: Annotated[Path | None, typer.Option(help="Folder with the UCI processed.*.data files.")] = None,
+    seeds: SeedsOption = 5,
+    out: OutOption = None,
+) -> None:
+    """Differential privacy on heart: accuracy against epsilon, beside training alone; with --out, a plot beside it."""
+    from benchmarks import common, privacy
+
+    facts = common.machine()
+    results = privacy.measure(data, seeds, say)
+    common.write_json(out, "privacy", facts, results)
+    if out is not None:
+        privacy.draw(results, out.with_suffix(".svg"))
+    say(privacy.table_of(results))
+
+
 @app.command("fedap")
 def bench_fedap(
     seeds: SeedsOption = 5,

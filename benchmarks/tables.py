@@ -18,7 +18,7 @@ from medpfl.results.files import parse
 
 BENCHES = (
     "augmenting", "caching", "codecs", "faults", "fedap", "fedsm", "heart", "messenger", "mixing", "moments", "pfllib",
-    "phantom", "prox", "reading", "rounds", "soak", "teaching",
+    "phantom", "privacy", "prox", "reading", "rounds", "soak", "teaching",
 )  # fmt: skip
 
 

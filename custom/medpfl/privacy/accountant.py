@@ -56,6 +56,7 @@ def _rdp(noise_multiplier: float, sample_rate: float) -> NDArray[np.float64]:
     return np.asarray(found, dtype=np.float64)
 
 
+@cache
 def noise_for(target: float, delta: float, sample_rate: float, steps: int) -> float:
     """The noise multiplier with which so many steps cost at most ``target``.
 

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``benchmarks privacy``: what differential privacy costs four hospitals with heart patients, and whether joining under
+it is better than training alone.
+
+Logistic regression on FLamby's split of the four UCI heart-disease centres; 10 rounds of 10 steps, plain gradient
+descent with a learning rate of 0.5, lots (or batches) of 16 cases, all of it set once and not tuned for any epsilon.
+FedAvg and SoftPull (lam 0.5), each with DPSGD (records) and with ClippedNoise (updates) at the same epsilons, both
+without noise, and Local, which sends nothing. The model of the last round counts: nothing is chosen on data.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import markdown, mean_sd
+from medpfl.core.errors import MedPFLError
+from medpfl.core.mixers import SoftPull
+from medpfl.demo.heart import HOSPITALS, write_heart
+from medpfl.job import Job
+from medpfl.job.settings import Settings
+from medpfl.methods import softpull
+from medpfl.methods.base import Method
+from medpfl.methods.fedavg import FedAvg
+from medpfl.methods.local import Local
+from medpfl.privacy import DPSGD, ClippedNoise
+from medpfl.privacy.accountant import noise_for
+from medpfl.privacy.base import Privacy
+from medpfl.privacy.noise import FIXED
+from medpfl.results.files import read_summary
+from medpfl.results.tables import result_table
+from medpfl.rounds.simulate import simulate
+from medpfl.tasks.tabular import Tabular
+
+EPSILONS = (1.0, 2.0, 4.0, 8.0, 16.0)
+DELTA = 1e-3
+ROUNDS, STEPS, LOT, RATE, CLIP = 10, 10, 16, 0.5, 1.0
+UPDATE_CLIP = 0.5
+METHODS: dict[str, type[Method]] = {"FedAvg": FedAvg, "SoftPull": softpull.SoftPull}
+LEVELS = ("record", "update")
+NONE = "without noise"
+
+
+def measure(data: Path | None, seeds: int, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Test accuracy with ``seeds`` seeds from 0 (of weights, batches and noise).
+
+    Args:
+        data: folder with the UCI files.
+
+    Returns:
+        By "method, level, epsilon": hospital to one accuracy a seed, and the largest epsilon that a hospital spent.
+    """
+    if seeds < 1:
+        raise MedPFLError(f"--seeds must be at least 1, got {seeds}")
+    accuracy: dict[str, dict[str, list[float]]] = {}
+    spent: dict[str, float] = {}
+    with tempfile.TemporaryDirectory(prefix="medpfl-bench-") as scratch:
+        sites = Path(scratch) / "sites"
+        write_heart(sites, data, "flamby")
+        for seed in range(seeds):
+            for number, (name, method) in enumerate(_arms()):
+                found, cost = _run(method, seed, sites, Path(scratch) / f"{seed}-{number}")
+                for site, value in found.items():
+                    accuracy.setdefault(name, {}).setdefault(site, []).append(round(value, 6))
+                spent[name] = max(spent.get(name, 0.0), round(cost, 3))
+            progress(f"seed {seed} done")
+    about = {"rounds": ROUNDS, "steps": STEPS, "lot": LOT, "lr": RATE, "max_grad_norm": CLIP, "clip": UPDATE_CLIP}
+    return {"seeds": seeds, "delta": DELTA, "epsilons": list(EPSILONS), **about, "accuracy": accuracy, "spent": spent}
+
+
+def name_of(method: str, level: str, epsilon: float) -> str:
+    return f"{method}, {level}, {epsilon:g}"
+
+
+def _arms() -> Iterator[tuple[str, Method]]:
+    training: dict[str, Any] = {"steps": STEPS, "batch_size": LOT, "lr": RATE, "optimizer": "sgd"}
+    yield "Local", Local(**training)
+    for name, kind in METHODS.items():
+        yield f"{name}, {NONE}", kind(**training)
+        for epsilon in EPSILONS:
+            noise = 2 * noise_for(epsilon, DELTA, 1.0, ROUNDS)  # an update can change by twice the clip
+            kinds: dict[str, Privacy] = {
+                "record": DPSGD(target_epsilon=epsilon, max_grad_norm=CLIP, delta=DELTA),
+                "update": ClippedNoise(clip=UPDATE_CLIP, noise_multiplier=noise, delta=DELTA),
+            }
+            for level, privacy in kinds.items():
+                yield name_of(name, level, epsilon), kind(privacy=privacy, **training)
+
+
+def _run(method: Method, seed: int, sites: Path, scratch: Path) -> tuple[dict[str, float], float]:
+    """Accuracy by hospital, and the largest epsilon that one of them has spent."""
+    files = {site: sites / f"{site}.yaml" for site in HOSPITALS}
+    mixers = {"model": SoftPull(0.5)} if isinstance(method, softpull.SoftPull) else {}
+    job = Job("heart", len(files), Settings(rounds=ROUNDS, references=(), seed=seed, finetune=0), mixers, method,
+              Tabular("heart"))  # fmt: skip
+    before = os.environ.get(FIXED)
+    os.environ[FIXED] = str(seed)
+    try:
+        simulate(job, files, scratch / "results", scratch / "home")
+    finally:
+        if before is None:
+            del os.environ[FIXED]
+        else:
+            os.environ[FIXED] = before
+    summary = read_summary(scratch / "results")
+    table = result_table(summary, "last")
+    cost = max((one.epsilon for one in getattr(summary, "privacy", {}).values()), default=0.0)
+    return dict(zip(table.sites, map(float, table.values[:, 0]), strict=True)), cost
+
+
+def _means(rows: dict[str, list[float]]) -> list[float]:
+    """Mean over the hospitals, seed by seed."""
+    return [float(value) for value in np.mean(list(rows.values()), axis=0)]
+
+
+def table_of(results: dict[str, Any]) -> str:
+    """Means over the hospitals and their standard deviations over the seeds, and every hospital's mean."""
+    accuracy: dict[str, dict[str, list[float]]] = results["accuracy"]
+    sites = list(accuracy["Local"])
+    headings = ["method", "noise", "epsilon", "largest spent", "mean of the hospitals", *sites]
+    rows = []
+    for name, found in accuracy.items():
+        method, level, epsilon = (*name.split(", "), "", "")[:3]
+        cost = f"{results['spent'][name]:.2f}" if epsilon else ""
+        each = [f"{np.mean(found[site]):.3f}" for site in sites]
+        rows.append([method, level, epsilon, cost, mean_sd(_means(found)), *each])
+    told = f"Test accuracy, {results['seeds']} seeds; epsilon at delta {results['delta']:g}."
+    return f"{told}\n\n{markdown(headings, rows)}"
+
+
+def draw(results: dict[str, Any], path: Path) -> None:
+    """Accuracy against epsilon, one picture a level; lines across: what costs nothing."""
+    from matplotlib.figure import Figure
+
+    accuracy = results["accuracy"]
+    figure = Figure(figsize=(8.4, 3.4), layout="constrained")
+    axes = figure.subplots(1, 2, sharey=True)
+    for axis, level in zip(axes, LEVELS, strict=True):
+        for method, colour in zip(METHODS, ("#1f77b4", "#d62728"), strict=True):
+            values = [_means(accuracy[name_of(method, level, epsilon)]) for epsilon in results["epsilons"]]
+            mean, spread = np.mean(values, axis=1), np.std(values, axis=1)
+            axis.errorbar(results["epsilons"], mean, spread, color=colour, marker="o", capsize=3, label=method)
+            free = float(np.mean(_means(accuracy[f"{method}, {NONE}"])))
+            axis.axhline(free, color=colour, linestyle=":", linewidth=1, label=f"{method} {NONE}")
+        alone = float(np.mean(_means(accuracy["Local"])))
+        axis.axhline(alone, color="#333333", linestyle="--", linewidth=1, label="Local (sends nothing)")
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(results["epsilons"], [f"{epsilon:g}" for epsilon in results["epsilons"]])
+        axis.set_xlabel(f"epsilon at delta {results['delta']:g}")
+        axis.set_title({"record": "single cases (DPSGD)", "update": "whole updates (ClippedNoise)"}[level], fontsize=10)
+        axis.grid(alpha=0.25)
+    axes[0].set_ylabel("test accuracy, mean of 4 hospitals")
+    axes[1].legend(fontsize=7)
+    figure.savefig(path, format="svg", metadata={"Date": None}, facecolor="white")

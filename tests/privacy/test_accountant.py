@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The account of noise is that of Opacus' accountant."""
+
+import pytest
+from opacus.accountants import RDPAccountant
+
+from medpfl.core.errors import ConfigError
+from medpfl.privacy import DPSGD, ClippedNoise
+from medpfl.privacy.accountant import epsilon, noise_for
+from medpfl.privacy.base import MOST_EPSILON, Mechanism
+
+DELTA = 1e-5
+
+
+def by_opacus(history: list[Mechanism], delta: float = DELTA) -> float:
+    """The accountant itself, told of every step."""
+    accountant = RDPAccountant()
+    for noise, rate, steps in history:
+        for _ in range(steps):
+            accountant.step(noise_multiplier=noise, sample_rate=rate)
+    return float(accountant.get_epsilon(delta=delta))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "history",
+    [
+        [Mechanism(1.1, 0.05, 200)],
+        [Mechanism(0.8, 0.25, 40), Mechanism(1.3, 0.1, 100), Mechanism(0.8, 0.25, 2)],
+        [ClippedNoise(clip=0.5, noise_multiplier=5.0).mechanism()] * 30,
+    ],
+)
+def test_epsilon_is_opacus_own(history: list[Mechanism]) -> None:
+    assert epsilon(history, DELTA) == pytest.approx(by_opacus(history), rel=1e-12)
+
+
+def test_an_update_costs_what_noise_on_twice_the_clip_costs() -> None:
+    assert ClippedNoise(clip=7.0, noise_multiplier=3.0).mechanism() == Mechanism(1.5, 1.0, 1)
+
+
+def test_nothing_costs_nothing_and_noise_that_hides_nothing_the_most() -> None:
+    assert epsilon([], DELTA) == 0
+    assert epsilon([Mechanism(1e-160, 1.0, 1)], DELTA) == MOST_EPSILON
+
+
+def test_noise_for_a_target_reaches_it() -> None:
+    noise = noise_for(3.0, DELTA, 1.0, 10)
+    assert 2.9 < by_opacus([Mechanism(noise, 1.0, 10)]) <= 3.0
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        ({}, "either a noise_multiplier or a target_epsilon"),
+        ({"noise_multiplier": 1.0, "target_epsilon": 1.0}, "and not both"),
+        ({"noise_multiplier": 0.0}, "noise_multiplier must be above 0"),
+        ({"noise_multiplier": 1.0, "max_grad_norm": -1.0}, "max_grad_norm must be above 0"),
+        ({"noise_multiplier": 1.0, "delta": 1.0}, "delta must be below 1"),
+        ({"noise_multiplier": 1.0, "max_norm": 1.0}, "did you mean 'max_grad_norm'"),
+    ],
+)
+def test_wrong_arguments_are_one_sentence(args: dict[str, float], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        DPSGD(**args)

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clipping, noise, lots and gradients case by case, against computations apart from the package."""
+
+import math
+
+import pytest
+import torch
+from opacus import GradSampleModule
+from torch import Tensor, nn
+
+from medpfl.privacy.accountant import epsilon
+from medpfl.privacy.base import Mechanism
+from medpfl.privacy.lots import Lot, RecordNoise
+from medpfl.privacy.noise import FIXED, Gaussian, Stream, fixed_secret, new_secret
+
+SECRET = "ab" * 32
+
+
+def test_an_addend_is_never_longer_than_the_clip_over_all_tensors_together() -> None:
+    long, short = [torch.full((3, 4), 30.0), torch.full((5,), -40.0)], [torch.full((3, 4), 0.01), torch.zeros(5)]
+    total = Gaussian(long, 2.0, 1.0)
+    total.add(long)
+    assert torch.cat([part.flatten() for part in total.clipped]).norm() == pytest.approx(2.0, abs=1e-4)
+    total.add(short)  # is taken as it is
+    expected = [2.0 / math.sqrt(12 * 900 + 5 * 1600) * part + more for part, more in zip(long, short, strict=True)]
+    for found, wanted in zip(total.clipped, expected, strict=True):
+        assert torch.allclose(found, wanted, atol=1e-5)
+
+
+def test_noise_has_the_stated_deviation_and_is_another_one_for_every_message() -> None:
+    def drawn(*parts: object) -> Tensor:
+        total = Gaussian([torch.zeros(100_000)], 0.5, 3.0)
+        total.add(None)
+        return total.with_noise(Stream(SECRET, parts))[0]
+
+    noise = drawn("update", 1)
+    assert float(noise.std()) == pytest.approx(1.5, rel=0.01)
+    assert abs(float(noise.mean())) < 4 * 1.5 / math.sqrt(100_000)
+    assert abs(float((noise * drawn("update", 2)).mean())) < 4 * 1.5**2 / math.sqrt(100_000)
+    assert torch.equal(noise, drawn("update", 1)) and not torch.equal(noise, drawn("update", 2))
+
+
+def test_only_the_secret_says_what_the_noise_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(FIXED, raising=False)
+    assert fixed_secret("anna") is None and new_secret() != new_secret()
+    assert Stream(SECRET, (1,)).seed() != Stream("cd" * 32, (1,)).seed()
+    monkeypatch.setenv(FIXED, "3")
+    assert fixed_secret("anna") == fixed_secret("anna") != fixed_secret("berta")
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3))
+
+
+def test_a_lot_s_gradient_is_the_sum_of_single_clipped_ones() -> None:
+    """Against Opacus' per-sample gradients, and against autograd case by case."""
+    model, loss = network(), nn.functional.cross_entropy
+    inputs, targets = torch.randn(40, 1, 8, 8), torch.arange(40) % 3
+    clip, noise = 0.7, RecordNoise(1e-7, 0.7, (), Stream(SECRET))
+    weights, lot, drawn = list(model.parameters()), None, []
+    for lot, case in noise.lots(40, 20, 1):
+        drawn.append(case)
+        moved = noise.add(lot, ("model",), weights, loss(model(inputs[[case]]), targets[[case]]))
+        assert moved == lot.last
+    assert lot is not None and lot.expected == 20 and 8 < len(drawn) < 32
+    found = [weight.grad.clone() for weight in weights if weight.grad is not None]
+
+    hooked = GradSampleModule(network(), loss_reduction="mean")
+    loss(hooked(inputs[drawn]), targets[drawn]).backward()
+    per_case = [weight.grad_sample for weight in hooked.parameters()]  # type: ignore[attr-defined]
+    for number, case in enumerate(drawn):
+        alone = torch.autograd.grad(loss(model(inputs[[case]]), targets[[case]]), weights)
+        for one, other in zip(alone, per_case, strict=True):
+            assert torch.allclose(one, other[number], atol=1e-5)
+    lengths = torch.stack([part.flatten(1).norm(dim=1) for part in per_case]).norm(dim=0)
+    assert (lengths > clip).any()
+    factors = (clip / lengths).clamp(max=1.0)
+    for part, mine in zip(per_case, found, strict=True):
+        assert torch.allclose(torch.einsum("i,i...", factors, part) / 20, mine, atol=1e-5)
+
+
+def test_lots_are_drawn_case_by_case_and_an_empty_one_makes_its_step_too() -> None:
+    noise = RecordNoise(1.0, 1.0, (), Stream(SECRET))
+    sizes: dict[int, int] = {}
+    for lot, _ in noise.lots(50, 5, 200):
+        sizes[lot.index] = 0 if lot.blank else lot.of
+    assert len(sizes) == 200 and len(set(sizes.values())) > 5
+    assert sum(sizes.values()) / 200 == pytest.approx(5, abs=4 * math.sqrt(4.5 / 200))
+
+    weight = nn.Parameter(torch.zeros(3))
+    blank = Lot(0, 1, passed=0, index=0, expected=1.0, rate=0.02, blank=True)
+    assert noise.add(blank, ("model",), [weight], (weight + 100).sum())
+    assert weight.grad is not None and 0 < weight.grad.abs().max() < 10  # noise alone
+    assert noise.mechanisms() == [Mechanism(1.0, 0.02, 1)]
+
+
+def test_two_networks_that_see_one_lot_are_accounted_for_together() -> None:
+    noise = RecordNoise(2.0, 1.0, (), Stream(SECRET))
+    weight = nn.Parameter(torch.zeros(1))
+    for lot, _ in noise.lots(10, 10, 3):
+        for name in ("one", "other"):
+            noise.add(lot, (name,), [weight], weight.sum())
+    assert noise.mechanisms() == [Mechanism(2.0 / math.sqrt(2), 1.0, 3)]
+
+
+def advantage(sigma: float, trials: int = 200) -> tuple[float, float]:
+    """How often whoever sees the step says "the patient is there", where it is and where it is not."""
+    weight, said = nn.Parameter(torch.zeros(1)), {True: 0, False: 0}
+    for trial in range(trials):
+        for there in said:
+            noise = RecordNoise(sigma, 1.0, (), Stream(SECRET, (trial, there)))
+            for lot, case in noise.lots(4, 4, 1):
+                noise.add(lot, ("model",), [weight], weight.sum() * (50.0 if there and case == 3 else 0.0))
+            assert weight.grad is not None
+            said[there] += bool(weight.grad * 4 > 0.5)
+    return said[True] / trials, said[False] / trials
+
+
+@pytest.mark.slow
+def test_a_canary_is_found_no_more_often_than_epsilon_allows() -> None:
+    """One patient with an enormous gradient, in or out: P(found | in) <= e^eps P(found | out) + delta."""
+    claimed = epsilon([Mechanism(1.5, 1.0, 1)], 0.05)
+    there, not_there = advantage(1.5)
+    assert there <= math.exp(claimed) * not_there + 0.05 + 3 * 0.5 / math.sqrt(200)
+    there, not_there = advantage(0.05)  # with too little noise, the same attack breaks the same bound
+    assert there > math.exp(claimed) * not_there + 0.05 + 3 * 0.5 / math.sqrt(200)

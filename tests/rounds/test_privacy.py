@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A hospital's noise in a job: what is counted, what is sent, what a kill leaves, and when nothing more is sent."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from opacus.accountants import RDPAccountant
+
+from medpfl.core.errors import BudgetSpent, ConfigError, MedPFLError, PolicyRefused
+from medpfl.core.mixers import Mean, NetworkProx
+from medpfl.job import Job
+from medpfl.methods.fedavg import FedAvg
+from medpfl.methods.pfednet import PFedNet
+from medpfl.methods.softpull import SoftPull
+from medpfl.privacy import DPSGD, ClippedNoise
+from medpfl.privacy.ledger import FILE, Ledger, read
+from medpfl.privacy.noise import FIXED
+from medpfl.results.files import read_summary
+from medpfl.rounds.messages import Slots, flatten
+from medpfl.rounds.simulate import simulate
+from small_jobs import small_job, write_table_sites
+from tools import assert_same, exchange, normed, pieces, ready, run
+
+DELTA = 1e-5
+RECORD = DPSGD(noise_multiplier=1.5, max_grad_norm=0.5)
+UPDATE = ClippedNoise(clip=0.1, noise_multiplier=6.0)
+MIXERS: Any = {"fedavg": Mean()}
+
+
+@pytest.fixture(autouse=True)
+def _repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FIXED, "0")
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> dict[str, Path]:
+    return write_table_sites(tmp_path / "sites", ["anna", "berta", "clara"])
+
+
+def averaged(privacy: DPSGD | ClippedNoise, rounds: int = 2, **args: Any) -> Job:
+    method = FedAvg(**{"lr": 0.1, "steps": 3, "batch_size": 6, "optimizer": "sgd", "privacy": privacy, **args})
+    return small_job(rounds, MIXERS, method)
+
+
+def opacus(history: list[tuple[float, float, int]]) -> float:
+    accountant = RDPAccountant()
+    accountant.history = history
+    return float(accountant.get_epsilon(delta=DELTA))
+
+
+def account(home: Path, site: str = "anna") -> tuple[int, list[tuple[float, float, int]]]:
+    kept = read(home / site / "small" / FILE)
+    return kept.releases, [tuple(one) for one in kept.history]
+
+
+@pytest.mark.slow
+def test_what_ran_is_what_is_counted_of_the_method_and_the_references(sites: dict[str, Path], tmp_path: Path) -> None:
+    """SoftPull and FedAvg leave, local training stays: 2 rounds x 2 methods x 4 lots, at each hospital's own rate."""
+    job = small_job(2, method=SoftPull(lr=0.1, steps=4, batch_size=6, privacy=RECORD))
+    simulate(job, sites, tmp_path / "r", tmp_path / "h")
+    summary = read_summary(tmp_path / "r")
+    for site in sites:
+        rate = 6 / summary.sizes[site]["train"]
+        releases, history = account(tmp_path / "h", site)
+        assert (releases, history) == (2, [(1.5, pytest.approx(rate), 16)])
+        assert summary.privacy[site].epsilon == pytest.approx(opacus([(1.5, rate, 16)]))  # type: ignore[union-attr]
+        card = (tmp_path / "h" / site / "small" / "models" / "personal-best.md").read_text()
+        assert f"epsilon {opacus([(1.5, rate, 16)]):.3f} at delta 1e-05 for each case" in card
+    assert "epsilon" in (tmp_path / "r" / "report.html").read_text()
+
+
+def test_a_message_that_was_not_used_counts_and_its_noise_is_never_used_again(
+    sites: dict[str, Path], tmp_path: Path
+) -> None:
+    coordinator, runners = pieces(averaged(UPDATE), sites, tmp_path)
+    ready(coordinator, runners)
+    messages = coordinator.train_messages(1, coordinator.joined)
+    dropped = exchange(runners, messages)  # the server dies with them, or refuses them
+    again = exchange(runners, messages)
+    assert account(tmp_path) == (2, [(3.0, 1.0, 2)])
+    assert not torch.equal(*(flatten(reply["anna"].slots)["fedavg::fedavg.0.weight"] for reply in (dropped, again)))
+    coordinator.take_train(1, again)
+    spent = again["anna"].header.privacy
+    assert spent is not None and spent.epsilon == pytest.approx(opacus([(3.0, 1.0, 2)])) and spent.releases == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("privacy", [RECORD, UPDATE])
+def test_a_kill_between_rounds_changes_nothing(
+    privacy: DPSGD | ClippedNoise, sites: dict[str, Path], tmp_path: Path
+) -> None:
+    whole = run(averaged(privacy, 3), sites, tmp_path / "whole")
+    simulate(averaged(privacy, 3), sites, tmp_path / "k" / "results", tmp_path / "k" / "home", stop_after=1)
+    assert_same(whole, run(averaged(privacy, 3), sites, tmp_path / "k"))
+    assert account(tmp_path / "k" / "home") == account(tmp_path / "whole" / "home")
+    assert account(tmp_path / "k" / "home")[0] == 3
+
+
+def test_a_kill_within_the_training_costs_nothing(
+    sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was sent: the round that is redone is the same to the bit, and counts once."""
+    coordinator, runners = pieces(averaged(RECORD), sites, tmp_path)
+    ready(coordinator, runners)
+    messages = coordinator.train_messages(1, ["anna"])
+
+    def killed(*args: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "release", killed)
+        with pytest.raises(MemoryError):
+            exchange(runners, messages)
+    runners["anna"].close()
+    other, again = pieces(averaged(RECORD), sites, tmp_path)
+    again["anna"].handle(other.init_messages()["anna"])
+    sent = exchange(again, messages)["anna"].slots
+    assert account(tmp_path)[0] == 1
+    fresh, untouched = pieces(averaged(RECORD), sites, tmp_path / "fresh")
+    ready(fresh, untouched)
+    assert same(sent, exchange(untouched, fresh.train_messages(1, ["anna"]))["anna"].slots)
+
+
+def same(one: Slots, other: Slots) -> bool:
+    return all(torch.equal(tensor, flatten(other)[name]) for name, tensor in flatten(one).items())
+
+
+def test_an_update_is_shortened_over_all_slots_together_before_the_noise(
+    sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """With hardly any noise the difference is the clipped one; with noise it differs from it by noise of z C."""
+
+    def change(noise: float, clip: float, **args: Any) -> tuple[torch.Tensor, int]:
+        how = ClippedNoise(clip=clip, noise_multiplier=noise)
+        mixers = {"fedavg": Mean(), "model": Mean()}
+        job = small_job(1, mixers, SoftPull(lr=0.5, steps=3, batch_size=6, optimizer="sgd", privacy=how))
+        coordinator, runners = pieces(job, sites, tmp_path / f"{noise} {clip}")
+        ready(coordinator, runners)
+        message = coordinator.train_messages(1, ["anna"])["anna"]
+        before, after = flatten(message.slots), flatten(runners["anna"].handle(message).slots)
+        assert {name.split("::")[0] for name in after} == {"fedavg", "model"}
+        return torch.cat([(after[name] - before[name]).flatten() for name in sorted(after)]), len(after)
+
+    whole, _ = change(1e-9, 1e3)
+    clipped, _ = change(1e-7, 0.01)
+    assert whole.norm() > 0.1 and clipped.norm() == pytest.approx(0.01, rel=1e-3)
+    assert torch.allclose(clipped / clipped.norm(), whole / whole.norm(), atol=1e-3)
+    noised, _ = change(50.0, 0.01)
+    assert float((noised - clipped).std()) == pytest.approx(0.5, rel=0.35)  # of 42 values
+
+
+def limited(sites: dict[str, Path], site: str, **policy: Any) -> dict[str, Path]:
+    file = sites[site].with_name(f"{site}.limited.yaml")
+    file.write_text(yaml.safe_dump({**yaml.safe_load(sites[site].read_text()), "policy": policy}))
+    return {**sites, site: file}
+
+
+@pytest.mark.slow
+def test_a_hospital_whose_budget_is_spent_trains_no_more_and_keeps_its_models(
+    sites: dict[str, Path], tmp_path: Path
+) -> None:
+    two = opacus([(3.0, 1.0, 2)])
+    limit = limited(sites, "anna", most_epsilon=two * 1.001)
+    simulate(averaged(UPDATE, 4), limit, tmp_path / "r", tmp_path / "h", stop_after=3)
+    simulate(averaged(UPDATE, 4), limit, tmp_path / "r", tmp_path / "h")  # new processes: it is still spent
+    summary = read_summary(tmp_path / "r")
+    refused = [event for event in summary.events if "most_epsilon" in event.event]
+    assert [(event.site, event.round) for event in refused] == [("anna", 3), ("anna", 4)]
+    assert "trains no more and keeps its models" in refused[0].event
+    assert summary.privacy["anna"].epsilon == pytest.approx(two)  # type: ignore[union-attr]
+    assert summary.privacy["berta"].releases == 4  # type: ignore[union-attr]
+    assert account(tmp_path / "h")[0] == 2
+    assert (tmp_path / "h/anna/small/models/fedavg-last.safetensors").is_file()
+    # Another job's name begins no new budget.
+    with pytest.raises(BudgetSpent):
+        _one_round(averaged(UPDATE), limit, tmp_path / "h", "other")
+
+
+def _one_round(job: Job, sites: dict[str, Path], home: Path, name: str) -> None:
+    object.__setattr__(job, "name", name)
+    coordinator, runners = pieces(job, sites, home)
+    ready(coordinator, runners)
+    runners["anna"].handle(coordinator.train_messages(1, ["anna"])["anna"])
+
+
+@pytest.mark.parametrize(
+    ("policy", "privacy", "told"),
+    [
+        ({"privacy": "record"}, None, "asks for noise of the level 'record'"),
+        ({"privacy": "update"}, RECORD, "asks for noise of the level 'update' .ClippedNoise.*this job has DPSGD"),
+        ({"most_epsilon": 8.0}, None, "'most_epsilon'.* allows at most 8; this job has no noise"),
+        ({"privacy": "record"}, UPDATE, None),
+        ({"privacy": "record", "most_epsilon": 8.0}, RECORD, None),
+    ],
+)
+def test_the_policy_asks_for_noise(
+    policy: dict[str, Any], privacy: Any, told: str | None, sites: dict[str, Path], tmp_path: Path
+) -> None:
+    coordinator, runners = pieces(averaged(privacy), limited(sites, "anna", **policy), tmp_path)
+    message = coordinator.init_messages()["anna"]
+    if told is None:
+        runners["anna"].handle(message)
+        return
+    with pytest.raises(PolicyRefused, match=told):
+        runners["anna"].handle(message)
+
+
+def test_a_damaged_account_stops_everything(sites: dict[str, Path], tmp_path: Path) -> None:
+    coordinator, runners = pieces(averaged(UPDATE), sites, tmp_path)
+    ready(coordinator, runners)
+    path = tmp_path / "anna" / "small" / FILE
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(MedPFLError, match="what was spent is not known") as refused:
+        runners["anna"].handle(coordinator.train_messages(1, ["anna"])["anna"])
+    assert str(tmp_path) not in refused.value.public
+
+
+def test_batch_norm_statistics_and_own_counts_are_refused(sites: dict[str, Path], tmp_path: Path) -> None:
+    from medpfl.tasks.losses import CrossEntropy
+    from medpfl.tasks.tabular import Tabular
+
+    def begun(privacy: Any, number: int, **job: Any) -> None:
+        method = FedAvg(lr=0.1, steps=2, batch_size=6, privacy=privacy)
+        coordinator, runners = pieces(small_job(1, MIXERS, method, **job), sites, tmp_path / str(number))
+        runners["anna"].handle(coordinator.init_messages()["anna"])
+
+    for number, privacy in enumerate((RECORD, UPDATE)):
+        with pytest.raises(ConfigError, match="norm 'group'"):
+            begun(privacy, number, task=normed())
+    for number, task in enumerate(
+        (Tabular("blood", loss=CrossEntropy("balanced")), Tabular("blood", sampling="balanced"))
+    ):
+        with pytest.raises(ConfigError, match="own numbers of cases"):
+            begun(RECORD, 2 + number, task=task)
+
+
+def test_statistics_are_refused_by_the_server_and_by_the_hospital(sites: dict[str, Path], tmp_path: Path) -> None:
+    method = PFedNet(lr=0.1, steps=2, privacy=UPDATE)
+    mixers: Any = {"shared": Mean(), "personal": NetworkProx(tau=0.1, neighbours=1)}
+    with pytest.raises(ConfigError, match="NetworkProx of slot 'personal' asks for the statistics"):
+        pieces(small_job(1, mixers, method), sites, tmp_path)
+
+
+def test_a_target_is_met_and_the_training_loss_stays(sites: dict[str, Path], tmp_path: Path) -> None:
+    coordinator, runners = pieces(averaged(DPSGD(target_epsilon=4.0)), sites, tmp_path)
+    ready(coordinator, runners)
+    for number in (1, 2):
+        replies = exchange(runners, coordinator.train_messages(number, ["anna", "berta"]))
+        assert all(reply.header.loss == {} for reply in replies.values())
+        coordinator.take_train(number, replies)
+    for reply in replies.values():
+        assert reply.header.privacy is not None and 3.9 < reply.header.privacy.epsilon <= 4.0
+
+
+def test_without_a_fixed_seed_nobody_can_compute_the_noise(
+    sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(FIXED)
+    sent = []
+    for folder in ("one", "other"):
+        coordinator, runners = pieces(averaged(UPDATE), sites, tmp_path / folder)
+        ready(coordinator, runners)
+        reply = runners["anna"].handle(coordinator.train_messages(1, ["anna"])["anna"])
+        sent.append(reply.slots)
+        assert reply.header.privacy is not None and not reply.header.privacy.fixed
+    assert not same(*sent)
+    secrets = {read(tmp_path / folder / "anna" / "small" / FILE).secret for folder in ("one", "other")}
+    assert len(secrets) == 2 and all(len(one) == 64 for one in secrets)
