@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each method says of differential privacy (``Method.cover``) is so, and is what the table of docs/privacy.md says.
+"""What each method says of differential privacy (``Method.cover``) is so, and stands in the table of docs/privacy.md.
 
-The proof at record level: with gradients clipped to almost nothing, what a hospital sends must not depend on its data at
-all. Whatever reached it by another way than clipped gradients would show.
+The proof at record level: with gradients clipped to almost nothing, what a hospital sends must not depend on its data
+at all. Whatever reached it by another way than clipped gradients would show.
 """
 
 from dataclasses import replace

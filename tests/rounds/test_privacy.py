@@ -22,7 +22,7 @@ from medpfl.results.files import read_summary
 from medpfl.rounds.messages import Slots, flatten
 from medpfl.rounds.simulate import simulate
 from small_jobs import small_job, write_table_sites
-from tools import assert_same, exchange, normed, pieces, ready, run
+from tools import assert_same, exchange, normed, pieces, ready, retell, run
 
 DELTA = 1e-5
 RECORD = DPSGD(noise_multiplier=1.5, max_grad_norm=0.5)
@@ -66,10 +66,12 @@ def test_what_ran_is_what_is_counted_of_the_method_and_the_references(sites: dic
         rate = 6 / summary.sizes[site]["train"]
         releases, history = account(tmp_path / "h", site)
         assert (releases, history) == (2, [(1.5, pytest.approx(rate), 16)])
-        assert summary.privacy[site].epsilon == pytest.approx(opacus([(1.5, rate, 16)]))  # type: ignore[union-attr]
+        epsilon = opacus([(1.5, rate, 16)])
+        assert summary.privacy[site].epsilon == pytest.approx(epsilon)  # type: ignore[union-attr]
         card = (tmp_path / "h" / site / "small" / "models" / "personal-best.md").read_text()
-        assert f"epsilon {opacus([(1.5, rate, 16)]):.3f} at delta 1e-05 for each case" in card
-    assert "epsilon" in (tmp_path / "r" / "report.html").read_text()
+        assert f"epsilon {epsilon:.3f} at delta 1e-05 for each case" in card
+    page = (tmp_path / "r" / "report.html").read_text()
+    assert f"<td>anna</td><td>record</td><td>{summary.privacy['anna'].epsilon:.3f}</td>" in page  # type: ignore[union-attr]
 
 
 def test_a_message_that_was_not_used_counts_and_its_noise_is_never_used_again(
@@ -244,8 +246,19 @@ def test_statistics_are_refused_by_the_server_and_by_the_hospital(sites: dict[st
         pieces(small_job(1, mixers, method), sites, tmp_path)
 
 
+def test_a_server_cannot_ask_for_what_is_trained_without_noise(sites: dict[str, Path], tmp_path: Path) -> None:
+    job = small_job(1, method=SoftPull(lr=0.1, batch_size=6, privacy=RECORD))
+    coordinator, runners = pieces(job, sites, tmp_path)
+    message = coordinator.init_messages()["anna"]
+    retell(message, slots={**message.header.slots, "local": True})
+    with pytest.raises(ConfigError, match="slot 'local' cannot leave under DPSGD"):
+        runners["anna"].handle(message)
+
+
+@pytest.mark.slow
 def test_a_target_is_met_and_the_training_loss_stays(sites: dict[str, Path], tmp_path: Path) -> None:
-    coordinator, runners = pieces(averaged(DPSGD(target_epsilon=4.0)), sites, tmp_path)
+    job = averaged(DPSGD(target_epsilon=4.0), batch_size=100)  # all cases in every lot, whose cost is soon computed
+    coordinator, runners = pieces(job, sites, tmp_path)
     ready(coordinator, runners)
     for number in (1, 2):
         replies = exchange(runners, coordinator.train_messages(number, ["anna", "berta"]))

@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from medpfl.results.files import read_summary
-from medpfl.results.schema import EvaluationSummary
+from medpfl.results.schema import EvaluationSummary, TrainingSummary
 from medpfl.results.tables import PRESENCE, SCORED, metric_means, result_table
 
 
@@ -51,6 +51,8 @@ def print_results(folder: Path, console: Console) -> None:
         for line in rows:
             means.add_row(*map(escape, line))
         console.print(means)
+    for site, spent in summary.privacy.items() if isinstance(summary, TrainingSummary) else ():
+        console.print(f"{site}: what it sent has {spent}", markup=False)
     for event in summary.events:
         console.print(f"round {event.round}, {event.site}: {event.event}", markup=False)
     console.print(f"Report: {folder / 'report.html'}", soft_wrap=True)

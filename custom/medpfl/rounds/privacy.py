@@ -88,6 +88,7 @@ class Guard:
                 )
         if isinstance(self._how, DPSGD):
             _check_own_counts(task, data)
+            _check_travelling(networks)
             for method in self._noised():
                 for name, network in networks.of(method).items():
                     if name not in method.cover.at_home:
@@ -193,6 +194,17 @@ class Guard:
 
 def _base(sent: Tensor, gradient: bool, received: Slots, slot: str, key: str) -> Tensor:
     return torch.zeros_like(sent) if gradient else received[slot][key]
+
+
+def _check_travelling(networks: Networks) -> None:
+    """Refuse what a server could ask for: a slot that stays at home by the job, and whose training has no noise."""
+    for slot in networks.travelling:
+        for key in networks.slots[slot]:
+            name = key.partition(".")[0]
+            if name in networks.owner[name].cover.at_home:
+                raise ConfigError(
+                    f"slot '{slot}' cannot leave under DPSGD: its network '{name}' is trained without noise"
+                )
 
 
 def _check_norms(name: str, network: nn.Module) -> None:
