@@ -5,6 +5,7 @@ The proof at record level: with gradients clipped to almost nothing, what a hosp
 at all. Whatever reached it by another way than clipped gradients would show.
 """
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -119,3 +120,9 @@ def test_the_table_of_the_page_is_what_the_methods_say() -> None:
     table = "\n".join(["| method | record level (`DPSGD`) | update level (`ClippedNoise`) |", "|---|---|---|",
                        *map(row, METHODS)])  # fmt: skip
     assert table in PAGE.read_text(encoding="utf-8"), table
+
+
+def test_every_test_that_the_page_names_is_there() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", PAGE.read_text(encoding="utf-8"))
+    assert len(named) > 15
+    assert not [name for file, name in named if f"def {name}(" not in (PAGE.parents[1] / file).read_text("utf-8")]

@@ -181,6 +181,19 @@ def test_a_hospital_whose_budget_is_spent_trains_no_more_and_keeps_its_models(
         _one_round(averaged(UPDATE), limit, tmp_path / "h", "other")
 
 
+@pytest.mark.slow
+def test_a_job_ends_in_order_when_all_budgets_are_spent(sites: dict[str, Path], tmp_path: Path) -> None:
+    limit = opacus([(3.0, 1.0, 2)]) * 1.001
+    for site in list(sites):
+        sites = limited(sites, site, most_epsilon=limit)
+    simulate(averaged(UPDATE, 9), sites, tmp_path / "r", tmp_path / "h")
+    summary = read_summary(tmp_path / "r")
+    assert any("the job ends after round 2" in event.event for event in summary.events)
+    assert {(line.site, line.round) for line in summary.test if line.choice == "last"} == {(s, 2) for s in sites}
+    for site in sites:
+        assert (tmp_path / "h" / site / "small/models/fedavg-last.safetensors").is_file()
+
+
 def _one_round(job: Job, sites: dict[str, Path], home: Path, name: str) -> None:
     object.__setattr__(job, "name", name)
     coordinator, runners = pieces(job, sites, home)

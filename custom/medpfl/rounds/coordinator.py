@@ -31,7 +31,7 @@ from medpfl.rounds.copies import Copies
 from medpfl.rounds.joining import about, begins_with, join, oddities
 from medpfl.rounds.lock import StateLock
 from medpfl.rounds.messages import Message, Slots, byte_count, digest_of, table
-from medpfl.rounds.privacy import check_statistics_wanted
+from medpfl.rounds.privacy import SPENT, check_statistics_wanted
 from medpfl.rounds.quorum import Quorum
 from medpfl.rounds.refining import Refining, refining, show
 from medpfl.rounds.terms import terms_of
@@ -335,6 +335,10 @@ class Coordinator:
     def payload_bytes(self) -> int:
         """Bytes of the tensors that one hospital is sent a round."""
         return self.copies.byte_count()
+
+    def ends_early(self, round_number: int) -> bool:
+        """Whether hospitals' spent budgets keep this round from being made, and there are rounds to end with."""
+        return self.done > 0 and any(SPENT in e.event for e in self.record.events if e.round == round_number)
 
     @property
     def min_sites(self) -> int:

@@ -15,6 +15,7 @@ from medpfl.rounds.coordinator import Coordinator, Replies
 from medpfl.rounds.evaluation import EvaluationCoordinator
 from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol import Request
+from medpfl.rounds.quorum import QuorumLost
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,13 @@ def _training(coordinator: Coordinator, watch: Watch, stop_after: int | None, te
     yield from beginning(coordinator)
     watch.joined(coordinator.joined)
     for round_number in range(coordinator.done + 1, coordinator.settings.rounds + 1):
-        mixed = yield from one_round(coordinator, round_number, watch.asked(round_number, coordinator.joined))
+        try:
+            mixed = yield from one_round(coordinator, round_number, watch.asked(round_number, coordinator.joined))
+        except QuorumLost as lost:
+            if not coordinator.ends_early(round_number):
+                raise
+            coordinator.record.event(round_number, "server", f"the job ends after round {coordinator.done}: {lost}")
+            break
         watch.ended(round_number, mixed)
         if round_number == stop_after:
             return

@@ -27,6 +27,8 @@ from medpfl.rounds.protocol import OfRun
 from medpfl.tasks.base import Task
 from medpfl.tasks.losses import Loss
 
+SPENT = "this hospital's policy ('most_epsilon') allows at most"
+"""How a hospital that trains no more begins its sentence."""
 _INSTEAD = "build the network with norm 'group' (or 'instance')"
 
 
@@ -177,7 +179,7 @@ class Guard:
 
     def _refusal(self) -> BudgetSpent:
         return BudgetSpent(
-            f"this hospital's policy ('most_epsilon') allows at most {self._policy.most_epsilon:g} at delta "
+            f"{SPENT} {self._policy.most_epsilon:g} at delta "
             f"{self._policy.delta:g} over all jobs, and another round would pass it: the hospital trains no more and "
             "keeps its models"
         )
