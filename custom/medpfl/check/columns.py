@@ -46,7 +46,7 @@ def columns_of(table: Table, listing: Listing) -> list[Column]:
     roles: dict[str, Role] = {
         name: "number" if kind == "number" else "categories" for name, kind in table.features.items()
     }
-    roles[table.answer] = "label" if table.label else "number"
+    roles |= {name: "number" if name in table.answer_numbers else "label" for name in table.answers}
     others: list[tuple[str | None, Role]] = [(rule.group, "group"), (rule.column, "split")]
     for column, role in others:
         if column:
