@@ -68,7 +68,7 @@ def _held(label: int | float | tuple[float, ...] | NDArray[np.int64]) -> NDArray
     if isinstance(label, np.ndarray):
         return label
     if isinstance(label, tuple):
-        return np.nan_to_num(np.array(label))
+        return np.array([0 if value != value else value for value in label])
     return np.bincount([label]) if isinstance(label, int) else np.array([label])
 
 
