@@ -34,7 +34,8 @@ class CIndex(Metric):
 class _Brier(Metric):
     """Mean squared distance of the predicted survival at a time from whether the case survived it, where cases
     that were last seen earlier are made up for by weighting (Graf et al., Stat. Med. 1999), with the split's own
-    distribution of censoring. NaN without a baseline, where the split has no event, or where nobody was seen for so long.
+    distribution of censoring. NaN without a baseline, where the split has no event, or where nobody was
+    seen for so long.
 
     Args:
         horizons: the times; ``baseline``: the baseline's survival at each of them; empty where none was fitted.
