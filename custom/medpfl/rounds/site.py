@@ -146,7 +146,7 @@ class SiteRunner:
         torch.set_num_threads(header.threads)
         self.home = self.root / plain_name(header.job)
         self.roster = header.roster
-        self.seed = header.seed
+        self.seed, self.gradients = header.seed, frozenset(header.gradients)
         self._rounds = header.rounds
         if self.name not in self.roster:
             raise ConfigError(f"{self.name} is not one of this job's hospitals: {', '.join(self.roster)}")
