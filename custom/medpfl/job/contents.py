@@ -7,8 +7,8 @@ from pathlib import Path
 from medpfl.core.mixers import Mixer
 from medpfl.job.codecs import Codecs
 from medpfl.job.settings import EvaluationSettings, Settings
+from medpfl.job.slots import mixers_of
 from medpfl.methods.base import Method
-from medpfl.methods.components import mixers_of
 from medpfl.results.callbacks import Callback
 from medpfl.tasks.base import Task
 

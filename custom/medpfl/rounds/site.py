@@ -18,10 +18,9 @@ from medpfl.core.tied import own_state
 from medpfl.data.samples import SiteData
 from medpfl.data.site_file import SiteFile
 from medpfl.deployed.evaluate import Origin, evaluate_test, save_deployed
-from medpfl.methods.base import Build, Hospital, Method, Site
+from medpfl.methods.base import Build, Hospital, Method, Site, Span
 from medpfl.methods.presented import Presented
 from medpfl.methods.references import riding_along
-from medpfl.methods.schedules import Span
 from medpfl.results.line import MetricLine
 from medpfl.results.schema import number
 from medpfl.rounds import policy
