@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.common import markdown, mean_sd
 from medpfl.core.errors import MedPFLError
-from medpfl.core.mixers import SoftPull
+from medpfl.core.mixers import Mixer, SoftPull
 from medpfl.demo.heart import HOSPITALS, write_heart
 from medpfl.job import Job
 from medpfl.job.settings import Settings
@@ -93,7 +93,7 @@ def _arms() -> Iterator[tuple[str, Method]]:
 def _run(method: Method, seed: int, sites: Path, scratch: Path) -> tuple[dict[str, float], float]:
     """Accuracy by hospital, and the largest epsilon that one of them has spent."""
     files = {site: sites / f"{site}.yaml" for site in HOSPITALS}
-    mixers = {"model": SoftPull(0.5)} if isinstance(method, softpull.SoftPull) else {}
+    mixers: dict[str, Mixer] = {"model": SoftPull(0.5)} if isinstance(method, softpull.SoftPull) else {}
     job = Job("heart", len(files), Settings(rounds=ROUNDS, references=(), seed=seed, finetune=0), mixers, method,
               Tabular("heart"))  # fmt: skip
     before = os.environ.get(FIXED)

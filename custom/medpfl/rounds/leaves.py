@@ -60,6 +60,10 @@ def _tensors(job: Job, hospitals: int) -> dict[str, list[Leaving]]:
         learnt += f"; what a network says of public data, row by row, is of {names} alone"
     if job.method.privacy is not None:
         learnt += f", {job.method.privacy.told}"
+    if job.filters:
+        learnt += (
+            f"; it passes {', '.join(job.filters)}, before which FLARE's own privacy filters act on the difference"
+        )
     codec = job.codecs.from_site if job.codecs else None
     encoded = f", encoded ({type(codec).__name__})" if codec else ""
 

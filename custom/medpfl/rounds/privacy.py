@@ -89,7 +89,7 @@ class Guard:
                     f"the hospital's data: {_INSTEAD}, or keep BatchNorm at home (FedBN)"
                 )
         if isinstance(self._how, DPSGD):
-            _check_own_counts(task, data)
+            _check_task(task, data)
             _check_travelling(networks)
             for method in self._noised():
                 for name, network in networks.of(method).items():
@@ -218,8 +218,13 @@ def _check_norms(name: str, network: nn.Module) -> None:
             )
 
 
-def _check_own_counts(task: Task, data: SiteData) -> None:
-    """Refuse what goes by how many cases of each class the hospital has, which has no noise."""
+def _check_task(task: Task, data: SiteData) -> None:
+    """Refuse a loss of several cases, and what goes by how many cases of each class the hospital has, without noise."""
+    if task.by_batch:
+        raise ConfigError(
+            f"DPSGD cannot train {type(task).__name__}: its loss compares the cases of a batch, so that no case has a "
+            "gradient of its own; ClippedNoise can protect the updates"
+        )
     loss = getattr(task, "loss", None)
     train = data.splits["train"]
     order = task.order(train, torch.Generator().manual_seed(0)).sort().values

@@ -18,10 +18,9 @@ from medpfl.core.tied import own_state
 from medpfl.data.samples import SiteData
 from medpfl.data.site_file import SiteFile
 from medpfl.deployed.evaluate import Origin, evaluate_test, save_deployed
-from medpfl.methods.base import Build, Hospital, Method, Site
+from medpfl.methods.base import Build, Hospital, Method, Site, Span
 from medpfl.methods.presented import Presented
 from medpfl.methods.references import riding_along
-from medpfl.methods.schedules import Span
 from medpfl.privacy.ledger import Ledger
 from medpfl.privacy.lots import RecordNoise
 from medpfl.results.line import MetricLine
@@ -150,7 +149,7 @@ class SiteRunner:
         self.home = self.root / plain_name(header.job)
         self._guard = Guard(Ledger(self.home, self.name), self.policy, self.methods, header.rounds, header.gradients)
         self.roster = header.roster
-        self.seed = header.seed
+        self.seed, self.gradients = header.seed, frozenset(header.gradients)
         self._rounds = header.rounds
         if self.name not in self.roster:
             raise ConfigError(f"{self.name} is not one of this job's hospitals: {', '.join(self.roster)}")
