@@ -11,6 +11,7 @@ from opacus.accountants import RDPAccountant
 
 from medpfl.core.errors import BudgetSpent, ConfigError, MedPFLError, PolicyRefused
 from medpfl.core.mixers import Mean, NetworkProx
+from medpfl.data.samples import SiteData
 from medpfl.job import Job
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.pfednet import PFedNet
@@ -20,7 +21,9 @@ from medpfl.privacy.ledger import FILE, Ledger, read
 from medpfl.privacy.noise import FIXED
 from medpfl.results.files import read_summary
 from medpfl.rounds.messages import Slots, flatten
+from medpfl.rounds.privacy import _check_task
 from medpfl.rounds.simulate import simulate
+from medpfl.tasks.survival import Survival
 from small_jobs import small_job, write_table_sites
 from tools import assert_same, exchange, normed, pieces, ready, retell, run
 
@@ -250,6 +253,12 @@ def test_batch_norm_statistics_and_own_counts_are_refused(sites: dict[str, Path]
     ):
         with pytest.raises(ConfigError, match="own numbers of cases"):
             begun(RECORD, 2 + number, task=task)
+
+
+def test_a_loss_that_compares_cases_is_refused() -> None:
+    """Of a single case its gradient is 0: nothing but noise would be learnt."""
+    with pytest.raises(ConfigError, match="DPSGD cannot train Survival: its loss compares the cases of a batch"):
+        _check_task(Survival(dataset="blood", horizons=(1.0,)), SiteData({}, []))
 
 
 def test_statistics_are_refused_by_the_server_and_by_the_hospital(sites: dict[str, Path], tmp_path: Path) -> None:
