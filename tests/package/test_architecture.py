@@ -18,6 +18,7 @@ PACKAGE = ROOT / "custom" / "medpfl"
 LAYERS = [
     ["core"],
     ["data", "models", "store", "component"],
+    ["privacy"],
     ["augment"],
     ["tasks"],
     ["methods"],
