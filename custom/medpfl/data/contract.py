@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import PrivateAttr, StrictBool
 
+from medpfl.data.columns import Column
 from medpfl.data.declared import Problems, SplitRule, StorageRule, Strict
 from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.samples import SiteData
@@ -92,6 +93,10 @@ class Dataset(Strict, ABC):
     @abstractmethod
     def cases(self, problems: Problems) -> Listing:
         """All cases, split by split, without reading them."""
+
+    def shown_columns(self, listing: Listing) -> list[Column]:
+        """Every used column, for the data check; of kinds that are no table: none."""
+        return []
 
     @abstractmethod
     def read(self, case: Any) -> Item:

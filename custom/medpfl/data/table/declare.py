@@ -13,6 +13,7 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from medpfl.core.errors import DataError
 from medpfl.data.cells import PLACE, Cells, joined, read_cells, shown_names
+from medpfl.data.columns import Column, Role, columns_of
 from medpfl.data.contract import Case, Dataset, Item, Listing
 from medpfl.data.declared import SPLITS, LabelColumn, Problems, SplitRule
 from medpfl.data.preparation import Preparation, Spec
@@ -86,6 +87,17 @@ class Table(Cells, Dataset):
     def cases(self, problems: Problems) -> Listing:
         data = self._data(problems)
         return _listing(data.rows, data.groups, data.splits)
+
+    def shown_columns(self, listing: Listing) -> list[Column]:
+        roles: dict[str, Role] = {
+            name: "number" if kind == "number" else "categories" for name, kind in self.features.items()
+        }
+        roles[self.answer] = "label" if self.label else "number"
+        others: list[tuple[str | None, Role]] = [(self.split.group, "group"), (self.split.column, "split")]
+        for column, role in others:
+            if column:
+                roles.setdefault(column, role)
+        return columns_of(self.cells(), roles, listing)
 
     def read(self, case: "RowCase") -> Item:
         """One row: F values as numbers, categories one-hot, before imputing and standardising (NaN: missing)."""
