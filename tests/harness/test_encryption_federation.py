@@ -8,6 +8,8 @@ import pytest
 import torch
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
+from nvflare.private.privacy_manager import Scope
 
 from encrypted import share_key
 from in_process import Harness, tensors_of
@@ -82,3 +84,17 @@ def test_spoiled_ciphertexts_are_one_refused_round(
     assert harness.engine.panic is None
     told = [event.event for event in harness.controller.coordinator.record.events if event.site == "clara"]
     assert any("update refused: clara: entry 'model::ciphertext 0': a ciphertext is malformed" in one for one in told)
+
+
+def test_a_privacy_filter_that_would_be_passed_by_is_refused(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """FLARE's filters act on floating-point differences: past ciphertexts they would let everything through."""
+    scope = Scope()
+    scope.set_name("strict")
+    scope.add_task_result_filter(PercentilePrivacy(), "out")
+    job = make_job(mixers=mixers(), method=FEDAP, encryption="ckks", rounds=1)
+    harness = Harness(job, share_key(table_sites), tmp_path, scopes={"anna": scope}).run()
+    assert harness.engine.panic is None
+    told, *_ = [event.event for event in harness.controller.coordinator.record.events if event.site == "anna"]
+    assert "PercentilePrivacy' acts on differences of weights, and this job's hospitals send ciphertexts" in told
