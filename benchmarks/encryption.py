@@ -117,25 +117,21 @@ def _steps(sites: int, size: int, repeats: int) -> dict[str, Any]:
     sealed = [seal.close(Message(trained, {"model": state})) for state in sent]
     ways = matrices(sites)
     mixed: Mapping[str, list[State]] = {}
+
+    def check_all() -> None:
+        for site, one in zip(roster, sealed, strict=True):
+            check_sealed(site, one.slots, expected, buffers)
+
     for _ in range(repeats):
         _timed(partial(seal.close, Message(trained, {"model": sent[0]})), seconds.setdefault("encrypt", []))
-        _timed(
-            lambda: [
-                check_sealed(site, one.slots, expected, buffers) for site, one in zip(roster, sealed, strict=True)
-            ],
-            seconds.setdefault("check", []),
-        )
+        _timed(check_all, seconds.setdefault("check", []))
+        received = [one.slots["model"] for one in sealed]
         mixed = {
-            name: _timed(
-                partial(mix_sealed, matrix, [one.slots["model"] for one in sealed]),
-                seconds.setdefault(f"mix, {name}", []),
-            )
+            name: _timed(partial(mix_sealed, matrix, received), seconds.setdefault(f"mix, {name}", []))
             for name, matrix in ways.items()
         }
-        _timed(
-            lambda found=mixed: seal.open(Message(request, {"model": found["mean"][0]})),
-            seconds.setdefault("decrypt", []),
-        )
+        answer = Message(request, {"model": mixed["mean"][0]})
+        _timed(partial(seal.open, answer), seconds.setdefault("decrypt", []))
         for name, matrix in ways.items():
             _timed(partial(mix, matrix, sent), seconds.setdefault(f"mix in the clear, {name}", []))
     down = {name: byte_count({"model": rows[0]}) / plain for name, rows in mixed.items()}

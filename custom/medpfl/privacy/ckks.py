@@ -195,7 +195,7 @@ def weighted_rows(matrix: Matrix, copies: Sequence[Sequence[bytes] | None]) -> l
     made_by = [next(i for i, other in enumerate(weights) if (other == row).all()) for row in weights]
     found: dict[int, list[bytes]] = {row: [] for row in made_by if handed[row] is None}
     if found:
-        weighed = {int(j): copies[j] or () for j in weights[list(found)].any(axis=0).nonzero()[0]}
+        weighed = {j: blocks or () for j, blocks in enumerate(copies) if weights[list(found), j].any()}
         lengths = sorted({len(blocks) for blocks in weighed.values()})
         if len(lengths) != 1:
             raise CodecError(f"copies of {' and '.join(map(str, lengths))} ciphertexts cannot be summed up")

@@ -221,12 +221,10 @@ class Seal:
     def _parted(self, slot: str, row: NDArray[np.float64], sizes: Sequence[int], clear: State) -> State:
         found = self._copy(slot)
         found.update(clear)
-        ends = np.cumsum(sizes)[:-1] if len(sizes) else []
-        for key, values in zip(self._reals(slot), np.split(row, ends), strict=True):
-            tensor = torch.from_numpy(values.copy())
+        for key, values in zip(self._reals(slot), torch.split(torch.from_numpy(row), list(sizes)), strict=True):
             if key in self._buffers and key.rpartition(".")[2] == "running_var":
-                tensor = torch.where((tensor < 0) & (tensor > -_ROUNDING), 0.0, tensor)
-            found[key] = tensor.to(found[key].dtype).reshape(found[key].shape)
+                values = torch.where((values < 0) & (values > -_ROUNDING), 0.0, values)
+            found[key] = values.to(found[key].dtype).reshape(found[key].shape)
         try:  # what the server checks where it can see the tensors
             check_values(self._site, {slot: found}, self._buffers)
         except RefusedUpdate as error:
