@@ -19,8 +19,8 @@ class PartlyLabelled(Segmentation):
 
     Where a hospital's label maps have the background, there may be a class that it does not annotate. So its loss is
     the job's, of the classes that it annotates and of one background, whose probability is the sum of the background's
-    and of those of all other classes (marginal loss; Fang and Yan, IEEE TMI 2020; Shi et al., Medical Image Analysis 2021).
-    Metrics count the hospital's annotated classes alone; a metric of another class is undefined there.
+    and of those of all other classes (marginal loss; Fang and Yan, IEEE TMI 2020; Shi et al., Medical Image Analysis
+    2021). Metrics count the hospital's annotated classes alone; a metric of another class is undefined there.
     """
 
     @property

@@ -16,7 +16,7 @@ class Marginal(Loss):
     """Another loss, of fewer classes: those that are annotated, and the background with all others in it.
 
     With logits z the background's is log(exp z_0 + sum over the other classes of exp z_k), so that its softmax is the
-    sum of their probabilities (Fang and Yan, IEEE TMI 2020, eq. 4).
+    sum of their probabilities (Fang and Yan, IEEE TMI 2020).
 
     Args:
         loss: the other one.
