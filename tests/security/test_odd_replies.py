@@ -48,6 +48,7 @@ ARRAYS: dict[str, Odd] = {
     "a name with a line break": lambda honest: with_extra(honest, "model::x\nserver: resumed"),
     "a name without end": lambda honest: with_extra(honest, "model::" + "x" * 100_000),
     "text for arrays": lambda honest: with_arrays(honest, lambda name, array: np.array("x")),
+    "NaN": lambda honest: with_arrays(honest, lambda name, array: array * array.dtype.type(float("nan"))),
     "complex numbers": lambda honest: with_arrays(honest, lambda name, array: array.astype(np.complex64)),
     "parts that are none": lambda honest: in_parts(honest, {"differences": 1, "whole": {}}),
     "one part": lambda honest: in_parts(honest, {"differences": DXO(DataKind.WEIGHT_DIFF, {})}),

@@ -72,9 +72,7 @@ def fingerprint(volumes: Volumes) -> Fingerprint:
             shape=_three(np.median(shapes, axis=0)),
         )
     except ValueError as error:  # pydantic's ValidationError
-        raise DataError(
-            f"{volumes.datalist}: its volumes are of no size that a network is planned for: {error}"
-        ) from error
+        raise DataError(f"{volumes.datalist}: no network is planned for volumes of such a size: {error}") from error
 
 
 def _turned(affine: NDArray[np.float64], shape: Sequence[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
