@@ -220,6 +220,7 @@ def test_balanced_classes_change_nothing_and_absent_ones_are_left_out() -> None:
         assert torch.isfinite(loss) and given.grad is not None and torch.isfinite(given.grad).all()
 
 
+@pytest.mark.slow
 def test_the_personal_model_is_the_sum_and_survives_saving(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -99,6 +99,7 @@ def test_hospitals_with_other_tensors_take_no_part(table_sites: dict[str, Path],
     assert "clara has checkpoint 'known' of SHA-256" in event
 
 
+@pytest.mark.slow
 def test_a_jobs_model_and_a_resumed_run(table_sites: dict[str, Path], tmp_path: Path) -> None:
     run(job(FedAvg(**SETTINGS), rounds=2), table_sites, tmp_path / "first")
     model = tmp_path / "first" / "home" / "anna" / "small" / "models" / "fedavg-last.safetensors"
@@ -121,7 +122,11 @@ FREEZABLE: list[Method] = [
 ]
 
 
-@pytest.mark.parametrize("method", FREEZABLE, ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(one, marks=[] if isinstance(one, SoftPull | Scaffold) else pytest.mark.slow) for one in FREEZABLE],
+    ids=lambda method: type(method).__name__,
+)
 def test_frozen_layers_neither_train_nor_travel(method: Method, table_sites: dict[str, Path], tmp_path: Path) -> None:
     tensors = weights()
     declare(table_sites, tensors)
