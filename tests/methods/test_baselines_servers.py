@@ -88,6 +88,7 @@ def test_attention_arguments() -> None:
         FedAMP(mu=-1.0)
 
 
+@pytest.mark.slow
 def test_fedamp_without_pull_is_local_training(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     method = FedAMP(lr=0.05, batch_size=8, mu=0.0)
     coordinator, runners = begin(

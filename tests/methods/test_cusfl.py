@@ -206,6 +206,7 @@ def test_every_hospital_may_choose_its_ratio(make_job: Make, table_sites: dict[s
     assert equal == {"anna"}
 
 
+@pytest.mark.slow
 def test_fine_tuning_afterwards_is_local(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     coordinator, runners = begin(on_tables(make_job, aligned_rounds=1), table_sites, tmp_path)
     ratios = []

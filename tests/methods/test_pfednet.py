@@ -44,6 +44,7 @@ def test_without_attraction_it_is_fedper(
         assert same(held(runners[site], "model"), held(its_runners[site], "model"))
 
 
+@pytest.mark.slow
 def test_all_personal_and_drawn_hard_it_is_fedavg(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     ring = (("anna", "berta"), ("berta", "clara"), ("clara", "dora"))
     prox = NetworkProx(tau=1e4, graph="given", edges=ring)

@@ -72,6 +72,7 @@ def own(runner: SiteRunner, name: str) -> dict[str, Tensor]:
     return {key: value.clone() for key, value in runner.models[name].state_dict().items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [SoftPull, FedBN, Ditto, APFL, Local, Scaffold, Moon, FedSM])
 def test_every_network_of_the_task_starts_with_it(
     kind: type[Method], table_sites: dict[str, Path], tmp_path: Path
@@ -144,6 +145,7 @@ def test_frozen_layers_neither_train_nor_travel(method: Method, table_sites: dic
         assert any(not torch.equal(state["3.weight"], tensors["3.weight"]) for state in networks)
 
 
+@pytest.mark.slow
 def test_the_models_of_frozen_networks_are_whole(table_sites: dict[str, Path], tmp_path: Path) -> None:
     tensors = weights()
     declare(table_sites, tensors)
