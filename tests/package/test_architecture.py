@@ -18,7 +18,8 @@ PACKAGE = ROOT / "custom" / "medpfl"
 LAYERS = [
     ["core"],
     ["data", "models", "store", "component"],
-    ["augment", "privacy"],
+    ["privacy"],
+    ["augment"],
     ["tasks"],
     ["methods"],
     ["deployed", "results", "check"],
@@ -148,9 +149,18 @@ LIGHT = [  # in this order in one process: each is imported on top of those befo
     ("medpfl.cli", ["nvflare", "monai", "torch", "pandas"]),
     ("medpfl.core.mixers", ["nvflare", "monai", "pydantic", "pandas", "numba", "scipy"]),
     ("medpfl.methods.fedsm", ["nvflare", "monai", "pandas", "sklearn", "numba", "scipy"]),
-    ("medpfl.rounds.simulate", ["nvflare", "monai", "opacus", "pandas", "sklearn", "numba", "scipy", "nibabel"]),
-    ("medpfl.flare.controller", ["monai", "opacus", "matplotlib", "pandas", "sklearn", "numba", "scipy", "nibabel"]),
-    ("medpfl.flare.executor", ["monai", "opacus", "matplotlib", "pandas", "sklearn", "numba", "scipy", "nibabel"]),
+    (
+        "medpfl.rounds.simulate",
+        ["nvflare", "monai", "opacus", "pandas", "sklearn", "numba", "scipy", "nibabel", "tenseal"],
+    ),
+    (
+        "medpfl.flare.controller",
+        ["monai", "opacus", "matplotlib", "pandas", "sklearn", "numba", "scipy", "nibabel", "tenseal"],
+    ),
+    (
+        "medpfl.flare.executor",
+        ["monai", "opacus", "matplotlib", "pandas", "sklearn", "numba", "scipy", "nibabel", "tenseal"],
+    ),
 ]
 
 

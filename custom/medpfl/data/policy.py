@@ -25,6 +25,8 @@ class Policy(Strict):
         least_samples: of the training part, for taking part in a job that trains.
         least_update: different training samples behind every update that leaves, hence steps x batch size.
         least_statistic: samples behind a statistic of the training part that a job asks for.
+        least_count: cases of a class, or rows of a category, behind its share where a job asks for shares; what fewer
+            have is told as what most have.
         least_scored: cases of a validation or test split whose scores leave; one that has fewer, and not none, is a
             reason not to take part.
         least_hospitals: in a job, this one among them.
@@ -44,11 +46,13 @@ class Policy(Strict):
         most_epsilon: what the noise of all jobs here may cost together, at ``delta``; a job without noise is refused.
             None: there is no limit.
         delta: in (0, 1).
+        encrypted: whether a job that trains must encrypt models (its controller's ``encryption``).
     """
 
     least_samples: AtLeastOne = 5
     least_update: AtLeastOne = 4
     least_statistic: AtLeastOne = 5
+    least_count: AtLeastOne = 5
     least_scored: AtLeastOne = 2
     least_hospitals: AtLeastOne = 2
     most_rounds: AtLeastOne = 1000
@@ -63,6 +67,7 @@ class Policy(Strict):
     privacy: Literal["record", "update"] | None = None
     most_epsilon: Annotated[float, Field(gt=0)] | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    encrypted: Annotated[bool, Field(strict=True)] = False
 
     def described(self) -> Iterator[str]:
         """One line for each rule: the key, its value, and whether the site file says so."""
@@ -72,5 +77,5 @@ class Policy(Strict):
             yield f"{key}: {shown}" + ("" if key in self.model_fields_set else " (default)")
 
 
-STUDY = Policy(least_samples=1, least_update=1, least_statistic=1, least_scored=1, least_hospitals=1)
+STUDY = Policy(least_samples=1, least_update=1, least_statistic=1, least_count=1, least_scored=1, least_hospitals=1)
 """For studies in one process on data that lie here anyway, as a comparison's pooled training: nothing leaves."""

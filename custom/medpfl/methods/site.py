@@ -84,6 +84,7 @@ class Hospital:
         kept: what methods ``keep`` of the data in this process.
         presented: the round's augmented batches, which all networks of the round see.
         noise: record-level privacy of the training that is under way; None: there is none.
+        least_count: cases behind a share that leaves (of a class, say); fewer are told as part of the most frequent.
     """
 
     task: Task
@@ -100,6 +101,7 @@ class Hospital:
     kept: dict[str, object] = field(default_factory=dict)
     presented: Presented = field(default_factory=Presented)
     noise: RecordNoise | None = None
+    least_count: int = 1
 
 
 class Site:
@@ -118,6 +120,7 @@ class Site:
         self.task, self.data, self.models, self.device = hospital.task, hospital.data, hospital.models, hospital.device
         self.roster, self.name, self.index = hospital.roster, hospital.name, hospital.roster.index(hospital.name)
         self.checkpoints, self.public = hospital.checkpoints, hospital.public
+        self.least_count = hospital.least_count
         self._seed, self._optimizers, self._stopped = hospital.seed, hospital.optimizers, hospital.stopped
         self._kept, self._presented, self._noise = hospital.kept, hospital.presented, hospital.noise
         self._prefix = ""
