@@ -29,7 +29,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, Field, InstanceOf, PrivateAttr, ValidationError
@@ -62,7 +62,7 @@ class SiteFile(Strict):
     policy: Policy = Policy()
     datasets: dict[str, InstanceOf[Dataset]] = Field(min_length=1)
     checkpoints: dict[str, str] = Field(default={})
-    networks: dict[str, dict[str, Any]] = Field(default={})
+    networks: dict[str, dict[str, object]] = Field(default={})
     _path: Path = PrivateAttr(default=Path())
 
     def dataset(self, name: str, *kinds: type[Kind]) -> Kind:
@@ -156,7 +156,7 @@ class SiteFile(Strict):
             )
         return {key.partition(".")[2]: tensor for key, tensor in tensors.items()}
 
-    def network(self, dataset: str) -> dict[str, Any]:
+    def network(self, dataset: str) -> dict[str, object]:
         """The configuration of the network that the hospital wants for a dataset.
 
         Raises:
@@ -251,7 +251,7 @@ def find_site_file(site: str, scope: dict[str, object] | None, kit_local: Path |
     )
 
 
-def _with_datasets(path: Path, content: dict[str, Any]) -> dict[str, Any]:
+def _with_datasets(path: Path, content: dict[str, object]) -> dict[str, object]:
     """The content with each dataset read by its kind."""
     declared = content.get("datasets")
     if not isinstance(declared, dict):
@@ -259,7 +259,7 @@ def _with_datasets(path: Path, content: dict[str, Any]) -> dict[str, Any]:
     return {**content, "datasets": {name: _dataset(path, str(name), each) for name, each in declared.items()}}
 
 
-def _dataset(path: Path, name: str, content: Any) -> Any:
+def _dataset(path: Path, name: str, content: object) -> BaseModel:
     if not isinstance(content, dict):
         raise SiteFileError(f"{path}: 'datasets.{name}': expected a mapping, got {content!r}")
     if "kind" not in content:

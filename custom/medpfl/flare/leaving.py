@@ -8,7 +8,7 @@ from nvflare.apis.fl_constant import FilterKey, FLContextKey
 from nvflare.apis.fl_context import FLContext
 
 from medpfl.core.errors import ConfigError
-from medpfl.flare.kits import read_json
+from medpfl.flare.kit_files import ClientJob, read_file
 from medpfl.job.names import CLIENT_FILE, KNOWS_MESSAGES, foreign_filter
 
 _LEARNT = {"statistics", "train", "refine"}
@@ -45,7 +45,7 @@ def _of_scope(fl_ctx: FLContext) -> Iterator[str]:
 
 def _of_job(fl_ctx: FLContext) -> Iterator[str]:
     config = Path(fl_ctx.get_workspace().get_app_config_dir(fl_ctx.get_job_id())) / CLIENT_FILE
-    for entry in read_json(config).get("task_result_filters", []) if config.is_file() else []:
-        goes_out = entry.get("direction", FilterKey.OUT) in (FilterKey.OUT, FilterKey.INOUT)
-        if goes_out and set(entry.get("tasks", [])) >= _LEARNT:
-            yield from (str(one.get("path")) for one in entry.get("filters", []))
+    for entry in read_file(config, ClientJob).task_result_filters if config.is_file() else []:
+        goes_out = (entry.direction or FilterKey.OUT) in (FilterKey.OUT, FilterKey.INOUT)
+        if goes_out and set(entry.tasks) >= _LEARNT:
+            yield from (one.path for one in entry.filters)
