@@ -41,7 +41,7 @@ from medpfl.results.schema import (
     ValidationLine,
     number,
 )
-from medpfl.rounds.common import common_start
+from medpfl.rounds.held_alike import common_start
 from medpfl.rounds.joint import makes_joint
 from medpfl.rounds.quorum import QuorumLost
 from medpfl.rounds.simulate import simulate

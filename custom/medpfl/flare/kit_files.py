@@ -4,7 +4,7 @@ none of our affair, and are written back as they were."""
 
 import os
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
@@ -18,7 +18,7 @@ class FlareFile(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    def written(self) -> dict[str, Any]:
+    def written(self) -> dict[str, object]:
         """What is to be written: what was there, with our changes."""
         return self.model_dump(exclude_unset=True)
 
