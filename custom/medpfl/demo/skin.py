@@ -302,7 +302,9 @@ def _resized(source: _Source, name: str, size: tuple[int, int], how: Image.Resam
         raise DataError(f"{source.place}: {name} cannot be read as an image: {error}") from error
 
 
-def _datasets(site: str, suffix: str, where: dict[str, object], split: dict[str, object]) -> dict[str, object]:
+def _datasets(
+    site: str, suffix: str, where: dict[str, object], split: dict[str, object]
+) -> dict[str, dict[str, object]]:
     classes = {
         "skin_diagnosis": {name: [name] for name in DIAGNOSES},
         "skin_malignant": {
