@@ -60,10 +60,12 @@ def inspect(name: str, dataset: Dataset, progress: Progress = lambda done, all_:
     return inspection
 
 
-def _held(label: int | float | NDArray[np.int64]) -> NDArray[Any]:
-    """Voxels of each class, a one at the case's class, or the number to predict."""
+def _held(label: int | float | tuple[float, ...] | NDArray[np.int64]) -> NDArray[Any]:
+    """Voxels of each class, a one at the case's class or labels, or the number (or time and event) to predict."""
     if isinstance(label, np.ndarray):
         return label
+    if isinstance(label, tuple):
+        return np.array([0 if value != value else value for value in label])
     return np.bincount([label]) if isinstance(label, int) else np.array([label])
 
 

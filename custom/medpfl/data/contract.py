@@ -43,12 +43,13 @@ class Item:
 
     Attributes:
         image: CHW[D] (or C x length, or F features) as in the file; NaN where a value is missing.
-        target: class index, a label map HW[D] (uint8), or the number to predict (float).
+        target: class index, a label map HW[D] (uint8), the number to predict (float), or of several labels 1, 0 or NaN
+            each (of survival, the time and whether the event came).
         affine: 4 x 4 voxel to mm (RAS), where the file has a geometry.
     """
 
     image: NDArray[Any]
-    target: int | float | NDArray[np.uint8]
+    target: int | float | tuple[float, ...] | NDArray[np.uint8]
     affine: NDArray[np.float64] | None = None
 
     @property

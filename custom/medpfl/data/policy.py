@@ -39,6 +39,7 @@ class Policy(Strict):
         tasks: likewise of what is learnt.
         filters: full class names of FLARE filters that must stand between this hospital and the server, for all that
             leaves: in the hospital's own ``privacy.json``, or in the job's configuration.
+        encrypted: whether a job that trains must encrypt models (its controller's ``encryption``).
     """
 
     least_samples: AtLeastOne = 5
@@ -55,6 +56,7 @@ class Policy(Strict):
     methods: tuple[ClassName, ...] | None = None
     tasks: tuple[ClassName, ...] | None = None
     filters: tuple[ClassName, ...] = ()
+    encrypted: Annotated[bool, Field(strict=True)] = False
 
     def described(self) -> Iterator[str]:
         """One line for each rule: the key, its value, and whether the site file says so."""

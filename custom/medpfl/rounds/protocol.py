@@ -79,6 +79,7 @@ class InitRequest(Part):
         slots: slot to whether it travels.
         gradients: slots whose component takes gradients instead of models.
         codec: of what goes to the hospital; a codec's end adds it.
+        encryption: how the hospitals encrypt what they send; None: they do not.
     """
 
     task: Literal["init"] = "init"
@@ -91,6 +92,7 @@ class InitRequest(Part):
     slots: dict[Name, bool]
     gradients: Names
     codec: Component | None = None
+    encryption: Literal["ckks"] | None = None
 
 
 class OfRun(Part):
@@ -209,6 +211,7 @@ class InitReply(Part):
         plan: what the method will tell and ask for.
         codecs: the codecs by direction; a codec's end adds them.
         adapts: whether one of them goes by the job's progress; a codec's end adds it.
+        encryption: fingerprint of the key with which this hospital encrypts; None: it does not.
     """
 
     task: Literal["init"] = "init"
@@ -225,6 +228,7 @@ class InitReply(Part):
     plan: Plan
     codecs: dict[Literal["to_site", "from_site"], Component | None] | None = None
     adapts: bool = False
+    encryption: Name | None = None
 
 
 class StatisticsReply(Part):

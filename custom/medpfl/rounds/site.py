@@ -54,6 +54,7 @@ from medpfl.rounds.protocol import (
 )
 from medpfl.rounds.refining import take_shown
 from medpfl.rounds.scoring import Scoring, line_of
+from medpfl.rounds.sealing import Seal, seal_of
 from medpfl.tasks.base import Task
 
 Choice = Literal["best", "last"]
@@ -92,6 +93,7 @@ class SiteRunner:
         self._run: str | None = None
         self._lock = StateLock()
         self._ready = False
+        self._seal: Seal | None = None
 
     @property
     def models(self) -> nn.ModuleDict:
@@ -103,13 +105,19 @@ class SiteRunner:
 
         Raises:
             ProtocolError: it is of a run, and comes before the first.
+            CodecError: the job encrypts, and it cannot be decrypted, or the answer not encrypted.
         """
-        header, slots = message.header, message.slots
+        header = message.header
         if isinstance(header, OfRun) and not self._ready:
             raise ProtocolError(f"{self.name} is asked for a part of a run before it was asked to get ready")
         if isinstance(header, OfRun):
             policy.check_round(self.policy, header)
             self._rounds = header.rounds
+        reply = self._answer(self._seal.open(message) if self._seal else message)
+        return self._seal.close(reply) if self._seal else reply
+
+    def _answer(self, message: Message[Request]) -> Message[Reply]:
+        header, slots = message.header, message.slots
         match header:
             case InitRequest():
                 return self._init(header)
@@ -145,7 +153,7 @@ class SiteRunner:
         torch.set_num_threads(header.threads)
         self.home = self.root / plain_name(header.job)
         self.roster = header.roster
-        self.seed = header.seed
+        self.seed, self.gradients = header.seed, frozenset(header.gradients)
         self._rounds = header.rounds
         if self.name not in self.roster:
             raise ConfigError(f"{self.name} is not one of this job's hospitals: {', '.join(self.roster)}")
@@ -159,6 +167,8 @@ class SiteRunner:
         common = self.common.marks()
         self._served = header.slots
         self._build()
+        start = self.networks.gather()
+        self._seal = seal_of(header, site_file, self.name, start, self.networks.untrained(), self.roster)
         self._ready = True
         self._log.info(self.networks.describe())
         reply = InitReply(
@@ -173,8 +183,9 @@ class SiteRunner:
             classes=tuple(self.data.class_names),
             versions=versions(),
             plan=plan_of(self.method, self.methods, header.rounds),
+            encryption=self._seal.fingerprint if self._seal else None,
         )
-        return Message(reply, self.networks.gather())
+        return Message(reply, start)
 
     def _build(self) -> None:
         """All networks with the job's initial weights."""
