@@ -28,7 +28,7 @@ networks:                             # of this hospital's choice, for jobs that
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar, get_args
 
@@ -240,7 +240,7 @@ def read_for_study(path: Path, site: str | None = None) -> SiteFile:
     return load_site_file(path, site).model_copy(update={"policy": STUDY})
 
 
-def find_site_file(site: str, scope: dict[str, object] | None, kit_local: Path | None) -> SiteFile:
+def find_site_file(site: str, scope: Mapping[str, object] | None, kit_local: Path | None) -> SiteFile:
     """Find a hospital's site file: its privacy scope's property, else the environment variable, else the kit's
     ``local/`` folder. A job has no say in it.
 
