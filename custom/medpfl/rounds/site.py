@@ -278,6 +278,7 @@ class SiteRunner:
             public=self.common.public,
             kept=self._kept,
             presented=self._presented,
+            least_count=self.policy.least_count,
         )
         return Site(hospital, method, round_number, span or Span(1, self._rounds))
 
