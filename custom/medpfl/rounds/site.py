@@ -12,6 +12,7 @@ from torch import nn
 
 from medpfl import store
 from medpfl.component import spec_of
+from medpfl.core.devices import memory_errors, training_device
 from medpfl.core.errors import ConfigError, ProtocolError
 from medpfl.core.seeding import seed_torch
 from medpfl.core.tied import own_state
@@ -86,7 +87,7 @@ class SiteRunner:
         self.method, self.task = method.at(name), task.at(name)
         self._config = [spec_of(method), spec_of(task)]
         self._site_file, self._stopped, self._filters = site_file, stopped, filters
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.device = training_device()
         self._log = logging.getLogger(f"{__name__}.{name}")
         self.data: SiteData
         self.networks: Networks
@@ -104,7 +105,12 @@ class SiteRunner:
 
         Raises:
             ProtocolError: it is of a run, and comes before the first.
+            OutOfMemory: the machine or its GPU has too little memory for it.
         """
+        with memory_errors(f"take a smaller batch_size (now {self.method.batch_size}) or smaller images or patches"):
+            return self._answer(message)
+
+    def _answer(self, message: Message[Request]) -> Message[Reply]:
         header, slots = message.header, message.slots
         if isinstance(header, OfRun) and not self._ready:
             raise ProtocolError(f"{self.name} is asked for a part of a run before it was asked to get ready")
