@@ -322,7 +322,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 def _half(method: Training, device: torch.device) -> bool:
     """Whether forward passes are in bfloat16."""
-    supported = device.type == "cpu" or torch.cuda.is_bf16_supported()
+    supported = device.type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
     if method.precision == "bf16" and not supported:
         raise ConfigError(
             f"{type(method).__name__}'s precision is 'bf16', which this hospital's GPU does not have: take 'auto'"
