@@ -107,7 +107,7 @@ def measure(repeats: int, small: bool) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "the processor",
         "threads": torch.get_num_threads(),
         "settings": [_measured(load, precision, device, repeats) for load, precision in kinds],
-        "methods": _methods(repeats, steps=4 if small else 50),
+        "methods": _methods(repeats, *((2, 2) if small else (6, 50))),
     }
 
 
@@ -195,10 +195,10 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def _methods(repeats: int, steps: int) -> dict[str, float]:
-    """A round of six hospitals with generated images in one process, as a multiple of Local's."""
+def _methods(repeats: int, hospitals: int, steps: int) -> dict[str, float]:
+    """A round of so many hospitals with generated images in one process, as a multiple of Local's."""
     with tempfile.TemporaryDirectory(prefix="medpfl-") as scratch:
-        names = write_patterns(Path(scratch, "sites"))
+        names = write_patterns(Path(scratch, "sites"))[:hospitals]
         sites = {name: Path(scratch, "sites", f"{name}.yaml") for name in names}
         seconds = {name: _round(name, method, sites, Path(scratch), repeats, steps) for name, method in METHODS.items()}
     return {name: round(each / seconds["Local"], 2) for name, each in seconds.items()}
@@ -231,6 +231,6 @@ def table_of(results: dict[str, Any]) -> str:
         f"On {results['device']}, medians of {results['repeats']} turns. Samples a second: with one batch that lies on "
         "the device; waiting: the part of our loop's time beyond that.\n\n"
         + markdown(headings, rows)
-        + "\n\nA round with six hospitals in one process, as a multiple of Local's:\n\n"
+        + "\n\nA round of a few hospitals in one process, as a multiple of Local's:\n\n"
         + markdown(["method", "round"], methods)
     )

@@ -126,6 +126,8 @@ class Volumes(LabelMap, Dataset):
         Raises:
             DataError: with the file, expected and got.
         """
+        if not spec.partly:
+            self.refuse_partly(self.datalist)
         whole = len(spec.size) == 3
         budget = Budget(self._storage, self._folder)
         read = partial(self._cached, spec=spec, cache=PreparedCases(self._storage, self._folder))
@@ -146,7 +148,7 @@ class Volumes(LabelMap, Dataset):
                 depth.append(1 if whole else label.shape[2])
             names = [case.name for case in cases]
             case_of = np.repeat(np.arange(len(cases)), depth)
-            splits[split] = Samples(inputs.finish(), targets.finish(), case_of, names, len(self.labels))
+            splits[split] = Samples(inputs.finish(), targets.finish(), case_of, names, len(self.labels), self.shown())
         return SiteData(splits, self.names(), VolumesPreparation())
 
     def prepared(self, case: VolumeCase, spec: Spec) -> tuple[Tensor, Tensor]:
