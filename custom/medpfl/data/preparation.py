@@ -29,6 +29,7 @@ class Spec:
         size: lengths in pixels (or voxels) to which images are brought, without the channels.
             Of volumes, two lengths mean axial slices of this size, three whole volumes of any size, of which networks
             see patches of this one.
+        patches: of two lengths: images and slices stay as large as they are, and networks see patches of ``size``.
         spacing: of volumes: voxel size in mm to which each is resampled.
         multiple: what the lengths of whole slices must be multiples of.
         intensity: of volumes: how their intensities are brought into a range.
@@ -40,11 +41,17 @@ class Spec:
     spacing: tuple[float, float, float] = (1.0, 1.0, 1.0)
     multiple: int = 1
     intensity: Intensity = ZScore()  # noqa: RUF009 (it is frozen)
+    patches: bool = False
 
     def __post_init__(self) -> None:
         if self.target not in tuple(Target):
             raise ConfigError(f"a task's target must be one of {', '.join(Target)}, got '{self.target}'")
         object.__setattr__(self, "target", Target(self.target))
+
+    @property
+    def whole(self) -> bool:
+        """Whether cases stay as large as they are, and networks see patches."""
+        return self.target is Target.MASK and (self.patches or len(self.size) == 3)
 
     def plane(self) -> tuple[int, int]:
         """Height and width.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Segmentation of images, of volumes slice by slice along the axial axis, or of volumes by patches."""
+"""Segmentation of images, of volumes slice by slice along the axial axis, or of either by patches."""
 
 import math
 from collections.abc import Callable
@@ -35,6 +35,8 @@ class Segmentation(Task):
         size: height and width to which images are resized, or to which slices are cropped or padded (voxels): of the
             lengths that the architecture takes. Three lengths (voxels; right-left, posterior-anterior, axial): 3-D
             networks train on patches of this size, and predict whole volumes window by window.
+        patches: of two lengths: images and slices stay as large as they are, networks train on patches of ``size`` and
+            predict window by window, as with three lengths. For photographs whose details would not survive a resize.
         spacing: of volumes: voxel size in mm to which each is resampled (right-left, posterior-anterior, axial).
         architecture: the network.
         score: metric that chooses the best round.
@@ -59,6 +61,7 @@ class Segmentation(Task):
     augment: Given = ()
     flips: tuple[int, ...] = ()
     intensity: Intensity = ZScore()  # noqa: RUF009 (it is frozen)
+    patches: bool = False
     metrics: ClassVar[tuple[Metric, ...]] = (Dice(),)
 
     def __post_init__(self) -> None:
@@ -103,7 +106,7 @@ class Segmentation(Task):
     @property
     def spec(self) -> Spec:
         forms = ("volumes", "images") if len(self.size) == 2 else ("volumes",)
-        return Spec(Target.MASK, forms, self.size, self.spacing, self.multiple, self.intensity)
+        return Spec(Target.MASK, forms, self.size, self.spacing, self.multiple, self.intensity, self.patches)
 
     def network(self, data: SiteData) -> nn.Module:
         return self.architecture.build(data.input_shape, len(data.class_names))
@@ -124,7 +127,7 @@ class Segmentation(Task):
         def mirrored(given: Tensor) -> Tensor:
             return flipped(forward, given, self.flips, back=True)
 
-        tiled = len(self.size) == 3 or self.architecture.fixed
+        tiled = self.spec.whole or self.architecture.fixed
         return slide(mirrored, inputs, self.size) if tiled else mirrored(inputs)
 
     def decide(self, outputs: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from medpfl.data.cache import How, PreparedCases
 from medpfl.data.contract import Case, Dataset, Item, Listing
 from medpfl.data.declared import SPLITS, LabelMap, Problems, SplitRule
 from medpfl.data.preparation import Preparation, Spec
-from medpfl.data.samples import Budget, CaseStore, Samples, SiteData, Store, empty_like, in_parallel
+from medpfl.data.samples import Budget, Samples, SiteData, empty_like, in_parallel, stores
 from medpfl.data.splits import check_listing, choose
 from medpfl.data.target import Target
 from medpfl.data.volumes.new import VolumesPreparation
@@ -121,12 +121,11 @@ class Volumes(LabelMap, Dataset):
 
     def load(self, spec: Spec) -> SiteData:
         """All volumes, prepared as in ``prepared``: axial slices with a centred crop or pad of the first two axes to
-        ``size``, or, where it has three lengths, whole volumes of any size.
+        ``size``, or whole ones for patches, or, where it has three lengths, whole volumes of any size.
 
         Raises:
             DataError: with the file, expected and got.
         """
-        whole = len(spec.size) == 3
         budget = Budget(self._storage, self._folder)
         read = partial(self._cached, spec=spec, cache=PreparedCases(self._storage, self._folder))
         splits: dict[str, Samples] = {}
@@ -135,15 +134,25 @@ class Volumes(LabelMap, Dataset):
             if not cases:
                 splits[split] = empty_like(splits["train"])
                 continue
-            inputs, targets = _stores(spec, budget)
+            inputs, targets = stores(spec, budget)
             depth: list[int] = []
             for case, (image, label) in zip(cases, in_parallel(read, cases), strict=True):
                 channels = channels or len(image)
                 if len(image) != channels:
                     raise DataError(f"{case.where}: expected {channels} channels as in the others, got {len(image)}")
-                inputs.append(image if whole else image.permute(3, 0, 1, 2))
-                targets.append(label if whole else label.permute(2, 0, 1))
-                depth.append(1 if whole else label.shape[2])
+                if len(spec.size) == 3:
+                    inputs.append(image)
+                    targets.append(label)
+                    depth.append(1)
+                    continue
+                depth.append(label.shape[2])
+                if spec.whole:
+                    for place in range(label.shape[2]):
+                        inputs.append(image[..., place])
+                        targets.append(label[..., place])
+                else:
+                    inputs.append(image.permute(3, 0, 1, 2))
+                    targets.append(label.permute(2, 0, 1))
             names = [case.name for case in cases]
             case_of = np.repeat(np.arange(len(cases)), depth)
             splits[split] = Samples(inputs.finish(), targets.finish(), case_of, names, len(self.labels))
@@ -156,7 +165,7 @@ class Volumes(LabelMap, Dataset):
         Raises:
             DataError: with the file, expected and got.
         """
-        size = spec.plane() if len(spec.size) == 2 else None
+        size = None if spec.whole else spec.plane()
         item = self.read(case)
         assert item.affine is not None and isinstance(item.target, np.ndarray)
         image: Any = prepare(item.image, item.affine, spec.spacing, size, spec.intensity)
@@ -181,17 +190,10 @@ class Volumes(LabelMap, Dataset):
         return {
             "kind": f"{type(self).__module__}.{type(self).__qualname__}",
             "spacing": list(spec.spacing),
-            "size": list(spec.size) if len(spec.size) == 2 else [],
+            "size": [] if spec.whole else list(spec.size),
             "intensity": spec_of(spec.intensity),
             "labels": self.coding(),
         }
-
-
-def _stores(spec: Spec, budget: Budget) -> tuple[Store, Store] | tuple[CaseStore, CaseStore]:
-    """For inputs and targets."""
-    if len(spec.size) == 3:
-        return CaseStore(budget, spec.size), CaseStore(budget, spec.size)
-    return Store(budget), Store(budget)
 
 
 def _datalist(path: Path) -> dict[str, object]:

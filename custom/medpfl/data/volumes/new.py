@@ -164,7 +164,7 @@ def read_new_volumes(path: Path, spec: Spec) -> Iterator[NewVolume]:
         if len(spec.size) == 3:
             inputs = whole.as_tensor()[None]
         else:
-            whole = _padded(whole, spec)
+            whole = whole if spec.whole else _padded(whole, spec)
             inputs = whole.as_tensor().permute(3, 0, 1, 2).contiguous()
         yield NewVolume(name, inputs, files[0], affine, image.shape[1:], whole.affine.double().numpy())
 
