@@ -64,6 +64,17 @@ class Spec:
             raise DataError(sentence, public=sentence)
         return self.size[0], self.size[1]
 
+    def lengths(self) -> tuple[int, int, int]:
+        """Of a volume that is brought to one size.
+
+        Raises:
+            DataError: the task's size has other axes.
+        """
+        if len(self.size) != 3:
+            sentence = f"the task's size {list(self.size)} does not fit volumes, which have three lengths"
+            raise DataError(sentence, public=sentence)
+        return self.size[0], self.size[1], self.size[2]
+
 
 @dataclass(frozen=True)
 class NewCase:

@@ -31,7 +31,7 @@ class Samples:
     """One split, ready for training.
 
     Attributes:
-        inputs: N x ... float32; of whole cases, or slices, that differ in shape ``CaseRows`` whose views have one shape.
+        inputs: N x ... float32; of whole cases (or slices) of any shape ``CaseRows`` whose views have one shape.
         targets: N x ..., as ``Target`` has it; beside such inputs ``CaseRows`` too.
         case: N indices into ``names``; several samples (slices) may belong to one case (volume).
         names: the cases' names at the hospital; they never leave it.
@@ -66,9 +66,9 @@ class Samples:
         if isinstance(self.targets, CaseRows):
             each = torch.split(decisions, self.entries.tolist())
             for number in range(len(self.names)):
-                mine = np.flatnonzero(self.case == number).tolist()
-                found = [each[row].view(self.targets.spatial(row)) for row in mine]
-                true = [self.targets.whole(row) for row in mine]
+                rows = np.flatnonzero(self.case == number).tolist()
+                found = [each[row].view(self.targets.spatial(row)) for row in rows]
+                true = [self.targets.whole(row) for row in rows]
                 flat = found[0].ndim == 2  # an image, or the slices of a volume
                 yield (torch.stack(found, -1), torch.stack(true, -1)) if flat else (found[0], true[0])
             return

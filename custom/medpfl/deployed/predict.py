@@ -77,7 +77,7 @@ def predict(
         for case in model.task.new_cases(source, model.preparation):
             if labels is not None and case.save is None:
                 raise DataError(f"{labels}: labels are for models that segment; test this one with 'medpfl evaluate'")
-            label = label_of(case.name)
+            label = label_of(case.name) if case.save else None  # a list of classified volumes names classes there
             row: Row = {"case": case.name, **_predict_case(model, case, unfinished, probabilities)}
             if label is not None:
                 row["dice"] = round(dice_of(unfinished / str(row["file"]), label, len(model.class_names)), 6)
