@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from medpfl.cli import app
 from medpfl.component import build
 from medpfl.core.errors import ConfigError
-from medpfl.data.volumes.fingerprint import Fingerprint
+from medpfl.data.fingerprint import Fingerprint
 from medpfl.tasks.planning import plan
 from medpfl.tasks.segmentation import Segmentation
 
@@ -76,6 +76,17 @@ def test_one_axis_of_thick_slices_takes_the_finer_ones() -> None:
     fine = thick.model_copy(update={"fine": (0.6, 0.6, 2.5)})
     assert plan([fine]).spacing == (0.7, 0.7, 2.5) and plan([thick]).spacing == (0.7, 0.7, 5.0)
     assert plan([thick.model_copy(update={"fine": (0.6, 0.6, 0.1)})]).spacing == (0.7, 0.7, 0.7)
+
+
+def test_a_patch_may_be_bounded() -> None:
+    given = of((138, 170, 138), cases=484, channels=4, classes=4)
+    for most in [(64, 96, 64), (70, 70, 41), (33, 200, 200), (16, 16, 16)]:
+        found = plan([given], most)
+        assert all(length <= bound for length, bound in zip(found.size, most, strict=True)), (most, found.size)
+        found.architecture(2).build((4, *found.size), 4)
+    assert plan([given], (999, 999, 999)) == plan([given])
+    with pytest.raises(ConfigError, match="too small for a network of three levels"):
+        plan([given], (7, 7, 7))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from medpfl.cli.common import say
 from medpfl.core.errors import ConfigError, SiteFileError
 
 if TYPE_CHECKING:
-    from medpfl.data.volumes.fingerprint import Fingerprint
+    from medpfl.data.fingerprint import Fingerprint
 
 app = typer.Typer()
 
@@ -62,7 +62,7 @@ def plan(
 def _read(path: Path) -> "Fingerprint":
     from pydantic import ValidationError
 
-    from medpfl.data.volumes.fingerprint import Fingerprint
+    from medpfl.data.fingerprint import Fingerprint
 
     try:
         return Fingerprint.model_validate_json(path.read_text(encoding="utf-8"))

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from medpfl.component import spec_of
@@ -21,10 +21,12 @@ from medpfl.data.cache import How, PreparedCases
 from medpfl.data.cells import PLACE, Cells, joined, read_cells
 from medpfl.data.contract import Case, Dataset, Item, Listing
 from medpfl.data.declared import SPLITS, LabelColumn, LabelMap, Problems, SplitRule, Strict, canonical
+from medpfl.data.fingerprint import Fingerprint
 from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.samples import Budget, Samples, SiteData, Store, empty_like, in_parallel, stores
 from medpfl.data.splits import check_listing, choose
 from medpfl.data.target import Target
+from medpfl.data.volumes.fingerprint import fingerprint
 from medpfl.data.volumes.foreground import fitted
 from medpfl.data.volumes.new import VolumesPreparation
 from medpfl.data.volumes.prepare import prepare, prepare_label, read_image, resized, same_place
@@ -75,12 +77,17 @@ class Volumes(LabelMap, Dataset):
     table: VolumeTable | None = None
     split: SplitRule = Field(default=SplitRule(group="patient"))
 
+    @field_validator("labels")
+    @classmethod
+    def _several(cls, labels: dict[int, str]) -> dict[int, str]:
+        if len(labels) == 1:
+            raise ValueError(f"expected at least two values, got {sorted(labels)}")
+        return labels
+
     @model_validator(mode="after")
     def _consistent(self) -> "Volumes":
         if not self.labels and self.label is None:
             raise ValueError("expected 'labels' (of label maps), 'label' (a class for every volume) or both")
-        if len(self.labels) == 1:
-            raise ValueError(f"'labels' must name at least two values, got {sorted(self.labels)}")
         if self.split.stratify and self.label is None:
             raise ValueError("'stratify' needs one class a case; these volumes have none to stratify by")
         if self.table and self.label is None:
@@ -195,6 +202,9 @@ class Volumes(LabelMap, Dataset):
             )
         same_place(case.label, case.images[0], image.shape[1:], place, other)
         return self.translate(str(case.label), label[0])
+
+    def fingerprint(self) -> Fingerprint:
+        return fingerprint(self)
 
     def load(self, spec: Spec) -> SiteData:
         """All volumes, prepared as in ``prepared``: axial slices with a centred crop or pad of the first two axes to

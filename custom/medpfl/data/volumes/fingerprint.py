@@ -2,42 +2,22 @@
 """What a hospital's volumes are like, in a few numbers from which a network can be planned."""
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING
 
 import nibabel as nib
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, PositiveFloat, PositiveInt
 
 from medpfl.core.errors import DataError
-from medpfl.data.declared import Problems, Strict
-from medpfl.data.volumes.declare import Volumes
+from medpfl.data.declared import Problems
+from medpfl.data.fingerprint import Fingerprint
 from medpfl.data.volumes.prepare import read_image
 
-Length = Annotated[PositiveFloat, Field(allow_inf_nan=False)]
+if TYPE_CHECKING:
+    from medpfl.data.volumes.declare import Volumes
 
 
-class Fingerprint(Strict):
-    """Of the training volumes, in RAS (right-left, posterior-anterior, axial).
-
-    Attributes:
-        cases: how many there are.
-        channels: of an image.
-        classes: background included.
-        spacing: median distance of voxels, mm.
-        fine: tenth percentile of the same.
-        shape: median number of voxels.
-    """
-
-    cases: PositiveInt
-    channels: PositiveInt
-    classes: Annotated[int, Field(ge=2)]
-    spacing: tuple[Length, Length, Length]
-    fine: tuple[Length, Length, Length]
-    shape: tuple[Length, Length, Length]
-
-
-def fingerprint(volumes: Volumes) -> Fingerprint:
+def fingerprint(volumes: "Volumes") -> Fingerprint:
     """Of a declared dataset. Every training image is read once.
 
     Raises:
