@@ -32,7 +32,7 @@ from tools import assert_same, outcome, run
 pytestmark = [pytest.mark.harness, pytest.mark.slow]
 
 TASK = Segmentation("organ", size=(16, 18, 16), architecture=Auto(features=2))
-METHOD = FedAvg(batch_size=2, steps=1, lr=0.01)
+METHOD = FedAvg(batch_size=2, steps=2, lr=0.01)
 Make = Callable[..., Job]
 
 
