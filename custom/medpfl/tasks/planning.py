@@ -101,7 +101,7 @@ def plan(hospitals: Sequence[Fingerprint], most: tuple[int, ...] = ()) -> Plan:
             raise ConfigError(f"patches of at most {list(most)} voxels are too small for a network of three levels")
         size, strides, kernels = _levels(spacing, first)
     while (values := _values(size, strides, hospitals[0])) > _VALUES:
-        longest = int(np.argmax(size / median))
+        longest = int(np.argsort(size / median, kind="stable")[-1])  # of equal ones the last, as nnU-Net's argsort
         smaller = size.copy()
         smaller[longest] -= _divisor(strides)[longest]
         _, strides, _ = _levels(spacing, smaller)
