@@ -91,6 +91,15 @@ def distinct(values: list[Any]) -> None:
         seen.add(text)
 
 
+def one_class_a_value(classes: Any) -> Any:
+    """The same; raises ValueError unless every class has a value, and each value one class."""
+    if isinstance(classes, dict) and all(isinstance(values, list) for values in classes.values()):
+        distinct([value for values in classes.values() for value in values])
+        if not all(classes.values()):
+            raise ValueError("every class needs at least one value")
+    return classes
+
+
 class Classes(Strict):
     """Class by class, in their order, the values that mean it; hospitals that code classes differently list their
     own values under the same names."""
@@ -99,12 +108,8 @@ class Classes(Strict):
 
     @field_validator("classes", mode="before")
     @classmethod
-    def _one_class_a_value(cls, classes: Any) -> Any:
-        if isinstance(classes, dict) and all(isinstance(values, list) for values in classes.values()):
-            distinct([value for values in classes.values() for value in values])
-            if not all(classes.values()):
-                raise ValueError("every class needs at least one value")
-        return classes
+    def _valid(cls, classes: Any) -> Any:
+        return one_class_a_value(classes)
 
     def index(self) -> dict[str, int]:
         """Canonical value to class index."""

@@ -48,6 +48,11 @@ def evaluate_test(
     samples = data.splits["test"]
     if not len(samples):
         raise MedPFLError("the test split is empty", public="the test split is empty")
+    fitted: tuple[float, ...] = ()
+    if task.fits_after:
+        train = data.splits["train"]
+        fitted = task.fit_after(decide(method, name, models, task, train, device), train)
+        task = task.after_fit(fitted)
     decisions = decide(method, name, models, task, samples, device)
     found = None
     probable = decisions.is_floating_point() and decisions.shape[1:] == (samples.classes,)
@@ -60,7 +65,7 @@ def evaluate_test(
             seen = decide(method, name, models, task, validation, device)
             threshold = threshold_for(task.tested, seen, validation)
     evaluation = task.evaluate(decisions, samples, at_threshold(task.tested, threshold))
-    return dataclasses.replace(evaluation, threshold=threshold), found
+    return dataclasses.replace(evaluation, threshold=threshold, fitted=fitted), found
 
 
 def decide(
@@ -128,6 +133,7 @@ def save_deployed(
         calibration=found,
         threshold=evaluation.threshold,
         one_answer=evaluation.one_answer,
+        fitted=evaluation.fitted,
         preparation=data.preparation.model_dump(mode="json") if data.preparation else {},
     )
     meta = ModelMeta(

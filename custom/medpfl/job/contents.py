@@ -8,8 +8,8 @@ from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mixer
 from medpfl.job.codecs import Codecs
 from medpfl.job.settings import EvaluationSettings, Settings
+from medpfl.job.slots import mixers_of
 from medpfl.methods.base import Method
-from medpfl.methods.components import mixers_of
 from medpfl.results.callbacks import Callback
 from medpfl.tasks.base import Task
 
@@ -22,6 +22,7 @@ class Job:
         min_clients: how many hospitals must answer for a round to count.
         components: slot to the server component that the job names in place of the usual one.
         trackers: are told at the server of every round's end and the job's.
+        filters: full class names of the filters of other people that the job puts at the hospitals; FLARE builds them.
         mixers: slot to the component that mixes it, for every slot, the references' first.
 
     Raises:
@@ -37,6 +38,7 @@ class Job:
     task: Task
     codecs: Codecs | None = None
     trackers: tuple[Callback, ...] = ()
+    filters: tuple[str, ...] = ()
     mixers: dict[str, Mixer] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -15,11 +15,25 @@ from medpfl.core.seeding import derive_seed
 from medpfl.data.rows import take
 from medpfl.data.samples import SiteData
 from medpfl.methods.presented import Presented
-from medpfl.methods.schedules import Span
 from medpfl.methods.training import Training
 from medpfl.tasks.base import Task
 
 Kept = TypeVar("Kept")
+
+
+@dataclass(frozen=True)
+class Span:
+    """The rounds over which a schedule runs: so many ``rounds``, counted on from number ``first``.
+
+    The job's training is one span. Fine-tuning after it is another, with a beginning of its own.
+    """
+
+    first: int
+    rounds: int
+
+    def passed(self, round_number: int, part: float) -> float:
+        """Rounds before this moment, in [0, ``rounds``]; ``part`` of the round, in [0, 1), is over."""
+        return min(round_number - self.first + part, float(self.rounds))
 
 
 @dataclass(frozen=True)

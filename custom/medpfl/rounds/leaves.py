@@ -62,6 +62,10 @@ def _tensors(job: Job, hospitals: int) -> dict[str, list[Leaving]]:
     if public := job.method.public_datasets():
         names = " and ".join(f"'{name}'" for name in public)
         learnt += f"; what a network says of public data, row by row, is of {names} alone"
+    if job.filters:
+        learnt += (
+            f"; it passes {', '.join(job.filters)}, before which FLARE's own privacy filters act on the difference"
+        )
     codec = job.codecs.from_site if job.codecs else None
     encoded = f", encoded ({type(codec).__name__})" if codec else ""
 

@@ -18,10 +18,9 @@ from medpfl.core.tied import own_state
 from medpfl.data.samples import SiteData
 from medpfl.data.site_file import SiteFile
 from medpfl.deployed.evaluate import Origin, evaluate_test, save_deployed
-from medpfl.methods.base import Build, Hospital, Method, Site
+from medpfl.methods.base import Build, Hospital, Method, Site, Span
 from medpfl.methods.presented import Presented
 from medpfl.methods.references import riding_along
-from medpfl.methods.schedules import Span
 from medpfl.results.line import MetricLine
 from medpfl.results.schema import number
 from medpfl.rounds import policy
@@ -156,7 +155,7 @@ class SiteRunner:
         torch.set_num_threads(header.threads)
         self.home = self.root / plain_name(header.job)
         self.roster = header.roster
-        self.seed = header.seed
+        self.seed, self.gradients = header.seed, frozenset(header.gradients)
         self._rounds = header.rounds
         if self.name not in self.roster:
             raise ConfigError(f"{self.name} is not one of this job's hospitals: {', '.join(self.roster)}")

@@ -42,12 +42,14 @@ class Evaluation:
         cases: one row a case with its own metrics or prediction; stays at the hospital.
         threshold: that validation chose and the metrics use; None where they use none.
         one_answer: whether every sample was given the same class though there are several (``metrics.constant``).
+        fitted: what the task fitted for the model (``Task.fit_after``).
     """
 
     metrics: dict[str, float]
     cases: list[Row] = field(default_factory=list)
     threshold: float | None = None
     one_answer: bool = False
+    fitted: tuple[float, ...] = ()
 
 
 class Task(Checked):
@@ -60,6 +62,8 @@ class Task(Checked):
     """By these every validation and every test scores."""
     more_metrics: tuple[str, ...] = ()
     """Names of further ones, by which tests score too; in our tasks it is a field."""
+    fits_after: ClassVar[bool] = False
+    """Whether a deployed model needs something of its hospital's training part before it can answer."""
 
     def __post_init__(self) -> None:
         for name in (self.score, *self.more_metrics):
@@ -241,6 +245,20 @@ class Task(Checked):
     @abstractmethod
     def decide(self, outputs: Tensor) -> Tensor:
         """What is kept of a batch's outputs for evaluation, N x ..., as ``Target`` has it."""
+
+    def fit_after(self, decisions: Tensor, samples: Samples) -> tuple[float, ...]:
+        """Where ``fits_after``: what a deployed model needs, from its decisions about the training samples. It is kept
+        in the model's file, which stays at the hospital."""
+        return ()
+
+    def after_fit(self, values: Sequence[float]) -> "Task":
+        """The task as it answers for the model for which it fitted these values."""
+        return self
+
+    @property
+    def reading(self) -> str:
+        """How a number, or a time, follows from a network's outputs, for users of exported models."""
+        return "only the task knows how it follows from the outputs"
 
     def answer(self, decisions: Tensor, class_names: Sequence[str]) -> dict[str, str | float]:
         """What people are told of a new case, by column of predictions.csv; not asked for masks, which are written.

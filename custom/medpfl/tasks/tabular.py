@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Classification of table rows, scored by accuracy, balanced accuracy and AUC."""
 
-import itertools
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +12,7 @@ from medpfl.data.preparation import Spec
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.target import Target
 from medpfl.models.base import Architecture
+from medpfl.tasks.any_input import perceptron
 from medpfl.tasks.labelled import Labelled
 
 
@@ -61,8 +61,4 @@ class Tabular(Labelled):
         outputs = self.outputs(data.class_names)
         if self.architecture is not None:
             return self.architecture.build(data.input_shape, outputs)
-        widths = [data.input_shape[0], *self.hidden]
-        layers: list[nn.Module] = []
-        for before, after in itertools.pairwise(widths):
-            layers += [nn.Linear(before, after), nn.ReLU()]
-        return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
+        return perceptron(data.input_shape[0], self.hidden, outputs)
