@@ -13,6 +13,7 @@ from torch import Tensor
 from medpfl.core.errors import ConfigError, DataError
 from medpfl.data.declared import Strict
 from medpfl.data.intensity import Intensity, ZScore
+from medpfl.data.readout import ByClass, Readout
 from medpfl.data.target import Target
 
 Row = dict[str, str | float]
@@ -33,6 +34,8 @@ class Spec:
         spacing: of volumes: voxel size in mm to which each is resampled.
         multiple: what the lengths of whole slices must be multiples of.
         intensity: of volumes: how their intensities are brought into a range.
+        readout: how classes follow from the outputs of a network that segments.
+        partly: whether label maps may show only some of the classes.
     """
 
     target: Target
@@ -41,6 +44,8 @@ class Spec:
     spacing: tuple[float, float, float] = (1.0, 1.0, 1.0)
     multiple: int = 1
     intensity: Intensity = ZScore()  # noqa: RUF009 (it is frozen)
+    readout: Readout = ByClass()  # noqa: RUF009 (it is frozen)
+    partly: bool = False
     patches: bool = False
 
     def __post_init__(self) -> None:

@@ -36,6 +36,7 @@ class Samples:
         case: N indices into ``names``; several samples (slices) may belong to one case (volume).
         names: the cases' names at the hospital; they never leave it.
         classes: number of declared classes, whether or not each occurs in this split; 0 where the answer is a number.
+        annotated: of label maps that show some of the classes only, their numbers without the background; None: all.
     """
 
     inputs: Rows
@@ -43,6 +44,7 @@ class Samples:
     case: NDArray[np.int64]
     names: list[str]
     classes: int = 2
+    annotated: tuple[int, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -220,7 +222,7 @@ def in_parallel(read: Callable[[Given], Read], cases: Iterable[Given]) -> Iterat
 
 def empty_like(samples: Samples) -> Samples:
     """A split without samples, of the same shapes."""
-    return Samples(samples.inputs[:0], samples.targets[:0], samples.case[:0], [], samples.classes)
+    return Samples(samples.inputs[:0], samples.targets[:0], samples.case[:0], [], samples.classes, samples.annotated)
 
 
 def joined_targets(parts: Sequence[Samples]) -> Samples:
@@ -233,7 +235,13 @@ def joined_targets(parts: Sequence[Samples]) -> Samples:
         np.concatenate([part.case + start for part, start in zip(parts, starts[:-1], strict=True)]),
         [name for part in parts for name in part.names],
         parts[0].classes,
+        _annotated_by_all(parts),
     )
+
+
+def _annotated_by_all(parts: Sequence[Samples]) -> tuple[int, ...] | None:
+    known = [set(part.annotated) for part in parts if part.annotated is not None]
+    return tuple(sorted(set.intersection(*known))) if known else None
 
 
 def joined_rows(parts: Sequence[Rows], budget: Budget) -> Rows:

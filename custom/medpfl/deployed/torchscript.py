@@ -47,6 +47,8 @@ def _meaning(task: Task, outputs: Tensor) -> dict[str, str]:
     target = task.spec.target
     if target in (Target.VALUE, Target.SURVIVAL):
         return {"answer": f"{target.told}: {task.reading}"}
+    if not task.spec.readout.exclusive:
+        return {"probabilities": task.reading}
     if target is Target.LABELS:
         return {"probabilities": "sigmoid of each label's output"}
     return {"probabilities": "sigmoid: of the second class" if outputs.shape[1] == 1 else "softmax over axis 1"}

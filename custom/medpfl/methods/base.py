@@ -64,6 +64,10 @@ class Build:
                 f"{method} learns {' or '.join(target.told for target in targets)}; the answer of "
                 f"{type(self.task).__name__} is {self.task.spec.target.told}"
             )
+        if not self.task.spec.readout.exclusive:
+            raise ConfigError(
+                f"{method} needs classes of which one holds; the regions of {type(self.task).__name__} overlap"
+            )
 
     def seeded(self, make: Callable[[], nn.Module]) -> nn.Module:
         """A network of the method's own, with initial weights that depend on the job's seed only."""

@@ -121,7 +121,7 @@ def _table(summary: Summary, table: ResultTable) -> _Shown:
         labels=table.labels,
         presence=PRESENCE if table.presence else "",
         rows=rows,
-        mean=[_text(value) for value in table.mean],
+        mean=table.mean_texts,
         gains=None if gains is None else [None if gain is None else _signed(gain) for gain in gains],
         scored=table.scored,
         rounds=[summary.best[model].round if model in summary.best else "" for model in table.models],

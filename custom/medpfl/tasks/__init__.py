@@ -5,6 +5,8 @@ from medpfl.data.samples import Samples, SiteData
 from medpfl.tasks.base import Evaluation, Task
 from medpfl.tasks.classification import Classification
 from medpfl.tasks.multi_label import MultiLabel
+from medpfl.tasks.partly_labelled import PartlyLabelled
+from medpfl.tasks.region_segmentation import RegionSegmentation
 from medpfl.tasks.regression import Regression
 from medpfl.tasks.segmentation import Segmentation
 from medpfl.tasks.survival import Survival
@@ -15,6 +17,8 @@ __all__ = [
     "Classification",
     "Evaluation",
     "MultiLabel",
+    "PartlyLabelled",
+    "RegionSegmentation",
     "Regression",
     "Samples",
     "Segmentation",

@@ -117,7 +117,7 @@ class Segmentation(Task):
     @property
     def spec(self) -> Spec:
         forms = ("volumes", "images") if len(self.size) == 2 else ("volumes",)
-        return Spec(Target.MASK, forms, self.size, self.spacing, self.multiple, self.intensity, self.patches)
+        return Spec(Target.MASK, forms, self.size, self.spacing, self.multiple, self.intensity, patches=self.patches)
 
     def plan(self, hospitals: Sequence[Fingerprint]) -> Planned:
         return make_plan(hospitals, self.size).told()

@@ -187,6 +187,9 @@ class Images(Dataset):
             key = KEYS.get(spec.target, "masks")
             sentence = f"the job's task needs images with '{key}', which the dataset does not declare"
             raise DataError(f"{self._folder / self.files[0]}: {sentence}", public=sentence)
+        if masked and not spec.partly:
+            self._masks().refuse_partly(self.files[0])
+        shown = self._masks().shown() if masked else None
         names = self._names(spec.target)
         budget = Budget(self._storage, self._folder)
         cache = PreparedCases(self._storage, self._folder)
@@ -205,7 +208,7 @@ class Images(Dataset):
             answers = [case.label for case in cases if case.label is not None]
             targets = masks.finish() if masked else tensor_of(answers, spec.target)
             files = [case.name for case in cases]
-            splits[split] = Samples(inputs.finish(), targets, np.arange(len(cases)), files, len(names))
+            splits[split] = Samples(inputs.finish(), targets, np.arange(len(cases)), files, len(names), shown)
         return SiteData(splits, names, ImagesPreparation(channels=self.channels))
 
     def _cached(

@@ -81,7 +81,7 @@ class Volumes(LabelMap, Dataset):
     @classmethod
     def _several(cls, labels: dict[int, str]) -> dict[int, str]:
         if len(labels) == 1:
-            raise ValueError(f"expected at least two values, got {sorted(labels)}")
+            raise ValueError(f"expected at least 2 values, got {sorted(labels)}")
         return labels
 
     @model_validator(mode="after")
@@ -219,6 +219,8 @@ class Volumes(LabelMap, Dataset):
             key = "label" if classified else "labels"
             sentence = f"the job's task needs volumes with '{key}', which the dataset does not declare"
             raise DataError(f"{self._folder / self.datalist}: {sentence}", public=sentence)
+        if not spec.partly and not classified:
+            self.refuse_partly(self.datalist)
         budget = Budget(self._storage, self._folder)
         cache = PreparedCases(self._storage, self._folder)
         splits: dict[str, Samples] = {}
@@ -251,9 +253,9 @@ class Volumes(LabelMap, Dataset):
                     inputs.append(image.permute(3, 0, 1, 2))
                     targets.append(label.permute(2, 0, 1))
             case_of = np.repeat(np.arange(len(cases)), depth)
-            splits[split] = Samples(
-                inputs.finish(), targets.finish(), case_of, [case.name for case in cases], len(names)
-            )
+            names_of = [case.name for case in cases]
+            shown = None if classified else self.shown()
+            splits[split] = Samples(inputs.finish(), targets.finish(), case_of, names_of, len(names), shown)
         return SiteData(splits, names, VolumesPreparation.of(spec))
 
     def _fitted(self, spec: Spec, cases: Sequence[VolumeCase], cache: PreparedCases) -> Spec:

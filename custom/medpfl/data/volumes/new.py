@@ -17,6 +17,7 @@ from medpfl.core.errors import DataError
 from medpfl.data.declared import Strict
 from medpfl.data.intensity import Fixed
 from medpfl.data.preparation import NewCase, Preparation, Row, Spec
+from medpfl.data.readout import ByClass, Readout
 from medpfl.data.target import Target
 from medpfl.data.volumes.prepare import prepare, read_image, resized
 
@@ -166,6 +167,7 @@ class NewVolume:
     _affine: NDArray[np.float64]
     _shape: tuple[int, ...]
     _grid: NDArray[np.float64]
+    _readout: Readout = ByClass()  # noqa: RUF009 (it is frozen)
 
     def save(self, outputs: Tensor, folder: Path, class_names: list[str], probabilities: bool) -> Row:
         """Write ``<name>.nii.gz``: the class of every voxel of the input, in its geometry.
@@ -180,7 +182,7 @@ class NewVolume:
         from monai.data import MetaTensor
         from monai.transforms import SpatialResample
 
-        shares = outputs.float().softmax(dim=1)
+        shares = self._readout.shares(outputs)
         shares = shares[0] if shares.ndim == 5 else shares.permute(1, 2, 3, 0).contiguous()
         back = SpatialResample(mode="bilinear", padding_mode="zeros")(
             MetaTensor(shares, affine=torch.from_numpy(self._grid)),
@@ -188,11 +190,12 @@ class NewVolume:
             spatial_size=self._shape,
         )
         values = back.as_tensor().numpy()
-        classes = values.argmax(axis=0).astype(np.uint8)  # outside the grid all are 0, so the background wins
+        classes = self._readout.classes(values)  # outside the grid all are 0, so the background wins
         file = folder / f"{self.name}.nii.gz"
         _save(file, classes, self._affine, self._source)
         if probabilities:
-            values[0] += 1 - values.sum(axis=0)
+            if self._readout.exclusive:
+                values[0] += 1 - values.sum(axis=0)
             _save(folder / f"{self.name}_probabilities.nii.gz", np.moveaxis(values, 0, -1), self._affine, self._source)
         millilitres = float(abs(np.linalg.det(self._affine[:3, :3]))) / 1000
         counts = np.bincount(classes.ravel(), minlength=len(class_names))
@@ -215,7 +218,7 @@ def read_new_volumes(path: Path, spec: Spec) -> Iterator[NewVolume]:
         else:
             whole = whole if spec.whole else _padded(whole, spec)
             inputs = whole.as_tensor().permute(3, 0, 1, 2).contiguous()
-        yield NewVolume(name, inputs, files[0], affine, image.shape[1:], whole.affine.double().numpy())
+        yield NewVolume(name, inputs, files[0], affine, image.shape[1:], whole.affine.double().numpy(), spec.readout)
 
 
 def _padded(whole: Any, spec: Spec) -> Any:
