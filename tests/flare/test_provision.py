@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kits from FLARE's own provisioning: root certificate kept, private for their owner, storage off /tmp."""
 
+import importlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -176,12 +175,20 @@ def test_what_is_no_kit(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_says_who_gets_what(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "poc" / "provision_kits.py"), "-o", str(tmp_path)]
-    said = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)]
+def test_the_command_says_who_gets_what(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "poc"))
+    command = importlib.import_module("provision_kits")
+
+    def made(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["provision", "-o", str(tmp_path), *arguments])
+        return (command.main(), *capfd.readouterr())
+
+    said = [made()[1], made()[1]]
     assert "Root certificate (new)" in said[0] and "prod_00" in said[0]
     assert "the same as before: kits handed out earlier stay valid" in said[1] and "prod_01" in said[1]
     for words in ("hospital-d", "lead@hospital-a.example.org", "gpg --symmetric", "preflight check", ": passed"):
         assert words in said[0], words
-    done = subprocess.run([*command, "--project", str(tmp_path / "no")], capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and done.stderr.startswith("poc/provision: cannot read the project file")
+    code, _, error = made("--project", str(tmp_path / "no"))
+    assert code == 1 and error.startswith("poc/provision: cannot read the project file")

@@ -89,8 +89,12 @@ def trained(architecture: Architecture, axes: int) -> None:
     assert build(spec_of(architecture), Architecture, "here") == architecture
 
 
-@pytest.mark.parametrize("axes", [2, 3])
-@pytest.mark.parametrize("architecture", [*MASKS, *CLASSES], ids=str)
+@pytest.mark.parametrize("axes", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "architecture",
+    [pytest.param(one, marks=[pytest.mark.slow] * isinstance(one, UNETR | BasicUNet)) for one in [*MASKS, *CLASSES]],
+    ids=str,
+)
 def test_it_trains_with_every_norm(architecture: Architecture, axes: int) -> None:
     norms = get_args(Norm) if hasattr(architecture, "norm") else ()
     for norm in norms:

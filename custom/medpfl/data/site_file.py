@@ -21,6 +21,7 @@ datasets:
     public: true                      # methods may exchange what networks say of every image
 checkpoints:
   public_lenet: lenet.safetensors     # made by ``medpfl pretrain``
+keys: hospitals.key                   # of ``medpfl keys make``, for jobs that encrypt models
 networks:                             # of this hospital's choice, for jobs that leave the network to hospitals
   organ: {path: medpfl.models.unet.UNet, args: {channels: [16, 32, 64]}}
 """
@@ -55,7 +56,8 @@ Kind = TypeVar("Kind", bound=Dataset)
 
 class SiteFile(Strict):
     """A hospital's declaration of its datasets, of model files (``checkpoints``) that jobs may use by name, and of the
-    network it wants for a dataset (``networks``), where a job leaves that to hospitals; and its ``policy`` for jobs."""
+    network it wants for a dataset (``networks``), where a job leaves that to hospitals; the file of the hospitals'
+    common key (``keys``); and its ``policy`` for jobs."""
 
     site: str | None = None
     storage: StorageRule = StorageRule()
@@ -63,6 +65,7 @@ class SiteFile(Strict):
     datasets: dict[str, InstanceOf[Dataset]] = Field(min_length=1)
     checkpoints: dict[str, str] = Field(default={})
     networks: dict[str, dict[str, Any]] = Field(default={})
+    keys: str | None = None
     _path: Path = PrivateAttr(default=Path())
 
     def dataset(self, name: str, *kinds: type[Kind]) -> Kind:
@@ -155,6 +158,19 @@ class SiteFile(Strict):
                 public=f"checkpoint '{name}' is a model of several networks",
             )
         return {key.partition(".")[2]: tensor for key, tensor in tensors.items()}
+
+    def key_file(self) -> Path:
+        """The file of the key that all hospitals share.
+
+        Raises:
+            SiteFileError: none is named.
+        """
+        if self.keys is None:
+            raise SiteFileError(
+                f"{self._path}: the job encrypts models, and 'keys' names no file of 'medpfl keys make'",
+                public="the job encrypts models, and this hospital's site file names no key ('keys')",
+            )
+        return self._path.parent / self.keys
 
     def network(self, dataset: str) -> dict[str, Any]:
         """The configuration of the network that the hospital wants for a dataset.

@@ -10,6 +10,7 @@ from medpfl.job.codecs import Codecs
 from medpfl.job.settings import EvaluationSettings, Settings
 from medpfl.job.slots import mixers_of
 from medpfl.methods.base import Method
+from medpfl.privacy.linear import check_encryptable
 from medpfl.results.callbacks import Callback
 from medpfl.tasks.base import Task
 
@@ -26,8 +27,9 @@ class Job:
         mixers: slot to the component that mixes it, for every slot, the references' first.
 
     Raises:
-        ConfigError: there is no such reference or slot, or a slot has no component (``mixers_of``); or there are start
-            weights for a network that is only planned when the job starts.
+        ConfigError: there is no such reference or slot, a slot has no component (``mixers_of``), the job encrypts what
+            the server must see (``check_encryptable``), or there are start weights for a network that is only planned
+            when the job starts.
     """
 
     name: str
@@ -48,6 +50,8 @@ class Job:
                 "take the network that 'medpfl plan' writes"
             )
         object.__setattr__(self, "mixers", mixers_of(self.method, self.settings.references, self.components))
+        if self.settings.encryption is not None:
+            check_encryptable(self.mixers, self.settings.clip_updates is not None, self.codecs is not None)
 
 
 @dataclass(frozen=True)

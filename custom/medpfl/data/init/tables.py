@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from medpfl.core.errors import DataError
-from medpfl.data.cells import check_parquet
+from medpfl.data.cells import bounded_pieces, check_parquet, opened_parquet
 from medpfl.data.init.answers import Answers, Entry, Value, as_value
 from medpfl.data.init.like import own_codes, own_columns
 
@@ -117,6 +117,9 @@ def read(file: Path) -> tuple[pd.DataFrame, bool, str | None]:
 
         try:
             check_parquet(file, parquet.read_metadata(file))
+            with file.open("rb") as opened, opened_parquet(opened) as table:
+                for _ in bounded_pieces(file, table, table.schema_arrow.names):
+                    pass  # however long its texts are when they are written out, they are not yet
             frame = pd.read_parquet(file)
         except (OSError, ValueError) as error:
             raise DataError(f"{file}: cannot be read as a Parquet table: {error}") from error

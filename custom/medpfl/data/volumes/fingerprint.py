@@ -32,14 +32,17 @@ def fingerprint(volumes: "Volumes") -> Fingerprint:
         channels.add(len(image))
     if len(channels) != 1:
         raise DataError(f"{volumes.datalist}: expected images of one number of channels, got {sorted(channels)}")
-    return Fingerprint(
-        cases=len(shapes),
-        channels=channels.pop(),
-        classes=len(volumes.class_names()),
-        spacing=_three(np.median(spacings, axis=0)),
-        fine=_three(np.percentile(spacings, 10, axis=0)),
-        shape=_three(np.median(shapes, axis=0)),
-    )
+    try:
+        return Fingerprint(
+            cases=len(shapes),
+            channels=channels.pop(),
+            classes=len(volumes.class_names()),
+            spacing=_three(np.median(spacings, axis=0)),
+            fine=_three(np.percentile(spacings, 10, axis=0)),
+            shape=_three(np.median(shapes, axis=0)),
+        )
+    except ValueError as error:  # pydantic's ValidationError
+        raise DataError(f"{volumes.datalist}: no network is planned for volumes of such a size: {error}") from error
 
 
 def _turned(affine: NDArray[np.float64], shape: Sequence[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
