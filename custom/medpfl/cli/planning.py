@@ -25,13 +25,12 @@ def fingerprint(
     """Median shape and spacing of a hospital's training volumes, for 'medpfl plan': six entries, nothing of a case."""
     from medpfl.data.site_file import load_site_file
     from medpfl.data.volumes.declare import Volumes
-    from medpfl.data.volumes.fingerprint import fingerprint as of
     from medpfl.rounds.policy import check_statistic
 
     site = load_site_file(site_file)
     if dataset is None and len(site.datasets) > 1:
         raise SiteFileError(f"{site_file}: it declares {', '.join(sorted(site.datasets))}; name one with --dataset")
-    found = of(site.dataset(dataset or next(iter(site.datasets)), Volumes))
+    found = site.dataset(dataset or next(iter(site.datasets)), Volumes).fingerprint()
     check_statistic(site.policy, found.cases)
     text = found.model_dump_json(indent=2)
     if output is None:

@@ -204,7 +204,10 @@ class Volumes(LabelMap, Dataset):
         return self.translate(str(case.label), label[0])
 
     def fingerprint(self) -> Fingerprint:
-        return fingerprint(self)
+        if not self.labels:
+            sentence = "a network is planned for segmentation; the dataset declares no 'labels'"
+            raise DataError(f"{self.datalist}: {sentence}", public=sentence)
+        return fingerprint(self, self.datalist, len(self.labels))
 
     def load(self, spec: Spec) -> SiteData:
         """All volumes, prepared as in ``prepared``: axial slices with a centred crop or pad of the first two axes to
