@@ -25,8 +25,8 @@ from medpfl.results.line import MetricLine
 from medpfl.results.schema import number
 from medpfl.rounds import policy
 from medpfl.rounds.announcing import fine_tuned_name, plan_of, rebuild_of, versions
-from medpfl.rounds.common import read_common
 from medpfl.rounds.evaluation import GIVEN, evaluate_given
+from medpfl.rounds.held_alike import read_common
 from medpfl.rounds.lock import StateLock
 from medpfl.rounds.messages import Message, Slots, copy_out, digest_of, gather, load, plain_name
 from medpfl.rounds.mixed import MIXED, keep_mixed, load_mixed
