@@ -26,12 +26,13 @@ from medpfl.results.line import MetricLine
 from medpfl.results.schema import number
 from medpfl.rounds import policy
 from medpfl.rounds.announcing import fine_tuned_name, plan_of, rebuild_of, versions
-from medpfl.rounds.common import read_common
 from medpfl.rounds.evaluation import GIVEN, evaluate_given
+from medpfl.rounds.held_alike import read_common
 from medpfl.rounds.lock import StateLock
 from medpfl.rounds.messages import Message, Slots, copy_out, digest_of, gather, load, plain_name
 from medpfl.rounds.mixed import MIXED, keep_mixed, load_mixed
 from medpfl.rounds.networks import Networks
+from medpfl.rounds.planning import as_planned, fingerprint_of
 from medpfl.rounds.private import PRIVATE, restore_private, save_private
 from medpfl.rounds.protocol import (
     EvaluateReply,
@@ -41,6 +42,8 @@ from medpfl.rounds.protocol import (
     InitReply,
     InitRequest,
     OfRun,
+    PlanReply,
+    PlanRequest,
     RefineReply,
     RefineRequest,
     Reply,
@@ -85,7 +88,7 @@ class SiteRunner:
     ):
         self.name, self.root = name, root
         self.method, self.task = method.at(name), task.at(name)
-        self._config = [spec_of(method), spec_of(task)]
+        self._given = method, task
         self._site_file, self._stopped, self._filters = site_file, stopped, filters
         self.device = training_device()
         self._log = logging.getLogger(f"{__name__}.{name}")
@@ -122,6 +125,10 @@ class SiteRunner:
     def _answer(self, message: Message[Request]) -> Message[Reply]:
         header, slots = message.header, message.slots
         match header:
+            case PlanRequest():
+                site_file = self._site_file()
+                policy.check_classes(site_file.policy, [self.method], self.task, self._filters)
+                return Message(PlanReply(fingerprint=fingerprint_of(site_file, self.task)))
             case InitRequest():
                 return self._init(header)
             case StatisticsRequest():
@@ -150,6 +157,9 @@ class SiteRunner:
     def _init(self, header: InitRequest) -> Message[InitReply]:
         site_file = self._site_file()
         self.policy = site_file.policy
+        method, task = as_planned(*self._given, header.planned)
+        self.method, self.task = method.at(self.name), task.at(self.name)
+        self._config = [spec_of(method), spec_of(task)]
         self.methods = [self.method, *riding_along(header.slots, self.method)]
         policy.check_start(self.policy, header)
         policy.check_classes(self.policy, self.methods, self.task, self._filters)
