@@ -62,6 +62,13 @@ class BudgetSpent(PolicyRefused):
     """What a hospital's policy lets its noise cost is spent: it trains no more, and the job goes on without it."""
 
 
+class OutOfMemory(MedPFLError):
+    """A hospital's machine or GPU has too little memory for what a job trains. It names settings, no data."""
+
+    def __init__(self, message: str):
+        super().__init__(message, public=message)
+
+
 class Stopped(MedPFLError):
     """The job was aborted while a hospital was training."""
 
