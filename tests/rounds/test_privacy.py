@@ -11,6 +11,7 @@ from opacus.accountants import RDPAccountant
 
 from medpfl.core.errors import BudgetSpent, ConfigError, MedPFLError, PolicyRefused
 from medpfl.core.mixers import Mean, NetworkProx
+from medpfl.data.policy import Policy
 from medpfl.data.samples import SiteData
 from medpfl.job import Job
 from medpfl.methods.fedavg import FedAvg
@@ -21,7 +22,7 @@ from medpfl.privacy.ledger import FILE, Ledger, read
 from medpfl.privacy.noise import FIXED
 from medpfl.results.files import read_summary
 from medpfl.rounds.messages import Slots, flatten
-from medpfl.rounds.privacy import _check_task
+from medpfl.rounds.privacy import _check_task, refuse_plan
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.survival import Survival
 from small_jobs import small_job, write_table_sites
@@ -113,11 +114,11 @@ def test_a_kill_within_the_training_costs_nothing(
     messages = coordinator.train_messages(1, ["anna"])
 
     def killed(*args: object) -> None:
-        raise MemoryError
+        raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(Ledger, "release", killed)
-        with pytest.raises(MemoryError):
+        with pytest.raises(KeyboardInterrupt):
             exchange(runners, messages)
     runners["anna"].close()
     other, again = pieces(averaged(RECORD), sites, tmp_path)
@@ -253,6 +254,14 @@ def test_batch_norm_statistics_and_own_counts_are_refused(sites: dict[str, Path]
     ):
         with pytest.raises(ConfigError, match="own numbers of cases"):
             begun(RECORD, 2 + number, task=task)
+
+
+def test_a_description_of_the_data_does_not_leave_where_noise_is_asked_for() -> None:
+    with pytest.raises(ConfigError, match="would leave without noise"):
+        refuse_plan(Policy(), FedAvg(privacy=UPDATE))
+    with pytest.raises(PolicyRefused, match="'privacy'"):
+        refuse_plan(Policy(privacy="record"), FedAvg())
+    refuse_plan(Policy(), FedAvg())
 
 
 def test_a_loss_that_compares_cases_is_refused() -> None:

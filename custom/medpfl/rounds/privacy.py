@@ -4,6 +4,7 @@
 import logging
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -23,12 +24,13 @@ from medpfl.privacy.noise import Gaussian, fixed_seed
 from medpfl.rounds.messages import Slots
 from medpfl.rounds.networks import Networks
 from medpfl.rounds.policy import check_privacy
-from medpfl.rounds.protocol import OfRun
+from medpfl.rounds.protocol import OfRun, TrainReply
 from medpfl.tasks.base import Task
 from medpfl.tasks.losses import Loss
 
 SPENT = "this hospital's policy ('most_epsilon') allows at most"
 """How a hospital that trains no more begins its sentence."""
+Noise = RecordNoise | None
 _INSTEAD = "build the network with norm 'group' (or 'instance')"
 
 
@@ -46,11 +48,19 @@ def _unprotected(what: str) -> ConfigError:
     return ConfigError(f"{what} of the hospitals' data, which would leave without noise; this job asks for privacy")
 
 
+def refuse_plan(policy: Policy, method: Method) -> None:
+    """Raises ConfigError or PolicyRefused: the data's description would leave as it is, where noise is asked for."""
+    check_privacy(policy, method.privacy)
+    if method.privacy is not None:
+        raise _unprotected("the server asks for a description")
+
+
 class Guard:
     """What a hospital's messages of one job are given before they leave.
 
     Args:
-        ledger: this hospital's in the job.
+        home: the hospital's folder of the job, in which its account lies.
+        site: the hospital.
         policy: the hospital's.
         methods: the job's, then the references; all of the same privacy.
         rounds: of the job.
@@ -62,8 +72,9 @@ class Guard:
     """
 
     def __init__(
-        self, ledger: Ledger, policy: Policy, methods: Sequence[Method], rounds: int, gradients: Sequence[str]
+        self, home: Path, site: str, policy: Policy, methods: Sequence[Method], rounds: int, gradients: Sequence[str]
     ):
+        ledger = Ledger(home, site)
         self._how: Privacy | None = methods[0].privacy
         self._ledger, self._policy, self._methods = ledger, policy, methods
         self._rounds, self._gradients = rounds, set(gradients)
@@ -113,11 +124,6 @@ class Guard:
         rate = min(1.0, self._methods[0].batch_size / cases)
         return noise_for(how.target_epsilon, how.delta, rate, steps)
 
-    @property
-    def on(self) -> bool:
-        """Whether the job asks for noise."""
-        return self._how is not None
-
     def begin(self) -> None:
         """Before what is to be sent next is made.
 
@@ -130,7 +136,7 @@ class Guard:
 
     def refuse_statistics(self, names: Sequence[str]) -> None:
         """Raises ConfigError: the job asks for noise, and the server for statistics."""
-        if self.on:
+        if self._how is not None:
             raise _unprotected(f"the server asks for the statistics {', '.join(names)}")
 
     def noise(self, method: Method, header: OfRun, step: int = 0) -> RecordNoise | None:
@@ -183,6 +189,10 @@ class Guard:
             f"{self._policy.delta:g} over all jobs, and another round would pass it: the hospital trains no more and "
             "keeps its models"
         )
+
+    def told(self, reply: TrainReply) -> TrainReply:
+        """The reply with what the noise has cost, and without the losses, which may be of single cases."""
+        return reply.model_copy(update={"loss": {}, "privacy": self.spent}) if self._how is not None else reply
 
     @property
     def spent(self) -> Spent | None:

@@ -22,8 +22,6 @@ from medpfl.deployed.evaluate import Origin, evaluate_test, save_deployed
 from medpfl.methods.base import Build, Hospital, Method, Site, Span
 from medpfl.methods.presented import Presented
 from medpfl.methods.references import riding_along
-from medpfl.privacy.ledger import Ledger
-from medpfl.privacy.lots import RecordNoise
 from medpfl.results.line import MetricLine
 from medpfl.results.schema import number
 from medpfl.rounds import policy
@@ -35,7 +33,7 @@ from medpfl.rounds.messages import Message, Slots, copy_out, digest_of, gather, 
 from medpfl.rounds.mixed import MIXED, keep_mixed, load_mixed
 from medpfl.rounds.networks import Networks
 from medpfl.rounds.planning import as_planned, fingerprint_of
-from medpfl.rounds.privacy import Guard
+from medpfl.rounds.privacy import Guard, Noise, refuse_plan
 from medpfl.rounds.private import PRIVATE, restore_private, save_private
 from medpfl.rounds.protocol import (
     EvaluateReply,
@@ -130,6 +128,7 @@ class SiteRunner:
         match header:
             case PlanRequest():
                 site_file = self._site_file()
+                refuse_plan(site_file.policy, self.method)
                 policy.check_classes(site_file.policy, [self.method], self.task, self._filters)
                 return Message(PlanReply(fingerprint=fingerprint_of(site_file, self.task)))
             case InitRequest():
@@ -168,7 +167,7 @@ class SiteRunner:
         policy.check_classes(self.policy, self.methods, self.task, self._filters)
         torch.set_num_threads(header.threads)
         self.home = self.root / plain_name(header.job)
-        self._guard = Guard(Ledger(self.home, self.name), self.policy, self.methods, header.rounds, header.gradients)
+        self._guard = Guard(self.home, self.name, self.policy, self.methods, header.rounds, header.gradients)
         self.roster = header.roster
         self.seed, self.gradients = header.seed, frozenset(header.gradients)
         self._rounds = header.rounds
@@ -243,16 +242,13 @@ class SiteRunner:
             site = self._site(method, current, noise=self._guard.noise(method, header))
             method.local_round(site)
             policy.check_trained(self.policy, site)
-            if not self._guard.on:  # of single cases, perhaps
-                losses[next(iter(method.deploys))] = number(site.last_loss)
+            losses[next(iter(method.deploys))] = number(site.last_loss)
             instead.update(self.networks.sent_instead(site.outbox))
         sent = self._guard.release({**self.networks.gather(), **instead}, slots, header)
         save_private(self._state, current, self.models, self.networks.private(), self._optimizers)
-        seconds, spent = round(time.monotonic() - started, 3), self._guard.spent
-        reply = TrainReply(
-            round=current, metrics=tuple(metrics), loss=losses, notes=tuple(notes), seconds=seconds, privacy=spent
-        )
-        return Message(reply, sent)
+        seconds = round(time.monotonic() - started, 3)
+        reply = TrainReply(round=current, metrics=tuple(metrics), loss=losses, notes=tuple(notes), seconds=seconds)
+        return Message(self._guard.told(reply), sent)
 
     def _statistics(self, header: StatisticsRequest) -> Message[StatisticsReply]:
         """What the server's components want to know of the data here before the round."""
@@ -288,9 +284,7 @@ class SiteRunner:
         metrics = self._look_at_mixed(header.round, header)
         return Message(ValidateReply(metrics=tuple(metrics), notes=tuple(notes)))
 
-    def _site(
-        self, method: Method, round_number: int, span: Span | None = None, noise: RecordNoise | None = None
-    ) -> Site:
+    def _site(self, method: Method, round_number: int, span: Span | None = None, noise: Noise = None) -> Site:
         hospital = Hospital(
             task=self.task,
             data=self.data,
