@@ -45,6 +45,22 @@ def bench_mixing(
     say(mixing.table_of(results))
 
 
+@app.command("encryption")
+def bench_encryption(
+    sites: Annotated[int, typer.Option(help="Number of hospitals.")] = 4,
+    values: Annotated[str, typer.Option(help="Parameters of the networks, separated by commas.")] = "100000,1000000",
+    repeats: Annotated[int, typer.Option(help="Turns; medians are reported.")] = 3,
+    out: OutOption = None,
+) -> None:
+    """Mixing models that the server cannot see: bytes, seconds and exactness, beside mixing them in the clear."""
+    from benchmarks import common, encryption
+
+    facts = common.machine()
+    results = encryption.measure(sites, [int(size) for size in values.split(",")], repeats)
+    common.write_json(out, "encryption", facts, results)
+    say(encryption.table_of(results))
+
+
 @app.command("fuzz")
 def bench_fuzz(
     count: Annotated[int, typer.Option(help="Mutations.")] = 10_000,

@@ -135,6 +135,7 @@ def test_the_number_of_rounds_is_the_servers(
         assert found[-1] == ("anna", 2, pytest.approx(rate))
 
 
+@pytest.mark.slow
 def test_fine_tuning_begins_its_own_schedule(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ PACKAGE = ROOT / "custom" / "medpfl"
 LAYERS = [
     ["core"],
     ["data", "models", "store", "component"],
+    ["privacy"],
     ["augment"],
     ["tasks"],
     ["methods"],
@@ -147,9 +148,9 @@ LIGHT = [  # in this order in one process: each is imported on top of those befo
     ("medpfl.cli", ["nvflare", "monai", "torch", "pandas"]),
     ("medpfl.core.mixers", ["nvflare", "monai", "pydantic", "pandas", "numba", "scipy"]),
     ("medpfl.methods.fedsm", ["nvflare", "monai", "pandas", "sklearn", "numba", "scipy"]),
-    ("medpfl.rounds.simulate", ["nvflare", "monai", "pandas", "sklearn", "numba", "scipy", "nibabel"]),
-    ("medpfl.flare.controller", ["monai", "matplotlib", "pandas", "sklearn", "numba", "scipy", "nibabel"]),
-    ("medpfl.flare.executor", ["monai", "matplotlib", "pandas", "sklearn", "numba", "scipy", "nibabel"]),
+    ("medpfl.rounds.simulate", ["nvflare", "monai", "pandas", "sklearn", "numba", "scipy", "nibabel", "tenseal"]),
+    ("medpfl.flare.controller", ["monai", "matplotlib", "pandas", "sklearn", "numba", "scipy", "nibabel", "tenseal"]),
+    ("medpfl.flare.executor", ["monai", "matplotlib", "pandas", "sklearn", "numba", "scipy", "nibabel", "tenseal"]),
 ]
 
 

@@ -5,6 +5,18 @@ import difflib
 from collections.abc import Iterable
 
 
+def printable(text: str) -> str:
+    """The text itself, if all of it can be printed: no control of a terminal, no further line, no turn of the reading
+    direction. For words that came from elsewhere and are shown to people.
+
+    Raises:
+        ValueError: some of it cannot.
+    """
+    if not text.isprintable():
+        raise ValueError("it holds characters that cannot be printed")
+    return text
+
+
 class MedPFLError(Exception):
     """Base of every error that MedPFL raises on purpose; its text is meant to be read by a user.
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a task wants of cases, how they were prepared for it, and new cases that are prepared alike."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from medpfl.data.declared import Strict
 from medpfl.data.intensity import Intensity, ZScore
 from medpfl.data.readout import ByClass, Readout
 from medpfl.data.target import Target
+from medpfl.data.untrusted import MOST_PREPARED
 
 Row = dict[str, str | float]
 """A row of a table that is written: column to value."""
@@ -50,6 +52,9 @@ class Spec:
         if self.target not in tuple(Target):
             raise ConfigError(f"a task's target must be one of {', '.join(Target)}, got '{self.target}'")
         object.__setattr__(self, "target", Target(self.target))
+        if math.prod(self.size) > MOST_PREPARED:
+            lengths = " x ".join(map(str, self.size))
+            raise ConfigError(f"the task's 'size' of {lengths} has more than {MOST_PREPARED} values, for every input")
 
     def plane(self) -> tuple[int, int]:
         """Height and width.

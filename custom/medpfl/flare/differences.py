@@ -35,6 +35,11 @@ def answer(reply: Message[Reply], received: Message[Request], runner: SiteRunner
         return to_shareable(reply)
     name = name_of(filters[0])
     if isinstance(reply.header, InitReply):  # initial values, equal everywhere: nothing of them was learnt here
+        if reply.header.encryption is not None:
+            raise ConfigError(
+                f"the filter '{name}' acts on differences of weights, and this job's hospitals send ciphertexts, which "
+                "would pass it by: the job cannot run behind that filter"
+            )
         if entry := neither(runner.models, reply.slots):
             raise ConfigError(
                 f"the filter '{name}' acts on differences of weights, and this job's hospitals send '{entry}', which "

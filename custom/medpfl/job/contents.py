@@ -9,6 +9,7 @@ from medpfl.job.codecs import Codecs
 from medpfl.job.settings import EvaluationSettings, Settings
 from medpfl.job.slots import mixers_of
 from medpfl.methods.base import Method
+from medpfl.privacy.linear import check_encryptable
 from medpfl.results.callbacks import Callback
 from medpfl.tasks.base import Task
 
@@ -25,7 +26,8 @@ class Job:
         mixers: slot to the component that mixes it, for every slot, the references' first.
 
     Raises:
-        ConfigError: there is no such reference or slot, or a slot has no component (``mixers_of``).
+        ConfigError: there is no such reference or slot, a slot has no component (``mixers_of``), or the job encrypts
+            what the server must see (``check_encryptable``).
     """
 
     name: str
@@ -41,6 +43,8 @@ class Job:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mixers", mixers_of(self.method, self.settings.references, self.components))
+        if self.settings.encryption is not None:
+            check_encryptable(self.mixers, self.settings.clip_updates is not None, self.codecs is not None)
 
 
 @dataclass(frozen=True)

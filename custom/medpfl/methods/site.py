@@ -76,6 +76,7 @@ class Hospital:
         public: name to inputs, N x ..., of the method's public datasets; the same at every hospital, not on the device.
         kept: what methods ``keep`` of the data in this process.
         presented: the round's augmented batches, which all networks of the round see.
+        least_count: cases behind a share that leaves (of a class, say); fewer are told as part of the most frequent.
     """
 
     task: Task
@@ -91,6 +92,7 @@ class Hospital:
     public: Mapping[str, Tensor] = field(default_factory=dict)
     kept: dict[str, object] = field(default_factory=dict)
     presented: Presented = field(default_factory=Presented)
+    least_count: int = 1
 
 
 class Site:
@@ -109,6 +111,7 @@ class Site:
         self.task, self.data, self.models, self.device = hospital.task, hospital.data, hospital.models, hospital.device
         self.roster, self.name, self.index = hospital.roster, hospital.name, hospital.roster.index(hospital.name)
         self.checkpoints, self.public = hospital.checkpoints, hospital.public
+        self.least_count = hospital.least_count
         self._seed, self._optimizers, self._stopped = hospital.seed, hospital.optimizers, hospital.stopped
         self._kept, self._presented = hospital.kept, hospital.presented
         self._prefix = ""

@@ -26,7 +26,7 @@ from medpfl.rounds import checkpoint, protocol
 from medpfl.rounds.announcing import versions
 from medpfl.rounds.answers import Check, answers, no_tensors
 from medpfl.rounds.best import BestRounds
-from medpfl.rounds.checks import check_statistics, check_update, most_common
+from medpfl.rounds.checks import check_statistics, most_common
 from medpfl.rounds.copies import Copies
 from medpfl.rounds.joining import about, begins_with, join, oddities
 from medpfl.rounds.lock import StateLock
@@ -63,7 +63,7 @@ class Coordinator:
         self.job, self.settings = job, job.settings
         self.terms = terms_of(job)
         self.roster = tuple(sorted(roster))
-        self.copies = Copies(job.mixers, self.roster)
+        self.copies = Copies(job.mixers, self.roster, job.settings.encryption is not None)
         self.results = results
         files = [ResultFiles(results), Report(results)]
         self.record = Record(job.name, self.roster, files, [*job.trackers, *trackers])
@@ -97,6 +97,7 @@ class Coordinator:
             threads=self.settings.threads,
             slots={slot: mixer.travels for slot, mixer in mixers.items()},
             gradients=tuple(slot for slot in self.copies.travelling if mixers[slot].takes == "gradients"),
+            encryption=self.settings.encryption,
         )
 
     def take_init(self, replies: Replies) -> None:
@@ -171,7 +172,7 @@ class Coordinator:
         return list(accepted)
 
     def _check_update(self, site: str, reply: Message[protocol.TrainReply]) -> None:
-        check_update(site, reply.slots, self.expected, self._buffers)
+        self.copies.check(site, reply.slots, self.expected, self._buffers)
 
     def _mix(
         self, round_number: int, slots: list[str], accepted: Mapping[str, Message[protocol.Part]]
@@ -251,7 +252,7 @@ class Coordinator:
             self._asked(protocol.RefineRequest, now.round, step=now.step),
             protocol.RefineReply,
             replies,
-            lambda site, reply: check_update(site, reply.slots, expected, self._buffers),
+            lambda site, reply: self.copies.check(site, reply.slots, expected, self._buffers),
             f"update refused in step {now.step}",
         )
         self._quorum.check(now.round, accepted, "sent a usable update")
@@ -293,7 +294,8 @@ class Coordinator:
                 self.record.metric(line.tested_at(site))
             self._take_notes(site, self.done, message.header.notes)
         said = self._about.model_copy(update={"networks": self.copies.links(), "trained": trained})
-        self.record.finish(said, self.best, write_slots(self.results, self.job.name, self.copies.compact()))
+        readable = {} if self.copies.sealed else self.copies.compact()
+        self.record.finish(said, self.best, write_slots(self.results, self.job.name, readable))
         self._save(finished=True)
 
     def _answers(
@@ -356,7 +358,7 @@ class Coordinator:
 
     def _resume(self) -> bool:
         """Take up an unfinished run of the same job, settings, seed and roster; a finished one starts fresh."""
-        found, told = checkpoint.load(self._state, {s: self.expected[s] for s in self.copies.travelling}, self.roster)
+        found, told = checkpoint.load(self._state, self.copies.entries(self.expected), self.roster)
         if found is not None:
             self.copies.restore(found.stack, found.mixers)
             self.done = found.about.done

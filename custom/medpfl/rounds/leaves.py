@@ -64,6 +64,8 @@ def _tensors(job: Job, hospitals: int) -> dict[str, list[Leaving]]:
         )
     codec = job.codecs.from_site if job.codecs else None
     encoded = f", encoded ({type(codec).__name__})" if codec else ""
+    if job.settings.encryption:
+        encoded = ", encrypted: only hospitals can read it; whole numbers (counts of steps) are not"
 
     def of_slots(task: str, slots: list[str]) -> list[Leaving]:
         made = {slot: "gradients" if job.mixers[slot].takes == "gradients" else learnt for slot in slots}

@@ -23,7 +23,7 @@ from medpfl.job import Job
 from medpfl.methods.base import Build, Hospital, Method, Site, Span
 from medpfl.methods.references import like
 from medpfl.results.schema import Typed
-from medpfl.rounds.common import common_start
+from medpfl.rounds.held_alike import common_start
 
 POOLED = "pooled"
 

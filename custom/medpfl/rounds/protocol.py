@@ -9,9 +9,9 @@ asked: see ``rounds.answers``.
 import json
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, StringConstraints
 
-from medpfl.core.errors import ProtocolError
+from medpfl.core.errors import ProtocolError, printable
 from medpfl.deployed.model_file import Recipe
 from medpfl.results.line import MOST_METRICS, MetricLine, Name, Round, Value
 from medpfl.results.schema import BestRound, Rebuild
@@ -23,13 +23,15 @@ LONGEST = 16 * 2**20
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Positive = Annotated[int, Field(ge=1, lt=2**53)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-Text = Annotated[str, StringConstraints(max_length=1000, pattern=r"^[^\x00-\x1f\x7f]*$")]
+Text = Annotated[str, StringConstraints(max_length=1000), AfterValidator(printable)]
 Names = Annotated[tuple[Name, ...], Field(max_length=10_000)]
 Notes = Annotated[tuple[Text, ...], Field(max_length=100)]
 Lines = Annotated[tuple[MetricLine, ...], Field(max_length=100)]
 Measures = Annotated[dict[Name, Measure], Field(max_length=MOST_METRICS)]
 Losses = Annotated[dict[Name, Value | None], Field(max_length=100)]
-Versions = Annotated[dict[Name, Annotated[str, StringConstraints(max_length=100)]], Field(max_length=20)]
+Versions = Annotated[
+    dict[Name, Annotated[str, StringConstraints(max_length=100), AfterValidator(printable)]], Field(max_length=20)
+]
 Component = dict[str, JsonValue]
 """A component's configuration: its class and arguments."""
 
@@ -79,6 +81,7 @@ class InitRequest(Part):
         slots: slot to whether it travels.
         gradients: slots whose component takes gradients instead of models.
         codec: of what goes to the hospital; a codec's end adds it.
+        encryption: how the hospitals encrypt what they send; None: they do not.
     """
 
     task: Literal["init"] = "init"
@@ -91,6 +94,7 @@ class InitRequest(Part):
     slots: dict[Name, bool]
     gradients: Names
     codec: Component | None = None
+    encryption: Literal["ckks"] | None = None
 
 
 class OfRun(Part):
@@ -209,6 +213,7 @@ class InitReply(Part):
         plan: what the method will tell and ask for.
         codecs: the codecs by direction; a codec's end adds them.
         adapts: whether one of them goes by the job's progress; a codec's end adds it.
+        encryption: fingerprint of the key with which this hospital encrypts; None: it does not.
     """
 
     task: Literal["init"] = "init"
@@ -225,6 +230,7 @@ class InitReply(Part):
     plan: Plan
     codecs: dict[Literal["to_site", "from_site"], Component | None] | None = None
     adapts: bool = False
+    encryption: Name | None = None
 
 
 class StatisticsReply(Part):

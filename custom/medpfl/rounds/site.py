@@ -25,8 +25,8 @@ from medpfl.results.line import MetricLine
 from medpfl.results.schema import number
 from medpfl.rounds import policy
 from medpfl.rounds.announcing import fine_tuned_name, plan_of, rebuild_of, versions
-from medpfl.rounds.common import read_common
 from medpfl.rounds.evaluation import GIVEN, evaluate_given
+from medpfl.rounds.held_alike import read_common
 from medpfl.rounds.lock import StateLock
 from medpfl.rounds.messages import Message, Slots, copy_out, digest_of, gather, load, plain_name
 from medpfl.rounds.mixed import MIXED, keep_mixed, load_mixed
@@ -54,6 +54,7 @@ from medpfl.rounds.protocol import (
 )
 from medpfl.rounds.refining import take_shown
 from medpfl.rounds.scoring import Scoring, line_of
+from medpfl.rounds.sealing import Seal, seal_of
 from medpfl.tasks.base import Task
 
 Choice = Literal["best", "last"]
@@ -92,6 +93,7 @@ class SiteRunner:
         self._run: str | None = None
         self._lock = StateLock()
         self._ready = False
+        self._seal: Seal | None = None
 
     @property
     def models(self) -> nn.ModuleDict:
@@ -103,13 +105,19 @@ class SiteRunner:
 
         Raises:
             ProtocolError: it is of a run, and comes before the first.
+            CodecError: the job encrypts, and it cannot be decrypted, or the answer not encrypted.
         """
-        header, slots = message.header, message.slots
+        header = message.header
         if isinstance(header, OfRun) and not self._ready:
             raise ProtocolError(f"{self.name} is asked for a part of a run before it was asked to get ready")
         if isinstance(header, OfRun):
             policy.check_round(self.policy, header)
             self._rounds = header.rounds
+        reply = self._answer(self._seal.open(message) if self._seal else message)
+        return self._seal.close(reply) if self._seal else reply
+
+    def _answer(self, message: Message[Request]) -> Message[Reply]:
+        header, slots = message.header, message.slots
         match header:
             case InitRequest():
                 return self._init(header)
@@ -159,6 +167,8 @@ class SiteRunner:
         common = self.common.marks()
         self._served = header.slots
         self._build()
+        start = self.networks.gather()
+        self._seal = seal_of(header, site_file, self.name, start, self.networks.untrained(), self.roster)
         self._ready = True
         self._log.info(self.networks.describe())
         reply = InitReply(
@@ -173,8 +183,9 @@ class SiteRunner:
             classes=tuple(self.data.class_names),
             versions=versions(),
             plan=plan_of(self.method, self.methods, header.rounds),
+            encryption=self._seal.fingerprint if self._seal else None,
         )
-        return Message(reply, self.networks.gather())
+        return Message(reply, start)
 
     def _build(self) -> None:
         """All networks with the job's initial weights."""
@@ -267,6 +278,7 @@ class SiteRunner:
             public=self.common.public,
             kept=self._kept,
             presented=self._presented,
+            least_count=self.policy.least_count,
         )
         return Site(hospital, method, round_number, span or Span(1, self._rounds))
 

@@ -2,19 +2,22 @@
 """What a hospital's volumes are like, in a few numbers from which a network can be planned."""
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Self
 
 import nibabel as nib
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, model_validator
 
 from medpfl.core.errors import DataError
 from medpfl.data.declared import Problems, Strict
 from medpfl.data.volumes.declare import Volumes
 from medpfl.data.volumes.prepare import read_image
 
-Length = Annotated[PositiveFloat, Field(allow_inf_nan=False)]
+Spacing = Annotated[float, Field(ge=0.01, le=100)]
+Voxels = Annotated[float, Field(ge=1, le=2**16)]
+_LONGEST = 10_000.0
+"""Millimetres of a volume's longest edge. Another hospital's file may say anything, and a plan takes time by it."""
 
 
 class Fingerprint(Strict):
@@ -29,12 +32,19 @@ class Fingerprint(Strict):
         shape: median number of voxels.
     """
 
-    cases: PositiveInt
-    channels: PositiveInt
-    classes: Annotated[int, Field(ge=2)]
-    spacing: tuple[Length, Length, Length]
-    fine: tuple[Length, Length, Length]
-    shape: tuple[Length, Length, Length]
+    cases: Annotated[int, Field(ge=1, le=1_000_000)]
+    channels: Annotated[int, Field(ge=1, le=1000)]
+    classes: Annotated[int, Field(ge=2, le=256)]
+    spacing: tuple[Spacing, Spacing, Spacing]
+    fine: tuple[Spacing, Spacing, Spacing]
+    shape: tuple[Voxels, Voxels, Voxels]
+
+    @model_validator(mode="after")
+    def _is_of_a_patient(self) -> Self:
+        edge = max(voxels * length for voxels, length in zip(self.shape, self.spacing, strict=True))
+        if edge > _LONGEST:
+            raise ValueError(f"volumes of {edge:.0f} mm; at most {_LONGEST:.0f} mm are planned for")
+        return self
 
 
 def fingerprint(volumes: Volumes) -> Fingerprint:
@@ -52,14 +62,17 @@ def fingerprint(volumes: Volumes) -> Fingerprint:
         channels.add(len(image))
     if len(channels) != 1:
         raise DataError(f"{volumes.datalist}: expected images of one number of channels, got {sorted(channels)}")
-    return Fingerprint(
-        cases=len(shapes),
-        channels=channels.pop(),
-        classes=len(volumes.class_names()),
-        spacing=_three(np.median(spacings, axis=0)),
-        fine=_three(np.percentile(spacings, 10, axis=0)),
-        shape=_three(np.median(shapes, axis=0)),
-    )
+    try:
+        return Fingerprint(
+            cases=len(shapes),
+            channels=channels.pop(),
+            classes=len(volumes.class_names()),
+            spacing=_three(np.median(spacings, axis=0)),
+            fine=_three(np.percentile(spacings, 10, axis=0)),
+            shape=_three(np.median(shapes, axis=0)),
+        )
+    except ValueError as error:  # pydantic's ValidationError
+        raise DataError(f"{volumes.datalist}: no network is planned for volumes of such a size: {error}") from error
 
 
 def _turned(affine: NDArray[np.float64], shape: Sequence[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

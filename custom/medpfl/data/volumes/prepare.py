@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Volumes from files (NIfTI, DICOM, NRRD, MetaImage) to the task's grid: orientation, spacing, size, intensities."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from medpfl.core.errors import DataError
 from medpfl.data.intensity import Intensity, ZScore
-from medpfl.data.untrusted import check_values
+from medpfl.data.untrusted import MOST_PREPARED, MOST_VALUES, check_values
 from medpfl.data.volumes.dicom import check_series, check_size
 from medpfl.data.volumes.itk import is_itk, read_itk
 
@@ -58,6 +59,10 @@ def read_image(*files: Path, finite: bool = True) -> tuple[NDArray[np.float32], 
     return np.concatenate([array for array, _ in parts]), parts[0][1]
 
 
+_FINER = 8
+"""So many times the voxels of a case may a job always ask for."""
+
+
 def _read(file: Path) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
     """A NIfTI file or DICOM series by MONAI's readers, channels first, and its affine."""
     from monai.data import MetaTensor, NibabelReader, PydicomReader
@@ -84,6 +89,7 @@ def prepare(
     from monai.transforms import Spacing
 
     turned = _oriented(MetaTensor(torch.from_numpy(image), affine=torch.from_numpy(affine)))
+    _check_spacing(turned, spacing)
     prepared: Tensor = _cropped(intensity(Spacing(pixdim=spacing, mode="bilinear")(turned)), size)
     return prepared
 
@@ -99,9 +105,19 @@ def prepare_label(
     from monai.transforms import Spacing
 
     turned = _oriented(MetaTensor(torch.from_numpy(label)[None].float(), affine=torch.from_numpy(affine)))
+    _check_spacing(turned, spacing)
     cropped: Any = _cropped(Spacing(pixdim=spacing, mode="nearest")(turned), size)
     values: Tensor = cropped.as_tensor()[0].to(torch.uint8)
     return values
+
+
+def _check_spacing(image: Any, spacing: tuple[float, float, float]) -> None:
+    """Refuse a job's voxel size that makes far more voxels of a volume than fit into memory, before they are made."""
+    lengths = [length * float(voxel) for length, voxel in zip(image.shape[1:], image.pixdim, strict=True)]
+    most = min(MOST_VALUES, max(MOST_PREPARED, _FINER * math.prod(image.shape[1:])))
+    if math.prod(length / step for length, step in zip(lengths, spacing, strict=True)) > most:
+        told = f"the task's spacing of {' x '.join(map(str, spacing))} mm makes more than {most} voxels of a case"
+        raise DataError(f"{told}, which is of {' x '.join(f'{length:.0f}' for length in lengths)} mm", public=told)
 
 
 def _oriented(image: Any) -> Any:
