@@ -76,9 +76,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
             read_image(tmp_path / name)
 
     meta = b"ObjectType = Image\nNDims = 3\nDimSize = %s\nElementType = MET_SHORT\nElementDataFile = %s\n"
-    refused(
-        "far.mhd", meta % (b"2 2 2", b"/etc/hostname"), "in one file beside it, got '/etc/hostname'"
-    )
+    refused("far.mhd", meta % (b"2 2 2", b"/etc/hostname"), "in one file beside it, got '/etc/hostname'")
     refused("up.mhd", meta % (b"2 2 2", b"../up.raw"), r"in one file beside it, got '\.\./up\.raw'")
     refused("many.mhd", meta % (b"2 2 2", b"LIST"), "in one file beside it, got 'LIST'")
     refused("large.mha", meta % (b"4096 4096 4096", b"LOCAL"), "holds 4096 x 4096 x 4096 x 1 values; at most")
