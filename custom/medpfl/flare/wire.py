@@ -122,7 +122,7 @@ def _joined(dxo: DXO, sent: Slots, gradients: Collection[str]) -> Message[Reply]
         raise ProtocolError("the message has no readable content (its parts)")
     differences, whole = (_tensors(parts[name].data) for name in (_DIFFERENCES, _WHOLE))
     names = dxo.meta.get(_SLOTS)
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+    if not isinstance(names, list) or not all(isinstance(name, str) and name.isprintable() for name in names):
         raise ProtocolError("the message does not say which slots it answers with")
     read = parse(Answered, dxo.meta.get(_HEADER))
     if read.coded:
