@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from medpfl.core.devices import training_device
 from medpfl.core.errors import DataError, MedPFLError
 from medpfl.data.meaning import other_inputs
 from medpfl.data.preparation import NewCase, Row
@@ -130,7 +131,7 @@ def _predict_case(model: Deployed, case: NewCase, folder: Path, probabilities: b
         what = f"{expected[0]} channels" if case.save else f"shape {list(expected)}"
         found = f"{got[0]} channels" if case.save else f"shape {list(got)}"
         raise DataError(f"{case.name}: the model takes inputs of {what}, got {found}")
-    device = _device()
+    device = training_device()
     model.networks.to(device)
     served = model.method.serve(model.name, model.networks, case.inputs, expected, device)
     told = served.told
@@ -156,10 +157,6 @@ def _run(network: Callable[[Tensor], Tensor], inputs: Tensor, window: int | None
         found: Any = sliding_window_inference(inputs, size, 1, network, overlap=0.25, mode="gaussian")
         outputs: Tensor = found.float()
         return outputs
-
-
-def _device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _note(model: Deployed) -> str:
@@ -235,5 +232,5 @@ def _decisions(model: Deployed, data: SiteData, split: str) -> Tensor:
         raise DataError(differs)
     if not len(data.splits[split]):
         raise DataError(f"the {split} split is empty")
-    device = _device()
+    device = training_device()
     return decide(model.method, model.name, model.networks.to(device), model.task, data.splits[split], device)

@@ -12,6 +12,7 @@ from torch import nn
 
 from medpfl import store
 from medpfl.component import spec_of
+from medpfl.core.devices import memory_errors, training_device
 from medpfl.core.errors import ConfigError, ProtocolError
 from medpfl.core.seeding import seed_torch
 from medpfl.core.tied import own_state
@@ -89,7 +90,7 @@ class SiteRunner:
         self.method, self.task = method.at(name), task.at(name)
         self._given = method, task
         self._site_file, self._stopped, self._filters = site_file, stopped, filters
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.device = training_device()
         self._log = logging.getLogger(f"{__name__}.{name}")
         self.data: SiteData
         self.networks: Networks
@@ -109,6 +110,7 @@ class SiteRunner:
         Raises:
             ProtocolError: it is of a run, and comes before the first.
             CodecError: the job encrypts, and it cannot be decrypted, or the answer not encrypted.
+            OutOfMemory: the machine or its GPU has too little memory for it.
         """
         header = message.header
         if isinstance(header, OfRun) and not self._ready:
@@ -116,7 +118,8 @@ class SiteRunner:
         if isinstance(header, OfRun):
             policy.check_round(self.policy, header)
             self._rounds = header.rounds
-        reply = self._answer(self._seal.open(message) if self._seal else message)
+        with memory_errors(f"take a smaller batch_size (now {self.method.batch_size}) or smaller images or patches"):
+            reply = self._answer(self._seal.open(message) if self._seal else message)
         return self._seal.close(reply) if self._seal else reply
 
     def _answer(self, message: Message[Request]) -> Message[Reply]:
