@@ -160,7 +160,8 @@ class Arrays(Classes, Dataset):
                     inputs.append(prepare(images, spec.size, ranges))
             targets = torch.tensor([case.label for case in cases])
             names = [case.name for case in cases]
-            splits[split] = Samples(inputs.finish(), targets, np.arange(len(cases)), names, len(self.classes))
+            owners = [case.group for case in cases]
+            splits[split] = Samples(inputs.finish(), targets, np.arange(len(cases)), names, len(self.classes), owners)
         made = ArraysPreparation(
             inputs=self.inputs, layout=self.layout, dtype=dtype.name, mean=ranges["mean"], scale=ranges["scale"]
         )

@@ -183,7 +183,8 @@ class Images(Dataset):
             labels = torch.tensor([case.label for case in cases])
             targets = masks.finish() if masked else labels
             files = [case.name for case in cases]
-            splits[split] = Samples(inputs.finish(), targets, np.arange(len(cases)), files, len(names))
+            owners = [case.group for case in cases]
+            splits[split] = Samples(inputs.finish(), targets, np.arange(len(cases)), files, len(names), owners)
         return SiteData(splits, names, ImagesPreparation(channels=self.channels))
 
     def _cached(

@@ -157,6 +157,7 @@ def _samples(data: TableData, rows: list[int]) -> Samples:
         np.arange(len(rows)),
         [data.rows[index] for index in rows],
         len(data.class_names),
+        [data.groups[index] for index in rows],
     )
 
 

@@ -146,7 +146,8 @@ class Volumes(LabelMap, Dataset):
                 depth.append(1 if whole else label.shape[2])
             names = [case.name for case in cases]
             case_of = np.repeat(np.arange(len(cases)), depth)
-            splits[split] = Samples(inputs.finish(), targets.finish(), case_of, names, len(self.labels))
+            owners = [case.group for case in cases]
+            splits[split] = Samples(inputs.finish(), targets.finish(), case_of, names, len(self.labels), owners)
         return SiteData(splits, self.names(), VolumesPreparation())
 
     def prepared(self, case: VolumeCase, spec: Spec) -> tuple[Tensor, Tensor]:
