@@ -84,4 +84,5 @@ def _cross_fitted(
     fold = np.random.default_rng(derive_seed(*seed, "folds")).permutation(patients) % folds
     others = (fold != np.arange(folds)[:, None]).astype(np.int64)
     ranks = np.array([[measure.rank(score) for score in sheets[name].scores(others)] for name in names])
-    return ranks.argmin(axis=0)[fold]
+    chosen: NDArray[np.int64] = ranks.argmin(axis=0)[fold]
+    return chosen

@@ -3,30 +3,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import JsonValue
 from torch import Tensor, nn
 
 from medpfl.component import build
-from medpfl.core.checked import Checked
 from medpfl.core.errors import ConfigError
 from medpfl.data.target import Target
 from medpfl.methods.base import Build, Method, Site
 from medpfl.tasks.together import together
-
-
-@dataclass(frozen=True)
-class Member(Checked):
-    """One of the models: the ``method`` that trained it, and its own name of the ``model``."""
-
-    method: Method
-    model: str
-
-    def __post_init__(self) -> None:
-        if self.model not in self.method.deploys:
-            known = ", ".join(self.method.deploys)
-            raise ConfigError(f"{type(self.method).__name__} deploys no model '{self.model}'; it deploys: {known}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,33 +20,39 @@ class Averaged(Method):
     """It is not trained: it is put together from models that were.
 
     Args:
-        members: the models, at least two; their networks are called "m<place>_<network>".
+        members: of each model, at least two, the method that trained it; its networks are called "m<place>_<network>".
+        names: of each model the method's own name of it.
         target: what the answer to a case is, as the models' task says; it decides what is averaged (``together``).
     """
 
-    members: tuple[Member | Mapping[str, JsonValue], ...]
-    target: str
+    members: tuple[Method | Mapping[str, JsonValue], ...]
+    names: tuple[str, ...]
+    target: Literal["class", "mask", "labels", "value"]
 
     deploys: ClassVar = {"average": "m0"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        made = tuple(one if isinstance(one, Member) else build(one, Member, "a member") for one in self.members)
+        made = tuple(one if isinstance(one, Method) else build(one, Method, "a member") for one in self.members)
         object.__setattr__(self, "members", made)
-        if len(made) < 2:
-            raise ConfigError(f"Averaged takes at least 2 models, got {len(made)}")
-        if self.target not in tuple(Target):
-            raise ConfigError(f"Averaged's target must be one of {', '.join(Target)}, got '{self.target}'")
+        if len(made) < 2 or len(made) != len(self.names):
+            raise ConfigError(
+                f"Averaged takes at least 2 models and their names, got {len(made)} and {len(self.names)}"
+            )
+        for method, name in zip(made, self.names, strict=True):
+            if name not in method.deploys:
+                known = ", ".join(method.deploys)
+                raise ConfigError(f"{type(method).__name__} deploys no model '{name}'; it deploys: {known}")
 
     @property
-    def _made(self) -> list[Member]:
-        return [one for one in self.members if isinstance(one, Member)]
+    def _methods(self) -> list[Method]:
+        return [one for one in self.members if isinstance(one, Method)]
 
     def models(self, build: Build) -> dict[str, nn.Module]:
         return {
             f"m{place}_{name}": network
-            for place, member in enumerate(self._made)
-            for name, network in member.method.models(build).items()
+            for place, method in enumerate(self._methods)
+            for name, network in method.models(build).items()
         }
 
     def local_round(self, site: Site) -> None:
@@ -68,10 +60,10 @@ class Averaged(Method):
 
     def predict(self, name: str, models: nn.ModuleDict, inputs: Tensor) -> Tensor:
         found = []
-        for place, member in enumerate(self._made):
+        for place, (method, own) in enumerate(zip(self._methods, self.names, strict=True)):
             prefix = f"m{place}_"
             mine = {key.removeprefix(prefix): models[key] for key in models.keys() if key.startswith(prefix)}  # noqa: SIM118
-            found.append(member.method.predict(member.model, nn.ModuleDict(mine), inputs))
+            found.append(method.predict(own, nn.ModuleDict(mine), inputs))
         return together(found, Target(self.target))
 
 
@@ -83,7 +75,11 @@ def averaged(
     Args:
         members: deployed name to method, the method's own name of the model, and the networks it predicts with.
     """
-    method = Averaged(members=tuple(Member(trained, name) for trained, name, _ in members.values()), target=str(target))
+    method = Averaged(
+        members=tuple(trained for trained, _, _ in members.values()),
+        names=tuple(name for _, name, _ in members.values()),
+        target=target.value,
+    )
     networks = {
         f"m{place}_{key}": network
         for place, (_, _, mine) in enumerate(members.values())

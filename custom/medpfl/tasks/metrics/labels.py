@@ -29,7 +29,8 @@ def _share(counts: NDArray[np.int64], right: NDArray[np.bool_]) -> NDArray[np.fl
 
 
 def _ratio(part: NDArray[np.float64], whole: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.divide(part, whole, out=np.full(len(whole), np.nan), where=whole > 0)
+    found: NDArray[np.float64] = np.divide(part, whole, out=np.full(len(whole), np.nan), where=whole > 0)
+    return found
 
 
 def _mean_of_known(each: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:

@@ -48,7 +48,8 @@ class Sheet:
         each = counts[:, self.patient]
         if isinstance(self.metric, CaseMetric):
             values = self.answers.numpy()
-            return (each * values).sum(axis=1) / each.sum(axis=1)  # no BLAS: the same on any number of threads
+            mean: NDArray[np.float64] = (each * values).sum(axis=1) / each.sum(axis=1)  # as on any number of threads
+            return mean
         return self.metric.of_resamples(self.answers, self.truth, each)
 
     def picked(self, others: Sequence["Sheet"], which: NDArray[np.int64]) -> "Sheet":
