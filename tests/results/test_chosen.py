@@ -58,7 +58,7 @@ def test_the_console_and_the_report_say_what_was_chosen(done: Path) -> None:
     for text in (console.export_text(), " ".join(page.split())):
         assert "Personal 0.62 [0.55, 0.68], gain +0.14 [0.06, 0.21]" in text and "Local 0.62" in text
         assert "Joining paid for 2 of 3 hospitals" in text and "at 1 of them and surely below zero at 0" in text
-        assert "clara: a difference of 0.02 would show on about 64 test patients; it has 8." in text
+        assert "clara: a difference of 0.02 would show on about 66 test patients; it has 8." in text
     assert "Average 0.62" in chosen_texts(summary)["clara"]
     head, lines = interval_table(summary, result_table(summary))
     assert head[1] == "anna (12 test patients)" and {len(line) for line in lines} == {5}
