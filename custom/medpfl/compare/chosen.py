@@ -40,7 +40,7 @@ class Rows:
     def certain(
         self, mine: Sequence[Sheets], pairs: Sequence[Pair], mean: Gain, hospitals: Mapping[str, Gain]
     ) -> tuple[Gain, dict[str, Gain]]:
-        """The gains of some runs over local training with their intervals: the mean of the hospitals' and each one's."""
+        """The gains of some runs over local training with intervals: the mean of the hospitals' and each one's."""
         alone = [self.sheets[self.local][pair] for pair in pairs]
         if self.ratio is not None:
             table = np.array([

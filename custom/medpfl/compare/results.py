@@ -42,7 +42,7 @@ class MetricStat(Stat):
 
 
 class Needed(Typed):
-    """``seeds`` that would show a difference (None: none does, or too many), and so many ``times`` the test patients."""
+    """``seeds`` that would show a difference (None: none do, or too many); so many ``times`` the test patients."""
 
     seeds: int | None
     times: float | None
