@@ -320,8 +320,8 @@ def interval_note(content: Results) -> str:
         how = "from patients and seeds, both drawn anew 1000 times (hierarchical bootstrap)"
     return (
         f"In brackets: 95 % intervals of the gain {how}. Seeds that would show a gain: the fewest with which a paired "
-        "t-test of this mean and deviation has the power, by the noncentral t; patients: n' / n = ((1.96 + 0.84) s / gain)², "
-        "s the gain's standard error. "
+        "t-test of this mean and deviation has the power, by the noncentral t; patients: n' / n = "
+        "((1.96 + 0.84) s / gain)², s the gain's standard error. "
     )
 
 
