@@ -35,7 +35,7 @@ def gain_text(gain: Gain | None) -> str:
     if gain is None:
         return ""
     between = f" [{gain.interval[0]:.3f}, {gain.interval[1]:.3f}]" if gain.interval else ""
-    return f"{gain.mean:+.3f}{between}" + (f" (p {p_text(gain.p)})" if gain.p is not None else "")
+    return f"{gain.mean:+.3f}{between}" + (f" (p {p_text(p)})" if (p := gain.shown_p) is not None else "")
 
 
 def p_text(p: float) -> str:

@@ -70,6 +70,11 @@ class Gain(Typed):
     interval: Interval | None = Field(default=None, exclude_if=lambda found: found is None)
     needed: Needed | None = Field(default=None, exclude_if=lambda found: found is None)
 
+    @property
+    def shown_p(self) -> float | None:
+        """The p, where so many pairs can give one below 0.05, which takes 6; without an interval, whatever it is."""
+        return self.p if self.interval is None or self.pairs >= 6 else None
+
 
 class HospitalRow(Typed):
     """A method's test at one hospital, at the best and at the last round, and its gain over local training there."""

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from medpfl.compare.results import Gain
 
 EXACT_UP_TO = 16
-LEVEL = 0.05
-"""Where no p can be below it, none is told."""
 
 
 def smallest_p(pairs: int) -> float:
@@ -40,7 +38,7 @@ def paired_gain(scores: Sequence[float], reference: Sequence[float]) -> Gain:
     return Gain(
         mean=float(difference.mean()),
         deviation=float(difference.std(ddof=1)) if several else None,
-        p=_p_value(difference) if smallest_p(len(difference)) < LEVEL else None,
+        p=_p_value(difference) if several else None,
         wins=int((difference > 0).sum()),
         losses=int((difference < 0).sum()),
         pairs=len(difference),
