@@ -45,6 +45,22 @@ def bench_mixing(
     say(mixing.table_of(results))
 
 
+@app.command("encryption")
+def bench_encryption(
+    sites: Annotated[int, typer.Option(help="Number of hospitals.")] = 4,
+    values: Annotated[str, typer.Option(help="Parameters of the networks, separated by commas.")] = "100000,1000000",
+    repeats: Annotated[int, typer.Option(help="Turns; medians are reported.")] = 3,
+    out: OutOption = None,
+) -> None:
+    """Mixing models that the server cannot see: bytes, seconds and exactness, beside mixing them in the clear."""
+    from benchmarks import common, encryption
+
+    facts = common.machine()
+    results = encryption.measure(sites, [int(size) for size in values.split(",")], repeats)
+    common.write_json(out, "encryption", facts, results)
+    say(encryption.table_of(results))
+
+
 @app.command("fuzz")
 def bench_fuzz(
     count: Annotated[int, typer.Option(help="Mutations.")] = 10_000,
@@ -154,6 +170,22 @@ def bench_augmenting(
     results = augmenting.measure(repeats)
     common.write_json(out, "augmenting", facts, results)
     say(augmenting.table_of(results))
+
+
+@app.command("gpu")
+def bench_gpu(
+    repeats: Annotated[int, typer.Option(help="Turns; medians are reported.")] = 3,
+    small: Annotated[bool | None, typer.Option(help="Small networks; default: where there is no GPU.")] = None,
+    out: OutOption = None,
+) -> None:
+    """Training on this machine's GPU, or processor, beside a bare loop; the methods' rounds; peak memory."""
+    from benchmarks import common, gpu
+    from medpfl.core.devices import training_device
+
+    facts = common.machine()
+    results = gpu.measure(repeats, training_device().type == "cpu" if small is None else small)
+    common.write_json(out, "gpu", facts, results)
+    say(gpu.table_of(results))
 
 
 @app.command("prox")

@@ -4,6 +4,7 @@
 Nothing large is imported here: the process that deals the tests out to others would wait for it before they start.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -15,8 +16,18 @@ if TYPE_CHECKING:
     from medpfl.job import Job
 
 # A test run says the same every time. To look for new examples: pytest --hypothesis-profile=default
-settings.register_profile("repeatable", derandomize=True, deadline=None)  # compiling and a busy machine take time
+settings.register_profile(
+    "repeatable", max_examples=50, derandomize=True, deadline=None
+)  # compiling and a busy machine take time
 settings.load_profile("repeatable")
+LONG = ("poc", "simulator", "harness", "slow")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest goes first: federations, then the files with the most marked (not quick) tests. Processes
+    take the files in this order, and at the end none is alone with a long one."""
+    long = Counter(item.path for item in items if any(item.get_closest_marker(name) for name in LONG))
+    items.sort(key=lambda item: (item.get_closest_marker("poc") is None, -long[item.path]))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -182,6 +182,7 @@ def test_slots_take_the_methods_components_else_the_mean(tmp_path: Path) -> None
     assert {entry.method.steps for entry in entries.values()} == {5}
 
 
+@pytest.mark.slow
 def test_what_changes_a_result_changes_the_runs_name(tmp_path: Path) -> None:
     def digests(**changes: Any) -> dict[tuple[str, int], str]:
         return {(run.name, run.seed): run.digest for run in plan_of(tmp_path, **changes).runs}

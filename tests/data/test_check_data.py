@@ -230,6 +230,7 @@ def test_the_command_and_its_page(tmp_path: Path, make_job: Callable[..., Job]) 
     assert not [path for path in page.parent.iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.slow
 def test_a_folder_with_a_site_name(tmp_path: Path) -> None:
     write_table(tmp_path).rename(tmp_path / "here.yaml")
     assert invoke(str(tmp_path), "--site", "here", "--page", str(tmp_path / "p.html"))[0] == 0

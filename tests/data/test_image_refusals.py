@@ -196,7 +196,7 @@ def test_a_target_that_is_not_declared(tmp_path: Path) -> None:
         ({"files": "images/{1}/*.png"}, ["skin.files", "expected a pattern"]),
         ({"files": "images/{dx/*.png"}, ["skin.files", "expected a pattern"]),
         ({"channels": 2}, ["skin.channels", "1 or 3", "got 2"]),
-        ({"label": None, "masks": None}, ["skin", "expected 'label', 'masks' or both"]),
+        ({"label": None, "masks": None}, ["skin", "expected 'masks' or one of label, several"]),
         ({"table": None}, ["skin", "there is no column 'dx'", "no 'table' is declared", "{dx}"]),
         ({"label": None, "split": {"stratify": True}}, ["skin", "'stratify' needs 'label'"]),
         ({"label": {"folder": "x", "classes": {"a": [1], "b": [2]}}}, ["skin.label"]),

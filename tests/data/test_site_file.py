@@ -78,7 +78,7 @@ ORGAN = ("datasets", "organ")
         ((*HEART, "split", "colour"), 1, ["unknown key 'datasets.heart.split.colour'"]),
         (("datasets",), None, ["key 'datasets' is missing"]),
         ((*ORGAN, "datalist"), None, ["key 'datasets.organ.datalist' is missing"]),
-        ((*HEART, "label"), None, ["'datasets.heart': expected 'label' (a column with classes) or 'value'"]),
+        ((*HEART, "label"), None, ["'datasets.heart': expected one of 'label', ", "got none of them"]),
         ((*HEART, "kind"), None, ["'datasets.heart.kind' is missing", "'volumes'", "'table'"]),
         ((*HEART, "kind"), "tables", ["'datasets.heart.kind'", "'volumes'", "'table'", "got 'tables'"]),
         (("datasets", "table"), {"kind": "table"}, ["key 'datasets.table.files' is missing"]),

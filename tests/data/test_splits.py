@@ -49,6 +49,7 @@ def test_every_item_is_in_one_split(
     assert chosen == split_indices(rule(fractions, stratify=stratify, seed=seed), count, classes=classes)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(groups=st.lists(st.sampled_from("abcdefgh"), min_size=3, max_size=40), fractions=st.sampled_from([TWO, THREE]))
 def test_groups_stay_together(groups: list[str], fractions: dict[str, float]) -> None:

@@ -45,16 +45,13 @@ BUNDLES: dict[str, dict[str, Any]] = {  # as MONAI's own bundles write them
     "DenseNet121": {},
     "SEResNet50": {},
 }  # fmt: skip
-LARGE = ("VNet", "DenseNet121", "SEResNet50", "SwinUNETR")
+LARGE = ("VNet", "DenseNet121", "SEResNet50", "SwinUNETR", "UNETR")
 
 
 def theirs(name: str, args: dict[str, Any]) -> nn.Module:
     """MONAI's own network, whose norms have seen data."""
     from monai.networks import nets
 
-    from medpfl.models.rearranging import without_einops
-
-    without_einops()
     kind = name.partition(",")[0]
     torch.manual_seed(3)
     spelt = {**PLAIN, **args}
@@ -191,6 +188,7 @@ class Evil:
         return os.system, (f"touch {self.mark}",)
 
 
+@pytest.mark.slow
 def test_weights_with_code_in_them(tmp_path: Path) -> None:
     folder, mark = bundle(tmp_path / "b", "UNet", SMALL, None), tmp_path / "ran"
     path, out = folder / "models" / "model.pt", tmp_path / "out.safetensors"

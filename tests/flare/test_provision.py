@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kits from FLARE's own provisioning: root certificate kept, private for their owner, storage off /tmp."""
 
+import importlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -102,6 +101,7 @@ def test_a_hospitals_logs_and_files_stay(made: Provisioned) -> None:
         (lambda p: p["participants"].pop(0), "expected one participant of type 'server', got 0"),
         (lambda p: p["participants"].append(dict(p["participants"][0])), "of type 'server', got 2"),
         (lambda p: p["participants"][1].pop("org"), "participant hospital-a: 'org' is missing"),
+        (lambda p: p.pop("name"), "'name' is missing or no text"),
         (lambda p: p["participants"][1].update(connection_security="clear"), "must be 'mtls', got 'clear'"),
         (lambda p: p["participants"][1].update(name="no_under scores!"), "FLARE could not provision"),
     ],
@@ -127,7 +127,7 @@ def test_a_project_file_that_is_none(tmp_path: Path) -> None:
 
 def test_on_one_machine(tmp_path: Path) -> None:
     project = read_project(PROJECT)
-    local = localised(project, ["hospital-b", "clinic-x"], 4711)["participants"]
+    local = localised(project, ["hospital-b", "clinic-x"], 4711).written()["participants"]
     server = next(entry for entry in local if entry["type"] == "server")
     assert (server["fed_learn_port"], server["admin_port"], server["default_host"]) == (4711, 4711, "localhost")
     clients = {entry["name"]: entry["org"] for entry in local if entry["type"] == "client"}
@@ -176,12 +176,20 @@ def test_what_is_no_kit(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_says_who_gets_what(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "poc" / "provision_kits.py"), "-o", str(tmp_path)]
-    said = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)]
+def test_the_command_says_who_gets_what(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "poc"))
+    command = importlib.import_module("provision_kits")
+
+    def made(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["provision", "-o", str(tmp_path), *arguments])
+        return (command.main(), *capfd.readouterr())
+
+    said = [made()[1], made()[1]]
     assert "Root certificate (new)" in said[0] and "prod_00" in said[0]
     assert "the same as before: kits handed out earlier stay valid" in said[1] and "prod_01" in said[1]
     for words in ("hospital-d", "lead@hospital-a.example.org", "gpg --symmetric", "preflight check", ": passed"):
         assert words in said[0], words
-    done = subprocess.run([*command, "--project", str(tmp_path / "no")], capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and done.stderr.startswith("poc/provision: cannot read the project file")
+    code, _, error = made("--project", str(tmp_path / "no"))
+    assert code == 1 and error.startswith("poc/provision: cannot read the project file")

@@ -116,6 +116,7 @@ def moon(**settings: float) -> Moon:
     return Moon(lr=0.05, batch_size=8, **settings)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_moon_without_contrast_is_fedavg(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     job = make_job(mixers={"fedavg": Mean(), "model": Mean()}, method=moon(mu=0.0), task=Normed("blood"))
     coordinator, runners = begin(job, table_sites, tmp_path)
@@ -220,6 +221,7 @@ def test_balanced_classes_change_nothing_and_absent_ones_are_left_out() -> None:
         assert torch.isfinite(loss) and given.grad is not None and torch.isfinite(given.grad).all()
 
 
+@pytest.mark.slow
 def test_the_personal_model_is_the_sum_and_survives_saving(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:

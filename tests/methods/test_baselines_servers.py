@@ -88,6 +88,7 @@ def test_attention_arguments() -> None:
         FedAMP(mu=-1.0)
 
 
+@pytest.mark.slow
 def test_fedamp_without_pull_is_local_training(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     method = FedAMP(lr=0.05, batch_size=8, mu=0.0)
     coordinator, runners = begin(
@@ -142,6 +143,7 @@ def test_fedamp_resumes(make_job: Make, table_sites: dict[str, Path], tmp_path: 
 # -- L2GD -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_l2gd_without_moves_is_local_training(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     slots = {"local": Identity(), "mixed": SoftPull(lam=0.5)}
     job = make_job(mixers=slots, method=L2GD(lr=0.1, batch_size=8, p=0.0), task=Normed("blood"))
@@ -238,6 +240,7 @@ def opposite_sites(tmp_path: Path) -> dict[str, Path]:
     return files
 
 
+@pytest.mark.slow
 def test_one_cluster_is_fedavg(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     job = make_job(mixers=cluster_slots(1), method=ifca(1), task=Normed("blood"))
     coordinator, runners = begin(job, table_sites, tmp_path)

@@ -77,6 +77,7 @@ def trained(runner: SiteRunner) -> dict[str, Tensor]:
 Values = st.floats(-10, 10, width=32)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(Values, min_size=12, max_size=12), st.floats(0.125, 64, width=32))
 def test_similarity_is_in_0_2_and_blind_to_scale(values: list[float], scale: float) -> None:
@@ -168,6 +169,7 @@ def test_the_teacher_stands_still(task: Task, sites: dict[str, Path], tmp_path: 
             assert moved
 
 
+@pytest.mark.slow
 def test_a_teacher_that_is_not_frozen_moves_but_is_not_sent(sites: dict[str, Path], tmp_path: Path) -> None:
     coordinator, runners = begin(job(frozen=False), sites, tmp_path)
     before = served(coordinator, "federated")
@@ -204,6 +206,7 @@ def test_every_hospital_may_choose_its_ratio(make_job: Make, table_sites: dict[s
     assert equal == {"anna"}
 
 
+@pytest.mark.slow
 def test_fine_tuning_afterwards_is_local(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     coordinator, runners = begin(on_tables(make_job, aligned_rounds=1), table_sites, tmp_path)
     ratios = []
@@ -213,6 +216,7 @@ def test_fine_tuning_afterwards_is_local(make_job: Make, table_sites: dict[str, 
     assert ratios[0] > 0 and ratios[1] == 0
 
 
+@pytest.mark.slow
 def test_the_federated_model_is_the_mean(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     coordinator, runners = begin(on_tables(make_job), table_sites, tmp_path)
     for number in (1, 2, 3):
@@ -223,6 +227,7 @@ def test_the_federated_model_is_the_mean(make_job: Make, table_sites: dict[str, 
                 torch.testing.assert_close(value, torch.stack([s[key] for s in own]).mean(dim=0), atol=1e-6, rtol=0)
 
 
+@pytest.mark.slow
 def test_one_hospital_is_its_own_teacher(sites: dict[str, Path], tmp_path: Path) -> None:
     coordinator, runners = begin(job(), {"anna": on_its_own(sites["anna"])}, tmp_path)
     for number in (1, 2):
@@ -243,6 +248,7 @@ def test_equal_hospitals_stay_equal(make_job: Make, table_sites: dict[str, Path]
             torch.testing.assert_close(served(coordinator, "federated")[key], value, atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 def test_absent_hospitals_follow_equation_5(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     """xi + 1/N sum of what each own model moved by; who is absent moved by nothing."""
     coordinator, runners = begin(on_tables(make_job), table_sites, tmp_path)

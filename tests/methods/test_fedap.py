@@ -125,6 +125,7 @@ def test_the_weights_are_made_once_and_written_down(
     assert "Who learnt from whom" in page and page.count("anna") > 1
 
 
+@pytest.mark.slow
 def test_lam_one_trains_exactly_as_local(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     mixers = {"local": Identity(), "model": StatisticsDistance(lam=1.0)}
     result = run(fedap_job(make_job, mixers=mixers), table_sites, tmp_path)
@@ -142,6 +143,7 @@ def twins(folder: Path) -> dict[str, Path]:
     return sites
 
 
+@pytest.mark.slow
 def test_identical_statistics_with_lam_one_over_n_are_fedbn(make_job: Make, tmp_path: Path) -> None:
     sites = twins(tmp_path / "sites")
     found = run(fedap_job(make_job, StatisticsDistance(lam=0.25)), sites, tmp_path / "fedap")
@@ -298,6 +300,7 @@ def test_a_pretrained_network_gives_the_statistics_and_nothing_else(
         assert torch.equal(tensor, others["anna"].models.state_dict()[key])  # both start from the job's own weights
 
 
+@pytest.mark.slow
 def test_hospitals_with_other_checkpoints_take_no_part(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -309,6 +309,7 @@ def test_resuming(sites: dict[str, Path], tmp_path: Path) -> None:
     assert_resumes(lambda: job(rounds=4), sites, tmp_path)
 
 
+@pytest.mark.slow
 def test_ablations_run(sites: dict[str, Path], tmp_path: Path) -> None:
     run(job(receiver="add", transmitter="add", rounds=1), sites, tmp_path)
 

@@ -14,7 +14,8 @@ import medpfl.methods
 from medpfl.core.errors import ConfigError
 from medpfl.methods.base import Method
 from medpfl.methods.divergence import largest
-from medpfl.methods.fedap import FedAP, _running_statistics
+from medpfl.methods.fedap import FedAP
+from medpfl.methods.fedap.feature_statistics import running_moments
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.fedbn import FedBN
 from medpfl.methods.pfednet import PFedNet
@@ -52,7 +53,7 @@ def test_refused_with_both_names(method: Method, name: str, architecture: Archit
 
 def test_f_fedap_too() -> None:
     with pytest.raises(ConfigError, match="f-FedAP compares BatchNorm's running statistics, and the network UNet has"):
-        _running_statistics(networks(UNet((2, 4), norm="group"))["model"])
+        running_moments(networks(UNet((2, 4), norm="group"))["model"])
 
 
 def test_no_other_method_asks_for_it() -> None:

@@ -136,6 +136,7 @@ def test_resuming_and_what_is_deployed(method: type[OnPublicData], sites: dict[s
     assert list(model.networks) == ["model"] and model(torch.rand(2, 3, 24, 24)).shape == (2, 3)
 
 
+@pytest.mark.slow
 def test_segmentation_with_different_networks(sites: dict[str, Path], tmp_path: Path) -> None:
     networks = ByHospital(anna=UNet((4, 8)), berta=FCN((4, 8)))
     task = Segmentation("skin", size=(8, 8), architecture=networks)

@@ -29,6 +29,7 @@ def job(make_job: Make, prox: NetworkProx, shared: bool = True, rounds: int = 3,
     return make_job(rounds=rounds, mixers={**mixers, "personal": prox}, method=PFedNet(lr=0.05, batch_size=8, **args))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prox", [NetworkProx(tau=0.0, graph="complete"), NetworkProx(tau=9.0, graph="empty")])
 def test_without_attraction_it_is_fedper(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, prox: NetworkProx
@@ -43,6 +44,7 @@ def test_without_attraction_it_is_fedper(
         assert same(held(runners[site], "model"), held(its_runners[site], "model"))
 
 
+@pytest.mark.slow
 def test_all_personal_and_drawn_hard_it_is_fedavg(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     ring = (("anna", "berta"), ("berta", "clara"), ("clara", "dora"))
     prox = NetworkProx(tau=1e4, graph="given", edges=ring)
@@ -105,6 +107,7 @@ def test_the_sketch_is_of_the_data_as_they_were(
     assert coordinator.statistics_messages(2, coordinator.joined) == {}
 
 
+@pytest.mark.slow
 def test_neighbours_are_drawn_together_and_others_are_not(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:

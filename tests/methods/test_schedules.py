@@ -17,8 +17,8 @@ from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.mh_pflid import MHpFLID
 from medpfl.methods.optimizers import Sgd
 from medpfl.methods.scaffold import Scaffold
-from medpfl.methods.schedules import Constant, Cosine, Polynomial, Schedule, Span, StepDown, WarmUp
-from medpfl.methods.site import Site
+from medpfl.methods.schedules import Constant, Cosine, Polynomial, Schedule, StepDown, WarmUp
+from medpfl.methods.site import Site, Span
 from medpfl.methods.softpull import SoftPull
 from medpfl.rounds.leaves import leaves_of
 from medpfl.rounds.site import SiteRunner
@@ -135,6 +135,7 @@ def test_the_number_of_rounds_is_the_servers(
         assert found[-1] == ("anna", 2, pytest.approx(rate))
 
 
+@pytest.mark.slow
 def test_fine_tuning_begins_its_own_schedule(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,6 +54,7 @@ def test_the_model_before_the_mixing_is_what_was_sent(
             assert same(held(runner, network), mine)
 
 
+@pytest.mark.slow
 def test_tables_say_after_what_each_model_is_scored(
     make_job: Callable[..., Job], table_sites: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -72,6 +72,7 @@ def own(runner: SiteRunner, name: str) -> dict[str, Tensor]:
     return {key: value.clone() for key, value in runner.models[name].state_dict().items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [SoftPull, FedBN, Ditto, APFL, Local, Scaffold, Moon, FedSM])
 def test_every_network_of_the_task_starts_with_it(
     kind: type[Method], table_sites: dict[str, Path], tmp_path: Path
@@ -99,6 +100,7 @@ def test_hospitals_with_other_tensors_take_no_part(table_sites: dict[str, Path],
     assert "clara has checkpoint 'known' of SHA-256" in event
 
 
+@pytest.mark.slow
 def test_a_jobs_model_and_a_resumed_run(table_sites: dict[str, Path], tmp_path: Path) -> None:
     run(job(FedAvg(**SETTINGS), rounds=2), table_sites, tmp_path / "first")
     model = tmp_path / "first" / "home" / "anna" / "small" / "models" / "fedavg-last.safetensors"
@@ -121,7 +123,11 @@ FREEZABLE: list[Method] = [
 ]
 
 
-@pytest.mark.parametrize("method", FREEZABLE, ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(one, marks=[] if isinstance(one, SoftPull | Scaffold) else pytest.mark.slow) for one in FREEZABLE],
+    ids=lambda method: type(method).__name__,
+)
 def test_frozen_layers_neither_train_nor_travel(method: Method, table_sites: dict[str, Path], tmp_path: Path) -> None:
     tensors = weights()
     declare(table_sites, tensors)
@@ -139,6 +145,7 @@ def test_frozen_layers_neither_train_nor_travel(method: Method, table_sites: dic
         assert any(not torch.equal(state["3.weight"], tensors["3.weight"]) for state in networks)
 
 
+@pytest.mark.slow
 def test_the_models_of_frozen_networks_are_whole(table_sites: dict[str, Path], tmp_path: Path) -> None:
     tensors = weights()
     declare(table_sites, tensors)

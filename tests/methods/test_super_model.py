@@ -23,7 +23,7 @@ from medpfl.job import EvaluationJob, Job, load_job, write_evaluation_job
 from medpfl.methods.base import Method
 from medpfl.methods.fedsm import FedSM, FedSMEnsemble, FedSMExtra, SuperModel
 from medpfl.methods.fedsm.gamma import GAMMAS, choose_gamma, read_study
-from medpfl.methods.joint import Point, SplitStudy, Study
+from medpfl.methods.joint_study import Point, SplitStudy, Study
 from medpfl.results.files import read_summary
 from medpfl.rounds.joint import chosen, from_file, read_result, studies_of, study_here
 from medpfl.rounds.simulate import simulate_evaluation

@@ -18,6 +18,7 @@ PACKAGE = ROOT / "custom" / "medpfl"
 LAYERS = [
     ["core"],
     ["data", "models", "store", "component"],
+    ["privacy"],
     ["augment"],
     ["tasks"],
     ["methods"],
@@ -147,9 +148,9 @@ LIGHT = [  # in this order in one process: each is imported on top of those befo
     ("medpfl.cli", ["nvflare", "monai", "torch", "pandas"]),
     ("medpfl.core.mixers", ["nvflare", "monai", "pydantic", "pandas", "numba", "scipy"]),
     ("medpfl.methods.fedsm", ["nvflare", "monai", "pandas", "sklearn", "numba", "scipy"]),
-    ("medpfl.rounds.simulate", ["nvflare", "monai", "pandas", "sklearn", "numba", "scipy", "nibabel"]),
-    ("medpfl.flare.controller", ["monai", "matplotlib", "pandas", "sklearn", "numba", "scipy", "nibabel"]),
-    ("medpfl.flare.executor", ["monai", "matplotlib", "pandas", "sklearn", "numba", "scipy", "nibabel"]),
+    ("medpfl.rounds.simulate", ["nvflare", "monai", "pandas", "sklearn", "numba", "scipy", "nibabel", "tenseal"]),
+    ("medpfl.flare.controller", ["monai", "matplotlib", "pandas", "sklearn", "numba", "scipy", "nibabel", "tenseal"]),
+    ("medpfl.flare.executor", ["monai", "matplotlib", "pandas", "sklearn", "numba", "scipy", "nibabel", "tenseal"]),
 ]
 
 
@@ -187,32 +188,58 @@ def test_nothing_is_unpickled(package: list[Module]) -> None:
     assert text.count("torch.load(") == text.count('torch.load(path, map_location="cpu", weights_only=True)') == 1
 
 
-# What of a folder of components the rest may know: the contract, and the one list of methods by name.
+# A folder of components has a contract, which imports nothing else of it; the rest of the package knows that only.
 CONTRACTS = {
-    "methods": {"base", "site", "joint", "training", "optimizers", "presented", "schedules", "start"},
+    "methods": {"base", "site", "joint_study", "training", "optimizers", "presented", "schedules", "start"},
     "core.mixers": {"base"},
     "core.codecs": {"base", "progress"},
 }
-KNOWN_METHODS = {
-    "base",
-    "components",
-    "joint",
-    "references",
-    "training",
-    "optimizers",
-    "presented",
-    "schedules",
-    "start",
+REGISTRY = "medpfl.methods.references"  # the one list of methods by name
+# Modules that offer components, and what of them is no concrete one; who else may import from them.
+OFFERED = {
+    "core.mixers": ({"Mixer", "RoundInfo", "NoDefault"}, {"core", "methods"}),
+    "core.codecs": ({"Codec", "Progress", "encode_with_feedback", "decode"}, {"core"}),
+    "methods.optimizers": ({"Optimizer"}, {"methods"}),
+    "methods.schedules": ({"Schedule"}, {"methods"}),
 }
+TASKS = {"classification", "segmentation", "tabular", "time_series"}
+KINDS = {"arrays", "images", "series", "table", "volumes"}
 
 
 def test_no_concrete_method_is_known_outside_methods(package: list[Module]) -> None:
+    known = {f"medpfl.methods.{name}" for name in CONTRACTS["methods"]} | {REGISTRY}
+
     def concrete(module: Module, name: str) -> bool:
-        pieces = name.split(".")
-        inside = pieces[:2] == ["medpfl", "methods"] and len(pieces) > 2
-        return inside and module.part != "methods" and pieces[2] not in KNOWN_METHODS
+        inside = name.startswith("medpfl.methods.") and module.part != "methods"
+        return inside and ".".join(name.split(".")[:3]) not in known and name != "medpfl.methods.references"
 
     assert not violations(package, concrete)
+
+
+def test_no_concrete_component_is_known_where_any_will_do(package: list[Module]) -> None:
+    """Mixers, codecs, optimisers and schedules: only their base classes leave their rooms."""
+    found = [
+        f"{module.name}: {source}.{name}"
+        for module in package
+        for source, name in module.pairs
+        for folder, (offered, rooms) in OFFERED.items()
+        if source.removeprefix("medpfl.") == folder and module.part not in rooms and name not in offered
+    ]
+    assert not sorted(found)
+
+
+def test_tasks_and_kinds_of_datasets_are_known_in_their_lists_only(package: list[Module]) -> None:
+    """But for the planning of 3-D jobs, which is about volumes and their segmentation."""
+
+    def concrete(module: Module, name: str) -> bool:
+        pieces = name.split(".")[1:3]
+        task = pieces[0] == "tasks" and pieces[-1] in TASKS and module.part != "tasks"
+        kind = pieces[0] == "data" and pieces[-1] in KINDS and name.split(".")[3:4] == ["declare"]
+        at_home = module.name.startswith("/".join(pieces)) or module.name == "data/kinds.py"
+        return (task or (kind and not at_home)) and module.name != "cli/planning.py"
+
+    package = [module for module in package if not module.name.startswith("demo/")]
+    assert not violations(package, lambda module, name: len(name.split(".")) > 2 and concrete(module, name))
 
 
 @pytest.mark.parametrize("folder", CONTRACTS)

@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 from medpfl.data.target import Target
-from medpfl.tasks import Segmentation, Tabular, losses
+from medpfl.tasks import MultiLabel, Regression, Segmentation, Survival, Tabular, losses
+from medpfl.tasks.base import Task
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "losses-and-metrics.md").read_text(encoding="utf-8")
 
@@ -21,7 +22,7 @@ def rows(title: str) -> list[list[str]]:
 
 def test_every_loss_is_there_with_its_arguments() -> None:
     said = {name.strip("`"): (answers, re.findall(r"`(\w+)`", given)) for name, answers, given, _ in rows("Losses")}
-    words = {Target.MASK: "masks", Target.CLASS: "classes"}
+    words = {Target.MASK: "masks", Target.CLASS: "classes", Target.LABELS: "labels"}
     there = {}
     for name in losses.__all__:
         kind = getattr(losses, name)
@@ -33,10 +34,18 @@ def test_every_loss_is_there_with_its_arguments() -> None:
 
 def test_every_metric_is_there_with_its_direction_unit_and_range() -> None:
     there = []
-    for answers, task in (("masks", Segmentation("organ")), ("classes", Tabular("blood"))):
+    tasks: dict[str, Task] = {
+        "masks": Segmentation("organ"),
+        "classes": Tabular("blood"),
+        "labels": MultiLabel(dataset="chest"),
+        "numbers": Regression(dataset="stays"),
+        "times": Survival(dataset="ward", horizons=(1.0,)),
+    }
+    for answers, task in tasks.items():
         for metric in (*task.metrics, *task.offered):
             least, most = metric.range
             span = f"{least:g} to {most:g}" if math.isfinite(most) else f"{least:g} and more"
-            always = "yes" if metric in task.metrics else "no"
+            span = span if math.isfinite(least) else f"up to {most:g}"
+            always = "yes" if metric.name in {one.name for one in task.metrics} else "no"
             there.append([f"`{metric.name}`", answers, always, metric.direction, metric.unit, span])
     assert [row[:-1] for row in rows("Metrics")] == there

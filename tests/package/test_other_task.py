@@ -185,7 +185,7 @@ def test_a_table_has_one_answer(sites: dict[str, Path], tmp_path: Path) -> None:
         Tabular("stays").load(load_site_file(sites["anna"]))
     label = {"column": "days", "classes": {"short": [1], "long": [2]}}
     for changes, words in (
-        ({"label": label}, "expected 'label' .* or 'value'"),
+        ({"label": label}, "expected one of 'label', .* got 'label' and 'value'"),
         ({"value": "age"}, "the column to predict, 'age', is also a feature"),
         ({"split": {"stratify": True}}, "numbers have no class to stratify by"),
     ):

@@ -36,7 +36,7 @@ from medpfl.results.files import json_of
 from medpfl.tasks.classification import Classification
 from pictures import TABLE, write_images
 from small_jobs import write_table_sites
-from tools import assert_same, interrupt, outcome, run, write_job
+from tools import assert_same, deploy_to, interrupt, outcome, run, write_job
 
 COMPARISON: dict[str, Any] = {
     "name": "small",
@@ -91,14 +91,14 @@ def wait(federation: Federation, job_id: str, patience: float = 200) -> str:
     raise AssertionError(f"job {job_id} did not finish")
 
 
-def small_job(folder: Path, name: str) -> Path:
+def small_job(folder: Path, name: str, rounds: int = 2) -> Path:
     """The shipped phantom job, with fewer and shorter rounds."""
     job = load_job(ROOT / "jobs" / "softpull_phantom")
     job = replace(
         job,
         name=name,
         min_clients=2,
-        settings=replace(job.settings, rounds=2, finetune=1),
+        settings=replace(job.settings, rounds=rounds, finetune=1),
         method=replace(job.method, steps=3),
     )
     return write_job(job, folder / name)
@@ -107,7 +107,7 @@ def small_job(folder: Path, name: str) -> Path:
 @pytest.fixture(scope="module")
 def phantom(federation: Federation) -> tuple[Path, str]:
     """The small phantom job, submitted by the admin console: its folder and its id."""
-    folder = small_job(federation.kits / "admin@medpfl.local" / "transfer" / "jobs", "small-phantom")
+    folder = small_job(federation.kits / "admin@medpfl.local" / "transfer" / "jobs", "small-phantom", rounds=4)
     done = subprocess.run(
         ["bash", "-c", federation.console_command()],
         input="submit_job jobs/small-phantom\nlist_jobs\nbye\n",
@@ -123,12 +123,20 @@ def phantom(federation: Federation) -> tuple[Path, str]:
     return folder, newest["job_id"]
 
 
-def test_a_job_from_the_console_equals_simulate_and_tells_its_progress(
+def test_a_job_from_the_console_tells_its_progress_and_a_kill_changes_nothing(
     federation: Federation, hospitals: dict[str, Path], phantom: tuple[Path, str], tmp_path: Path
 ) -> None:
+    """A killed process is started again, where FLARE alone ends the whole job. (What is left alone equals simulate,
+    too: the comparison below, and test_provisioned.)"""
     folder, job_id = phantom
-    seen: dict[str, Any] = {}
+    progress = federation.run_folder("server", job_id) / "results" / "metrics.jsonl"
     deadline = time.monotonic() + 200
+    while not (progress.exists() and '"split": "round", "round": 1' in progress.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    (killed,) = federation.job_processes(job_id)["hospital-b"]
+    psutil.Process(killed).kill()
+    seen: dict[str, Any] = {}
     while not (status := federation.status(job_id)).startswith("FINISHED"):
         assert time.monotonic() < deadline
         if status == "RUNNING" and "best_dice_personal" not in str(seen):
@@ -140,6 +148,9 @@ def test_a_job_from_the_console_equals_simulate_and_tells_its_progress(
     downloaded = federation.download(job_id)
     names = {path.name for path in downloaded.iterdir()}
     assert names == {"metrics.jsonl", "mixing.npz", "bytes.json", "summary.json", "slots", "report.html"}
+    events = json.loads((downloaded / "summary.json").read_text())["events"]
+    assert [event["site"] for event in events] == ["hospital-b"]
+    assert events[0]["event"].startswith("resumed from the state after round ")
     assert_same(outcome(downloaded), run(load_job(folder), hospitals, tmp_path / "simulated"))
     for site in hospitals:
         log = (federation.run_folder(site, job_id) / "log.txt").read_text()
@@ -149,37 +160,13 @@ def test_a_job_from_the_console_equals_simulate_and_tells_its_progress(
         assert f"of {site}" in (kept / "personal-best.md").read_text()
 
 
-def test_a_killed_job_process_is_started_again_and_changes_nothing(
-    federation: Federation, hospitals: dict[str, Path], tmp_path: Path
-) -> None:
-    """FLARE alone ends the whole job. The task names its network by class: FLARE builds it inside the task, from the
-    allow list."""
-    job = load_job(small_job(tmp_path, "killed"))
-    assert isinstance(job, Job)
-    task = Classification("skin", size=(24, 24), architecture=LeNet5())
-    job = replace(job, task=task, settings=replace(job.settings, rounds=6))
-    folder = write_job(job, tmp_path / "killed-longer" / "killed")
-    job_id = federation.submit(folder)
-    progress = federation.run_folder("server", job_id) / "results" / "metrics.jsonl"
-    deadline = time.monotonic() + 120
-    while not (progress.exists() and '"split": "round", "round": 1' in progress.read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    (killed,) = federation.job_processes(job_id)["hospital-b"]
-    psutil.Process(killed).kill()
-    assert wait(federation, job_id) == "FINISHED:COMPLETED", federation.decisive_lines(job_id)
-    downloaded = federation.download(job_id)
-    events = json.loads((downloaded / "summary.json").read_text())["events"]
-    assert [event["site"] for event in events] == ["hospital-b"]
-    assert events[0]["event"].startswith("resumed from the state after round ")
-    assert_same(outcome(downloaded), run(job, hospitals, tmp_path / "simulated"))
-
-
 def test_a_hospital_that_left_is_told_of_and_the_results_are_whole(federation: Federation, tmp_path: Path) -> None:
-    """Its daemon dies and is back before the job's end: FLARE lets it into no job that runs, and says ABNORMAL."""
+    """Its daemon dies and is back before the job's end: FLARE lets it into no job that runs, and says ABNORMAL.
+    The task names its network by class: FLARE builds it inside the task, from the allow list."""
     job = load_job(small_job(tmp_path, "left"))
     assert isinstance(job, Job)
-    job = replace(job, min_clients=1, settings=replace(job.settings, rounds=12, grace=1.0, patience=1))
+    task = Classification("skin", size=(24, 24), architecture=LeNet5())
+    job = replace(job, task=task, min_clients=1, settings=replace(job.settings, rounds=12, grace=1.0, patience=1))
     job_id = federation.submit(write_job(job, tmp_path / "left-longer" / "left"))
     progress = federation.run_folder("server", job_id) / "results" / "metrics.jsonl"
     deadline = time.monotonic() + 120
@@ -262,7 +249,7 @@ def test_a_job_cannot_call_a_function(federation: Federation, tmp_path: Path) ->
     path = "medpfl.flare.pack.shutil.rmtree"  # what a module of the package has imported
     content["components"].append({"id": "evil", "path": path, "args": {"path": str(victim)}})
     config.write_text(json.dumps(content))
-    job_id = federation.submit(folder)
+    job_id = federation.submit(deploy_to(folder, ["hospital-a"]))  # the server refuses: one hospital is enough
     assert wait(federation, job_id, 120) != "FINISHED:COMPLETED"
     refusals = [line for line in federation.decisive_lines(job_id, most=100) if "ComponentNotAuthorized" in line]
     assert any(f"'path': '{path}'" in line for line in refusals)

@@ -32,11 +32,12 @@ from medpfl.job import Job, load_job
 from medpfl.tasks.tabular import Tabular
 from small_jobs import small_job, write_table_sites
 from theft import AT_HOSPITAL, AT_SERVER, write_theft
-from tools import assert_same, interrupt, outcome, run, write_job
+from tools import assert_same, deploy_to, interrupt, outcome, run, write_job
 
 pytestmark = [pytest.mark.poc, pytest.mark.timeout(400)]
 ROOT = Path(__file__).resolve().parents[2]
 SITES = ["hospital-a", "hospital-b", "hospital-c"]
+VOLUMES = ["hospital-a", "hospital-c"]
 FLARE_DEFAULT = Path("/tmp/nvflare")
 
 
@@ -93,12 +94,14 @@ def jobs(federation: HospitalFederation, tmp_path_factory: pytest.TempPathFactor
     made = [phantom, replace(small_job(), name="with-code")]
     made.append(replace(small_job(task=Tabular(dataset="unknown")), name="no-such-data"))
     folders = {job.name: write_job(job, folder / job.name) for job in made}
+    deploy_to(folders["volumes"], VOLUMES)
+    deploy_to(folders["no-such-data"], SITES[:2])
     folders["with-code"] = pack(folders["with-code"], folder / "packed")
     version = folders["with-code"] / "app" / "custom" / "medpfl" / "__init__.py"
     version.write_text(version.read_text().replace('__version__ = "', '__version__ = "from-the-job-'))
     submitted = {job.name: (job, federation.submit(folders[job.name])) for job in made}
     allow(federation.kit("server"), AT_SERVER)
-    theft = write_theft(folder / "theft", secret(federation), len(SITES))
+    theft = deploy_to(write_theft(folder / "theft", secret(federation), 2), SITES[:2])
     return {**submitted, "theft": (phantom, federation.submit(theft))}
 
 
@@ -137,8 +140,9 @@ def test_a_job_gives_what_simulate_gives(
 ) -> None:
     job, job_id = jobs["volumes"]
     wait(federation, job_id)
-    assert_same(outcome(federation.download(job_id)), run(job, hospitals, tmp_path / "simulated"))
-    for site in SITES:
+    two = {site: hospitals[site] for site in VOLUMES}
+    assert_same(outcome(federation.download(job_id)), run(replace(job, min_clients=2), two, tmp_path / "simulated"))
+    for site in VOLUMES:
         assert f"of {site}" in (federation.models(site, "volumes") / "personal-best.md").read_text()
         log = (federation.run_folder(site, job_id) / "log.txt").read_text()
         # The job's own process has a connection of its own, with the kit's certificates.
@@ -237,7 +241,8 @@ def test_the_doctor_tells_that_the_server_refuses_a_kit(federation: HospitalFede
 
 def test_the_leads_console(federation: HospitalFederation, tmp_path: Path) -> None:
     kit = federation.kit(federation.lead)
-    write_job(replace(small_job(), name="from-the-console"), kit / "transfer" / "jobs" / "from-the-console")
+    folder = write_job(replace(small_job(), name="from-the-console"), kit / "transfer" / "jobs" / "from-the-console")
+    deploy_to(folder, SITES[:2])
     commands = [federation.lead, "check_status server", "submit_job jobs/from-the-console"]
     commands += ["shutdown server", federation.lead, "bye", ""]
     done = subprocess.run(

@@ -301,6 +301,7 @@ class Broken(SoftPull):
                 next(site.models["model"].parameters()).fill_(torch.nan)
 
 
+@pytest.mark.slow
 def test_nan_is_the_hospitals_failed_round(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     mixers = {"model": Mean()}
     job = replace(make_job(rounds=2, mixers=mixers, method=Broken(lr=0.05)), codecs=STRONG)

@@ -156,6 +156,7 @@ def test_a_component_for_a_slot_that_the_networks_lack_is_refused(
     )
 
 
+@pytest.mark.slow
 def test_a_slot_that_the_networks_lack_and_nobody_named_is_left_out(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:

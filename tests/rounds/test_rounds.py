@@ -102,6 +102,7 @@ def test_a_finished_run_starts_fresh(make_job: Make, table_sites: dict[str, Path
     assert not coordinator.record.events
 
 
+@pytest.mark.slow
 def test_another_configuration_does_not_resume(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     simulate(make_job(rounds=4), table_sites, tmp_path / "a", tmp_path / "home", stop_after=2)
     for changed in (make_job(rounds=4, seed=9), make_job(rounds=4, method=SoftPullMethod(lr=0.01, batch_size=8))):
@@ -109,6 +110,7 @@ def test_another_configuration_does_not_resume(make_job: Make, table_sites: dict
         assert coordinator.done == 1
 
 
+@pytest.mark.slow
 def test_a_method_may_itself_be_a_baseline(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     job = make_job(mixers={"fedavg": Mean()}, method=FedAvg(lr=0.05, batch_size=8))
     models = {line["model"] for line in run(job, table_sites, tmp_path)["test"]}
@@ -225,6 +227,7 @@ def test_mixing_matrices_and_bytes_are_written_down(
     ]
 
 
+@pytest.mark.slow
 def test_empty_validation_means_last_round(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     for file in table_sites.values():
         content = yaml.safe_load(file.read_text())

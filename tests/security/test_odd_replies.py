@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 
@@ -47,7 +48,21 @@ ARRAYS: dict[str, Odd] = {
     "a name with a line break": lambda honest: with_extra(honest, "model::x\nserver: resumed"),
     "a name without end": lambda honest: with_extra(honest, "model::" + "x" * 100_000),
     "text for arrays": lambda honest: with_arrays(honest, lambda name, array: np.array("x")),
+    "NaN": lambda honest: with_arrays(honest, lambda name, array: array * array.dtype.type(float("nan"))),
     "complex numbers": lambda honest: with_arrays(honest, lambda name, array: array.astype(np.complex64)),
+    "parts that are none": lambda honest: in_parts(honest, {"differences": 1, "whole": {}}),
+    "one part": lambda honest: in_parts(honest, {"differences": DXO(DataKind.WEIGHT_DIFF, {})}),
+    "parts of no slots": lambda honest: in_parts(honest, DIFFERENCES),
+    "slots that are a number": lambda honest: in_parts(honest, DIFFERENCES, 5),
+    "slots with a line break": lambda honest: in_parts(honest, DIFFERENCES, ["model\nserver: resumed"]),
+    "slots without end": lambda honest: in_parts(honest, DIFFERENCES, ["x" * 100_000]),
+    "a difference of objects": lambda honest: in_parts(honest, of_parts(np.array([{}], dtype=object)), ["model"]),
+    "a difference of another shape": lambda honest: in_parts(honest, of_parts(np.zeros(99)), ["model"]),
+    "a difference of NaN": lambda honest: in_parts(honest, nan_of(honest), ["model"]),
+    "a difference of 1e30": lambda honest: in_parts(honest, nan_of(honest, 1e30), ["model"]),
+    "parts within parts": lambda honest: in_parts(
+        honest, {**DIFFERENCES, "whole": DXO(DataKind.COLLECTION, {"whole": DXO(DataKind.WEIGHTS, {})})}, ["model"]
+    ),
     "other byte order": lambda honest: with_arrays(honest, lambda name, array: array.astype(">f4")),
 }
 TRAINED: dict[str, Odd] = {
@@ -67,6 +82,24 @@ TRAINED: dict[str, Odd] = {
     "an array too many": lambda honest: with_extra(honest),
     "no arrays": lambda honest: with_arrays_only(honest, 0),
 }
+DIFFERENCES = {"differences": DXO(DataKind.WEIGHT_DIFF, {}), "whole": DXO(DataKind.APP_DEFINED, {})}
+
+
+def in_parts(honest: Shareable, parts: dict[str, Any], slots: object = None) -> Shareable:
+    """What the server takes for an answer behind one of FLARE's privacy filters."""
+    meta = {**from_shareable(honest).meta, **({} if slots is None else {"medpfl_slots": slots})}
+    return DXO(DataKind.COLLECTION, parts, meta).to_shareable()
+
+
+def of_parts(array: Any, name: str = "model::model.0.weight") -> dict[str, DXO]:
+    return {**DIFFERENCES, "differences": DXO(DataKind.WEIGHT_DIFF, {name: array})}
+
+
+def nan_of(honest: Shareable, value: float = float("nan")) -> dict[str, DXO]:
+    name, array = next((name, array) for name, array in from_shareable(honest).data.items() if array.dtype == "f4")
+    return of_parts(np.full_like(array, value), name)
+
+
 LINE = {"model": "personal", "split": "validation", "round": 1, "metrics": {"accuracy": 0.5}}
 
 

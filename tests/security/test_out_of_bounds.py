@@ -51,6 +51,7 @@ def norm_of(coordinator: Coordinator, site: str = "berta") -> float:
     return float(torch.cat([tensor.reshape(-1) for tensor in state.values()]).norm())
 
 
+@pytest.mark.slow
 def test_an_update_beyond_all_measure_is_refused(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     """Times 1e30 it was mixed without an event."""
     job = make_job(mixers={"model": Mean()}, method=QUICK)
@@ -108,6 +109,7 @@ def test_a_sample_count_that_takes_over_the_mean(
     assert "anna" not in coordinator.joined and len(told_of(coordinator, "anna")) == 1
 
 
+@pytest.mark.slow
 def test_who_has_nearly_all_samples_is_told_of(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     attack = on("init", "anna", lambda honest: saying(honest, sizes={"train": 9_000, "validation": 1, "test": 1}))
     coordinator, _ = attacked(make_job(rounds=1, method=QUICK), table_sites, tmp_path, attack)
@@ -151,6 +153,7 @@ def with_score(honest: Shareable, value: float) -> Shareable:
     return saying(honest, metrics=[{**line, "metrics": {"accuracy": value}} for line in content(honest)["metrics"]])
 
 
+@pytest.mark.slow
 def test_the_answer_of_an_old_round_is_refused(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     kept: list[Shareable] = []
 
@@ -166,6 +169,7 @@ def test_the_answer_of_an_old_round_is_refused(make_job: Make, table_sites: dict
     ]
 
 
+@pytest.mark.slow
 def test_other_versions_join_and_are_told_of(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     """They joined silently."""
     told = {"python": "2.7.18", "medpfl": "9"}
@@ -178,6 +182,7 @@ def test_other_versions_join_and_are_told_of(make_job: Make, table_sites: dict[s
     assert any("torch of a version that it does not tell" in event for event in others)
 
 
+@pytest.mark.slow
 def test_poisoned_initial_weights_exclude_nobody_else(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:

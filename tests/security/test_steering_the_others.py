@@ -42,6 +42,7 @@ def announcing(sites: tuple[str, ...], **change: Any) -> Callable[[str, Message[
 GREEDY = {"refined": ["model"], "shown": ["model"], "steps": [9, 9, 9]}
 
 
+@pytest.mark.slow
 def test_a_hospital_asks_to_be_shown_the_others_models(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -114,6 +115,7 @@ def statistics(site: str, change: Callable[[str, Any], Any]) -> Callable[[str, M
     return attack
 
 
+@pytest.mark.slow
 def test_statistics_of_an_odd_shape_exclude_who_sent_them_alone(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -156,6 +156,33 @@ def test_a_parquet_table_that_explodes(
         read_for_init(file)
 
 
+TEXT = "x" * 2**17
+
+
+def repeated(file: Path, way: str) -> Path:
+    """A text of 128 KiB that is in the file once and in the table 4000 times (40 times)."""
+    if way == "delta":
+        texts = pa.table({"x": pa.array([TEXT] * 40)})
+        parquet.write_table(texts, file, use_dictionary=False, column_encoding={"x": "DELTA_BYTE_ARRAY"})
+        return file
+    codes = pa.DictionaryArray.from_arrays(pa.array([0] * 4000, pa.int32()), pa.array([TEXT]))
+    table = pa.table({"x": codes})
+    with parquet.ParquetWriter(file, table.schema, store_schema=way == "category") as writer:
+        writer.write_table(table)  # without the schema it is a column of texts like any other
+    return file
+
+
+@pytest.mark.parametrize("way", ["text", "category", "delta"])
+def test_a_text_that_a_parquet_table_repeats(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a gigabyte in a few kilobytes: of 4000 rows nothing was said in the footer."""
+    if way == "delta":
+        monkeypatch.setattr(untrusted, "_LARGE", 2**22)
+    file = repeated(tmp_path / "a.parquet", way)
+    for read in (lambda: list(read_cells(file, "a", Cells(), Problems(), ["x"])), lambda: read_for_init(file)):
+        with pytest.raises(DataError, match=r"'x' has \d+ bytes and would become \d+; more than 250 times as many"):
+            read()
+
+
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
 )

@@ -28,7 +28,7 @@ Attack = Callable[[str, Message[Any], Shareable], Shareable]
 def hospital_for_each(kinds: Collection[str], folder: Path) -> tuple[dict[str, Path], dict[str, str]]:
     """Two honest hospitals, and one for each kind of attack: site files, and dishonest hospital to its kind."""
     kind_of = {f"odd-{number:02d}": kind for number, kind in enumerate(kinds)}
-    return write_table_sites(folder, [*kind_of, "yves", "zoe"], rows=200), kind_of
+    return write_table_sites(folder, [*kind_of, "yves", "zoe"], rows=280), kind_of
 
 
 def attacked(job: Job, sites: dict[str, Path], folder: Path, attack: Attack) -> tuple[Coordinator, list[Exchange]]:
@@ -44,7 +44,7 @@ def attacked(job: Job, sites: dict[str, Path], folder: Path, attack: Attack) -> 
             request = read_request(_carried(to_shareable(message)))
             sent = attack(site, message, to_shareable(runners[site].handle(request)))
             try:
-                replies[site] = read_reply(_carried(sent))
+                replies[site] = read_reply(_carried(sent), message.slots)
             except MedPFLError as error:  # as ``flare.exchange`` does
                 coordinator.refuse(site, message.header.round, f"failed: {error}")
         return replies

@@ -6,7 +6,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,16 @@ from nvflare.apis.client import Client
 from nvflare.apis.dxo import from_shareable
 from nvflare.apis.event_type import EventType
 from nvflare.apis.filter import Filter, FilterChainType, FilterContextKey
-from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_constant import FilterKey, FLContextKey
 from nvflare.apis.fl_context import FLContext, FLContextManager
 from nvflare.apis.impl.wf_comm_server import WFCommServer
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
+from nvflare.apis.utils.task_utils import apply_filters
 from nvflare.apis.workspace import Workspace
 from nvflare.fuel.utils import fobs
 from nvflare.private.fed.utils.fed_utils import nvflare_fobs_initialize
+from nvflare.private.privacy_manager import Scope
 
 from medpfl.flare.controller import MixingController
 from medpfl.flare.evaluation import EvaluationController
@@ -83,13 +85,16 @@ class Engine:
 @dataclass
 class Harness:
     """Runs a job; afterwards ``engine.panic`` says why it failed (None: it did not), ``wire`` what hospitals sent and
-    ``down`` what they were sent. ``without``: hospitals whose configuration lacks the job's filters."""
+    ``down`` what they were sent. ``without``: hospitals whose configuration lacks the job's filters; ``scopes``:
+    hospital to the privacy scope that its privacy.json has; ``made``: hospital and task to what its executor answered,
+    before any filter."""
 
     job: Job | EvaluationJob
     site_files: dict[str, Path]
     folder: Path
     script: Script = lambda site, task, round_number: None
     without: tuple[str, ...] = ()
+    scopes: Mapping[str, Scope] = field(default_factory=dict)
     allowed: tuple[str, ...] = ("*",)
     """The server's allow list; the tests' own classes are on it by default."""
     leave_out: str | None = None
@@ -97,6 +102,7 @@ class Harness:
     wire: list[tuple[str, str, bytes]] = field(default_factory=list)
     down: list[tuple[str, str, bytes]] = field(default_factory=list)
     late: list[str] = field(default_factory=list)
+    made: list[tuple[str, str, bytes]] = field(default_factory=list)
 
     def run(self, timeout: float = 60.0) -> "Harness":
         nvflare_fobs_initialize()
@@ -172,6 +178,7 @@ class Harness:
             inside = ({}, {})
         while not self._over.is_set():
             fl_ctx = engine.new_context()
+            fl_ctx.set_prop(FLContextKey.SCOPE_OBJECT, self.scopes.get(site), private=True, sticky=False)
             server_ctx = self.engine.new_context()
             name, task_id, data = self.communicator.process_task_request(client, server_ctx)
             if not name:
@@ -191,6 +198,11 @@ class Harness:
                 result = executor.execute(name, received, fl_ctx, self.engine.abort)
             if callable(action):
                 result = action(result)
+            if site in self.scopes:
+                self.made.append((site, name, fobs.dumps(result)))
+                result = apply_filters(
+                    Scope.TASK_RESULT_FILTERS_NAME, _decoded(self.made[-1][2]), fl_ctx, {}, name, FilterKey.OUT
+                )
             payload = fobs.dumps(_filtered(inside[1], name, result, fl_ctx))
             self.wire.append((site, name, payload))
             if action == "late":

@@ -21,6 +21,7 @@ from medpfl import store
 from medpfl.core.mixers import Identity, Mean, Mixer
 from medpfl.data.samples import SiteData
 from medpfl.data.site_file import load_site_file
+from medpfl.demo.phantom import write_phantoms
 from medpfl.job import Job, load_job
 from medpfl.methods.base import Method
 from medpfl.rounds.coordinator import Coordinator
@@ -76,10 +77,21 @@ def run(job: Job, sites: dict[str, Path], folder: Path, **options: Any) -> dict[
     return outcome(folder / "results")
 
 
+def deploy_to(folder: Path, sites: list[str]) -> Path:
+    """The job folder, whose job now goes to these hospitals only: one that takes no part costs a process."""
+    file = folder / "meta.json"
+    meta = {**json.loads(file.read_text()), "deploy_map": {"app": ["server", *sites]}, "min_clients": len(sites)}
+    file.write_text(json.dumps(meta))
+    return folder
+
+
 def interrupt(script: Path, folder: Path, patience: float) -> None:
-    """Start a script of poc/, press Ctrl-C once its job is submitted, and check that nothing is left of it."""
+    """Start a script of poc/ with three hospitals, press Ctrl-C once its job is submitted, and check that nothing is
+    left of it."""
+    for site in write_phantoms(folder / "sites")[3:]:
+        (folder / "sites" / f"{site}.yaml").unlink()
     process = subprocess.Popen(
-        [sys.executable, str(script), "--results", str(folder)],
+        [sys.executable, str(script), "--sites", str(folder / "sites"), "--results", str(folder)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -145,6 +145,7 @@ def test_new_images_are_classified(hospital: Path, tmp_path: Path) -> None:
         predict(model, tmp_path / "empty", tmp_path / "other")
 
 
+@pytest.mark.slow
 def test_new_images_are_segmented_in_their_own_size(hospital: Path, tmp_path: Path) -> None:
     model = deployed(hospital, TASKS[2], tmp_path)
     (tmp_path / "new" / "deep").mkdir(parents=True)

@@ -152,6 +152,7 @@ def test_a_job_names_a_loss_by_its_class(loss: Loss) -> None:
     assert given["loss"]["path"] in component_classes()
 
 
+@pytest.mark.slow
 def test_the_counts_are_in_no_message(
     tmp_path: Path, make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:

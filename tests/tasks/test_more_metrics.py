@@ -226,6 +226,7 @@ def told(task: Any, classes: int) -> Any:
     return task.informed(SiteData({"train": rows([0, 1], classes)}, names, preparation))
 
 
+@pytest.mark.slow
 def test_when_they_are_computed_and_where_they_are_told(
     tmp_path: Path, make_job: Callable[..., Job], table_sites: dict[str, Path]
 ) -> None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from medpfl.check.columns import Column
 from medpfl.check.pictures import Picture
 from medpfl.check.summary import Summary
+from medpfl.data.columns import Column
 from medpfl.data.contract import Case
 from medpfl.data.declared import SPLITS
 

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 import medpfl
 from medpfl.check.check import Report
-from medpfl.check.columns import Column
 from medpfl.check.inspection import Inspection, Shown
 from medpfl.check.pictures import COLOURS
 from medpfl.check.trial import size
 from medpfl.core.errors import DataError
+from medpfl.data.columns import Column
 
 BINS = 32
 TEXTS = 8  # categories shown of a column

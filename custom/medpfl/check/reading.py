@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from medpfl.check.columns import columns_of
 from medpfl.check.findings import problems_of, warnings_of
 from medpfl.check.inspection import Channel, Inspection, Shown, Split, Twins
 from medpfl.check.summary import Summary, summarise
@@ -15,7 +14,6 @@ from medpfl.core.errors import DataError
 from medpfl.data.contract import Case, Dataset
 from medpfl.data.declared import Problems
 from medpfl.data.samples import in_parallel
-from medpfl.data.table.declare import Table
 
 SAMPLED = 200_000  # values of a channel that are kept for percentiles and histograms, about
 PICTURES = {"map": 6, "class": 2}  # in a split; in a split and class
@@ -34,8 +32,7 @@ def inspect(name: str, dataset: Dataset, progress: Progress = lambda done, all_:
     problems = Problems(keep=True)
     try:
         listing = dataset.cases(problems)
-        if isinstance(dataset, Table):
-            inspection.columns = columns_of(dataset, listing)
+        inspection.columns = dataset.shown_columns(listing)
     except DataError as error:
         inspection.problems = [*problems.found, str(error)]
         return inspection
@@ -63,10 +60,12 @@ def inspect(name: str, dataset: Dataset, progress: Progress = lambda done, all_:
     return inspection
 
 
-def _held(label: int | float | NDArray[np.int64]) -> NDArray[Any]:
-    """Voxels of each class, a one at the case's class, or the number to predict."""
+def _held(label: int | float | tuple[float, ...] | NDArray[np.int64]) -> NDArray[Any]:
+    """Voxels of each class, a one at the case's class or labels, or the number (or time and event) to predict."""
     if isinstance(label, np.ndarray):
         return label
+    if isinstance(label, tuple):
+        return np.array([0 if value != value else value for value in label])
     return np.bincount([label]) if isinstance(label, int) else np.array([label])
 
 

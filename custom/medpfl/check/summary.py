@@ -22,7 +22,7 @@ class Summary:
         known, missing: number of values per channel.
         sample: some of the known values, per channel.
         digest: equal for equal images, whatever their files are called.
-        label: class index, voxels of each class, or the number to predict.
+        label: class index, voxels of each class, the number to predict, or a tuple as ``Item.target``.
     """
 
     shape: tuple[int, ...]
@@ -34,7 +34,7 @@ class Summary:
     missing: NDArray[np.int64]
     sample: list[NDArray[np.float32]]
     digest: bytes
-    label: int | float | NDArray[np.int64]
+    label: int | float | tuple[float, ...] | NDArray[np.int64]
     picture: Picture | None
 
 
@@ -54,9 +54,9 @@ def summarise(dataset: Dataset, case: Case, classes: int, sampled: int) -> Summa
     content.update(image.data)
     target = item.target
     if isinstance(target, np.ndarray):
-        label: int | float | NDArray[np.int64] = np.bincount(target.ravel(), minlength=classes)
+        label: int | float | tuple[float, ...] | NDArray[np.int64] = np.bincount(target.ravel(), minlength=classes)
     else:
-        label = target if isinstance(target, float) else int(target)
+        label = target if isinstance(target, float | tuple) else int(target)
     return Summary(
         shape=image.shape,
         spacing=item.spacing,

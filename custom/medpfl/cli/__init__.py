@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 import medpfl
-from medpfl.cli import bundles, demo, jobs, models, planning, sites
+from medpfl.cli import bundles, demo, jobs, keys, models, planning, sites
 from medpfl.cli.common import console
 from medpfl.cli.compare import compare
 from medpfl.cli.leave_one_out import leave_one_out
@@ -19,6 +19,7 @@ for verbs in (jobs, models, planning, sites):
     app.add_typer(verbs.app)
 app.add_typer(demo.app, name="demo")
 app.add_typer(bundles.app, name="bundle")
+app.add_typer(keys.app, name="keys")
 app.command()(compare)
 app.command("super")(super_)
 app.command()(leave_one_out)

@@ -16,9 +16,9 @@ from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mixer
 from medpfl.data.samples import SiteData
 from medpfl.job.codecs import Codecs
+from medpfl.job.slots import default_mixer
 from medpfl.methods import references
 from medpfl.methods.base import Build, Method
-from medpfl.methods.components import default_mixer
 from medpfl.methods.start import Started
 from medpfl.rounds.messages import digest_of
 from medpfl.rounds.protocol import as_json

@@ -76,6 +76,10 @@ class Together(Task):
                     f"Pooled: inputs at {site} have the shape {shape}, at {first} {shapes[first]}; data of different "
                     "shapes cannot be pooled"
                 )
+        if any(data.splits["train"].annotated is not None for data in parts.values()):
+            raise ConfigError(
+                "Pooled: some hospitals annotate only some of the classes; their data cannot be pooled, leave it out"
+            )
         self._splits.update({split: _joined([data.splits[split] for data in parts.values()]) for split in SPLITS})
         return self
 

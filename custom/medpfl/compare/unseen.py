@@ -13,7 +13,7 @@ from medpfl.data.samples import SiteData
 from medpfl.data.site_file import load_site_file
 from medpfl.deployed.model_file import load_deployed
 from medpfl.deployed.predict import evaluate_on
-from medpfl.methods.joint import Found
+from medpfl.methods.joint_study import Found
 from medpfl.results.files import read_training
 from medpfl.results.schema import number
 from medpfl.rounds.joint import Joint, chosen, makes_joint, read_result, study_here, study_of

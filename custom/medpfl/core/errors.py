@@ -5,6 +5,18 @@ import difflib
 from collections.abc import Iterable
 
 
+def printable(text: str) -> str:
+    """The text itself, if all of it can be printed: no control of a terminal, no further line, no turn of the reading
+    direction. For words that came from elsewhere and are shown to people.
+
+    Raises:
+        ValueError: some of it cannot.
+    """
+    if not text.isprintable():
+        raise ValueError("it holds characters that cannot be printed")
+    return text
+
+
 class MedPFLError(Exception):
     """Base of every error that MedPFL raises on purpose; its text is meant to be read by a user.
 
@@ -41,6 +53,13 @@ class RefusedUpdate(MedPFLError):
 
 class PolicyRefused(MedPFLError):
     """A job wants what a hospital's own policy does not allow. It names the rule, and tells nothing of the data."""
+
+    def __init__(self, message: str):
+        super().__init__(message, public=message)
+
+
+class OutOfMemory(MedPFLError):
+    """A hospital's machine or GPU has too little memory for what a job trains. It names settings, no data."""
 
     def __init__(self, message: str):
         super().__init__(message, public=message)

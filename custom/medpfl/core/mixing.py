@@ -100,7 +100,7 @@ def _mix_tensor(matrix: Matrix, sources: Sequence[Tensor], targets: Sequence[Ten
     flat_in = [t.reshape(-1) for t in sources]
     flat_out = [t.view(-1) for t in targets]
     dtype = torch.promote_types(sources[0].dtype, torch.float32)
-    keep, shared = _split(matrix)
+    keep, shared = diagonal_and_shared(matrix)
     total = flat_in[0].numel()
     width = max(1, min(_BLOCK_VALUES // len(flat_in), total))
     rows = 1 if keep is not None else 2 * len(flat_in)
@@ -123,7 +123,7 @@ def _mix_tensor(matrix: Matrix, sources: Sequence[Tensor], targets: Sequence[Ten
             torch._foreach_copy_(new, list(after.unbind()))
 
 
-def _split(matrix: Matrix) -> tuple[list[float] | None, list[float]]:
+def diagonal_and_shared(matrix: Matrix) -> tuple[list[float] | None, list[float]]:
     """Write A as diag(keep) + 1 shared^T if its rows differ on the diagonal only (mean, SoftPull, K = 2); else None.
 
     Then the mix costs two passes over the models instead of a matrix product.

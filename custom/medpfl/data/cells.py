@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import Field, field_validator
@@ -24,6 +24,8 @@ PLACE = "\n"
 PARQUET = (".parquet", ".pq")
 Where = Mapping[str, Collection[str]]
 _TABS = (".tsv", ".tab")
+_DELTA, _PIECE_BYTES = "DELTA_BYTE_ARRAY", 2**28
+"""A way in which Parquet holds texts: each as what is new in it; and bytes of such texts to read at a time."""
 _PIECE = 50_000  # rows read at a time: texts of all rows of a long recording would take gigabytes
 
 
@@ -220,10 +222,9 @@ def _parquet(
 ) -> "Iterator[pd.DataFrame]":
     import pandas as pd
     import pyarrow as pa
-    from pyarrow import parquet
 
     try:
-        with path.open("rb") as opened, parquet.ParquetFile(opened) as file:
+        with path.open("rb") as opened, opened_parquet(opened) as file:
             schema = file.schema_arrow
             columns = form.renamed(path, schema.names)
             _check_columns(path, columns, [*wanted, *where])
@@ -232,7 +233,7 @@ def _parquet(
                 _check_type(path, name, schema.field(column).type)
             check_parquet(path, file.metadata, list(there.values()))
             row = 1
-            for batch in file.iter_batches(_PIECE, columns=list(there.values())):
+            for batch in bounded_pieces(path, file, list(there.values())):
                 content = {name: _column(batch.column(there[name]), name in numbers, form.missing) for name in wanted}
                 frame = pd.DataFrame(content)
                 frame[PLACE] = np.arange(row, row + len(frame))
@@ -259,23 +260,77 @@ def check_parquet(path: Path, metadata: Any, columns: Collection[str] | None = N
         DataError: it has too many cells, or a column grows out of all proportion.
     """
     sizes: dict[str, list[int]] = {}
-    for group in (metadata.row_group(number) for number in range(metadata.num_row_groups)):
-        for chunk in (group.column(number) for number in range(group.num_columns)):
-            if columns is None or chunk.path_in_schema in columns:
-                found = sizes.setdefault(chunk.path_in_schema, [0, 0])
-                found[0] += chunk.total_compressed_size
-                found[1] += chunk.total_uncompressed_size
+    for chunk in _chunks(metadata):
+        if columns is None or chunk.path_in_schema in columns:
+            found = sizes.setdefault(chunk.path_in_schema, [0, 0])
+            found[0] += chunk.total_compressed_size
+            found[1] += chunk.total_uncompressed_size
     check_values(path, (metadata.num_rows, len(sizes)))
     for column, (packed, size) in sizes.items():
         check_growth(path, column, packed, size)
+
+
+def opened_parquet(file: IO[bytes]) -> Any:
+    """As pyarrow has it; texts that the file holds once and repeats are not repeated in memory."""
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(file) as looked_at:
+        texts = {field.name for field in looked_at.schema_arrow if _text_type(field.type)}
+        once = texts - {chunk.path_in_schema for chunk in _chunks(looked_at.metadata) if _DELTA in chunk.encodings}
+    return parquet.ParquetFile(file, read_dictionary=sorted(once))
+
+
+def bounded_pieces(path: Path, file: Any, columns: list[str]) -> Iterator[Any]:
+    """Some rows at a time of an opened Parquet file, as record batches; of texts it is looked first how long they are
+    when they are written out, for a file holds a text once however often it occurs.
+
+    Raises:
+        DataError: a column's texts grow out of all proportion.
+    """
+    size, grown = path.stat().st_size, dict.fromkeys(columns, 0)
+    # pyarrow has no way but to write these out; no text of them is longer than all that is told once.
+    longest = [chunk.total_uncompressed_size for chunk in _chunks(file.metadata) if _DELTA in chunk.encodings]
+    rows = max(1, min(_PIECE, _PIECE_BYTES // max([1, *longest])))
+    for batch in file.iter_batches(rows, columns=columns):
+        for name in columns:
+            column = batch.column(name)
+            if _text_type(column.type):
+                grown[name] += _written_out(column)
+                check_growth(path, name, size, grown[name])
+        yield batch
+
+
+def _chunks(metadata: Any) -> Iterator[Any]:
+    """The column chunks of all row groups."""
+    for group in (metadata.row_group(number) for number in range(metadata.num_row_groups)):
+        yield from (group.column(number) for number in range(group.num_columns))
+
+
+def _written_out(column: Any) -> int:
+    """Bytes of a column's texts, each as often as it occurs."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_string_view(column.type):
+        column = column.cast(pa.large_string())
+    if not pa.types.is_dictionary(column.type):
+        return int(pc.sum(pc.binary_length(column)).as_py() or 0)
+    lengths = pc.binary_length(column.dictionary).cast(pa.int64())
+    return int(pc.sum(lengths.take(column.indices)).as_py() or 0)
+
+
+def _text_type(kind: Any) -> bool:
+    from pyarrow import types
+
+    inner = kind.value_type if types.is_dictionary(kind) else kind
+    return bool(types.is_string(inner) or types.is_large_string(inner) or types.is_string_view(inner))
 
 
 def _check_type(path: Path, column: str, kind: Any) -> None:
     from pyarrow import types
 
     inner = kind.value_type if types.is_dictionary(kind) else kind
-    text = types.is_string(inner) or types.is_large_string(inner) or types.is_string_view(inner)
-    if not (text or _numeric(inner) or types.is_null(inner)):
+    if not (_text_type(kind) or _numeric(inner) or types.is_null(inner)):
         raise DataError(f"{path}: column '{column}' is of type {kind}; expected numbers, texts or truth values")
 
 

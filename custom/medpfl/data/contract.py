@@ -15,7 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import PrivateAttr, StrictBool
 
+from medpfl.core.errors import DataError
+from medpfl.data.columns import Column
 from medpfl.data.declared import Problems, SplitRule, StorageRule, Strict
+from medpfl.data.fingerprint import Fingerprint
 from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.samples import SiteData
 from medpfl.data.target import Target
@@ -42,12 +45,13 @@ class Item:
 
     Attributes:
         image: CHW[D] (or C x length, or F features) as in the file; NaN where a value is missing.
-        target: class index, a label map HW[D] (uint8), or the number to predict (float).
+        target: class index, a label map HW[D] (uint8), the number to predict (float), or of several labels 1, 0 or NaN
+            each (of survival, the time and whether the event came).
         affine: 4 x 4 voxel to mm (RAS), where the file has a geometry.
     """
 
     image: NDArray[Any]
-    target: int | float | NDArray[np.uint8]
+    target: int | float | tuple[float, ...] | NDArray[np.uint8]
     affine: NDArray[np.float64] | None = None
 
     @property
@@ -93,6 +97,10 @@ class Dataset(Strict, ABC):
     def cases(self, problems: Problems) -> Listing:
         """All cases, split by split, without reading them."""
 
+    def shown_columns(self, listing: Listing) -> list[Column]:
+        """Every used column, for the data check; of kinds that are no table: none."""
+        return []
+
     @abstractmethod
     def read(self, case: Any) -> Item:
         """Read and check one case.
@@ -108,6 +116,15 @@ class Dataset(Strict, ABC):
         Raises:
             DataError: with the file, expected and got; or the dataset declares no such target.
         """
+
+    def fingerprint(self) -> Fingerprint:
+        """What the training part is like, in a few numbers from which a network can be planned.
+
+        Raises:
+            DataError: there is no such thing of this kind, or a case cannot be read.
+        """
+        sentence = f"a network can be planned for volumes only; the dataset is of kind '{self.kind}'"
+        raise DataError(sentence, public=sentence)
 
     @classmethod
     def gives(cls, spec: Spec) -> bool:

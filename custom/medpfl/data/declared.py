@@ -91,6 +91,15 @@ def distinct(values: list[Any]) -> None:
         seen.add(text)
 
 
+def one_class_a_value(classes: Any) -> Any:
+    """The same; raises ValueError unless every class has a value, and each value one class."""
+    if isinstance(classes, dict) and all(isinstance(values, list) for values in classes.values()):
+        distinct([value for values in classes.values() for value in values])
+        if not all(classes.values()):
+            raise ValueError("every class needs at least one value")
+    return classes
+
+
 class Classes(Strict):
     """Class by class, in their order, the values that mean it; hospitals that code classes differently list their
     own values under the same names."""
@@ -99,12 +108,8 @@ class Classes(Strict):
 
     @field_validator("classes", mode="before")
     @classmethod
-    def _one_class_a_value(cls, classes: Any) -> Any:
-        if isinstance(classes, dict) and all(isinstance(values, list) for values in classes.values()):
-            distinct([value for values in classes.values() for value in values])
-            if not all(classes.values()):
-                raise ValueError("every class needs at least one value")
-        return classes
+    def _valid(cls, classes: Any) -> Any:
+        return one_class_a_value(classes)
 
     def index(self) -> dict[str, int]:
         """Canonical value to class index."""
@@ -123,10 +128,12 @@ class LabelColumn(Classes):
 
 class LabelMap(Strict):
     """The values of a label map: 0, 1, 2, ... with their names; ``label_map`` translates what the hospital's files
-    hold (say 255) to these values, other values stay."""
+    hold (say 255) to these values, other values stay. ``annotated``: names of the labels that the files show, where
+    these are not all; what is none of them may be background or any other."""
 
     labels: dict[int, str] = Field(min_length=2)
     label_map: dict[int, int] = {}
+    annotated: list[str] | None = Field(default=None, min_length=1)
 
     @model_validator(mode="after")
     def _contiguous(self) -> "LabelMap":
@@ -135,7 +142,32 @@ class LabelMap(Strict):
         for value, target in self.label_map.items():
             if target not in self.labels:
                 raise ValueError(f"label_map: {value} is mapped to {target}, which is not among the labels")
+        foreground = self.names()[1:]
+        for name in self.annotated or []:
+            if name not in foreground or (self.annotated or []).count(name) > 1:
+                raise ValueError(
+                    f"'annotated' names labels but the first, each once: {', '.join(foreground)}; got {name}"
+                )
         return self
+
+    def shown(self) -> tuple[int, ...] | None:
+        """Numbers of the labels that are annotated, without the first; None: all."""
+        if self.annotated is None:
+            return None
+        return tuple(value for value, name in sorted(self.labels.items()) if name in self.annotated)
+
+    def refuse_partly(self, where: str) -> None:
+        """Refuse a task that would take what is not annotated for background.
+
+        Raises:
+            DataError: always, if not all labels are annotated.
+        """
+        if self.annotated is not None:
+            sentence = (
+                f"the label maps show {', '.join(self.annotated)} only, and the job's task takes what is not marked "
+                "for background; PartlyLabelled does not"
+            )
+            raise DataError(f"{where}: {sentence}", public=sentence)
 
     def names(self) -> list[str]:
         """The classes' names in the order of their values."""
@@ -153,6 +185,10 @@ class LabelMap(Strict):
             target = self.label_map.get(value, value)
             if target not in self.labels:
                 raise DataError(f"{where}: label value {value:g} is not declared; expected {self._expected()}")
+            if self.annotated is not None and target and self.labels[target] not in self.annotated:
+                raise DataError(
+                    f"{where}: label value {value:g} ({self.labels[target]}) is there, and 'annotated' does not name it"
+                )
             if target != value:
                 translated = np.where(values == value, target, translated)
         return translated.astype(np.uint8)
@@ -160,7 +196,7 @@ class LabelMap(Strict):
     def coding(self) -> list[JsonValue]:
         """All that ``translate`` goes by: the declared values, and what becomes which of them."""
         mapped: list[JsonValue] = [[value, target] for value, target in sorted(self.label_map.items())]
-        return [*sorted(self.labels), *mapped]
+        return [*sorted(self.labels), *mapped, *(self.annotated or [])]
 
     def _expected(self) -> str:
         mapped = f" (or {', '.join(map(str, sorted(self.label_map)))} by label_map)" if self.label_map else ""

@@ -9,15 +9,16 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Annotated
 
-from pydantic import Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints
 
+from medpfl.core.errors import printable
 from medpfl.data.declared import canonical
 
 LONGEST = 200
 """Characters of one description."""
 
 Meaning = Annotated[
-    list[Annotated[str, StringConstraints(min_length=1, max_length=LONGEST, pattern=r"^[^\x00-\x1f\x7f]+$")]],
+    list[Annotated[str, StringConstraints(min_length=1, max_length=LONGEST), AfterValidator(printable)]],
     Field(max_length=100_000),
 ]
 """One description an entry, in their order; see ``Preparation.meaning``."""

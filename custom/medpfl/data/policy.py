@@ -25,6 +25,8 @@ class Policy(Strict):
         least_samples: of the training part, for taking part in a job that trains.
         least_update: different training samples behind every update that leaves, hence steps x batch size.
         least_statistic: samples behind a statistic of the training part that a job asks for.
+        least_count: cases of a class, or rows of a category, behind its share where a job asks for shares; what fewer
+            have is told as what most have.
         least_scored: cases of a validation or test split whose scores leave; one that has fewer, and not none, is a
             reason not to take part.
         least_hospitals: in a job, this one among them.
@@ -39,11 +41,13 @@ class Policy(Strict):
         tasks: likewise of what is learnt.
         filters: full class names of FLARE filters that must stand between this hospital and the server, for all that
             leaves: in the hospital's own ``privacy.json``, or in the job's configuration.
+        encrypted: whether a job that trains must encrypt models (its controller's ``encryption``).
     """
 
     least_samples: AtLeastOne = 5
     least_update: AtLeastOne = 4
     least_statistic: AtLeastOne = 5
+    least_count: AtLeastOne = 5
     least_scored: AtLeastOne = 2
     least_hospitals: AtLeastOne = 2
     most_rounds: AtLeastOne = 1000
@@ -55,6 +59,7 @@ class Policy(Strict):
     methods: tuple[ClassName, ...] | None = None
     tasks: tuple[ClassName, ...] | None = None
     filters: tuple[ClassName, ...] = ()
+    encrypted: Annotated[bool, Field(strict=True)] = False
 
     def described(self) -> Iterator[str]:
         """One line for each rule: the key, its value, and whether the site file says so."""
@@ -64,5 +69,5 @@ class Policy(Strict):
             yield f"{key}: {shown}" + ("" if key in self.model_fields_set else " (default)")
 
 
-STUDY = Policy(least_samples=1, least_update=1, least_statistic=1, least_scored=1, least_hospitals=1)
+STUDY = Policy(least_samples=1, least_update=1, least_statistic=1, least_count=1, least_scored=1, least_hospitals=1)
 """For studies in one process on data that lie here anyway, as a comparison's pooled training: nothing leaves."""

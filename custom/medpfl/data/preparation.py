@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a task wants of cases, how they were prepared for it, and new cases that are prepared alike."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,7 +14,9 @@ from torch import Tensor
 from medpfl.core.errors import ConfigError, DataError
 from medpfl.data.declared import Strict
 from medpfl.data.intensity import Intensity, ZScore
+from medpfl.data.readout import ByClass, Readout
 from medpfl.data.target import Target
+from medpfl.data.untrusted import MOST_PREPARED
 
 Row = dict[str, str | float]
 """A row of a table that is written: column to value."""
@@ -29,9 +32,12 @@ class Spec:
         size: lengths in pixels (or voxels) to which images are brought, without the channels.
             Of volumes, two lengths mean axial slices of this size, three whole volumes of any size, of which networks
             see patches of this one.
+        patches: of two lengths: images and slices stay as large as they are, and networks see patches of ``size``.
         spacing: of volumes: voxel size in mm to which each is resampled.
         multiple: what the lengths of whole slices must be multiples of.
         intensity: of volumes: how their intensities are brought into a range.
+        readout: how classes follow from the outputs of a network that segments.
+        partly: whether label maps may show only some of the classes.
     """
 
     target: Target
@@ -40,11 +46,22 @@ class Spec:
     spacing: tuple[float, float, float] = (1.0, 1.0, 1.0)
     multiple: int = 1
     intensity: Intensity = ZScore()  # noqa: RUF009 (it is frozen)
+    readout: Readout = ByClass()  # noqa: RUF009 (it is frozen)
+    partly: bool = False
+    patches: bool = False
 
     def __post_init__(self) -> None:
         if self.target not in tuple(Target):
             raise ConfigError(f"a task's target must be one of {', '.join(Target)}, got '{self.target}'")
         object.__setattr__(self, "target", Target(self.target))
+        if math.prod(self.size) > MOST_PREPARED:
+            lengths = " x ".join(map(str, self.size))
+            raise ConfigError(f"the task's 'size' of {lengths} has more than {MOST_PREPARED} values, for every input")
+
+    @property
+    def whole(self) -> bool:
+        """Whether cases stay as large as they are, and networks see patches."""
+        return self.target is Target.MASK and (self.patches or len(self.size) == 3)
 
     def plane(self) -> tuple[int, int]:
         """Height and width.
@@ -56,6 +73,17 @@ class Spec:
             sentence = f"the task's size {list(self.size)} does not fit images, which have height and width"
             raise DataError(sentence, public=sentence)
         return self.size[0], self.size[1]
+
+    def lengths(self) -> tuple[int, int, int]:
+        """Of a volume that is brought to one size.
+
+        Raises:
+            DataError: the task's size has other axes.
+        """
+        if len(self.size) != 3:
+            sentence = f"the task's size {list(self.size)} does not fit volumes, which have three lengths"
+            raise DataError(sentence, public=sentence)
+        return self.size[0], self.size[1], self.size[2]
 
 
 @dataclass(frozen=True)

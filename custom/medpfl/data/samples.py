@@ -18,7 +18,7 @@ from torch import Tensor
 
 from medpfl.core.errors import DataError
 from medpfl.data.declared import StorageRule
-from medpfl.data.preparation import Preparation
+from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.rows import CaseRows, FileRows, Rows
 
 _READERS = min(4, os.cpu_count() or 1)
@@ -31,11 +31,12 @@ class Samples:
     """One split, ready for training.
 
     Attributes:
-        inputs: N x ... float32; of whole cases that differ in shape, ``CaseRows`` whose views have one shape.
+        inputs: N x ... float32; of whole cases (or slices) of any shape ``CaseRows`` whose views have one shape.
         targets: N x ..., as ``Target`` has it; beside such inputs ``CaseRows`` too.
         case: N indices into ``names``; several samples (slices) may belong to one case (volume).
         names: the cases' names at the hospital; they never leave it.
         classes: number of declared classes, whether or not each occurs in this split; 0 where the answer is a number.
+        annotated: of label maps that show some of the classes only, their numbers without the background; None: all.
         owners: of each of ``names`` whose it is, where the site file groups cases (by patient, recording); None: each
             stands for itself. They never leave the hospital either.
     """
@@ -45,6 +46,7 @@ class Samples:
     case: NDArray[np.int64]
     names: list[str]
     classes: int = 2
+    annotated: tuple[int, ...] | None = None
     owners: list[str] | None = None
 
     def __len__(self) -> int:
@@ -75,8 +77,13 @@ class Samples:
     def masks(self, decisions: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Of each of ``names`` the mask that was decided and the true one, H x W x D (of an image D is 1), uint8."""
         if isinstance(self.targets, CaseRows):
-            for number, found in enumerate(torch.split(decisions, self.entries.tolist())):
-                yield found.view(self.targets.spatial(number)), self.targets.whole(number)
+            each = torch.split(decisions, self.entries.tolist())
+            for number in range(len(self.names)):
+                rows = np.flatnonzero(self.case == number).tolist()
+                found = [each[row].view(self.targets.spatial(row)) for row in rows]
+                true = [self.targets.whole(row) for row in rows]
+                flat = found[0].ndim == 2  # an image, or the slices of a volume
+                yield (torch.stack(found, -1), torch.stack(true, -1)) if flat else (found[0], true[0])
             return
         for number in range(len(self.names)):
             mine = torch.from_numpy(self.case == number)
@@ -197,6 +204,13 @@ class CaseStore:
         return CaseRows(values, self._shapes, self._size)
 
 
+def stores(spec: Spec, budget: Budget) -> tuple[Store, Store] | tuple[CaseStore, CaseStore]:
+    """For inputs and targets, of whole cases or of rows of one shape."""
+    if spec.whole:
+        return CaseStore(budget, spec.size), CaseStore(budget, spec.size)
+    return Store(budget), Store(budget)
+
+
 Given = TypeVar("Given")
 Read = TypeVar("Read")
 
@@ -219,7 +233,7 @@ def in_parallel(read: Callable[[Given], Read], cases: Iterable[Given]) -> Iterat
 
 def empty_like(samples: Samples) -> Samples:
     """A split without samples, of the same shapes."""
-    return Samples(samples.inputs[:0], samples.targets[:0], samples.case[:0], [], samples.classes)
+    return Samples(samples.inputs[:0], samples.targets[:0], samples.case[:0], [], samples.classes, samples.annotated)
 
 
 def joined_targets(parts: Sequence[Samples]) -> Samples:
@@ -232,7 +246,13 @@ def joined_targets(parts: Sequence[Samples]) -> Samples:
         np.concatenate([part.case + start for part, start in zip(parts, starts[:-1], strict=True)]),
         [name for part in parts for name in part.names],
         parts[0].classes,
+        _annotated_by_all(parts),
     )
+
+
+def _annotated_by_all(parts: Sequence[Samples]) -> tuple[int, ...] | None:
+    known = [set(part.annotated) for part in parts if part.annotated is not None]
+    return tuple(sorted(set.intersection(*known))) if known else None
 
 
 def joined_rows(parts: Sequence[Rows], budget: Budget) -> Rows:

@@ -21,15 +21,16 @@ datasets:
     public: true                      # methods may exchange what networks say of every image
 checkpoints:
   public_lenet: lenet.safetensors     # made by ``medpfl pretrain``
+keys: hospitals.key                   # of ``medpfl keys make``, for jobs that encrypt models
 networks:                             # of this hospital's choice, for jobs that leave the network to hospitals
   organ: {path: medpfl.models.unet.UNet, args: {channels: [16, 32, 64]}}
 """
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, Field, InstanceOf, PrivateAttr, ValidationError
@@ -55,14 +56,16 @@ Kind = TypeVar("Kind", bound=Dataset)
 
 class SiteFile(Strict):
     """A hospital's declaration of its datasets, of model files (``checkpoints``) that jobs may use by name, and of the
-    network it wants for a dataset (``networks``), where a job leaves that to hospitals; and its ``policy`` for jobs."""
+    network it wants for a dataset (``networks``), where a job leaves that to hospitals; the file of the hospitals'
+    common key (``keys``); and its ``policy`` for jobs."""
 
     site: str | None = None
     storage: StorageRule = StorageRule()
     policy: Policy = Policy()
     datasets: dict[str, InstanceOf[Dataset]] = Field(min_length=1)
     checkpoints: dict[str, str] = Field(default={})
-    networks: dict[str, dict[str, Any]] = Field(default={})
+    networks: dict[str, dict[str, object]] = Field(default={})
+    keys: str | None = None
     _path: Path = PrivateAttr(default=Path())
 
     def dataset(self, name: str, *kinds: type[Kind]) -> Kind:
@@ -156,7 +159,20 @@ class SiteFile(Strict):
             )
         return {key.partition(".")[2]: tensor for key, tensor in tensors.items()}
 
-    def network(self, dataset: str) -> dict[str, Any]:
+    def key_file(self) -> Path:
+        """The file of the key that all hospitals share.
+
+        Raises:
+            SiteFileError: none is named.
+        """
+        if self.keys is None:
+            raise SiteFileError(
+                f"{self._path}: the job encrypts models, and 'keys' names no file of 'medpfl keys make'",
+                public="the job encrypts models, and this hospital's site file names no key ('keys')",
+            )
+        return self._path.parent / self.keys
+
+    def network(self, dataset: str) -> dict[str, object]:
         """The configuration of the network that the hospital wants for a dataset.
 
         Raises:
@@ -224,7 +240,7 @@ def read_for_study(path: Path, site: str | None = None) -> SiteFile:
     return load_site_file(path, site).model_copy(update={"policy": STUDY})
 
 
-def find_site_file(site: str, scope: dict[str, object] | None, kit_local: Path | None) -> SiteFile:
+def find_site_file(site: str, scope: Mapping[str, object] | None, kit_local: Path | None) -> SiteFile:
     """Find a hospital's site file: its privacy scope's property, else the environment variable, else the kit's
     ``local/`` folder. A job has no say in it.
 
@@ -251,7 +267,7 @@ def find_site_file(site: str, scope: dict[str, object] | None, kit_local: Path |
     )
 
 
-def _with_datasets(path: Path, content: dict[str, Any]) -> dict[str, Any]:
+def _with_datasets(path: Path, content: dict[str, object]) -> dict[str, object]:
     """The content with each dataset read by its kind."""
     declared = content.get("datasets")
     if not isinstance(declared, dict):
@@ -259,7 +275,7 @@ def _with_datasets(path: Path, content: dict[str, Any]) -> dict[str, Any]:
     return {**content, "datasets": {name: _dataset(path, str(name), each) for name, each in declared.items()}}
 
 
-def _dataset(path: Path, name: str, content: Any) -> Any:
+def _dataset(path: Path, name: str, content: object) -> BaseModel:
     if not isinstance(content, dict):
         raise SiteFileError(f"{path}: 'datasets.{name}': expected a mapping, got {content!r}")
     if "kind" not in content:

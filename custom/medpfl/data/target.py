@@ -14,14 +14,18 @@ class Target(StrEnum):
 
     ``CLASS``: one class a sample; N class indices (int64), decisions N x C probabilities.
     ``MASK``: a class for every pixel or voxel; N x H x W indices (uint8), decisions the same.
-    ``LABELS``: of several labels whether a sample has each; N x C zeros and ones, decisions N x C probabilities.
+    ``LABELS``: of several labels whether a sample has each; N x C zeros and ones (float32), NaN where that is not
+    known; decisions N x C probabilities.
     ``VALUE``: one number a sample; N values (float32), decisions the same. It has no classes.
+    ``SURVIVAL``: a time, and whether an event ended it (1) or only its observation (0); N x 2 (float32), decisions N
+    logarithms of the hazard ratio. It has no classes.
     """
 
     CLASS = "class"
     MASK = "mask"
     LABELS = "labels"
     VALUE = "value"
+    SURVIVAL = "survival"
 
     @property
     def told(self) -> str:
@@ -31,6 +35,7 @@ class Target(StrEnum):
             Target.MASK: "a class for every pixel or voxel",
             Target.LABELS: "for each label whether the case has it",
             Target.VALUE: "one number a case",
+            Target.SURVIVAL: "the time until an event, or until it had not come yet",
         }[self]
 
     def counts(self, targets: Tensor, classes: int) -> list[int] | None:
@@ -39,7 +44,7 @@ class Target(StrEnum):
             found: list[int] = torch.bincount(targets.long(), minlength=classes).tolist()
             return found
         if self is Target.LABELS:
-            found = targets.long().sum(dim=0).tolist()
+            found = (targets == 1).sum(dim=0).tolist()
             return found
         return None
 

@@ -13,6 +13,8 @@ from medpfl.core.errors import DataError
 
 MOST_VALUES = 2**30
 """Values (voxels, samples) that one file, or one series of DICOM files, may hold; they are held in memory together."""
+MOST_PREPARED = 2**27
+"""Values that one prepared input may have, by a job's word: of its size, or of its voxel spacing."""
 _LARGE, _RATIO = 2**28, 250
 """Bytes from which an array in an archive may not be more than so many times as large as it is compressed."""
 _LONGEST, _NODES = 2**24, 200_000

@@ -50,6 +50,11 @@ def evaluate_test(
     samples = data.splits["test"]
     if not len(samples):
         raise MedPFLError("the test split is empty", public="the test split is empty")
+    fitted: tuple[float, ...] = ()
+    if task.fits_after:
+        train = data.splits["train"]
+        fitted = task.fit_after(decide(method, name, models, task, train, device), train)
+        task = task.after_fit(fitted)
     decisions = decide(method, name, models, task, samples, device)
     found = None
     probable = decisions.is_floating_point() and decisions.shape[1:] == (samples.classes,)
@@ -64,7 +69,7 @@ def evaluate_test(
     metrics = at_threshold(task.tested, threshold)
     evaluation = task.evaluate(decisions, samples, metrics)
     sheet = task.sheet(decisions, samples, metrics, evaluation.cases)
-    return dataclasses.replace(evaluation, threshold=threshold, sheet=sheet), found
+    return dataclasses.replace(evaluation, threshold=threshold, fitted=fitted, sheet=sheet), found
 
 
 def sheet_of_validation(
@@ -145,6 +150,7 @@ def save_deployed(
         calibration=found,
         threshold=evaluation.threshold,
         one_answer=evaluation.one_answer,
+        fitted=evaluation.fitted,
         score=task.score,
         certainty=certainty,
         chosen=chosen,

@@ -3,7 +3,7 @@
 
 from collections.abc import Sequence
 
-from medpfl.methods.joint import Found
+from medpfl.methods.joint_study import Found
 
 
 def table(found: Found, hospitals: Sequence[str]) -> tuple[list[str], list[list[str]]]:

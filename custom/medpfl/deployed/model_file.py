@@ -97,6 +97,8 @@ class History(_Strict):
         threshold: of the second class's probability, chosen on the hospital's validation split; None where no metric of
             the task uses one.
         one_answer: whether it gave all test cases the same class though there are several.
+        fitted: what the task fitted on the training part's decisions (the baseline of a survival model); see
+            ``Task.fit_after``.
         score: the metric of the results that chose rounds; None in older files.
         certainty: how sure it is; None where there are too few patients.
         chosen: of the model that the hospital's validation cases chose, how; None of the others.
@@ -114,6 +116,7 @@ class History(_Strict):
     calibration: Calibration | None
     threshold: float | None = Field(default=None, exclude_if=lambda found: found is None)
     one_answer: bool = Field(default=False, exclude_if=lambda found: not found)
+    fitted: tuple[float, ...] = Field(default=(), exclude_if=lambda found: not found)
     score: str | None = Field(default=None, exclude_if=lambda found: found is None)
     certainty: Certainty | None = Field(default=None, exclude_if=lambda found: found is None)
     chosen: Chosen | None = Field(default=None, exclude_if=lambda found: found is None)
@@ -223,6 +226,8 @@ def load_deployed(path: Path) -> Deployed:
         raise MedPFLError(f"{path}: {difference}")
     _check_seal(path, meta, tensors)
     load_own_state(networks, tensors)
+    if meta.history and meta.history.fitted:
+        task = task.after_fit(meta.history.fitted)
     return Deployed(method, meta.recipe.deployed, networks.eval(), task, meta)
 
 

@@ -42,6 +42,11 @@ def write_bundle(deployed: Deployed, folder: Path) -> None:
             "a MONAI bundle is written for models that segment volumes; this one's task is "
             f"{type(deployed.task).__name__}{' of images' if of_images else ''}: export it as torchscript or onnx"
         )
+    if not spec.readout.exclusive:
+        raise MedPFLError(
+            "a MONAI bundle is written for classes of which one holds, and the regions of "
+            f"{type(deployed.task).__name__} overlap: export it as torchscript or onnx"
+        )
     if deployed.input_shape[0] != 1:
         raise MedPFLError(
             f"a MONAI bundle is written for images of one channel, this model takes {deployed.input_shape[0]}: export "

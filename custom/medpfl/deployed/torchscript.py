@@ -16,6 +16,7 @@ from medpfl.core.errors import MedPFLError
 from medpfl.data.target import Target
 from medpfl.deployed.card import INTENDED_USE
 from medpfl.deployed.model_file import Deployed
+from medpfl.tasks.base import Task
 
 TOLERANCE = 1e-5
 """Largest difference of an exported model's outputs from the model's; of the largest output where that is above 1."""
@@ -32,7 +33,7 @@ def metadata(deployed: Deployed) -> dict[str, object]:
         "output": {
             "dtype": str(outputs.dtype).removeprefix("torch."),
             "shape": ["batch", *outputs.shape[1:]],
-            **_meaning(deployed.task.spec.target, outputs),
+            **_meaning(deployed.task, outputs),
         },
         "task": deployed.meta.recipe.task,
         "preparation": deployed.preparation,
@@ -41,10 +42,13 @@ def metadata(deployed: Deployed) -> dict[str, object]:
     }
 
 
-def _meaning(target: Target, outputs: Tensor) -> dict[str, str]:
-    """How the outputs become the answer, where that does not depend on the task."""
-    if target is Target.VALUE:
-        return {"answer": f"{target.told}, of which only the task knows how it follows from the outputs"}
+def _meaning(task: Task, outputs: Tensor) -> dict[str, str]:
+    """How the outputs become the answer."""
+    target = task.spec.target
+    if target in (Target.VALUE, Target.SURVIVAL):
+        return {"answer": f"{target.told}: {task.reading}"}
+    if not task.spec.readout.exclusive:
+        return {"probabilities": task.reading}
     if target is Target.LABELS:
         return {"probabilities": "sigmoid of each label's output"}
     return {"probabilities": "sigmoid: of the second class" if outputs.shape[1] == 1 else "softmax over axis 1"}

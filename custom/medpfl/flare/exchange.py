@@ -87,6 +87,11 @@ class ExchangeController(Controller):
         """Where the job's results are written, to be downloaded with it."""
         return Path(fl_ctx.get_workspace().get_run_dir(fl_ctx.get_job_id())) / "results"
 
+    def _gradients(self) -> list[str]:
+        """Slots of which hospitals send gradients."""
+        mixers = self.coordinator.copies.mixers if isinstance(self.coordinator, Coordinator) else {}
+        return [slot for slot, mixer in mixers.items() if mixer.takes == "gradients"]
+
     # -- exchange -----------------------------------------------------------------------------------------------------
 
     def _exchange(self, exchange: Exchange, abort_signal: Signal, fl_ctx: FLContext) -> dict[str, Message[Reply]]:
@@ -147,7 +152,8 @@ class ExchangeController(Controller):
                 continue
             self._missed[site] = 0
             try:
-                replies[site] = dataclasses.replace(read_reply(result), encoded=traffic_of(fl_ctx, site))
+                reply = read_reply(result, message.slots, self._gradients())
+                replies[site] = dataclasses.replace(reply, encoded=traffic_of(fl_ctx, site))
             except MedPFLError as error:
                 self.coordinator.refuse(site, round_number, f"failed: {error}")
         return replies

@@ -12,9 +12,10 @@ from nvflare.apis.signal import Signal
 
 from medpfl.core.errors import MedPFLError, ProtocolError, Stopped
 from medpfl.data.site_file import find_site_file
+from medpfl.flare.differences import answer
 from medpfl.flare.leaving import check_filters, filters_out
 from medpfl.flare.memory import Cleaner
-from medpfl.flare.wire import ERROR, read_request, to_shareable
+from medpfl.flare.wire import ERROR, read_request
 from medpfl.methods.base import Method
 from medpfl.rounds.messages import Message, byte_count
 from medpfl.rounds.protocol import Asked, InitRequest, Request, parse
@@ -49,7 +50,7 @@ class SiteExecutor(Executor):
             return make_reply(ReturnCode.OK)
         try:
             if self._runner is None:
-                check_filters(fl_ctx)
+                check_filters(fl_ctx, hospital=True)
             request = read_request(shareable)
             if request.header.task != task_name:
                 raise ProtocolError(f"task '{task_name}' came with a request to '{request.header.task}'")
@@ -59,7 +60,7 @@ class SiteExecutor(Executor):
             reply = self._runner.handle(request)
             if isinstance(request.header, InitRequest):
                 _asked_of(fl_ctx).write_text(Asked(content=request.header).model_dump_json(), encoding="utf-8")
-            return to_shareable(reply)
+            return answer(reply, request, self._runner, fl_ctx)
         except Stopped:
             return make_reply(ReturnCode.TASK_ABORTED)
         except MedPFLError as error:

@@ -4,11 +4,13 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mixer
 from medpfl.job.codecs import Codecs
 from medpfl.job.settings import EvaluationSettings, Settings
+from medpfl.job.slots import mixers_of
 from medpfl.methods.base import Method
-from medpfl.methods.components import mixers_of
+from medpfl.privacy.linear import check_encryptable
 from medpfl.results.callbacks import Callback
 from medpfl.tasks.base import Task
 
@@ -21,10 +23,13 @@ class Job:
         min_clients: how many hospitals must answer for a round to count.
         components: slot to the server component that the job names in place of the usual one.
         trackers: are told at the server of every round's end and the job's.
+        filters: full class names of the filters of other people that the job puts at the hospitals; FLARE builds them.
         mixers: slot to the component that mixes it, for every slot, the references' first.
 
     Raises:
-        ConfigError: there is no such reference or slot, or a slot has no component (``mixers_of``).
+        ConfigError: there is no such reference or slot, a slot has no component (``mixers_of``), the job encrypts what
+            the server must see (``check_encryptable``), or there are start weights for a network that is only planned
+            when the job starts.
     """
 
     name: str
@@ -35,10 +40,18 @@ class Job:
     task: Task
     codecs: Codecs | None = None
     trackers: tuple[Callback, ...] = ()
+    filters: tuple[str, ...] = ()
     mixers: dict[str, Mixer] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        if self.task.to_be_planned and self.method.start is not None:
+            raise ConfigError(
+                "start weights are of a known network, and this job's is planned when it starts: leave 'start' out, or "
+                "take the network that 'medpfl plan' writes"
+            )
         object.__setattr__(self, "mixers", mixers_of(self.method, self.settings.references, self.components))
+        if self.settings.encryption is not None:
+            check_encryptable(self.mixers, self.settings.clip_updates is not None, self.codecs is not None)
 
 
 @dataclass(frozen=True)

@@ -61,12 +61,14 @@ class Server:
 
 @dataclass(frozen=True)
 class Client:
-    """config_fed_client.json: the executor's arguments; ``filters`` and ``others`` as in ``Server``."""
+    """config_fed_client.json: the executor's arguments; ``filters`` and ``others`` as in ``Server``, but for those of
+    the others that act on a hospital's answers on their way out alone: ``leaving``."""
 
     method: JsonValue
     task: JsonValue
     filters: Mapping[str, CodecFilter]
     others: Sequence[JsonValue]
+    leaving: Sequence[JsonValue]
 
 
 def meta_of(content: Object) -> Meta:
@@ -107,7 +109,8 @@ def server_of(content: Object) -> Server:
     if not isinstance(path, str) or path not in (CONTROLLER, EVALUATION_CONTROLLER):
         raise ConfigError(f"{where}: workflows[0].path must be {CONTROLLER} or {EVALUATION_CONTROLLER}, got {path!r}")
     filters, trackers = _filters(content, where, (ENCODE, DECODE)), tuple(list_of(content, "trackers", where))
-    others = _others(content, where)
+    others, leaving = _others(content, where)
+    others = [*others, *leaving]
     return Server(path, workflow.get("args", {}), _components(content, where), trackers, filters, others)
 
 
@@ -142,7 +145,7 @@ def client_of(content: Object) -> Client:
         if key not in args:
             raise ConfigError(f"{where}: the executor's argument '{key}' is missing")
     filters = _filters(content, where, (DECODE, ENCODE))
-    return Client(args["method"], args["task"], filters, _others(content, where))
+    return Client(args["method"], args["task"], filters, *_others(content, where))
 
 
 def _filters(content: Object, where: str, paths: tuple[str, str]) -> dict[str, CodecFilter]:
@@ -160,16 +163,19 @@ def _filters(content: Object, where: str, paths: tuple[str, str]) -> dict[str, C
     return found
 
 
-def _others(content: Object, where: str) -> list[JsonValue]:
-    """The classes of the filters that are no codec's."""
-    listed = [
-        one
-        for key in FILTERS
-        for entry in list_of(content, key, where)
-        for one in list_of(object_of(entry, where, {"tasks", "filters", "direction"}), "filters", f"{where}: {key}")
-    ]
-    paths = [one.get("path") if isinstance(one, dict) else None for one in listed]
-    return [path for path in paths if path not in (ENCODE, DECODE)]
+def _others(content: Object, where: str) -> tuple[list[JsonValue], list[JsonValue]]:
+    """The classes of the filters that are no codec's, and apart those of results on their way out."""
+    others: list[JsonValue] = []
+    leaving: list[JsonValue] = []
+    for key in FILTERS:
+        for entry in list_of(content, key, where):
+            listed = object_of(entry, where, {"tasks", "filters", "direction"})
+            goes_out = key == "task_result_filters" and listed.get("direction", "out") == "out"
+            for one in list_of(listed, "filters", f"{where}: {key}"):
+                path = one.get("path") if isinstance(one, dict) else None
+                if path not in (ENCODE, DECODE):
+                    (leaving if goes_out else others).append(path)
+    return others, leaving
 
 
 def _place(where: str, key: str, one: Object) -> str:

@@ -21,10 +21,12 @@ from medpfl.job.names import (
     CLIENT_FILE,
     ENCODE,
     EVALUATION_CONTROLLER,
+    HONOURED,
     KNOWS_MESSAGES,
     MODEL_FILE,
     SERVER_FILE,
     foreign_filter,
+    not_both,
 )
 from medpfl.job.settings import EvaluationSettings, Settings
 from medpfl.methods.base import Method
@@ -61,6 +63,9 @@ def load_config(
     meta, server, client = Meta(name, min_clients), server_of(contents[0]), client_of(contents[1])
     for where, others in ((SERVER_FILE, server.others), (CLIENT_FILE, client.others)):
         _check_filters(where, others)
+    _check_filters(CLIENT_FILE, [path for path in client.leaving if path not in HONOURED])
+    if client.filters and (both := [str(one) for one in client.leaving if one in HONOURED]):
+        raise ConfigError(f"{CLIENT_FILE}: {not_both(both[0], ENCODE)}")
     if server.controller == EVALUATION_CONTROLLER:
         return _evaluation(meta, server, client, config / MODEL_FILE)
     return _training(meta, server, client)
@@ -103,9 +108,9 @@ def _training(meta: Meta, server: Server, client: Client) -> Job:
     components: dict[str, Mixer] = {
         slot: build(spec, Mixer, f"{SERVER_FILE}: component '{slot}'") for slot, spec in server.components.items()
     }
-    codecs = _codecs(server, client)
+    codecs, filters = _codecs(server, client), tuple(str(path) for path in (*client.others, *client.leaving))
     try:
-        return Job(meta.name, meta.min_clients, settings, components, method, task, codecs, _trackers(server))
+        return Job(meta.name, meta.min_clients, settings, components, method, task, codecs, _trackers(server), filters)
     except ConfigError as error:
         raise ConfigError(f"{SERVER_FILE}: {error}") from error
 

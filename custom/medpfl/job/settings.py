@@ -3,7 +3,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from medpfl.core.checked import Checked
 from medpfl.core.errors import ConfigError
@@ -26,6 +26,8 @@ class Settings(Checked):
         most_samples: training samples; a hospital that says it has more takes no part.
         clip_updates: how many times as long as the median of the others' updates one may be; a longer one is shortened
             to that. None: it counts as it is. Either way an event tells of one that is more than 10 times as long.
+        encryption: "ckks": hospitals encrypt what they send, with a key that the server does not have, and the server
+            mixes ciphertexts. None: it sees their models.
     """
 
     rounds: int
@@ -39,6 +41,7 @@ class Settings(Checked):
     patience: int = 2
     most_samples: int = 10_000_000
     clip_updates: float | None = None
+    encryption: Literal["ckks"] | None = None
 
     gone: ClassVar = {
         "slots": "remove it, for slots follow from the method; where 'local' or 'fedavg' was not among them, add "

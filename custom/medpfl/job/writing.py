@@ -38,8 +38,10 @@ def write_job(job: Job, folder: Path) -> Path:
     Components that equal the method's own are left out.
 
     Raises:
-        MedPFLError: it cannot be written.
+        MedPFLError: it cannot be written, or it has filters of other people, whose arguments only its files hold.
     """
+    if job.filters:
+        raise MedPFLError(f"job '{job.name}' has filters that would be lost in a copy of it: {', '.join(job.filters)}")
     usual = job.method.components()
     components: list[JsonValue] = [
         {"id": slot, **spec_of(mixer)} for slot, mixer in job.components.items() if mixer != usual.get(slot)

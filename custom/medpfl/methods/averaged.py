@@ -27,7 +27,7 @@ class Averaged(Method):
 
     members: tuple[Method | Mapping[str, JsonValue], ...]
     names: tuple[str, ...]
-    target: Literal["class", "mask", "labels", "value"]
+    target: Literal["class", "mask", "labels", "value", "survival"]
 
     deploys: ClassVar = {"average": "m0"}
 

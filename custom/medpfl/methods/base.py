@@ -17,15 +17,15 @@ from medpfl.core.mixers import Mean, Mixer, NoDefault
 from medpfl.core.seeding import seed_torch
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.target import Target
-from medpfl.methods.joint import Found, Study
-from medpfl.methods.site import Batch, Hospital, Site
+from medpfl.methods.joint_study import Found, Study
+from medpfl.methods.site import Batch, Hospital, Site, Span
 from medpfl.methods.start import Started
 from medpfl.methods.training import Training
 from medpfl.tasks.base import Task
 from medpfl.tasks.inference import BATCH, decide_samples
 from medpfl.tasks.metrics.measure import Measure
 
-__all__ = ["BATCH", "Batch", "Build", "Hospital", "JointModel", "Method", "Served", "Site"]
+__all__ = ["BATCH", "Batch", "Build", "Hospital", "JointModel", "Method", "Served", "Site", "Span"]
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,10 @@ class Build:
             raise ConfigError(
                 f"{method} learns {' or '.join(target.told for target in targets)}; the answer of "
                 f"{type(self.task).__name__} is {self.task.spec.target.told}"
+            )
+        if not self.task.spec.readout.exclusive:
+            raise ConfigError(
+                f"{method} needs classes of which one holds; the regions of {type(self.task).__name__} overlap"
             )
 
     def seeded(self, make: Callable[[], nn.Module]) -> nn.Module:

@@ -11,21 +11,6 @@ from medpfl.core.checked import Checked
 from medpfl.core.errors import ConfigError
 
 
-@dataclass(frozen=True)
-class Span:
-    """The rounds over which a schedule runs: so many ``rounds``, counted on from number ``first``.
-
-    The job's training is one span. Fine-tuning after it is another, with a beginning of its own.
-    """
-
-    first: int
-    rounds: int
-
-    def passed(self, round_number: int, part: float) -> float:
-        """Rounds before this moment, in [0, ``rounds``]; ``part`` of the round, in [0, 1), is over."""
-        return min(round_number - self.first + part, float(self.rounds))
-
-
 class Schedule(Checked):
     """What the learning rate is multiplied by as time goes on."""
 

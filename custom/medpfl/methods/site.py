@@ -10,16 +10,31 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from medpfl.core.devices import moved
 from medpfl.core.errors import ConfigError, Stopped
 from medpfl.core.seeding import derive_seed
 from medpfl.data.rows import take
 from medpfl.data.samples import SiteData
 from medpfl.methods.presented import Presented
-from medpfl.methods.schedules import Span
 from medpfl.methods.training import Training
 from medpfl.tasks.base import Task
 
 Kept = TypeVar("Kept")
+
+
+@dataclass(frozen=True)
+class Span:
+    """The rounds over which a schedule runs: so many ``rounds``, counted on from number ``first``.
+
+    The job's training is one span. Fine-tuning after it is another, with a beginning of its own.
+    """
+
+    first: int
+    rounds: int
+
+    def passed(self, round_number: int, part: float) -> float:
+        """Rounds before this moment, in [0, ``rounds``]; ``part`` of the round, in [0, 1), is over."""
+        return min(round_number - self.first + part, float(self.rounds))
 
 
 @dataclass(frozen=True)
@@ -62,6 +77,7 @@ class Hospital:
         public: name to inputs, N x ..., of the method's public datasets; the same at every hospital, not on the device.
         kept: what methods ``keep`` of the data in this process.
         presented: the round's augmented batches, which all networks of the round see.
+        least_count: cases behind a share that leaves (of a class, say); fewer are told as part of the most frequent.
     """
 
     task: Task
@@ -77,6 +93,7 @@ class Hospital:
     public: Mapping[str, Tensor] = field(default_factory=dict)
     kept: dict[str, object] = field(default_factory=dict)
     presented: Presented = field(default_factory=Presented)
+    least_count: int = 1
 
 
 class Site:
@@ -95,6 +112,7 @@ class Site:
         self.task, self.data, self.models, self.device = hospital.task, hospital.data, hospital.models, hospital.device
         self.roster, self.name, self.index = hospital.roster, hospital.name, hospital.roster.index(hospital.name)
         self.checkpoints, self.public = hospital.checkpoints, hospital.public
+        self.least_count = hospital.least_count
         self._seed, self._optimizers, self._stopped = hospital.seed, hospital.optimizers, hospital.stopped
         self._kept, self._presented = hospital.kept, hospital.presented
         self._prefix = ""
@@ -139,7 +157,7 @@ class Site:
                 seen[chosen] = True
                 self.drawn[phase] = int(seen.sum())
                 self._place = Place(done, steps or (epochs or 0) * len(starts))
-                yield Batch(inputs.to(self.device), targets.to(self.device), self._place)
+                yield Batch(moved(inputs, self.device), moved(targets, self.device), self._place)
                 done += 1
                 if done == steps:
                     return
@@ -172,7 +190,7 @@ class Site:
                 rows = order[start : start + size]
                 self.go_on()
                 self._place = Place(number, epochs * len(starts))
-                yield rows, take(inputs, rows).to(self.device)
+                yield rows, moved(take(inputs, rows), self.device)
 
     def turn_to(self, batch: Batch) -> None:
         """The next steps are of this batch; for a method that has read others ahead."""
@@ -195,7 +213,7 @@ class Site:
         for start in range(0, len(samples), size):
             if self._stopped():
                 raise Stopped(f"the job was aborted before round {self.round}")
-            yield samples.inputs[start : start + size].to(self.device)
+            yield moved(samples.inputs[start : start + size], self.device)
 
     def keep(self, name: str, make: Callable[[], Kept]) -> Kept:
         """What ``make`` returned the first time in this process: for what is computed of the data once."""
@@ -321,7 +339,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 def _half(method: Training, device: torch.device) -> bool:
     """Whether forward passes are in bfloat16."""
-    supported = device.type == "cpu" or torch.cuda.is_bf16_supported()
+    supported = device.type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
     if method.precision == "bf16" and not supported:
         raise ConfigError(
             f"{type(method).__name__}'s precision is 'bf16', which this hospital's GPU does not have: take 'auto'"

@@ -43,7 +43,7 @@ def print_results(folder: Path, console: Console) -> None:
     for site in results.absent:
         table.add_row(escape(site), *[""] * (1 + len(results.labels) + bool(chosen)), results.presence[site])
     table.add_section()
-    table.add_row("mean", "", *(f"{value:.3f}" for value in results.mean))
+    table.add_row("mean", "", *results.mean_texts)
     if results.scored:
         table.add_row(SCORED, "", *results.scored)
     console.print(table)

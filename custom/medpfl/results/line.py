@@ -3,15 +3,16 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints
 
+from medpfl.core.errors import printable
 from medpfl.results.schema import ChosenRow, FinalLine, ValidationLine
 from medpfl.tasks.metrics.certainty import Certainty, Interval
 
 MOST_ROUNDS = 1_000_000
 MOST_METRICS = 200
 
-Name = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Name = Annotated[str, StringConstraints(min_length=1, max_length=200), AfterValidator(printable)]
 """Of a network, a metric, a hospital, a slot."""
 Value = Annotated[FiniteFloat, Field(ge=-1e100, le=1e100)]
 """A number whose sum over all hospitals is finite still."""

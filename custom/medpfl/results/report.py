@@ -5,11 +5,12 @@ import io
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, select_autoescape
+from jinja2 import Environment, PackageLoader, Template, select_autoescape
 
 from medpfl.core.mixing import Matrix
 from medpfl.results.chosen import chosen_texts, interval_table, paid, power_notes
@@ -40,6 +41,13 @@ def write_report(folder: Path) -> Path:
     return write_page(folder, read_summary(folder), read_lines(folder), read_mixing(folder), read_traffic(folder))
 
 
+@cache
+def _template() -> Template:
+    environment = Environment(loader=PackageLoader("medpfl.results", "."), autoescape=select_autoescape())
+    environment.globals["zip"] = zip
+    return environment.get_template("report.html")
+
+
 def write_page(
     folder: Path, summary: Summary, lines: Sequence[Line], mixing: Mapping[str, Matrix], traffic: Sequence[Traffic]
 ) -> Path:
@@ -49,8 +57,6 @@ def write_page(
         folder: its slots' files are read for how hospitals' models differ.
         mixing: "slot/round" to matrix.
     """
-    environment = Environment(loader=PackageLoader("medpfl.results", "."), autoescape=select_autoescape())
-    environment.globals["zip"] = zip
     with plain_text():
         drawn = {
             "curves": _curves(summary, lines),
@@ -58,7 +64,7 @@ def write_page(
             "networks": _networks(summary, mixing),
             "sdwd": _sdwd(folder),
         }
-    page = environment.get_template("report.html").render(
+    page = _template().render(
         summary=summary,
         settings=json_of(summary)["settings"],
         best=_table(summary, result_table(summary)),
@@ -126,7 +132,7 @@ def _table(summary: Summary, table: ResultTable) -> _Shown:
         labels=table.labels,
         presence=PRESENCE if table.presence else "",
         rows=rows,
-        mean=[_text(value) for value in table.mean],
+        mean=table.mean_texts,
         gains=None if gains is None else [None if gain is None else _signed(gain) for gain in gains],
         scored=table.scored,
         rounds=[summary.best[model].round if model in summary.best else "" for model in table.models],

@@ -82,6 +82,13 @@ class ResultTable:
             known.any(axis=0), np.where(known, self.values, 0).sum(axis=0) / known.sum(axis=0).clip(1), np.nan
         )
 
+    @property
+    def mean_texts(self) -> list[str]:
+        """The mean in words, with how many hospitals it is of where some have no value."""
+        counted = (~np.isnan(self.values)).sum(axis=0)
+        some = [f" ({k} of {len(self.sites)} hospitals)" if 0 < k < len(self.sites) else "" for k in counted.tolist()]
+        return [f"{_text(value)}{told}" for value, told in zip(self.mean, some, strict=True)]
+
 
 def result_table(summary: Summary, choice: str = "best", score: str | None = None) -> ResultTable:
     """Test scores of the models of the "best" or of the "last" round (fine-tuning has one model only)."""
@@ -124,7 +131,7 @@ def metric_means(summary: Summary) -> tuple[list[str], list[list[str]]]:
     if not others:
         return [], []
     every = [result_table(summary), *others]
-    rows = [[label, *(_text(table.mean[k]) for table in every)] for k, label in enumerate(every[0].labels)]
+    rows = [[label, *(table.mean_texts[k] for table in every)] for k, label in enumerate(every[0].labels)]
     return ["model", *(table.score for table in every)], rows
 
 

@@ -30,6 +30,7 @@ def check_policy(job: Job | EvaluationJob, site: SiteFile) -> SiteData:
     policy.check_threads(site.policy, job.settings.threads)
     if isinstance(job, Job):
         policy.check_length(site.policy, job.settings.rounds, job.settings.finetune)
+        policy.check_encrypted(site.policy, job.settings.encryption)
         for name in job.method.public_datasets():
             site.check_public(name)
     task = (job.task.at(site.site) if site.site else job.task).chosen(site)
@@ -38,8 +39,9 @@ def check_policy(job: Job | EvaluationJob, site: SiteFile) -> SiteData:
         policy.check_networks(site.policy, store.read(job.model)[0])
     else:
         policy.check_data(site.policy, data, methods)
-        with policy.building(site.policy):
-            task.network(data)
+        if not task.to_be_planned:
+            with policy.building(site.policy):
+                task.network(data)
     return data
 
 

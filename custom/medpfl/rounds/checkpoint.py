@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from medpfl import store
@@ -57,7 +58,10 @@ class Checkpoint:
 
 def compact(states: list[dict[str, Tensor]], roster: Sequence[str]) -> dict[str, dict[str, Tensor]]:
     """Owner to state; one entry for everybody where all hospitals have the same."""
-    same = all((state[key] == states[0][key]).all() for state in states[1:] for key in states[0])
+    same = all(
+        state.keys() == states[0].keys() and all(torch.equal(state[key], states[0][key]) for key in state)
+        for state in states[1:]
+    )
     return {SHARED: states[0]} if same else dict(zip(roster, states, strict=True))
 
 
@@ -93,9 +97,10 @@ def load(
     stack: Stack = {}
     for slot, entries in slots.items():
         shared = found.get(f"{slot}/{SHARED}")
-        states = [shared or found[f"{slot}/{site}"] for site in roster]
-        if set(states[0]) != set(entries):
-            other = sorted(set(states[0]) ^ set(entries))[0]
+        states = [shared or found.get(f"{slot}/{site}", {}) for site in roster]
+        fullest = max(states, key=len)  # of what is encrypted, a copy that nobody has mixed yet is empty
+        if set(fullest) != set(entries):
+            other = sorted(set(fullest) ^ set(entries))[0]
             raise MedPFLError(
                 f"{folder} holds a checkpoint of another version of MedPFL (the entry '{other}' of slot '{slot}' is in "
                 "it or in the hospitals' networks, and not in both): remove the folder to start the run anew"

@@ -16,6 +16,7 @@ import numpy as np
 from medpfl.core.codecs.progress import progress_of
 from medpfl.core.mixers import RoundInfo
 from medpfl.core.mixing import Matrix
+from medpfl.data.fingerprint import Planned
 from medpfl.job.contents import Job
 from medpfl.results.callbacks import Callback, Report, ResultFiles
 from medpfl.results.files import write_slots
@@ -26,11 +27,12 @@ from medpfl.rounds import checkpoint, protocol
 from medpfl.rounds.announcing import versions
 from medpfl.rounds.answers import Check, answers, no_tensors
 from medpfl.rounds.best import BestRounds
-from medpfl.rounds.checks import check_statistics, check_update, most_common
+from medpfl.rounds.checks import check_statistics, most_common
 from medpfl.rounds.copies import Copies
 from medpfl.rounds.joining import about, begins_with, join, oddities
 from medpfl.rounds.lock import StateLock
 from medpfl.rounds.messages import Message, Slots, byte_count, digest_of, table
+from medpfl.rounds.planning import Planning, as_planned
 from medpfl.rounds.quorum import Quorum
 from medpfl.rounds.refining import Refining, refining, show
 from medpfl.rounds.terms import terms_of
@@ -63,7 +65,7 @@ class Coordinator:
         self.job, self.settings = job, job.settings
         self.terms = terms_of(job)
         self.roster = tuple(sorted(roster))
-        self.copies = Copies(job.mixers, self.roster)
+        self.copies = Copies(job.mixers, self.roster, job.settings.encryption is not None)
         self.results = results
         files = [ResultFiles(results), Report(results)]
         self.record = Record(job.name, self.roster, files, [*job.trackers, *trackers])
@@ -76,11 +78,18 @@ class Coordinator:
         self._home, self._lock = home, StateLock()
         self._log = logging.getLogger(__name__)
         self._refining: Refining | None = None
+        self.planning = Planning(job, self.roster, home, self.record, self._quorum)
         self._best = BestRounds(self.record, self.terms.score, self.terms.measures[self.terms.score])
 
     def close(self) -> None:
         """Let another job work in this run's state folder."""
         self._lock.release()
+
+    def follow(self, plan: Planned | None) -> None:
+        """The job's network is the planned one, where it was to be planned."""
+        method, task = as_planned(self.job.method, self.job.task, plan)
+        self.job = dataclasses.replace(self.job, method=method, task=task)
+        self.terms = terms_of(self.job)
 
     # -- init ---------------------------------------------------------------------------------------------------------
 
@@ -95,8 +104,10 @@ class Coordinator:
             roster=self.roster,
             seed=self.settings.seed,
             threads=self.settings.threads,
+            planned=self.planning.plan,
             slots={slot: mixer.travels for slot, mixer in mixers.items()},
             gradients=tuple(slot for slot in self.copies.travelling if mixers[slot].takes == "gradients"),
+            encryption=self.settings.encryption,
         )
 
     def take_init(self, replies: Replies) -> None:
@@ -171,7 +182,7 @@ class Coordinator:
         return list(accepted)
 
     def _check_update(self, site: str, reply: Message[protocol.TrainReply]) -> None:
-        check_update(site, reply.slots, self.expected, self._buffers)
+        self.copies.check(site, reply.slots, self.expected, self._buffers)
 
     def _mix(
         self, round_number: int, slots: list[str], accepted: Mapping[str, Message[protocol.Part]]
@@ -251,7 +262,7 @@ class Coordinator:
             self._asked(protocol.RefineRequest, now.round, step=now.step),
             protocol.RefineReply,
             replies,
-            lambda site, reply: check_update(site, reply.slots, expected, self._buffers),
+            lambda site, reply: self.copies.check(site, reply.slots, expected, self._buffers),
             f"update refused in step {now.step}",
         )
         self._quorum.check(now.round, accepted, "sent a usable update")
@@ -296,8 +307,10 @@ class Coordinator:
                 chosen[site] = message.header.chosen.chosen_at(site)
         links = self.copies.links()
         said = self._about.model_copy(update={"networks": links, "trained": trained, "chosen": chosen})
-        self.record.finish(said, self.best, write_slots(self.results, self.job.name, self.copies.compact()))
+        readable = {} if self.copies.sealed else self.copies.compact()
+        self.record.finish(said, self.best, write_slots(self.results, self.job.name, readable))
         self._save(finished=True)
+        self.planning.forget()
 
     def _answers(
         self,
@@ -359,7 +372,7 @@ class Coordinator:
 
     def _resume(self) -> bool:
         """Take up an unfinished run of the same job, settings, seed and roster; a finished one starts fresh."""
-        found, told = checkpoint.load(self._state, {s: self.expected[s] for s in self.copies.travelling}, self.roster)
+        found, told = checkpoint.load(self._state, self.copies.entries(self.expected), self.roster)
         if found is not None:
             self.copies.restore(found.stack, found.mixers)
             self.done = found.about.done

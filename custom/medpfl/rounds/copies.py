@@ -7,12 +7,14 @@ from torch import Tensor
 
 from medpfl.core.errors import ConfigError, RefusedUpdate
 from medpfl.core.mixers import Mixer, RoundInfo
-from medpfl.core.mixing import Matrix, State
+from medpfl.core.mixing import Matrix, State, restrict
 from medpfl.job.names import SERVER_FILE
 from medpfl.rounds import checkpoint
 from medpfl.rounds.bounds import Far, bound
 from medpfl.rounds.checkpoint import Stack
+from medpfl.rounds.checks import Table, check_update
 from medpfl.rounds.messages import Slots, byte_count
+from medpfl.rounds.sealing import check_sealed, mix_sealed, sealed_table, whole_numbers
 
 
 class Copies:
@@ -21,10 +23,12 @@ class Copies:
     Args:
         mixers: slot to server component.
         roster: the hospitals' names, sorted; copy k is the k-th hospital's.
+        sealed: whether the hospitals encrypt them (``rounds.sealing``).
     """
 
-    def __init__(self, mixers: Mapping[str, Mixer], roster: Sequence[str]):
+    def __init__(self, mixers: Mapping[str, Mixer], roster: Sequence[str], sealed: bool = False):
         self.mixers = dict(mixers)
+        self.sealed = sealed
         self.travelling = [slot for slot, mixer in self.mixers.items() if mixer.travels]
         self.stack: Stack = {}
         self._roster = tuple(roster)
@@ -59,7 +63,8 @@ class Copies:
         """All hospitals begin with the same tensors."""
         for slot in self.travelling:
             self.mixers[slot].start(slots[slot])
-            self.stack[slot] = [{key: t.clone() for key, t in slots[slot].items()} for _ in self._roster]
+            known = whole_numbers(slots[slot]) if self.sealed else slots[slot]
+            self.stack[slot] = [{key: t.clone() for key, t in known.items()} for _ in self._roster]
 
     def restore(self, stack: Stack, states: Mapping[str, State]) -> None:
         """Go on from a checkpoint's copies and components' states."""
@@ -70,7 +75,10 @@ class Copies:
     def bound(
         self, slots: Sequence[str], sent: Mapping[str, Slots], buffers: Collection[str], limit: float | None
     ) -> list[Far]:
-        """What of the hospitals' updates is far longer than the others'; see ``rounds.bounds``."""
+        """What of the hospitals' updates is far longer than the others'; see ``rounds.bounds``. Of what is encrypted
+        the server cannot know."""
+        if self.sealed:
+            return []
         held = {site: self.of(site, slots) for site in sent}
         gradients = [slot for slot in slots if self.mixers[slot].takes == "gradients"]
         return bound(slots, sent, held, gradients, buffers, limit)
@@ -88,10 +96,27 @@ class Copies:
                 sent[site][slot] if site in sent else {key: t.clone() for key, t in kept.items()}
                 for site, kept in zip(self._roster, self.stack[slot], strict=True)
             ]
+            if self.sealed:
+                matrices[slot] = restrict(self.mixers[slot].matrix(info), info.present)
+                self.stack[slot] = mix_sealed(matrices[slot], stack)
+                continue
             self.stack[slot], matrix = self.mixers[slot].mix(stack, info)
             if matrix is not None:
                 matrices[slot] = matrix
         return matrices
+
+    def check(self, site: str, sent: Slots, expected: Table, buffers: Collection[str]) -> None:
+        """Refuse an update that is not of the expected slots; see ``rounds.checks`` and ``rounds.sealing``.
+
+        Raises:
+            RefusedUpdate: naming the hospital, the entry, expected and got.
+        """
+        (check_sealed if self.sealed else check_update)(site, sent, expected, buffers)
+
+    def entries(self, expected: Table) -> Table:
+        """Of the expected slots what the copies hold of each."""
+        found = sealed_table(expected) if self.sealed else expected
+        return {slot: found[slot] for slot in self.travelling}
 
     def of(self, site: str, slots: Sequence[str]) -> Slots:
         """A hospital's copies."""

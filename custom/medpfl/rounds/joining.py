@@ -18,7 +18,7 @@ from medpfl.rounds.messages import Message, Slots, digest_of, fingerprint, table
 from medpfl.rounds.protocol import InitReply, as_json
 from medpfl.rounds.terms import Terms
 
-_ALIKE = {"common", "classes", "buffers"}
+_ALIKE = {"common", "classes", "buffers", "encryption"}
 _GREAT_SHARE = 0.8
 """A hospital with a larger share of all training samples has more than four times those of all others together."""
 
@@ -132,6 +132,11 @@ def _difference(site: str, theirs: Message[InitReply], first: str, reference: Me
     one, other = theirs.header, reference.header
     if one.common != other.common:
         return f"{site} has {_named(one.common)}, {first} has {_named(other.common)}"
+    if one.encryption != other.encryption:
+        return (
+            f"{site} has another encryption key (fingerprint {one.encryption}) than {first} ({other.encryption}): "
+            "all hospitals need the file of one 'medpfl keys make'"
+        )
     if differs := other_inputs(one.recipe.meaning, f"{site}'s", other.recipe.meaning, f"{first}'s"):
         return differs
     if fingerprint(theirs.slots) != fingerprint(reference.slots):

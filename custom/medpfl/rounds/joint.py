@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import medpfl
 from medpfl import store
 from medpfl.component import build, spec_of
+from medpfl.core.devices import training_device
 from medpfl.core.errors import ConfigError, DataError, MedPFLError
 from medpfl.core.tied import load_own_state, own_state
 from medpfl.data.samples import SiteData
@@ -20,7 +21,7 @@ from medpfl.data.site_file import SiteFile, load_site_file
 from medpfl.data.target import listed
 from medpfl.deployed.model_file import Deployed, History, ModelMeta, Recipe, build_networks, differing_entry
 from medpfl.methods.base import JointModel, Method
-from medpfl.methods.joint import Found, Study
+from medpfl.methods.joint_study import Found, Study
 from medpfl.results.files import read_summary, read_training
 from medpfl.results.schema import EvaluationSummary, TrainingSummary
 from medpfl.rounds.checkpoint import SHARED
@@ -229,7 +230,7 @@ def study_of(model: Joint, site: str, data: SiteData) -> Study:
             f"{site}: the super model takes inputs of shape {expected} with the classes "
             f"{listed(model.recipe.classes)}; the data have {got} and {listed(data.class_names)}"
         )
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = training_device()
     return model.method.study(model.networks.to(device), model.task, data, device)
 
 

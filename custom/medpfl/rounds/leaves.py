@@ -38,7 +38,11 @@ def leaves_of(job: Job | EvaluationJob, hospitals: int | None = None) -> list[Le
     found: list[Leaving] = []
     for kind in get_args(Reply):
         task = _task_of(kind)
-        if task == "evaluate" or (task in ("statistics", "refine") and task not in tensors):
+        if (
+            task == "evaluate"
+            or (task == "plan" and not job.task.to_be_planned)
+            or (task in ("statistics", "refine") and task not in tensors)
+        ):
             continue
         found += [*_fields(kind), *tensors.get(task, [])]
         if job.codecs and task in TASKS and task != "init":
@@ -58,8 +62,14 @@ def _tensors(job: Job, hospitals: int) -> dict[str, list[Leaving]]:
     if public := job.method.public_datasets():
         names = " and ".join(f"'{name}'" for name in public)
         learnt += f"; what a network says of public data, row by row, is of {names} alone"
+    if job.filters:
+        learnt += (
+            f"; it passes {', '.join(job.filters)}, before which FLARE's own privacy filters act on the difference"
+        )
     codec = job.codecs.from_site if job.codecs else None
     encoded = f", encoded ({type(codec).__name__})" if codec else ""
+    if job.settings.encryption:
+        encoded = ", encrypted: only hospitals can read it; whole numbers (counts of steps) are not"
 
     def of_slots(task: str, slots: list[str]) -> list[Leaving]:
         made = {slot: "gradients" if job.mixers[slot].takes == "gradients" else learnt for slot in slots}

@@ -44,6 +44,13 @@ def check_start(policy: Policy, header: InitRequest) -> None:
     check_hospitals(policy, len(set(header.roster)))
     check_length(policy, header.rounds)
     check_threads(policy, header.threads)
+    check_encrypted(policy, header.encryption)
+
+
+def check_encrypted(policy: Policy, encryption: str | None) -> None:
+    """Raises PolicyRefused: the job would show this hospital's models to the server."""
+    if policy.encrypted and encryption is None:
+        raise PolicyRefused("this hospital's policy ('encrypted') asks for models that the server cannot see")
 
 
 def check_hospitals(policy: Policy, count: int) -> None:

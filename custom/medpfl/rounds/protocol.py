@@ -9,9 +9,10 @@ asked: see ``rounds.answers``.
 import json
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, StringConstraints
 
-from medpfl.core.errors import ProtocolError
+from medpfl.core.errors import ProtocolError, printable
+from medpfl.data.fingerprint import Fingerprint, Planned
 from medpfl.deployed.model_file import Recipe
 from medpfl.results.line import MOST_METRICS, ChosenModel, MetricLine, Name, Round, Value
 from medpfl.results.schema import BestRound, Rebuild
@@ -23,13 +24,15 @@ LONGEST = 16 * 2**20
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Positive = Annotated[int, Field(ge=1, lt=2**53)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-Text = Annotated[str, StringConstraints(max_length=1000, pattern=r"^[^\x00-\x1f\x7f]*$")]
+Text = Annotated[str, StringConstraints(max_length=1000), AfterValidator(printable)]
 Names = Annotated[tuple[Name, ...], Field(max_length=10_000)]
 Notes = Annotated[tuple[Text, ...], Field(max_length=100)]
 Lines = Annotated[tuple[MetricLine, ...], Field(max_length=100)]
 Measures = Annotated[dict[Name, Measure], Field(max_length=MOST_METRICS)]
 Losses = Annotated[dict[Name, Value | None], Field(max_length=100)]
-Versions = Annotated[dict[Name, Annotated[str, StringConstraints(max_length=100)]], Field(max_length=20)]
+Versions = Annotated[
+    dict[Name, Annotated[str, StringConstraints(max_length=100), AfterValidator(printable)]], Field(max_length=20)
+]
 Component = dict[str, JsonValue]
 """A component's configuration: its class and arguments."""
 
@@ -72,13 +75,23 @@ class Told(Part):
 # -- requests ---------------------------------------------------------------------------------------------------------
 
 
+class PlanRequest(Part):
+    """Tell what the volumes are like, so that a network can be planned."""
+
+    task: Literal["plan"] = "plan"
+    job: Text
+    round: Literal[0] = 0
+
+
 class InitRequest(Part):
     """Get ready: read the data, build the networks.
 
     Attributes:
+        planned: the network, where the job has it planned.
         slots: slot to whether it travels.
         gradients: slots whose component takes gradients instead of models.
         codec: of what goes to the hospital; a codec's end adds it.
+        encryption: how the hospitals encrypt what they send; None: they do not.
     """
 
     task: Literal["init"] = "init"
@@ -91,6 +104,8 @@ class InitRequest(Part):
     slots: dict[Name, bool]
     gradients: Names
     codec: Component | None = None
+    planned: Planned | None = None
+    encryption: Literal["ckks"] | None = None
 
 
 class OfRun(Part):
@@ -190,6 +205,18 @@ class Sizes(Part):
     test: Count
 
 
+class PlanReply(Part):
+    """What a hospital's volumes are like.
+
+    Attributes:
+        fingerprint: of the training volumes how many there are, the number of channels and classes, the median and the
+            tenth percentile of the voxels' distances (mm), and the median shape: along each axis one number of all.
+    """
+
+    task: Literal["plan"] = "plan"
+    fingerprint: Fingerprint
+
+
 class InitReply(Part):
     """What a hospital is ready for.
 
@@ -209,6 +236,7 @@ class InitReply(Part):
         plan: what the method will tell and ask for.
         codecs: the codecs by direction; a codec's end adds them.
         adapts: whether one of them goes by the job's progress; a codec's end adds it.
+        encryption: fingerprint of the key with which this hospital encrypts; None: it does not.
     """
 
     task: Literal["init"] = "init"
@@ -225,6 +253,7 @@ class InitReply(Part):
     plan: Plan
     codecs: dict[Literal["to_site", "from_site"], Component | None] | None = None
     adapts: bool = False
+    encryption: Name | None = None
 
 
 class StatisticsReply(Part):
@@ -316,8 +345,8 @@ class EvaluateReply(Part):
 
 
 RunRequest = StatisticsRequest | TrainRequest | RefineRequest | ValidateRequest | FinishRequest
-Request = InitRequest | RunRequest | EvaluateRequest
-Reply = InitReply | StatisticsReply | TrainReply | RefineReply | ValidateReply | FinishReply | EvaluateReply
+Request = PlanRequest | InitRequest | RunRequest | EvaluateRequest
+Reply = PlanReply | InitReply | StatisticsReply | TrainReply | RefineReply | ValidateReply | FinishReply | EvaluateReply
 
 
 # -- the text on the wire ---------------------------------------------------------------------------------------------

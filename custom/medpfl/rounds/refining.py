@@ -11,7 +11,7 @@ from medpfl.rounds.checkpoint import SHARED, Stack, compact
 from medpfl.rounds.messages import Slots
 from medpfl.rounds.protocol import Plan
 
-_OF = "@"
+OF = "@"
 """Between the slot and the hospital in the name of a model that is shown."""
 
 
@@ -50,14 +50,14 @@ def refining(
 
 def show(stack: Stack, slots: Sequence[str], roster: Sequence[str]) -> Slots:
     """All hospitals' models of these slots as slots of a message; a model that all share, once."""
-    return {f"{slot}{_OF}{who}": state for slot in slots for who, state in compact(stack[slot], roster).items()}
+    return {f"{slot}{OF}{who}": state for slot in slots for who, state in compact(stack[slot], roster).items()}
 
 
 def take_shown(slots: Slots, roster: Sequence[str]) -> dict[str, list[dict[str, Tensor]]]:
     """The inverse: slot to the models in the roster's order; what is not ``show``'s is left out."""
     found: dict[str, dict[str, dict[str, Tensor]]] = {}
     for name, state in slots.items():
-        slot, of, who = name.partition(_OF)
+        slot, of, who = name.partition(OF)
         if of:
             found.setdefault(slot, {})[who] = state
     return {

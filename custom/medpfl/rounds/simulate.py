@@ -43,6 +43,11 @@ def simulate(
     Raises:
         MedPFLError: as the hospitals and the server raise them.
     """
+    if job.filters:
+        raise ConfigError(
+            f"job '{job.name}' has filters that FLARE alone can apply ({', '.join(job.filters)}), and this is not "
+            "FLARE: run it with ./poc/run, or without them"
+        )
     runners = _runners(job, site_files, home, read)
     server = home / "server" / job.name
     coordinator = Coordinator(job, list(runners), server, results, trackers)

@@ -12,26 +12,27 @@ from torch import nn
 
 from medpfl import store
 from medpfl.component import spec_of
+from medpfl.core.devices import memory_errors, training_device
 from medpfl.core.errors import ConfigError, ProtocolError
 from medpfl.core.seeding import seed_torch
 from medpfl.core.tied import own_state
 from medpfl.data.samples import SiteData
 from medpfl.data.site_file import SiteFile
-from medpfl.methods.base import Build, Hospital, Method, Site
+from medpfl.methods.base import Build, Hospital, Method, Site, Span
 from medpfl.methods.presented import Presented
 from medpfl.methods.references import riding_along
-from medpfl.methods.schedules import Span
 from medpfl.results.line import MetricLine
 from medpfl.results.schema import number
 from medpfl.rounds import policy
 from medpfl.rounds.announcing import fine_tuned_name, plan_of, rebuild_of, versions
 from medpfl.rounds.choosing import Holding, local_first
-from medpfl.rounds.common import read_common
 from medpfl.rounds.evaluation import GIVEN, evaluate_given
+from medpfl.rounds.held_alike import read_common
 from medpfl.rounds.lock import StateLock
 from medpfl.rounds.messages import Message, Slots, copy_out, digest_of, gather, load, plain_name
 from medpfl.rounds.mixed import MIXED, keep_mixed, load_mixed
 from medpfl.rounds.networks import Networks
+from medpfl.rounds.planning import as_planned, fingerprint_of
 from medpfl.rounds.private import PRIVATE, restore_private, save_private
 from medpfl.rounds.protocol import (
     EvaluateReply,
@@ -41,6 +42,8 @@ from medpfl.rounds.protocol import (
     InitReply,
     InitRequest,
     OfRun,
+    PlanReply,
+    PlanRequest,
     RefineReply,
     RefineRequest,
     Reply,
@@ -55,6 +58,7 @@ from medpfl.rounds.protocol import (
 )
 from medpfl.rounds.refining import take_shown
 from medpfl.rounds.scoring import Scoring
+from medpfl.rounds.sealing import Seal, seal_of
 from medpfl.tasks.base import Task
 
 Choice = Literal["best", "last"]
@@ -84,15 +88,16 @@ class SiteRunner:
     ):
         self.name, self.root = name, root
         self.method, self.task = method.at(name), task.at(name)
-        self._config = [spec_of(method), spec_of(task)]
+        self._given = method, task
         self._site_file, self._stopped, self._filters = site_file, stopped, filters
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.device = training_device()
         self._log = logging.getLogger(f"{__name__}.{name}")
         self.data: SiteData
         self.networks: Networks
         self._run: str | None = None
         self._lock = StateLock()
         self._ready = False
+        self._seal: Seal | None = None
 
     @property
     def models(self) -> nn.ModuleDict:
@@ -104,14 +109,26 @@ class SiteRunner:
 
         Raises:
             ProtocolError: it is of a run, and comes before the first.
+            CodecError: the job encrypts, and it cannot be decrypted, or the answer not encrypted.
+            OutOfMemory: the machine or its GPU has too little memory for it.
         """
-        header, slots = message.header, message.slots
+        header = message.header
         if isinstance(header, OfRun) and not self._ready:
             raise ProtocolError(f"{self.name} is asked for a part of a run before it was asked to get ready")
         if isinstance(header, OfRun):
             policy.check_round(self.policy, header)
             self._rounds = header.rounds
+        with memory_errors(f"take a smaller batch_size (now {self.method.batch_size}) or smaller images or patches"):
+            reply = self._answer(self._seal.open(message) if self._seal else message)
+        return self._seal.close(reply) if self._seal else reply
+
+    def _answer(self, message: Message[Request]) -> Message[Reply]:
+        header, slots = message.header, message.slots
         match header:
+            case PlanRequest():
+                site_file = self._site_file()
+                policy.check_classes(site_file.policy, [self.method], self.task, self._filters)
+                return Message(PlanReply(fingerprint=fingerprint_of(site_file, self.task)))
             case InitRequest():
                 return self._init(header)
             case StatisticsRequest():
@@ -140,13 +157,16 @@ class SiteRunner:
     def _init(self, header: InitRequest) -> Message[InitReply]:
         site_file = self._site_file()
         self.policy = site_file.policy
+        method, task = as_planned(*self._given, header.planned)
+        self.method, self.task = method.at(self.name), task.at(self.name)
+        self._config = [spec_of(method), spec_of(task)]
         self.methods = [self.method, *riding_along(header.slots, self.method)]
         policy.check_start(self.policy, header)
         policy.check_classes(self.policy, self.methods, self.task, self._filters)
         torch.set_num_threads(header.threads)
         self.home = self.root / plain_name(header.job)
         self.roster = header.roster
-        self.seed = header.seed
+        self.seed, self.gradients = header.seed, frozenset(header.gradients)
         self._rounds = header.rounds
         if self.name not in self.roster:
             raise ConfigError(f"{self.name} is not one of this job's hospitals: {', '.join(self.roster)}")
@@ -160,6 +180,8 @@ class SiteRunner:
         common = self.common.marks()
         self._served = header.slots
         self._build()
+        start = self.networks.gather()
+        self._seal = seal_of(header, site_file, self.name, start, self.networks.untrained(), self.roster)
         self._ready = True
         self._log.info(self.networks.describe())
         reply = InitReply(
@@ -174,8 +196,9 @@ class SiteRunner:
             classes=tuple(self.data.class_names),
             versions=versions(),
             plan=plan_of(self.method, self.methods, header.rounds),
+            encryption=self._seal.fingerprint if self._seal else None,
         )
-        return Message(reply, self.networks.gather())
+        return Message(reply, start)
 
     def _build(self) -> None:
         """All networks with the job's initial weights."""
@@ -268,6 +291,7 @@ class SiteRunner:
             public=self.common.public,
             kept=self._kept,
             presented=self._presented,
+            least_count=self.policy.least_count,
         )
         return Site(hospital, method, round_number, span or Span(1, self._rounds))
 

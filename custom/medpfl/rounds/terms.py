@@ -28,6 +28,7 @@ class Terms:
         ranges: metric to its least and its largest possible value.
         codecs: by direction; None: the job has none.
         adapts: whether one of them goes by the job's progress.
+        encrypted: whether the hospitals encrypt what they send.
         scored: model to after what it is evaluated: the mixing, or local steps.
     """
 
@@ -40,6 +41,7 @@ class Terms:
     ranges: Mapping[str, Range]
     codecs: Mapping[str, Component | None] | None
     adapts: bool
+    encrypted: bool = False
     scored: Mapping[str, str] = field(default_factory=dict)
 
     def difference(self, reply: InitReply) -> str | None:
@@ -47,7 +49,7 @@ class Terms:
         for name in ("codecs", "adapts", "score", "measures", "personalised", "plan"):
             if getattr(reply, name) != getattr(self, name):
                 return name
-        return None
+        return None if (reply.encryption is not None) == self.encrypted else "encryption"
 
 
 def terms_of(job: Job) -> Terms:
@@ -67,6 +69,7 @@ def terms_of(job: Job) -> Terms:
         ranges={metric.name: metric.range for metric in job.task.tested},
         codecs=ends,
         adapts=bool(job.codecs and job.codecs.from_site and job.codecs.from_site.adapts),
+        encrypted=job.settings.encryption is not None,
         scored=_scored(methods, job.settings.finetune),
     )
 

@@ -17,12 +17,14 @@ from torch import Tensor, nn
 from medpfl.component import build, import_named
 from medpfl.core.checked import Checked
 from medpfl.core.errors import ConfigError
+from medpfl.data.fingerprint import Fingerprint, Planned
 from medpfl.data.kinds import read_preparation
 from medpfl.data.preparation import NewCase, Row, Spec
 from medpfl.data.rows import take
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.site_file import SiteFile
 from medpfl.data.target import Target
+from medpfl.models.auto import Auto
 from medpfl.models.base import Architecture
 from medpfl.models.by_hospital import OwnChoice
 from medpfl.tasks.losses.base import Loss
@@ -41,6 +43,7 @@ class Evaluation:
         cases: one row a case with its own metrics or prediction; stays at the hospital.
         threshold: that validation chose and the metrics use; None where they use none.
         one_answer: whether every sample was given the same class though there are several (``metrics.constant``).
+        fitted: what the task fitted for the model (``Task.fit_after``).
         sheet: what the score of any resample of the patients follows from; stays at the hospital. Of tests only.
     """
 
@@ -48,6 +51,7 @@ class Evaluation:
     cases: list[Row] = field(default_factory=list)
     threshold: float | None = None
     one_answer: bool = False
+    fitted: tuple[float, ...] = ()
     sheet: Sheet | None = field(default=None, repr=False, compare=False)
 
 
@@ -61,6 +65,8 @@ class Task(Checked):
     """By these every validation and every test scores."""
     more_metrics: tuple[str, ...] = ()
     """Names of further ones, by which tests score too; in our tasks it is a field."""
+    fits_after: ClassVar[bool] = False
+    """Whether a deployed model needs something of its hospital's training part before it can answer."""
 
     def __post_init__(self) -> None:
         for name in (self.score, *self.more_metrics):
@@ -155,6 +161,27 @@ class Task(Checked):
         return dataclasses.replace(self, loss=loss.informed(data.class_names, counts))  # type: ignore[type-var]
 
     @property
+    def to_be_planned(self) -> bool:
+        """Whether its network is planned when the job starts, from what the hospitals' data are like (``Auto``)."""
+        return isinstance(getattr(self, "architecture", None), Auto)
+
+    def plan(self, hospitals: Sequence[Fingerprint]) -> Planned:
+        """A plan for these hospitals' data.
+
+        Raises:
+            ConfigError: there is none for them, or for such a task.
+        """
+        raise ConfigError(f"{type(self).__name__} has no network that could be planned")
+
+    def as_planned(self, plan: Planned) -> "Task":
+        """The task with what was planned.
+
+        Raises:
+            ConfigError: the plan does not fit it.
+        """
+        raise ConfigError(f"{type(self).__name__} has no network that could be planned")
+
+    @property
     def networks_differ(self) -> bool:
         """Whether hospitals have different networks, whose weights cannot be averaged."""
         architecture = getattr(self, "architecture", None)
@@ -221,6 +248,20 @@ class Task(Checked):
     @abstractmethod
     def decide(self, outputs: Tensor) -> Tensor:
         """What is kept of a batch's outputs for evaluation, N x ..., as ``Target`` has it."""
+
+    def fit_after(self, decisions: Tensor, samples: Samples) -> tuple[float, ...]:
+        """Where ``fits_after``: what a deployed model needs, from its decisions about the training samples. It is kept
+        in the model's file, which stays at the hospital."""
+        return ()
+
+    def after_fit(self, values: Sequence[float]) -> "Task":
+        """The task as it answers for the model for which it fitted these values."""
+        return self
+
+    @property
+    def reading(self) -> str:
+        """How a number, or a time, follows from a network's outputs, for users of exported models."""
+        return "only the task knows how it follows from the outputs"
 
     def answer(self, decisions: Tensor, class_names: Sequence[str]) -> dict[str, str | float]:
         """What people are told of a new case, by column of predictions.csv; not asked for masks, which are written.

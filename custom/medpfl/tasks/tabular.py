@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Classification of table rows, scored by accuracy, balanced accuracy and AUC."""
 
-import itertools
 from dataclasses import dataclass
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from medpfl.augment.listed import Given, augmented, built
 from medpfl.core.errors import ConfigError
 from medpfl.data.preparation import Spec
-from medpfl.data.samples import SiteData
+from medpfl.data.samples import Samples, SiteData
 from medpfl.data.target import Target
 from medpfl.models.base import Architecture
+from medpfl.tasks.any_input import perceptron
 from medpfl.tasks.labelled import Labelled
 
 
@@ -25,16 +27,19 @@ class Tabular(Labelled):
         score: metric that chooses the best round.
         loss: what training descends; ``sampling``: whether its steps draw rare classes more often (``Labelled``);
             ``more_metrics``: by which further ones models are tested.
+        augment: how training samples are changed at random, one after another: components of ``augment.values``.
     """
 
     dataset: str
     hidden: tuple[int, ...] = ()
     architecture: Architecture | None = None
     score: str = "accuracy"
+    augment: Given = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "hidden", tuple(self.hidden))  # JSON has lists
+        object.__setattr__(self, "augment", built(self.augment, "Tabular.augment", ()))
         if any(width < 1 for width in self.hidden):
             raise ConfigError(f"Tabular's hidden widths must be at least 1, got {list(self.hidden)}")
         if self.hidden and self.architecture is not None:
@@ -44,12 +49,16 @@ class Tabular(Labelled):
     def spec(self) -> Spec:
         return Spec(Target.CLASS, ("rows",))
 
+    def present(self, samples: Samples, chosen: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        inputs, targets = super().present(samples, chosen, generator)
+        return augmented(self.augment, inputs, None, generator)[0], targets
+
+    @property
+    def augments(self) -> bool:
+        return bool(self.augment)
+
     def network(self, data: SiteData) -> nn.Module:
         outputs = self.outputs(data.class_names)
         if self.architecture is not None:
             return self.architecture.build(data.input_shape, outputs)
-        widths = [data.input_shape[0], *self.hidden]
-        layers: list[nn.Module] = []
-        for before, after in itertools.pairwise(widths):
-            layers += [nn.Linear(before, after), nn.ReLU()]
-        return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
+        return perceptron(data.input_shape[0], self.hidden, outputs)

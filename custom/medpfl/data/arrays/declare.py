@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from medpfl.core.errors import DataError
 from medpfl.data.arrays.npz import Npz
@@ -28,7 +28,8 @@ from medpfl.data.arrays.prepare import (
     prepare,
 )
 from medpfl.data.contract import Case, Dataset, Item, Listing
-from medpfl.data.declared import SPLITS, Classes, Problems, SplitRule, Strict, canonical
+from medpfl.data.declared import SPLITS, Classes, Problems, SplitRule, Strict, canonical, one_class_a_value
+from medpfl.data.outcome import KEYS, Answer, Survival, Value, one_of, read_answer, strata, tensor_of
 from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.rows import Rows
 from medpfl.data.samples import Budget, Samples, SiteData, Store, empty_like
@@ -61,28 +62,34 @@ class ArraySplit(SplitRule):
 
 @dataclass(frozen=True)
 class ArrayCase(Case):
-    """One row. ``key``: its array; ``row``: its index there; ``label``: class index."""
+    """One row. ``key``: its array; ``row``: its index there; ``label``: class index or other answer."""
 
     key: str
     row: int
-    label: int
+    label: Answer
 
 
-class Arrays(Classes, Dataset):
+class Arrays(Dataset):
     """Images (or volumes) and labels of an .npz file, row by row.
 
-    Without ``inputs`` and ``labels`` the file is MedMNIST's: train_images, train_labels, val_..., test_...
+    Without ``inputs`` and ``labels`` the file is MedMNIST's: train_images, train_labels, val_..., test_... What is to
+    be predicted is one of ``classes``: the values of ``labels``, N; ``several``: names of the columns of ``labels``, N
+    x C zeros and ones (NaN: not known); ``value``: an array of N numbers; ``survival``: arrays of N times and N events.
     ``layout``: what the axes are (N rows, C channels, D H W), where the shape does not tell.
     """
 
     form: ClassVar[str] = "images"
-    targets: ClassVar[tuple[Target, ...]] = (Target.CLASS,)
+    targets: ClassVar[tuple[Target, ...]] = (Target.CLASS, Target.LABELS, Target.VALUE, Target.SURVIVAL)
     preparation: ClassVar[type[Preparation]] = ArraysPreparation
 
     kind: Literal["arrays"]
     file: str
     inputs: str | None = None
     labels: str | None = None
+    classes: dict[str, list[Value]] | None = Field(default=None, min_length=2)
+    several: list[str] | None = Field(default=None, min_length=2)
+    value: str | None = None
+    survival: Survival | None = None
     layout: Layout | None = None
     split: ArraySplit = ArraySplit()
     _stored: dict[str, tuple[str, Rows]] = PrivateAttr(default_factory=dict)
@@ -90,14 +97,32 @@ class Arrays(Classes, Dataset):
 
     @model_validator(mode="after")
     def _keys(self) -> "Arrays":
-        if (self.inputs is None) != (self.labels is None):
+        one_of(classes=self.classes, several=self.several, value=self.value, survival=self.survival)
+        if self.several and len(set(self.several)) < len(self.several):
+            raise ValueError("'several' names a label twice")
+        if self.value or self.survival:
+            if self.inputs is None or self.labels is not None:
+                raise ValueError("'value' and 'survival' name arrays beside 'inputs', and there are no 'labels' then")
+        elif (self.inputs is None) != (self.labels is None):
             raise ValueError("expected 'inputs' and 'labels', or neither for a file in MedMNIST's format")
         if self.inputs is None and self.split.model_fields_set - {"lists"}:
             raise ValueError("a file in MedMNIST's format names its splits; 'split' may only have 'lists'")
         return self
 
+    @field_validator("classes", mode="before")
+    @classmethod
+    def _valid(cls, classes: Any) -> Any:
+        return one_class_a_value(classes)
+
     def class_names(self) -> list[str]:
-        return list(self.classes)
+        return list(self.classes or self.several or [])
+
+    @property
+    def target(self) -> Target:
+        """What its answers are."""
+        if self.value:
+            return Target.VALUE
+        return Target.SURVIVAL if self.survival else Target.LABELS if self.several else Target.CLASS
 
     def cases(self, problems: Problems) -> Listing:
         """Raises DataError if the file or its labels cannot be read, whatever ``problems`` keeps."""
@@ -138,6 +163,10 @@ class Arrays(Classes, Dataset):
         Raises:
             DataError: with the file, the array and the row, expected and got.
         """
+        if spec.target is not self.target:
+            key = KEYS[spec.target].replace("label", "classes")
+            sentence = f"the job's task learns {spec.target.told}: it needs arrays with '{key}', which is not declared"
+            raise DataError(f"{self._folder / self.file}: {sentence}", public=sentence)
         file = Npz(self._folder / self.file)
         listing = self.cases(Problems())
         layouts = {key: layout_of(file, key, self.layout) for key, _ in self._parts(file).values()}
@@ -158,10 +187,10 @@ class Arrays(Classes, Dataset):
             for key in layouts:
                 for images, _ in rows(key, cases):
                     inputs.append(prepare(images, spec.size, ranges))
-            targets = torch.tensor([case.label for case in cases])
+            targets = tensor_of([case.label for case in cases], self.target)
             names = [case.name for case in cases]
-            owners = [case.group for case in cases]
-            splits[split] = Samples(inputs.finish(), targets, np.arange(len(cases)), names, len(self.classes), owners)
+            owners, classes = [case.group for case in cases], len(self.class_names())
+            splits[split] = Samples(inputs.finish(), targets, np.arange(len(cases)), names, classes, owners=owners)
         made = ArraysPreparation(
             inputs=self.inputs, layout=self.layout, dtype=dtype.name, mean=ranges["mean"], scale=ranges["scale"]
         )
@@ -169,8 +198,8 @@ class Arrays(Classes, Dataset):
 
     def _parts(self, file: Npz) -> dict[str, tuple[str, str]]:
         """Part of the file to the keys of its inputs and labels."""
-        if self.inputs and self.labels:
-            return {"all": (self.inputs, self.labels)}
+        if self.inputs:
+            return {"all": (self.inputs, self.labels or "")}
         prefixes = {split: prefix for split, prefix in MEDMNIST.items() if f"{prefix}_images" in file.keys}
         if "train" not in prefixes:
             raise DataError(
@@ -180,18 +209,36 @@ class Arrays(Classes, Dataset):
         return {split: (f"{prefix}_images", f"{prefix}_labels") for split, prefix in prefixes.items()}
 
     def _rows_of(self, file: Npz, inputs: str, labels: str, problems: Problems) -> list[ArrayCase | None]:
-        """A case for each row, None where the label is not declared."""
-        count = file.header(inputs)[0][0]
-        index, rows = self.index(), list[ArrayCase | None]()
-        for row, value in enumerate(_column(file, labels, count).tolist()):
-            label = index.get(canonical(value))
-            if label is None:
-                problems.add(f"{file.path}: {labels}[{row}]: {value!r} is not among the values ({self.declared()})")
+        """A case for each row, None where its answer cannot be used."""
+        rows = list[ArrayCase | None]()
+        for row, answer in enumerate(self._answers(file, labels, file.header(inputs)[0][0])):
+            if isinstance(answer, str):
+                problems.add(f"{file.path}: {answer}")
                 rows.append(None)
             else:
                 name = f"{inputs}[{row}]"
-                rows.append(ArrayCase(name, name, f"{file.path}: {name}", inputs, row, label))
+                rows.append(ArrayCase(name, name, f"{file.path}: {name}", inputs, row, answer))
         return rows
+
+    def _answers(self, file: Npz, labels: str, count: int) -> Iterator[Answer | str]:
+        """The answer to each row, or what is wrong with it."""
+        if self.several:
+            yield from _several(file, labels, count, len(self.several))
+        elif self.classes:
+            classes = Classes(classes=self.classes)
+            index = classes.index()
+            for row, value in enumerate(_column(file, labels, count).tolist()):
+                wrong = f"{labels}[{row}]: {value!r} is not among the values ({classes.declared()})"
+                yield index.get(canonical(value), wrong)
+        else:
+            keys = self.survival.used() if self.survival else [str(self.value)]
+            columns = {key: _column(file, key, count).tolist() for key in keys}
+            for row in range(count):
+                try:
+                    cells = {key: values[row] for key, values in columns.items()}
+                    yield read_answer(cells, None, self.value, self.survival)
+                except ValueError as error:
+                    yield f"row {row}: {error}"
 
     def _cut(self, file: Npz, rows: list[ArrayCase | None], problems: Problems) -> Listing:
         cases, texts = _good(rows), dict[str, list[str]]()
@@ -208,7 +255,7 @@ class Arrays(Classes, Dataset):
             problems,
             source=str(file.path),
             groups=groups,
-            classes=[case.label for case in cases],
+            classes=strata([case.label for case in cases], self.target),
             named=texts.get(self.split.column or ""),
         )
         return {split: [cases[index] for index in chosen[split]] for split in SPLITS}
@@ -248,6 +295,20 @@ def _column(file: Npz, key: str, count: int) -> NDArray[Any]:
     if dtype.kind not in "biufU":
         raise DataError(f"{file.path}: array '{key}' is of type {dtype}; expected numbers or texts")
     return file.array(key).reshape(count)
+
+
+def _several(file: Npz, key: str, count: int, labels: int) -> Iterator[tuple[float, ...] | str]:
+    """Of each row whether it has each label, or what is wrong with it."""
+    shape, dtype = file.header(key)
+    if shape != (count, labels) or dtype.kind not in "biuf":
+        raise DataError(
+            f"{file.path}: array '{key}' has the shape {shape} and type {dtype}; expected {count} x {labels} zeros and "
+            "ones, a column for each of the labels that 'several' names"
+        )
+    values = file.array(key).astype(np.float64)
+    for row, found in enumerate(values.tolist()):
+        wrong = [one for one in found if one not in (0, 1) and one == one]
+        yield f"{key}[{row}]: expected 0, 1 or NaN (not known), got {wrong[0]:g}" if wrong else tuple(found)
 
 
 def _one_form(file: Npz, layouts: dict[str, str]) -> tuple[np.dtype[Any], int]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor
@@ -20,9 +19,10 @@ from medpfl.data.contract import Case, Dataset, Item, Listing
 from medpfl.data.declared import SPLITS, LabelColumn, LabelMap, Problems, Strict, canonical, distinct
 from medpfl.data.images.new import ImagesPreparation
 from medpfl.data.images.patterns import Found, Patterns, find_files, placeholders
+from medpfl.data.outcome import KEYS, Answer, Outcome, Several, Survival, one_of, read_answer, strata, tensor_of
 from medpfl.data.pixels import prepare, prepare_mask, read_image, read_mask
 from medpfl.data.preparation import Preparation, Spec
-from medpfl.data.samples import Budget, Samples, SiteData, Store, empty_like, in_parallel
+from medpfl.data.samples import Budget, Samples, SiteData, empty_like, in_parallel, stores
 from medpfl.data.splits import check_listing, choose
 from medpfl.data.target import Target
 
@@ -69,10 +69,10 @@ class Masks(LabelMap):
 
 @dataclass(frozen=True)
 class ImageCase(Case):
-    """One image. ``label``: class index, -1 without labels; ``mask``: its file, None without masks."""
+    """One image. ``label``: class index or other answer, None if there are masks only; ``mask``: its file or None."""
 
     path: Path
-    label: int
+    label: Answer | None
     mask: Path | None
 
 
@@ -90,11 +90,12 @@ class Images(Dataset):
 
     A column is one of the table's, or a placeholder of ``files``: ``"{split}/{dx}/*.png"`` has the columns ``split``
     and ``dx`` (which then go before the table's). With a table, its rows say which images are used; others are not
-    looked at. A mask's placeholders that the images have too must agree.
+    looked at. A mask's placeholders that the images have too must agree. What is to be predicted is ``masks``, one of
+    ``label``, ``several``, ``value`` and ``survival`` as in tables, or both.
     """
 
     form: ClassVar[str] = "images"
-    targets: ClassVar[tuple[Target, ...]] = (Target.CLASS, Target.MASK)
+    targets: ClassVar[tuple[Target, ...]] = tuple(Target)
     preparation: ClassVar[type[Preparation]] = ImagesPreparation
     agreed: ClassVar[tuple[str, ...]] = ("channels", "masks.labels")
 
@@ -103,13 +104,19 @@ class Images(Dataset):
     channels: Literal[1, 3] = 3
     table: ImageTable | None = None
     label: LabelColumn | None = None
+    several: Several | None = None
+    value: str | None = None
+    survival: Survival | None = None
     masks: Masks | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> "Images":
-        if self.label is None and self.masks is None:
-            raise ValueError("expected 'label', 'masks' or both")
-        if self.split.stratify and self.label is None:
+        answers = {"label": self.label, "several": self.several, "value": self.value, "survival": self.survival}
+        if any(answers.values()):
+            one_of(**answers)
+        elif self.masks is None:
+            raise ValueError(f"expected 'masks' or one of {', '.join(answers)}, or both")
+        if self.split.stratify and self.label is None and self.survival is None:
             raise ValueError("'stratify' needs 'label'; masks have no one class to stratify by")
         for column in self._columns():
             if self.table is None and column not in placeholders(self.files):
@@ -118,9 +125,22 @@ class Images(Dataset):
                 )
         return self
 
+    @property
+    def answered(self) -> Target | None:
+        """What of each image is declared beside its mask."""
+        declared = {Target.CLASS: self.label, Target.LABELS: self.several, Target.VALUE: self.value}
+        return next((key for key, one in {**declared, Target.SURVIVAL: self.survival}.items() if one), None)
+
     def class_names(self) -> list[str]:
         """The label's, else the masks'."""
-        return list(self.label.classes) if self.label else self._masks().names()
+        return self._names(self.answered or Target.MASK)
+
+    def _names(self, target: Target) -> list[str]:
+        if target is Target.MASK:
+            return self._masks().names()
+        if self.label:
+            return list(self.label.classes)
+        return self.several.names() if self.several else []
 
     def cases(self, problems: Problems) -> Listing:
         """Raises DataError if the table itself cannot be read, whatever ``problems`` keeps."""
@@ -139,7 +159,7 @@ class Images(Dataset):
             problems,
             source=source,
             groups=[case.group for case in cases] if self.split.group else None,
-            classes=[case.label for case in cases],
+            classes=strata([case.label for case in cases if case.label is not None], self.answered or Target.MASK),
             named=parts,
         )
         listing: Listing = {split: [cases[index] for index in chosen[split]] for split in SPLITS}
@@ -147,25 +167,30 @@ class Images(Dataset):
         return listing
 
     def read(self, case: ImageCase) -> Item:
-        """C x H x W image (uint8 or uint16); its class, or its mask (H x W) where no label is declared. A declared
-        mask is read and checked in any case."""
+        """C x H x W image (uint8 or uint16); its class or the like, or its mask (H x W) where only masks are declared.
+        A declared mask is read and checked in any case."""
         image = read_image(case.path, self.channels)
         mask = prepare_mask(self._mask(case, image.shape[1:]), image.shape[1:]).numpy() if self.masks else None
-        return Item(image, mask if self.label is None and mask is not None else case.label)
+        target = mask if case.label is None else case.label
+        assert target is not None
+        return Item(image, target)
 
     def load(self, spec: Spec) -> SiteData:
-        """All images as network inputs of ``spec.size`` (height, width), with their classes or masks.
+        """All images as network inputs of ``spec.size`` (height, width), or whole for patches of this size, with their
+        classes or masks.
 
         Raises:
             DataError: with the file, expected and got; or the dataset declares no such target.
         """
-        masked, size = spec.target is Target.MASK, spec.plane()
-        declared = self.masks if masked else self.label
-        if declared is None:
-            key = "masks" if masked else "label"
+        masked, size = spec.target is Target.MASK, None if spec.whole else spec.plane()
+        if (masked and self.masks is None) or (not masked and spec.target is not self.answered):
+            key = KEYS.get(spec.target, "masks")
             sentence = f"the job's task needs images with '{key}', which the dataset does not declare"
             raise DataError(f"{self._folder / self.files[0]}: {sentence}", public=sentence)
-        names = declared.names() if isinstance(declared, LabelMap) else list(declared.classes)
+        if masked and not spec.partly:
+            self._masks().refuse_partly(self.files[0])
+        shown = self._masks().shown() if masked else None
+        names = self._names(spec.target)
         budget = Budget(self._storage, self._folder)
         cache = PreparedCases(self._storage, self._folder)
         read = partial(self._cached, size=size, masked=masked, cache=cache)
@@ -175,25 +200,25 @@ class Images(Dataset):
             if not cases:
                 splits[split] = empty_like(splits["train"])
                 continue
-            inputs, masks = Store(budget), Store(budget)
+            inputs, masks = stores(spec, budget)
             for image, mask in in_parallel(read, cases):
-                inputs.append(image[None])
+                inputs.append(image if spec.whole else image[None])
                 if mask is not None:
-                    masks.append(mask[None])
-            labels = torch.tensor([case.label for case in cases])
-            targets = masks.finish() if masked else labels
+                    masks.append(mask if spec.whole else mask[None])
+            answers = [case.label for case in cases if case.label is not None]
+            targets = masks.finish() if masked else tensor_of(answers, spec.target)
             files = [case.name for case in cases]
-            owners = [case.group for case in cases]
-            splits[split] = Samples(inputs.finish(), targets, np.arange(len(cases)), files, len(names), owners)
+            owners, case_of = [case.group for case in cases], np.arange(len(cases))
+            splits[split] = Samples(inputs.finish(), targets, case_of, files, len(names), shown, owners)
         return SiteData(splits, names, ImagesPreparation(channels=self.channels))
 
     def _cached(
-        self, case: ImageCase, size: tuple[int, int], masked: bool, cache: PreparedCases
+        self, case: ImageCase, size: tuple[int, int] | None, masked: bool, cache: PreparedCases
     ) -> tuple[Tensor, Tensor | None]:
         """``_prepared``, from the cache if it is there."""
         how: How = {
             "kind": f"{type(self).__module__}.{type(self).__qualname__}",
-            "size": list(size),
+            "size": list(size or ()),
             "channels": self.channels,
             "labels": self._masks().coding() if masked else [],
         }
@@ -201,10 +226,11 @@ class Images(Dataset):
         kept = cache.get(sources, how, partial(self._prepared, case, size, masked))
         return kept["image"], kept.get("mask")
 
-    def _prepared(self, case: ImageCase, size: tuple[int, int], masked: bool) -> dict[str, Tensor]:
+    def _prepared(self, case: ImageCase, size: tuple[int, int] | None, masked: bool) -> dict[str, Tensor]:
         image = read_image(case.path, self.channels)
-        masks = {"mask": prepare_mask(self._mask(case, image.shape[1:]), size)} if masked else {}
-        return {"image": prepare(image, size), **masks}
+        height, width = size or image.shape[1:]
+        masks = {"mask": prepare_mask(self._mask(case, image.shape[1:]), (height, width))} if masked else {}
+        return {"image": prepare(image, (height, width)), **masks}
 
     def _mask(self, case: ImageCase, shape: tuple[int, ...]) -> NDArray[np.uint8]:
         """The mask, H x W in declared values; its resolution may be another than its image's, its proportions not."""
@@ -224,8 +250,12 @@ class Images(Dataset):
 
     def _columns(self) -> list[str]:
         """The columns that are used, each once."""
-        named = [self.label.column if self.label else None, self.split.group, self.split.column]
-        return list(dict.fromkeys(column for column in named if column))
+        answers = [self.label.column if self.label else self.value, *(self._outcome.used() if self._outcome else [])]
+        return list(dict.fromkeys(one for one in (*answers, self.split.group, self.split.column) if one))
+
+    @property
+    def _outcome(self) -> Outcome | None:
+        return self.several or self.survival
 
     def _rows(self, found: list[Found], problems: Problems) -> list[_Row]:
         """The images that are used: all, or those the table names."""
@@ -287,21 +317,18 @@ class Images(Dataset):
     def _case(self, row: _Row, masks: dict[str, Path], problems: Problems) -> ImageCase | None:
         if self.masks and row.image.name not in masks:
             return None
-        label = -1
-        if self.label:
-            value = row.cells[self.label.column]
-            label = self.label.index().get(canonical(value), -1)
-            if label < 0:
-                problems.add(
-                    f"{row.where}: column '{self.label.column}': '{value}' is not among the declared values "
-                    f"({self.label.declared()})"
-                )
+        answer = None
+        if self.answered:
+            try:
+                answer = read_answer(row.cells, self.label, self.value, self._outcome)
+            except ValueError as error:
+                problems.add(f"{row.where}: {error}")
                 return None
         group = row.cells[self.split.group] if self.split.group else row.image.name
         if not group:
             problems.add(f"{row.where}: column '{self.split.group}' is empty; every image needs a group")
             return None
-        return ImageCase(row.image.name, group, row.where, row.image.path, label, masks.get(row.image.name))
+        return ImageCase(row.image.name, group, row.where, row.image.path, answer, masks.get(row.image.name))
 
 
 def _records(frame: "pd.DataFrame") -> Iterator[dict[str, str]]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from medpfl.core.errors import DataError
 from medpfl.data.pixels import image_files, prepare, read_image, resize
 from medpfl.data.preparation import NewCase, Preparation, Row, Spec
+from medpfl.data.readout import Readout
 from medpfl.data.target import Target
 
 
@@ -28,7 +29,7 @@ class ImagesPreparation(Preparation):
     def new_cases(self, path: Path, spec: Spec) -> Iterator[NewCase]:
         """An image file or a folder of images; masks are written in the images' own size."""
         if spec.target is Target.MASK:
-            yield from new_images(path, self.channels, spec.plane())
+            yield from new_images(path, self.channels, None if spec.whole else spec.plane(), spec.readout)
             return
         for file in image_files(path):
             image = prepare(read_image(file, self.channels), spec.plane())
@@ -38,8 +39,8 @@ class ImagesPreparation(Preparation):
         return {"kind": self.kind, "channels": self.channels}
 
 
-def new_images(path: Path, channels: int, size: tuple[int, int]) -> Iterator[NewCase]:
-    """An image file, or all images of a folder and its subfolders, prepared as in training.
+def new_images(path: Path, channels: int, size: tuple[int, int] | None, readout: Readout) -> Iterator[NewCase]:
+    """An image file, or all images of a folder and its subfolders, prepared as in training; ``size`` None: whole.
 
     Raises:
         DataError: an image is missing or broken, or two have one name.
@@ -52,11 +53,18 @@ def new_images(path: Path, channels: int, size: tuple[int, int]) -> Iterator[New
             raise DataError(f"{file}: another image would be written to '{name}' too; predict them one by one")
     for file, name in zip(files, names, strict=True):
         image = read_image(file, channels)
-        yield NewCase(str(name), prepare(image, size)[None], partial(_save, name, image.shape[1:]))
+        shape = (image.shape[1], image.shape[2])
+        yield NewCase(str(name), prepare(image, size or shape)[None], partial(_save, name, shape, readout))
 
 
 def _save(
-    name: Path, shape: tuple[int, int], outputs: Tensor, folder: Path, class_names: list[str], probabilities: bool
+    name: Path,
+    shape: tuple[int, int],
+    readout: Readout,
+    outputs: Tensor,
+    folder: Path,
+    class_names: list[str],
+    probabilities: bool,
 ) -> Row:
     """Write ``<name>.png``: the class (0, 1, 2, ...) of every pixel of the image as it is meant to be seen.
 
@@ -68,8 +76,8 @@ def _save(
     Returns:
         The file and each class's share of the pixels, but the first's.
     """
-    shares = resize(outputs.float().softmax(dim=1), shape)[0].numpy()
-    classes = shares.argmax(axis=0).astype(np.uint8)
+    shares = resize(readout.shares(outputs), shape)[0].numpy()
+    classes = readout.classes(shares)
     target = folder / name.with_name(f"{name.name}.png")
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.part")

@@ -9,15 +9,17 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, PrivateAttr, field_validator, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from medpfl.core.errors import DataError
 from medpfl.data.cells import Cells, shown_names
 from medpfl.data.contract import Case, Dataset, Item, Listing
-from medpfl.data.declared import SPLITS, LabelColumn, Problems, SplitRule, Strict, canonical, distinct
+from medpfl.data.declared import SPLITS, Problems
+from medpfl.data.outcome import KEYS, Answer, Outcome, Several, Survival, one_of, tensor_of
 from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.rows import Rows
 from medpfl.data.samples import Budget, Samples, SiteData, Store, empty_like
+from medpfl.data.series.labels import labels_of
 from medpfl.data.series.recordings import (
     Recording,
     SeriesPreparation,
@@ -27,51 +29,9 @@ from medpfl.data.series.recordings import (
     read_recording,
     windows,
 )
+from medpfl.data.series.rules import SeriesLabel, SeriesSplit, Window
 from medpfl.data.splits import check_listing, choose
 from medpfl.data.target import Target
-
-
-class Window(Strict):
-    """``length`` and ``step`` in time steps; without ``step`` windows do not overlap."""
-
-    length: int = Field(ge=1)
-    step: int | None = Field(default=None, ge=1)
-
-
-class SeriesLabel(LabelColumn):
-    """The column to predict; steps whose value is in ``ignore`` belong to no window."""
-
-    ignore: list[str | int | float] = Field(default=[])
-
-    @field_validator("ignore", mode="before")
-    @classmethod
-    def _plain(cls, ignore: Any) -> Any:
-        if isinstance(ignore, list):
-            distinct(ignore)
-        return ignore
-
-    @model_validator(mode="after")
-    def _ignored_once(self) -> "SeriesLabel":
-        distinct([*(value for values in self.classes.values() for value in values), *self.ignore])
-        return self
-
-
-class SeriesSplit(SplitRule):
-    """``time``: of each class, the first steps train, the next validate and the last test, in the order of files and
-    rows: for a hospital with a single subject. Windows of two splits share no sample, but neighbours in time are
-    alike, so results are better than on a new subject."""
-
-    time: bool = False
-
-    @model_validator(mode="after")
-    def _time_alone(self) -> "SeriesSplit":
-        if self.stratify:
-            raise ValueError("'stratify' is not for series; recordings and subjects are kept together")
-        if self.time:
-            for other in ("group", "column", "seed"):
-                if other in self.model_fields_set:
-                    raise ValueError(f"'time' cuts by time alone, so '{other}' has no meaning; leave it out")
-        return self
 
 
 class Series(Cells, Dataset):
@@ -83,11 +43,12 @@ class Series(Cells, Dataset):
 
     Windows are cut from runs: consecutive steps of a recording with one label, one group and one split. ``group``
     defaults to the recording. ``missing_samples``: ``refuse`` them, or ``interpolate`` them linearly within the run.
-    ``rate``: time steps a second, for hospitals to compare.
+    ``rate``: time steps a second, for hospitals to compare. What is to be predicted is one of ``label``, ``several``,
+    ``value`` and ``survival`` as in tables; where it changes, a run ends.
     """
 
     form: ClassVar[str] = "windows"
-    targets: ClassVar[tuple[Target, ...]] = (Target.CLASS,)
+    targets: ClassVar[tuple[Target, ...]] = (Target.CLASS, Target.LABELS, Target.VALUE, Target.SURVIVAL)
     preparation: ClassVar[type[Preparation]] = SeriesPreparation
     agreed: ClassVar[tuple[str, ...]] = ("channels", "rate", "window.length")
 
@@ -96,7 +57,10 @@ class Series(Cells, Dataset):
     missing: list[str] = Field(default=["", "?", "NA", "NaN", "nan"])
     channels: list[str] | None = Field(default=None, min_length=1)
     inputs: str | None = None
-    label: SeriesLabel
+    label: SeriesLabel | None = None
+    several: Several | None = None
+    value: str | None = None
+    survival: Survival | None = None
     window: Window | None = None
     missing_samples: Literal["refuse", "interpolate"] = "refuse"
     rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)
@@ -105,6 +69,9 @@ class Series(Cells, Dataset):
 
     @model_validator(mode="after")
     def _one_form(self) -> "Series":
+        one_of(label=self.label, several=self.several, value=self.value, survival=self.survival)
+        if self.split.time and self.label is None:
+            raise ValueError("'split.time' cuts each class in time, so it needs 'label'")
         if (self.channels is None) == (self.inputs is None):
             raise ValueError("expected either 'channels' (columns of table files) or 'inputs' (an array of .npz files)")
         for file in self.files:
@@ -125,8 +92,27 @@ class Series(Cells, Dataset):
                 raise ValueError(f"the column '{name}' is named twice among channels, label, group and split")
         return self
 
+    @property
+    def outcome(self) -> Outcome | None:
+        """What is to be predicted, where it is neither a class nor a number."""
+        return self.several or self.survival
+
+    @property
+    def answers(self) -> list[str]:
+        """The columns (or arrays) to predict."""
+        if self.outcome:
+            return self.outcome.used()
+        return [self.label.column if self.label else str(self.value)]
+
+    @property
+    def target(self) -> Target:
+        """What they hold."""
+        if self.outcome:
+            return self.outcome.target
+        return Target.CLASS if self.label else Target.VALUE
+
     def class_names(self) -> list[str]:
-        return list(self.label.classes)
+        return list(self.label.classes) if self.label else self.outcome.names() if self.outcome else []
 
     def cases(self, problems: Problems) -> Listing:
         """All windows. Raises DataError if a file cannot be read at all, whatever ``problems`` keeps."""
@@ -144,6 +130,10 @@ class Series(Cells, Dataset):
         Raises:
             DataError: with the file, the line and the column, expected and got.
         """
+        if spec.target is not self.target:
+            key = KEYS[spec.target]
+            sentence = f"the job's task learns {spec.target.told}: it needs series with '{key}', which is not declared"
+            raise DataError(f"{self._folder / self.files[0]}: {sentence}", public=sentence)
         plan = _planned(self, Problems())  # afresh: a data check may have kept what has no problem only
         mean, scale = plan.statistics()
         listing = plan.listing()
@@ -156,15 +146,15 @@ class Series(Cells, Dataset):
             for run in runs:
                 made = windows(((plan.values(run) - mean) / scale).astype(np.float32), plan.length, plan.step)
                 inputs.append(torch.from_numpy(made))
-                targets.append(torch.full((len(made),), run.label, dtype=torch.int64))
+                targets.append(tensor_of([run.label] * len(made), self.target))
             names, owners = ([getattr(case, key) for case in listing[split]] for key in ("name", "group"))
-            classes, case_of = len(self.label.classes), np.arange(len(names))
-            splits[split] = Samples(inputs.finish(), targets.finish(), case_of, names, classes, owners)
+            classes, case_of = len(self.class_names()), np.arange(len(names))
+            splits[split] = Samples(inputs.finish(), targets.finish(), case_of, names, classes, owners=owners)
         preparation = SeriesPreparation(
             cells=Cells.model_validate(self.model_dump(include=set(Cells.model_fields))),
             channels=self.channels,
             inputs=self.inputs,
-            label=self.label.column,
+            label=self.answers[0],
             missing_samples=self.missing_samples,
             length=plan.length,
             step=plan.step,
@@ -182,10 +172,10 @@ class Series(Cells, Dataset):
 
 @dataclass(frozen=True)
 class WindowCase(Case):
-    """One window. ``first``: its first step among all steps of the dataset; ``label``: its class."""
+    """One window. ``first``: its first step among all steps of the dataset; ``label``: its answer."""
 
     first: int
-    label: int
+    label: Answer
 
 
 @dataclass(frozen=True)
@@ -195,7 +185,7 @@ class _Run:
     recording: str
     group: str
     named: str
-    label: int
+    label: Answer
     first: int
     count: int
 
@@ -242,7 +232,7 @@ class _Plan:
 
 def _marks(dataset: Series) -> list[str]:
     others = (dataset.split.group, dataset.split.column)
-    return [dataset.label.column, *(column for column in others if column)]
+    return [*dataset.answers, *(column for column in others if column)]
 
 
 def _planned(dataset: Series, problems: Problems) -> _Plan:
@@ -300,7 +290,7 @@ def _runs(dataset: Series, recording: Recording, offset: int, problems: Problems
     """The recording's runs in time order; steps with a problem are in none."""
     import pandas as pd
 
-    labels = _labels(dataset, recording, problems)
+    labels, answers = labels_of(recording, dataset.label, dataset.value, dataset.outcome, problems)
     labels[recording.bad] = -1
     if dataset.missing_samples == "refuse":
         for sentence in missing_samples(recording, labels >= 0):
@@ -324,30 +314,8 @@ def _runs(dataset: Series, recording: Recording, offset: int, problems: Problems
             text = {column: str(recording.marks[column][first]) for column in texts}
             group = text.get(dataset.split.group or "", recording.name)
             named = text.get(dataset.split.column or "", "")
-            runs.append(_Run(recording.name, group, named, int(labels[first]), offset + first, end - first))
+            runs.append(_Run(recording.name, group, named, answers[labels[first]], offset + first, end - first))
     return runs
-
-
-def _labels(dataset: Series, recording: Recording, problems: Problems) -> NDArray[np.int64]:
-    """The class of each step; -1 where it is ignored, missing or not declared."""
-    import pandas as pd
-
-    label = dataset.label
-    index = label.index() | {canonical(value): -1 for value in label.ignore}
-    codes, values = pd.factorize(recording.marks[label.column])
-    unknown = np.flatnonzero(codes < 0)
-    if len(unknown):
-        problems.add(f"{recording.at(int(unknown[0]))}: label '{label.column}' is missing ({len(unknown)} time steps)")
-    classes = [index.get(canonical(value), -2) for value in values]
-    for number, found in enumerate(classes):
-        if found == -2:
-            first = int(np.flatnonzero(codes == number)[0])
-            ignored = f"; ignored: {', '.join(map(str, label.ignore))}" if label.ignore else ""
-            problems.add(
-                f"{recording.at(first)}: label '{label.column}': '{values[number]}' is not among the declared values "
-                f"({label.declared()}{ignored})"
-            )
-    return np.maximum(np.array([*classes, -1], dtype=np.int64)[codes], -1)
 
 
 def _split(dataset: Series, runs: list[_Run], source: str, problems: Problems) -> dict[str, list[_Run]]:
@@ -370,7 +338,7 @@ def _split(dataset: Series, runs: list[_Run], source: str, problems: Problems) -
 def _cut_in_time(runs: list[_Run], fractions: Mapping[Any, float]) -> dict[str, list[_Run]]:
     """Of each class the first steps for train, the next for validation, the last for test; runs at a border are cut."""
     cut: dict[str, list[_Run]] = {split: [] for split in SPLITS}
-    for label in sorted({run.label for run in runs}):
+    for label in sorted({run.label for run in runs if isinstance(run.label, int)}):
         mine = [run for run in runs if run.label == label]
         wanted = [fractions.get(split, 0.0) for split in SPLITS]
         ends = np.round(np.cumsum(wanted) * sum(run.count for run in mine)).astype(int).tolist()

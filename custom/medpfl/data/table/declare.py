@@ -4,7 +4,7 @@
 import difflib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -13,8 +13,10 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from medpfl.core.errors import DataError
 from medpfl.data.cells import PLACE, Cells, joined, read_cells, shown_names
+from medpfl.data.columns import Column, Role, columns_of
 from medpfl.data.contract import Case, Dataset, Item, Listing
 from medpfl.data.declared import SPLITS, LabelColumn, Problems, SplitRule
+from medpfl.data.outcome import KEYS, Answer, Outcome, Several, Survival, one_of, strata
 from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.samples import Samples, SiteData, to_tensor
 from medpfl.data.splits import check_listing, choose
@@ -34,11 +36,12 @@ class Table(Cells, Dataset):
     features by the training part's median (numbers) and most frequent category; a label, group or split is never
     imputed, so rows that lack one are refused then. ``units``: of columns of numbers, for hospitals to compare.
 
-    ``label``: the column to predict, with its classes; or ``value``: the column with the number to predict, as it is.
+    What is to be predicted is one of ``label``: a column with classes; ``several``: columns with labels; ``value``: a
+    column with a number, taken as it is; ``survival``: a column with times and one with events.
     """
 
     form: ClassVar[str] = "rows"
-    targets: ClassVar[tuple[Target, ...]] = (Target.CLASS, Target.VALUE)
+    targets: ClassVar[tuple[Target, ...]] = (Target.CLASS, Target.VALUE, Target.LABELS, Target.SURVIVAL)
     preparation: ClassVar[type[Preparation]] = TablePreparation
     agreed: ClassVar[tuple[str, ...]] = ("features", "units", "value")
 
@@ -49,48 +52,74 @@ class Table(Cells, Dataset):
     units: dict[str, str] = Field(default={})
     label: LabelColumn | None = None
     value: str | None = None
+    several: Several | None = None
+    survival: Survival | None = None
     split: SplitRule = SplitRule(stratify=True)
     _read: "TableData | None" = PrivateAttr(default=None)
 
     @model_validator(mode="after")
     def _consistent(self) -> "Table":
-        if (self.label is None) == (self.value is None):
-            raise ValueError(
-                "expected 'label' (a column with classes) or 'value' (a column with the number to predict)"
-            )
-        if self.answer in self.features:
-            raise ValueError(f"the column to predict, '{self.answer}', is also a feature")
-        numbers = [*numeric(self.features), *([self.value] if self.value else [])]
+        one_of(label=self.label, several=self.several, value=self.value, survival=self.survival)
+        for column in self.answers:
+            if column in self.features:
+                raise ValueError(f"the column to predict, '{column}', is also a feature")
+        numbers = [*numeric(self.features), *self.answer_numbers]
         for column in self.units:
             if column not in numbers:
                 meant = difflib.get_close_matches(column, numbers, 1)
                 hint = f"; did you mean '{meant[0]}'?" if meant else ""
                 raise ValueError(f"'units' names '{column}', which is no column of numbers that is used{hint}")
-        if self.label is None and "split" in self.model_fields_set and self.split.stratify:
-            raise ValueError("'stratify' needs 'label'; numbers have no class to stratify by")
+        if not (self.label or self.survival) and "split" in self.model_fields_set and self.split.stratify:
+            raise ValueError("'stratify' needs 'label' or 'survival'; numbers have no class to stratify by")
         return self
 
     @property
-    def answer(self) -> str:
-        """The column to predict."""
-        return self.label.column if self.label else str(self.value)
+    def outcome(self) -> Outcome | None:
+        """What is to be predicted, where it is neither a class nor a number."""
+        return self.several or self.survival
+
+    @property
+    def answers(self) -> list[str]:
+        """The columns to predict."""
+        if self.outcome:
+            return self.outcome.used()
+        return [self.label.column if self.label else str(self.value)]
+
+    @property
+    def answer_numbers(self) -> list[str]:
+        """Those of them that hold numbers."""
+        return [column for column in (self.value, self.survival.time if self.survival else None) if column]
 
     @property
     def target(self) -> Target:
-        """What it holds."""
+        """What they hold."""
+        if self.outcome:
+            return self.outcome.target
         return Target.CLASS if self.label else Target.VALUE
 
     def class_names(self) -> list[str]:
-        return list(self.label.classes) if self.label else []
+        return list(self.label.classes) if self.label else self.outcome.names() if self.outcome else []
 
     def cases(self, problems: Problems) -> Listing:
         data = self._data(problems)
         return _listing(data.rows, data.groups, data.splits)
 
+    def shown_columns(self, listing: Listing) -> list[Column]:
+        roles: dict[str, Role] = {
+            name: "number" if kind == "number" else "categories" for name, kind in self.features.items()
+        }
+        roles |= {name: "number" if name in self.answer_numbers else "label" for name in self.answers}
+        others: list[tuple[str | None, Role]] = [(self.split.group, "group"), (self.split.column, "split")]
+        for column, role in others:
+            if column:
+                roles.setdefault(column, role)
+        return columns_of(self.cells(), roles, listing)
+
     def read(self, case: "RowCase") -> Item:
         """One row: F values as numbers, categories one-hot, before imputing and standardising (NaN: missing)."""
         data = self._data(Problems())
-        return Item(data.raw[case.row], data.targets[case.row].item())
+        answer = data.targets[case.row].tolist()
+        return Item(data.raw[case.row], tuple(answer) if isinstance(answer, list) else answer)
 
     def load(self, spec: Spec) -> SiteData:
         """All rows coded, imputed and standardised.
@@ -99,7 +128,7 @@ class Table(Cells, Dataset):
             DataError: with the file, the line and the column, expected and got; or the dataset declares no such target.
         """
         if spec.target is not self.target:
-            key = "value" if self.label else "label"
+            key = KEYS[spec.target]
             sentence = f"the job's task learns {spec.target.told}: it needs a table with '{key}', which is not declared"
             raise DataError(f"{self._folder / self.files[0]}: {sentence}", public=sentence)
         data = read_table(self)  # afresh: a data check may have kept the rows without problems only
@@ -130,7 +159,7 @@ class TableData:
     Attributes:
         raw: N x F float64 as coded; NaN where a value is missing.
         features: the same, imputed, and standardised with the training part's mean and standard deviation.
-        targets: N class indices (int64), or the N numbers to predict (float64).
+        targets: N class indices (int64) or numbers (float64), or N x ... labels or times with events (float64).
         splits: indices of each split.
         rows: N names of the rows ("file:line"), for messages and prediction files.
         groups: N groups, a row's name where none are declared.
@@ -141,7 +170,8 @@ class TableData:
 
     raw: NDArray[np.float64]
     features: NDArray[np.float64]
-    targets: NDArray[np.int64] | NDArray[np.float64]
+    targets: NDArray[Any]
+    target: Target
     splits: dict[str, list[int]]
     rows: list[str]
     groups: list[str]
@@ -153,11 +183,11 @@ class TableData:
 def _samples(data: TableData, rows: list[int]) -> Samples:
     return Samples(
         to_tensor(data.features[rows], torch.float32),
-        to_tensor(data.targets[rows], torch.int64 if data.class_names else torch.float32),
+        to_tensor(data.targets[rows], torch.int64 if data.target is Target.CLASS else torch.float32),
         np.arange(len(rows)),
         [data.rows[index] for index in rows],
         len(data.class_names),
-        [data.groups[index] for index in rows],
+        owners=[data.groups[index] for index in rows],
     )
 
 
@@ -173,15 +203,16 @@ def read_table(dataset: Table, problems: Problems | None = None) -> TableData:
     if frame.empty:
         raise DataError(f"{source}: no row is left once rows with missing values are dropped")
     bad = np.zeros(len(frame), dtype=bool)
-    targets = _targets(dataset, frame, bad, problems)
+    answers = _answers(dataset, frame, bad, problems)
     columns, raw = coded(dataset.features, frame, bad, problems)
-    frame, targets, raw = frame[~bad].reset_index(drop=True), targets[~bad], raw[~bad]
+    answers = [answer for answer, wrong in zip(answers, bad.tolist(), strict=True) if not wrong]
+    frame, raw = frame[~bad].reset_index(drop=True), raw[~bad]
     if frame.empty:
         raise DataError(f"{source}: no row can be used")
     rows = frame[ROW].tolist()
     groups = frame[dataset.split.group].tolist() if dataset.split.group else None
     named = frame[dataset.split.column].tolist() if dataset.split.column else None
-    classes = targets.tolist() if dataset.label else None
+    classes = strata(answers, dataset.target)
     splits = choose(dataset.split, rows, problems, source=source, groups=groups, classes=classes, named=named)
     owners = groups or rows
     check_listing(_listing(rows, owners, splits), source, problems)
@@ -198,22 +229,37 @@ def read_table(dataset: Table, problems: Problems | None = None) -> TableData:
         cells=Cells.model_validate(dataset.model_dump(include=set(Cells.model_fields))),
         features=dataset.features,
         units=dataset.units,
-        label=dataset.answer,
+        label=dataset.answers[0],
         imputed=imputed,
         mean=mean.tolist(),
         scale=scale.tolist(),
     )
     names = dataset.class_names()
-    return TableData(raw, (values - mean) / scale, targets, splits, rows, owners, columns, names, preparation)
+    coded_rows = (values - mean) / scale
+    targets = np.array(answers)
+    return TableData(raw, coded_rows, targets, dataset.target, splits, rows, owners, columns, names, preparation)
 
 
-def _targets(
-    dataset: Table, frame: "pd.DataFrame", bad: NDArray[np.bool_], problems: Problems
-) -> NDArray[np.int64] | NDArray[np.float64]:
-    """Class indices, or the numbers to predict; rows with a problem are marked in ``bad``."""
+def _answers(dataset: Table, frame: "pd.DataFrame", bad: NDArray[np.bool_], problems: Problems) -> list[Answer]:
+    """Of each row; of a row with a problem, which is marked in ``bad``, anything."""
     if dataset.label:
-        return lookup(frame, dataset.label.column, list(dataset.label.classes.values()), bad, problems)
-    return numbers_of(frame, dataset.answer, bad, problems)
+        found: list[Answer] = lookup(
+            frame, dataset.label.column, list(dataset.label.classes.values()), bad, problems
+        ).tolist()
+        return found
+    if dataset.value:
+        return [*numbers_of(frame, dataset.value, bad, problems).tolist()]
+    assert dataset.outcome
+    answers: list[Answer] = []
+    columns = dataset.answers
+    for row, cells in enumerate(frame[columns].itertuples(index=False, name=None)):
+        try:
+            answers.append(dataset.outcome.read(dict(zip(columns, cells, strict=True))))
+        except ValueError as error:
+            bad[row] = True
+            problems.add(f"{frame[ROW].iloc[row]}: {error}")
+            answers.append(0)
+    return answers
 
 
 def _listing(rows: list[str], groups: list[str], splits: dict[str, list[int]]) -> Listing:
@@ -222,11 +268,11 @@ def _listing(rows: list[str], groups: list[str], splits: dict[str, list[int]]) -
 
 def _read_files(dataset: Table, problems: Problems) -> "pd.DataFrame":
     given = _given(dataset)
-    numbers = (set(numeric(dataset.features)) - set(given)) | ({dataset.value} if dataset.value else set())
+    numbers = (set(numeric(dataset.features)) - set(given)) | set(dataset.answer_numbers)
     frames = []
     for name, shown in zip(dataset.files, shown_names(dataset.files), strict=True):
         path = Path(dataset._folder, name)
-        for frame in read_cells(path, shown, dataset, problems, [*dataset.features, *given], numbers):
+        for frame in read_cells(path, shown, dataset, problems, [*dataset.features, *dataset.answers, *given], numbers):
             frame[ROW] = [f"{shown}:{place}" for place in frame[PLACE]]
             frames.append(frame)
     return joined(frames)
@@ -234,7 +280,8 @@ def _read_files(dataset: Table, problems: Problems) -> "pd.DataFrame":
 
 def _given(dataset: Table) -> list[str]:
     """The columns that are never imputed."""
-    return [column for column in (dataset.answer, dataset.split.group, dataset.split.column) if column]
+    answers = [] if dataset.several else dataset.answers  # whether a case has a label may be unknown
+    return [column for column in (*answers, dataset.split.group, dataset.split.column) if column]
 
 
 def _known(dataset: Table, frame: "pd.DataFrame", problems: Problems) -> "pd.DataFrame":

@@ -2,43 +2,23 @@
 """What a hospital's volumes are like, in a few numbers from which a network can be planned."""
 
 from collections.abc import Sequence
-from typing import Annotated
 
-import nibabel as nib
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, PositiveFloat, PositiveInt
 
 from medpfl.core.errors import DataError
-from medpfl.data.declared import Problems, Strict
-from medpfl.data.volumes.declare import Volumes
+from medpfl.data.contract import Dataset
+from medpfl.data.declared import Problems
+from medpfl.data.fingerprint import Fingerprint
 from medpfl.data.volumes.prepare import read_image
 
-Length = Annotated[PositiveFloat, Field(allow_inf_nan=False)]
 
+def fingerprint(volumes: Dataset, source: str, classes: int) -> Fingerprint:
+    """Of a declared dataset of volumes. Every training image is read once.
 
-class Fingerprint(Strict):
-    """Of the training volumes, in RAS (right-left, posterior-anterior, axial).
-
-    Attributes:
-        cases: how many there are.
-        channels: of an image.
-        classes: background included.
-        spacing: median distance of voxels, mm.
-        fine: tenth percentile of the same.
-        shape: median number of voxels.
-    """
-
-    cases: PositiveInt
-    channels: PositiveInt
-    classes: Annotated[int, Field(ge=2)]
-    spacing: tuple[Length, Length, Length]
-    fine: tuple[Length, Length, Length]
-    shape: tuple[Length, Length, Length]
-
-
-def fingerprint(volumes: Volumes) -> Fingerprint:
-    """Of a declared dataset. Every training image is read once.
+    Args:
+        source: for messages.
+        classes: of label maps.
 
     Raises:
         DataError: with the file, expected and got.
@@ -51,19 +31,24 @@ def fingerprint(volumes: Volumes) -> Fingerprint:
         shapes.append(shape)
         channels.add(len(image))
     if len(channels) != 1:
-        raise DataError(f"{volumes.datalist}: expected images of one number of channels, got {sorted(channels)}")
-    return Fingerprint(
-        cases=len(shapes),
-        channels=channels.pop(),
-        classes=len(volumes.class_names()),
-        spacing=_three(np.median(spacings, axis=0)),
-        fine=_three(np.percentile(spacings, 10, axis=0)),
-        shape=_three(np.median(shapes, axis=0)),
-    )
+        raise DataError(f"{source}: expected images of one number of channels, got {sorted(channels)}")
+    try:
+        return Fingerprint(
+            cases=len(shapes),
+            channels=channels.pop(),
+            classes=classes,
+            spacing=_three(np.median(spacings, axis=0)),
+            fine=_three(np.percentile(spacings, 10, axis=0)),
+            shape=_three(np.median(shapes, axis=0)),
+        )
+    except ValueError as error:  # pydantic's ValidationError
+        raise DataError(f"{source}: no network is planned for volumes of such a size: {error}") from error
 
 
 def _turned(affine: NDArray[np.float64], shape: Sequence[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Spacing and shape along the axes of the patient that the image's axes are nearest to."""
+    import nibabel as nib
+
     order = nib.orientations.io_orientation(affine)[:, 0].astype(int)
     spacing, lengths = np.empty(3), np.empty(3)
     spacing[order] = np.linalg.norm(affine[:3, :3], axis=0)

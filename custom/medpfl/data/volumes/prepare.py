@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Volumes from files (NIfTI, DICOM) to the task's grid: orientation, spacing, size, intensities."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from medpfl.core.errors import DataError
 from medpfl.data.intensity import Intensity, ZScore
-from medpfl.data.untrusted import check_values
+from medpfl.data.untrusted import MOST_PREPARED, MOST_VALUES, check_values
 from medpfl.data.volumes.dicom import check_series, check_size
 
 
@@ -66,6 +67,10 @@ def read_image(*files: Path, finite: bool = True) -> tuple[NDArray[np.float32], 
     return np.concatenate([array for array, _ in parts]), parts[0][1]
 
 
+_FINER = 8
+"""So many times the voxels of a case may a job always ask for."""
+
+
 def prepare(
     image: NDArray[Any],
     affine: NDArray[np.float64],
@@ -78,8 +83,23 @@ def prepare(
     from monai.transforms import Spacing
 
     turned = _oriented(MetaTensor(torch.from_numpy(image), affine=torch.from_numpy(affine)))
+    _check_spacing(turned, spacing)
     prepared: Tensor = _cropped(intensity(Spacing(pixdim=spacing, mode="bilinear")(turned)), size)
     return prepared
+
+
+def resized(
+    image: NDArray[Any], affine: NDArray[np.float64], size: tuple[int, int, int], intensity: Intensity
+) -> Tensor:
+    """An image in RAS orientation, brought to ``size`` voxels whatever its own, CHWD float32: each voxel the mean of
+    what lies there (MONAI's usual Resize; its smoothing before trilinear interpolation would darken the edges)."""
+    from monai.data import MetaTensor
+    from monai.transforms import Resize
+
+    turned = _oriented(MetaTensor(torch.from_numpy(image), affine=torch.from_numpy(affine)))
+    found: Any = intensity(Resize(size, mode="area")(turned))
+    values: Tensor = found.as_tensor()
+    return values
 
 
 def prepare_label(
@@ -93,9 +113,19 @@ def prepare_label(
     from monai.transforms import Spacing
 
     turned = _oriented(MetaTensor(torch.from_numpy(label)[None].float(), affine=torch.from_numpy(affine)))
+    _check_spacing(turned, spacing)
     cropped: Any = _cropped(Spacing(pixdim=spacing, mode="nearest")(turned), size)
     values: Tensor = cropped.as_tensor()[0].to(torch.uint8)
     return values
+
+
+def _check_spacing(image: Any, spacing: tuple[float, float, float]) -> None:
+    """Refuse a job's voxel size that makes far more voxels of a volume than fit into memory, before they are made."""
+    lengths = [length * float(voxel) for length, voxel in zip(image.shape[1:], image.pixdim, strict=True)]
+    most = min(MOST_VALUES, max(MOST_PREPARED, _FINER * math.prod(image.shape[1:])))
+    if math.prod(length / step for length, step in zip(lengths, spacing, strict=True)) > most:
+        told = f"the task's spacing of {' x '.join(map(str, spacing))} mm makes more than {most} voxels of a case"
+        raise DataError(f"{told}, which is of {' x '.join(f'{length:.0f}' for length in lengths)} mm", public=told)
 
 
 def _oriented(image: Any) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pydantic import ValidationError
 
 from medpfl.core.errors import MedPFLError, RefusedUpdate
-from medpfl.methods.joint import Found, Line, SplitStudy, Study
+from medpfl.methods.joint_study import Found, Line, SplitStudy, Study
 from medpfl.tasks.metrics.measure import Measure
 
 GAMMAS = (0.0, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 0.999, 1.0)

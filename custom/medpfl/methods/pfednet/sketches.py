@@ -1,11 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a hospital tells of its data where a graph of similar hospitals is made (``medpfl.core.graph.SKETCHES``)."""
+"""What a hospital tells of its data where a graph of similar hospitals is made (``medpfl.core.graph.SKETCHES``).
+
+The share of a class that few patients have tells of these few, and so does the mean of a table's column that is 0 but
+for few rows: with the number of samples, which the server knows, either gives their number. What fewer than the
+policy's ``least_count`` have is told as what most have.
+"""
+
+import logging
 
 import torch
 from torch import Tensor
 
 from medpfl.core.errors import ConfigError
 from medpfl.methods.base import Site
+
+_log = logging.getLogger(__name__)
 
 
 def sketch(name: str, site: Site) -> dict[str, Tensor]:
@@ -30,8 +39,10 @@ def _moments(site: Site) -> tuple[Tensor, Tensor]:
     features = site.data.input_shape[0]
     count, total = 0, torch.zeros(features, dtype=torch.float64)
     products = torch.zeros(features, features, dtype=torch.float64)
+    rare, usual = _rare_values(site, features)
     for inputs in site.training_inputs():
         rows = inputs.movedim(1, -1).reshape(-1, features).double().cpu()
+        rows = torch.where(rare, usual, rows)
         count += len(rows)
         total += rows.sum(dim=0)
         products += rows.T @ rows
@@ -45,12 +56,37 @@ def _moments(site: Site) -> tuple[Tensor, Tensor]:
     return mean, covariance
 
 
+def _rare_values(site: Site, features: int) -> tuple[Tensor, Tensor]:
+    """Of a table: which columns hold two values (a category's are 0 and 1) of which one is rare, and the other one."""
+    none = torch.zeros(features, dtype=torch.bool), torch.zeros(features, dtype=torch.float64)
+    if len(site.data.input_shape) != 1:
+        return none
+    rows = torch.cat([inputs.double().cpu() for inputs in site.training_inputs()])
+    low, high = rows.aminmax(dim=0)
+    lows, highs = (rows == low).sum(dim=0), (rows == high).sum(dim=0)
+    least = torch.minimum(lows, highs)
+    rare = (lows + highs == len(rows)) & (low < high) & (least < site.least_count)
+    if rare.any():
+        _log.info("%d columns hold a value that few have; it is told as the other one", int(rare.sum()))
+    return rare, torch.where(lows > highs, low, high)
+
+
 def _shares(site: Site) -> Tensor:
     samples = site.data.splits["train"]
     if not samples.classes:
         raise ConfigError("the sketch 'labels' tells how many cases of each class there are; this task has no classes")
-    counts = torch.zeros(samples.classes, dtype=torch.float64)
+    found = torch.zeros(len(samples.names), samples.classes, dtype=torch.float64)
     for start in range(0, len(samples), 256):
-        labels = samples.targets[start : start + 256].flatten().long()
-        counts += torch.bincount(labels, minlength=samples.classes).double()
+        labels = samples.targets[start : start + 256].long()
+        cases = torch.from_numpy(samples.case[start : start + 256]).reshape(-1, *[1] * (labels.ndim - 1))
+        places = (cases * samples.classes + labels).flatten()
+        found += torch.bincount(places, minlength=found.numel()).reshape(found.shape)
+    counts, patients = found.sum(dim=0), (found > 0).sum(dim=0)
+    rare = (patients > 0) & (patients < site.least_count)
+    most = int(counts.argmax())
+    rare[most] = False
+    if rare.any():
+        _log.info("%d classes that few cases have are told as part of the most frequent one", int(rare.sum()))
+    counts[most] += counts[rare].sum()
+    counts[rare] = 0
     return counts / counts.sum()

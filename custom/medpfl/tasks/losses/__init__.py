@@ -3,6 +3,7 @@
 
 from medpfl.tasks.losses.base import Loss
 from medpfl.tasks.losses.entropy import CrossEntropy, Focal
+from medpfl.tasks.losses.labels import BinaryCrossEntropy
 from medpfl.tasks.losses.overlap import DiceCE, DiceFocal, Tversky
 
-__all__ = ["CrossEntropy", "DiceCE", "DiceFocal", "Focal", "Loss", "Tversky"]
+__all__ = ["BinaryCrossEntropy", "CrossEntropy", "DiceCE", "DiceFocal", "Focal", "Loss", "Tversky"]

@@ -27,17 +27,20 @@ class Calibration:
 
 def calibration(truth: NDArray[np.int64], probability: NDArray[np.float32]) -> Calibration | None:
     """Calibration of N x C probabilities against N class indices; None when a probability is not finite."""
-    from sklearn.metrics import brier_score_loss
-
     if not np.isfinite(probability).all():
         return None
     top = probability.max(axis=1).astype(np.float64)
     right = probability.argmax(axis=1) == truth
     share, hits, given_sum = reliability(top, right)
     gap = np.abs(hits - given_sum)
-    classes = np.arange(probability.shape[1])
-    given = probability[:, 1] if len(classes) == 2 else probability / probability.sum(axis=1, keepdims=True)
-    brier = brier_score_loss(truth, given, labels=classes)
+    # scikit-learn's brier_score_loss to the last bit, without its checks of 2 ms: of two classes it takes the second
+    # one and its complement, and of more what sums to 1.
+    if probability.shape[1] == 2:
+        given = np.stack([1 - probability[:, 1], probability[:, 1]], axis=1)
+    else:
+        given = probability / probability.sum(axis=1, keepdims=True)
+    there = np.eye(probability.shape[1], dtype=given.dtype)[truth]
+    brier = np.average(np.sum((there - given) ** 2, axis=1)) * (0.5 if probability.shape[1] == 2 else 1)
     return Calibration(float(gap.sum() / share.sum()), float(brier), len(truth))
 
 

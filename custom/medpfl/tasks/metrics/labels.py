@@ -14,6 +14,7 @@ from medpfl.data.samples import Samples, SiteData
 from medpfl.tasks.metrics.base import Metric, ThresholdMetric
 from medpfl.tasks.metrics.calibration import Calibration, calibration
 from medpfl.tasks.metrics.measure import Direction
+from medpfl.tasks.metrics.roc import area_under_roc
 
 
 def _right(decisions: Tensor, samples: Samples) -> NDArray[np.bool_]:
@@ -95,9 +96,7 @@ class AUC(Metric):
     quick = True
 
     def of_split(self, decisions: Tensor, samples: Samples) -> float:
-        from sklearn.metrics import roc_auc_score
-
-        return _one_against_rest(roc_auc_score, decisions, samples)
+        return _one_against_rest(area_under_roc, decisions, samples)
 
     def of_resamples(self, decisions: Tensor, samples: Samples, counts: NDArray[np.int64]) -> NDArray[np.float64]:
         truth, probability = samples.targets[:].numpy(), decisions.numpy()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics of segmentations: a class index for every pixel or voxel.
 
-Of every case the mean over the declared foreground classes, or the value of one of them. None is ever undefined: where
-a class is in neither the label map nor the decision, nothing was to be found and nothing was, which is the best value;
-where it is in one of them only, it is the worst that the case allows.
+Of every case the mean over the declared foreground classes, or the value of one of them. None is undefined, but of
+classes that a hospital does not annotate: where a class is in neither the label map nor the decision, nothing was to be
+found and nothing was, which is the best value; where it is in one of them only, it is the worst that the case allows.
 """
 
 import math
@@ -65,7 +65,10 @@ class MaskMetric(CaseMetric):
         values = []
         for found, truth in samples.masks(decisions):
             each = self.by_class(found.long(), truth.long(), samples.classes)
-            mean = float(torch.tensor(each, dtype=torch.float64).mean())
+            if samples.annotated is not None:  # of what the label map does not show nothing can be said
+                each = [value if k in samples.annotated else math.nan for k, value in enumerate(each, start=1)]
+            known = torch.tensor(each, dtype=torch.float64)
+            mean = float(known[~known.isnan()].mean())
             values.append(mean if self.number is None else each[self.number - 1])
         return values
 

@@ -6,7 +6,9 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeInt, StringConstraints
+
+from medpfl.core.errors import printable
 
 Direction = Literal["higher", "lower"]
 """Which values are better."""
@@ -28,7 +30,7 @@ class Measure(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     direction: Direction = "higher"
-    unit: Annotated[str, StringConstraints(max_length=20, pattern=r"^[^\x00-\x1f\x7f]*$")] = ""
+    unit: Annotated[str, StringConstraints(max_length=20), AfterValidator(printable)] = ""
     class_number: NonNegativeInt | None = Field(default=None, exclude_if=lambda found: found is None)
 
     def better(self, one: float, other: float) -> bool:

@@ -6,19 +6,21 @@ IEEE Transactions on Big Data 2022, Algorithm 1, with d-FedAP and f-FedAP. The w
 ``StatisticsDistance``, which says which statistics it wants. Deviations: docs/methods/fedap.md.
 """
 
-import copy
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
-from medpfl.core.groups import BATCH_NORM, head_of, name_of, of_type, running_statistics, under, without
+from medpfl.core.groups import BATCH_NORM, name_of, of_type, running_statistics, under, without
 from medpfl.core.mixers import Mixer, StatisticsDistance
-from medpfl.core.moments import InputMoments
-from medpfl.core.tied import load_own_state
 from medpfl.methods.base import Build, Method, Site
+from medpfl.methods.fedap.feature_statistics import (
+    batch_norm_layers,
+    input_statistics,
+    observed,
+    running_moments,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +49,7 @@ class FedAP(Method):
         keys = under(models, "model")
         if self.batch_norm == "shared":
             return {"model": keys}
-        if not _batch_norm_layers(models["model"]):
+        if not batch_norm_layers(models["model"]):
             raise ConfigError(
                 f"FedAP keeps BatchNorm layers at the hospital, and the network {name_of(models['model'])} has none: "
                 "take a network with BatchNorm, or d-FedAP: FedAP's batch_norm 'shared' and the server component's "
@@ -56,7 +58,7 @@ class FedAP(Method):
         return {"model": without(keys, of_type(models, BATCH_NORM, "model"))}
 
     def kept(self, models: nn.ModuleDict) -> list[str]:
-        return running_statistics(models, "model") if self.batch_norm == "shared" and _batch_norm_layers(models) else []
+        return running_statistics(models, "model") if self.batch_norm == "shared" and batch_norm_layers(models) else []
 
     def components(self) -> dict[str, Mixer]:
         return {"model": StatisticsDistance()}
@@ -68,49 +70,7 @@ class FedAP(Method):
         """Mean and variance of each channel, layer by layer: of what enters the BatchNorm layers or the head over the
         training part, or the BatchNorm layers' own running statistics (which is what f-FedAP sends)."""
         if name == "batch_norm_running":
-            return _running_statistics(site.models["model"])
+            return running_moments(site.models["model"])
         if name not in ("batch_norm_inputs", "head_inputs"):
             return super().statistics(name, site)
-        network = self._observed(site)
-        head = head_of(network)
-        layers = _batch_norm_layers(network) if name == "batch_norm_inputs" else {head: network.get_submodule(head)}
-        if not layers:
-            raise ConfigError(
-                f"FedAP compares the inputs of BatchNorm layers, and the network {name_of(network)} has none: set the "
-                "server component's statistics to 'head_inputs' (d-FedAP)"
-            )
-        with InputMoments(layers) as watched, torch.inference_mode():
-            for inputs in site.training_inputs():
-                network(inputs)
-        return watched.result()
-
-    def _observed(self, site: Site) -> nn.Module:
-        """The network whose features are compared, in evaluation mode: the same one at every hospital."""
-        network = copy.deepcopy(site.models["model"]).eval()
-        if self.pretrained is not None:
-            try:
-                load_own_state(network, site.checkpoints[self.pretrained])
-            except RuntimeError as error:
-                problem = " ".join(str(error).split())
-                raise ConfigError(
-                    f"checkpoint '{self.pretrained}' does not fit the job's network: {problem}"
-                ) from error
-        return network
-
-
-def _batch_norm_layers(network: nn.Module) -> dict[str, nn.Module]:
-    return {path: module for path, module in network.named_modules() if isinstance(module, BATCH_NORM)}
-
-
-def _running_statistics(network: nn.Module) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
-    for path, module in _batch_norm_layers(network).items():
-        mean, variance = module.running_mean, module.running_var
-        if not isinstance(mean, Tensor) or not isinstance(variance, Tensor):
-            raise ConfigError(f"BatchNorm layer '{path}' keeps no running statistics, which f-FedAP compares")
-        found[f"{path}.mean"], found[f"{path}.variance"] = mean.double(), variance.double()
-    if not found:
-        raise ConfigError(
-            f"f-FedAP compares BatchNorm's running statistics, and the network {name_of(network)} has none"
-        )
-    return found
+        return input_statistics(name, observed(site.models["model"], self.pretrained, site.checkpoints), site)

@@ -2,17 +2,24 @@
 """A table, column by column: what is declared, what is missing, what was found."""
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
-from medpfl.data.contract import Listing
-from medpfl.data.table.declare import Table
+if TYPE_CHECKING:
+    import pandas as pd
 
 Role = Literal["number", "categories", "label", "group", "split"]
+
+
+class Listed(Protocol):
+    """A case of the contract."""
+
+    @property
+    def where(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -39,18 +46,18 @@ class Column:
         return np.concatenate(list(self.values.values())) if self.values else np.zeros(0)
 
 
-def columns_of(table: Table, listing: Listing) -> list[Column]:
-    """Every used column of a table whose rows were listed."""
-    cells = table.cells()
-    rule = table.split
-    roles: dict[str, Role] = {
-        name: "number" if kind == "number" else "categories" for name, kind in table.features.items()
-    }
-    roles[table.answer] = "label" if table.label else "number"
-    others: list[tuple[str | None, Role]] = [(rule.group, "group"), (rule.column, "split")]
-    for column, role in others:
-        if column:
-            roles.setdefault(column, role)
+def columns_of(
+    cells: "pd.DataFrame", roles: Mapping[str, Role], listing: Mapping[str, Sequence[Listed]]
+) -> list[Column]:
+    """Every used column of a table whose rows were listed.
+
+    Args:
+        cells: the used columns as text, NaN where missing, by the rows' names.
+        roles: column to what it is declared as, in the order in which they are shown.
+        listing: split to the rows.
+    """
+    import pandas as pd
+
     places = {split: [case.where for case in cases] for split, cases in listing.items()}
     columns = []
     for name, role in roles.items():

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics of hazard ratios, N logarithms, against N x 2 times and events. torchsurv's code computes them."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from medpfl.core.errors import ConfigError
+from medpfl.data.samples import Samples, SiteData
+from medpfl.tasks.metrics.base import Metric
+from medpfl.tasks.metrics.measure import Direction
+
+
+class CIndex(Metric):
+    """Harrell's concordance index: the share of the pairs of cases, of which one is known to have had the event first,
+    in which that one has the larger hazard. NaN where there is no such pair or a hazard is no number."""
+
+    name = "c_index"
+    range = (0.0, 1.0)
+
+    def of_split(self, decisions: Tensor, samples: Samples) -> float:
+        time, event = samples.targets[:].unbind(dim=1)
+        last = float(time.max())
+        if not bool(((event > 0) & (time < last)).any()) or not bool(decisions.isfinite().all()):
+            return math.nan
+        from torchsurv.metrics.cindex import ConcordanceIndex
+
+        return float(ConcordanceIndex()(decisions, event > 0, time, instate=False))
+
+
+class _Brier(Metric):
+    """Mean squared distance of the predicted survival at a time from whether the case survived it, where cases
+    that were last seen earlier are made up for by weighting (Graf et al., Stat. Med. 1999), with the split's own
+    distribution of censoring. NaN without a baseline, where the split has no event, or where nobody was
+    seen for so long.
+
+    Args:
+        horizons: the times; ``baseline``: the baseline's survival at each of them; empty where none was fitted.
+    """
+
+    direction: ClassVar[Direction] = "lower"
+    range = (0.0, math.inf)  # the weights have no bound
+
+    def __init__(self, horizons: Sequence[float], baseline: Sequence[float]):
+        self.horizons, self.baseline = tuple(horizons), tuple(baseline)
+
+    def at_horizons(self, decisions: Tensor, samples: Samples) -> Any:
+        """torchsurv's ``BrierScore``, computed; None where it is not defined."""
+        time, event = samples.targets[:].unbind(dim=1)
+        horizons = torch.tensor(self.horizons, dtype=time.dtype)
+        known = bool((event > 0).any()) and bool(decisions.isfinite().all()) and float(time.max()) > self.horizons[-1]
+        if not self.baseline or not known:
+            return None
+        from torchsurv.metrics.brier_score import BrierScore
+        from torchsurv.stats.ipcw import get_ipcw
+
+        survival = torch.tensor(self.baseline)[None] ** decisions.float()[:, None].exp()
+        score = BrierScore()
+        seen = event > 0
+        score(survival, seen, time, horizons, get_ipcw(seen, time), get_ipcw(seen, time, horizons))
+        return score
+
+
+class BrierAt(_Brier):
+    """Of the horizon with this number, from 1."""
+
+    def __init__(self, number: int, horizons: Sequence[float], baseline: Sequence[float]):
+        super().__init__(horizons, baseline)
+        self.number, self.name = number, f"brier_{number}"
+
+    def of_split(self, decisions: Tensor, samples: Samples) -> float:
+        score = self.at_horizons(decisions, samples)
+        return math.nan if score is None else float(score.brier_score[self.number - 1])
+
+
+class IntegratedBrier(_Brier):
+    """Its mean over the time from the first horizon to the last (trapezoidal rule)."""
+
+    name = "integrated_brier"
+
+    def suits(self, data: SiteData) -> None:
+        if len(self.horizons) < 2:
+            raise ConfigError("the metric 'integrated_brier' needs at least 2 horizons; of one there is 'brier_1'")
+
+    def of_split(self, decisions: Tensor, samples: Samples) -> float:
+        score = self.at_horizons(decisions, samples)
+        return math.nan if score is None else float(score.integral())

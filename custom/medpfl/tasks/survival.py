@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The time until an event (death, relapse), where many patients were last seen before it came: Cox's model."""
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from medpfl.core.errors import ConfigError, DataError
+from medpfl.data.preparation import Row
+from medpfl.data.samples import Samples, SiteData
+from medpfl.data.target import Target
+from medpfl.tasks.any_input import AnyInput
+from medpfl.tasks.base import Task
+from medpfl.tasks.metrics.base import Metric
+from medpfl.tasks.metrics.survival import BrierAt, CIndex, IntegratedBrier
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survival(AnyInput):
+    """The logarithm of a case's hazard ratio, by Cox's proportional hazards (J. R. Stat. Soc. B, 1972); and the risk
+    that the event has come by each of the ``horizons``.
+
+    The networks learn and share hazard ratios only. How frequent events are at a hospital, its baseline, is fitted
+    there on the training part of every deployed model (Breslow's estimator), stays in the model's file, in no message.
+
+    Args:
+        horizons: times of interest, ascending, in the unit of the site files' times.
+        unit: of the times, for cards; at most 20 characters.
+        score: metric that chooses the best round: c_index.
+        more_metrics: further metrics by which models are tested: integrated_brier, over the horizons, and brier_1,
+            brier_2, ... at each of them.
+    """
+
+    horizons: tuple[float, ...]
+    unit: str = ""
+    score: str = "c_index"
+    more_metrics: tuple[str, ...] = ()
+    metrics: ClassVar[tuple[Metric, ...]] = (CIndex(),)
+    fits_after: ClassVar[bool] = True
+    _baseline: tuple[float, ...] = field(default=(), init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "horizons", tuple(self.horizons))  # JSON has lists
+        ascending = all(a < b for a, b in zip((0.0, *self.horizons), self.horizons, strict=False))
+        if not self.horizons or not ascending or not math.isfinite(self.horizons[-1]):
+            raise ConfigError(f"Survival's horizons must be ascending times above 0, got {list(self.horizons)}")
+        if len(self.unit) > 20 or not self.unit.isprintable():
+            raise ConfigError(f"Survival's unit must have at most 20 printable characters, got {self.unit!r}")
+        super().__post_init__()
+        if self.score not in {metric.name for metric in self.metrics}:
+            raise ConfigError(
+                f"Survival's score must be c_index, got '{self.score}': the Brier score needs a baseline, which is "
+                "fitted for deployed models only"
+            )
+
+    @property
+    def target(self) -> Target:
+        return Target.SURVIVAL
+
+    @property
+    def offered(self) -> tuple[Metric, ...]:
+        each = (BrierAt(number, self.horizons, self._baseline) for number in range(1, len(self.horizons) + 1))
+        return IntegratedBrier(self.horizons, self._baseline), *each
+
+    def informed(self, data: SiteData) -> Task:
+        if not bool(data.splits["train"].targets[:][:, 1].any()):
+            sentence = "no training case has the event, so no hazard can be learnt"
+            raise DataError(sentence, public=sentence)
+        return super().informed(data)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The negative partial log likelihood, divided by the batch's number of events; of ties by Efron's method. The
+        risk sets are the batch's. A batch without an event says nothing: its loss is 0, and so is its gradient.
+
+        Args:
+            outputs: B x 1.
+            targets: B x 2, time and event.
+        """
+        from torchsurv.loss.cox import neg_partial_log_likelihood
+
+        hazard, time, event = outputs[:, 0].float(), targets[:, 0].float(), targets[:, 1] > 0
+        if len(hazard) < 2 or not bool(event.any()) or not bool(hazard.isfinite().all()):
+            return hazard.sum() * 0  # NaN where an output is, as of other losses
+        with _quiet():
+            total: Tensor = neg_partial_log_likelihood(hazard, event, time, reduction="sum")
+        return total / event.sum()
+
+    def decide(self, outputs: Tensor) -> Tensor:
+        """N logarithms of hazard ratios."""
+        return outputs[:, 0].float()
+
+    def fit_after(self, decisions: Tensor, samples: Samples) -> tuple[float, ...]:
+        """The baseline's survival at each horizon: Breslow's estimator on these (training) samples."""
+        from torchsurv.loss.cox import baseline_survival_function
+
+        time, event = samples.targets[:].unbind(dim=1)
+        if not bool(decisions.isfinite().all()):
+            return ()
+        with _quiet():
+            found = baseline_survival_function(decisions.double(), event > 0, time)
+        steps = torch.searchsorted(found["time"], torch.tensor(self.horizons), right=True)
+        values = torch.cat([torch.ones(1, dtype=torch.float64), found["baseline_survival"].double()])[steps]
+        return tuple(round(value, 8) for value in values.tolist())
+
+    def after_fit(self, values: Sequence[float]) -> Task:
+        if len(values) != len(self.horizons):
+            return self
+        mine = dataclasses.replace(self)
+        object.__setattr__(mine, "_baseline", tuple(values))
+        return mine
+
+    def answer(self, decisions: Tensor, class_names: Sequence[str]) -> dict[str, str | float]:
+        """The hazard ratio and, where the model's hospital fitted a baseline, the risk up to each horizon."""
+        hazard = float(decisions.double().mean())
+        told: dict[str, str | float] = {"log_hazard_ratio": round(hazard, 6)}
+        for horizon, survival in zip(self.horizons, self._baseline, strict=False):
+            told[f"risk_{horizon:g}"] = round(1 - survival ** math.exp(min(hazard, 500.0)), 6)
+        return told
+
+    def told(self, decisions: Tensor, samples: Samples) -> list[Row]:
+        targets = samples.targets[:].tolist()
+        return [
+            {"case": name, "time": targets[case][0], "event": int(targets[case][1]), **self.answer(found, ())}
+            for case, (name, found) in enumerate(zip(samples.names, torch.split(decisions, 1), strict=True))
+        ]
+
+    @property
+    def reading(self) -> str:
+        pairs = zip(self.horizons, self._baseline, strict=False)
+        told = ", ".join(f"{survival:g} at {horizon:g}" for horizon, survival in pairs)
+        base = f"; baseline survival {told}{f' {self.unit}' if self.unit else ''}" if told else ""
+        return f"the logarithm of the hazard ratio; survival is the baseline's to the power of the ratio{base}"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torchsurv's news that times are tied."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r".*[Tt]ies", UserWarning)
+        yield

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several labels, numbers, and times with events: as tables, images, arrays and recordings declare them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from answers import declare
+from medpfl.check.reading import inspect
+from medpfl.core.errors import DataError, SiteFileError
+from medpfl.data.outcome import Several, Survival
+from medpfl.data.preparation import Spec
+from medpfl.data.samples import SiteData
+from medpfl.data.site_file import load_site_file
+from medpfl.data.target import Target
+
+NAN = float("nan")
+TWO = {"columns": {"a": "first", "b": "second"}}
+LABELS = [(1, NAN), (0, 1), (1, 0), (0, 0), (1, 1), (0, 1)]
+ROWS = [("1", ""), ("0", "1"), ("1", "0"), ("0", "0"), ("1", "1"), ("0", "1")]
+
+
+def load(path: Path, spec: Spec) -> SiteData:
+    return load_site_file(path).load("ward", spec)
+
+
+def write(folder: Path, **dataset: Any) -> Path:
+    (folder / "site.yaml").write_text(yaml.safe_dump({"datasets": {"ward": dataset}}))
+    return folder / "site.yaml"
+
+
+def everything(data: SiteData) -> torch.Tensor:
+    """All targets, in an order that says nothing."""
+    return torch.cat([samples.targets[:] for samples in data.splits.values()])
+
+
+def same(found: torch.Tensor, expected: list[tuple[float, ...]]) -> bool:
+    """Whether the rows are the same in any order; NaN equals NaN."""
+    return sorted(found.nan_to_num(9).tolist()) == sorted(torch.tensor(expected).nan_to_num(9).tolist())
+
+
+def test_one_case_is_read() -> None:
+    several = Several.model_validate({**TWO, "yes": ["present", 1], "no": ["absent"], "unknown": ["unsure"]})
+    assert several.read({"first": "present", "second": "absent"}) == (1.0, 0.0)
+    assert several.read({"first": "1.0", "second": ""}) == pytest.approx((1.0, NAN), nan_ok=True)
+    assert several.read({"first": None, "second": "unsure"}) == pytest.approx((NAN, NAN), nan_ok=True)
+    survival = Survival(time="t", event="e")
+    assert survival.read({"t": "12.5", "e": "1"}) == (12.5, 1.0)
+    for cells, words in (
+        ({"t": "12", "e": "2"}, "column 'e': '2' is not among the declared values (1, 0)"),
+        ({"t": "soon", "e": "1"}, "column 't': expected a number, got 'soon'"),
+        ({"t": "-3", "e": "1"}, "column 't': expected a time of at least 0, got -3"),
+        ({"t": "", "e": "1"}, "column 't' is missing"),
+    ):
+        with pytest.raises(ValueError) as caught:
+            survival.read(cells)
+        assert str(caught.value) == words
+
+
+def test_tables(tmp_path: Path) -> None:
+    several = load(declare(tmp_path, "anna", "several"), Spec(Target.LABELS, ("rows",)))
+    targets = everything(several)
+    assert several.class_names == ["oedema", "effusion", "nodule"] and targets.shape == (60, 3)
+    assert set(targets[~targets.isnan()].tolist()) == {0.0, 1.0} and 10 < int(targets.isnan().sum()) < 60
+    survival = load(declare(tmp_path, "anna", "survival"), Spec(Target.SURVIVAL, ("rows",)))
+    assert survival.class_names == [] and everything(survival).shape == (60, 2)
+    # The parts have events in equal shares: with few of them a test part without any would say nothing.
+    shares = [float(samples.targets[:][:, 1].mean()) for samples in survival.splits.values()]
+    assert max(shares) - min(shares) < 0.1 < min(shares)
+    with pytest.raises(DataError, match=r"learns for each label .* a table with 'several', which is not declared"):
+        load(tmp_path / "anna.yaml", Spec(Target.LABELS, ("rows",)))
+    (tmp_path / "anna.csv").write_text("age,pain,days,status\n50,1,10,dead\n51,1,11,gone\n")
+    with pytest.raises(DataError, match=r"anna\.csv:3: column 'status': 'gone' is not among the declared values"):
+        load(tmp_path / "anna.yaml", Spec(Target.SURVIVAL, ("rows",)))
+
+
+def test_images(tmp_path: Path) -> None:
+    lines = ["image,first,second,days,status"]
+    for number, (first, second) in enumerate(ROWS):
+        Image.fromarray(np.full((4, 4), number, np.uint8)).save(tmp_path / f"{number}.png")
+        lines.append(f"{number},{first},{second},{number + 0.5},{number % 2}")
+    (tmp_path / "list.csv").write_text("\n".join(lines) + "\n")
+    common = {"kind": "images", "files": "*.png", "channels": 1, "table": {"file": "list.csv", "image": "image"}}
+    spec = Spec(Target.LABELS, ("images",), (4, 4))
+    found = load(write(tmp_path, **common, several=TWO), spec)
+    assert found.class_names == ["a", "b"] and same(
+        everything(found), [(1, NAN), (0, 1), (1, 0), (0, 0), (1, 1), (0, 1)]
+    )
+    found = load(write(tmp_path, **common, value="days"), Spec(Target.VALUE, ("images",), (4, 4)))
+    assert sorted(everything(found).tolist()) == [0.5, 1.5, 2.5, 3.5, 4.5, 5.5] and found.class_names == []
+    times = {"time": "days", "event": "status"}
+    found = load(write(tmp_path, **common, survival=times), Spec(Target.SURVIVAL, ("images",), (4, 4)))
+    assert same(everything(found), [(n + 0.5, n % 2) for n in range(6)])
+    with pytest.raises(DataError, match="needs images with 'several', which the dataset does not declare"):
+        load(tmp_path / "site.yaml", spec)
+    with pytest.raises(SiteFileError, match=r"expected one of .* got 'several' and 'value'"):
+        load_site_file(write(tmp_path, **common, several=TWO, value="days"))
+
+
+def test_arrays(tmp_path: Path) -> None:
+    x, y = np.arange(6 * 16, dtype=np.uint8).reshape(6, 4, 4), np.array([[1, 0], [0, 1], [1, 1]] * 2, np.uint8)
+    numbers, events = np.arange(6) + 0.5, np.arange(6) % 2
+    np.savez(tmp_path / "own.npz", x=x, y=y, days=numbers, status=events, odd=y + 1)
+    chest = {
+        f"{part}_{key}": value for part in ("train", "val", "test") for key, value in (("images", x), ("labels", y))
+    }
+    np.savez(tmp_path / "chest.npz", **chest)
+    size = (4, 4)
+    found = load(
+        write(tmp_path, kind="arrays", file="chest.npz", several=["a", "b"]), Spec(Target.LABELS, ("images",), size)
+    )
+    assert torch.equal(found.splits["test"].targets[:], torch.from_numpy(y).float()) and found.class_names == ["a", "b"]
+    own = {"kind": "arrays", "file": "own.npz", "inputs": "x"}
+    found = load(write(tmp_path, **own, value="days"), Spec(Target.VALUE, ("images",), size))
+    assert sorted(everything(found).tolist()) == numbers.tolist()
+    times = {"time": "days", "event": "status"}
+    found = load(write(tmp_path, **own, survival=times), Spec(Target.SURVIVAL, ("images",), size))
+    assert same(everything(found), [*zip(numbers, events, strict=True)])
+    with pytest.raises(DataError, match="needs arrays with 'classes', which is not declared"):
+        load(tmp_path / "site.yaml", Spec(Target.CLASS, ("images",), size))
+    with pytest.raises(DataError, match=r"odd\[0\]: expected 0, 1 or NaN \(not known\), got 2"):
+        load(write(tmp_path, **own, labels="odd", several=["a", "b"]), Spec(Target.LABELS, ("images",), size))
+    with pytest.raises(DataError, match=r"'y' has the shape \(6, 2\) .* a column for each of the labels"):
+        load(write(tmp_path, **own, labels="y", several=["a", "b", "c"]), Spec(Target.LABELS, ("images",), size))
+
+
+def test_series(tmp_path: Path) -> None:
+    for number, (first, second) in enumerate(ROWS):
+        rows = [f"{step},{first},{second},{number + 0.5},{number % 2}" for step in range(8)]
+        (tmp_path / f"{number}.csv").write_text("\n".join(["x,first,second,days,status", *rows]) + "\n")
+    common = {"kind": "series", "files": [f"{n}.csv" for n in range(6)], "channels": ["x"], "window": {"length": 4}}
+    found = load(write(tmp_path, **common, several=TWO), Spec(Target.LABELS, ("windows",)))
+    assert same(everything(found), LABELS * 2)
+    found = load(write(tmp_path, **common, value="days"), Spec(Target.VALUE, ("windows",)))
+    assert sorted(everything(found).tolist()) == sorted([n + 0.5 for n in range(6)] * 2)
+    times = {"time": "days", "event": "status"}
+    found = load(write(tmp_path, **common, survival=times), Spec(Target.SURVIVAL, ("windows",)))
+    assert same(everything(found), [(n + 0.5, n % 2) for n in range(6)] * 2)
+    (tmp_path / "3.csv").write_text("x,first,second,days,status\n" + "1,0,0,never,1\n" * 8)
+    with pytest.raises(DataError, match=r"3\.csv:2: column 'days': expected a number, got 'never'"):
+        load(tmp_path / "site.yaml", Spec(Target.SURVIVAL, ("windows",)))
+
+
+def test_the_data_check_counts_labels(tmp_path: Path) -> None:
+    dataset = load_site_file(declare(tmp_path, "anna", "several")).datasets["ward"]
+    found = inspect("ward", dataset)
+    targets = everything(load(tmp_path / "anna.yaml", Spec(Target.LABELS, ("rows",))))
+    counted = np.sum([split.classes for split in found.splits.values()], axis=0)
+    assert not found.problems and counted.tolist() == (targets == 1).sum(dim=0).tolist()
+    found = inspect("ward", load_site_file(declare(tmp_path, "anna", "survival")).datasets["ward"])
+    assert not found.problems and found.splits["train"].cases == 36

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A fingerprint of volumes comes from another hospital, and a plan is made of it: of numbers made to fill memory, or
+to take for ever, one sentence is made, and of the worst that is allowed a plan in a second."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from medpfl.cli import app
+from medpfl.core.errors import ConfigError
+
+HONEST = {"cases": 10, "channels": 1, "classes": 2, "spacing": [1, 1, 1], "fine": [1, 1, 1], "shape": [64, 64, 64]}
+
+
+def planned(folder: Path, *hospitals: dict[str, Any]) -> Any:
+    files = []
+    for number, said in enumerate(hospitals):
+        files.append(folder / f"{number}.json")
+        files[-1].write_text(json.dumps({**HONEST, **said}))
+    started = time.process_time()
+    done = CliRunner().invoke(app, ["plan", "organ", *map(str, files)])
+    assert time.process_time() - started < 5
+    return done
+
+
+@pytest.mark.parametrize(
+    ("said", "place"),
+    [
+        ({"cases": 10**12}, "cases"),
+        ({"channels": 10**9}, "channels"),
+        ({"classes": 10**9}, "classes"),
+        ({"spacing": [1, 1, 1e-7]}, "spacing.2"),
+        ({"fine": [1, 1, 1e300]}, "fine.2"),
+        ({"shape": [1e300, 1, 1]}, "shape.0"),
+        ({"shape": [60_000, 1, 1]}, "volumes of 60000 mm"),
+    ],
+)
+def test_absurd_numbers_are_refused_in_a_sentence(said: dict[str, Any], place: str, tmp_path: Path) -> None:
+    done = planned(tmp_path, {}, said)
+    assert isinstance(done.exception, ConfigError) and place in str(done.exception)
+    assert "expected a file of 'medpfl fingerprint'" in str(done.exception)
+
+
+def test_the_worst_that_is_allowed_takes_no_time(tmp_path: Path) -> None:
+    worst = {"cases": 10**6, "spacing": [100, 0.01, 0.01], "fine": [100, 0.01, 0.01], "shape": [100, 65536, 65536]}
+    assert planned(tmp_path, worst).exit_code == 0
+    assert planned(tmp_path, worst, {"spacing": [0.01, 100, 0.01], "shape": [65536, 100, 65536]}).exit_code == 0

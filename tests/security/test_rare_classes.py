@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tells of the few patients who have a rare class, or a rare category: its share, which the number of samples
+turns into a number of patients."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import yaml
+from nvflare.apis.dxo import from_shareable
+from nvflare.apis.shareable import Shareable
+
+from hostile import attacked
+from medpfl.core.mixers import Mean, NetworkProx
+from medpfl.methods.pfednet import PFedNet
+from medpfl.rounds.messages import Message
+from small_jobs import small_job
+
+ROWS = 60
+
+
+def hospitals(folder: Path, anna: dict[str, int], **policy: int) -> dict[str, Path]:
+    """Three of them; at anna's so many of the ``ROWS`` training rows are "sick", or have the category "old"."""
+    folder.mkdir()
+    files = {}
+    for number, site in enumerate(("anna", "berta", "carla")):
+        few = anna if site == "anna" else {"sick": 20, "old": 20}
+        rows = np.random.default_rng(number).normal(size=ROWS + 8)
+        lines = ["a,kind,sick,part"]
+        for row, value in enumerate(rows):
+            kind, sick = ("old" if row < few["old"] else "new"), int(row >= ROWS - few["sick"])
+            part = "train" if row < ROWS else ("validation", "test")[row % 2]
+            lines.append(f"{value:.6f},{kind},{sick},{part}")
+        (folder / f"{site}.csv").write_text("\n".join(lines) + "\n")
+        dataset = {
+            "kind": "table",
+            "files": [f"{site}.csv"],
+            "features": {"a": "number", "kind": ["new", "old"]},
+            "label": {"column": "sick", "classes": {"no": [0], "yes": [1]}},
+            "split": {"column": "part"},
+        }
+        files[site] = folder / f"{site}.yaml"
+        files[site].write_text(yaml.safe_dump({"site": site, "datasets": {"blood": dataset}, "policy": policy}))
+    return files
+
+
+def told(sites: dict[str, Path], folder: Path, sketch: Literal["labels", "moments", "covariance"]) -> dict[str, Any]:
+    """What anna's hospital tells the server of its data."""
+    prox = NetworkProx(tau=0.1, neighbours=1, sketch=sketch)
+    job = small_job(rounds=1, method=PFedNet(lr=0.05, steps=1), mixers={"shared": Mean(), "personal": prox})
+    found: dict[str, Any] = {}
+
+    def heard(site: str, asked: Message[Any], honest: Shareable) -> Shareable:
+        if site == "anna" and asked.header.task == "statistics":
+            found.update(from_shareable(honest).data)
+        return honest
+
+    attacked(job, sites, folder, heard)
+    return {name.rpartition("::")[2]: values for name, values in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("few", "policy", "shares"),
+    [
+        (4, {}, [1.0, 0.0]),
+        pytest.param(56, {}, [0.0, 1.0], marks=pytest.mark.slow),
+        (5, {}, [55 / 60, 5 / 60]),
+        pytest.param(4, {"least_count": 4}, [56 / 60, 4 / 60], marks=pytest.mark.slow),
+        pytest.param(9, {"least_count": 10}, [1.0, 0.0], marks=pytest.mark.slow),
+    ],
+)
+def test_the_share_of_a_class_that_few_have(
+    few: int, policy: dict[str, int], shares: list[float], tmp_path: Path
+) -> None:
+    sites = hospitals(tmp_path / "sites", {"sick": few, "old": 20}, **policy)
+    np.testing.assert_allclose(told(sites, tmp_path, "labels")["histogram"], shares)
+
+
+@pytest.mark.parametrize(("few", "share"), [(4, 0.0), (5, 5 / 60), (57, 1.0)])
+@pytest.mark.slow
+def test_the_mean_of_a_category_that_few_have(few: int, share: float, tmp_path: Path) -> None:
+    sites = hospitals(tmp_path / "sites", {"sick": 20, "old": few})
+    found = told(sites, tmp_path, "covariance")
+    np.testing.assert_allclose(found["mean"][1], share, atol=1e-6)
+    np.testing.assert_allclose(found["covariance"][1, 1], share * (1 - share), atol=1e-6)
+    assert (abs(found["covariance"][0, 1]) < 1e-9) == (few != 5) and abs(found["mean"][0]) > 1e-3
