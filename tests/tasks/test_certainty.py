@@ -32,7 +32,7 @@ class Length(CaseMetric):
 def split(targets: list[int], classes: int = 2, owners: list[str] | None = None) -> Samples:
     count = len(targets)
     names = [f"case {number}" for number in range(count)]
-    return Samples(torch.zeros(count, 1), torch.tensor(targets), np.arange(count), names, classes, owners)
+    return Samples(torch.zeros(count, 1), torch.tensor(targets), np.arange(count), names, classes, owners=owners)
 
 
 def lengths(values: list[float], owners: list[str] | None = None) -> Sheet:
