@@ -52,6 +52,7 @@ def test_nothing_is_readable_by_others(made: Provisioned) -> None:
     assert "root_pri_key" in (made.state / "cert.json").read_text()
 
 
+@pytest.mark.slow
 def test_the_server_keeps_its_jobs_in_its_kit(made: Provisioned, tmp_path: Path) -> None:
     server = next(person.kit for person in made.people if person.role == "server")
     assert "/tmp/nvflare" in (server.local / "resources.json.default").read_text()

@@ -23,6 +23,7 @@ from medpfl.data.paths import paths_of, split_pattern
 from medpfl.data.site_file import ENVIRONMENT_VARIABLE, SiteFile, find_site_file
 from medpfl.flare.allow import CODE_RIGHT, LOG_STREAMING, READ_RIGHT, component_classes, roles_with, why_no_class
 from medpfl.flare.finding import Finding, note, ok, problem
+from medpfl.flare.gpus import gpus
 from medpfl.flare.identity import check_identity, check_server
 from medpfl.flare.kit_files import Json, Privacy, Resources, local_file, read_file
 from medpfl.flare.kits import DEFAULT_STORAGE, Kit, read_kit, storage_of
@@ -106,7 +107,7 @@ def _versions(kit: Kit) -> Iterator[Finding]:
 
 def _machine(kit: Kit) -> Iterator[Finding]:
     if kit.role == "hospital":
-        yield _gpu()
+        yield from gpus()
         yield from _processor()
     free, memory = shutil.disk_usage(kit.folder).free, psutil.virtual_memory().total
     text = f"{free / GIB:.0f} GiB free where the kit lies"
@@ -125,17 +126,6 @@ def _machine(kit: Kit) -> Iterator[Finding]:
         yield note("memory", f"{text}; {GOOD_MEMORY // GIB} GiB are comfortable")
     else:
         yield ok("memory", text)
-
-
-def _gpu() -> Finding:
-    try:
-        cuda = importlib.import_module("torch").cuda
-    except ImportError:
-        return note("gpu", "not known without torch; none is required")
-    if not cuda.is_available():
-        return note("gpu", "none that torch can use; none is required, training takes longer")
-    names = [cuda.get_device_name(number) for number in range(cuda.device_count())]
-    return ok("gpu", ", ".join(names))
 
 
 def _processor() -> Iterator[Finding]:
