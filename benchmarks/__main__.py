@@ -172,6 +172,22 @@ def bench_augmenting(
     say(augmenting.table_of(results))
 
 
+@app.command("gpu")
+def bench_gpu(
+    repeats: Annotated[int, typer.Option(help="Turns; medians are reported.")] = 3,
+    small: Annotated[bool | None, typer.Option(help="Small networks; default: where there is no GPU.")] = None,
+    out: OutOption = None,
+) -> None:
+    """Training on this machine's GPU, or processor, beside a bare loop; the methods' rounds; peak memory."""
+    from benchmarks import common, gpu
+    from medpfl.core.devices import training_device
+
+    facts = common.machine()
+    results = gpu.measure(repeats, training_device().type == "cpu" if small is None else small)
+    common.write_json(out, "gpu", facts, results)
+    say(gpu.table_of(results))
+
+
 @app.command("prox")
 def bench_prox(
     sites: Annotated[int, typer.Option(help="Number of models.")] = 20,

@@ -17,8 +17,8 @@ from medpfl.results.compact import read_compact
 from medpfl.results.files import parse
 
 BENCHES = (
-    "augmenting", "caching", "codecs", "encryption", "faults", "fedap", "fedsm", "heart", "messenger", "mixing",
-    "moments", "pfllib", "phantom", "prox", "reading", "rounds", "soak", "teaching",
+    "augmenting", "caching", "codecs", "encryption", "faults", "fedap", "fedsm", "gpu", "heart", "messenger",
+    "mixing", "moments", "pfllib", "phantom", "prox", "reading", "rounds", "soak", "teaching",
 )  # fmt: skip
 
 

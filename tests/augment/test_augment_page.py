@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from medpfl.augment import intensity, spatial
+from medpfl.augment import intensity, spatial, values
 from medpfl.augment.base import Augmentation
 from medpfl.augment.presets import PRESETS
 from medpfl.tasks.classification import Classification
@@ -26,7 +26,7 @@ def row(kind: Any) -> str:
 def test_the_page_has_every_component_with_its_arguments_and_limits() -> None:
     kinds = [
         kind
-        for module in (spatial, intensity)
+        for module in (spatial, intensity, values)
         for kind in vars(module).values()
         if isinstance(kind, type) and issubclass(kind, Augmentation) and not inspect.isabstract(kind)
     ]

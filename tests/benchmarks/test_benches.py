@@ -49,6 +49,14 @@ def test_bench_augmenting_makes_batches_once_for_all_networks_of_a_round(tmp_pat
 
 
 @pytest.mark.slow
+def test_bench_gpu_measures_on_the_processor_too(tmp_path: Path) -> None:
+    bench("gpu", "--repeats", "1", "--out", str(tmp_path / "g.json"))
+    found = json.loads((tmp_path / "g.json").read_text())
+    assert len(found["settings"]) == 8 and all(one["ours_to_bare"] > 0.2 for one in found["settings"])
+    assert found["methods"]["Local"] == 1.0 and found["methods"]["Ditto"] > 1.2  # two networks instead of one
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(not HIPPOCAMPUS.exists(), reason="the hippocampus data are absent")
 def test_bench_caching_loads_what_is_kept_faster(tmp_path: Path) -> None:
     options = ("--data", str(HIPPOCAMPUS), "--volumes", "8", "--repeats", "1", "--out", str(tmp_path / "c.json"))

@@ -116,6 +116,7 @@ def test_in_a_comparison_it_takes_all_hospitals_steps(tmp_path: Path, table_site
     assert row.curves[0][best - 1] == pytest.approx(np.mean(found)) == pytest.approx(max(row.curves[0]))
 
 
+@pytest.mark.slow
 def test_with_epochs_it_passes_over_all_data_as_often(tmp_path: Path, table_sites: dict[str, Path]) -> None:
     plan = plan_of(tmp_path, table_sites, pooled=True, steps=None, epochs=2)
     assert {entry.method.epochs for entry in plan.entries} == {2} and {

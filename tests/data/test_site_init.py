@@ -19,8 +19,12 @@ from medpfl.check.reading import inspect
 from medpfl.cli import app
 from medpfl.core.errors import DataError, MedPFLError, SiteFileError
 from medpfl.data.init.answers import Answers, as_value, parse_classes
+from medpfl.data.init.like import like
 from medpfl.data.init.write import write_site_file
+from medpfl.data.preparation import Spec
+from medpfl.data.schema import schema_of
 from medpfl.data.site_file import load_site_file
+from medpfl.data.target import Target
 from medpfl.job import Job
 from medpfl.models.unet import UNet
 from medpfl.tasks.segmentation import Segmentation
@@ -303,7 +307,25 @@ def test_class_flags() -> None:
         Answers(classes={"a": [0], "b": [1]}).class_values([0, 1, 2], ["0", "1", "2"], "column 'x'")
 
 
+def test_a_table_with_a_number_to_predict(tmp_path: Path) -> None:
+    """It is proposed as such and loads as a task wants it, and another hospital's is mapped onto it."""
+    (tmp_path / "t.csv").write_text("x,days\n" + "\n".join(f"{n % 3},{n / 2}" for n in range(50)))
+    found = init(tmp_path / "t.csv", tmp_path / "new.yaml", label="days")
+    assert found["value"] == "days" and "label" not in found
+    assert found["split"] == {"seed": 0, "fractions": {"train": 0.6, "validation": 0.2, "test": 0.2}}
+    dataset = load_site_file(tmp_path / "new.yaml").datasets["data"]
+    splits = dataset.load(Spec(Target.VALUE, ("rows",))).splits
+    assert sorted(splits["train"].targets[:].tolist() + splits["validation"].targets[:].tolist())[-1] <= 24.5
+    assert sum(len(samples) for samples in splits.values()) == 50
+    schema = schema_of("data", dataset)
+    (tmp_path / "u.csv").write_text("x;Days\n" + "\n".join(f"{n};{n % 5}" for n in range(50)))
+    answers = like(Answers({"site": "b"}), schema)
+    write_site_file(tmp_path / "u.csv", tmp_path / "b.yaml", answers)
+    other = load_site_file(tmp_path / "b.yaml").datasets["data"]
+    assert schema_of("data", other) == schema
+
+
 def test_a_label_with_too_many_values(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("x,y\n" + "\n".join(f"{n % 3},{n}" for n in range(50)))
+    (tmp_path / "t.csv").write_text("x,y\n" + "\n".join(f"{n % 3},n{n}" for n in range(50)))
     with pytest.raises(DataError, match="column 'y' has 50 different values"):
         write_site_file(tmp_path / "t.csv", tmp_path / "s.yaml", Answers({"site": "a", "dataset": "b", "label": "y"}))

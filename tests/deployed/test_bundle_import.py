@@ -52,9 +52,6 @@ def theirs(name: str, args: dict[str, Any]) -> nn.Module:
     """MONAI's own network, whose norms have seen data."""
     from monai.networks import nets
 
-    from medpfl.models.rearranging import without_einops
-
-    without_einops()
     kind = name.partition(",")[0]
     torch.manual_seed(3)
     spelt = {**PLAIN, **args}

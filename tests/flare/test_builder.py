@@ -79,6 +79,7 @@ def test_a_component_inside_a_component(build: Callable[..., Any]) -> None:
     assert build(HOSPITAL, small_job(task=task)).task_router.route("train").task == task
 
 
+@pytest.mark.slow
 def test_start_weights_inside_a_method(build: Callable[..., Any]) -> None:
     """An optional component of a component, whose arguments are names and lists."""
     job = small_job()

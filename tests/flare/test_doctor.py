@@ -189,6 +189,10 @@ BROKEN: dict[str, tuple[Callable[[Path, Provisioned], object], str, str, str]] =
     "list damaged": (
         lambda kit, made: (kit / "local" / "resources.json").write_text("{"), "allow list", "not valid JSON", "remove",
     ),
+    "list of another form": (
+        lambda kit, made: edit(kit / "local" / "resources.json", components="none"), "allow list",
+        "'components': input should be a valid array", "remove",
+    ),
     "set up by an earlier MedPFL": (
         lambda kit, made: unsupervise(kit), "supervision", "FLARE ends the whole job, at all hospitals", "site allow",
     ),

@@ -52,6 +52,7 @@ def test_nothing_is_readable_by_others(made: Provisioned) -> None:
     assert "root_pri_key" in (made.state / "cert.json").read_text()
 
 
+@pytest.mark.slow
 def test_the_server_keeps_its_jobs_in_its_kit(made: Provisioned, tmp_path: Path) -> None:
     server = next(person.kit for person in made.people if person.role == "server")
     assert "/tmp/nvflare" in (server.local / "resources.json.default").read_text()
@@ -101,6 +102,7 @@ def test_a_hospitals_logs_and_files_stay(made: Provisioned) -> None:
         (lambda p: p["participants"].pop(0), "expected one participant of type 'server', got 0"),
         (lambda p: p["participants"].append(dict(p["participants"][0])), "of type 'server', got 2"),
         (lambda p: p["participants"][1].pop("org"), "participant hospital-a: 'org' is missing"),
+        (lambda p: p.pop("name"), "'name' is missing or no text"),
         (lambda p: p["participants"][1].update(connection_security="clear"), "must be 'mtls', got 'clear'"),
         (lambda p: p["participants"][1].update(name="no_under scores!"), "FLARE could not provision"),
     ],
@@ -126,7 +128,7 @@ def test_a_project_file_that_is_none(tmp_path: Path) -> None:
 
 def test_on_one_machine(tmp_path: Path) -> None:
     project = read_project(PROJECT)
-    local = localised(project, ["hospital-b", "clinic-x"], 4711)["participants"]
+    local = localised(project, ["hospital-b", "clinic-x"], 4711).written()["participants"]
     server = next(entry for entry in local if entry["type"] == "server")
     assert (server["fed_learn_port"], server["admin_port"], server["default_host"]) == (4711, 4711, "localhost")
     clients = {entry["name"]: entry["org"] for entry in local if entry["type"] == "client"}

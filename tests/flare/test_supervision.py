@@ -14,6 +14,7 @@ from nvflare.apis.job_launcher_spec import JobReturnCode
 from nvflare.utils.process_utils import ProcessAdapter, spawn_process
 
 from medpfl.flare import supervision
+from medpfl.flare.kit_files import Resources
 from medpfl.flare.supervision import SupervisedHandle, supervise, unsupervised
 
 DIES = "import os, sys; open(sys.argv[1], 'a').write('x'); os.kill(os.getpid(), int(sys.argv[2]))"
@@ -67,13 +68,15 @@ def test_an_aborted_process_is_not_started_again(tmp_path: Path) -> None:
 def test_a_kit_is_told_once(tmp_path: Path) -> None:
     launcher = {"id": "process_launcher", "path": "nvflare.app_common.job_launcher.client_process_launcher."}
     launcher["path"] += "ClientProcessJobLauncher"
-    hospital, server = {"components": [dict(launcher)]}, {"components": [{"id": "job_store", "path": "x"}]}
+    hospital = Resources.model_validate({"components": [dict(launcher)]})
+    server = Resources.model_validate({"components": [{"id": "job_store", "path": "x"}]})
     assert unsupervised(hospital, hospital=True) == unsupervised(server, hospital=False) == "before"
     for _ in range(2):
         supervise(hospital, hospital=True)
         supervise(server, hospital=False)
     assert unsupervised(hospital, hospital=True) is unsupervised(server, hospital=False) is None
-    containers = {"components": [{**launcher, "path": "nvflare.app_opt.job_launcher.docker_launcher.Launcher"}]}
+    other = {**launcher, "path": "nvflare.app_opt.job_launcher.docker_launcher.Launcher"}
+    containers = Resources.model_validate({"components": [other]})
     assert unsupervised(containers, hospital=True) == "other"
-    assert hospital["components"] == [{**launcher, "path": "medpfl.flare.supervision.SupervisedLauncher"}]
-    assert [entry["path"] for entry in server["components"]] == ["x", "medpfl.flare.supervision.LostJobs"]
+    assert hospital.written()["components"] == [{**launcher, "path": "medpfl.flare.supervision.SupervisedLauncher"}]
+    assert [entry.path for entry in server.components] == ["x", "medpfl.flare.supervision.LostJobs"]

@@ -91,6 +91,7 @@ def test_similarity_is_in_0_2_and_blind_to_scale(values: list[float], scale: flo
         assert float(similarity_loss(one, -one)) == pytest.approx(2, abs=1e-6)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.floats(0, 0.95), st.floats(1e-3, 10), st.floats(1e-3, 2))
 def test_the_weight_realises_the_ratio(ratio: float, task: float, aligned: float) -> None:

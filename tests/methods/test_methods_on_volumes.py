@@ -71,6 +71,7 @@ def test_statistics_see_the_centre_of_every_volume_once(tmp_path: Path) -> None:
     assert isinstance(rows, CaseRows) and torch.equal(seen, rows[:]) and seen.shape == (6, 1, *VOLUMES.size)
 
 
+@pytest.mark.slow
 def test_pooled_training_holds_the_volumes_of_all(tmp_path: Path) -> None:
     """And its score is the mean of the hospitals' own."""
     sites = write_volume_sites(tmp_path / "sites")

@@ -165,6 +165,7 @@ def states(architecture: UNet | DynUNet, outputs: int, seed: int) -> nn.Module:
     return architecture.build((1, 16, 16), outputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "architecture",
     [UNet((2, 4)), UNet((2, 4), residual_units=1), DynUNet((2, 2, 2, 2), deep_supervision=True)],

@@ -21,7 +21,6 @@ from medpfl.models.base import Architecture
 from medpfl.models.dynunet import DynUNet
 from medpfl.models.monai_net import MonaiNet, Name
 from medpfl.models.norms import Norm, with_norm
-from medpfl.models.rearranging import _Rearrange
 from medpfl.models.resnet import ResNet
 from medpfl.models.segresnet import SegResNet, VNet
 from medpfl.models.transformers import UNETR, SwinUNETR, ViT
@@ -177,11 +176,10 @@ def test_instance_norm_over_a_single_position() -> None:
     assert network.training and network(torch.zeros(2, 1, 4, 4)).shape == (2, 2, 4, 4)
 
 
-def test_attention_without_einops_is_torchs() -> None:
-    """MONAI's block with our two rearrangements against torch's attention, with the same weights."""
+def test_the_transformers_attention_is_torchs() -> None:
+    """MONAI's block with einops' rearrangements against torch's attention, with the same weights."""
     from monai.networks.blocks import selfattention
 
-    ViT(8, 8, 8, 1, 2).build((1, 8, 8), 2)  # puts them in place where the package is missing
     block = selfattention.SABlock(8, 2, qkv_bias=True)
     theirs = nn.MultiheadAttention(8, 2, batch_first=True)
     theirs.load_state_dict(
@@ -192,8 +190,6 @@ def test_attention_without_einops_is_torchs() -> None:
     )  # fmt: skip
     inputs = torch.randn(2, 5, 8)
     torch.testing.assert_close(block(inputs), theirs(inputs, inputs, inputs)[0])
-    with pytest.raises(NotImplementedError, match="needs the package einops"):
-        _Rearrange("b h (l d) -> b l h d")
 
 
 def test_tables_of_windows_do_not_travel() -> None:

@@ -34,6 +34,7 @@ from medpfl.job import Job, load_job, write_evaluation_job
 from medpfl.models.lenet import LeNet5
 from medpfl.results.files import json_of
 from medpfl.tasks.classification import Classification
+from no_workers import without_workers
 from pictures import TABLE, write_images
 from small_jobs import write_table_sites
 from tools import assert_same, deploy_to, interrupt, outcome, run, write_job
@@ -209,11 +210,12 @@ def test_a_given_model_is_evaluated_at_every_hospital(
 
 
 def test_a_comparison_over_flare_equals_one_in_process(
-    federation: Federation, hospitals: dict[str, Path], tmp_path: Path
+    federation: Federation, hospitals: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FedAvg with fine-tuning, and a method from somebody else's package, which the sites allow by its class."""
     file = tmp_path / "compare.yaml"
     file.write_text(yaml.safe_dump(COMPARISON))
+    without_workers(monkeypatch)  # of the comparison's own; the federation has its processes
     plan = make_plan(load_comparison(file), hospitals)
     plan = replace(plan, runs=[run for run in plan.runs if run.name != "Local"])
     assert foreign_classes(plan) == ["bounded_fedavg.BoundedFedAvg"]

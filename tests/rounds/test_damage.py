@@ -66,6 +66,7 @@ def state_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_a_changed_byte_is_found_wherever_it_is(state_file: Path, data: st.DataObject) -> None:
     content = bytearray(state_file.read_bytes())

@@ -17,7 +17,7 @@ from medpfl.tasks.classification import Classification
 from medpfl.tasks.segmentation import Segmentation
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def bounded() -> Iterator[None]:
     import monai.transforms  # noqa: F401 (takes longer than all the rest)
 
@@ -36,6 +36,8 @@ def test_inputs_of_an_absurd_size(task: type[Classification | Segmentation], siz
         _ = task(dataset="x", size=size).spec
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("bounded")
 def test_a_spacing_that_multiplies_a_volume(tmp_path: Path) -> None:
     nibabel.save(nibabel.Nifti1Image(np.ones((16, 16, 16), np.float32), np.eye(4)), tmp_path / "a.nii")
     image, affine = read_image(tmp_path / "a.nii")

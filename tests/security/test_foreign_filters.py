@@ -167,6 +167,7 @@ def test_a_job_with_a_codec_names_none(make_job: Make, tmp_path: Path) -> None:
         load_job(naming(SVT, CLIENT, "task_result_filters", job, tmp_path / "job"))
 
 
+@pytest.mark.harness
 def test_what_a_network_says_of_public_data_is_no_difference(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from medpfl import store
 from medpfl.component import spec_of
 from medpfl.core.errors import MedPFLError
 from medpfl.deployed.model_file import ModelMeta, Recipe, load_deployed
@@ -48,6 +50,15 @@ def test_a_small_file_that_asks_for_enormous_networks(tmp_path: Path, recipe: di
         load_deployed(path)
     assert time.process_time() - started < 5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
+
+
+def test_what_a_file_says_of_itself_is_nested_without_end(tmp_path: Path) -> None:
+    """Its checksums are right; Python's reader of JSON gives up with a RecursionError."""
+    text, none = '{"format": 2, "recipe": ' + "[" * 100_000 + "]" * 100_000 + "}", store.fingerprint({})
+    path = tmp_path / "model.safetensors"
+    save_file({"x": torch.zeros(1)}, path, metadata={"medpfl": f"{store._sum(text, none)} {none} {text}"})
+    with pytest.raises(store.DamagedFile, match=r"cannot read .*model\.safetensors: it is damaged: maximum recursion"):
+        load_deployed(path)
 
 
 @pytest.mark.parametrize("path", ["antigravity.FedAvg", "subprocess.Popen", "medpfl.store.read", "os.system"])

@@ -64,10 +64,10 @@ def told(sites: dict[str, Path], folder: Path, sketch: Literal["labels", "moment
     ("few", "policy", "shares"),
     [
         (4, {}, [1.0, 0.0]),
-        (56, {}, [0.0, 1.0]),
+        pytest.param(56, {}, [0.0, 1.0], marks=pytest.mark.slow),
         (5, {}, [55 / 60, 5 / 60]),
-        (4, {"least_count": 4}, [56 / 60, 4 / 60]),
-        (9, {"least_count": 10}, [1.0, 0.0]),
+        pytest.param(4, {"least_count": 4}, [56 / 60, 4 / 60], marks=pytest.mark.slow),
+        pytest.param(9, {"least_count": 10}, [1.0, 0.0], marks=pytest.mark.slow),
     ],
 )
 def test_the_share_of_a_class_that_few_have(
@@ -78,6 +78,7 @@ def test_the_share_of_a_class_that_few_have(
 
 
 @pytest.mark.parametrize(("few", "share"), [(4, 0.0), (5, 5 / 60), (57, 1.0)])
+@pytest.mark.slow
 def test_the_mean_of_a_category_that_few_have(few: int, share: float, tmp_path: Path) -> None:
     sites = hospitals(tmp_path / "sites", {"sick": 20, "old": few})
     found = told(sites, tmp_path, "covariance")

@@ -15,8 +15,11 @@ VOLUMES = Segmentation("organ", size=(8, 8, 4), spacing=(2.0, 2.0, 2.0), archite
 COUNTS = {"training": 6, "validation": 2, "test": 2}
 
 
-def write_volume_sites(folder: Path, sites: tuple[str, ...] = ("anna", "berta")) -> dict[str, Path]:
-    """Volumes of 7 to 13 voxels a side, 2 mm, each hospital's organ brighter or darker than what lies around it."""
+def write_volume_sites(
+    folder: Path, sites: tuple[str, ...] = ("anna", "berta"), sides: tuple[int, int] = (7, 14)
+) -> dict[str, Path]:
+    """Volumes of 2 mm, a side from the first of ``sides`` to below the second in voxels, each hospital's organ brighter
+    or darker than what lies around it."""
     files = {}
     for number, site in enumerate(sites):
         rng = np.random.default_rng(number)
@@ -25,7 +28,7 @@ def write_volume_sites(folder: Path, sites: tuple[str, ...] = ("anna", "berta"))
         for split, count in COUNTS.items():
             datalist[split] = []
             for case in range(count):
-                shape = tuple(rng.integers(7, 14, 3).tolist())
+                shape = tuple(rng.integers(*sides, 3).tolist())
                 label = np.zeros(shape, np.uint8)
                 label[2:6, 2:5, 1:5] = 1
                 image = rng.normal(10, 1, shape) + label * (4.0 if number % 2 else -4.0)

@@ -46,7 +46,7 @@ class Augmentation(Checked):
                 )
 
     def check_axes(self, axes: int) -> None:
-        """Refuse images (2 axes) or volumes (3) that the component cannot change.
+        """Refuse images (2 axes) or volumes (3) that the component cannot change, rows (0) and windows (1).
 
         Raises:
             ConfigError: it cannot.
@@ -79,7 +79,7 @@ class Intensity(Augmentation):
         """MONAI's, one after another, of a C x H x W [x D] image of 2 or 3 ``axes``."""
 
     def change(self, image: Tensor, mask: Tensor | None, rng: np.random.RandomState) -> tuple[Tensor, Tensor | None]:
-        return _plain(_applied(self.transforms(image.ndim - 1), image, rng)), mask
+        return plain(applied(self.transforms(image.ndim - 1), image, rng)), mask
 
 
 class Spatial(Augmentation):
@@ -95,11 +95,12 @@ class Spatial(Augmentation):
 
     def change(self, image: Tensor, mask: Tensor | None, rng: np.random.RandomState) -> tuple[Tensor, Tensor | None]:
         given = {IMAGE: image} if mask is None else {IMAGE: image, MASK: mask[None].float()}
-        moved = _applied(self.transforms(tuple(image.shape[1:]), tuple(given)), given, rng)
-        return _plain(moved[IMAGE]), None if mask is None else _plain(moved[MASK])[0].to(torch.uint8)
+        moved = applied(self.transforms(tuple(image.shape[1:]), tuple(given)), given, rng)
+        return plain(moved[IMAGE]), None if mask is None else plain(moved[MASK])[0].to(torch.uint8)
 
 
-def _applied(transforms: Sequence[Any], given: Any, rng: np.random.RandomState) -> Any:
+def applied(transforms: Sequence[Any], given: Any, rng: np.random.RandomState) -> Any:
+    """What MONAI's transforms make of a tensor or a dictionary, with all that they draw from ``rng``."""
     from monai.transforms import Randomizable
 
     for transform in transforms:
@@ -107,7 +108,7 @@ def _applied(transforms: Sequence[Any], given: Any, rng: np.random.RandomState) 
     return given
 
 
-def _plain(image: Tensor) -> Tensor:
+def plain(image: Tensor) -> Tensor:
     """Without what MONAI notes of a tensor."""
     from monai.data import MetaTensor
 

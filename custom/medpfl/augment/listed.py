@@ -11,7 +11,9 @@ from torch import Tensor
 
 from medpfl.augment.base import Augmentation
 from medpfl.augment.presets import preset
+from medpfl.augment.values import Values
 from medpfl.component import build
+from medpfl.core.errors import ConfigError
 
 Listed = Mapping[str, JsonValue]
 """A component in a job's list, {"path": class, "args": {...}}: FLARE builds components in mappings, not in lists."""
@@ -23,16 +25,22 @@ def built(given: Sequence[Augmentation | Listed] | str, where: str, size: Sequen
     """A job's list, or the preset that it names, as components.
 
     Args:
-        size: lengths of the images or volumes that they are for.
+        size: lengths of the images or volumes that they are for; of windows one, of rows none.
 
     Raises:
         ConfigError: there is no such preset, an entry is no augmentation, its arguments are wrong, or it does not fit
             images of so many axes.
     """
     if isinstance(given, str):
+        if len(size) < 2:
+            raise ConfigError(
+                f"{where}: presets such as '{given}' are for images; list components of medpfl.augment.values"
+            )
         return preset(given, size)
     found = tuple(one if isinstance(one, Augmentation) else build(one, Augmentation, where) for one in given)
     for one in found:
+        if len(size) < 2 and not isinstance(one, Values):
+            raise ConfigError(f"{where}: {type(one).__name__} changes images; take components of medpfl.augment.values")
         one.check_axes(len(size))
     return found
 
@@ -45,7 +53,7 @@ def augmented(
     What is drawn depends on ``generator`` alone, and the result not even by rounding on how many threads torch has.
 
     Args:
-        inputs: B x C x H x W [x D]; ``masks``: B x H x W [x D], or None.
+        inputs: B x C x H x W [x D], B x C x length or B x F; ``masks``: B x H x W [x D], or None.
     """
     if not given:
         return inputs, masks

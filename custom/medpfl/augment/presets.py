@@ -14,6 +14,7 @@ from medpfl.augment.intensity import (
     Gamma,
     LowResolution,
     Noise,
+    Shift,
 )
 from medpfl.augment.spatial import Affine, Crop, Elastic2D, Elastic3D, Flip, Zoom
 from medpfl.core.errors import ConfigError
@@ -57,14 +58,22 @@ def nnunet(size: Lengths) -> list[Augmentation]:
 
 
 def dermoscopy(size: Lengths) -> list[Augmentation]:
-    """Photographs of skin, which have no up or down: the basic set (crops, affine, flips, colour) that served best in
-    Perez et al., "Data Augmentation for Skin Lesion Analysis" (ISIC workshop at MICCAI 2018), without hue."""
+    """Photographs of skin, which have no up or down: the basic set that served best in Perez et al., "Data Augmentation
+    for Skin Lesion Analysis" (ISIC workshop at MICCAI 2018), with the numbers of the authors' code
+    (github.com/fabioperez/skin-data-augmentation, ``full-basic`` of run-aug-scenarios.sh).
+
+    Theirs: crops of 0.4 to 1 of the area, turns to 90 degrees, shear to 20 degrees, scale 0.8 to 1.2, both flips,
+    brightness, contrast and saturation 0.7 to 1.3, hue 0.1; all of them always. It differs where MONAI does: shear acts
+    along both axes; a shift of 0.6 stands for brightness, which it is at the middle of the range; channels that are
+    multiplied and shifted by themselves stand for saturation and hue.
+    """
     return [
-        Crop((0.7, 1.0)),
+        Crop((0.4**0.5, 1.0)),
+        Affine(90.0, stretch=0.2, shear=0.364, outside="reflection", prob=1.0),
         *_flips(range(len(size))),
-        Affine(90.0, stretch=0.2, shear=0.2, outside="reflection", prob=0.75),
-        ColourJitter((0.8, 1.2), (-0.2, 0.2), 0.75),
-        Contrast((0.7, 1.3), prob=0.5),
+        Shift((-0.6, 0.6), prob=1.0),
+        Contrast((0.7, 1.3), prob=1.0),
+        ColourJitter((0.9, 1.1), (-0.1, 0.1), 1.0),
     ]
 
 

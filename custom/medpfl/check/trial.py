@@ -53,6 +53,8 @@ def try_job(job: str, task: Task, site_file: SiteFile, site: str | None = None) 
     memory, scratch = (sum(sizes) for sizes in zip(*map(held, parts), strict=True))
     samples = {split: len(part) for split, part in data.splits.items()}
     shape = data.input_shape
+    if task.to_be_planned:  # its size is the largest patch that may be planned
+        return Trial(job, "", samples, shape, 0, memory, scratch)
     try:
         network = task.network(data).eval()
         with torch.no_grad():

@@ -11,7 +11,7 @@ from medpfl.cli.common import say
 from medpfl.core.errors import ConfigError, SiteFileError
 
 if TYPE_CHECKING:
-    from medpfl.data.volumes.fingerprint import Fingerprint
+    from medpfl.data.fingerprint import Fingerprint
 
 app = typer.Typer()
 
@@ -25,13 +25,12 @@ def fingerprint(
     """Median shape and spacing of a hospital's training volumes, for 'medpfl plan': six entries, nothing of a case."""
     from medpfl.data.site_file import load_site_file
     from medpfl.data.volumes.declare import Volumes
-    from medpfl.data.volumes.fingerprint import fingerprint as of
     from medpfl.rounds.policy import check_statistic
 
     site = load_site_file(site_file)
     if dataset is None and len(site.datasets) > 1:
         raise SiteFileError(f"{site_file}: it declares {', '.join(sorted(site.datasets))}; name one with --dataset")
-    found = of(site.dataset(dataset or next(iter(site.datasets)), Volumes))
+    found = site.dataset(dataset or next(iter(site.datasets)), Volumes).fingerprint()
     check_statistic(site.policy, found.cases)
     text = found.model_dump_json(indent=2)
     if output is None:
@@ -62,7 +61,7 @@ def plan(
 def _read(path: Path) -> "Fingerprint":
     from pydantic import ValidationError
 
-    from medpfl.data.volumes.fingerprint import Fingerprint
+    from medpfl.data.fingerprint import Fingerprint
 
     try:
         return Fingerprint.model_validate_json(path.read_text(encoding="utf-8"))

@@ -134,8 +134,12 @@ def _slice(
     """Of a case the image or axial slice with most of the outlined voxels, CHW, and its true and found mask, HW."""
     inputs, targets = samples.inputs, samples.targets
     if isinstance(inputs, CaseRows) and isinstance(targets, CaseRows):
-        whole, mask = inputs.whole(place)[None], targets.whole(place)
+        rows = np.flatnonzero(samples.case == place).tolist()  # several of one volume's slices
+        row = max(rows, key=lambda row: int((targets.whole(row) > 0).sum()))
+        whole, mask = inputs.whole(row)[None], targets.whole(row)
         found = _decided(model, whole)
+        if mask.ndim == 2:
+            return whole[0].numpy(), mask.numpy(), found.numpy()
         index = int((mask > 0).sum(dim=(0, 1)).argmax())
         return whole[0, ..., index].numpy(), mask[..., index].numpy(), found[..., index].numpy()
     mine: NDArray[np.int64] = np.flatnonzero(samples.case == place)

@@ -18,7 +18,7 @@ from medpfl.core.errors import ConfigError
 from medpfl.data.target import Target
 from medpfl.methods.base import Build
 from medpfl.methods.training import Training
-from medpfl.rounds.common import common_start
+from medpfl.rounds.held_alike import common_start
 from medpfl.store import fingerprint
 from medpfl.tasks.base import Task
 

@@ -12,7 +12,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypedDict, TypeVar
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -22,7 +22,7 @@ from medpfl.compare.entries import initial_everywhere
 from medpfl.compare.file import BEFORE_MEAN, FEDAVG, FINE_TUNED, LOCAL, POOLED
 from medpfl.compare.orders import FoldOrder, Order
 from medpfl.compare.pooled import train_pooled
-from medpfl.compare.run_results import AnyRun, Bins, ModelRow, Rows, SearchRun, SuperRow, TrainedRun, UnseenRun
+from medpfl.compare.run_results import AnyRun, Bins, Initial, ModelRow, Rows, SearchRun, SuperRow, TrainedRun, UnseenRun
 from medpfl.compare.runs import job_of, rebuild
 from medpfl.compare.unseen import SUPER, served, super_model
 from medpfl.core.errors import ConfigError, MedPFLError
@@ -41,7 +41,7 @@ from medpfl.results.schema import (
     ValidationLine,
     number,
 )
-from medpfl.rounds.common import common_start
+from medpfl.rounds.held_alike import common_start
 from medpfl.rounds.joint import makes_joint
 from medpfl.rounds.quorum import QuorumLost
 from medpfl.rounds.simulate import simulate
@@ -80,6 +80,16 @@ def work(folder: Path, kind: type[Told], run: Callable[[Told, Path], AnyRun]) ->
             os.replace(folder, final)
 
 
+class _Said(TypedDict):
+    """What every kind of run says of itself."""
+
+    seed: int
+    split: int | None
+    without: str | None
+    method: str
+    initial: Initial
+
+
 def run(order: Order, folder: Path) -> SearchRun | TrainedRun | UnseenRun:
     """Train, choose by validation, test; what run.json holds."""
     entry, task = rebuild(order)
@@ -94,8 +104,10 @@ def run(order: Order, folder: Path) -> SearchRun | TrainedRun | UnseenRun:
         raise ConfigError("the start weights changed while the comparison was running; start it again")
     taking_part = {site: found for site, found in sorted(data.items()) if site != order.without}
     roster = tuple(taking_part)
-    said: dict[str, Any] = {
-        **{key: getattr(order, key) for key in ("seed", "split", "without")},
+    said: _Said = {
+        "seed": order.seed,
+        "split": order.split,
+        "without": order.without,
         "method": order.name,
         "initial": initial_everywhere(entry, task, taking_part, roster, order.seed, start),
     }

@@ -57,12 +57,12 @@ def _parameters(kind: type) -> dict[str, inspect.Parameter]:
 
 
 @cache
-def _types(kind: type) -> dict[str, Any]:
+def _types(kind: type) -> dict[str, object]:
     return typing.get_type_hints(kind if dataclasses.is_dataclass(kind) else kind.__init__)  # type: ignore[misc]
 
 
 @cache
-def _hints(kind: type) -> dict[str, Any]:
+def _hints(kind: type) -> dict[str, object]:
     """Argument to its type; a ``**`` argument is left out."""
     rest = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return {name: _types(kind).get(name, Any) for name, one in _parameters(kind).items() if one.kind not in rest}

@@ -2,7 +2,7 @@
 """Loops compiled to machine code by numba, which takes half a second to import: only who calls one waits for it."""
 
 from collections.abc import Callable
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from typing import Generic, ParamSpec, TypeVar, cast
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -26,10 +26,7 @@ class _Later(Generic[_Arguments, _Result]):
 
     def __init__(self, function: Callable[_Arguments, _Result], reordered_sums: bool):
         self._function = function
-        self._how: dict[str, Any] = {
-            "nogil": True,
-            "fastmath": {"reassoc", "nsz", "contract"} if reordered_sums else False,
-        }
+        self._fastmath = {"reassoc", "nsz", "contract"} if reordered_sums else False
 
     def __call__(self, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
         return self._made()(*args, **kwargs)
@@ -42,8 +39,8 @@ class _Later(Generic[_Arguments, _Result]):
             if isinstance(called := module.get(name), _Later):
                 called._made()
         try:
-            made: Callable[_Arguments, _Result] = njit(cache=True, **self._how)(self._function)
+            made: Callable[_Arguments, _Result] = njit(cache=True, nogil=True, fastmath=self._fastmath)(self._function)
         except RuntimeError:  # numba found no folder for its cache
-            made = njit(**self._how)(self._function)
+            made = njit(nogil=True, fastmath=self._fastmath)(self._function)
         module[self._function.__name__] = made
         return made

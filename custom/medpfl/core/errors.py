@@ -58,6 +58,13 @@ class PolicyRefused(MedPFLError):
         super().__init__(message, public=message)
 
 
+class OutOfMemory(MedPFLError):
+    """A hospital's machine or GPU has too little memory for what a job trains. It names settings, no data."""
+
+    def __init__(self, message: str):
+        super().__init__(message, public=message)
+
+
 class Stopped(MedPFLError):
     """The job was aborted while a hospital was training."""
 

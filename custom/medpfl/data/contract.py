@@ -15,8 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import PrivateAttr, StrictBool
 
+from medpfl.core.errors import DataError
 from medpfl.data.columns import Column
 from medpfl.data.declared import Problems, SplitRule, StorageRule, Strict
+from medpfl.data.fingerprint import Fingerprint
 from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.samples import SiteData
 from medpfl.data.target import Target
@@ -114,6 +116,15 @@ class Dataset(Strict, ABC):
         Raises:
             DataError: with the file, expected and got; or the dataset declares no such target.
         """
+
+    def fingerprint(self) -> Fingerprint:
+        """What the training part is like, in a few numbers from which a network can be planned.
+
+        Raises:
+            DataError: there is no such thing of this kind, or a case cannot be read.
+        """
+        sentence = f"a network can be planned for volumes only; the dataset is of kind '{self.kind}'"
+        raise DataError(sentence, public=sentence)
 
     @classmethod
     def gives(cls, spec: Spec) -> bool:

@@ -13,6 +13,7 @@ from medpfl.data.images.declare import Images
 from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.series.declare import Series
 from medpfl.data.table.declare import Table
+from medpfl.data.target import Target
 from medpfl.data.volumes.declare import Volumes
 
 KINDS: Mapping[str, type[Dataset]] = {
@@ -47,7 +48,10 @@ def read_preparation(saved: Mapping[str, JsonValue], spec: Spec, what: object = 
         ConfigError: its kind is not installed here.
     """
     name = saved.get("kind")
-    kinds = [kind_named(str(name))] if name else [kind for kind in KINDS.values() if kind.gives(spec)]
+    fitting = [kind for kind in KINDS.values() if kind.gives(spec)]
+    if spec.target is Target.CLASS:  # volumes that are classified always say so
+        fitting = [kind for kind in fitting if kind is not Volumes]
+    kinds = [kind_named(str(name))] if name else fitting
     try:
         return kinds[0].preparation.model_validate(saved)
     except (IndexError, ValidationError) as error:

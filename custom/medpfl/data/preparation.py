@@ -32,6 +32,7 @@ class Spec:
         size: lengths in pixels (or voxels) to which images are brought, without the channels.
             Of volumes, two lengths mean axial slices of this size, three whole volumes of any size, of which networks
             see patches of this one.
+        patches: of two lengths: images and slices stay as large as they are, and networks see patches of ``size``.
         spacing: of volumes: voxel size in mm to which each is resampled.
         multiple: what the lengths of whole slices must be multiples of.
         intensity: of volumes: how their intensities are brought into a range.
@@ -47,6 +48,7 @@ class Spec:
     intensity: Intensity = ZScore()  # noqa: RUF009 (it is frozen)
     readout: Readout = ByClass()  # noqa: RUF009 (it is frozen)
     partly: bool = False
+    patches: bool = False
 
     def __post_init__(self) -> None:
         if self.target not in tuple(Target):
@@ -55,6 +57,11 @@ class Spec:
         if math.prod(self.size) > MOST_PREPARED:
             lengths = " x ".join(map(str, self.size))
             raise ConfigError(f"the task's 'size' of {lengths} has more than {MOST_PREPARED} values, for every input")
+
+    @property
+    def whole(self) -> bool:
+        """Whether cases stay as large as they are, and networks see patches."""
+        return self.target is Target.MASK and (self.patches or len(self.size) == 3)
 
     def plane(self) -> tuple[int, int]:
         """Height and width.
@@ -66,6 +73,17 @@ class Spec:
             sentence = f"the task's size {list(self.size)} does not fit images, which have height and width"
             raise DataError(sentence, public=sentence)
         return self.size[0], self.size[1]
+
+    def lengths(self) -> tuple[int, int, int]:
+        """Of a volume that is brought to one size.
+
+        Raises:
+            DataError: the task's size has other axes.
+        """
+        if len(self.size) != 3:
+            sentence = f"the task's size {list(self.size)} does not fit volumes, which have three lengths"
+            raise DataError(sentence, public=sentence)
+        return self.size[0], self.size[1], self.size[2]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from medpfl.core.errors import DataError
 from medpfl.data.declared import StorageRule
-from medpfl.data.preparation import Preparation
+from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.rows import CaseRows, FileRows, Rows
 
 _READERS = min(4, os.cpu_count() or 1)
@@ -31,7 +31,7 @@ class Samples:
     """One split, ready for training.
 
     Attributes:
-        inputs: N x ... float32; of whole cases that differ in shape, ``CaseRows`` whose views have one shape.
+        inputs: N x ... float32; of whole cases (or slices) of any shape ``CaseRows`` whose views have one shape.
         targets: N x ..., as ``Target`` has it; beside such inputs ``CaseRows`` too.
         case: N indices into ``names``; several samples (slices) may belong to one case (volume).
         names: the cases' names at the hospital; they never leave it.
@@ -66,8 +66,13 @@ class Samples:
     def masks(self, decisions: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Of each of ``names`` the mask that was decided and the true one, H x W x D (of an image D is 1), uint8."""
         if isinstance(self.targets, CaseRows):
-            for number, found in enumerate(torch.split(decisions, self.entries.tolist())):
-                yield found.view(self.targets.spatial(number)), self.targets.whole(number)
+            each = torch.split(decisions, self.entries.tolist())
+            for number in range(len(self.names)):
+                rows = np.flatnonzero(self.case == number).tolist()
+                found = [each[row].view(self.targets.spatial(row)) for row in rows]
+                true = [self.targets.whole(row) for row in rows]
+                flat = found[0].ndim == 2  # an image, or the slices of a volume
+                yield (torch.stack(found, -1), torch.stack(true, -1)) if flat else (found[0], true[0])
             return
         for number in range(len(self.names)):
             mine = torch.from_numpy(self.case == number)
@@ -186,6 +191,13 @@ class CaseStore:
         values = self._values.finish()
         assert not isinstance(values, CaseRows)
         return CaseRows(values, self._shapes, self._size)
+
+
+def stores(spec: Spec, budget: Budget) -> tuple[Store, Store] | tuple[CaseStore, CaseStore]:
+    """For inputs and targets, of whole cases or of rows of one shape."""
+    if spec.whole:
+        return CaseStore(budget, spec.size), CaseStore(budget, spec.size)
+    return Store(budget), Store(budget)
 
 
 Given = TypeVar("Given")

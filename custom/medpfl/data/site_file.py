@@ -28,9 +28,9 @@ networks:                             # of this hospital's choice, for jobs that
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, Field, InstanceOf, PrivateAttr, ValidationError
@@ -64,7 +64,7 @@ class SiteFile(Strict):
     policy: Policy = Policy()
     datasets: dict[str, InstanceOf[Dataset]] = Field(min_length=1)
     checkpoints: dict[str, str] = Field(default={})
-    networks: dict[str, dict[str, Any]] = Field(default={})
+    networks: dict[str, dict[str, object]] = Field(default={})
     keys: str | None = None
     _path: Path = PrivateAttr(default=Path())
 
@@ -172,7 +172,7 @@ class SiteFile(Strict):
             )
         return self._path.parent / self.keys
 
-    def network(self, dataset: str) -> dict[str, Any]:
+    def network(self, dataset: str) -> dict[str, object]:
         """The configuration of the network that the hospital wants for a dataset.
 
         Raises:
@@ -240,7 +240,7 @@ def read_for_study(path: Path, site: str | None = None) -> SiteFile:
     return load_site_file(path, site).model_copy(update={"policy": STUDY})
 
 
-def find_site_file(site: str, scope: dict[str, object] | None, kit_local: Path | None) -> SiteFile:
+def find_site_file(site: str, scope: Mapping[str, object] | None, kit_local: Path | None) -> SiteFile:
     """Find a hospital's site file: its privacy scope's property, else the environment variable, else the kit's
     ``local/`` folder. A job has no say in it.
 
@@ -267,7 +267,7 @@ def find_site_file(site: str, scope: dict[str, object] | None, kit_local: Path |
     )
 
 
-def _with_datasets(path: Path, content: dict[str, Any]) -> dict[str, Any]:
+def _with_datasets(path: Path, content: dict[str, object]) -> dict[str, object]:
     """The content with each dataset read by its kind."""
     declared = content.get("datasets")
     if not isinstance(declared, dict):
@@ -275,7 +275,7 @@ def _with_datasets(path: Path, content: dict[str, Any]) -> dict[str, Any]:
     return {**content, "datasets": {name: _dataset(path, str(name), each) for name, each in declared.items()}}
 
 
-def _dataset(path: Path, name: str, content: Any) -> Any:
+def _dataset(path: Path, name: str, content: object) -> BaseModel:
     if not isinstance(content, dict):
         raise SiteFileError(f"{path}: 'datasets.{name}': expected a mapping, got {content!r}")
     if "kind" not in content:

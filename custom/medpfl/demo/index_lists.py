@@ -5,7 +5,6 @@ picture of who has which labels."""
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import yaml
@@ -82,7 +81,7 @@ def write_splits(
     found = list(classes) if classes else [f"class-{number}" for number in range(int(labels.max()) + 1)]
     folder.mkdir(parents=True, exist_ok=True)
     lists: list[list[int]] = []
-    declared: dict[str, dict[str, Any]] = {}
+    declared: dict[str, dict[str, object]] = {}
     for client, parts in splits.items():
         places = {split: len(lists) + number for number, split in enumerate(parts)}
         lists.extend(parts.values())

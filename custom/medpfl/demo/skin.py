@@ -15,7 +15,6 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import yaml
@@ -281,8 +280,8 @@ def _write_declarations(
     """The site files of one site and its parts."""
     suffix = _suffix(size)
     for number, name in enumerate(_names(site, parts), start=1):
-        where: dict[str, Any] = {} if parts == 1 else {"where": {"part": [str(number), _ALL]}}
-        split: dict[str, Any] = {"column": _FOLD_COLUMNS[fold], "group": "lesion_id"}
+        where: dict[str, object] = {} if parts == 1 else {"where": {"part": [str(number), _ALL]}}
+        split: dict[str, object] = {"column": _FOLD_COLUMNS[fold], "group": "lesion_id"}
         if parts == 1:  # the lesions are dealt out by one fold's cut
             split["folds"] = list(_FOLD_COLUMNS)
         datasets = _datasets(site, suffix, where, split)
@@ -303,7 +302,9 @@ def _resized(source: _Source, name: str, size: tuple[int, int], how: Image.Resam
         raise DataError(f"{source.place}: {name} cannot be read as an image: {error}") from error
 
 
-def _datasets(site: str, suffix: str, where: dict[str, Any], split: dict[str, Any]) -> dict[str, Any]:
+def _datasets(
+    site: str, suffix: str, where: dict[str, object], split: dict[str, object]
+) -> dict[str, dict[str, object]]:
     classes = {
         "skin_diagnosis": {name: [name] for name in DIAGNOSES},
         "skin_malignant": {
@@ -317,7 +318,7 @@ def _datasets(site: str, suffix: str, where: dict[str, Any], split: dict[str, An
         "labels": {0: "background", 1: "lesion"},
         "label_map": {255: 1},
     }
-    targets: dict[str, dict[str, Any]] = {
+    targets: dict[str, dict[str, object]] = {
         **{name: {"label": {"column": "dx", "classes": found}} for name, found in classes.items()},
         "skin_lesion": {"masks": masks},
     }

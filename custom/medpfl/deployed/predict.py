@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from medpfl.core.devices import training_device
 from medpfl.core.errors import DataError, MedPFLError
 from medpfl.data.meaning import other_inputs
 from medpfl.data.preparation import NewCase, Row
@@ -77,7 +78,7 @@ def predict(
         for case in model.task.new_cases(source, model.preparation):
             if labels is not None and case.save is None:
                 raise DataError(f"{labels}: labels are for models that segment; test this one with 'medpfl evaluate'")
-            label = label_of(case.name)
+            label = label_of(case.name) if case.save else None  # a list of classified volumes names classes there
             row: Row = {"case": case.name, **_predict_case(model, case, unfinished, probabilities)}
             if label is not None:
                 row["dice"] = round(dice_of(unfinished / str(row["file"]), label, len(model.class_names)), 6)
@@ -130,11 +131,11 @@ def _predict_case(model: Deployed, case: NewCase, folder: Path, probabilities: b
         what = f"{expected[0]} channels" if case.save else f"shape {list(expected)}"
         found = f"{got[0]} channels" if case.save else f"shape {list(got)}"
         raise DataError(f"{case.name}: the model takes inputs of {what}, got {found}")
-    device = _device()
+    device = training_device()
     model.networks.to(device)
     served = model.method.serve(model.name, model.networks, case.inputs, expected, device)
     told = served.told
-    window = max([_WINDOW, *expected[1:]])
+    window = None if model.task.spec.whole else max([_WINDOW, *expected[1:]])  # such tasks have windows of their own
 
     def forward(inputs: Tensor) -> Tensor:
         return model.task.infer(served.network, inputs)
@@ -145,10 +146,10 @@ def _predict_case(model: Deployed, case: NewCase, folder: Path, probabilities: b
     return {**told, **model.task.answer(model.task.decide(outputs), model.class_names)}
 
 
-def _run(network: Callable[[Tensor], Tensor], inputs: Tensor, window: int) -> Tensor:
+def _run(network: Callable[[Tensor], Tensor], inputs: Tensor, window: int | None) -> Tensor:
     """Outputs, float32. Slices (N x C x H x W) longer than a window are taken window by window."""
     with torch.inference_mode():
-        if inputs.dim() != 4 or max(inputs.shape[2:]) <= window:
+        if window is None or inputs.dim() != 4 or max(inputs.shape[2:]) <= window:
             return network(inputs).float()
         from monai.inferers import sliding_window_inference
 
@@ -156,10 +157,6 @@ def _run(network: Callable[[Tensor], Tensor], inputs: Tensor, window: int) -> Te
         found: Any = sliding_window_inference(inputs, size, 1, network, overlap=0.25, mode="gaussian")
         outputs: Tensor = found.float()
         return outputs
-
-
-def _device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _note(model: Deployed) -> str:
@@ -235,5 +232,5 @@ def _decisions(model: Deployed, data: SiteData, split: str) -> Tensor:
         raise DataError(differs)
     if not len(data.splits[split]):
         raise DataError(f"the {split} split is empty")
-    device = _device()
+    device = training_device()
     return decide(model.method, model.name, model.networks.to(device), model.task, data.splits[split], device)

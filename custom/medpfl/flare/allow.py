@@ -13,7 +13,6 @@ import pkgutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
@@ -23,7 +22,8 @@ from medpfl.core.codecs import Codec
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mixers import Mixer
 from medpfl.data.intensity import Intensity
-from medpfl.flare.kits import keep_storage, local_json, write_json
+from medpfl.flare.kit_files import Authorization, Json, Resources, local_file, write_file
+from medpfl.flare.kits import keep_storage
 from medpfl.flare.supervision import supervise
 from medpfl.job.names import CONTROLLER, DECODE, ENCODE, EVALUATION_CONTROLLER, EXECUTOR
 from medpfl.methods.base import Method
@@ -101,25 +101,25 @@ def allow(kit: Path, extra: Sequence[str] = ()) -> Allowed:
     Raises:
         MedPFLError: not a startup kit, or a name may not stand on the list (``why_no_class``).
     """
-    _, resources = local_json(kit, "resources.json")
+    resources = local_file(kit, "resources.json", Resources)
     for name in extra:
         if problem := why_no_class(name):
             raise MedPFLError(f"'{name}' cannot be allowed: {problem}")
     classes = sorted({*component_classes(), *extra})
-    old = {str(name) for name in resources.get("class_allow_list", [])} - set(classes)
+    old = set(resources.class_allow_list) - set(classes)
     if old >= set(DEFAULT_CLASS_ALLOW_LIST) - set(classes):  # FLARE's list as it was delivered: nobody chose from it
         old -= set(DEFAULT_CLASS_ALLOW_LIST)
     dropped = tuple(sorted(name for name in old if not name.startswith(f"{medpfl.__name__}.")))
-    resources["class_allow_list"] = classes
-    resources["class_list_enforcement_mode"] = "enforce"
+    resources.class_allow_list = classes
+    resources.class_list_enforcement_mode = "enforce"
     keep_storage(kit, resources)
     hospital = (kit / "startup" / "fed_client.json").is_file()
     supervise(resources, hospital)
     if hospital:
-        resources[LOG_STREAMING] = False
+        resources.allow_log_streaming = False
         _deny(kit, READ_RIGHT)
     target = kit / "local" / "resources.json"
-    write_json(target, resources)
+    write_file(target, resources)
     return Allowed(target, tuple(classes), dropped)
 
 
@@ -153,8 +153,8 @@ def roles_with(kit: Path, right: str) -> list[str]:
     Raises:
         MedPFLError: the kit has no ``local/authorization.json`` or ``.default``, or it cannot be read.
     """
-    _, policy = local_json(kit, "authorization.json")
-    return sorted(role for role, granted in policy.get("permissions", {}).items() if _grants(granted, right))
+    policy = local_file(kit, "authorization.json", Authorization)
+    return sorted(role for role, granted in policy.permissions.items() if _grants(granted, right))
 
 
 def forbid_code(kit: Path) -> Path:
@@ -170,17 +170,16 @@ def forbid_code(kit: Path) -> Path:
 
 
 def _deny(kit: Path, right: str) -> Path:
-    _, policy = local_json(kit, "authorization.json")
-    permissions = policy.get("permissions", {})
-    for role, granted in permissions.items():
+    policy = local_file(kit, "authorization.json", Authorization)
+    for role, granted in policy.permissions.items():
         if _grants(granted, right):  # a role may be granted everything by one word: it is spelled out first
-            others = granted if isinstance(granted, dict) else dict.fromkeys(_RIGHTS, granted)
-            permissions[role] = {**others, right: "none"}
+            others: Json = granted if isinstance(granted, dict) else {each: granted for each in _RIGHTS}
+            policy.permissions[role] = {**others, right: "none"}
     target = kit / "local" / "authorization.json"
-    write_json(target, policy)
+    write_file(target, policy)
     return target
 
 
-def _grants(granted: Any, right: str) -> bool:
+def _grants(granted: str | Json, right: str) -> bool:
     word = granted.get(right, "none") if isinstance(granted, dict) else granted
     return word not in ("none", "no")

@@ -15,7 +15,7 @@ from medpfl.core.errors import ConfigError
 from medpfl.flare.leaving import acting_on, name_of
 from medpfl.flare.wire import arrays_of, put_parts, to_shareable
 from medpfl.rounds.differences import apart, neither, statistics_of
-from medpfl.rounds.messages import Message, Slots
+from medpfl.rounds.messages import SEPARATOR, Message, Slots
 from medpfl.rounds.protocol import InitReply, Reply, Request, StatisticsReply
 from medpfl.rounds.site import SiteRunner
 
@@ -64,5 +64,8 @@ def _without(one: Filter, whole: Slots, fl_ctx: FLContext) -> Slots:
     dxo = DXO(DataKind.WEIGHT_DIFF, data=arrays_of(whole))
     left = one.process_dxo(dxo, Shareable(), fl_ctx)
     names = (left or dxo).data
-    found = {slot: {key: t for key, t in state.items() if f"{slot}::{key}" in names} for slot, state in whole.items()}
+    found = {
+        slot: {key: t for key, t in state.items() if f"{slot}{SEPARATOR}{key}" in names}
+        for slot, state in whole.items()
+    }
     return {slot: state for slot, state in found.items() if state}

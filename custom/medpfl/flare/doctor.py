@@ -23,8 +23,10 @@ from medpfl.data.paths import paths_of, split_pattern
 from medpfl.data.site_file import ENVIRONMENT_VARIABLE, SiteFile, find_site_file
 from medpfl.flare.allow import CODE_RIGHT, LOG_STREAMING, READ_RIGHT, component_classes, roles_with, why_no_class
 from medpfl.flare.finding import Finding, note, ok, problem
+from medpfl.flare.gpus import gpus
 from medpfl.flare.identity import check_identity, check_server
-from medpfl.flare.kits import DEFAULT_STORAGE, Kit, local_json, read_json, read_kit, storage_of
+from medpfl.flare.kit_files import Json, Privacy, Resources, local_file, read_file
+from medpfl.flare.kits import DEFAULT_STORAGE, Kit, read_kit, storage_of
 from medpfl.flare.supervision import RESTARTS, unsupervised
 
 PYTHONS = ((3, 11), (3, 12))
@@ -105,7 +107,7 @@ def _versions(kit: Kit) -> Iterator[Finding]:
 
 def _machine(kit: Kit) -> Iterator[Finding]:
     if kit.role == "hospital":
-        yield _gpu()
+        yield from gpus()
         yield from _processor()
     free, memory = shutil.disk_usage(kit.folder).free, psutil.virtual_memory().total
     text = f"{free / GIB:.0f} GiB free where the kit lies"
@@ -124,17 +126,6 @@ def _machine(kit: Kit) -> Iterator[Finding]:
         yield note("memory", f"{text}; {GOOD_MEMORY // GIB} GiB are comfortable")
     else:
         yield ok("memory", text)
-
-
-def _gpu() -> Finding:
-    try:
-        cuda = importlib.import_module("torch").cuda
-    except ImportError:
-        return note("gpu", "not known without torch; none is required")
-    if not cuda.is_available():
-        return note("gpu", "none that torch can use; none is required, training takes longer")
-    names = [cuda.get_device_name(number) for number in range(cuda.device_count())]
-    return ok("gpu", ", ".join(names))
 
 
 def _processor() -> Iterator[Finding]:
@@ -185,11 +176,11 @@ def allow_list(kit: Kit) -> Iterator[Finding]:
         yield problem(check, f"there is no {file}: FLARE would build none of MedPFL's classes", mend)
         return
     try:
-        resources = read_json(file)
+        resources = read_file(file, Resources)
     except MedPFLError as error:
         yield problem(check, str(error), f"remove {file}, then: {mend}")
         return
-    listed = [str(name) for name in resources.get("class_allow_list", [])]
+    listed = resources.class_allow_list
     bad = [name for name in listed if name.endswith(".")]
     if bad:
         text = f"{', '.join(bad)}: a prefix lets a job call anything a module there has imported"
@@ -207,8 +198,8 @@ def allow_list(kit: Kit) -> Iterator[Finding]:
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         yield problem(check, f"{missing[0]}{more} missing: jobs that need it fail here", mend)
-    if resources.get("class_list_enforcement_mode", "enforce") != "enforce":
-        text = f"class_list_enforcement_mode is '{resources['class_list_enforcement_mode']}': the list is not enforced"
+    if resources.class_list_enforcement_mode != "enforce":
+        text = f"class_list_enforcement_mode is '{resources.class_list_enforcement_mode}': the list is not enforced"
         yield problem(check, text, mend)
     elif not (bad or wrong or missing or untouched):
         yield ok(check, f"{len(component_classes())} MedPFL classes, each in full, no prefix")
@@ -236,7 +227,7 @@ def _supervision(kit: Kit) -> Iterator[Finding]:
     """Whether somebody looks after a process that dies."""
     check, hospital = "supervision", kit.role == "hospital"
     try:
-        _, resources = local_json(kit.folder, "resources.json")
+        resources = local_file(kit.folder, "resources.json", Resources)
     except MedPFLError:
         return  # said with the allow list
     why = unsupervised(resources, hospital)
@@ -258,22 +249,22 @@ def _leaks(kit: Kit) -> Iterator[Finding]:
     """What FLARE's defaults let out of a hospital."""
     check, mend = "privacy", f"medpfl site allow {kit.folder}"
     try:
-        _, resources = local_json(kit.folder, "resources.json")
+        resources = local_file(kit.folder, "resources.json", Resources)
         readers = roles_with(kit.folder, READ_RIGHT)
     except MedPFLError:
         return  # said above
-    if resources.get(LOG_STREAMING, True) is not False:
+    if resources.allow_log_streaming:
         yield problem(check, f"{LOG_STREAMING} is on: FLARE sends this site's error log, paths and all, away", mend)
     if readers:
         text = f"{' and '.join(readers)} may read files of this kit from FLARE's console (right '{READ_RIGHT}')"
         yield problem(check, text, mend)
-    if not readers and resources.get(LOG_STREAMING, True) is False:
+    if not readers and not resources.allow_log_streaming:
         yield ok(check, "logs stay here, and no file of the kit can be read from FLARE's console")
 
 
 def _storage(kit: Kit) -> Iterator[Finding]:
     try:
-        _, resources = local_json(kit.folder, "resources.json")
+        resources = local_file(kit.folder, "resources.json", Resources)
     except MedPFLError:
         return  # said with the allow list
     for what, path in storage_of(resources).items():
@@ -312,16 +303,15 @@ def _site_file(kit: Kit) -> Iterator[Finding]:
         yield _dataset(found, name, dataset)
 
 
-def _scope(kit: Kit) -> tuple[dict[str, object] | None, str]:
+def _scope(kit: Kit) -> tuple[Json | None, str]:
     """The properties of the default privacy scope, which FLARE takes when a job names none."""
     file = kit.local / "privacy.json"
     if not file.exists():
         return None, ""
-    content = read_json(file)
-    name = content.get("default_scope")
-    for scope in content.get("scopes", []):
-        if isinstance(scope, dict) and scope.get("name") == name and scope.get("properties", {}).get("site_file"):
-            return scope["properties"], f" (of the privacy scope '{name}')"
+    privacy = read_file(file, Privacy)
+    for scope in privacy.scopes:
+        if scope.name == privacy.default_scope and scope.properties.get("site_file"):
+            return scope.properties, f" (of the privacy scope '{scope.name}')"
     return None, ""
 
 

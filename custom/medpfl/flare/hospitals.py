@@ -7,7 +7,6 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 from nvflare.fuel.flare_api.api_spec import InternalError, JobNotDone, JobNotRunning, NoConnection, SessionClosed
@@ -17,6 +16,7 @@ from medpfl.data.paths import map_paths, split_pattern
 from medpfl.data.site_file import ENVIRONMENT_VARIABLE
 from medpfl.flare.allow import allow, forbid_code
 from medpfl.flare.federation import LocalFederation
+from medpfl.flare.kit_files import Participant, Project
 from medpfl.flare.provision import provision, read_project
 
 STOP_TIMEOUT = 40  # seconds that an abort or FLARE's shutdown may take; its daemons look every 5 seconds
@@ -82,7 +82,7 @@ class HospitalFederation(LocalFederation):
         centre = self.workspace / "centre"
         centre.mkdir()
         file = centre / "project.yml"
-        file.write_text(yaml.safe_dump(localised(self.project, self.sites, self.port), sort_keys=False))
+        file.write_text(yaml.safe_dump(localised(self.project, self.sites, self.port).written(), sort_keys=False))
         for person in provision(file, centre / "kits").people:
             name = "server" if person.role == "server" else person.kit.name
             shutil.copytree(person.kit.folder, self.kit(name))
@@ -109,15 +109,17 @@ class HospitalFederation(LocalFederation):
             _wait_until(lambda: not self._members())
 
 
-def localised(project: dict[str, Any], sites: list[str], port: int) -> dict[str, Any]:
+def localised(project: Project, sites: list[str], port: int) -> Project:
     """The project on one machine: this port, a server that is looked for at localhost, and these hospitals."""
-    kept = [dict(entry) for entry in project["participants"] if entry["type"] != "client"]
-    for entry in kept:
-        if entry["type"] == "server":
-            entry |= {"fed_learn_port": port, "admin_port": port, "default_host": "localhost"}
-    clients = {entry["name"]: entry for entry in project["participants"] if entry["type"] == "client"}
-    new = [clients.get(site, {"name": site, "type": "client", "org": site.replace("-", "_")}) for site in sites]
-    return {**project, "participants": [*kept, *new]}
+    here = {"fed_learn_port": port, "admin_port": port, "default_host": "localhost"}
+    kept = [
+        one.model_copy(update=here if one.type == "server" else {})
+        for one in project.participants
+        if one.type != "client"
+    ]
+    clients = {one.name: one for one in project.participants if one.type == "client"}
+    new = [clients.get(site, Participant(name=site, type="client", org=site.replace("-", "_"))) for site in sites]
+    return project.model_copy(update={"participants": [*kept, *new]})
 
 
 def settle(site_files: Path, site: str, data: Path | None, local: Path) -> Path:
@@ -164,10 +166,10 @@ def _copied(source: Path, site_files: Path, data: Path) -> Path:
     return (data / source.relative_to(whole.parent)).resolve()
 
 
-def _only(project: dict[str, Any], kind: str, role: str | None) -> str:
-    for entry in project["participants"]:
-        if entry["type"] == kind and (role is None or entry.get("role") == role):
-            return str(entry["name"])
+def _only(project: Project, kind: str, role: str | None) -> str:
+    for one in project.participants:
+        if one.type == kind and (role is None or one.role == role):
+            return one.name
     raise ConfigError(f"the project has no participant of type '{kind}' and role '{role}', which a federation needs")
 
 

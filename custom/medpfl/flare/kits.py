@@ -1,14 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """A FLARE startup kit on disk: whose it is, where its server is, and the files in ``local/`` that a site may change."""
 
-import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
+
+from pydantic import Field
 
 from medpfl.core.errors import MedPFLError
+from medpfl.flare.kit_files import (
+    AdminStartup,
+    ClientStartup,
+    FlareFile,
+    Identity,
+    Json,
+    Resources,
+    ServerStartup,
+    read_file,
+    write_file,
+)
 
 DEFAULT_STORAGE = "/tmp/nvflare"  # where FLARE's template lets a server keep its jobs
 HOSPITALS = "medpfl_hospitals.json"  # a server's: the names of the hospitals that were provisioned
@@ -18,6 +29,12 @@ _FILES: dict[str, Literal["server", "hospital", "admin"]] = {
     "fed_client.json": "hospital",
     "fed_admin.json": "admin",
 }
+
+
+class Hospitals(FlareFile):
+    """``HOSPITALS``."""
+
+    hospitals: list[str] = Field(default=[])
 
 
 @dataclass(frozen=True)
@@ -55,71 +72,33 @@ def read_kit(folder: Path) -> Kit:
     if len(found) != 1:
         raise MedPFLError(f"{folder} is not a startup kit: {startup} has none of {', '.join(_FILES)}")
     file = startup / found[0]
-    content = read_json(file)
-    try:
-        if _FILES[found[0]] == "admin":
-            admin = content["admin"]
-            name, host, port = admin["username"], admin["host"], admin["port"]
-            keys, identity = ("client_cert", "client_key", "ca_cert"), admin
+    role = _FILES[found[0]]
+    if role == "admin":
+        admin = read_file(file, AdminStartup).admin
+        name, host, port, security = admin.username, admin.host, str(admin.port), admin.connection_security
+        names = (admin.client_cert, admin.client_key, admin.ca_cert)
+    else:
+        identity: Identity
+        if role == "server":
+            own = read_file(file, ServerStartup).servers[0]
+            identity, name, target = own, own.admin_server, own.service.target
         else:
-            host, _, port = content["servers"][0]["service"]["target"].rpartition(":")
-            identity = content["servers"][0] if _FILES[found[0]] == "server" else content["client"]
-            name = identity["admin_server"] if _FILES[found[0]] == "server" else identity["fqsn"].split(".")[-1]
-            keys = ("ssl_cert", "ssl_private_key", "ssl_root_cert")
-        certificate, key, root = (startup / identity[entry] for entry in keys)
-        security = identity.get("connection_security", "mtls")
-        return Kit(folder, _FILES[found[0]], name, host, int(port), security, certificate, key, root)
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise MedPFLError(f"{file} is not what FLARE 2.9 writes: {type(error).__name__}: {error}") from error
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object.
-
-    Raises:
-        MedPFLError: the file cannot be read or holds something else.
-    """
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise MedPFLError(f"cannot read {file}: {error.strerror}") from error
-    except ValueError as error:
-        raise MedPFLError(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise MedPFLError(f"{file}: expected a JSON object, got {type(content).__name__}")
-    return content
-
-
-def write_json(file: Path, content: dict[str, Any]) -> None:
-    """Write a JSON object at once or not at all.
-
-    Raises:
-        MedPFLError: it cannot be written.
-    """
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        temporary.write_text(json.dumps(content, indent=2), encoding="utf-8")
-        os.replace(temporary, file)
-    except OSError as error:
-        raise MedPFLError(f"cannot write {file}: {error.strerror}") from error
-
-
-def local_json(folder: Path, name: str) -> tuple[Path, dict[str, Any]]:
-    """The site's own ``local/<name>`` or, while it has none, FLARE's ``<name>.default``; the file and its content.
-
-    Raises:
-        MedPFLError: there is neither, or it cannot be read.
-    """
-    own = folder / "local" / name
-    file = own if own.exists() else own.with_name(f"{name}.default")
-    if not file.exists():
-        raise MedPFLError(f"{folder} is not a server's or hospital's startup kit: there is no {file}")
-    return file, read_json(file)
+            client = read_file(file, ClientStartup)
+            identity, name, target = client.client, client.client.fqsn.split(".")[-1], client.servers[0].service.target
+        host, _, port = target.rpartition(":")
+        names, security = (
+            (identity.ssl_cert, identity.ssl_private_key, identity.ssl_root_cert),
+            identity.connection_security,
+        )
+    if not port.isdigit():
+        raise MedPFLError(f"{file} is not what FLARE 2.9 writes: expected a server's address with a port, got '{port}'")
+    certificate, key, root = (startup / name for name in names)
+    return Kit(folder, role, name, host, int(port), security, certificate, key, root)
 
 
 def write_hospitals(kit: Path, names: Sequence[str]) -> None:
     """Tell a server's kit which hospitals the federation has."""
-    write_json(kit / "local" / HOSPITALS, {"hospitals": list(names)})
+    write_file(kit / "local" / HOSPITALS, Hospitals(hospitals=list(names)))
 
 
 def hospitals_of(local: Path) -> list[str]:
@@ -129,28 +108,28 @@ def hospitals_of(local: Path) -> list[str]:
         MedPFLError: the file cannot be read.
     """
     file = local / HOSPITALS
-    return [str(name) for name in read_json(file).get("hospitals", [])] if file.exists() else []
+    return read_file(file, Hospitals).hospitals if file.exists() else []
 
 
-def storage_of(resources: dict[str, Any]) -> dict[str, Path]:
+def storage_of(resources: Resources) -> dict[str, Path]:
     """Where a server keeps its jobs and its snapshots, by a word for it."""
-    return {what: Path(place[key]) for what, (place, key) in _storage_places(resources).items()}
+    return {what: Path(str(place[key])) for what, (place, key) in _storage_places(resources).items()}
 
 
-def keep_storage(folder: Path, resources: dict[str, Any]) -> None:
+def keep_storage(folder: Path, resources: Resources) -> None:
     """Let a server keep its jobs in its kit's folder, as it lies now; another place that a person chose is kept."""
     for what, (place, key) in _storage_places(resources).items():
-        path = Path(place[key])
+        path = Path(str(place[key]))
         if path.is_relative_to(DEFAULT_STORAGE) or path.parent.name == STORAGE:
             place[key] = str(folder.resolve() / STORAGE / what)
 
 
-def _storage_places(resources: dict[str, Any]) -> dict[str, tuple[dict[str, Any], str]]:
-    places: dict[str, tuple[dict[str, Any], str]] = {}
-    for component in resources.get("components", []):
-        if component.get("id") == "job_manager" and "uri_root" in component.get("args", {}):
-            places["jobs"] = component["args"], "uri_root"
-    storage = resources.get("snapshot_persistor", {}).get("args", {}).get("storage", {}).get("args", {})
+def _storage_places(resources: Resources) -> dict[str, tuple[Json, str]]:
+    places: dict[str, tuple[Json, str]] = {}
+    for component in resources.components:
+        if component.id == "job_manager" and "uri_root" in component.args:
+            places["jobs"] = component.args, "uri_root"
+    storage = resources.snapshot_persistor.args.storage.args
     if "root_dir" in storage:
         places["snapshots"] = storage, "root_dir"
     return places

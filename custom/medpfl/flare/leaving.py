@@ -17,7 +17,7 @@ from nvflare.apis.utils.task_utils import get_filters
 from nvflare.private.privacy_manager import Scope
 
 from medpfl.core.errors import ConfigError
-from medpfl.flare.kits import read_json
+from medpfl.flare.kit_files import ClientJob, read_file
 from medpfl.job.names import CLIENT_FILE, HONOURED, KNOWS_MESSAGES, foreign_filter, not_both
 
 _LEARNT = {"statistics", "train", "refine"}
@@ -112,7 +112,7 @@ def _of_scope(fl_ctx: FLContext) -> Iterator[str]:
 
 def _of_job(fl_ctx: FLContext) -> Iterator[str]:
     config = Path(fl_ctx.get_workspace().get_app_config_dir(fl_ctx.get_job_id())) / CLIENT_FILE
-    for entry in read_json(config).get("task_result_filters", []) if config.is_file() else []:
-        goes_out = entry.get("direction", FilterKey.OUT) in (FilterKey.OUT, FilterKey.INOUT)
-        if goes_out and set(entry.get("tasks", [])) >= _LEARNT:
-            yield from (str(one.get("path")) for one in entry.get("filters", []))
+    for entry in read_file(config, ClientJob).task_result_filters if config.is_file() else []:
+        goes_out = (entry.direction or FilterKey.OUT) in (FilterKey.OUT, FilterKey.INOUT)
+        if goes_out and set(entry.tasks) >= _LEARNT:
+            yield from (one.path for one in entry.filters)

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -14,6 +13,7 @@ from medpfl.core.errors import MedPFLError
 from medpfl.data.site_file import ENVIRONMENT_VARIABLE
 from medpfl.flare.allow import allow
 from medpfl.flare.federation import LocalFederation
+from medpfl.flare.kit_files import Participant
 
 ADMIN = "admin@medpfl.local"
 PROJECT = "medpfl"
@@ -56,24 +56,18 @@ class Federation(LocalFederation):
         return any(process.poll() is not None for process in self._processes)
 
     def _provision(self) -> None:
-        participants: list[dict[str, Any]] = [
-            {
-                "name": "server",
-                "type": "server",
-                "org": "centre",
-                "fed_learn_port": self.port,
-                "admin_port": self.port,
-                "default_host": "localhost",
-            }
+        here = {"fed_learn_port": self.port, "admin_port": self.port, "default_host": "localhost"}
+        participants = [
+            Participant(name="server", type="server", org="centre").model_copy(update=here),
+            *(Participant(name=site, type="client", org=site.replace("-", "_")) for site in self.sites),
+            Participant(name=ADMIN, type="admin", org="centre", role="project_admin"),
         ]
-        participants += [{"name": site, "type": "client", "org": site.replace("-", "_")} for site in self.sites]
-        participants += [{"name": ADMIN, "type": "admin", "org": "centre", "role": "project_admin"}]
         builders = ["workspace.WorkspaceBuilder", "static_file.StaticFileBuilder", "cert.CertBuilder"]
         arguments = [{"template_file": ["master_template.yml"]}, {"config_folder": "config", "scheme": "tcp"}, {}]
         project = {
             "api_version": 3,
             "name": PROJECT,
-            "participants": participants,
+            "participants": [one.written() for one in participants],
             "builders": [
                 {"path": f"nvflare.lighter.impl.{name}", "args": args}
                 for name, args in zip(builders, arguments, strict=True)

@@ -7,17 +7,18 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from nvflare.tool.package_checker.check_rule import CHECK_PASSED, CheckRule
 from nvflare.tool.package_checker.server_package_checker import ServerPackageChecker
+from pydantic import ValidationError
 
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.data.untrusted import load_yaml
-from medpfl.flare.kits import Kit, keep_storage, local_json, read_kit, write_hospitals, write_json
+from medpfl.flare.kit_files import Participant, Project, Resources, local_file, write_file
+from medpfl.flare.kits import Kit, keep_storage, read_kit, write_hospitals
 
 MUTUAL_TLS = "mtls"
 
@@ -56,33 +57,40 @@ def fingerprint(certificate: x509.Certificate) -> str:
     return certificate.fingerprint(hashes.SHA256()).hex(":").upper()
 
 
-def read_project(file: Path) -> dict[str, Any]:
+def read_project(file: Path) -> Project:
     """Read a FLARE project file.
 
     Raises:
         ConfigError: it is not valid, has not exactly one server, or asks for less than mutual TLS.
     """
     try:
-        project = load_yaml(file)
+        content = load_yaml(file)
     except OSError as error:
         raise ConfigError(f"cannot read the project file {file}: {error.strerror}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{file}: not valid YAML: {getattr(error, 'problem', None) or error}") from error
-    participants = project.get("participants") if isinstance(project, dict) else None
+    participants = content.get("participants") if isinstance(content, dict) else None
     if not isinstance(participants, list) or not all(isinstance(entry, dict) for entry in participants):
         raise ConfigError(f"{file}: expected a mapping with a list 'participants' of mappings (see poc/project.yml)")
-    for entry in participants:
-        for key in ("name", "type", "org"):
-            if not isinstance(entry.get(key), str):
-                raise ConfigError(f"{file}: participant {entry.get('name', entry)}: '{key}' is missing or no text")
-        security = entry.get("connection_security", MUTUAL_TLS)
-        if security != MUTUAL_TLS:
-            raise ConfigError(f"{file}: {entry['name']}: connection_security must be '{MUTUAL_TLS}', got '{security}'")
-    servers = [entry["name"] for entry in participants if entry["type"] == "server"]
+    try:
+        project = Project.model_validate(content)
+    except ValidationError as error:
+        first, *place = error.errors()[0]["loc"]
+        if first != "participants":
+            raise ConfigError(f"{file}: '{first}' is missing or no text") from error
+        entry = participants[int(place[0])]
+        raise ConfigError(
+            f"{file}: participant {entry.get('name', entry)}: '{place[1]}' is missing or no text"
+        ) from error
+    for one in project.participants:
+        if one.connection_security != MUTUAL_TLS:
+            raise ConfigError(
+                f"{file}: {one.name}: connection_security must be '{MUTUAL_TLS}', got '{one.connection_security}'"
+            )
+    servers = [one for one in project.participants if one.type == "server"]
     if len(servers) != 1:
         raise ConfigError(f"{file}: expected one participant of type 'server', got {len(servers)}")
-    found: dict[str, Any] = project
-    return found
+    return project
 
 
 def provision(file: Path, output: Path) -> Provisioned:
@@ -93,7 +101,7 @@ def provision(file: Path, output: Path) -> Provisioned:
         MedPFLError: FLARE could not make the kits.
     """
     project = read_project(file)
-    place = output / str(project["name"])
+    place = output / project.name
     state = place / "state"
     first = not (state / "cert.json").exists()
     before = set(place.glob("prod_*"))
@@ -103,13 +111,13 @@ def provision(file: Path, output: Path) -> Provisioned:
     if done.returncode or len(made) != 1:
         said = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
         raise MedPFLError(f"FLARE could not provision {file}: {' '.join(said[-4:])[-600:]}")
-    people = [_person(made[0], entry) for entry in project["participants"]]
+    people = [_person(made[0], entry) for entry in project.participants]
     for person in people:
         if person.kit.role == "server":
-            _, resources = local_json(person.kit.folder, "resources.json")
+            resources = local_file(person.kit.folder, "resources.json", Resources)
             keep_storage(person.kit.folder, resources)
             write_hospitals(person.kit.folder, [other.kit.name for other in people if other.role == "hospital"])
-            write_json(person.kit.local / "resources.json", resources)
+            write_file(person.kit.local / "resources.json", resources)
     _private(place)
     root = x509.load_pem_x509_certificate(people[0].kit.root.read_bytes())
     return Provisioned(made[0], state, people, root, first)
@@ -127,10 +135,9 @@ def preflight(kit: Kit) -> list[str]:
     return [f"{name}: {found.problem}" for name, found in results.items() if found.problem != CHECK_PASSED]
 
 
-def _person(folder: Path, entry: dict[str, Any]) -> Person:
-    kit = read_kit(folder / entry["name"])
-    role = str(entry.get("role", "")) if kit.role == "admin" else kit.role
-    return Person(kit, role, entry["org"])
+def _person(folder: Path, entry: Participant) -> Person:
+    kit = read_kit(folder / entry.name)
+    return Person(kit, entry.role if kit.role == "admin" else kit.role, entry.org)
 
 
 def _private(folder: Path) -> None:

@@ -25,6 +25,8 @@ from nvflare.private.fed.server.server_engine import ServerEngine
 from nvflare.utils.job_launcher_utils import add_custom_dir_to_path, get_credential_env
 from nvflare.utils.process_utils import ProcessAdapter, spawn_process
 
+from medpfl.flare.kit_files import Component, Json, Resources
+
 RESTARTS = 3
 """How often a hospital's job process is started again in one job; then the job goes on without this hospital."""
 _PAUSE = 1.0
@@ -71,7 +73,7 @@ class SupervisedHandle(ProcessHandle):
 class SupervisedLauncher(ClientProcessJobLauncher):
     """FLARE's launcher of a hospital's job processes, with ``SupervisedHandle``."""
 
-    def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> SupervisedHandle:
+    def launch_job(self, job_meta: Json, fl_ctx: FLContext) -> SupervisedHandle:
         environment = os.environ.copy()
         workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
         if custom := workspace.get_app_custom_dir(job_meta.get(JobConstants.JOB_ID)):
@@ -96,25 +98,24 @@ _OURS = f"{SupervisedLauncher.__module__}.{SupervisedLauncher.__name__}"
 _LOST = f"{LostJobs.__module__}.{LostJobs.__name__}"
 
 
-def supervise(resources: dict[str, Any], hospital: bool) -> None:
+def supervise(resources: Resources, hospital: bool) -> None:
     """Put the launcher into a hospital's ``resources.json``, or ``LostJobs`` into a server's; safe to repeat."""
-    components: list[dict[str, Any]] = resources.setdefault("components", [])
     if hospital:
-        for component in components:
-            if component.get("path") == _FLARES:
-                component["path"] = _OURS
-    elif not any(component.get("path") == _LOST for component in components):
-        components.append({"id": "medpfl_lost_jobs", "path": _LOST, "args": {}})
+        for component in resources.components:
+            if component.path == _FLARES:
+                component.path = _OURS
+    elif not any(component.path == _LOST for component in resources.components):
+        resources.components = [*resources.components, Component(id="medpfl_lost_jobs", path=_LOST, args={})]
 
 
-def unsupervised(resources: dict[str, Any], hospital: bool) -> Literal["before", "other", None]:
+def unsupervised(resources: Resources, hospital: bool) -> Literal["before", "other", None]:
     """Why nobody looks after what dies here; None: somebody does.
 
     Returns:
         "before": ``supervise`` was not done to these ``resources.json``; "other": the hospital starts its job processes
         by a launcher that is not FLARE's default, say in containers, and what it does then is its own affair.
     """
-    paths = {str(component.get("path")) for component in resources.get("components", [])}
+    paths = {component.path for component in resources.components}
     if (_OURS if hospital else _LOST) in paths:
         return None
     return "other" if hospital and _FLARES not in paths else "before"

@@ -4,6 +4,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mixer
 from medpfl.job.codecs import Codecs
 from medpfl.job.settings import EvaluationSettings, Settings
@@ -26,8 +27,9 @@ class Job:
         mixers: slot to the component that mixes it, for every slot, the references' first.
 
     Raises:
-        ConfigError: there is no such reference or slot, a slot has no component (``mixers_of``), or the job encrypts
-            what the server must see (``check_encryptable``).
+        ConfigError: there is no such reference or slot, a slot has no component (``mixers_of``), the job encrypts what
+            the server must see (``check_encryptable``), or there are start weights for a network that is only planned
+            when the job starts.
     """
 
     name: str
@@ -42,6 +44,11 @@ class Job:
     mixers: dict[str, Mixer] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        if self.task.to_be_planned and self.method.start is not None:
+            raise ConfigError(
+                "start weights are of a known network, and this job's is planned when it starts: leave 'start' out, or "
+                "take the network that 'medpfl plan' writes"
+            )
         object.__setattr__(self, "mixers", mixers_of(self.method, self.settings.references, self.components))
         if self.settings.encryption is not None:
             check_encryptable(self.mixers, self.settings.clip_updates is not None, self.codecs is not None)

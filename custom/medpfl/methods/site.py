@@ -10,6 +10,7 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from medpfl.core.devices import moved
 from medpfl.core.errors import ConfigError, Stopped
 from medpfl.core.seeding import derive_seed
 from medpfl.data.rows import take
@@ -156,7 +157,7 @@ class Site:
                 seen[chosen] = True
                 self.drawn[phase] = int(seen.sum())
                 self._place = Place(done, steps or (epochs or 0) * len(starts))
-                yield Batch(inputs.to(self.device), targets.to(self.device), self._place)
+                yield Batch(moved(inputs, self.device), moved(targets, self.device), self._place)
                 done += 1
                 if done == steps:
                     return
@@ -189,7 +190,7 @@ class Site:
                 rows = order[start : start + size]
                 self.go_on()
                 self._place = Place(number, epochs * len(starts))
-                yield rows, take(inputs, rows).to(self.device)
+                yield rows, moved(take(inputs, rows), self.device)
 
     def turn_to(self, batch: Batch) -> None:
         """The next steps are of this batch; for a method that has read others ahead."""
@@ -212,7 +213,7 @@ class Site:
         for start in range(0, len(samples), size):
             if self._stopped():
                 raise Stopped(f"the job was aborted before round {self.round}")
-            yield samples.inputs[start : start + size].to(self.device)
+            yield moved(samples.inputs[start : start + size], self.device)
 
     def keep(self, name: str, make: Callable[[], Kept]) -> Kept:
         """What ``make`` returned the first time in this process: for what is computed of the data once."""
@@ -338,7 +339,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 def _half(method: Training, device: torch.device) -> bool:
     """Whether forward passes are in bfloat16."""
-    supported = device.type == "cpu" or torch.cuda.is_bf16_supported()
+    supported = device.type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
     if method.precision == "bf16" and not supported:
         raise ConfigError(
             f"{type(method).__name__}'s precision is 'bf16', which this hospital's GPU does not have: take 'auto'"

@@ -3,7 +3,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 
@@ -78,7 +77,7 @@ class ByHospital(Architecture):
     def __repr__(self) -> str:
         return f"ByHospital({', '.join(f'{name}={given!r}' for name, given in self.hospitals.items())})"
 
-    def __eq__(self, other: Any) -> bool:
+    def __eq__(self, other: object) -> bool:
         return isinstance(other, ByHospital) and self.hospitals == other.hospitals
 
     def __hash__(self) -> int:

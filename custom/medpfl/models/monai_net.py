@@ -2,7 +2,7 @@
 """MONAI's classifiers by name, with numbers as options: no path, no download, no code."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from torch import nn
 
@@ -64,15 +64,14 @@ class MonaiNet(Architecture):
     def _made(self, axes: int, channels: int, outputs: int) -> nn.Module:
         from monai.networks import nets
 
-        options: dict[str, Any] = dict(self.options)
         if self.network.startswith("DenseNet"):
-            network = getattr(nets, self.network)(axes, channels, outputs, **options)
+            network = getattr(nets, self.network)(axes, channels, outputs, **self.options)
         elif self.network.startswith("ResNet"):
             shape = {"spatial_dims": axes, "n_input_channels": channels, "num_classes": outputs}
-            network = getattr(nets, self.network.lower())(**shape, **options)
+            network = getattr(nets, self.network.lower())(**shape, **self.options)
         elif self.network.startswith("SE"):
             shape = {"spatial_dims": axes, "in_channels": channels, "num_classes": outputs}
-            network = getattr(nets, self.network)(**shape, **options)
+            network = getattr(nets, self.network)(**shape, **self.options)
         else:
             version = f"efficientnet-b{self.network[-1]}"
             network = nets.EfficientNetBN(version, False, False, axes, channels, outputs)

@@ -9,7 +9,6 @@ from medpfl.core.errors import ConfigError
 from medpfl.models.base import Architecture
 from medpfl.models.norms import Norm, with_norm
 from medpfl.models.options import axes_of, divides, share, whole
-from medpfl.models.rearranging import without_einops
 from medpfl.models.unet import First
 
 _LAYERS = 200
@@ -55,7 +54,6 @@ class UNETR(Architecture):
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         from monai.networks.nets import UNETR as Network
 
-        without_einops()
         network = Network(
             input_shape[0],
             outputs,
@@ -122,7 +120,6 @@ class SwinUNETR(Architecture):
                 f"SwinUNETR's windows of {' x '.join([str(self.window_size)] * axes)} in {sum(self.depths)} layers "
                 f"need tables of {indexed} entries, and may have {_INDEXED}"
             )
-        without_einops()
         network = Network(
             input_shape[0],
             outputs,
@@ -191,7 +188,6 @@ class ViT(Architecture):
                 f"ViT takes lengths that are multiples of its patch_size {self.patch_size}, got inputs of shape "
                 f"{input_shape}"
             )
-        without_einops()
         network = Network(
             input_shape[0],
             img_size=input_shape[1:],

@@ -39,8 +39,9 @@ def check_policy(job: Job | EvaluationJob, site: SiteFile) -> SiteData:
         policy.check_networks(site.policy, store.read(job.model)[0])
     else:
         policy.check_data(site.policy, data, methods)
-        with policy.building(site.policy):
-            task.network(data)
+        if not task.to_be_planned:
+            with policy.building(site.policy):
+                task.network(data)
     return data
 
 

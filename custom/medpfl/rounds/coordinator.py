@@ -16,6 +16,7 @@ import numpy as np
 from medpfl.core.codecs.progress import progress_of
 from medpfl.core.mixers import RoundInfo
 from medpfl.core.mixing import Matrix
+from medpfl.data.fingerprint import Planned
 from medpfl.job.contents import Job
 from medpfl.results.callbacks import Callback, Report, ResultFiles
 from medpfl.results.files import write_slots
@@ -31,6 +32,7 @@ from medpfl.rounds.copies import Copies
 from medpfl.rounds.joining import about, begins_with, join, oddities
 from medpfl.rounds.lock import StateLock
 from medpfl.rounds.messages import Message, Slots, byte_count, digest_of, table
+from medpfl.rounds.planning import Planning, as_planned
 from medpfl.rounds.quorum import Quorum
 from medpfl.rounds.refining import Refining, refining, show
 from medpfl.rounds.terms import terms_of
@@ -76,11 +78,18 @@ class Coordinator:
         self._home, self._lock = home, StateLock()
         self._log = logging.getLogger(__name__)
         self._refining: Refining | None = None
+        self.planning = Planning(job, self.roster, home, self.record, self._quorum)
         self._best = BestRounds(self.record, self.terms.score, self.terms.measures[self.terms.score])
 
     def close(self) -> None:
         """Let another job work in this run's state folder."""
         self._lock.release()
+
+    def follow(self, plan: Planned | None) -> None:
+        """The job's network is the planned one, where it was to be planned."""
+        method, task = as_planned(self.job.method, self.job.task, plan)
+        self.job = dataclasses.replace(self.job, method=method, task=task)
+        self.terms = terms_of(self.job)
 
     # -- init ---------------------------------------------------------------------------------------------------------
 
@@ -95,6 +104,7 @@ class Coordinator:
             roster=self.roster,
             seed=self.settings.seed,
             threads=self.settings.threads,
+            planned=self.planning.plan,
             slots={slot: mixer.travels for slot, mixer in mixers.items()},
             gradients=tuple(slot for slot in self.copies.travelling if mixers[slot].takes == "gradients"),
             encryption=self.settings.encryption,
@@ -297,6 +307,7 @@ class Coordinator:
         readable = {} if self.copies.sealed else self.copies.compact()
         self.record.finish(said, self.best, write_slots(self.results, self.job.name, readable))
         self._save(finished=True)
+        self.planning.forget()
 
     def _answers(
         self,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import medpfl
 from medpfl import store
 from medpfl.component import build, spec_of
+from medpfl.core.devices import training_device
 from medpfl.core.errors import ConfigError, DataError, MedPFLError
 from medpfl.core.tied import load_own_state, own_state
 from medpfl.data.samples import SiteData
@@ -229,7 +230,7 @@ def study_of(model: Joint, site: str, data: SiteData) -> Study:
             f"{site}: the super model takes inputs of shape {expected} with the classes "
             f"{listed(model.recipe.classes)}; the data have {got} and {listed(data.class_names)}"
         )
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = training_device()
     return model.method.study(model.networks.to(device), model.task, data, device)
 
 

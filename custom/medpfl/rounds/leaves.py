@@ -38,7 +38,11 @@ def leaves_of(job: Job | EvaluationJob, hospitals: int | None = None) -> list[Le
     found: list[Leaving] = []
     for kind in get_args(Reply):
         task = _task_of(kind)
-        if task == "evaluate" or (task in ("statistics", "refine") and task not in tensors):
+        if (
+            task == "evaluate"
+            or (task == "plan" and not job.task.to_be_planned)
+            or (task in ("statistics", "refine") and task not in tensors)
+        ):
             continue
         found += [*_fields(kind), *tensors.get(task, [])]
         if job.codecs and task in TASKS and task != "init":

@@ -95,7 +95,12 @@ def _training(coordinator: Coordinator, watch: Watch, stop_after: int | None, te
 
 
 def beginning(coordinator: Coordinator) -> Loop:
-    """Who is there, and which of them fit together; all are waited for."""
+    """Who is there, and which of them fit together, after the network was planned where the job wants it; all are
+    waited for."""
+    planning = coordinator.planning
+    if asked := planning.messages():
+        planning.take((yield Exchange(asked, coordinator.settings.init_timeout, len(asked))))
+    coordinator.follow(planning.plan)
     messages = coordinator.init_messages()
     coordinator.take_init((yield Exchange(messages, coordinator.settings.init_timeout, len(messages))))
 

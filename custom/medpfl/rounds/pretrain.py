@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from medpfl import store
 from medpfl.component import Spec, spec_of
+from medpfl.core.devices import training_device
 from medpfl.core.errors import ConfigError, DataError
 from medpfl.core.seeding import derive_seed, seed_torch
 from medpfl.core.tied import own_state
@@ -23,7 +24,7 @@ from medpfl.job import Job
 from medpfl.methods.base import Build, Hospital, Method, Site, Span
 from medpfl.methods.references import like
 from medpfl.results.schema import Typed
-from medpfl.rounds.common import common_start
+from medpfl.rounds.held_alike import common_start
 
 POOLED = "pooled"
 
@@ -74,7 +75,7 @@ def pretrain(
     method: Method = replace(like("local", job.method), epochs=1, steps=None)
     start = common_start(method.start, files)
     models = nn.ModuleDict(method.models(Build(job.task, data, (POOLED,), job.settings.seed, start=start)))
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = training_device()
     name = next(iter(method.deploys.values()))
     torch.set_num_threads(job.settings.threads)
     hospital = Hospital(

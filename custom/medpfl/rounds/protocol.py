@@ -12,6 +12,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, StringConstraints
 
 from medpfl.core.errors import ProtocolError, printable
+from medpfl.data.fingerprint import Fingerprint, Planned
 from medpfl.deployed.model_file import Recipe
 from medpfl.results.line import MOST_METRICS, MetricLine, Name, Round, Value
 from medpfl.results.schema import BestRound, Rebuild
@@ -74,10 +75,19 @@ class Told(Part):
 # -- requests ---------------------------------------------------------------------------------------------------------
 
 
+class PlanRequest(Part):
+    """Tell what the volumes are like, so that a network can be planned."""
+
+    task: Literal["plan"] = "plan"
+    job: Text
+    round: Literal[0] = 0
+
+
 class InitRequest(Part):
     """Get ready: read the data, build the networks.
 
     Attributes:
+        planned: the network, where the job has it planned.
         slots: slot to whether it travels.
         gradients: slots whose component takes gradients instead of models.
         codec: of what goes to the hospital; a codec's end adds it.
@@ -94,6 +104,7 @@ class InitRequest(Part):
     slots: dict[Name, bool]
     gradients: Names
     codec: Component | None = None
+    planned: Planned | None = None
     encryption: Literal["ckks"] | None = None
 
 
@@ -192,6 +203,18 @@ class Sizes(Part):
     train: Positive
     validation: Count
     test: Count
+
+
+class PlanReply(Part):
+    """What a hospital's volumes are like.
+
+    Attributes:
+        fingerprint: of the training volumes how many there are, the number of channels and classes, the median and the
+            tenth percentile of the voxels' distances (mm), and the median shape: along each axis one number of all.
+    """
+
+    task: Literal["plan"] = "plan"
+    fingerprint: Fingerprint
 
 
 class InitReply(Part):
@@ -317,8 +340,8 @@ class EvaluateReply(Part):
 
 
 RunRequest = StatisticsRequest | TrainRequest | RefineRequest | ValidateRequest | FinishRequest
-Request = InitRequest | RunRequest | EvaluateRequest
-Reply = InitReply | StatisticsReply | TrainReply | RefineReply | ValidateReply | FinishReply | EvaluateReply
+Request = PlanRequest | InitRequest | RunRequest | EvaluateRequest
+Reply = PlanReply | InitReply | StatisticsReply | TrainReply | RefineReply | ValidateReply | FinishReply | EvaluateReply
 
 
 # -- the text on the wire ---------------------------------------------------------------------------------------------

@@ -43,7 +43,9 @@ class Quorum:
         if len(accepted) >= self.least:
             return
         when = f"round {round_number}: " if round_number else "only "
-        reasons = "".join(f"; {e.site} {e.event}" for e in self._record.events if e.round == round_number)
+        reasons = "".join(
+            f"; {e.site} {e.event}" for e in self._record.events if e.round == round_number and e.site in self._roster
+        )
         raise QuorumLost(
             f"{when}{len(accepted)} of {len(self._roster)} hospitals {did} ({', '.join(accepted) or 'none'}); the job "
             f"needs {self.least}{reasons}"

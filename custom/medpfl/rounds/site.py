@@ -12,6 +12,7 @@ from torch import nn
 
 from medpfl import store
 from medpfl.component import spec_of
+from medpfl.core.devices import memory_errors, training_device
 from medpfl.core.errors import ConfigError, ProtocolError
 from medpfl.core.seeding import seed_torch
 from medpfl.core.tied import own_state
@@ -25,12 +26,13 @@ from medpfl.results.line import MetricLine
 from medpfl.results.schema import number
 from medpfl.rounds import policy
 from medpfl.rounds.announcing import fine_tuned_name, plan_of, rebuild_of, versions
-from medpfl.rounds.common import read_common
 from medpfl.rounds.evaluation import GIVEN, evaluate_given
+from medpfl.rounds.held_alike import read_common
 from medpfl.rounds.lock import StateLock
 from medpfl.rounds.messages import Message, Slots, copy_out, digest_of, gather, load, plain_name
 from medpfl.rounds.mixed import MIXED, keep_mixed, load_mixed
 from medpfl.rounds.networks import Networks
+from medpfl.rounds.planning import as_planned, fingerprint_of
 from medpfl.rounds.private import PRIVATE, restore_private, save_private
 from medpfl.rounds.protocol import (
     EvaluateReply,
@@ -40,6 +42,8 @@ from medpfl.rounds.protocol import (
     InitReply,
     InitRequest,
     OfRun,
+    PlanReply,
+    PlanRequest,
     RefineReply,
     RefineRequest,
     Reply,
@@ -84,9 +88,9 @@ class SiteRunner:
     ):
         self.name, self.root = name, root
         self.method, self.task = method.at(name), task.at(name)
-        self._config = [spec_of(method), spec_of(task)]
+        self._given = method, task
         self._site_file, self._stopped, self._filters = site_file, stopped, filters
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.device = training_device()
         self._log = logging.getLogger(f"{__name__}.{name}")
         self.data: SiteData
         self.networks: Networks
@@ -106,6 +110,7 @@ class SiteRunner:
         Raises:
             ProtocolError: it is of a run, and comes before the first.
             CodecError: the job encrypts, and it cannot be decrypted, or the answer not encrypted.
+            OutOfMemory: the machine or its GPU has too little memory for it.
         """
         header = message.header
         if isinstance(header, OfRun) and not self._ready:
@@ -113,12 +118,17 @@ class SiteRunner:
         if isinstance(header, OfRun):
             policy.check_round(self.policy, header)
             self._rounds = header.rounds
-        reply = self._answer(self._seal.open(message) if self._seal else message)
+        with memory_errors(f"take a smaller batch_size (now {self.method.batch_size}) or smaller images or patches"):
+            reply = self._answer(self._seal.open(message) if self._seal else message)
         return self._seal.close(reply) if self._seal else reply
 
     def _answer(self, message: Message[Request]) -> Message[Reply]:
         header, slots = message.header, message.slots
         match header:
+            case PlanRequest():
+                site_file = self._site_file()
+                policy.check_classes(site_file.policy, [self.method], self.task, self._filters)
+                return Message(PlanReply(fingerprint=fingerprint_of(site_file, self.task)))
             case InitRequest():
                 return self._init(header)
             case StatisticsRequest():
@@ -147,6 +157,9 @@ class SiteRunner:
     def _init(self, header: InitRequest) -> Message[InitReply]:
         site_file = self._site_file()
         self.policy = site_file.policy
+        method, task = as_planned(*self._given, header.planned)
+        self.method, self.task = method.at(self.name), task.at(self.name)
+        self._config = [spec_of(method), spec_of(task)]
         self.methods = [self.method, *riding_along(header.slots, self.method)]
         policy.check_start(self.policy, header)
         policy.check_classes(self.policy, self.methods, self.task, self._filters)

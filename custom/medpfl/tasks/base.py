@@ -17,12 +17,14 @@ from torch import Tensor, nn
 from medpfl.component import build, import_named
 from medpfl.core.checked import Checked
 from medpfl.core.errors import ConfigError
+from medpfl.data.fingerprint import Fingerprint, Planned
 from medpfl.data.kinds import read_preparation
 from medpfl.data.preparation import NewCase, Row, Spec
 from medpfl.data.rows import take
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.site_file import SiteFile
 from medpfl.data.target import Target
+from medpfl.models.auto import Auto
 from medpfl.models.base import Architecture
 from medpfl.models.by_hospital import OwnChoice
 from medpfl.tasks.losses.base import Loss
@@ -154,6 +156,27 @@ class Task(Checked):
         train = data.splits["train"]
         counts = self.spec.target.counts(train.targets[:], train.classes) if self.spec.target is Target.CLASS else None
         return dataclasses.replace(self, loss=loss.informed(data.class_names, counts))  # type: ignore[type-var]
+
+    @property
+    def to_be_planned(self) -> bool:
+        """Whether its network is planned when the job starts, from what the hospitals' data are like (``Auto``)."""
+        return isinstance(getattr(self, "architecture", None), Auto)
+
+    def plan(self, hospitals: Sequence[Fingerprint]) -> Planned:
+        """A plan for these hospitals' data.
+
+        Raises:
+            ConfigError: there is none for them, or for such a task.
+        """
+        raise ConfigError(f"{type(self).__name__} has no network that could be planned")
+
+    def as_planned(self, plan: Planned) -> "Task":
+        """The task with what was planned.
+
+        Raises:
+            ConfigError: the plan does not fit it.
+        """
+        raise ConfigError(f"{type(self).__name__} has no network that could be planned")
 
     @property
     def networks_differ(self) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Classification of images, scored by accuracy, balanced accuracy and AUC."""
+"""Classification of images and volumes, scored by accuracy, balanced accuracy and AUC."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from medpfl.augment.listed import Given, augmented, built
 from medpfl.core.errors import ConfigError
+from medpfl.data.intensity import Intensity, ZScore
 from medpfl.data.preparation import Spec
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.target import Target
@@ -20,12 +21,13 @@ from medpfl.tasks.labelled import Labelled
 
 @dataclass(frozen=True)
 class Classification(Labelled):
-    """One class an image.
+    """One class an image, or a volume.
 
     Args:
-        dataset: name of a declared dataset of kind ``images`` with ``label``, or ``arrays``.
-        size: height and width in pixels to which every image is brought; for arrays of volumes their depth, height
-            and width, which do not change.
+        dataset: name of a declared dataset of kind ``images`` or ``volumes`` with ``label``, or ``arrays``.
+        size: height and width in pixels to which every image is brought; of volumes the three lengths in voxels
+            (right-left, posterior-anterior, axial); for arrays of volumes their depth, height and width, which do not
+            change.
         architecture: the network.
         score: metric that chooses the best round.
         loss: what training descends; ``sampling``: whether its steps draw rare classes more often (``Labelled``);
@@ -33,6 +35,7 @@ class Classification(Labelled):
         augment: how training images are changed at random, one after another, or the name of a preset.
         flips: axes along which images are mirrored, too, when a model is tested or predicts, every combination of them;
             the mean of the outputs counts.
+        intensity: of the kind ``volumes``: how their intensities are brought into a range.
     """
 
     dataset: str
@@ -41,6 +44,7 @@ class Classification(Labelled):
     score: str = "balanced_accuracy"
     augment: Given = ()
     flips: tuple[int, ...] = ()
+    intensity: Intensity = ZScore()  # noqa: RUF009 (it is frozen)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,7 +56,8 @@ class Classification(Labelled):
 
     @property
     def spec(self) -> Spec:
-        return Spec(Target.CLASS, ("images",), self.size)
+        forms = ("images",) if len(self.size) == 2 else ("images", "volumes")
+        return Spec(Target.CLASS, forms, self.size, intensity=self.intensity)
 
     def present(self, samples: Samples, chosen: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         inputs, targets = super().present(samples, chosen, generator)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from medpfl.core.devices import moved
 from medpfl.data.rows import CaseRows
 from medpfl.data.samples import Samples
 from medpfl.tasks.base import Task
@@ -32,7 +33,7 @@ def decide_samples(
     decisions = []
     with torch.inference_mode():
         for inputs in _parts(samples, numbers):
-            decided = task.decide(task.infer(forward, inputs.to(device))).cpu()
+            decided = task.decide(task.infer(forward, moved(inputs, device))).cpu()
             decisions.append(decided.flatten() if whole else decided)
     return torch.cat(decisions)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Patches of volumes for training, and whole volumes from patches: both as nnU-Net does.
+"""Patches of volumes and images for training, and whole ones from patches: both as nnU-Net does.
 
 Isensee et al., "nnU-Net: a self-configuring method for deep learning-based biomedical image segmentation", Nature
 Methods 2021: a third of every batch holds foreground; windows overlap by half and are weighted by a Gaussian.
@@ -76,7 +76,7 @@ def _draw(count: int, generator: torch.Generator) -> int:
 
 
 def slide(forward: Callable[[Tensor], Tensor], inputs: Tensor, size: tuple[int, ...]) -> Tensor:
-    """A network's outputs for whole volumes, B x C x H x W x D (or slices, B x C x H x W), from windows of the ``size``
+    """A network's outputs for whole volumes, B x C x H x W x D (or images, B x C x H x W), from windows of the ``size``
     that it was trained on. One that is smaller lies between zeros, as in training."""
     from monai.inferers import sliding_window_inference
 

@@ -13,10 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from medpfl.core.errors import ConfigError
-from medpfl.data.volumes.fingerprint import Fingerprint
+from medpfl.data.fingerprint import Fingerprint, Planned
+from medpfl.models.auto import Auto
 from medpfl.models.dynunet import DynUNet
+from medpfl.models.norms import Norm
 
 Triple = tuple[float, float, float]
 Levels = tuple[tuple[int, ...], ...]
@@ -46,14 +49,35 @@ class Plan:
     strides: Levels
     kernels: Levels
 
-    def architecture(self, features: int = _FEATURES) -> DynUNet:
+    def architecture(self, features: int = _FEATURES, norm: Norm = "instance") -> DynUNet:
         """nnU-Net's network, with ``features`` channels in the first level."""
         filters = tuple(min(features * 2**level, _MOST_FEATURES) for level in range(len(self.kernels)))
-        return DynUNet(filters, self.strides, self.kernels, deep_supervision=True)
+        return DynUNet(filters, self.strides, self.kernels, norm, deep_supervision=True)
+
+    def told(self) -> Planned:
+        """What hospitals are told of it."""
+        content = {name: getattr(self, name) for name in Planned.model_fields}
+        try:
+            return Planned.model_validate(content)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            raise ConfigError(
+                f"no network can be planned for such volumes: {problem['loc'][0]}: {problem['msg'].lower()}"
+            ) from error
 
 
-def plan(hospitals: Sequence[Fingerprint]) -> Plan:
+def architecture_of(told: Planned, auto: Auto) -> DynUNet:
+    """The network that was planned, as a job asked for it."""
+    shape = tuple(told.size)
+    made = Plan(told.spacing, shape, shape, told.batch_size, told.strides, told.kernels)
+    return made.architecture(auto.features, auto.norm)
+
+
+def plan(hospitals: Sequence[Fingerprint], most: tuple[int, ...] = ()) -> Plan:
     """A plan for all hospitals together.
+
+    Args:
+        most: lengths that the patch must not be larger than; none: as memory allows.
 
     Raises:
         ConfigError: there is none, they differ in channels or classes, or the volumes are too small for three levels.
@@ -66,9 +90,18 @@ def plan(hospitals: Sequence[Fingerprint]) -> Plan:
     spacing = _spacing(hospitals, cases)
     shapes = [np.array(each.shape) * each.spacing / np.array(spacing) for each in hospitals]
     median = np.array([max(1, round(_median([shape[axis] for shape in shapes], cases))) for axis in range(3)])
-    size, strides, kernels = _levels(spacing, _first_size(spacing, median))
+    first = _first_size(spacing, median)
+    if most:
+        first = np.minimum(first, np.array(most))
+    size, strides, kernels = _levels(spacing, first)
+    while most and (beyond := np.flatnonzero(size > np.array(most))).size:  # they were rounded up
+        first = size.copy()
+        first[beyond] = np.array(most)[beyond] // _divisor(strides)[beyond] * _divisor(strides)[beyond]
+        if not first.all():
+            raise ConfigError(f"patches of at most {list(most)} voxels are too small for a network of three levels")
+        size, strides, kernels = _levels(spacing, first)
     while (values := _values(size, strides, hospitals[0])) > _VALUES:
-        longest = int(np.argmax(size / median))
+        longest = int(np.argsort(size / median, kind="stable")[-1])  # of equal ones the last, as nnU-Net's argsort
         smaller = size.copy()
         smaller[longest] -= _divisor(strides)[longest]
         _, strides, _ = _levels(spacing, smaller)

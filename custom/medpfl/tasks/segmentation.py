@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Segmentation of images, of volumes slice by slice along the axial axis, or of volumes by patches."""
+"""Segmentation of images, of volumes slice by slice along the axial axis, or of either by patches."""
 
+import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -11,11 +12,13 @@ from torch import Tensor, nn
 
 from medpfl.augment.listed import Given, augmented, built
 from medpfl.core.errors import ConfigError
+from medpfl.data.fingerprint import Fingerprint, Planned
 from medpfl.data.intensity import Intensity, ZScore
 from medpfl.data.preparation import Spec
 from medpfl.data.rows import CaseRows
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.target import Target
+from medpfl.models.auto import Auto
 from medpfl.models.base import Architecture
 from medpfl.models.unet import UNet
 from medpfl.tasks.base import Task
@@ -24,6 +27,8 @@ from medpfl.tasks.losses import DiceCE, Loss
 from medpfl.tasks.metrics.base import Metric
 from medpfl.tasks.metrics.masks import Dice, MaskMetric, mask_metrics, of_one_class
 from medpfl.tasks.patches import draw_patches, slide
+from medpfl.tasks.planning import architecture_of
+from medpfl.tasks.planning import plan as make_plan
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,10 @@ class Segmentation(Task):
         dataset: name of a declared dataset of kind ``volumes``, or ``images`` with ``masks``.
         size: height and width to which images are resized, or to which slices are cropped or padded (voxels): of the
             lengths that the architecture takes. Three lengths (voxels; right-left, posterior-anterior, axial): 3-D
-            networks train on patches of this size, and predict whole volumes window by window.
+            networks train on patches of this size, and predict whole volumes window by window. With the architecture
+            ``Auto`` three lengths that the planned patch must not be larger than; its spacing is planned too.
+        patches: of two lengths: images and slices stay as large as they are, networks train on patches of ``size`` and
+            predict window by window, as with three lengths. For photographs whose details would not survive a resize.
         spacing: of volumes: voxel size in mm to which each is resampled (right-left, posterior-anterior, axial).
         architecture: the network.
         score: metric that chooses the best round.
@@ -59,6 +67,7 @@ class Segmentation(Task):
     augment: Given = ()
     flips: tuple[int, ...] = ()
     intensity: Intensity = ZScore()  # noqa: RUF009 (it is frozen)
+    patches: bool = False
     metrics: ClassVar[tuple[Metric, ...]] = (Dice(),)
 
     def __post_init__(self) -> None:
@@ -75,6 +84,11 @@ class Segmentation(Task):
             raise ConfigError(f"Segmentation's tolerance (mm) must be at least 0, got {self.tolerance}")
 
     def _check_size(self) -> None:
+        if isinstance(self.architecture, Auto) and len(self.size) != 3:
+            raise ConfigError(
+                "Segmentation's network is planned for volumes: its size must be 3 lengths, the most that a patch may "
+                f"have, got {list(self.size)}"
+            )
         axes, of = len(self.size), str(self.multiple)
         multiples = self.architecture.multiples(axes) if axes in (2, 3) else None
         if multiples and len(set(multiples)) > 1:
@@ -103,7 +117,17 @@ class Segmentation(Task):
     @property
     def spec(self) -> Spec:
         forms = ("volumes", "images") if len(self.size) == 2 else ("volumes",)
-        return Spec(Target.MASK, forms, self.size, self.spacing, self.multiple, self.intensity)
+        return Spec(Target.MASK, forms, self.size, self.spacing, self.multiple, self.intensity, patches=self.patches)
+
+    def plan(self, hospitals: Sequence[Fingerprint]) -> Planned:
+        return make_plan(hospitals, self.size).told()
+
+    def as_planned(self, plan: Planned) -> "Segmentation":
+        assert isinstance(self.architecture, Auto)
+        if any(length > most for length, most in zip(plan.size, self.size, strict=True)):
+            raise ConfigError(f"the planned patch {list(plan.size)} is larger than the job's size {list(self.size)}")
+        network = architecture_of(plan, self.architecture)
+        return dataclasses.replace(self, size=plan.size, spacing=plan.spacing, architecture=network)
 
     def network(self, data: SiteData) -> nn.Module:
         return self.architecture.build(data.input_shape, len(data.class_names))
@@ -124,7 +148,7 @@ class Segmentation(Task):
         def mirrored(given: Tensor) -> Tensor:
             return flipped(forward, given, self.flips, back=True)
 
-        tiled = len(self.size) == 3 or self.architecture.fixed
+        tiled = self.spec.whole or self.architecture.fixed
         return slide(mirrored, inputs, self.size) if tiled else mirrored(inputs)
 
     def decide(self, outputs: Tensor) -> Tensor:

@@ -3,11 +3,13 @@
 
 from dataclasses import dataclass
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from medpfl.augment.listed import Given, augmented, built
 from medpfl.core.errors import ConfigError
 from medpfl.data.preparation import Spec
-from medpfl.data.samples import SiteData
+from medpfl.data.samples import Samples, SiteData
 from medpfl.data.target import Target
 from medpfl.models.base import Architecture
 from medpfl.tasks.any_input import perceptron
@@ -25,16 +27,19 @@ class Tabular(Labelled):
         score: metric that chooses the best round.
         loss: what training descends; ``sampling``: whether its steps draw rare classes more often (``Labelled``);
             ``more_metrics``: by which further ones models are tested.
+        augment: how training samples are changed at random, one after another: components of ``augment.values``.
     """
 
     dataset: str
     hidden: tuple[int, ...] = ()
     architecture: Architecture | None = None
     score: str = "accuracy"
+    augment: Given = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "hidden", tuple(self.hidden))  # JSON has lists
+        object.__setattr__(self, "augment", built(self.augment, "Tabular.augment", ()))
         if any(width < 1 for width in self.hidden):
             raise ConfigError(f"Tabular's hidden widths must be at least 1, got {list(self.hidden)}")
         if self.hidden and self.architecture is not None:
@@ -43,6 +48,14 @@ class Tabular(Labelled):
     @property
     def spec(self) -> Spec:
         return Spec(Target.CLASS, ("rows",))
+
+    def present(self, samples: Samples, chosen: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        inputs, targets = super().present(samples, chosen, generator)
+        return augmented(self.augment, inputs, None, generator)[0], targets
+
+    @property
+    def augments(self) -> bool:
+        return bool(self.augment)
 
     def network(self, data: SiteData) -> nn.Module:
         outputs = self.outputs(data.class_names)

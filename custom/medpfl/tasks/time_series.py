@@ -3,10 +3,12 @@
 
 from dataclasses import dataclass, field
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from medpfl.augment.listed import Given, augmented, built
 from medpfl.data.preparation import Spec
-from medpfl.data.samples import SiteData
+from medpfl.data.samples import Samples, SiteData
 from medpfl.data.target import Target
 from medpfl.models.base import Architecture
 from medpfl.models.conv1d import Conv1d
@@ -23,15 +25,29 @@ class TimeSeries(Labelled):
         score: metric that chooses the best round.
         loss: what training descends; ``sampling``: whether its steps draw rare classes more often (``Labelled``);
             ``more_metrics``: by which further ones models are tested.
+        augment: how training samples are changed at random, one after another: components of ``augment.values``.
     """
 
     dataset: str
     architecture: Architecture = field(default_factory=Conv1d)
     score: str = "accuracy"
+    augment: Given = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "augment", built(self.augment, "TimeSeries.augment", (1,)))
 
     @property
     def spec(self) -> Spec:
         return Spec(Target.CLASS, ("windows",))
+
+    def present(self, samples: Samples, chosen: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        inputs, targets = super().present(samples, chosen, generator)
+        return augmented(self.augment, inputs, None, generator)[0], targets
+
+    @property
+    def augments(self) -> bool:
+        return bool(self.augment)
 
     def network(self, data: SiteData) -> nn.Module:
         shape = data.input_shape

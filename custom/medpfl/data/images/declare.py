@@ -22,7 +22,7 @@ from medpfl.data.images.patterns import Found, Patterns, find_files, placeholder
 from medpfl.data.outcome import KEYS, Answer, Outcome, Several, Survival, one_of, read_answer, strata, tensor_of
 from medpfl.data.pixels import prepare, prepare_mask, read_image, read_mask
 from medpfl.data.preparation import Preparation, Spec
-from medpfl.data.samples import Budget, Samples, SiteData, Store, empty_like, in_parallel
+from medpfl.data.samples import Budget, Samples, SiteData, empty_like, in_parallel, stores
 from medpfl.data.splits import check_listing, choose
 from medpfl.data.target import Target
 
@@ -176,12 +176,13 @@ class Images(Dataset):
         return Item(image, target)
 
     def load(self, spec: Spec) -> SiteData:
-        """All images as network inputs of ``spec.size`` (height, width), with their classes or masks.
+        """All images as network inputs of ``spec.size`` (height, width), or whole for patches of this size, with their
+        classes or masks.
 
         Raises:
             DataError: with the file, expected and got; or the dataset declares no such target.
         """
-        masked, size = spec.target is Target.MASK, spec.plane()
+        masked, size = spec.target is Target.MASK, None if spec.whole else spec.plane()
         if (masked and self.masks is None) or (not masked and spec.target is not self.answered):
             key = KEYS.get(spec.target, "masks")
             sentence = f"the job's task needs images with '{key}', which the dataset does not declare"
@@ -199,11 +200,11 @@ class Images(Dataset):
             if not cases:
                 splits[split] = empty_like(splits["train"])
                 continue
-            inputs, masks = Store(budget), Store(budget)
+            inputs, masks = stores(spec, budget)
             for image, mask in in_parallel(read, cases):
-                inputs.append(image[None])
+                inputs.append(image if spec.whole else image[None])
                 if mask is not None:
-                    masks.append(mask[None])
+                    masks.append(mask if spec.whole else mask[None])
             answers = [case.label for case in cases if case.label is not None]
             targets = masks.finish() if masked else tensor_of(answers, spec.target)
             files = [case.name for case in cases]
@@ -211,12 +212,12 @@ class Images(Dataset):
         return SiteData(splits, names, ImagesPreparation(channels=self.channels))
 
     def _cached(
-        self, case: ImageCase, size: tuple[int, int], masked: bool, cache: PreparedCases
+        self, case: ImageCase, size: tuple[int, int] | None, masked: bool, cache: PreparedCases
     ) -> tuple[Tensor, Tensor | None]:
         """``_prepared``, from the cache if it is there."""
         how: How = {
             "kind": f"{type(self).__module__}.{type(self).__qualname__}",
-            "size": list(size),
+            "size": list(size or ()),
             "channels": self.channels,
             "labels": self._masks().coding() if masked else [],
         }
@@ -224,10 +225,11 @@ class Images(Dataset):
         kept = cache.get(sources, how, partial(self._prepared, case, size, masked))
         return kept["image"], kept.get("mask")
 
-    def _prepared(self, case: ImageCase, size: tuple[int, int], masked: bool) -> dict[str, Tensor]:
+    def _prepared(self, case: ImageCase, size: tuple[int, int] | None, masked: bool) -> dict[str, Tensor]:
         image = read_image(case.path, self.channels)
-        masks = {"mask": prepare_mask(self._mask(case, image.shape[1:]), size)} if masked else {}
-        return {"image": prepare(image, size), **masks}
+        height, width = size or image.shape[1:]
+        masks = {"mask": prepare_mask(self._mask(case, image.shape[1:]), (height, width))} if masked else {}
+        return {"image": prepare(image, (height, width)), **masks}
 
     def _mask(self, case: ImageCase, shape: tuple[int, ...]) -> NDArray[np.uint8]:
         """The mask, H x W in declared values; its resolution may be another than its image's, its proportions not."""

@@ -29,7 +29,7 @@ class ImagesPreparation(Preparation):
     def new_cases(self, path: Path, spec: Spec) -> Iterator[NewCase]:
         """An image file or a folder of images; masks are written in the images' own size."""
         if spec.target is Target.MASK:
-            yield from new_images(path, self.channels, spec.plane(), spec.readout)
+            yield from new_images(path, self.channels, None if spec.whole else spec.plane(), spec.readout)
             return
         for file in image_files(path):
             image = prepare(read_image(file, self.channels), spec.plane())
@@ -39,8 +39,8 @@ class ImagesPreparation(Preparation):
         return {"kind": self.kind, "channels": self.channels}
 
 
-def new_images(path: Path, channels: int, size: tuple[int, int], readout: Readout) -> Iterator[NewCase]:
-    """An image file, or all images of a folder and its subfolders, prepared as in training.
+def new_images(path: Path, channels: int, size: tuple[int, int] | None, readout: Readout) -> Iterator[NewCase]:
+    """An image file, or all images of a folder and its subfolders, prepared as in training; ``size`` None: whole.
 
     Raises:
         DataError: an image is missing or broken, or two have one name.
@@ -53,7 +53,8 @@ def new_images(path: Path, channels: int, size: tuple[int, int], readout: Readou
             raise DataError(f"{file}: another image would be written to '{name}' too; predict them one by one")
     for file, name in zip(files, names, strict=True):
         image = read_image(file, channels)
-        yield NewCase(str(name), prepare(image, size)[None], partial(_save, name, image.shape[1:], readout))
+        shape = (image.shape[1], image.shape[2])
+        yield NewCase(str(name), prepare(image, size or shape)[None], partial(_save, name, shape, readout))
 
 
 def _save(

@@ -34,7 +34,8 @@ def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> l
     """The dataset's entries.
 
     Rule: a column whose known cells are all numbers is a number; one with at most 20 different texts is a list of
-    categories; a patient's identifier groups rows; any other column is left out, and one that is mostly missing, or
+    categories; a patient's identifier groups rows; a column to predict of more than 20 different numbers is a number to
+    predict, any other one classes; any other column is left out, and one that is mostly missing, or
     whose name says that it is known only with the outcome.
 
     Raises:
@@ -45,23 +46,27 @@ def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> l
     header, separator = frames[0][1], frames[0][2]
     frame = pd.concat([part for part, *_ in frames], ignore_index=True)
     agreed = answers.schema.declared.get("features") if answers.schema else None
+    to_predict = answers.schema.declared.get("value") if answers.schema else None
     rename: dict[str, str] = {}
     if isinstance(agreed, dict):
-        own = own_columns(list(agreed), [str(column) for column in frame.columns], answers)
+        wanted = [*agreed, *([str(to_predict)] if to_predict else [])]
+        own = own_columns(wanted, [str(column) for column in frame.columns], answers)
         rename = {column: name for name, column in own.items() if column != name}
         frame = frame.rename(columns=rename)
     columns = [str(column) for column in frame.columns]
     missing = [text for text in MISSING if text in ("", "?", "NA") or frame.isin([text]).to_numpy().any()]
-    label = answers.get("label", "Which column is to be predicted?", _named(columns, LABEL), columns)
+    guess = str(to_predict) if to_predict else _named(columns, LABEL)
+    label = answers.get("label", "Which column is to be predicted?", guess, columns)
     known = {column: _known(frame[column], missing) for column in columns}
     found = _sorted(known[label])
-    if not 2 <= len(found) <= CLASSES and not answers.classes:
+    number = bool(to_predict) or _is_number_to_predict(found, answers)
+    if not number and not 2 <= len(found) <= CLASSES and not answers.classes:
         raise DataError(
             f"{files[0]}: column '{label}' has {len(found)} different values; a class to predict needs 2 to {CLASSES} "
-            f"(or say with --class NAME=VALUE,VALUE what they mean; where '{label}' is a number to predict, write the "
-            f"site file yourself, with 'value: {label}' in place of 'label')"
+            "(or say with --class NAME=VALUE,VALUE what they mean), and a number to predict needs numbers in every row"
         )
-    classes = answers.class_values(found, [str(value) for value in found], f"column '{label}'")
+    names = [str(value) for value in found]
+    classes = {} if number else answers.class_values(found, names, f"column '{label}'")
     split, group = _split(columns, known, label), _group(columns, known, label, answers)
     features, left = _features(columns, known, len(frame), {label, split, group})
     codes: dict[str, dict[str, Value]] = {}
@@ -91,7 +96,10 @@ def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> l
     entries.append(Entry("features", features, note))
     if answers.schema and "units" in answers.schema.declared:
         entries.append(Entry("units", answers.schema.declared["units"], "make sure that the numbers here are in these"))
-    entries.append(Entry("label", {"column": label, "classes": classes}, "class: the values that mean it"))
+    if number:
+        entries.append(Entry("value", label, f"the number to predict: {len(found)} different ones"))
+    else:
+        entries.append(Entry("label", {"column": label, "classes": classes}, "class: the values that mean it"))
     if split:
         entries.append(Entry("split", {"column": split}))
     elif group:
@@ -99,8 +107,15 @@ def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> l
             Entry("split", {"group": group, "seed": 0, "fractions": FRACTIONS}, "rows of a group stay together")
         )
     else:
-        entries.append(Entry("split", {"stratify": True, "seed": 0, "fractions": FRACTIONS}))
+        evenly = {} if number else {"stratify": True}
+        entries.append(Entry("split", {**evenly, "seed": 0, "fractions": FRACTIONS}))
     return entries
+
+
+def _is_number_to_predict(found: Sequence[Value], answers: Answers) -> bool:
+    """Whether a column is one, and no code of classes: numbers throughout, more different ones than classes can be."""
+    numbers = len(found) > CLASSES and not any(isinstance(value, str) for value in found)
+    return numbers and not answers.classes and not answers.schema
 
 
 FRACTIONS = {"train": 0.6, "validation": 0.2, "test": 0.2}

@@ -7,9 +7,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import numpy as np
+from pydantic import BaseModel, JsonValue
 
 from medpfl.core.errors import DataError, SiteFileError
 from medpfl.data.init.answers import Answers, Entry, Value
@@ -31,25 +32,33 @@ class Pair:
     label: Path
 
 
+class Listed(TypedDict):
+    """A case of a Decathlon datalist that is written."""
+
+    image: str | list[str]
+    label: str
+    patient: NotRequired[str]
+
+
 def from_datalist(path: Path, shown: str, answers: Answers) -> list[Entry]:
     """Entries for a datalist as it is; class names from its ``labels``, else from the label maps' values."""
     content = read_datalist(path)
     assert content is not None
-    named = content.get("labels")
+    named = content.labels
     classes = None
     if isinstance(named, dict) and not answers.classes:
         try:
             classes = {int(value): str(name) for value, name in named.items()}
         except ValueError:
             classes = None
-    items = [item for item in content["training"] if isinstance(item, dict) and isinstance(item.get("label"), str)]
+    items = [item for item in content.training if isinstance(item, dict) and isinstance(item.get("label"), str)]
     groups = {"patient"} & set().union(*(set(item) for item in items)) if items else set()
     entries = [Entry("kind", "volumes"), Entry("datalist", shown, "used as it is")]
     if classes and sorted(classes) == list(range(len(classes))) and len(classes) > 1:
         entries.append(Entry("labels", classes, "taken from the datalist"))
     else:
-        entries += _labels([path.parent / item["label"] for item in items], answers)
-    if not content.get("validation") and not content.get("test"):
+        entries += _labels([path.parent / str(item["label"]) for item in items], answers)
+    if not content.validation and not content.test:
         entries.append(_split(bool(groups)))
     return entries
 
@@ -63,11 +72,13 @@ def from_folder(folder: Path, datalist: Path, answers: Answers) -> tuple[list[En
     """
     pairs = find_pairs(folder)
     patients = _patients(folder, pairs, answers)
-    items: list[dict[str, Any]] = []
+    items: list[Listed] = []
     for pair, patient in zip(pairs, patients, strict=True):
         images = [shown(image, datalist.parent) for image in pair.images]
-        item = {"image": images[0] if len(images) == 1 else images, "label": shown(pair.label, datalist.parent)}
-        items.append(item | ({"patient": patient} if patient else {}))
+        item: Listed = {"image": images[0] if len(images) == 1 else images, "label": shown(pair.label, datalist.parent)}
+        if patient:
+            item["patient"] = patient
+        items.append(item)
     entries = [
         Entry("kind", "volumes"),
         Entry("datalist", datalist.name, f"written from {folder}: {len(items)} images with label maps"),
@@ -83,13 +94,21 @@ def shown(path: Path, base: Path) -> str:
     return os.path.relpath(path, base) if path.is_relative_to(base) else str(path)
 
 
-def read_datalist(path: Path) -> dict[str, Any] | None:
+class Datalist(BaseModel):
+    """What we read of a Decathlon datalist; what else it holds is the data set's own affair."""
+
+    training: list[JsonValue]
+    validation: JsonValue = None
+    test: JsonValue = None
+    labels: JsonValue = None
+
+
+def read_datalist(path: Path) -> Datalist | None:
     """The file's content if it is a Decathlon datalist."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return Datalist.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # pydantic's error is one, too
         return None
-    return content if isinstance(content, dict) and isinstance(content.get("training"), list) else None
 
 
 def find_volumes(folder: Path) -> list[Path]:

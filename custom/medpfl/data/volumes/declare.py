@@ -1,27 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes: NIfTI files or DICOM series with label maps, listed in MONAI's Decathlon datalist format."""
+"""Volumes: NIfTI files or DICOM series with label maps, a class each, or both, listed in MONAI's Decathlon datalist
+format."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+import torch
+from numpy.typing import NDArray
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from medpfl.component import spec_of
 from medpfl.core.errors import DataError
 from medpfl.data.cache import How, PreparedCases
+from medpfl.data.cells import PLACE, Cells, joined, read_cells
 from medpfl.data.contract import Case, Dataset, Item, Listing
-from medpfl.data.declared import SPLITS, LabelMap, Problems, SplitRule
+from medpfl.data.declared import SPLITS, LabelColumn, LabelMap, Problems, SplitRule, Strict, canonical
+from medpfl.data.fingerprint import Fingerprint
 from medpfl.data.preparation import Preparation, Spec
-from medpfl.data.samples import Budget, CaseStore, Samples, SiteData, Store, empty_like, in_parallel
+from medpfl.data.samples import Budget, Samples, SiteData, Store, empty_like, in_parallel, stores
 from medpfl.data.splits import check_listing, choose
 from medpfl.data.target import Target
+from medpfl.data.volumes.fingerprint import fingerprint
+from medpfl.data.volumes.foreground import fitted
 from medpfl.data.volumes.new import VolumesPreparation
-from medpfl.data.volumes.prepare import prepare, prepare_label, read_image, same_place
+from medpfl.data.volumes.prepare import prepare, prepare_label, read_image, resized, same_place
 
 _ALONE = (".nii", ".nii.gz", ".mgh", ".mgz", ".dcm")
 """Files that are a whole volume; others may have their geometry in another file, which is not listed and may change."""
@@ -30,55 +38,116 @@ _LISTS = {"train": ("training",), "validation": ("validation",), "test": ("test"
 
 @dataclass(frozen=True)
 class VolumeCase(Case):
-    """One listed volume. ``images``: a file or DICOM folder for each channel; ``part``: what names its split."""
+    """One listed volume. ``images``: a file or DICOM folder for each channel; ``label``: its label map, None without;
+    ``value``: class index, -1 without classes; ``part``: what names its split."""
 
     images: tuple[Path, ...]
-    label: Path
+    label: Path | None
     part: str = ""
+    value: int = -1
+
+
+class VolumeTable(Strict):
+    """A table (CSV, or TSV or Parquet by its suffix) with one row a volume. ``image``: the column with the (first)
+    image file, as the datalist names it."""
+
+    file: str
+    image: str
 
 
 class Volumes(LabelMap, Dataset):
-    """Images with label maps, listed in MONAI's Decathlon datalist format.
+    """Images with label maps (``labels``), a class each (``label``), or both, listed in MONAI's Decathlon datalist
+    format.
 
-    The datalist's ``training``, ``validation`` and ``test`` (or ``testing``) lists are used as they are; entries
-    without a label are left out of validation and test. If only ``training`` has labels, ``split`` cuts it. Its items
-    are ``{"image": path or list of paths, "label": path, ...}``, paths relative to the datalist; a path that is a
-    folder is a DICOM series.
+    The class's column is a field of the datalist's items, or a column of ``table``. The datalist's ``training``,
+    ``validation`` and ``test`` (or ``testing``) lists are used as they are; entries without a label are left out of
+    validation and test. If only ``training`` has labels, ``split`` cuts it. Its items are ``{"image": path or list of
+    paths, "label": path, ...}``, paths relative to the datalist; a path that is a folder is a DICOM series.
     """
 
     form: ClassVar[str] = "volumes"
-    targets: ClassVar[tuple[Target, ...]] = (Target.MASK,)
+    targets: ClassVar[tuple[Target, ...]] = (Target.MASK, Target.CLASS)
     preparation: ClassVar[type[Preparation]] = VolumesPreparation
     agreed: ClassVar[tuple[str, ...]] = ("labels",)
 
     kind: Literal["volumes"]
     datalist: str
+    labels: dict[int, str] = Field(default={})
+    label: LabelColumn | None = None
+    table: VolumeTable | None = None
     split: SplitRule = Field(default=SplitRule(group="patient"))
 
+    @field_validator("labels")
+    @classmethod
+    def _several(cls, labels: dict[int, str]) -> dict[int, str]:
+        if len(labels) == 1:
+            raise ValueError(f"expected at least 2 values, got {sorted(labels)}")
+        return labels
+
     @model_validator(mode="after")
-    def _no_strata(self) -> "Volumes":
-        if self.split.stratify:
-            raise ValueError("'stratify' needs one class a case; volumes have none to stratify by")
+    def _consistent(self) -> "Volumes":
+        if not self.labels and self.label is None:
+            raise ValueError("expected 'labels' (of label maps), 'label' (a class for every volume) or both")
+        if self.split.stratify and self.label is None:
+            raise ValueError("'stratify' needs one class a case; these volumes have none to stratify by")
+        if self.table and self.label is None:
+            raise ValueError(
+                "'table' has the classes of volumes, and there is no 'label'; leave one out or add the other"
+            )
         return self
 
     def class_names(self) -> list[str]:
-        return self.names()
+        """The label's, else the label maps'."""
+        return list(self.label.classes) if self.label else self.names()
 
     def cases(self, problems: Problems) -> Listing:
         """Raises DataError if the datalist itself cannot be read, whatever ``problems`` keeps."""
         path = Path(self._folder, self.datalist)
         content = _datalist(path)
-        listed = {split: self._listed(path, content, split, problems) for split in SPLITS}
+        classes = self._tabled(problems)
+        listed = {split: self._listed(path, content, split, classes, problems) for split in SPLITS}
         if not listed["validation"] and not listed["test"]:
             cases = listed["train"]
             groups, places = [case.group for case in cases], [case.where for case in cases]
             parts = [case.part for case in cases]
-            chosen = choose(self.split, places, problems, source=str(path), groups=groups, named=parts)
+            values = [case.value for case in cases]
+            chosen = choose(self.split, places, problems, source=str(path), groups=groups, classes=values, named=parts)
             listed = {split: [cases[index] for index in chosen[split]] for split in SPLITS}
         check_listing(listed, str(path), problems)
         return listed
 
-    def _listed(self, path: Path, content: dict[str, object], split: str, problems: Problems) -> list[VolumeCase]:
+    def _tabled(self, problems: Problems) -> dict[str, str]:
+        """Image file to what the table says in the class's column."""
+        if self.table is None or self.label is None:
+            return {}
+        path, wanted = Path(self._folder, self.table.file), [self.table.image, self.label.column]
+        frame = joined(read_cells(path, path.name, Cells(missing=[]), problems, wanted)).fillna("")
+        found: dict[str, str] = {}
+        for place, image, value in zip(frame[PLACE], frame[wanted[0]], frame[wanted[1]], strict=True):
+            if image in found:
+                problems.add(f"{path.name}:{place}: the image '{image}' has another row")
+            found[str(image)] = str(value)
+        return found
+
+    def _value(
+        self, item: dict[str, object], image: str, classes: dict[str, str], where: str, problems: Problems
+    ) -> int | None:
+        """An item's class; None where there is none, which was told."""
+        if self.label is None:
+            return -1
+        value = classes.get(image, "") if self.table else str(item.get(self.label.column, ""))
+        index = self.label.index().get(canonical(value))
+        if index is None and self.table and image not in classes:
+            problems.add(f"{where}: the image '{image}' has no row in {self.table.file}")
+        elif index is None:
+            problems.add(
+                f"{where}: '{self.label.column}': '{value}' is not among the declared values ({self.label.declared()})"
+            )
+        return index
+
+    def _listed(
+        self, path: Path, content: dict[str, object], split: str, classes: dict[str, str], problems: Problems
+    ) -> list[VolumeCase]:
         cases: list[VolumeCase] = []
         key = next((key for key in _LISTS[split] if key in content), _LISTS[split][0])
         items = content.get(key) or []
@@ -87,7 +156,8 @@ class Volumes(LabelMap, Dataset):
             return cases
         for number, item in enumerate(items):
             where = f"{path}: {key}[{number}]"
-            unlabelled = isinstance(item, str) or (isinstance(item, dict) and "label" not in item)
+            needed = [*(["label"] if self.labels else []), *self._fields()]
+            unlabelled = isinstance(item, str) or (isinstance(item, dict) and any(key not in item for key in needed))
             if split != "train" and unlabelled:
                 continue  # the Decathlon's own test lists have no labels
             images = item.get("image") if isinstance(item, dict) else None
@@ -95,21 +165,35 @@ class Volumes(LabelMap, Dataset):
             if not isinstance(images, list) or not images or not all(isinstance(image, str) for image in images):
                 problems.add(f"{where}: expected {{'image': file, 'label': file}}, got {item!r}")
                 continue
-            if not isinstance(item.get("label"), str):
+            assert isinstance(item, dict)
+            if self.labels and not isinstance(item.get("label"), str):
                 problems.add(f"{where}: 'label' is missing; training and testing need a label map")
                 continue
             group = item.get(self.split.group) if self.split.group else None
             # An item without the group's field stands for itself: one volume a patient, the usual Decathlon list.
             name = images[0].removesuffix(".gz").removesuffix(".nii")
             files = tuple(Path(path.parent, image) for image in images)
-            label = Path(path.parent, item["label"])
+            label = Path(path.parent, item["label"]) if self.labels else None
+            if (value := self._value(item, images[0], classes, where, problems)) is None:
+                continue
             part = str(item.get(self.split.column, "")) if self.split.column else ""
-            cases.append(VolumeCase(name, str(group) if group is not None else name, where, files, label, part))
+            cases.append(VolumeCase(name, str(group) if group is not None else name, where, files, label, part, value))
         return cases
 
+    def _fields(self) -> list[str]:
+        """Fields that items must have for their class."""
+        return [self.label.column] if self.label and not self.table else []
+
     def read(self, case: VolumeCase) -> Item:
-        """CHWD image as stored, HWD label map in declared values, and where they lie."""
+        """CHWD image as stored; its class, or its label map (HWD, in declared values) where no class is declared; and
+        where it lies. A declared label map is read and checked in any case."""
         image, place = read_image(*case.images)
+        mask = self._mask(case, image, place) if case.label else None
+        return Item(image, mask if self.label is None and mask is not None else case.value, place)
+
+    def _mask(self, case: VolumeCase, image: NDArray[Any], place: NDArray[np.float64]) -> NDArray[np.uint8]:
+        """An image's label map, HWD in declared values."""
+        assert case.label is not None
         label, other = read_image(case.label, finite=False)  # ``translate`` names a value that is not declared
         if label.shape != (1, *image.shape[1:]):
             shape = tuple(label.shape[1:]) if len(label) == 1 else (*label.shape[1:], len(label))
@@ -117,57 +201,105 @@ class Volumes(LabelMap, Dataset):
                 f"{case.label}: the label map has shape {shape}, its image {case.images[0].name} {image.shape[1:]}"
             )
         same_place(case.label, case.images[0], image.shape[1:], place, other)
-        return Item(image, self.translate(str(case.label), label[0]), place)
+        return self.translate(str(case.label), label[0])
+
+    def fingerprint(self) -> Fingerprint:
+        if not self.labels:
+            sentence = "a network is planned for segmentation; the dataset declares no 'labels'"
+            raise DataError(f"{self.datalist}: {sentence}", public=sentence)
+        return fingerprint(self, self.datalist, len(self.labels))
 
     def load(self, spec: Spec) -> SiteData:
         """All volumes, prepared as in ``prepared``: axial slices with a centred crop or pad of the first two axes to
-        ``size``, or, where it has three lengths, whole volumes of any size.
+        ``size``, or whole ones for patches, or, where it has three lengths, whole volumes of any size. To be
+        classified: volumes brought to three lengths.
 
         Raises:
-            DataError: with the file, expected and got.
+            DataError: with the file, expected and got; or the dataset declares no such target.
         """
-        if not spec.partly:
+        classified = spec.target is Target.CLASS
+        if not (self.label if classified else self.labels):
+            key = "label" if classified else "labels"
+            sentence = f"the job's task needs volumes with '{key}', which the dataset does not declare"
+            raise DataError(f"{self._folder / self.datalist}: {sentence}", public=sentence)
+        if not spec.partly and not classified:
             self.refuse_partly(self.datalist)
-        whole = len(spec.size) == 3
         budget = Budget(self._storage, self._folder)
-        read = partial(self._cached, spec=spec, cache=PreparedCases(self._storage, self._folder))
+        cache = PreparedCases(self._storage, self._folder)
         splits: dict[str, Samples] = {}
         channels: int | None = None
-        for split, cases in self.cases(Problems()).items():
+        listing = self.cases(Problems())
+        spec = self._fitted(spec, listing["train"], cache)
+        read = partial(self._cached, spec=spec, cache=cache)
+        names = list(self.label.classes) if classified and self.label else self.names()
+        for split, cases in listing.items():
             if not cases:
                 splits[split] = empty_like(splits["train"])
                 continue
-            inputs, targets = _stores(spec, budget)
+            inputs, targets = (Store(budget), Store(budget)) if classified else stores(spec, budget)
             depth: list[int] = []
             for case, (image, label) in zip(cases, in_parallel(read, cases), strict=True):
                 channels = channels or len(image)
                 if len(image) != channels:
                     raise DataError(f"{case.where}: expected {channels} channels as in the others, got {len(image)}")
-                inputs.append(image if whole else image.permute(3, 0, 1, 2))
-                targets.append(label if whole else label.permute(2, 0, 1))
-                depth.append(1 if whole else label.shape[2])
-            names = [case.name for case in cases]
+                if len(spec.size) == 3:
+                    inputs.append(image[None] if classified else image)
+                    targets.append(label)
+                    depth.append(1)
+                    continue
+                depth.append(label.shape[2])
+                if spec.whole:
+                    for place in range(label.shape[2]):
+                        inputs.append(image[..., place])
+                        targets.append(label[..., place])
+                else:
+                    inputs.append(image.permute(3, 0, 1, 2))
+                    targets.append(label.permute(2, 0, 1))
             case_of = np.repeat(np.arange(len(cases)), depth)
-            splits[split] = Samples(inputs.finish(), targets.finish(), case_of, names, len(self.labels), self.shown())
-        return SiteData(splits, self.names(), VolumesPreparation())
+            names_of = [case.name for case in cases]
+            shown = None if classified else self.shown()
+            splits[split] = Samples(inputs.finish(), targets.finish(), case_of, names_of, len(names), shown)
+        return SiteData(splits, names, VolumesPreparation.of(spec))
+
+    def _fitted(self, spec: Spec, cases: Sequence[VolumeCase], cache: PreparedCases) -> Spec:
+        """With its intensities as the training part says, where they are to be fitted.
+
+        Raises:
+            DataError: there are no label maps, or no foreground in them.
+        """
+        if not spec.intensity.fits:
+            return spec
+        source = Path(self._folder, self.datalist)
+        if not self.labels:
+            sentence = (
+                f"the job's {type(spec.intensity).__name__} needs label maps, and the dataset declares no 'labels'"
+            )
+            raise DataError(f"{source}: {sentence}", public=sentence)
+
+        def read(case: VolumeCase) -> Item:
+            image, place = read_image(*case.images)
+            return Item(image, self._mask(case, image, place), place)
+
+        return replace(spec, intensity=fitted(spec.intensity, in_parallel(read, cases), len(cases), source))
 
     def prepared(self, case: VolumeCase, spec: Spec) -> tuple[Tensor, Tensor]:
         """A case in RAS orientation, resampled to ``spacing`` (mm), its intensities as ``intensity`` says: the image,
-        CHWD float32, and its label map, HWD uint8.
+        CHWD float32, and its label map, HWD uint8; to be classified, brought to ``size``, and its class, 1.
 
         Raises:
             DataError: with the file, expected and got.
         """
-        size = spec.plane() if len(spec.size) == 2 else None
-        item = self.read(case)
-        assert item.affine is not None and isinstance(item.target, np.ndarray)
-        image: Any = prepare(item.image, item.affine, spec.spacing, size, spec.intensity)
-        return image.as_tensor(), prepare_label(item.target, item.affine, spec.spacing, size)
+        values, affine = read_image(*case.images)
+        if spec.target is Target.CLASS:
+            return resized(values, affine, spec.lengths(), spec.intensity), torch.tensor([case.value])
+        size = None if spec.whole else spec.plane()
+        image: Any = prepare(values, affine, spec.spacing, size, spec.intensity)
+        return image.as_tensor(), prepare_label(self._mask(case, values, affine), affine, spec.spacing, size)
 
     def _cached(self, case: VolumeCase, spec: Spec, cache: PreparedCases) -> tuple[Tensor, Tensor]:
         """``prepared``, from the cache if it is there."""
 
-        files = (*case.images, case.label)
+        files = (*case.images, *([case.label] if case.label and spec.target is Target.MASK else []))
         if not all(file.is_dir() or file.name.endswith(_ALONE) for file in files):
             return self.prepared(case, spec)
 
@@ -175,25 +307,19 @@ class Volumes(LabelMap, Dataset):
             image, label = self.prepared(case, spec)
             return {"image": image, "label": label}
 
-        kept = cache.get(files, self._how(spec), prepare)
+        kept = cache.get(files, self._how(spec, case), prepare)
         return kept["image"], kept["label"]
 
-    def _how(self, spec: Spec) -> How:
+    def _how(self, spec: Spec, case: VolumeCase) -> How:
         """All that ``prepared`` goes by, beside the files."""
         return {
             "kind": f"{type(self).__module__}.{type(self).__qualname__}",
+            "target": str(spec.target),
             "spacing": list(spec.spacing),
-            "size": list(spec.size) if len(spec.size) == 2 else [],
+            "size": [] if spec.whole else list(spec.size),
             "intensity": spec_of(spec.intensity),
-            "labels": self.coding(),
+            "labels": self.coding() if spec.target is Target.MASK else [case.value],
         }
-
-
-def _stores(spec: Spec, budget: Budget) -> tuple[Store, Store] | tuple[CaseStore, CaseStore]:
-    """For inputs and targets."""
-    if len(spec.size) == 3:
-        return CaseStore(budget, spec.size), CaseStore(budget, spec.size)
-    return Store(budget), Store(budget)
 
 
 def _datalist(path: Path) -> dict[str, object]:

@@ -2,53 +2,23 @@
 """What a hospital's volumes are like, in a few numbers from which a network can be planned."""
 
 from collections.abc import Sequence
-from typing import Annotated, Self
 
-import nibabel as nib
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
 
 from medpfl.core.errors import DataError
-from medpfl.data.declared import Problems, Strict
-from medpfl.data.volumes.declare import Volumes
+from medpfl.data.contract import Dataset
+from medpfl.data.declared import Problems
+from medpfl.data.fingerprint import Fingerprint
 from medpfl.data.volumes.prepare import read_image
 
-Spacing = Annotated[float, Field(ge=0.01, le=100)]
-Voxels = Annotated[float, Field(ge=1, le=2**16)]
-_LONGEST = 10_000.0
-"""Millimetres of a volume's longest edge. Another hospital's file may say anything, and a plan takes time by it."""
 
+def fingerprint(volumes: Dataset, source: str, classes: int) -> Fingerprint:
+    """Of a declared dataset of volumes. Every training image is read once.
 
-class Fingerprint(Strict):
-    """Of the training volumes, in RAS (right-left, posterior-anterior, axial).
-
-    Attributes:
-        cases: how many there are.
-        channels: of an image.
-        classes: background included.
-        spacing: median distance of voxels, mm.
-        fine: tenth percentile of the same.
-        shape: median number of voxels.
-    """
-
-    cases: Annotated[int, Field(ge=1, le=1_000_000)]
-    channels: Annotated[int, Field(ge=1, le=1000)]
-    classes: Annotated[int, Field(ge=2, le=256)]
-    spacing: tuple[Spacing, Spacing, Spacing]
-    fine: tuple[Spacing, Spacing, Spacing]
-    shape: tuple[Voxels, Voxels, Voxels]
-
-    @model_validator(mode="after")
-    def _is_of_a_patient(self) -> Self:
-        edge = max(voxels * length for voxels, length in zip(self.shape, self.spacing, strict=True))
-        if edge > _LONGEST:
-            raise ValueError(f"volumes of {edge:.0f} mm; at most {_LONGEST:.0f} mm are planned for")
-        return self
-
-
-def fingerprint(volumes: Volumes) -> Fingerprint:
-    """Of a declared dataset. Every training image is read once.
+    Args:
+        source: for messages.
+        classes: of label maps.
 
     Raises:
         DataError: with the file, expected and got.
@@ -61,22 +31,24 @@ def fingerprint(volumes: Volumes) -> Fingerprint:
         shapes.append(shape)
         channels.add(len(image))
     if len(channels) != 1:
-        raise DataError(f"{volumes.datalist}: expected images of one number of channels, got {sorted(channels)}")
+        raise DataError(f"{source}: expected images of one number of channels, got {sorted(channels)}")
     try:
         return Fingerprint(
             cases=len(shapes),
             channels=channels.pop(),
-            classes=len(volumes.class_names()),
+            classes=classes,
             spacing=_three(np.median(spacings, axis=0)),
             fine=_three(np.percentile(spacings, 10, axis=0)),
             shape=_three(np.median(shapes, axis=0)),
         )
     except ValueError as error:  # pydantic's ValidationError
-        raise DataError(f"{volumes.datalist}: no network is planned for volumes of such a size: {error}") from error
+        raise DataError(f"{source}: no network is planned for volumes of such a size: {error}") from error
 
 
 def _turned(affine: NDArray[np.float64], shape: Sequence[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Spacing and shape along the axes of the patient that the image's axes are nearest to."""
+    import nibabel as nib
+
     order = nib.orientations.io_orientation(affine)[:, 0].astype(int)
     spacing, lengths = np.empty(3), np.empty(3)
     spacing[order] = np.linalg.norm(affine[:3, :3], axis=0)

@@ -3,33 +3,82 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import JsonValue
 from torch import Tensor
 
 from medpfl.core.errors import DataError
+from medpfl.data.declared import Strict
+from medpfl.data.intensity import Fixed
 from medpfl.data.preparation import NewCase, Preparation, Row, Spec
 from medpfl.data.readout import ByClass, Readout
-from medpfl.data.volumes.prepare import prepare, read_image
+from medpfl.data.target import Target
+from medpfl.data.volumes.prepare import prepare, read_image, resized
 
 _NIFTI = (".nii", ".nii.gz")
 
 
+class Fitted(Strict):
+    """Of the foreground of the training part, by channel; see ``Foreground``."""
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+
+
 class VolumesPreparation(Preparation):
-    """Volumes are prepared by the task's own settings; nothing is fitted."""
+    """Volumes are prepared by the task's own settings; ``fitted``: where they say so, with what was fitted here."""
 
     form: ClassVar[str] = "volumes"
     kind: Literal["volumes"] = "volumes"
+    fitted: Fitted | None = None
+
+    @classmethod
+    def of(cls, spec: Spec) -> "VolumesPreparation":
+        """Of volumes that were prepared so.
+
+        Args:
+            spec: with intensities that are fitted, where they fit.
+        """
+        known = spec.intensity
+        numbers = {name: getattr(known, name) for name in Fitted.model_fields} if isinstance(known, Fixed) else None
+        return cls(fitted=Fitted(**numbers) if numbers else None)
+
+    def spec_with(self, spec: Spec) -> Spec:
+        """What a task wants, with the intensities as they were fitted.
+
+        Raises:
+            DataError: they should have been, and were not.
+        """
+        if not spec.intensity.fits:
+            return spec
+        if self.fitted is None:
+            raise DataError(
+                "the model's file does not hold its hospital's statistics of intensities, with which volumes are "
+                "prepared: predict with a model's file from the hospital itself"
+            )
+        return replace(spec, intensity=Fixed(**self.fitted.model_dump()))
 
     def new_cases(self, path: Path, spec: Spec) -> Iterator[NewCase]:
         """NIfTI files and DICOM series; see ``find_volumes``."""
+        spec = self.spec_with(spec)
+        if spec.target is Target.CLASS:
+            for name, files in find_volumes(path):
+                image, affine = read_image(*files)
+                yield NewCase(name, resized(image, affine, spec.lengths(), spec.intensity)[None])
+            return
         for volume in read_new_volumes(path, spec):
             yield NewCase(volume.name, volume.inputs, volume.save)
+
+    def shared(self) -> dict[str, JsonValue]:
+        return {"kind": self.kind}
 
 
 def find_volumes(path: Path) -> list[tuple[str, tuple[Path, ...]]]:
@@ -167,7 +216,7 @@ def read_new_volumes(path: Path, spec: Spec) -> Iterator[NewVolume]:
         if len(spec.size) == 3:
             inputs = whole.as_tensor()[None]
         else:
-            whole = _padded(whole, spec)
+            whole = whole if spec.whole else _padded(whole, spec)
             inputs = whole.as_tensor().permute(3, 0, 1, 2).contiguous()
         yield NewVolume(name, inputs, files[0], affine, image.shape[1:], whole.affine.double().numpy(), spec.readout)
 

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``benchmarks gpu``: training on the device of this machine, GPU or processor, beside a bare loop of the same network.
+
+Three loops over the same random samples, with the same network, optimiser, batch and precision: ``resident``, one batch
+that already lies on the device, again and again, which is as fast as this network can be trained here; ``bare``, a loop
+of ten lines that takes batches from memory; and ours. Then the local round of each method, as a multiple of Local's.
+"""
+
+import dataclasses
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchmarks.common import markdown
+from medpfl.core.devices import training_device
+from medpfl.core.errors import MedPFLError
+from medpfl.data.samples import Samples, SiteData
+from medpfl.demo.patterns import write_patterns
+from medpfl.job import Job
+from medpfl.job.settings import Settings
+from medpfl.methods.base import Hospital, Method, Site
+from medpfl.methods.cusfl import CusFL
+from medpfl.methods.ditto import Ditto
+from medpfl.methods.fedap import FedAP
+from medpfl.methods.fedsm import FedSM
+from medpfl.methods.local import Local
+from medpfl.methods.mh_pflid import MHpFLID
+from medpfl.methods.pfednet import PFedNet
+from medpfl.methods.softpull import SoftPull
+from medpfl.models.dynunet import DynUNet
+from medpfl.models.resnet import ResNet
+from medpfl.models.unet import UNet
+from medpfl.rounds.simulate import simulate
+from medpfl.tasks.classification import Classification
+from medpfl.tasks.segmentation import Segmentation
+from medpfl.tasks.tabular import Tabular
+
+METHODS: dict[str, Method] = {
+    "Local": Local(),
+    "SoftPull": SoftPull(),
+    "FedAP": FedAP(),
+    "FedSM": FedSM(),
+    "pFedNet": PFedNet(),
+    "CusFL": CusFL(),
+    "MH-pFLID": MHpFLID(),
+    "Ditto": Ditto(),
+}
+
+DYN = (32, 64, 128, 256)
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """What is trained: a task on random samples of a shape."""
+
+    name: str
+    task: Any
+    shape: tuple[int, ...]
+    samples: int
+    batch: int
+
+
+def loads(small: bool) -> list[Load]:
+    """Of the sizes that GPUs are bought for, or ``small`` ones of the same kinds."""
+    if small:
+        return [
+            Load("images 64 x 64, UNet",
+                 Segmentation("a", size=(64, 64), architecture=UNet((8, 16))), (1, 64, 64), 32, 8),
+            Load("volumes 16 x 16 x 16, DynUNet",
+                 Segmentation("a", size=(16, 16, 16), spacing=(1, 1, 1), architecture=DynUNet(filters=(4, 8, 8))),
+                 (1, 16, 16, 16), 4, 2),
+            Load("photographs 48 x 64, ResNet18 of width 8",
+                 Classification("a", size=(48, 64), architecture=ResNet(width=8)), (3, 48, 64), 32, 16),
+            Load("tables of 32 columns, logistic regression", Tabular("a"), (32,), 256, 32),
+        ]  # fmt: skip
+    return [
+        Load("images 256 x 256, UNet 16-32-64-128-256",
+             Segmentation("a", size=(256, 256), architecture=UNet((16, 32, 64, 128, 256), residual_units=2)),
+             (1, 256, 256), 512, 32),
+        Load("volumes 128 x 128 x 64, DynUNet 32-64-128-256",
+             Segmentation("a", size=(128, 128, 64), spacing=(1, 1, 1), architecture=DynUNet(filters=DYN)),
+             (1, 128, 128, 64), 16, 2),
+        Load("photographs 224 x 224, ResNet18",
+             Classification("a", size=(224, 224), architecture=ResNet()), (3, 224, 224), 512, 32),
+        Load("tables of 32 columns, logistic regression", Tabular("a"), (32,), 4096, 32),
+    ]  # fmt: skip
+
+
+def measure(repeats: int, small: bool) -> dict[str, Any]:
+    """Samples a second of the three loops in float32 and bfloat16 (medians), peak memory, and the methods' rounds.
+
+    Args:
+        repeats: turns, at least 1; one more warms up.
+    """
+    if repeats < 1:
+        raise MedPFLError(f"--repeats must be at least 1, got {repeats}")
+    device = training_device()
+    kinds = [(load, precision) for load in loads(small) for precision in ("fp32", "bf16")]
+    return {
+        "repeats": repeats,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "the processor",
+        "threads": torch.get_num_threads(),
+        "settings": [_measured(load, precision, device, repeats) for load, precision in kinds],
+        "methods": _methods(repeats, *((2, 2) if small else (6, 50))),
+    }
+
+
+def _measured(load: Load, precision: str, device: torch.device, repeats: int) -> dict[str, Any]:
+    data, method = _data(load), Local(batch_size=load.batch, precision=precision)  # type: ignore[arg-type]
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    loops = _loops(load, data, method, device)
+    rates: dict[str, list[float]] = {name: [] for name in loops}
+    for turn in range(repeats + 1):
+        for name, loop in loops.items():
+            started = _now(device)
+            loop()
+            if turn:
+                rates[name].append(load.samples / (_now(device) - started))
+    found = {name: float(np.median(each)) for name, each in rates.items()}
+    return {
+        "name": load.name,
+        "batch": load.batch,
+        "precision": precision,
+        "resident": round(found["resident"], 1),
+        "ours_to_bare": round(found["ours"] / found["bare"], 3),
+        "waiting": round(max(0.0, 1 - found["ours"] / found["resident"]), 3),
+        "peak_mb": round(torch.cuda.max_memory_allocated(device) / 1e6) if device.type == "cuda" else None,
+    }
+
+
+def _loops(load: Load, data: SiteData, method: Local, device: torch.device) -> dict[str, Callable[[], None]]:
+    samples = data.splits["train"]
+    inputs, targets = samples.inputs[:], samples.targets[:]
+    networks = []
+    for _ in range(3):
+        torch.manual_seed(0)
+        networks.append(load.task.network(data).to(device))
+    half = method.precision == "bf16"
+
+    def step(network: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor, wanted: Tensor) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=half):
+            loss = load.task.loss(network(batch), wanted)
+        loss.backward()
+        optimizer.step()
+
+    starts = range(0, load.samples, load.batch)
+    held = inputs[: load.batch].to(device), targets[: load.batch].to(device)
+    first, second = (torch.optim.Adam(network.parameters(), lr=method.lr) for network in networks[:2])
+    hospital = Hospital(
+        task=load.task, data=data, models=nn.ModuleDict({"local": networks[2]}), device=device, roster=("a",),
+        name="a", seed=0,
+    )  # fmt: skip
+
+    def resident() -> None:
+        networks[0].train()
+        for _ in starts:
+            step(networks[0], first, *held)
+
+    def bare() -> None:
+        networks[1].train()
+        order = torch.randperm(load.samples)
+        for start in starts:
+            rows = order[start : start + load.batch]
+            step(networks[1], second, inputs[rows].to(device), targets[rows].to(device))
+
+    def ours() -> None:
+        Site(hospital, method, 1).fit("local")
+
+    return {"resident": resident, "bare": bare, "ours": ours}
+
+
+def _data(load: Load) -> SiteData:
+    generator = torch.Generator().manual_seed(0)
+    masks = isinstance(load.task, Segmentation)
+    targets = torch.randint(0, 2, (load.samples, *load.shape[1:]) if masks else (load.samples,), generator=generator)
+    names = [str(one) for one in range(load.samples)]
+    inputs = torch.randn(load.samples, *load.shape, generator=generator)
+    samples = Samples(inputs, targets.to(torch.uint8) if masks else targets, np.arange(load.samples), names)
+    return SiteData({"train": samples}, ["a", "b"])
+
+
+def _now(device: torch.device) -> float:
+    """Seconds: of a GPU, when it is done with all it was given; of the processor its time, without other work's."""
+    if device.type == "cpu":
+        return time.process_time()
+    torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _methods(repeats: int, hospitals: int, steps: int) -> dict[str, float]:
+    """A round of so many hospitals with generated images in one process, as a multiple of Local's."""
+    with tempfile.TemporaryDirectory(prefix="medpfl-") as scratch:
+        names = write_patterns(Path(scratch, "sites"))[:hospitals]
+        sites = {name: Path(scratch, "sites", f"{name}.yaml") for name in names}
+        seconds = {name: _round(name, method, sites, Path(scratch), repeats, steps) for name, method in METHODS.items()}
+    return {name: round(each / seconds["Local"], 2) for name, each in seconds.items()}
+
+
+def _round(name: str, method: Method, sites: dict[str, Path], scratch: Path, repeats: int, steps: int) -> float:
+    task = Classification("pattern", size=(64, 64), architecture=ResNet(width=8, depth=10))
+    trained = dataclasses.replace(method, epochs=1, steps=steps, batch_size=16)
+    settings = Settings(rounds=repeats + 1, references=(), finetune=0)
+    ends: list[float] = []
+    simulate(
+        Job("gpu", len(sites), settings, {}, trained, task), sites, scratch / "results" / name, scratch / "home" / name,
+        progress=lambda coordinator: ends.append(_now(training_device())), test=False,
+    )  # fmt: skip
+    return float(np.median(np.diff(ends)))
+
+
+def table_of(results: dict[str, Any]) -> str:
+    """Both tables, with what is a ratio said so."""
+    rows = [
+        [
+            one["name"], str(one["batch"]), one["precision"], f"{one['resident']:.0f}", f"{one['ours_to_bare']:.2f}",
+            f"{one['waiting']:.0%}", "–" if one["peak_mb"] is None else str(one["peak_mb"]),
+        ]
+        for one in results["settings"]
+    ]  # fmt: skip
+    headings = ["what", "batch", "precision", "samples a second", "ours to a bare loop", "waiting", "peak memory, MB"]
+    methods = [[name, f"{ratio:.2f}"] for name, ratio in results["methods"].items()]
+    return (
+        f"On {results['device']}, medians of {results['repeats']} turns. Samples a second: with one batch that lies on "
+        "the device; waiting: the part of our loop's time beyond that.\n\n"
+        + markdown(headings, rows)
+        + "\n\nA round of a few hospitals in one process, as a multiple of Local's:\n\n"
+        + markdown(["method", "round"], methods)
+    )

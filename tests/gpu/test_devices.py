@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which device is taken, and what is said when its memory does not suffice."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from baselines import begin
+from every_method import EVERY
+from medpfl.core.devices import memory_errors, moved, training_device
+from medpfl.core.errors import ConfigError, OutOfMemory
+from medpfl.flare.gpus import runs_on
+from tools import round_of
+
+
+def test_the_environment_chooses_the_device(device: str) -> None:
+    assert training_device().type == device
+    batch = torch.arange(6.0).view(2, 3)
+    assert moved(batch, training_device()).device.type == device
+    assert torch.equal(moved(batch, training_device()).cpu(), batch)
+
+
+@pytest.mark.parametrize("wanted", ["gpu", "mps", "cuda:99", "cuda:-2"])
+def test_a_device_that_is_not_there_is_refused(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEDPFL_DEVICE", wanted)
+    with pytest.raises(ConfigError, match=f"^MEDPFL_DEVICE .*'{wanted}'"):
+        training_device()
+
+
+def test_what_torch_says_of_too_little_memory_is_one_sentence() -> None:
+    with pytest.raises(OutOfMemory) as raised, memory_errors("take less"):
+        torch.empty(2**60, dtype=torch.uint8)
+    assert raised.value.public == str(raised.value) == "this hospital's memory does not suffice: take less"
+    with pytest.raises(OutOfMemory, match="GPU does not suffice"), memory_errors("take less"):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    with pytest.raises(RuntimeError, match="mat1 and mat2"), memory_errors("take less"):  # as it is
+        torch.zeros(2, 3) @ torch.zeros(2, 3)
+
+
+def test_too_little_memory_costs_a_hospital_its_round(
+    device: str, table_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers in one sentence, and trains again when it is asked for less."""
+    sites = {name: table_sites[name] for name in sorted(table_sites)[:2]}
+    coordinator, runners = begin(EVERY["FedAvg"].job(), sites, tmp_path)
+    runner = next(iter(runners.values()))
+    forward = torch.nn.Linear.forward
+
+    def greedy(self: torch.nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
+        return forward(self, inputs) + torch.empty(2**55, device=inputs.device).sum()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.nn.Linear, "forward", greedy)
+        with pytest.raises(OutOfMemory, match=r"batch_size \(now 6\)"):
+            round_of(coordinator, {runner.name: runner}, 1)
+    runner.recover()
+    round_of(coordinator, runners, 1)
+
+
+@pytest.mark.parametrize(
+    ("built", "capability", "runs"),
+    [
+        (["sm_70", "sm_80", "sm_90"], (8, 6), True),
+        (["sm_70", "sm_80", "sm_90"], (6, 1), False),
+        (["sm_75", "sm_80"], (9, 0), False),
+        (["sm_75", "compute_80"], (9, 0), True),
+        (["sm_86"], (8, 0), False),
+        (["sm_90a", "sm_120"], (12, 0), True),
+        ([], (9, 0), False),
+    ],
+)
+def test_machine_code_runs_on_later_minor_numbers_only(
+    built: list[str], capability: tuple[int, int], runs: bool
+) -> None:
+    assert runs_on(built, *capability) is runs

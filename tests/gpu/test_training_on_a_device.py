@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every method on a GPU: the processor's results in float32, the same bits again, memory given back, bfloat16."""
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from baselines import begin
+from every_method import EVERY, write_both
+from medpfl.core.devices import training_device
+from tools import round_of
+
+QUICK = {"FedAvg", "FedSM"}
+"""On the processor the rest tells nothing that the methods' own tests do not."""
+EVERYWHERE = pytest.mark.parametrize(
+    ("name", "device"),
+    [(name, "cpu") for name in sorted(QUICK)] + [pytest.param(name, "cuda", marks=pytest.mark.cuda) for name in EVERY],
+    indirect=["device"],
+)
+FAR = {"KTpFL"}
+"""Whose rounds choose among alternatives, so that a difference in the last digit can become a large one."""
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, dict[str, Path]]:
+    return write_both(tmp_path_factory.mktemp("sites"))
+
+
+def trained(name: str, sites: dict[bool, dict[str, Path]], folder: Path, **training: Any) -> dict[str, torch.Tensor]:
+    """Every tensor of both hospitals after two rounds, on the CPU."""
+    small = EVERY[name]
+    coordinator, runners = begin(small.job(**training), sites[small.images], folder)
+    for number in (1, 2):
+        round_of(coordinator, runners, number)
+    for runner in runners.values():
+        assert {tensor.device.type for tensor in runner.models.state_dict().values()} == {training_device().type}
+    return {
+        f"{site} {key}": tensor.cpu().clone()
+        for site, runner in runners.items()
+        for key, tensor in runner.models.state_dict().items()
+    }
+
+
+@EVERYWHERE
+def test_a_device_gives_what_the_processor_gives(
+    name: str, device: str, sites: dict[bool, dict[str, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = trained(name, sites, tmp_path / "device", precision="fp32")
+    monkeypatch.setenv("MEDPFL_DEVICE", "cpu")
+    expected = trained(name, sites, tmp_path / "cpu", precision="fp32")
+    assert found.keys() == expected.keys()
+    for key, tensor in expected.items():
+        if tensor.is_floating_point() and name not in FAR:
+            # Adam's step is lr * m / sqrt(v): where a gradient is nearly zero its sign is the rounding's, and the
+            # entry moves by up to lr = 0.01 a step either way.
+            assert (found[key] - tensor).norm() <= 2e-2 * tensor.norm() + 1e-3, key
+        assert found[key].isfinite().all()
+
+
+@EVERYWHERE
+def test_a_run_repeats_itself_on_a_device(
+    name: str, device: str, sites: dict[bool, dict[str, Path]], tmp_path: Path
+) -> None:
+    first, second = (trained(name, sites, tmp_path / str(turn)) for turn in (1, 2))
+    assert all(torch.equal(tensor, second[key]) for key, tensor in first.items())
+
+
+@EVERYWHERE
+def test_half_the_digits_train_nearly_alike(
+    name: str, device: str, sites: dict[bool, dict[str, Path]], tmp_path: Path
+) -> None:
+    whole = trained(name, sites, tmp_path / "whole", precision="fp32", optimizer="sgd")
+    half = trained(name, sites, tmp_path / "half", precision="bf16", optimizer="sgd")
+    for key, tensor in half.items():
+        assert tensor.isfinite().all(), key
+        if tensor.is_floating_point() and name not in FAR:
+            assert (whole[key] - tensor).norm() <= 0.1 * whole[key].norm() + 0.05, key
+
+
+@pytest.mark.cuda
+def test_a_gpu_s_memory_comes_back(
+    sites: dict[bool, dict[str, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from conftest import require_gpu
+
+    require_gpu()
+    monkeypatch.setenv("MEDPFL_DEVICE", "cuda")
+    for name in EVERY:  # once, so that what libraries keep for later is there before
+        trained(name, sites, tmp_path / "once" / name)
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    for name in EVERY:
+        trained(name, sites, tmp_path / "again" / name)
+        gc.collect()
+        assert torch.cuda.memory_allocated() <= before + 2**16, name
