@@ -4,12 +4,14 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import nibabel as nib
 import numpy as np
 import pytest
+import torch
 
 from medpfl.core.mixers import Mean, ServerAdam, SoftPull
 from medpfl.data.site_file import load_site_file
@@ -25,6 +27,23 @@ from small_volumes import VOLUMES, write_volume_sites
 
 pytestmark = pytest.mark.slow
 
+MONAI_ALONE = """
+import itertools, json, sys, torch
+from monai.inferers import SlidingWindowInferer
+extra = {"medpfl.json": ""}
+network = torch.jit.load(sys.argv[1], _extra_files=extra)
+told = json.loads(extra["medpfl.json"])["inference"]
+windows, axes = told["windows"], told["flips"]
+slide = SlidingWindowInferer(windows["size"], overlap=windows["overlap"], mode=windows["weights"],
+                             sigma_scale=windows["sigma_scale"], cval=windows["padding"])
+def mirrored(x):
+    sets = [s for n in range(len(axes) + 1) for s in itertools.combinations(axes, n)]
+    return sum(network(x.flip([a + 2 for a in s])).flip([a + 2 for a in s]) for s in sets) / len(sets)
+with torch.inference_mode():
+    torch.save(slide(torch.load(sys.argv[2], weights_only=True), mirrored), sys.argv[3])
+assert "medpfl" not in sys.modules
+"""
+
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -32,7 +51,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("volumes")
     mixers = {"global": Mean(), "personal": SoftPull(lam=0.7), "selector": ServerAdam(lr=0.03)}
     method = FedSM(steps=30, lr=0.02, batch_size=2, selector_steps=3)
-    job = Job("t", 2, Settings(rounds=2, references=(), finetune=0), mixers, method, VOLUMES)
+    task = replace(VOLUMES, flips=(0, 2))
+    job = Job("t", 2, Settings(rounds=2, references=(), finetune=0), mixers, method, task)
     simulate(job, write_volume_sites(folder / "sites"), folder / "results", folder / "home")
     return folder
 
@@ -91,3 +111,20 @@ def test_monai_runs_the_bundle_and_finds_the_same(trained: Path, tmp_path: Path)
     ours: Any = nib.load(tmp_path / "ours" / "scan.nii.gz")
     expected = np.asarray(ours.dataobj)
     assert 0.01 < expected.mean() < 0.99 and np.array_equal(np.asarray(written.dataobj), expected)
+    told = json.loads((folder / "configs" / "metadata.json").read_text())["inference"]
+    assert told["flips"] == [0, 2] and told["flips_in_network"]
+    assert told["windows"]["size"] == [8, 8, 4] and told["windows"]["overlap"] == 0.5
+
+
+def test_a_script_of_monai_alone_reproduces_the_prediction_from_torchscript(trained: Path, tmp_path: Path) -> None:
+    """By the numbers in the archive, with windows and flips written out as somebody else would."""
+    model = load_deployed(of_anna(trained))
+    folder = export(of_anna(trained), tmp_path / "organ", "torchscript")
+    image = torch.randn(1, 1, 11, 9, 13, generator=torch.Generator().manual_seed(0))
+    torch.save(image, tmp_path / "in.pt")
+    arguments = [str(path) for path in (folder / "model.ts", tmp_path / "in.pt", tmp_path / "out.pt")]
+    done = subprocess.run([sys.executable, "-c", MONAI_ALONE, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    with torch.inference_mode():
+        expected = model.task.infer(model, image)
+    torch.testing.assert_close(torch.load(tmp_path / "out.pt", weights_only=True), expected, rtol=1e-5, atol=1e-5)

@@ -49,7 +49,8 @@ HEADLINE = ["model", "dice", "hd95 of tumour (mm, lower is better)"]
 
 def test_the_score_stands_first() -> None:
     head, rows = metric_means(summary())
-    assert head == HEADLINE and rows == [["Local", "0.600", "6.000"], ["Personal", "0.600", "4.000"]]
+    of_one = ["0.600 (1 of 2 hospitals)", "4.000 (1 of 2 hospitals)"]
+    assert head == HEADLINE and rows == [["Local", "0.600", "6.000"], ["Personal", *of_one]]
     alone = summary().model_copy(update={"test": [
         line.model_copy(update={"metrics": {"dice": 0.5}}) for line in summary().test
     ]})  # fmt: skip

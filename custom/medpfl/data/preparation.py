@@ -122,6 +122,14 @@ class Preparation(Strict, ABC):
             DataError: a file cannot be read, with the file, expected and got.
         """
 
+    def spec_with(self, spec: Spec) -> Spec:
+        """What a task wants, with what was fitted here.
+
+        Raises:
+            DataError: something should have been fitted, and was not.
+        """
+        return spec
+
     def shared(self) -> dict[str, JsonValue]:
         """The part that tells nothing of the hospital's data; it goes into models that leave the hospital."""
         return {}

@@ -15,10 +15,11 @@ import medpfl
 from medpfl.core.errors import MedPFLError
 from medpfl.data.kinds import read_preparation
 from medpfl.data.preparation import Spec
+from medpfl.data.readout import ByClass
 from medpfl.data.target import Target
 from medpfl.deployed.card import INTENDED_USE
 from medpfl.deployed.model_file import Deployed
-from medpfl.deployed.torchscript import write_torchscript
+from medpfl.deployed.torchscript import inference, write_torchscript
 from medpfl.tasks.patches import OVERLAP
 
 IGNITE = "0.5.5"
@@ -36,7 +37,8 @@ def write_bundle(deployed: Deployed, folder: Path) -> None:
         MedPFLError: the model does not segment volumes, or takes several channels.
     """
     spec = deployed.task.spec
-    of_images = read_preparation(deployed.preparation, spec).form == "images"
+    preparation = read_preparation(deployed.preparation, spec)
+    of_images = preparation.form == "images"
     if spec.target is not Target.MASK or of_images:
         raise MedPFLError(
             "a MONAI bundle is written for models that segment volumes; this one's task is "
@@ -47,6 +49,8 @@ def write_bundle(deployed: Deployed, folder: Path) -> None:
             "a MONAI bundle is written for classes of which one holds, and the regions of "
             f"{type(deployed.task).__name__} overlap: export it as torchscript or onnx"
         )
+    if not isinstance(spec.readout, ByClass):
+        raise MedPFLError("a MONAI bundle is written for one class a voxel; export this model as torchscript or onnx")
     if deployed.input_shape[0] != 1:
         raise MedPFLError(
             f"a MONAI bundle is written for images of one channel, this model takes {deployed.input_shape[0]}: export "
@@ -54,9 +58,11 @@ def write_bundle(deployed: Deployed, folder: Path) -> None:
         )
     for name in ("configs", "models", "docs"):
         (folder / name).mkdir()
+    spec = preparation.spec_with(spec)
     described = _metadata(deployed)
     # MONAI's own loader wants the metadata inside the archive as well.
-    write_torchscript(deployed, folder / "models" / "model.ts", {"metadata.json": json.dumps(described)})
+    more = {"metadata.json": json.dumps(described)}
+    write_torchscript(deployed, folder / "models" / "model.ts", more, tuple(getattr(deployed.task, "flips", ())))
     for name, content in (("metadata", described), ("inference", _inference(spec))):
         (folder / "configs" / f"{name}.json").write_text(json.dumps(content, indent=4) + "\n", encoding="utf-8")
     (folder / "docs" / "license.txt").write_text(LICENCE, encoding="utf-8")
@@ -67,7 +73,7 @@ def _metadata(deployed: Deployed) -> dict[str, object]:
     import nibabel
 
     channels, *size = deployed.input_shape
-    patches = len(size) == 3
+    patches = deployed.task.spec.whole
     history = deployed.meta.history
     tensor: dict[str, object] = {"type": "image", "spatial_shape": size, "dtype": "float32", "value_range": []}
     tensor["is_patch_data"] = patches
@@ -82,7 +88,8 @@ def _metadata(deployed: Deployed) -> dict[str, object]:
         "pytorch_version": str(torch.__version__),
         "numpy_version": np.__version__,
         "required_packages_version": {"nibabel": nibabel.__version__, "pytorch-ignite": IGNITE},
-        "task": f"Segmentation of {', '.join(deployed.class_names[1:])}" + ("" if patches else ", slice by slice"),
+        "task": f"Segmentation of {', '.join(deployed.class_names[1:])}"
+        + ("" if len(size) == 3 else ", slice by slice"),
         "description": f"A model of MedPFL's, method {type(deployed.method).__name__}, trained by personalised "
         "federated learning. docs/README.md is its card.",
         "authors": history.site if history else "",
@@ -91,6 +98,7 @@ def _metadata(deployed: Deployed) -> dict[str, object]:
         "data_type": "nibabel",
         "pred_classes": ", ".join(f"{value}: {name}" for value, name in names.items()),
         "eval_metrics": history.test if history else {},
+        "inference": {**inference(deployed), "flips_in_network": True},
         "network_data_format": {"inputs": {"image": {**tensor, **image}}, "outputs": {"pred": {**tensor, **pred}}},
     }
 
@@ -103,7 +111,7 @@ def _inference(spec: Spec) -> dict[str, object]:
         {"_target_": "Spacingd", "keys": "image", "pixdim": list(spec.spacing), "mode": "bilinear"},
         {**spec.intensity.as_monai(), "keys": "image"},
     ]
-    if len(spec.size) == 2:  # as ``medpfl predict``: of at least the training's size, and a multiple for the network
+    if not spec.whole:  # as ``medpfl predict``: of at least the training's size, and a multiple for the network
         preprocessing += [
             {"_target_": "SpatialPadd", "keys": "image", "spatial_size": [*spec.size, -1]},
             {"_target_": "DivisiblePadd", "keys": "image", "k": [spec.multiple, spec.multiple, 1]},
@@ -164,8 +172,10 @@ def _inference(spec: Spec) -> dict[str, object]:
 
 def _inferer(spec: Spec) -> dict[str, object]:
     """Whole slices, or windows of a volume as the task itself slides them."""
-    if len(spec.size) == 3:
+    if spec.whole:
         windows = {"overlap": OVERLAP, "mode": "gaussian", "sw_batch_size": 4, "progress": False}
+        if len(spec.size) == 2:
+            return {"_target_": "SliceInferer", "roi_size": list(spec.size), "spatial_dim": 2, **windows}
         return {"_target_": "SlidingWindowInferer", "roi_size": list(spec.size), **windows}
     whole = {"roi_size": [-1, -1], "spatial_dim": 2, "sw_batch_size": 16, "progress": False}
     return {"_target_": "SliceInferer", **whole}

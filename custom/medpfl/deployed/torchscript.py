@@ -10,13 +10,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from medpfl.core.errors import MedPFLError
 from medpfl.data.target import Target
 from medpfl.deployed.card import INTENDED_USE
 from medpfl.deployed.model_file import Deployed
 from medpfl.tasks.base import Task
+from medpfl.tasks.flips import flipped
+from medpfl.tasks.patches import OVERLAP
 
 TOLERANCE = 1e-5
 """Largest difference of an exported model's outputs from the model's; of the largest output where that is above 1."""
@@ -36,10 +38,23 @@ def metadata(deployed: Deployed) -> dict[str, object]:
             **_meaning(deployed.task, outputs),
         },
         "task": deployed.meta.recipe.task,
+        "inference": inference(deployed),
         "preparation": deployed.preparation,
         "intended_use": INTENDED_USE,
         "sha256": deployed.meta.sha256,
     }
+
+
+def inference(deployed: Deployed) -> dict[str, object]:
+    """What ``medpfl predict`` does around the network, and an export to TorchScript or ONNX does not: windows and
+    flips, in numbers."""
+    task = deployed.task
+    spec = task.spec
+    flips = list(getattr(task, "flips", ()))
+    if not spec.whole:
+        return {"windows": None, "flips": flips}
+    windows = {"size": list(spec.size), "overlap": OVERLAP, "weights": "gaussian", "sigma_scale": 0.125, "padding": 0}
+    return {"windows": windows, "flips": flips}
 
 
 def _meaning(task: Task, outputs: Tensor) -> dict[str, str]:
@@ -54,22 +69,39 @@ def _meaning(task: Task, outputs: Tensor) -> dict[str, str]:
     return {"probabilities": "sigmoid: of the second class" if outputs.shape[1] == 1 else "softmax over axis 1"}
 
 
-def write_torchscript(deployed: Deployed, path: Path, more: dict[str, str] | None = None) -> None:
+def write_torchscript(
+    deployed: Deployed, path: Path, more: dict[str, str] | None = None, flips: tuple[int, ...] = ()
+) -> None:
     """Trace the model; the metadata, and what ``more`` names, lie inside the archive.
+
+    Args:
+        flips: axes of images along which what is written mirrors them itself; its outputs are the means.
 
     Raises:
         MedPFLError: the traced model gives other outputs.
     """
     with quiet():
         inputs = torch.randn(2, *deployed.input_shape)
-        traced = torch.jit.trace(deployed.module(), inputs, check_trace=False)  # type: ignore[no-untyped-call]
+        module = Mirrored(deployed.module(), flips) if flips else deployed.module()
+        traced = torch.jit.trace(module, inputs, check_trace=False)  # type: ignore[no-untyped-call]
         extra = {METADATA: json.dumps(metadata(deployed)), **(more or {})}
         torch.jit.save(traced, str(path), _extra_files=extra)
         again = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
-    check_same(deployed, again)
+    check_same(deployed, again, flips)
 
 
-def check_same(deployed: Deployed, exported: Callable[[Tensor], Tensor]) -> None:
+class Mirrored(nn.Module):
+    """A network for images with its test-time flips."""
+
+    def __init__(self, network: nn.Module, flips: tuple[int, ...]):
+        super().__init__()
+        self.network, self._flips = network, flips
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return flipped(self.network, inputs, self._flips, back=True)
+
+
+def check_same(deployed: Deployed, exported: Callable[[Tensor], Tensor], flips: tuple[int, ...] = ()) -> None:
     """Compare outputs on random inputs of two batch sizes, neither of them the one that was traced.
 
     Raises:
@@ -78,7 +110,7 @@ def check_same(deployed: Deployed, exported: Callable[[Tensor], Tensor]) -> None
     generator = torch.Generator().manual_seed(0)
     for size in (1, 5):
         inputs = torch.randn(size, *deployed.input_shape, generator=generator)
-        expected = deployed(inputs)
+        expected = flipped(deployed, inputs, flips, back=True)
         with torch.inference_mode():
             found = exported(inputs)
         scale = max(1.0, float(expected.abs().max()))

@@ -31,7 +31,7 @@ from medpfl.data.volumes.foreground import fitted
 from medpfl.data.volumes.new import VolumesPreparation
 from medpfl.data.volumes.prepare import prepare, prepare_label, read_image, resized, same_place
 
-_ALONE = (".nii", ".nii.gz", ".mgh", ".mgz", ".dcm")
+_ALONE = (".nii", ".nii.gz", ".mgh", ".mgz", ".dcm", ".nrrd", ".mha")
 """Files that are a whole volume; others may have their geometry in another file, which is not listed and may change."""
 _LISTS = {"train": ("training",), "validation": ("validation",), "test": ("test", "testing")}
 

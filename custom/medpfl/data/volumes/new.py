@@ -19,6 +19,7 @@ from medpfl.data.intensity import Fixed
 from medpfl.data.preparation import NewCase, Preparation, Row, Spec
 from medpfl.data.readout import ByClass, Readout
 from medpfl.data.target import Target
+from medpfl.data.volumes.itk import ITK, is_itk
 from medpfl.data.volumes.prepare import prepare, read_image, resized
 
 _NIFTI = (".nii", ".nii.gz")
@@ -94,14 +95,14 @@ def find_volumes(path: Path) -> list[tuple[str, tuple[Path, ...]]]:
     if path.suffix == ".json":
         found = _listed(path)
     elif path.is_dir() and not _is_series(path):
-        inner = [p for p in sorted(path.iterdir()) if _is_nifti(p) or (p.is_dir() and _is_series(p))]
+        inner = [p for p in sorted(path.iterdir()) if _is_volume(p) or (p.is_dir() and _is_series(p))]
         found = [(_name(p), (p,)) for p in inner]
     elif path.exists():
         found = [(_name(path), (path,))]
     else:
         raise DataError(f"{path}: no such file")
     if not found:
-        raise DataError(f"{path}: holds no NIfTI file (.nii, .nii.gz) and no folder with a DICOM series")
+        raise DataError(f"{path}: holds no volume ({', '.join((*_NIFTI, *ITK))}) and no folder with a DICOM series")
     names = [name for name, _ in found]
     for name, files in found:
         if names.count(name) > 1:
@@ -137,11 +138,12 @@ def name_of_item(item: Any) -> str:
 
 def _name(path: Path) -> str:
     # Not resolve(): where data are links into a store, the link has the name and its target a hash.
-    return path.absolute().name.removesuffix(".gz").removesuffix(".nii").removesuffix(".dcm")
+    name = path.absolute().name.removesuffix(".gz").removesuffix(".nii").removesuffix(".dcm")
+    return Path(name).stem if is_itk(path) else name
 
 
-def _is_nifti(path: Path) -> bool:
-    return path.is_file() and path.name.endswith(_NIFTI) and not path.name.startswith(".")
+def _is_volume(path: Path) -> bool:
+    return path.is_file() and (path.name.endswith(_NIFTI) or is_itk(path)) and not path.name.startswith(".")
 
 
 def _is_series(path: Path) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes from files (NIfTI, DICOM) to the task's grid: orientation, spacing, size, intensities."""
+"""Volumes from files (NIfTI, DICOM, NRRD, MetaImage) to the task's grid: orientation, spacing, size, intensities."""
 
 import math
 from pathlib import Path
@@ -14,6 +14,7 @@ from medpfl.core.errors import DataError
 from medpfl.data.intensity import Intensity, ZScore
 from medpfl.data.untrusted import MOST_PREPARED, MOST_VALUES, check_values
 from medpfl.data.volumes.dicom import check_series, check_size
+from medpfl.data.volumes.itk import is_itk, read_itk
 
 
 def read_image(*files: Path, finite: bool = True) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
@@ -25,9 +26,6 @@ def read_image(*files: Path, finite: bool = True) -> tuple[NDArray[np.float32], 
     Raises:
         DataError: a file is missing or broken, holds no volume, no voxels, no usable geometry, or NaN.
     """
-    from monai.data import MetaTensor, NibabelReader, PydicomReader
-    from monai.transforms import EnsureChannelFirst
-
     parts: list[tuple[NDArray[np.float32], NDArray[np.float64]]] = []
     for file in files:
         if file.is_dir():
@@ -37,18 +35,12 @@ def read_image(*files: Path, finite: bool = True) -> tuple[NDArray[np.float32], 
         elif file.suffix.lower() == ".dcm":
             check_size([file])
         try:
-            reader = PydicomReader() if file.is_dir() or file.suffix.lower() == ".dcm" else NibabelReader()
-            header = reader.read(str(file))
-            if isinstance(reader, NibabelReader):  # it has not decompressed the voxels yet
-                check_values(file, header.shape)
-            values, meta = reader.get_data(header)
-            image = EnsureChannelFirst()(MetaTensor(torch.from_numpy(values.astype(np.float32)), meta=meta))
+            array, affine = read_itk(file) if is_itk(file) else _read(file)
         except DataError:
             raise
         except Exception as error:  # readers raise anything on a broken file; the sentence keeps the cause
             cause = error.__cause__ or error
             raise DataError(f"{file}: cannot be read as an image: {type(cause).__name__}: {cause}") from error
-        array, affine = image.as_tensor().numpy(), image.affine.double().numpy()
         if array.ndim != 4:
             raise DataError(f"{file}: expected a volume with 3 axes, got {array.ndim - 1}")
         if not min(array.shape):
@@ -69,6 +61,20 @@ def read_image(*files: Path, finite: bool = True) -> tuple[NDArray[np.float32], 
 
 _FINER = 8
 """So many times the voxels of a case may a job always ask for."""
+
+
+def _read(file: Path) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+    """A NIfTI file or DICOM series by MONAI's readers, channels first, and its affine."""
+    from monai.data import MetaTensor, NibabelReader, PydicomReader
+    from monai.transforms import EnsureChannelFirst
+
+    reader = PydicomReader() if file.is_dir() or file.suffix.lower() == ".dcm" else NibabelReader()
+    header = reader.read(str(file))
+    if isinstance(reader, NibabelReader):  # it has not decompressed the voxels yet
+        check_values(file, header.shape)
+    values, meta = reader.get_data(header)
+    image: Any = EnsureChannelFirst()(MetaTensor(torch.from_numpy(values.astype(np.float32)), meta=meta))
+    return image.as_tensor().numpy(), image.affine.double().numpy()
 
 
 def prepare(

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NRRD and MetaImage (MHA, MHD) files, read by SimpleITK: the header first, the voxels once their number is known."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from medpfl.core.errors import DataError
+from medpfl.data.untrusted import check_growth, check_values
+
+ITK = (".nrrd", ".mha", ".mhd")
+_HEADER = 2**20
+"""Bytes of a header, at most."""
+
+
+def is_itk(file: Path) -> bool:
+    """Whether a file is one of these, by its name."""
+    return file.suffix.lower() in ITK
+
+
+def read_itk(file: Path) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+    """CHWD values and the affine, voxel to mm in RAS.
+
+    Raises:
+        DataError: SimpleITK is not installed; the header names a file that does not lie beside it, more values than are
+            read, or no volume.
+        RuntimeError: SimpleITK's, of a broken file.
+    """
+    try:
+        import SimpleITK as sitk
+    except ImportError as error:
+        raise DataError(f"{file}: files of this kind are read by SimpleITK: pip install 'medpfl[imaging]'") from error
+    _check_data_file(file)
+    reader = sitk.ImageFileReader()
+    reader.SetImageIO("NrrdImageIO" if file.suffix.lower() == ".nrrd" else "MetaImageIO")
+    reader.SetFileName(str(file))
+    reader.ReadImageInformation()
+    size, channels = reader.GetSize(), reader.GetNumberOfComponents()
+    if len(size) != 3:
+        raise DataError(f"{file}: expected a volume with 3 axes, got {len(size)}")
+    check_values(file, (*size, channels))
+    if _in_itself(file):
+        check_growth(file, "voxels", file.stat().st_size, int(np.prod(size)) * channels)
+    image = reader.Execute()
+    values = sitk.GetArrayFromImage(image).astype(np.float32)  # D x W x H [x C], the axes in the other order
+    moved = values.transpose(2, 1, 0)[None] if channels == 1 else values.transpose(3, 2, 1, 0)
+    affine = np.eye(4)
+    affine[:3, :3] = np.array(image.GetDirection()).reshape(3, 3) * np.array(image.GetSpacing())
+    affine[:3, 3] = image.GetOrigin()
+    return np.ascontiguousarray(moved), np.diag([-1.0, -1.0, 1.0, 1.0]) @ affine  # ITK's x and y point left and back
+
+
+def _in_itself(file: Path) -> bool:
+    """Whether the voxels lie behind the header."""
+    return file.suffix.lower() != ".mhd"
+
+
+def _check_data_file(file: Path) -> None:
+    """Refuse a header that fetches its voxels from elsewhere on the machine."""
+    with file.open("rb") as opened:
+        text = opened.read(_HEADER)
+    if file.suffix.lower() == ".nrrd":
+        header = text.split(b"\n\n")[0].replace(b"\r", b"")
+        if re.search(rb"^\s*data\s*file\s*:", header, re.IGNORECASE | re.MULTILINE):
+            raise DataError(
+                f"{file}: its voxels are in another file, which is not read; write both into one .nrrd file"
+            )
+        return
+    found = re.search(rb"^\s*ElementDataFile\s*=\s*(.*?)\s*$", text, re.IGNORECASE | re.MULTILINE)
+    name = found[1].decode("utf-8", "replace") if found else ""
+    local = name.upper() == "LOCAL"
+    if not local and (not re.fullmatch(r"[\w.\- ]+", name) or name.startswith(".") or name.upper().startswith("LIST")):
+        raise DataError(f"{file}: its voxels must be in the file itself or in one file beside it, got '{name[:80]}'")

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NRRD and MetaImage volumes: read as NIfTI is, with the same geometry, and refused before they are decoded."""
+
+import math
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from medpfl.core.errors import DataError
+from medpfl.data.preparation import Spec
+from medpfl.data.target import Target
+from medpfl.data.volumes.new import find_volumes, read_new_volumes
+from medpfl.data.volumes.prepare import read_image
+
+sitk = pytest.importorskip("SimpleITK", reason="needs the extra 'imaging'")
+VALUES = np.random.default_rng(0).integers(0, 200, (6, 7, 5)).astype(np.int16)
+
+
+def oblique() -> NDArray[np.float64]:
+    """Turned about two axes, with voxels of 0.8 x 1.1 x 2.5 mm."""
+    a, b = math.cos(0.3), math.sin(0.3)
+    turn = np.array([[a, -b, 0], [b, a, 0], [0, 0, 1]]) @ np.array([[1, 0, 0], [0, a, b], [0, -b, a]])
+    affine = np.eye(4)
+    affine[:3, :3] = turn * [0.8, 1.1, 2.5]
+    affine[:3, 3] = [12, -40, 7]
+    return affine
+
+
+def write(file: Path, compress: bool = False) -> Path:
+    """The volume as SimpleITK makes it of a NIfTI file, which stays beside it as reference.nii."""
+    reference = file.with_name("reference.nii")
+    nib.save(nib.Nifti1Image(VALUES, oblique()), reference)
+    sitk.WriteImage(sitk.ReadImage(str(reference)), str(file), useCompression=compress)
+    return reference
+
+
+@pytest.mark.parametrize(("suffix", "compress"), [(".nrrd", True), (".mha", True), (".mhd", False)])
+def test_it_is_read_as_nifti_is(suffix: str, compress: bool, tmp_path: Path) -> None:
+    reference = write(tmp_path / f"case{suffix}", compress)
+    found, affine = read_image(tmp_path / f"case{suffix}")
+    expected, place = read_image(reference)
+    assert found.shape == (1, 6, 7, 5) and np.array_equal(found, expected)
+    assert np.allclose(affine, place, atol=1e-4) and not np.allclose(place, np.diag(np.diag(place)), atol=0.1)
+
+
+def test_channels_come_first(tmp_path: Path) -> None:
+    image = sitk.Compose([sitk.GetImageFromArray(VALUES.transpose(2, 1, 0) + k) for k in range(2)])
+    sitk.WriteImage(image, str(tmp_path / "two.nrrd"))
+    found, _ = read_image(tmp_path / "two.nrrd")
+    assert np.array_equal(found, np.stack([VALUES, VALUES + 1]))
+
+
+def test_a_prediction_lies_where_the_volume_does(tmp_path: Path) -> None:
+    reference = write(tmp_path / "scan.nrrd")
+    reference.unlink()
+    assert [name for name, _ in find_volumes(tmp_path)] == ["scan"]
+    spec = Spec(Target.MASK, ("volumes",), (8, 8, 8), (1.0, 1.0, 1.0))
+    (volume,) = read_new_volumes(tmp_path / "scan.nrrd", spec)
+    outputs = torch.zeros(1, 2, *volume.inputs.shape[2:])
+    outputs[:, 1] = volume.inputs[:, 0] * 5
+    row = volume.save(outputs, tmp_path, ["background", "organ"], False)
+    written = nib.load(tmp_path / str(row["file"]))
+    assert written.shape == VALUES.shape and np.allclose(written.affine, oblique(), atol=1e-4)
+    found = np.asarray(written.dataobj) == 1
+    assert VALUES[found].mean() > VALUES[~found].mean() + 40
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    def refused(name: str, content: bytes, words: str) -> None:
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=words):
+            read_image(tmp_path / name)
+
+    meta = b"ObjectType = Image\nNDims = 3\nDimSize = %s\nElementType = MET_SHORT\nElementDataFile = %s\n"
+    refused("far.mhd", meta % (b"2 2 2", b"/etc/hostname"), "in one file beside it, got '/etc/hostname'")
+    refused("up.mhd", meta % (b"2 2 2", b"../up.raw"), r"in one file beside it, got '\.\./up\.raw'")
+    refused("many.mhd", meta % (b"2 2 2", b"LIST"), "in one file beside it, got 'LIST'")
+    refused("large.mha", meta % (b"4096 4096 4096", b"LOCAL"), "holds 4096 x 4096 x 4096 x 1 values; at most")
+    refused(
+        "bomb.mha", b"CompressedData = True\n" + meta % (b"1000 1000 1000", b"LOCAL"), "would become 1000000000; more"
+    )
+    refused("short.mha", meta % (b"20 20 20", b"LOCAL") + b"\0" * 9, r"short\.mha: cannot be read as an image")
+    refused("flat.mha", meta.replace(b"NDims = 3", b"NDims = 2") % (b"2 2", b"LOCAL") + b"\0" * 8, "3 axes, got 2")
+    refused("other.nrrd", b"NIFTI", r"other\.nrrd: cannot be read as an image")
+    nrrd = b"NRRD0004\ntype: short\ndimension: 3\nsizes: 2 2 2\nencoding: raw\ndata file: /etc/hostname\n\n"
+    refused("apart.nrrd", nrrd, "its voxels are in another file, which is not read")
