@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, 
 from medpfl.core.errors import ProtocolError, printable
 from medpfl.data.fingerprint import Fingerprint, Planned
 from medpfl.deployed.model_file import Recipe
-from medpfl.results.line import MOST_METRICS, MetricLine, Name, Round, Value
+from medpfl.results.line import MOST_METRICS, ChosenModel, MetricLine, Name, Round, Value
 from medpfl.results.schema import BestRound, Rebuild
 from medpfl.tasks.metrics.measure import Measure
 
@@ -311,12 +311,17 @@ class FinishReply(Part):
 
     Attributes:
         metrics: of the test split, for the best and the last round's models and what was fine-tuned from them.
+            Each says how sure its score is: the 95 % interval from the hospital's own patients, the gain over its local
+            model and the interval of that; nothing where there are fewer than 6 patients, or than 'least_scored'.
         notes: sentences about models that this hospital does not have, and as in training.
+        chosen: the name of the model that its validation cases support, that model's line, and the gain on these cases
+            with its interval; nothing where no local model rides along.
     """
 
     task: Literal["finish"] = "finish"
     metrics: Lines
     notes: Notes
+    chosen: ChosenModel | None = None
 
 
 class EvaluateReply(Part):
