@@ -58,6 +58,7 @@ def test_none_where_samples_have_several_labels(heart: Results) -> None:
     assert always(heart.model_copy(update={"splits": [split.model_copy(update={"labels": twice})]})) == {}
 
 
+@pytest.mark.slow
 def test_a_method_that_ends_there_is_named(heart: Results, tmp_path: Path) -> None:
     rows = [
         row.model_copy(update={"one_answer": {"hungary": 3}}) if row.name == "FedAMP" else row for row in heart.rows

@@ -55,6 +55,7 @@ def test_many_methods_leave_room_for_the_first_and_the_references_and_none_is_lo
     assert not single_curves(rows[:6], _content(pairs=3))
 
 
+@pytest.mark.slow
 def test_a_single_figure_of_a_method_with_equal_curves_is_not_repeated() -> None:
     rows = [_row(f"method {number}", [0.1, 0.2 + number / 9]) for number in range(7)]
     titles = [plot["title"] for plot in single_curves([*rows, _row("again", *rows[2].curves)], _content(pairs=2))]

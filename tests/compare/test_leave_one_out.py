@@ -85,6 +85,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert [path for path, when in written.items() if path.stat().st_mtime_ns != when] == [lost]
 
 
+@pytest.mark.slow
 def test_every_fold_has_a_digest_of_its_own_and_changes_with_the_data(tmp_path: Path) -> None:
     files = write_table_sites(tmp_path / "sites", THREE)
     runs = make_folds(job(), files, 2).runs

@@ -50,6 +50,7 @@ def test_a_hospital_gives_back_what_messages_left(tmp_path: Path) -> None:
     assert not [circle for circle in left if circle() is not None]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("seldom")
 def test_large_models_are_given_back_after_every_message() -> None:
     cleaner = Cleaner()

@@ -60,6 +60,7 @@ def test_its_parts_are_fedavg_and_local_training(make_job: Make, table_sites: di
     assert held(runners["anna"], "gate")["1.weight"].abs().max() > 0.01
 
 
+@pytest.mark.slow
 def test_it_predicts_the_mixture(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     result = run(make_job(mixers={"global": Mean()}, method=moe(), task=normed()), table_sites, tmp_path)
     assert {line["model"] for line in result["test"]} == {"personal", "global"}

@@ -181,6 +181,11 @@ def test_no_file_is_long() -> None:
     assert not long
 
 
+def test_mappings_say_what_they_hold(package: list[Module]) -> None:
+    """But for arguments that are passed on to a constructor."""
+    assert [module.name for module in package if "dict[str, Any]" in module.text] == ["methods/training.py"]
+
+
 def test_no_symbolic_links_in_jobs() -> None:
     assert not [path for path in (ROOT / "jobs").rglob("*") if path.is_symlink()]
 

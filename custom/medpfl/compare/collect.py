@@ -13,11 +13,13 @@ import numpy as np
 import torch
 
 import medpfl
-from medpfl.compare import aggregate
+from medpfl.compare import aggregate, chosen
 from medpfl.compare.entries import Entry
-from medpfl.compare.file import LOCAL, REFERENCES, swept_name
+from medpfl.compare.file import FEDAVG, LOCAL, POOLED, REFERENCES, swept_name
+from medpfl.compare.patients import Sheets, read_cases
 from medpfl.compare.plan import Plan
 from medpfl.compare.results import (
+    ChosenRow,
     FailedRun,
     HospitalRow,
     Made,
@@ -85,6 +87,7 @@ def collect(plan: Plan, results: Path, failures: dict[str, str]) -> Results:
     check_initial_weights([each for _, each in everything])
     score = plan.task.score
     rows = _rows(found, plan, score)
+    held = _held(found, plan, results)
     target = plan.file.target
     local = rows.get(LOCAL)
     if target is None and local and local.curves:
@@ -110,14 +113,59 @@ def collect(plan: Plan, results: Path, failures: dict[str, str]) -> Results:
         smallest_p=smallest_p(pairs),
         target=target,
         tuning=plan.found or None,
-        rows=[_summary(name, row, local, target, plan) for name, row in rows.items()],
+        rows=[_certain(_summary(name, row, local, target, plan), held) for name, row in rows.items()],
         sweeps=_sweeps(plan),
         unseen=_unseen(left_out, plan),
+        chosen=_chosen(found, held),
         failures=_failures(plan, results, failures),
         runs=[_told(run, each) for run, each in everything],
     )
     write_text(results / RESULTS, compact(json_of(content)))
     return content
+
+
+def _held(found: list[tuple[Run, TrainedRun]], plan: Plan, results: Path) -> chosen.Rows | None:
+    """What all models said of the hospitals' cases; None where a run of before is among them, or none is Local's."""
+    sheets: dict[str, dict[Pair, Sheets]] = {}
+    for run, each in found:
+        cases = read_cases(results / "runs" / run.digest, plan.task)
+        for label, inner in zip(each.rows, cases, strict=False):  # the super model, the last row, is not among them
+            sheets.setdefault(label, {})[run.split, run.seed] = cases[inner]
+    if LOCAL not in sheets:
+        return None
+    sizes = [split.sizes[site] for split in plan.splits for site in plan.hospitals]
+    ratio = float(np.mean([size["test"] / size["train"] for size in sizes])) if len(plan.splits) > 1 else None
+    return chosen.Rows(sheets, plan.hospitals, plan.task.measure, LOCAL, ratio)
+
+
+def _certain(row: Row, held: chosen.Rows | None) -> Row:
+    """The row with intervals of its gains, where they are known."""
+    if held is None or row.gain is None or row.name not in held.sheets:
+        return row
+    pairs = [pair for pair in held.sheets[row.name] if pair in held.sheets[LOCAL]]
+    mine = [held.sheets[row.name][pair] for pair in pairs]
+    gains = {site: each.gain for site, each in row.hospitals.items() if each.gain is not None}
+    gain, certain = held.certain(mine, pairs, row.gain, gains)
+    hospitals = {
+        site: each.model_copy(update={"gain": certain[site]}) if site in certain else each
+        for site, each in row.hospitals.items()
+    }
+    return row.model_copy(update={"gain": gain, "hospitals": hospitals})
+
+
+def _chosen(found: list[tuple[Run, TrainedRun]], held: chosen.Rows | None) -> list[ChosenRow]:
+    """What hospitals would take: with each method's models beside the references, and with all."""
+    if held is None:
+        return []
+    by_method: dict[str, list[str]] = {}
+    for run, each in found:
+        labels = by_method.setdefault(run.name, [])
+        labels += [label for label in each.rows if label in held.sheets and label not in labels]
+    with_it = [label for name in (LOCAL, FEDAVG) for label in by_method.pop(name, [])]
+    by_method.pop(POOLED, None)
+    every = [*with_it, *(label for labels in by_method.values() for label in labels)]
+    rows = [held.choose(name, [*with_it, *labels]) for name, labels in by_method.items()]
+    return [row for row in (held.choose(chosen.ALL, every), *rows) if row is not None]
 
 
 def _told(run: Run, each: TrainedRun | UnseenRun) -> RunRow:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The leaderboard and the gains, on the console and as Markdown."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +13,9 @@ from medpfl.compare.file import LOCAL
 from medpfl.compare.results import Gain, MetricStat, Results, Row, Stat
 from medpfl.compare.runs import values_text
 from medpfl.results.schema import Direction
+
+CHOSEN = "What the hospitals' own validation cases choose"
+NEEDED = "What would show a gain of this size (two-sided 5 %, power 80 %)"
 
 
 def ranked(content: Results) -> list[Row]:
@@ -27,10 +31,11 @@ def score_text(stat: Stat | None) -> str:
 
 
 def gain_text(gain: Gain | None) -> str:
-    """ "+0.031 (p 0.06)" """
+    """ "+0.031 [0.011, 0.052] (p 0.002)" """
     if gain is None:
         return ""
-    return f"{gain.mean:+.3f}" + (f" (p {p_text(gain.p)})" if gain.p is not None else "")
+    between = f" [{gain.interval[0]:.3f}, {gain.interval[1]:.3f}]" if gain.interval else ""
+    return f"{gain.mean:+.3f}{between}" + (f" (p {p_text(p)})" if (p := gain.shown_p) is not None else "")
 
 
 def p_text(p: float) -> str:
@@ -92,6 +97,29 @@ def hospitals(content: Results, choice: Literal["best", "last"] = "best") -> tup
     if each := always(content):
         lines.append([ALWAYS, *(f"{each[site][content.score]:.3f}" for site in sites)])
     return ["method", *sites], lines
+
+
+def chosen(content: Results) -> tuple[list[str], list[list[str]]]:
+    """What hospitals would take by their validation cases; no lines where it is not known."""
+    lines = []
+    for row in content.chosen:
+        total = Counter[str]()
+        for found in row.picks.values():
+            total.update(found)
+        picks = ", ".join(f"{name} {count}" for name, count in total.most_common(3))
+        lines.append([row.name, score_text(row.score), gain_text(row.gain), ", ".join(row.below) or "none", picks])
+    return ["models to choose from", "chosen", "gain over Local", "surely below Local", "most often taken"], lines
+
+
+def power(content: Results) -> tuple[list[str], list[list[str]]]:
+    """What would show the gains: seeds, and times the test patients; no lines where it is not known."""
+    lines = []
+    for row in ranked(content):
+        if row.gain and row.gain.needed:
+            times, seeds = row.gain.needed.times, row.gain.needed.seeds
+            cells = ["–" if seeds is None else str(seeds), "–" if times is None else f"{times:.1f}"]
+            lines.append([row.name, gain_text(row.gain), *cells])
+    return ["method", "gain over Local", "seeds that would show it", "times the test patients"], lines
 
 
 def metrics(content: Results) -> tuple[list[str], list[list[str]]]:
@@ -208,6 +236,8 @@ def print_comparison(content: Results, folder: Path, console: Console) -> None:
     """Leaderboard, gains, failures, and where the report is."""
     title = f"{content.comparison}: test {content.label(content.score)}, mean of the hospitals"
     tables = [(f"{title}; {runs_text(content)}", leaderboard(content)), ("Gain over local training", gains(content))]
+    if content.chosen:
+        tables.append((CHOSEN, chosen(content)))
     if content.unseen:
         tables.append(("Tested at a hospital that took no part", unseen(content)))
     for heading, (head, rows) in tables:
@@ -247,6 +277,8 @@ def markdown(content: Results) -> str:
         ("Leaderboard", leaderboard(content)),
         ("Hospital by hospital", hospitals(content)),
         ("Gain over local training", gains(content)),
+        (CHOSEN, chosen(content)),
+        (NEEDED, power(content)),
         ("All metrics, mean of the hospitals", metrics(content)),
         *((f"Hospital by hospital: {name}", table) for name, table in other_metrics(content)),
         ("Tested on all hospitals' cases together, mean of the hospitals' models", together(content)),
@@ -271,9 +303,25 @@ def _caption(content: Results) -> str:
     return (
         f"Test {content.label(content.score)}, mean ± standard deviation over {cut}the seeds "
         f"{', '.join(map(str, content.seeds))}; the round was chosen by the mean validation score. "
-        f"{budget_text(content)} p: {content.test}; the smallest possible is {content.smallest_p:.3g}. "
+        f"{budget_text(content)} {interval_note(content)}p: {content.test}; the smallest possible is "
+        f"{content.smallest_p:.3g}. "
         f"Written {content.written}; "
         f"MedPFL {versions.medpfl}, torch {versions.torch}, Python {versions.python}."
+    )
+
+
+def interval_note(content: Results) -> str:
+    """What the brackets are, in a sentence; "" where there are none."""
+    if not any(row.gain and row.gain.interval for row in content.rows):
+        return ""
+    if len(content.splits) > 1:
+        how = "over the splits, with Nadeau and Bengio's corrected variance"
+    else:
+        how = "from patients and seeds, both drawn anew 1000 times (hierarchical bootstrap)"
+    return (
+        f"In brackets: 95 % intervals of the gain {how}. Seeds that would show a gain: the fewest with which a paired "
+        "t-test of this mean and deviation has the power, by the noncentral t; patients: n' / n = "
+        "((1.96 + 0.84) s / gain)², s the gain's standard error. "
     )
 
 

@@ -11,6 +11,7 @@ from pydantic import Field, JsonValue, field_serializer
 from medpfl.compare.file import Comparison
 from medpfl.compare.run_results import Bins, FoldRun, Initial, Rows
 from medpfl.results.schema import VERSION, Direction, Event, Typed
+from medpfl.tasks.metrics.certainty import Interval
 from medpfl.tasks.metrics.measure import Measure
 
 
@@ -40,6 +41,13 @@ class MetricStat(Stat):
     hospitals: dict[str, Stat] = Field(default_factory=dict)
 
 
+class Needed(Typed):
+    """``seeds`` that would show a difference (None: none do, or too many); so many ``times`` the test patients."""
+
+    seeds: int | None
+    times: float | None
+
+
 class Gain(Typed):
     """Paired differences of two scores, above 0 where the first is better.
 
@@ -49,6 +57,8 @@ class Gain(Typed):
         p: two-sided p-value in (0, 1]; None for a single pair.
         wins: pairs with a positive difference; ``losses``: with a negative one.
         pairs: number of pairs.
+        interval: of the mean, 95 %, from patients and seeds, or from splits; None: not known, as in files of before.
+        needed: what would show a difference of this size; None likewise.
     """
 
     mean: float
@@ -57,6 +67,13 @@ class Gain(Typed):
     wins: int
     losses: int
     pairs: int
+    interval: Interval | None = Field(default=None, exclude_if=lambda found: found is None)
+    needed: Needed | None = Field(default=None, exclude_if=lambda found: found is None)
+
+    @property
+    def shown_p(self) -> float | None:
+        """The p, where so many pairs can give one below 0.05, which takes 6; without an interval, whatever it is."""
+        return self.p if self.interval is None or self.pairs >= 6 else None
 
 
 class HospitalRow(Typed):
@@ -65,6 +82,26 @@ class HospitalRow(Typed):
     best: Stat
     last: Stat
     gain: Gain | None
+
+
+class ChosenRow(Typed):
+    """What hospitals would take by their validation cases, with the references and some methods' models to choose from.
+
+    Attributes:
+        name: of the method whose models they had beside the references, or that they had all.
+        score: test score of what they took, mean of the hospitals.
+        gain: over local training; None without it.
+        hospitals: hospital by hospital.
+        picks: hospital to row (or "average") to the number of runs in which it was taken.
+        below: hospitals whose gain is surely below zero: its whole interval is.
+    """
+
+    name: str
+    score: Stat
+    gain: Gain
+    hospitals: dict[str, Gain]
+    picks: dict[str, dict[str, int]]
+    below: list[str]
 
 
 class Worst(Typed):
@@ -239,6 +276,7 @@ class Results(Typed):
         test: the permutation test, in words; ``smallest_p``: that it can give.
         target: validation score whose round and bytes are reported.
         tuning: the searches; None without any.
+        chosen: what hospitals would take by their validation cases; none in files of before.
     """
 
     version: Literal[1] = VERSION
@@ -259,6 +297,7 @@ class Results(Typed):
     rows: list[Row]
     sweeps: list[Sweep]
     unseen: list[UnseenRow]
+    chosen: list[ChosenRow] = Field(default_factory=list, exclude_if=lambda found: not found)
     failures: list[FailedRun]
     runs: list[RunRow]
 

@@ -21,6 +21,7 @@ from medpfl.compare.data import Read, reader, split_digest
 from medpfl.compare.entries import initial_everywhere
 from medpfl.compare.file import BEFORE_MEAN, FEDAVG, FINE_TUNED, LOCAL, POOLED
 from medpfl.compare.orders import FoldOrder, Order
+from medpfl.compare.patients import Kept
 from medpfl.compare.pooled import train_pooled
 from medpfl.compare.run_results import AnyRun, Bins, Initial, ModelRow, Rows, SearchRun, SuperRow, TrainedRun, UnseenRun
 from medpfl.compare.runs import job_of, rebuild
@@ -141,6 +142,11 @@ def run(order: Order, folder: Path) -> SearchRun | TrainedRun | UnseenRun:
     rows: dict[str, SuperRow | ModelRow] = {
         label(model): _row(model, task, folder, data, lines, summary) for model in models
     }
+    kept = Kept(task)
+    for model in models:
+        for site, found in data.items():
+            kept.add(label(model), site, _best(folder, site, model), found)
+    kept.write(folder)
     if makes_joint(summary):
         rows[label(SUPER)] = _super_row(task, folder, data, files, read, job.settings.rounds)
     return TrainedRun(

@@ -37,6 +37,8 @@ class Samples:
         names: the cases' names at the hospital; they never leave it.
         classes: number of declared classes, whether or not each occurs in this split; 0 where the answer is a number.
         annotated: of label maps that show some of the classes only, their numbers without the background; None: all.
+        owners: of each of ``names`` whose it is, where the site file groups cases (by patient, recording); None: each
+            stands for itself. They never leave the hospital either.
     """
 
     inputs: Rows
@@ -45,9 +47,18 @@ class Samples:
     names: list[str]
     classes: int = 2
     annotated: tuple[int, ...] | None = None
+    owners: list[str] | None = None
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+    @property
+    def patients(self) -> NDArray[np.int64]:
+        """Of each of ``names`` the number of its owner, from 0 in the order in which they come."""
+        if self.owners is None:
+            return np.arange(len(self.names))
+        found: dict[str, int] = {}
+        return np.array([found.setdefault(owner, len(found)) for owner in self.owners], dtype=np.int64)
 
     def together(self, most: int) -> int:
         """How many samples to take into memory at a time: ``most``, of large views of whole cases fewer."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from medpfl.data.target import listed
 from medpfl.tasks.metrics.calibration import Calibration
+from medpfl.tasks.metrics.certainty import interval_text
 from medpfl.tasks.metrics.constant import most_frequent
 from medpfl.tasks.metrics.measure import Measure
 
@@ -51,8 +52,7 @@ On this hospital's own {history.cases["test"]} test cases, which were read after
 | metric | value |
 |---|---|
 {_rows(history.test, measures)}
-{_majority(history)}{_one_answer(history)}{_threshold(history.threshold)}{_calibration(history.calibration)}
-## Intended use
+{_majority(history)}{_certainty(history, measures)}{_doubts(history)}{_chosen(history, measures)}## Intended use
 
 {INTENDED_USE}
 
@@ -135,6 +135,52 @@ def _majority(history: "History") -> str:
     found = most_frequent(list(counts.values()))
     name = max(counts, key=lambda one: counts[one])
     return f"| for comparison: accuracy of always answering {name} | {found['accuracy']:.4f} |\n"
+
+
+def _doubts(history: "History") -> str:
+    return f"{_one_answer(history)}{_threshold(history.threshold)}{_calibration(history.calibration)}"
+
+
+def _certainty(history: "History", measures: Mapping[str, Measure]) -> str:
+    """The interval of the score, and of the gain over the hospital's local model."""
+    score = history.test.get(history.score or "")
+    if history.certainty is None or history.score is None or score is None:
+        return ""
+    measure = measures.get(history.score, Measure())
+    return f"""
+{history.score.replace("_", " ").capitalize()} {history.certainty.text(score, measure)}.
+In brackets: 95 % intervals from resampled patients; gain: over this hospital's own local model, on the same patients.
+"""
+
+
+def _chosen(history: "History", measures: Mapping[str, Measure]) -> str:
+    """How the hospital's validation cases chose the model."""
+    found = history.chosen
+    if found is None:
+        return ""
+    measure = measures.get(history.score or "", Measure())
+    rows = "\n".join(
+        f"| {name} | {'not defined' if value is None else measure.text(value, 4)} |"
+        for name, value in found.candidates.items()
+    )
+    if found.gain is None or found.error is None:
+        why = "They are too few to say that another model is better than the local one."
+    else:
+        than = "more" if found.gain > found.error else "not more"
+        why = (
+            f"Choosing by them gains {found.gain:+.4f} {interval_text(found.interval)} over the local model "
+            f"(cross-fitted), {than} than one standard error ({found.error:.4f})."
+        )
+    return f"""
+## Chosen by this hospital
+
+The hospital's own {found.patients} validation patients support the model "{found.model}".
+{why}
+
+| candidate | validation {history.score} |
+|---|---|
+{rows}
+"""
 
 
 def _one_answer(history: "History") -> str:

@@ -18,12 +18,14 @@ from medpfl.core.tied import own_state
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.target import Target
 from medpfl.deployed.card import card
-from medpfl.deployed.model_file import History, ModelMeta, Recipe, predicting
+from medpfl.deployed.model_file import Chosen, History, ModelMeta, Recipe, predicting
 from medpfl.methods.base import Method
 from medpfl.privacy.base import Spent
 from medpfl.tasks.base import Evaluation, Task
 from medpfl.tasks.metrics.base import ThresholdMetric, at_threshold, threshold_for
 from medpfl.tasks.metrics.calibration import Calibration, calibration
+from medpfl.tasks.metrics.certainty import Certainty
+from medpfl.tasks.metrics.sheet import Sheet
 
 
 def evaluate(
@@ -65,8 +67,20 @@ def evaluate_test(
         if len(validation):
             seen = decide(method, name, models, task, validation, device)
             threshold = threshold_for(task.tested, seen, validation)
-    evaluation = task.evaluate(decisions, samples, at_threshold(task.tested, threshold))
-    return dataclasses.replace(evaluation, threshold=threshold, fitted=fitted), found
+    metrics = at_threshold(task.tested, threshold)
+    evaluation = task.evaluate(decisions, samples, metrics)
+    sheet = task.sheet(decisions, samples, metrics, evaluation.cases)
+    return dataclasses.replace(evaluation, threshold=threshold, fitted=fitted, sheet=sheet), found
+
+
+def sheet_of_validation(
+    method: Method, name: str, models: nn.ModuleDict, task: Task, data: SiteData, device: torch.device
+) -> Sheet:
+    """The answers of the deployed model ``name`` to the validation cases, of which there must be some."""
+    samples = data.splits["validation"]
+    decisions = decide(method, name, models, task, samples, device)
+    metrics = [task.metric(task.score)]
+    return task.sheet(decisions, samples, at_threshold(metrics, threshold_for(metrics, decisions, samples)))
 
 
 def decide(
@@ -99,6 +113,8 @@ def save_deployed(
     data: SiteData,
     hospitals: int,
     tested: tuple[Evaluation, Calibration | None],
+    certainty: Certainty | None = None,
+    chosen: Chosen | None = None,
 ) -> None:
     """Write ``<model>-<choice>.safetensors`` (the networks it predicts with), its card (.md) and its test cases (.csv).
 
@@ -108,7 +124,8 @@ def save_deployed(
         name: the method's own name of the deployed model.
         networks: all networks of ``method``; those that this model does not predict with are left out.
         hospitals: size of the federation.
-        tested: the one reading of the test split.
+        tested: the one reading of the test split; ``certainty``: how sure its score is.
+        chosen: of the model that the hospital's validation cases support, how they chose it.
     """
     evaluation, found = tested
     shape = list(data.input_shape)
@@ -137,6 +154,9 @@ def save_deployed(
         threshold=evaluation.threshold,
         one_answer=evaluation.one_answer,
         fitted=evaluation.fitted,
+        score=task.score,
+        certainty=certainty,
+        chosen=chosen,
         preparation=data.preparation.model_dump(mode="json") if data.preparation else {},
     )
     meta = ModelMeta(

@@ -24,6 +24,7 @@ from medpfl.methods.base import Build, Method
 from medpfl.privacy.base import Spent
 from medpfl.tasks.base import Task
 from medpfl.tasks.metrics.calibration import Calibration
+from medpfl.tasks.metrics.certainty import Certainty, Interval
 
 MODEL_FORMAT = 1
 _NETWORKS = 16
@@ -66,6 +67,25 @@ class Recipe(_Strict):
     meaning: Meaning = []
 
 
+class Chosen(_Strict):
+    """How a hospital's validation cases chose the model (``deployed.choice``).
+
+    Attributes:
+        model: its name among the ``candidates``.
+        patients: validation patients.
+        gain: of choosing so over the local model on them, cross-fitted; None where nothing can be said; ``error``: its
+            standard error; ``interval``: 95 %.
+        candidates: name to validation score; None where it is not defined.
+    """
+
+    model: str
+    patients: int
+    gain: float | None
+    error: float | None
+    interval: Interval | None
+    candidates: dict[str, float | None]
+
+
 class History(_Strict):
     """Where a model comes from: known at its hospital, and left out of what is given away.
 
@@ -80,6 +100,9 @@ class History(_Strict):
         one_answer: whether it gave all test cases the same class though there are several.
         fitted: what the task fitted on the training part's decisions (the baseline of a survival model); see
             ``Task.fit_after``.
+        score: the metric of the results that chose rounds; None in older files.
+        certainty: how sure it is; None where there are too few patients.
+        chosen: of the model that the hospital's validation cases chose, how; None of the others.
         preparation: what was fitted on the hospital's training part to prepare inputs (a table's means, say).
         privacy: what the noise on what the hospital sent has cost in the job; None: there was none.
     """
@@ -96,6 +119,9 @@ class History(_Strict):
     threshold: float | None = Field(default=None, exclude_if=lambda found: found is None)
     one_answer: bool = Field(default=False, exclude_if=lambda found: not found)
     fitted: tuple[float, ...] = Field(default=(), exclude_if=lambda found: not found)
+    score: str | None = Field(default=None, exclude_if=lambda found: found is None)
+    certainty: Certainty | None = Field(default=None, exclude_if=lambda found: found is None)
+    chosen: Chosen | None = Field(default=None, exclude_if=lambda found: found is None)
     preparation: dict[str, JsonValue]
     privacy: Spent | None = Field(default=None, exclude_if=lambda found: found is None)
 

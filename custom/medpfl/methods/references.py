@@ -7,10 +7,15 @@ is the one place where the rest of the package finds methods by name.
 
 from collections.abc import Iterable
 
+from medpfl.methods.averaged import averaged
 from medpfl.methods.base import Method
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.local import Local, Pooled
 
+__all__ = ["AVERAGE", "LOCAL", "POOLED", "REFERENCES", "averaged", "like", "riding_along"]
+
+LOCAL, AVERAGE = "local", "average"
+"""Deployed names: of the model that a hospital trained alone, and of the average of all that it holds."""
 REFERENCES: dict[str, type[Method]] = {"local": Local, "fedavg": FedAvg}
 """Slot to the reference that has it."""
 POOLED: type[Method] = Pooled

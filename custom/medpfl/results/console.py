@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from medpfl.results.chosen import CHOSEN, chosen_texts, paid, power_notes
 from medpfl.results.files import read_summary
 from medpfl.results.schema import EvaluationSummary, TrainingSummary
 from medpfl.results.tables import PRESENCE, SCORED, metric_means, result_table
@@ -29,20 +30,25 @@ def print_results(folder: Path, console: Console) -> None:
     table.add_column(escape(results.heading), justify="right")
     for label in results.labels:
         table.add_column(escape(label), justify="right")
+    if chosen := chosen_texts(summary):
+        table.add_column(CHOSEN)
     if results.presence:
         table.add_column(PRESENCE)
     for row, (site, size, values) in enumerate(zip(results.sites, results.sizes, results.values, strict=True)):
         best = results.best(row)
         shown = [f"[bold]{v:.3f}[/]" if v == best else f"{v:.3f}" for v in values]
+        shown += [escape(chosen.get(site, ""))] if chosen else []
         shown += [results.presence[site]] if results.presence else []
         table.add_row(escape(site), str(size), *shown)
     for site in results.absent:
-        table.add_row(escape(site), *[""] * (1 + len(results.labels)), results.presence[site])
+        table.add_row(escape(site), *[""] * (1 + len(results.labels) + bool(chosen)), results.presence[site])
     table.add_section()
     table.add_row("mean", "", *results.mean_texts)
     if results.scored:
         table.add_row(SCORED, "", *results.scored)
     console.print(table)
+    for text in filter(None, [paid(summary), *power_notes(summary)]):
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
     head, rows = metric_means(summary)
     if rows:
         means = Table(title="all metrics, mean of the hospitals")

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints
 
 from medpfl.core.errors import printable
-from medpfl.results.schema import FinalLine, ValidationLine
+from medpfl.results.schema import ChosenRow, FinalLine, ValidationLine
+from medpfl.tasks.metrics.certainty import Certainty, Interval
 
 MOST_ROUNDS = 1_000_000
 MOST_METRICS = 200
@@ -26,6 +27,7 @@ class MetricLine(BaseModel):
         round: of the mixing from which the model came; 0 for a model that was given.
         metrics: name to value; None: not defined on these cases.
         choice: of a test, which round's model it was; "given": none of this job's.
+        certainty: of a test, how sure the score is; None where the hospital has too few patients to say it.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
@@ -35,6 +37,7 @@ class MetricLine(BaseModel):
     round: Round
     metrics: Annotated[dict[Name, Value | None], Field(max_length=MOST_METRICS)]
     choice: Literal["best", "last", "given"] | None = None
+    certainty: Certainty | None = Field(default=None, exclude_if=lambda found: found is None)
 
     def validated_at(self, site: str) -> ValidationLine:
         """As the results keep it."""
@@ -43,5 +46,30 @@ class MetricLine(BaseModel):
     def tested_at(self, site: str) -> FinalLine:
         """As the results keep it; it must have a choice."""
         return FinalLine(
-            site=site, model=self.model, round=self.round, metrics=dict(self.metrics), choice=self.choice or "last"
+            site=site,
+            model=self.model,
+            round=self.round,
+            metrics=dict(self.metrics),
+            choice=self.choice or "last",
+            certainty=self.certainty,
         )
+
+
+class ChosenModel(BaseModel):
+    """Which of its models a hospital's validation cases support (``deployed.choice``).
+
+    Attributes:
+        test: the chosen model's test, under its name; "average" is the mean of all its models' probabilities.
+        gain: of choosing so over the hospital's local model on the validation cases, cross-fitted, and ``interval``:
+            95 %; None where there are too few patients to tell.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    test: MetricLine
+    gain: Value | None = None
+    interval: Interval | None = None
+
+    def chosen_at(self, site: str) -> ChosenRow:
+        """As the results keep it."""
+        return ChosenRow(test=self.test.tested_at(site), gain=self.gain, interval=self.interval)

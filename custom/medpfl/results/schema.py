@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, NonNegativeInt
 
 from medpfl.data.meaning import Meaning
 from medpfl.privacy.base import Spent
+from medpfl.tasks.metrics.certainty import Certainty, Interval
 from medpfl.tasks.metrics.measure import Measure
 
 VERSION: Literal[1] = 1
@@ -59,6 +60,7 @@ class FinalLine(Typed):
     Attributes:
         round: whose mixing made the model; 0 for a given model.
         choice: "best" or "last" round; "given" for a given model.
+        certainty: how sure the score is, from the hospital's own patients; None: not known, as in older files.
     """
 
     site: str
@@ -67,6 +69,16 @@ class FinalLine(Typed):
     round: NonNegativeInt
     metrics: Scores
     choice: str
+    certainty: Certainty | None = Field(default=None, exclude_if=lambda found: found is None)
+
+
+class ChosenRow(Typed):
+    """The model that a hospital's validation cases support: its test, and the gain of choosing so over the local model
+    on the validation cases with its interval; None: too few patients to tell."""
+
+    test: FinalLine
+    gain: float | None = None
+    interval: Interval | None = None
 
 
 class TrainingLine(Typed):
@@ -213,6 +225,7 @@ class AboutTraining(About):
         networks: slot to the pairs of similar hospitals, where a component has such a network.
         trained: hospital to the stretches of rounds in which it trained; empty in files of before.
         privacy: hospital to what its noise has cost, as it says itself; empty without noise.
+        chosen: hospital to the model that it takes; empty in files of before, and where no local model rides along.
     """
 
     settings: ControllerArguments
@@ -224,6 +237,7 @@ class AboutTraining(About):
     scored: dict[str, str] = Field(default_factory=dict)
     trained: dict[str, list[Stretch]] = Field(default_factory=dict)
     privacy: dict[str, Spent] = Field(default_factory=dict, exclude_if=lambda found: not found)
+    chosen: dict[str, ChosenRow] = Field(default_factory=dict, exclude_if=lambda found: not found)
 
 
 class AboutEvaluation(About):

@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from medpfl.core.errors import ProtocolError, RefusedUpdate
-from medpfl.results.line import MetricLine
+from medpfl.methods.references import AVERAGE, LOCAL
+from medpfl.results.line import ChosenModel, MetricLine
 from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol import (
     EvaluateReply,
@@ -22,7 +23,8 @@ from medpfl.rounds.protocol import (
     ValidateReply,
     ValidateRequest,
 )
-from medpfl.rounds.terms import Terms
+from medpfl.rounds.terms import Range, Terms
+from medpfl.tasks.metrics.certainty import Interval
 
 A = TypeVar("A", bound=Part)
 Check = Callable[[str, Message[A]], None]
@@ -93,10 +95,13 @@ def check_answer(asked: Request, reply: Reply, terms: Terms | None = None) -> No
             _check_validation(reply.metrics, asked.round, terms)
         case FinishRequest(), FinishReply():
             _check_tests(reply.metrics, asked, terms)
+            _check_chosen(reply.chosen, asked, terms)
         case EvaluateRequest(), EvaluateReply():
             line = reply.metrics[0]
             if (line.model, line.split, line.round, line.choice) != (asked.recipe.deployed, "test", 0, "given"):
                 raise ProtocolError("its metrics are not of the given model's test")
+            if line.certainty is not None:
+                raise ProtocolError("it tells how sure the given model's score is, which it was not asked")
 
 
 def _check_same(what: str, asked: int, answered: int) -> None:
@@ -110,6 +115,8 @@ def _check_validation(lines: Sequence[MetricLine], round_number: int, terms: Ter
     for line in lines:
         if (line.split, line.round, line.choice) != ("validation", round_number, None) or not line.round:
             raise ProtocolError(f"a line of '{line.model}' is not of the validation of round {round_number}")
+        if line.certainty is not None:
+            raise ProtocolError(f"it tells how sure the validation of '{line.model}' is, which it was not asked")
         if line.model in models:
             _check_values(line, terms)
         elif not (line.model in numbers and list(line.metrics) == [line.model]):
@@ -127,8 +134,46 @@ def _check_tests(lines: Sequence[MetricLine], asked: FinishRequest, terms: Terms
         _check_values(line, terms)
 
 
+def _check_chosen(chosen: ChosenModel | None, asked: FinishRequest, terms: Terms | None) -> None:
+    if chosen is None:
+        return
+    if terms is None or LOCAL not in terms.plan.tested:
+        raise ProtocolError("it chose a model, and no local model rides along in this job")
+    line = chosen.test
+    if line.model == AVERAGE and (line.split, line.round, line.choice) == ("test", asked.round, "best"):
+        _check_values(line, terms)
+    else:
+        _check_tests([line], asked, terms)
+    _check_interval(line.model, chosen.interval, chosen.gain, _of_gains(terms))
+
+
+def _check_certainty(line: MetricLine, terms: Terms | None) -> None:
+    """Intervals lie within the range of the score, or of its differences."""
+    if line.certainty is None or terms is None:
+        return
+    found, value = line.certainty, line.metrics.get(terms.score)
+    if value is None:
+        raise ProtocolError(f"it tells how sure the {terms.score} of '{line.model}' is, and not the {terms.score}")
+    _check_interval(line.model, found.interval, None, terms.ranges[terms.score])
+    _check_interval(line.model, found.gained, found.gain, _of_gains(terms))
+
+
+def _of_gains(terms: Terms) -> Range:
+    least, largest = terms.ranges[terms.score]
+    return least - largest, largest - least
+
+
+def _check_interval(model: str, interval: Interval | None, value: float | None, span: Range) -> None:
+    every = [*(interval or ()), *([] if value is None else [value])]
+    if not all(span[0] - _ROUNDING <= one <= span[1] + _ROUNDING for one in every):
+        raise ProtocolError(f"an interval of '{model}' is not between {span[0]:g} and {span[1]:g}")
+    if interval is not None and interval[0] > interval[1]:
+        raise ProtocolError(f"an interval of '{model}' ends before it begins")
+
+
 def _check_values(line: MetricLine, terms: Terms | None) -> None:
     """Metrics of the task, within their ranges."""
+    _check_certainty(line, terms)
     ranges = terms.ranges if terms else {}
     for name, value in line.metrics.items():
         if name not in ranges:

@@ -301,7 +301,7 @@ class Coordinator:
         trained = stretches(self.record.lines, self.roster)
         for site, text in absences(trained, self.done).items():
             self.record.event(self.done, site, text)
-        asked = self._asked(protocol.FinishRequest, self.done, finetune=self.settings.finetune)
+        asked, chosen = self._asked(protocol.FinishRequest, self.done, finetune=self.settings.finetune), {}
         spent = {}
         for site, message in self._answers(asked, protocol.FinishReply, replies).items():
             if message.header.privacy is not None:
@@ -309,7 +309,10 @@ class Coordinator:
             for line in message.header.metrics:
                 self.record.metric(line.tested_at(site))
             self._take_notes(site, self.done, message.header.notes)
-        said = self._about.model_copy(update={"networks": self.copies.links(), "trained": trained, "privacy": spent})
+            if message.header.chosen is not None:
+                chosen[site] = message.header.chosen.chosen_at(site)
+        more = {"networks": self.copies.links(), "trained": trained, "chosen": chosen, "privacy": spent}
+        said = self._about.model_copy(update=more)
         readable = {} if self.copies.sealed else self.copies.compact()
         self.record.finish(said, self.best, write_slots(self.results, self.job.name, readable))
         self._save(finished=True)

@@ -15,7 +15,7 @@ from medpfl.core.errors import ProtocolError, printable
 from medpfl.data.fingerprint import Fingerprint, Planned
 from medpfl.deployed.model_file import Recipe
 from medpfl.privacy.base import Spent
-from medpfl.results.line import MOST_METRICS, MetricLine, Name, Round, Value
+from medpfl.results.line import MOST_METRICS, ChosenModel, MetricLine, Name, Round, Value
 from medpfl.results.schema import BestRound, Rebuild
 from medpfl.tasks.metrics.measure import Measure
 
@@ -314,14 +314,19 @@ class FinishReply(Part):
 
     Attributes:
         metrics: of the test split, for the best and the last round's models and what was fine-tuned from them.
+            Each says how sure its score is: the 95 % interval from the hospital's own patients, the gain over its local
+            model and the interval of that; nothing where there are fewer than 6 patients, or than 'least_scored'.
         notes: sentences about models that this hospital does not have, and as in training.
         privacy: what the noise has cost in the whole job.
+        chosen: the name of the model that its validation cases support, that model's line, and the gain on these cases
+            with its interval; nothing where no local model rides along.
     """
 
     task: Literal["finish"] = "finish"
     metrics: Lines
     notes: Notes
     privacy: Spent | None = None
+    chosen: ChosenModel | None = None
 
 
 class EvaluateReply(Part):
@@ -377,10 +382,6 @@ def parse(kind: type[Envelope], text: object) -> Envelope:
     """
     if not isinstance(text, str) or len(text) > LONGEST:
         raise ProtocolError(f"the message is no text of at most {LONGEST} characters")
-    return _valid(kind, text)
-
-
-def _valid(kind: type[Envelope], text: str) -> Envelope:
     try:
         return kind.model_validate_json(text)
     except ValueError as error:  # pydantic's ValidationError, or text that is no Unicode

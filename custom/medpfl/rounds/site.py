@@ -18,7 +18,6 @@ from medpfl.core.seeding import seed_torch
 from medpfl.core.tied import own_state
 from medpfl.data.samples import SiteData
 from medpfl.data.site_file import SiteFile
-from medpfl.deployed.evaluate import Origin, evaluate_test, save_deployed
 from medpfl.methods.base import Build, Hospital, Method, Site, Span
 from medpfl.methods.presented import Presented
 from medpfl.methods.references import riding_along
@@ -26,6 +25,7 @@ from medpfl.results.line import MetricLine
 from medpfl.results.schema import number
 from medpfl.rounds import policy
 from medpfl.rounds.announcing import fine_tuned_name, plan_of, rebuild_of, versions
+from medpfl.rounds.choosing import Holding, local_first
 from medpfl.rounds.evaluation import GIVEN, evaluate_given
 from medpfl.rounds.held_alike import read_common
 from medpfl.rounds.lock import StateLock
@@ -58,7 +58,7 @@ from medpfl.rounds.protocol import (
     ValidateRequest,
 )
 from medpfl.rounds.refining import take_shown
-from medpfl.rounds.scoring import Scoring, line_of
+from medpfl.rounds.scoring import Scoring
 from medpfl.rounds.sealing import Seal, seal_of
 from medpfl.tasks.base import Task
 
@@ -347,7 +347,11 @@ class SiteRunner:
         notes = self._enter_run(header)
         last = header.round
         lines: list[MetricLine] = []
-        for method in self.methods:
+        self._holding = Holding(
+            self.task, self.data, self.device, self.home / "models", self.home.name, self.name, self.seed,
+            self.methods, len(self.roster), self.policy.least_scored, self._guard.spent,
+        )  # fmt: skip
+        for method in local_first(self.methods):
             for name in method.deploys:
                 best = header.best[name].round if name in header.best else last
                 choices: tuple[tuple[Choice, int], ...] = (("best", best), ("last", last))
@@ -365,19 +369,16 @@ class SiteRunner:
                     notes.append(f"{fine_tuned_name(method.fine_tuned)}: {note}")
                 else:
                     lines.append(self._fine_tune(method, method.fine_tuned, best, last, header.finetune))
-        return Message(FinishReply(metrics=tuple(lines), notes=tuple(notes), privacy=self._guard.spent))
+        order = plan_of(self.method, self.methods, header.rounds).tested
+        lines.sort(key=lambda line: order.index(line.model))
+        chosen, spent = self._holding.choose(last), self._guard.spent
+        return Message(FinishReply(metrics=tuple(lines), notes=tuple(notes), chosen=chosen, privacy=spent))
 
     def _test(
         self, method: Method, name: str, choice: Choice, round_number: int, deployed: str | None = None
     ) -> MetricLine:
-        tested = evaluate_test(method, name, self.models, self.task, self.data, self.device)
-        deployed = deployed or name
         networks = self.networks.of(method)
-        origin = Origin(self.home.name, self.name, deployed, choice, round_number, self._guard.spent)
-        folder, hospitals = self.home / "models", len(self.roster)
-        save_deployed(folder, origin, method, name, networks, self.task, self.data, hospitals, tested)
-        line = line_of(deployed, "test", round_number, tested[0])
-        return line.model_copy(update={"choice": choice})
+        return self._holding.test(method, name, self.models, networks, choice, round_number, deployed or name)
 
     def _fine_tune(self, method: Method, name: str, best: int, last: int, rounds: int) -> MetricLine:
         """Local rounds from the best common model called ``name``, the number of them chosen on validation."""

@@ -31,6 +31,7 @@ from medpfl.tasks.losses.base import Loss
 from medpfl.tasks.metrics.base import CaseMetric, Metric
 from medpfl.tasks.metrics.constant import one_answer
 from medpfl.tasks.metrics.measure import Measure
+from medpfl.tasks.metrics.sheet import Sheet, sheet_of, sheet_of_cases
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Evaluation:
         threshold: that validation chose and the metrics use; None where they use none.
         one_answer: whether every sample was given the same class though there are several (``metrics.constant``).
         fitted: what the task fitted for the model (``Task.fit_after``).
+        sheet: what the score of any resample of the patients follows from; stays at the hospital. Of tests only.
     """
 
     metrics: dict[str, float]
@@ -50,6 +52,7 @@ class Evaluation:
     threshold: float | None = None
     one_answer: bool = False
     fitted: tuple[float, ...] = ()
+    sheet: Sheet | None = field(default=None, repr=False, compare=False)
 
 
 class Task(Checked):
@@ -310,3 +313,15 @@ class Task(Checked):
             else:
                 values[metric.name] = metric.of_split(decisions, samples)
         return Evaluation(values, cases, one_answer=one_answer(decisions, samples, self.spec.target))
+
+    def sheet(self, decisions: Tensor, samples: Samples, metrics: Sequence[Metric], cases: Sequence[Row] = ()) -> Sheet:
+        """What is kept of decisions about a non-empty split so that the score of any resample follows.
+
+        Args:
+            metrics: the score is among them, at its threshold, if it has one.
+            cases: of the split's evaluation, which hold the score's values already, if it is a metric of cases.
+        """
+        metric = next(one for one in metrics if one.name == self.score)
+        if isinstance(metric, CaseMetric) and cases:
+            return sheet_of_cases(metric, [float(case[metric.name]) for case in cases], samples)
+        return sheet_of(metric, decisions, samples)

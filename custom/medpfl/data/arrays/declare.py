@@ -189,8 +189,8 @@ class Arrays(Dataset):
                     inputs.append(prepare(images, spec.size, ranges))
             targets = tensor_of([case.label for case in cases], self.target)
             names = [case.name for case in cases]
-            classes = len(self.class_names())
-            splits[split] = Samples(inputs.finish(), targets, np.arange(len(cases)), names, classes)
+            owners, classes = [case.group for case in cases], len(self.class_names())
+            splits[split] = Samples(inputs.finish(), targets, np.arange(len(cases)), names, classes, owners=owners)
         made = ArraysPreparation(
             inputs=self.inputs, layout=self.layout, dtype=dtype.name, mean=ranges["mean"], scale=ranges["scale"]
         )

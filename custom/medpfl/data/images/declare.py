@@ -208,7 +208,8 @@ class Images(Dataset):
             answers = [case.label for case in cases if case.label is not None]
             targets = masks.finish() if masked else tensor_of(answers, spec.target)
             files = [case.name for case in cases]
-            splits[split] = Samples(inputs.finish(), targets, np.arange(len(cases)), files, len(names), shown)
+            owners, case_of = [case.group for case in cases], np.arange(len(cases))
+            splits[split] = Samples(inputs.finish(), targets, case_of, files, len(names), shown, owners)
         return SiteData(splits, names, ImagesPreparation(channels=self.channels))
 
     def _cached(

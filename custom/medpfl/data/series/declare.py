@@ -147,9 +147,9 @@ class Series(Cells, Dataset):
                 made = windows(((plan.values(run) - mean) / scale).astype(np.float32), plan.length, plan.step)
                 inputs.append(torch.from_numpy(made))
                 targets.append(tensor_of([run.label] * len(made), self.target))
-            names = [case.name for case in listing[split]]
-            classes = len(self.class_names())
-            splits[split] = Samples(inputs.finish(), targets.finish(), np.arange(len(names)), names, classes)
+            names, owners = ([getattr(case, key) for case in listing[split]] for key in ("name", "group"))
+            classes, case_of = len(self.class_names()), np.arange(len(names))
+            splits[split] = Samples(inputs.finish(), targets.finish(), case_of, names, classes, owners=owners)
         preparation = SeriesPreparation(
             cells=Cells.model_validate(self.model_dump(include=set(Cells.model_fields))),
             channels=self.channels,

@@ -187,6 +187,7 @@ def _samples(data: TableData, rows: list[int]) -> Samples:
         np.arange(len(rows)),
         [data.rows[index] for index in rows],
         len(data.class_names),
+        owners=[data.groups[index] for index in rows],
     )
 
 

@@ -257,8 +257,9 @@ class Volumes(LabelMap, Dataset):
                     targets.append(label.permute(2, 0, 1))
             case_of = np.repeat(np.arange(len(cases)), depth)
             names_of = [case.name for case in cases]
+            owners = [case.group for case in cases]
             shown = None if classified else self.shown()
-            splits[split] = Samples(inputs.finish(), targets.finish(), case_of, names_of, len(names), shown)
+            splits[split] = Samples(inputs.finish(), targets.finish(), case_of, names_of, len(names), shown, owners)
         return SiteData(splits, names, VolumesPreparation.of(spec))
 
     def _fitted(self, spec: Spec, cases: Sequence[VolumeCase], cache: PreparedCases) -> Spec:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import ClassVar, Self
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from medpfl.data.samples import Samples, SiteData
@@ -48,9 +50,33 @@ class Metric(ABC):
             decisions: N x ..., on the CPU; what ``Task.decide`` gave.
         """
 
+    quick: ClassVar[bool] = False
+    """Whether ``of_resamples`` scores thousands of resamples at once."""
+
+    def of_resamples(self, decisions: Tensor, samples: Samples, counts: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The value of each of B resamples of a split; NaN where it is not defined. By default one after another.
+
+        Args:
+            counts: B x N: how often each resample holds each sample, each at least one.
+        """
+        found = []
+        for times in counts:
+            drawn = torch.from_numpy(np.repeat(np.arange(len(times)), times))
+            mine = Samples(
+                torch.empty(len(drawn), 0),
+                samples.targets[drawn],
+                samples.case[drawn.numpy()],
+                samples.names,
+                samples.classes,
+            )
+            found.append(self.of_split(decisions[drawn], mine))
+        return np.array(found, dtype=np.float64)
+
 
 class CaseMetric(Metric):
     """A metric of every case; that of a split is the mean over its cases."""
+
+    quick = True
 
     @abstractmethod
     def of_cases(self, decisions: Tensor, samples: Samples) -> list[float]:

@@ -2,7 +2,7 @@
 """Metrics of class probabilities, N x C, against N class indices."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Self
 
 import numpy as np
@@ -24,14 +24,50 @@ def _right(decisions: Tensor, samples: Samples) -> NDArray[np.bool_]:
     return found
 
 
+def _share(counts: NDArray[np.int64], right: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Of each of B resamples, B x N counts, the share of what is right; NaN of an empty one."""
+    return _ratio(counts[:, right].sum(axis=1), counts.sum(axis=1))
+
+
+def _ratio(part: NDArray[np.float64], whole: NDArray[np.float64]) -> NDArray[np.float64]:
+    found: NDArray[np.float64] = np.divide(part, whole, out=np.full(len(whole), np.nan), where=whole > 0)
+    return found
+
+
+def _mean_of_known(each: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Mean of the values that are there, resample by resample; NaN where none is."""
+    values = np.stack(each)
+    known = ~np.isnan(values)
+    return _ratio(np.where(known, values, 0).sum(axis=0), known.sum(axis=0))
+
+
+def _areas(
+    probability: NDArray[np.float32], positive: NDArray[np.bool_], counts: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Area under the ROC curve of each of B resamples, B x N counts: the share of the pairs of a positive and a
+    negative in which the positive has the higher probability, equal ones counting half (Mann and Whitney)."""
+    order = np.argsort(probability, kind="stable")
+    starts = np.unique(probability[order], return_index=True)[1]
+    chosen, sign = counts[:, order].astype(np.float64), positive[order]
+    above = np.add.reduceat(chosen * sign, starts, axis=1)
+    below = np.add.reduceat(chosen * ~sign, starts, axis=1)
+    won = (above * (below.cumsum(axis=1) - 0.5 * below)).sum(axis=1)
+    return _ratio(won, above.sum(axis=1) * below.sum(axis=1))
+
+
 class Accuracy(Metric):
     """Share of the samples whose most probable class is the right one."""
 
     name = "accuracy"
     range = (0.0, 1.0)
 
+    quick = True
+
     def of_split(self, decisions: Tensor, samples: Samples) -> float:
         return float(np.mean(_right(decisions, samples)))
+
+    def of_resamples(self, decisions: Tensor, samples: Samples, counts: NDArray[np.int64]) -> NDArray[np.float64]:
+        return _share(counts, _right(decisions, samples))
 
 
 class BalancedAccuracy(Metric):
@@ -39,10 +75,16 @@ class BalancedAccuracy(Metric):
 
     name = "balanced_accuracy"
     range = (0.0, 1.0)
+    quick = True
 
     def of_split(self, decisions: Tensor, samples: Samples) -> float:
         truth, right = samples.targets[:].numpy(), _right(decisions, samples)
         return float(np.mean([np.mean(right[truth == one]) for one in np.unique(truth)]))
+
+    def of_resamples(self, decisions: Tensor, samples: Samples, counts: NDArray[np.int64]) -> NDArray[np.float64]:
+        truth, right = samples.targets[:].numpy(), _right(decisions, samples)
+        recalls = [_share(counts[:, truth == one], right[truth == one]) for one in np.unique(truth)]
+        return _mean_of_known(recalls)
 
 
 class AUC(Metric):
@@ -51,9 +93,18 @@ class AUC(Metric):
 
     name = "auc"
     range = (0.0, 1.0)
+    quick = True
 
     def of_split(self, decisions: Tensor, samples: Samples) -> float:
         return _one_against_rest(area_under_roc, decisions, samples)
+
+    def of_resamples(self, decisions: Tensor, samples: Samples, counts: NDArray[np.int64]) -> NDArray[np.float64]:
+        truth, probability = samples.targets[:].numpy(), decisions.numpy()
+        present = np.unique(truth)
+        if len(present) < 2 or not np.isfinite(probability).all():
+            return np.full(len(counts), np.nan)
+        against_rest = present if probability.shape[1] > 2 else present[1:]
+        return _mean_of_known([_areas(probability[:, one], truth == one, counts) for one in against_rest])
 
 
 class AUPRC(Metric):

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A comparison's hospitals choose: what each would take by its own validation cases, and how that does on its test."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from medpfl.compare import aggregate, intervals
+from medpfl.compare.patients import Sheets
+from medpfl.compare.results import ChosenRow, Gain
+from medpfl.deployed.choice import choose
+from medpfl.tasks.metrics.base import CaseMetric
+from medpfl.tasks.metrics.certainty import Interval, interval_of
+from medpfl.tasks.metrics.measure import Measure
+from medpfl.tasks.metrics.sheet import Sheet
+
+AVERAGE = "average"
+ALL = "all of them"
+Pair = tuple[int | None, int]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Row to run (split and seed) to what its models said.
+
+    Attributes:
+        local: the row of local training.
+        ratio: of repeated splits, test samples to training samples; None: there is one split.
+    """
+
+    sheets: Mapping[str, Mapping[Pair, Sheets]]
+    sites: Sequence[str]
+    measure: Measure
+    local: str
+    ratio: float | None
+
+    def certain(
+        self, mine: Sequence[Sheets], pairs: Sequence[Pair], mean: Gain, hospitals: Mapping[str, Gain]
+    ) -> tuple[Gain, dict[str, Gain]]:
+        """The gains of some runs over local training with intervals: the mean of the hospitals' and each one's."""
+        alone = [self.sheets[self.local][pair] for pair in pairs]
+        if self.ratio is not None:
+            table = np.array([
+                [self.measure.gain(one[site]["test"].score, other[site]["test"].score) for site in self.sites]
+                for one, other in zip(mine, alone, strict=True)
+            ])  # fmt: skip
+            each = {site: intervals.corrected(table[:, k].tolist(), self.ratio) for k, site in enumerate(self.sites)}
+            whole = intervals.corrected(table.mean(axis=1).tolist(), self.ratio)
+        else:
+            draws = {}
+            for site in self.sites:
+                one, other = (intervals.resampled([run[site]["test"] for run in runs], site) for runs in (mine, alone))
+                draws[site] = one - other if self.measure.direction == "higher" else other - one
+            patients = {site: mine[0][site]["test"].patients for site in self.sites}
+            each = {site: interval_of(draws[site], patients[site]) for site in self.sites}
+            whole = interval_of(np.mean(list(draws.values()), axis=0), sum(patients.values()))
+        return _with(mean, whole), {site: _with(gain, each[site]) for site, gain in hospitals.items()}
+
+    def choose(self, name: str, labels: Sequence[str]) -> ChosenRow | None:
+        """What hospitals take that hold the models of these rows; None where a run of theirs is missing."""
+        names = list(dict.fromkeys([self.local, *labels]))
+        pairs = [pair for pair in self.sheets[self.local] if all(pair in self.sheets[label] for label in names)]
+        if not pairs:
+            return None
+        taken: list[Sheets] = []
+        picks: dict[str, Counter[str]] = {site: Counter() for site in self.sites}
+        for pair in pairs:
+            held = {}
+            for site in self.sites:
+                model, sheet = self._take({label: self.sheets[label][pair][site] for label in names}, pair, site)
+                picks[site][model] += 1
+                held[site] = {"test": sheet}
+            taken.append(held)
+        scores = np.array([[run[site]["test"].score for site in self.sites] for run in taken])
+        alone = np.array([[self.sheets[self.local][pair][s]["test"].score for s in self.sites] for pair in pairs])
+        mean = aggregate.gain(scores.mean(axis=1), alone.mean(axis=1), self.measure)
+        each = {s: aggregate.gain(scores[:, k], alone[:, k], self.measure) for k, s in enumerate(self.sites)}
+        if mean is None:
+            return None
+        gains = {site: gain for site, gain in each.items() if gain is not None}
+        mean, hospitals = self.certain(taken, pairs, mean, gains)
+        return ChosenRow(
+            name=name,
+            score=aggregate.stat(scores.mean(axis=1)),
+            gain=mean,
+            hospitals=hospitals,
+            picks={site: dict(found.most_common()) for site, found in picks.items()},
+            below=[site for site, gain in hospitals.items() if gain.interval and gain.interval[1] < 0],
+        )
+
+    def _take(self, held: Mapping[str, dict[str, Sheet]], pair: Pair, site: str) -> tuple[str, Sheet]:
+        """As ``rounds.choosing`` does it at the hospital."""
+        validation = {label: each["validation"] for label, each in held.items() if "validation" in each}
+        if not validation:
+            return self.local, held[self.local]["test"]
+        test = {label: each["test"] for label, each in held.items()}
+        known = [label for label, sheet in validation.items() if np.isfinite(sheet.score)]
+        if len(known) > 1 and not isinstance(validation[self.local].metric, CaseMetric):
+            validation[AVERAGE] = averaged([validation[label] for label in known])
+            test[AVERAGE] = averaged([test[label] for label in known])
+        model = choose(validation, self.local, self.measure, pair[1], site, "validation").model
+        return model, test[model]
+
+
+def _with(gain: Gain, found: Interval | None) -> Gain:
+    needed = intervals.needed(gain.mean, gain.deviation, found)
+    return gain.model_copy(update={"interval": found, "needed": needed})
+
+
+def averaged(sheets: Sequence[Sheet]) -> Sheet:
+    """The mean of several models' probabilities, or of the numbers that they predict; not of masks, of which only the
+    scores are kept."""
+    return replace(sheets[0], answers=torch.stack([sheet.answers.double() for sheet in sheets]).mean(dim=0))

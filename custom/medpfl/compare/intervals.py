@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Intervals of a comparison: from patients and seeds together, and from repeated splits; and what it would take to show
+a difference."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from medpfl.compare.results import Needed
+from medpfl.core.seeding import derive_seed
+from medpfl.tasks.metrics.certainty import Interval, draw
+from medpfl.tasks.metrics.sheet import Sheet
+
+MANY = 1000
+POWER, LEVEL = 0.8, 0.05
+MOST_SEEDS = 10_000
+
+
+def resampled(sheets: Sequence[Sheet], site: str) -> NDArray[np.float64]:
+    """A hospital's mean test score over the seeds in each of ``MANY`` draws of seeds, and of its patients: the
+    hierarchical bootstrap (Davison and Hinkley, Bootstrap Methods and their Application, 1997, 3.8), in which all seeds
+    have the same patients.
+
+    The draws are the same whatever the runs' method, so that differences of two methods are paired.
+
+    Args:
+        sheets: the runs' answers, seed by seed.
+    """
+    count = len(sheets)
+    taken = np.random.default_rng(derive_seed("seeds", count)).integers(count, size=(MANY, count))
+    drawn = draw(sheets[0].patients, MANY, site)
+    table = np.stack([sheet.scores(drawn) for sheet in sheets])
+    mean: NDArray[np.float64] = table[taken.T, np.arange(MANY)].mean(axis=0)
+    return mean
+
+
+def corrected(differences: Sequence[float], ratio: float) -> Interval | None:
+    """Of the mean difference over J repeated splits of the same patients, which overlap: mean -+ t_{J-1, 0.975}
+    sqrt((1 / J + ratio) s^2), the corrected variance of Nadeau and Bengio ("Inference for the Generalization Error",
+    Machine Learning 52, 2003, (11)). None for a single split.
+
+    Args:
+        ratio: test samples to training samples.
+    """
+    from scipy.special import stdtrit
+
+    values = np.array(differences)
+    count = len(values)
+    if count < 2 or not np.isfinite(values).all():
+        return None
+    reach = float(stdtrit(count - 1, 1 - LEVEL / 2)) * math.sqrt((1 / count + ratio) * values.var(ddof=1))
+    return round(float(values.mean() - reach), 6), round(float(values.mean() + reach), 6)
+
+
+def needed(mean: float, deviation: float | None, found: Interval | None) -> Needed:
+    """What would show a difference of this ``mean`` with a power of 80 %, two-sided at 5 %.
+
+    Args:
+        deviation: of the paired differences over the seeds.
+        found: the interval of the mean from patients and seeds.
+    """
+    error = None if found is None else (found[1] - found[0]) / (2 * 1.959964)
+    times = ((1.959964 + 0.841621) * error / abs(mean)) ** 2 if error and mean else None
+    return Needed(seeds=_seeds(mean, deviation), times=None if times is None else round(times, 2))
+
+
+def _seeds(mean: float, deviation: float | None) -> int | None:
+    """The fewest pairs with which a paired t-test has the power; None where it takes more than ``MOST_SEEDS``."""
+    from scipy.stats import nct, t
+
+    if not mean or not deviation:
+        return None
+
+    def power(count: int) -> float:
+        reach, shift = float(t.ppf(1 - LEVEL / 2, count - 1)), abs(mean) / deviation * math.sqrt(count)
+        return float(nct.sf(reach, count - 1, shift) + nct.cdf(-reach, count - 1, shift))
+
+    low, high = 2, 2
+    while power(high) < POWER:
+        low, high = high + 1, 2 * high
+        if high > MOST_SEEDS:
+            return None
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if power(middle) >= POWER else (middle + 1, high)
+    return high

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run's models say of each hospital's own validation and test cases: kept beside run.json, on this machine, so
+that a comparison can resample patients and choose as the hospitals would."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from medpfl.core.errors import MedPFLError
+from medpfl.data.samples import Samples, SiteData
+from medpfl.deployed.evaluate import decide, sheet_of_validation
+from medpfl.deployed.model_file import Deployed
+from medpfl.tasks.base import Task
+from medpfl.tasks.metrics.base import CaseMetric, at_threshold
+from medpfl.tasks.metrics.sheet import Sheet
+
+CASES = "cases.npz"
+SPLITS = ("validation", "test")
+Sheets = dict[str, dict[str, Sheet]]
+"""Hospital to split to what a model said; a hospital without validation cases has the test only."""
+
+
+class Kept:
+    """Collects them while a run is written down."""
+
+    def __init__(self, task: Task):
+        self._task = task
+        self._arrays: dict[str, NDArray[np.generic]] = {}
+
+    def add(self, label: str, site: str, deployed: Deployed, data: SiteData) -> None:
+        """One hospital's model of the row ``label``."""
+        for split, sheet in self._sheets(deployed, data).items():
+            place = f"{split}/{site}"
+            self._arrays[f"{place}/answers/{label}"] = sheet.answers.numpy()
+            self._arrays[f"{place}/patient"] = sheet.patient
+            if not isinstance(sheet.metric, CaseMetric):
+                self._arrays[f"{place}/targets"] = sheet.truth.targets[:].numpy()
+                threshold = getattr(sheet.metric, "threshold", None)
+                if threshold is not None:
+                    self._arrays[f"{place}/threshold/{label}"] = np.array(float(threshold))
+
+    def _sheets(self, deployed: Deployed, data: SiteData) -> dict[str, Sheet]:
+        task, device, found = self._task, torch.device("cpu"), {}
+        model = (deployed.method, deployed.name, deployed.networks)
+        if len(data.splits["validation"]):
+            found["validation"] = sheet_of_validation(*model, task, data, device)
+        history, test = deployed.meta.history, data.splits["test"]
+        metrics = at_threshold([task.metric(task.score)], history.threshold if history else None)
+        found["test"] = task.sheet(decide(*model, task, test, device), test, metrics)
+        return found
+
+    def write(self, folder: Path) -> None:
+        """Into ``folder``."""
+        with open(folder / CASES, "wb") as file:
+            np.savez_compressed(file, **self._arrays)  # type: ignore[arg-type]
+
+
+def read_cases(folder: Path, task: Task) -> dict[str, Sheets]:
+    """Label to what its models said; empty for a run of before there was such a file.
+
+    Raises:
+        MedPFLError: the file cannot be read.
+    """
+    path = folder / CASES
+    if not path.is_file():
+        return {}
+    try:
+        with np.load(path) as file:
+            arrays = dict(file)
+    except (OSError, ValueError) as error:
+        raise MedPFLError(f"cannot read {path}: {error}; remove its folder to repeat that run") from error
+    found: dict[str, Sheets] = {}
+    for key in arrays:
+        split, site, what, *rest = key.split("/")
+        if what == "answers":
+            found.setdefault(rest[0], {}).setdefault(site, {})[split] = _sheet(arrays, task, f"{split}/{site}", rest[0])
+    return found
+
+
+def _sheet(arrays: Mapping[str, NDArray[np.generic]], task: Task, place: str, label: str) -> Sheet:
+    patient = arrays[f"{place}/patient"].astype(np.int64)
+    answers = torch.from_numpy(arrays[f"{place}/answers/{label}"])
+    targets = arrays.get(f"{place}/targets")
+    truth = torch.zeros(len(patient)) if targets is None else torch.from_numpy(targets)
+    classes = answers.shape[1] if answers.dim() > 1 else 0
+    samples = Samples(torch.empty(len(patient), 0), truth, np.arange(len(patient)), [""] * len(patient), classes)
+    threshold = arrays.get(f"{place}/threshold/{label}")
+    (metric,) = at_threshold([task.metric(task.score)], None if threshold is None else float(threshold))
+    return Sheet(metric, answers, samples, patient)

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tables say of the models that hospitals chose, and how sure the test scores are."""
+
+import math
+from statistics import NormalDist
+
+from medpfl.results.schema import EvaluationSummary, FinalLine, Summary, TrainingSummary
+from medpfl.results.tables import REFERENCE_NAMES, ResultTable
+from medpfl.tasks.metrics.certainty import Certainty
+from medpfl.tasks.metrics.measure import Measure
+
+CHOSEN = "chosen"
+"""Heading of the column."""
+POWER = 0.8
+
+
+def label_of(model: str) -> str:
+    """A deployed model's name in tables."""
+    return REFERENCE_NAMES.get(model, model.replace("_", " ").capitalize())
+
+
+def chosen_texts(summary: Summary) -> dict[str, str]:
+    """Hospital to what its validation cases chose, with its test: "Personal 0.62 [0.55, 0.68], gain +0.14 [0.06,
+    0.21]". Empty where nothing was chosen, and in files of before."""
+    if not isinstance(summary, TrainingSummary):
+        return {}
+    measure = summary.measure(summary.score)
+    return {
+        site: f"{label_of(row.test.model)} {_test(row.test, summary.score, measure)}"
+        for site, row in summary.chosen.items()
+    }
+
+
+def _test(line: FinalLine, score: str, measure: Measure) -> str:
+    value = line.metrics.get(score)
+    if value is None:
+        return "n/a"
+    return line.certainty.short(value, measure) if line.certainty else f"{value:.2f}"
+
+
+def paid(summary: Summary) -> str:
+    """For how many hospitals joining paid, in a sentence or two; "" where nothing was chosen."""
+    if not isinstance(summary, TrainingSummary) or not summary.chosen:
+        return ""
+    rows = list(summary.chosen.values())
+    joined = [row for row in rows if row.test.model != "local"]
+    text = (
+        f"Joining paid for {len(joined)} of {len(rows)} hospitals: so many have validation cases that support another "
+        "model than the one they trained alone."
+    )
+    known = [found for row in joined if row.test.certainty and (found := row.test.certainty.gained)]
+    if not joined:
+        return text
+    if not known:
+        return f"{text} They have too few test patients to say how sure that is."
+    above, below = sum(low > 0 for low, _ in known), sum(high < 0 for _, high in known)
+    return (
+        f"{text} On their test patients the gain over the local model is surely above zero (its whole 95 % interval) "
+        f"at {above} of them and surely below zero at {below}."
+    )
+
+
+def power_notes(summary: Summary) -> list[str]:
+    """For each hospital whose chosen model's gain is not sure: how many test patients would show one of that size."""
+    if not isinstance(summary, TrainingSummary):
+        return []
+    notes = []
+    for site, row in summary.chosen.items():
+        found = row.test.certainty
+        needed = patients_needed(found) if found else None
+        if found and found.gain is not None and needed is not None and needed > found.patients:
+            notes.append(
+                f"{site}: a difference of {abs(found.gain):.2f} would show on about {needed} test patients; "
+                f"it has {found.patients}."
+            )
+    return notes
+
+
+def patients_needed(found: Certainty) -> int | None:
+    """So many patients would show a gain of this size: two-sided 5 %, power 80 %, normal approximation.
+
+    n' = n ((z_{0.975} + z_{0.8}) s / |gain|)^2 with s the standard error of the gain on n patients, which is a quarter
+    of its interval's length, about. None where there is no gain or it varies by nothing.
+    """
+    if found.gain is None or found.gained is None or not found.gain or found.gained[0] == found.gained[1]:
+        return None
+    normal = NormalDist()
+    error = (found.gained[1] - found.gained[0]) / (2 * normal.inv_cdf(0.975))
+    reach = normal.inv_cdf(0.975) + normal.inv_cdf(POWER)
+    return math.ceil(found.patients * (reach * error / abs(found.gain)) ** 2)
+
+
+def interval_table(summary: Summary, table: ResultTable, choice: str = "best") -> tuple[list[str], list[list[str]]]:
+    """How sure each score of the table is: models by hospitals; no lines where nothing is known."""
+    if isinstance(summary, EvaluationSummary):
+        return [], []
+    lines = {
+        (line.model, line.site): line
+        for line in summary.test
+        if line.choice == choice or line.model == "fedavg_finetuned"
+    }
+    if not any(line.certainty for line in lines.values()):
+        return [], []
+    measure = summary.measure(summary.score)
+    rows = []
+    for model, label in zip(table.models, table.labels, strict=True):
+        found = [lines.get((model, site)) for site in table.sites]
+        rows.append([label, *(_test(line, summary.score, measure) if line else "" for line in found)])
+    return ["model", *(f"{site}{_patients(summary, site)}" for site in table.sites)], rows
+
+
+def _patients(summary: TrainingSummary, site: str) -> str:
+    count = next((line.certainty.patients for line in summary.test if line.site == site and line.certainty), None)
+    return "" if count is None else f" ({count} test patients)"

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How sure a score is: intervals from resampled patients (the bootstrap)."""
+
+import math
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+
+from medpfl.core.seeding import derive_seed
+from medpfl.tasks.metrics.measure import Measure
+from medpfl.tasks.metrics.sheet import Sheet
+
+LEVEL = 0.95
+"""Of all intervals."""
+LEAST_PATIENTS = 6
+"""With fewer there is no interval: its ends could be the scores of single patients."""
+RESAMPLES, FEWER, ENTRIES = 2000, 200, 2**24
+"""Resamples at most, of metrics that score one after another, and answers in all of them together."""
+
+Bounded = Annotated[FiniteFloat, Field(ge=-1e100, le=1e100)]
+Interval = Annotated[tuple[Bounded, Bounded], Field(strict=False)]  # a list, where it was read from JSON
+"""Its lower and its upper end."""
+
+
+class Certainty(BaseModel):
+    """How sure a model's score at a hospital is; it tells of no single patient.
+
+    Attributes:
+        patients: of how many the score is.
+        interval: of the score, 95 %.
+        gain: by how much it is better than the score of the hospital's own local model, above 0 where it is; None of
+            the local model itself, or where there is none.
+        gained: the interval of that, from the same resamples for both models.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+    patients: Annotated[int, Field(ge=LEAST_PATIENTS, lt=2**53)]
+    interval: Interval
+    gain: Bounded | None = None
+    gained: Interval | None = None
+
+    def text(self, score: float, measure: Measure, what: str = "test patients") -> str:
+        """ "0.62 [0.55, 0.68], gain +0.14 [0.06, 0.21] on 8 test patients" """
+        return f"{self.short(score, measure)} on {self.patients} {what}"
+
+    def short(self, score: float, measure: Measure) -> str:
+        """The same without the patients."""
+        more = f", gain {self.gain:+.2f} {interval_text(self.gained)}" if self.gain is not None else ""
+        return f"{score:.2f} {interval_text(self.interval)}{f' {measure.unit}' if measure.unit else ''}{more}"
+
+
+def interval_text(found: Interval | None) -> str:
+    """ "[0.55, 0.68]" """
+    return "" if found is None else f"[{found[0]:.2f}, {found[1]:.2f}]"
+
+
+def resamples(sheet: Sheet, *seed: str | int) -> NDArray[np.int64]:
+    """B x patients counts: as many patients as there are, drawn with replacement."""
+    many = RESAMPLES if sheet.metric.quick else FEWER
+    many = max(FEWER, min(many, ENTRIES // max(len(sheet.answers), 1)))
+    return draw(sheet.patients, many, *seed)
+
+
+def draw(patients: int, many: int, *seed: str | int) -> NDArray[np.int64]:
+    """So ``many`` resamples of so many patients; the same on every machine."""
+    rng = np.random.default_rng(derive_seed(*seed, "resamples"))
+    return rng.multinomial(patients, np.full(patients, 1 / patients), size=many)
+
+
+def interval_of(values: NDArray[np.float64], patients: int) -> Interval | None:
+    """The expanded percentile interval of a score's resamples; resamples without a value are left out. None where fewer
+    than half of them have one.
+
+    Few patients vary less in their resamples than in truth, by sqrt((n - 1) / n), and the normal distribution's tails
+    are too light for them. Hesterberg ("What Teachers Should Know About the Bootstrap", The American Statistician
+    69(4), 2015, 3.1.1) therefore takes the quantiles at alpha' / 2 = Phi(-sqrt(n / (n - 1)) t_{alpha / 2, n - 1}).
+    """
+    from scipy.special import ndtr, stdtrit
+
+    known = values[np.isfinite(values)]
+    if len(known) < max(2, len(values) / 2) or patients < 2:
+        return None
+    outside = (1 - LEVEL) / 2
+    tail = float(ndtr(-math.sqrt(patients / (patients - 1)) * stdtrit(patients - 1, 1 - outside)))
+    low, high = np.quantile(known, [tail, 1 - tail])
+    return round(float(low), 6), round(float(high), 6)
+
+
+def certainty_of(sheet: Sheet, local: Sheet | None, measure: Measure, least: int, *seed: str | int) -> Certainty | None:
+    """Of a score on a hospital's patients; None where there are too few of them, or it is not defined.
+
+    Args:
+        local: of the hospital's local model on the same cases; None: there is none, or it is the model itself.
+        least: patients without which the hospital tells nothing, beside ``LEAST_PATIENTS``.
+        seed: of the resamples; the same for all models of a hospital.
+    """
+    if sheet.patients < max(least, LEAST_PATIENTS):
+        return None
+    counts = resamples(sheet, *seed)
+    mine = sheet.scores(counts)
+    interval, gain, gained = interval_of(mine, sheet.patients), None, None
+    if interval is None:
+        return None
+    if local is not None:
+        differences = mine - local.scores(counts)
+        better = differences if measure.direction == "higher" else -differences
+        gained, found = interval_of(better, sheet.patients), measure.gain(sheet.score, local.score)
+        gain = round(found, 6) if gained is not None and math.isfinite(found) else None
+    return Certainty(patients=sheet.patients, interval=interval, gain=gain, gained=gained if gain is not None else None)

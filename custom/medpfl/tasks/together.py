@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several networks' outputs as one, whose decision is the mean of theirs."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from medpfl.data.target import Target
+
+
+def together(outputs: Sequence[Tensor], target: Target) -> Tensor:
+    """Outputs, B x C x ..., whose probabilities are the mean of the networks' probabilities; of numbers (and
+    logarithms of hazard ratios), B x ..., the mean itself.
+
+    One output a sample, and labels, are probabilities by their sigmoid, several classes by their softmax over axis 1:
+    the result is log(p / (1 - p)), or log(p), of the mean p, which the sigmoid, or the softmax, makes p again.
+
+    Args:
+        outputs: of each network, all of one shape.
+    """
+    stacked = torch.stack([one.float() for one in outputs])
+    if target in (Target.VALUE, Target.SURVIVAL):
+        return stacked.mean(dim=0)
+    if target is Target.LABELS or stacked.shape[2] == 1:
+        positive = torch.nn.functional.logsigmoid(stacked).logsumexp(dim=0)
+        return positive - torch.nn.functional.logsigmoid(-stacked).logsumexp(dim=0)
+    return stacked.log_softmax(dim=2).logsumexp(dim=0) - math.log(len(outputs))

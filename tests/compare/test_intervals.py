@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Intervals of a comparison, what would show a difference, and what hospitals choose in it."""
+
+import html
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import ttest_1samp
+
+from comparing import SOFT, compared
+from medpfl.compare import console
+from medpfl.compare.chosen import ALL, Rows
+from medpfl.compare.intervals import corrected, needed, resampled
+from medpfl.compare.patients import Sheets
+from medpfl.compare.report import write_report
+from medpfl.compare.results import Gain
+from medpfl.compare.statistics import paired_gain
+from medpfl.data.samples import Samples
+from medpfl.tasks.metrics.masks import Dice
+from medpfl.tasks.metrics.measure import Measure
+from medpfl.tasks.metrics.sheet import Sheet, sheet_of_cases
+from small_jobs import write_table_sites
+
+
+def sheet(values: list[float]) -> Sheet:
+    names = [str(number) for number in range(len(values))]
+    targets = torch.zeros(len(names))
+    return sheet_of_cases(Dice(), values, Samples(targets[:, None], targets, np.arange(len(names)), names))
+
+
+def test_draws_vary_with_patients_and_with_seeds() -> None:
+    rng = np.random.default_rng(0)
+    patients, seeds = rng.normal(size=30), rng.normal(size=5)
+    by_patients = resampled([sheet(patients.tolist())] * 5, "anna")
+    assert by_patients.std() == pytest.approx(patients.std() / np.sqrt(30), rel=0.15)
+    by_seeds = resampled([sheet([float(seed)] * 30) for seed in seeds], "anna")
+    assert by_seeds.std() == pytest.approx(seeds.std() / np.sqrt(5), rel=0.15)
+    both = resampled([sheet((patients + seed).tolist()) for seed in seeds], "anna")
+    assert both.std() == pytest.approx(np.hypot(by_patients.std(), by_seeds.std()), rel=0.15)
+
+
+def test_repeated_splits_are_corrected_as_nadeau_and_bengio_do() -> None:
+    values = [0.1, 0.3, 0.2, 0.4]
+    plain = ttest_1samp(values, 0).confidence_interval(0.95)
+    found, independent = corrected(values, 0.25), corrected(values, 0.0)
+    assert independent == pytest.approx((plain.low, plain.high), abs=1e-6)
+    assert found is not None
+    assert found[1] - found[0] == pytest.approx((plain.high - plain.low) * np.sqrt((1 / 4 + 0.25) / (1 / 4)), abs=1e-5)
+    assert corrected([0.1], 0.25) is None
+
+
+def test_so_many_seeds_show_a_difference_four_times_in_five() -> None:
+    found = needed(0.5, 0.6, (0.5 - 1.96 * 0.25, 0.5 + 1.96 * 0.25))
+    assert found.seeds == 14 and found.times == pytest.approx((2.80 / 2) ** 2, abs=0.01)
+    values = np.random.default_rng(0).normal(0.5, 0.6, size=(4000, 14))
+    assert np.mean(ttest_1samp(values, 0, axis=1).pvalue < 0.05) == pytest.approx(0.8, abs=0.03)
+    assert needed(0.0, 0.6, None).seeds is None and needed(1e-6, 0.6, None).seeds is None
+
+
+@pytest.mark.parametrize(("pairs", "told"), [(5, ""), (6, " (p 0.031)")])
+def test_a_p_that_cannot_be_small_is_not_told(pairs: int, told: str) -> None:
+    gain = paired_gain([1.0] * pairs, [0.0] * pairs)
+    assert "(p " in console.gain_text(gain)  # a file of before, without intervals, is shown as it was
+    sure = gain.model_copy(update={"interval": (0.9, 1.1)})
+    assert console.gain_text(sure) == f"+1.000 [0.900, 1.100]{told}"
+
+
+def test_hospitals_choose_run_by_run() -> None:
+    rng = np.random.default_rng(0)
+    local = {seed: rng.normal(size=12) for seed in (0, 1)}
+
+    def run(seed: int, gain: float) -> Sheets:
+        values = sheet((local[seed] + gain + 0.01 * rng.normal(size=12)).tolist())
+        return {"anna": {"validation": values, "test": values}}
+
+    sheets = {
+        "Local": {(None, seed): run(seed, 0.0) for seed in (0, 1)},
+        "Good": {(None, seed): run(seed, [0.5, -0.5][seed]) for seed in (0, 1)},
+    }
+    rows = Rows(sheets, ["anna"], Measure(), "Local", None)
+    row = rows.choose("Good", ["Good"])
+    assert row is not None and row.picks == {"anna": {"Good": 1, "Local": 1}} and not row.below
+    assert row.gain.mean == pytest.approx(0.25, abs=0.02)
+    assert rows.choose("Other", ["Good"]) is not None
+    worse, mean = [run(0, -0.5), run(1, -0.4)], paired_gain([-0.5, -0.4], [0, 0])
+    gain, by_site = rows.certain(worse, [(None, 0), (None, 1)], mean, {})
+    assert gain.interval is not None and gain.interval[1] < 0 and not by_site
+
+
+@pytest.mark.slow
+def test_a_comparison_says_what_hospitals_choose(tmp_path: Path) -> None:
+    sites = write_table_sites(tmp_path / "sites", ["anna", "berta"], rows=60)
+    plan, found = compared(tmp_path, sites, seeds=[0, 1], methods={"SoftPull": SOFT})
+    assert [row.name for row in found.chosen] == [ALL, "SoftPull"]
+    for row in found.rows:
+        if row.gain:
+            assert row.gain.interval is not None and row.gain.interval[0] <= row.gain.mean <= row.gain.interval[1]
+            for each in row.hospitals.values():
+                assert isinstance(each.gain, Gain) and each.gain.interval is not None
+    for chosen in found.chosen:
+        for site in ("anna", "berta"):
+            assert sum(chosen.picks[site].values()) == 2
+    text, page = console.markdown(found), write_report(found, tmp_path / "results").read_text()
+    for part in (console.CHOSEN, "hierarchical bootstrap", ALL):
+        assert part in text and part in " ".join(html.unescape(page).split())
+    assert "(p " not in text
+    for file in (tmp_path / "results" / "runs").glob("*/cases.npz"):
+        file.unlink()  # as runs of before
+    from medpfl.compare.collect import collect
+
+    before = collect(plan, tmp_path / "results", {})
+    assert not before.chosen and all(row.gain is None or row.gain.interval is None for row in before.rows)
+    assert console.CHOSEN not in console.markdown(before)

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What console and report say of the models that hospitals chose, and how sure scores are."""
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+from scipy.stats import norm
+
+from medpfl.job import Job
+from medpfl.results.chosen import chosen_texts, interval_table, paid, patients_needed, power_notes
+from medpfl.results.console import print_results
+from medpfl.results.files import read_training, write_json
+from medpfl.results.report import write_report
+from medpfl.results.schema import TrainingSummary
+from medpfl.results.tables import result_table
+from medpfl.tasks.metrics.certainty import Certainty
+from tools import run
+
+Make = Callable[..., Job]
+SURE = {"patients": 8, "interval": [0.55, 0.68], "gain": 0.14, "gained": [0.06, 0.21]}
+
+
+def row(site: str, model: str, **certainty: Any) -> dict[str, Any]:
+    test = {"site": site, "model": model, "split": "test", "round": 3, "metrics": {"accuracy": 0.62}, "choice": "best"}
+    return {"test": {**test, **({"certainty": {**SURE, **certainty}} if certainty else {})}, "gain": 0.1}
+
+
+def changed(summary: TrainingSummary, **chosen: dict[str, Any]) -> TrainingSummary:
+    return TrainingSummary.model_validate_json(json.dumps({**summary.model_dump(mode="json"), "chosen": chosen}))
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from small_jobs import small_job, write_table_sites
+
+    folder = tmp_path_factory.mktemp("chosen")
+    run(small_job(rounds=1), write_table_sites(folder / "sites", rows=60), folder)
+    return folder / "results"
+
+
+def test_the_console_and_the_report_say_what_was_chosen(done: Path) -> None:
+    summary = changed(
+        read_training(done),
+        anna=row("anna", "personal", gain=0.14),
+        berta=row("berta", "local"),
+        clara=row("clara", "average", gain=-0.02, gained=[-0.06, 0.02]),
+    )
+    write_json(done / "summary.json", summary)
+    console = Console(width=300, file=io.StringIO(), record=True)
+    print_results(done, console)
+    page = write_report(done).read_text()
+    for text in (console.export_text(), " ".join(page.split())):
+        assert "Personal 0.62 [0.55, 0.68], gain +0.14 [0.06, 0.21]" in text and "Local 0.62" in text
+        assert "Joining paid for 2 of 3 hospitals" in text and "at 1 of them and surely below zero at 0" in text
+        assert "clara: a difference of 0.02 would show on about 66 test patients; it has 8." in text
+    assert "Average 0.62" in chosen_texts(summary)["clara"]
+    head, lines = interval_table(summary, result_table(summary))
+    assert head[1] == "anna (12 test patients)" and {len(line) for line in lines} == {5}
+    assert "gain" in lines[1][1] and "gain" not in lines[0][1]  # the local model is the first
+
+
+def test_of_files_of_before_nothing_is_said(done: Path) -> None:
+    content = read_training(done).model_dump(mode="json")
+    content.pop("chosen", None)
+    for line in content["test"]:
+        line.pop("certainty", None)
+    summary = TrainingSummary.model_validate_json(json.dumps(content))
+    assert not chosen_texts(summary) and paid(summary) == "" and not power_notes(summary)
+    assert interval_table(summary, result_table(summary)) == ([], [])
+    assert "chosen" not in summary.model_dump(mode="json")
+
+
+def test_nobody_gains(done: Path) -> None:
+    summary = changed(read_training(done), anna=row("anna", "local"), berta=row("berta", "local"))
+    assert paid(summary).startswith("Joining paid for 0 of 2 hospitals") and "test patients" not in paid(summary)
+    few = changed(read_training(done), anna=row("anna", "personal"))
+    assert paid(few).endswith("too few test patients to say how sure that is.")
+
+
+def test_so_many_patients_show_a_difference_four_times_in_five() -> None:
+    found = Certainty(patients=25, interval=(0, 1), gain=0.3, gained=(0.3 - 1.96 / 5, 0.3 + 1.96 / 5))  # deviation 1
+    needed = patients_needed(found)
+    assert needed == 88
+    gains = np.random.default_rng(0).normal(0.3, 1 / np.sqrt(needed), 4000)
+    assert np.mean(gains * np.sqrt(needed) > norm.ppf(0.975)) == pytest.approx(0.8, abs=0.02)
+    assert patients_needed(found.model_copy(update={"gain": 0.0})) is None
