@@ -119,7 +119,7 @@ def _run(
     federation = Federation(job, files, folder / "home")
     with noise_seed(run):
         federation.run()
-    slot = next(iter(method.components() or {"model": None}))
+    slot = next(iter(method.components()), "model")
     confidence: dict[str, list[Values]] = {view: [] for view in VIEWS}
     right: dict[str, list[float]] = {view: [] for view in VIEWS}
     own = _joined(data, "val")
@@ -165,10 +165,10 @@ def _fit_head(network: nn.Module, inputs: Tensor, labels: Tensor) -> None:
         optimizer.zero_grad()
         penalty = sum((parameter**2).sum() for parameter in head.parameters())
         value = nn.functional.cross_entropy(head(features), labels) + 1e-3 * penalty
-        value.backward()
+        torch.autograd.backward(value)
         return value
 
-    optimizer.step(loss)
+    optimizer.step(loss)  # type: ignore[no-untyped-call]
 
 
 def _confidence(network: nn.Module, inputs: Tensor, labels: Tensor) -> Values:
