@@ -26,8 +26,7 @@ def print_results(folder: Path, console: Console) -> None:
     if isinstance(summary, EvaluationSummary):
         what = f"the given model '{summary.evaluated.model}' on every hospital's test split"
     table = Table(title=escape(f"{summary.job}: {what}"))
-    widest = max(map(len, [*results.sites, *results.absent]), default=0)
-    table.add_column("hospital", min_width=min(widest, 20))  # however narrow the window is
+    table.add_column("hospital", no_wrap=True)  # in a narrow window the other columns give way
     table.add_column(escape(results.heading), justify="right")
     for label in results.labels:
         table.add_column(escape(label), justify="right")
