@@ -25,7 +25,7 @@ from medpfl.privacy.noise import FIXED
 from medpfl.rounds.coordinator import Coordinator, Replies
 from medpfl.rounds.loop import Exchange, Watch, carry, training
 from medpfl.rounds.messages import Message
-from medpfl.rounds.protocol import TrainReply
+from medpfl.rounds.protocol.replies import TrainReply
 from medpfl.rounds.site import SiteRunner
 
 DATASET = "pattern"
