@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every method with several labels, a number, and the time until an event: it trains and is validated, or it is refused by
-one sentence, as docs/tasks.md says."""
+"""Every method with several labels, a number, and the time until an event: it trains and is validated, or it is refused
+by one sentence, as docs/tasks.md says."""
 
 import re
 from dataclasses import dataclass, replace
