@@ -103,16 +103,17 @@ def _timed(what: Callable[[], T], times: list[float]) -> T:
 def _steps(sites: int, size: int, repeats: int) -> dict[str, Any]:
     from medpfl.core.mixing import mix
     from medpfl.privacy.ckks import Key
-    from medpfl.rounds import protocol
     from medpfl.rounds.messages import Message, byte_count, table
+    from medpfl.rounds.protocol.replies import TrainReply
+    from medpfl.rounds.protocol.requests import TrainRequest
     from medpfl.rounds.sealing import Seal, check_sealed, mix_sealed
 
     start, buffers, sent = _copies(sites, size)
     roster = [f"hospital-{number}" for number in range(sites)]
     seal = Seal(roster[0], Key.new(), {"model": start}, buffers, roster)
     expected, plain = table({"model": start}), byte_count({"model": start})
-    trained = protocol.TrainReply(round=1, metrics=(), loss={}, notes=(), seconds=0.0)
-    request = protocol.TrainRequest(run="benchmark", round=2, rounds=2, best={})
+    trained = TrainReply(round=1, metrics=(), loss={}, notes=(), seconds=0.0)
+    request = TrainRequest(run="benchmark", round=2, rounds=2, best={})
     seconds: dict[str, list[float]] = {}
     sealed = [seal.close(Message(trained, {"model": state})) for state in sent]
     ways = matrices(sites)

@@ -25,11 +25,20 @@ from medpfl.core.errors import MedPFLError, RefusedUpdate
 from medpfl.flare.wire import read_reply, read_request, to_shareable
 from medpfl.results.line import MetricLine
 from medpfl.results.schema import BestRound, Rebuild
-from medpfl.rounds import protocol
 from medpfl.rounds.answers import check_answer
 from medpfl.rounds.checks import LARGEST, check_update
 from medpfl.rounds.joining import begins_with, join
 from medpfl.rounds.messages import Message, Slots, table
+from medpfl.rounds.protocol.replies import FinishReply, InitReply, Plan, RefineReply, Sizes, TrainReply, ValidateReply
+from medpfl.rounds.protocol.requests import (
+    FinishRequest,
+    InitRequest,
+    RefineRequest,
+    Request,
+    TrainRequest,
+    ValidateRequest,
+)
+from medpfl.rounds.protocol.text import LONGEST
 from medpfl.rounds.terms import Terms
 from medpfl.tasks.metrics.measure import Measure
 
@@ -44,9 +53,7 @@ ODD: list[Any] = [
     {"task": "init"},
 ]  # fmt: skip
 BUFFERS = ("bn.running_var", "bn.count")
-PLAN = protocol.Plan(
-    models=("personal",), tested=("personal",), numbers=("alpha",), refined=("model",), shown=(), steps=(1, 1)
-)
+PLAN = Plan(models=("personal",), tested=("personal",), numbers=("alpha",), refined=("model",), shown=(), steps=(1, 1))
 TERMS = Terms(
     plan=PLAN, method={}, task={}, personalised="personal", score="dice", measures={"dice": Measure()},
     ranges={"dice": (0.0, 1.0)}, codecs=None, adapts=False,
@@ -119,29 +126,27 @@ def _pairs() -> list[tuple[Message[Any], Message[Any]]]:
     line = MetricLine(model="personal", split="validation", round=1, metrics={"dice": 0.5})
     last = line.model_copy(update={"round": 2})
     tested = MetricLine(model="personal", split="test", round=2, metrics={"dice": 0.5}, choice="last")
-    asked = protocol.InitRequest(
-        job="j", rounds=2, roster=("a", "b"), seed=1, threads=1, slots={"model": True}, gradients=()
-    )
-    ready = protocol.InitReply(
-        sizes=protocol.Sizes(train=9, validation=3, test=3), config="c", common={}, buffers=BUFFERS,
+    asked = InitRequest(job="j", rounds=2, roster=("a", "b"), seed=1, threads=1, slots={"model": True}, gradients=())
+    ready = InitReply(
+        sizes=Sizes(train=9, validation=3, test=3), config="c", common={}, buffers=BUFFERS,
         recipe=Rebuild(method={}, task={}, input_shape=[3], preparation={}), personalised="personal", score="dice",
         measures={"dice": Measure()}, classes=("no", "yes"), versions={"torch": "2"}, plan=PLAN,
     )  # fmt: skip
-    trained = protocol.TrainReply(round=2, metrics=(line,), loss={"personal": 0.1}, notes=("resumed",), seconds=1.5)
+    trained = TrainReply(round=2, metrics=(line,), loss={"personal": 0.1}, notes=("resumed",), seconds=1.5)
     return [
         (Message(asked), Message(ready, _slots())),
-        (Message(protocol.TrainRequest(round=2, **of_run), _slots()), Message(trained, _slots())),
+        (Message(TrainRequest(round=2, **of_run), _slots()), Message(trained, _slots())),
         (
-            Message(protocol.RefineRequest(round=2, step=1, **of_run), _slots()),
-            Message(protocol.RefineReply(round=2, step=1), _slots()),
+            Message(RefineRequest(round=2, step=1, **of_run), _slots()),
+            Message(RefineReply(round=2, step=1), _slots()),
         ),
         (
-            Message(protocol.ValidateRequest(round=2, **of_run), _slots()),
-            Message(protocol.ValidateReply(metrics=(last,), notes=())),
+            Message(ValidateRequest(round=2, **of_run), _slots()),
+            Message(ValidateReply(metrics=(last,), notes=())),
         ),
         (
-            Message(protocol.FinishRequest(round=2, finetune=1, **of_run)),
-            Message(protocol.FinishReply(metrics=(tested,), notes=())),
+            Message(FinishRequest(round=2, finetune=1, **of_run)),
+            Message(FinishReply(metrics=(tested,), notes=())),
         ),
     ]
 
@@ -156,10 +161,10 @@ def _reply(rng: random.Random, asked: Message[Any], honest: Message[Any]) -> Cal
         message = read_reply(_carried(sent))
         header = message.header
         check_answer(asked.header, header, TERMS)
-        if isinstance(header, protocol.InitReply):
-            begins_with(["model"])("a", message.of(protocol.InitReply))
+        if isinstance(header, InitReply):
+            begins_with(["model"])("a", message.of(InitReply))
             others = {site: Message(dataclasses.replace(honest).header, _slots()) for site in ("b", "c")}
-            found = join({"a": message.of(protocol.InitReply), **others}, TERMS, 10**7, _raise)
+            found = join({"a": message.of(InitReply), **others}, TERMS, 10**7, _raise)
             assert found is not None and set(found.sizes) == {"a", "b", "c"}, "it decided who takes part"
             assert 1 <= found.sizes["a"]["train"] <= 10**7, "its number of samples"
             return
@@ -198,8 +203,8 @@ def _request(rng: random.Random, honest: Message[Any]) -> Callable[[], None]:
 
     def attempt() -> None:
         header = read_request(_carried(sent)).header
-        assert isinstance(header, protocol.Request), "no request"
-        assert len(json.dumps(header.model_dump(mode="json"))) <= protocol.LONGEST, "no end"
+        assert isinstance(header, Request), "no request"
+        assert len(json.dumps(header.model_dump(mode="json"))) <= LONGEST, "no end"
 
     return attempt
 

@@ -15,7 +15,7 @@ from medpfl.flare.executor import SiteExecutor
 from medpfl.flare.memory import BIG, EVERY, Cleaner
 from medpfl.flare.wire import ERROR, to_shareable
 from medpfl.rounds.messages import Message
-from medpfl.rounds.protocol import TrainRequest
+from medpfl.rounds.protocol.requests import TrainRequest
 from small_jobs import small_job
 
 

@@ -85,7 +85,7 @@ def test_allowed_classes_take_no_path_url_or_code() -> None:
             assert "Path" not in flat and hint is not AbstractCallable and "Callable" not in flat, (name, parameter)
             if hint is str:
                 # Names that the site file declares, and one of the task's metrics.
-                declared = ("dataset", "public", "checkpoint", "score")
+                declared = ("dataset", "public", "checkpoint", "score", "unit")
                 assert parameter.name in declared, f"{name}: text argument '{parameter.name}' needs a closer look"
 
 

@@ -23,7 +23,8 @@ from medpfl.job import Job
 from medpfl.methods.fedavg import FedAvg
 from medpfl.results.files import read_training
 from medpfl.rounds.answers import check_answer
-from medpfl.rounds.protocol import FinishReply, FinishRequest
+from medpfl.rounds.protocol.replies import FinishReply
+from medpfl.rounds.protocol.requests import FinishRequest
 from medpfl.rounds.simulate import simulate
 from medpfl.rounds.terms import terms_of
 from medpfl.tasks.metrics.sheet import Sheet

@@ -33,17 +33,9 @@ from medpfl.results.schema import Rebuild
 from medpfl.rounds.coding import PAYLOAD
 from medpfl.rounds.ends import ServerEnd, SiteEnd
 from medpfl.rounds.messages import Message, flatten
-from medpfl.rounds.protocol import (
-    Coded,
-    EvaluateRequest,
-    InitReply,
-    InitRequest,
-    Plan,
-    Sizes,
-    StatisticsReply,
-    TrainReply,
-    TrainRequest,
-)
+from medpfl.rounds.protocol.replies import InitReply, Plan, Sizes, StatisticsReply, TrainReply
+from medpfl.rounds.protocol.requests import EvaluateRequest, InitRequest, TrainRequest
+from medpfl.rounds.protocol.text import Coded
 from medpfl.tasks.metrics.measure import Measure
 from tools import NormedTabular, assert_same, run, write_job
 

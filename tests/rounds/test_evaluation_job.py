@@ -28,7 +28,7 @@ from medpfl.results.schema import EvaluationSummary
 from medpfl.results.tables import result_table
 from medpfl.rounds.evaluation import EvaluationCoordinator, method_of
 from medpfl.rounds.messages import Message
-from medpfl.rounds.protocol import StatisticsReply
+from medpfl.rounds.protocol.replies import StatisticsReply
 from medpfl.rounds.quorum import QuorumLost
 from medpfl.rounds.simulate import simulate_evaluation
 from medpfl.rounds.site import SiteRunner

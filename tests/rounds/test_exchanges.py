@@ -16,7 +16,7 @@ from exchanging import Asked, ByMean, slots
 from medpfl.core.errors import ConfigError
 from medpfl.job import Job
 from medpfl.rounds.messages import Message
-from medpfl.rounds.protocol import StatisticsReply
+from medpfl.rounds.protocol.replies import StatisticsReply
 from medpfl.rounds.quorum import QuorumLost
 from tools import exchange, pieces, ready, run
 

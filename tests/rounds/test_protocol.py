@@ -22,21 +22,9 @@ from medpfl.results.line import MetricLine
 from medpfl.results.schema import BestRound
 from medpfl.rounds.answers import check_answer
 from medpfl.rounds.messages import Message
-from medpfl.rounds.protocol import (
-    Answered,
-    Asked,
-    FinishReply,
-    FinishRequest,
-    Plan,
-    Reply,
-    Request,
-    StatisticsReply,
-    TrainReply,
-    TrainRequest,
-    ValidateReply,
-    ValidateRequest,
-    parse,
-)
+from medpfl.rounds.protocol.replies import FinishReply, Plan, Reply, StatisticsReply, TrainReply, ValidateReply
+from medpfl.rounds.protocol.requests import FinishRequest, Request, TrainRequest, ValidateRequest
+from medpfl.rounds.protocol.text import Answered, Asked, parse
 from medpfl.rounds.terms import Terms
 from medpfl.tasks.metrics.measure import Measure
 from tools import exchange, pieces, ready, retell, round_of

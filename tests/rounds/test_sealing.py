@@ -32,17 +32,18 @@ from medpfl.methods.ifca import IFCA
 from medpfl.methods.pfednet import PFedNet
 from medpfl.privacy import ckks
 from medpfl.privacy.keys import make_key
-from medpfl.rounds import protocol
 from medpfl.rounds.leaves import leaves_of
 from medpfl.rounds.messages import Message, Slots, table
+from medpfl.rounds.protocol.replies import TrainReply
+from medpfl.rounds.protocol.requests import RefineRequest, Request, TrainRequest
 from medpfl.rounds.quorum import QuorumLost
 from medpfl.rounds.sealing import Seal, check_sealed, mix_sealed
 from tools import Make, pieces, ready, round_of, run
 
 ROSTER = ["anna", "berta", "clara"]
 BUFFERS = ["net.1.running_var", "net.1.num_batches_tracked"]
-TRAINED = protocol.TrainReply(round=1, metrics=(), loss={}, notes=(), seconds=0.0)
-TRAIN = protocol.TrainRequest(run="r", round=2, rounds=3, best={})
+TRAINED = TrainReply(round=1, metrics=(), loss={}, notes=(), seconds=0.0)
+TRAIN = TrainRequest(run="r", round=2, rounds=3, best={})
 
 
 def state(seed: int) -> dict[str, torch.Tensor]:
@@ -77,7 +78,7 @@ def sent(seal: Seal) -> list[dict[str, torch.Tensor]]:
     return [seal.close(Message(TRAINED, {"model": state(k)})).slots["model"] for k in (1, 2, 3)]
 
 
-def opened(seal: Seal, slots: Slots, header: protocol.Request = TRAIN) -> Slots:
+def opened(seal: Seal, slots: Slots, header: Request = TRAIN) -> Slots:
     return seal.open(Message(header, slots)).slots
 
 
@@ -181,7 +182,7 @@ def test_a_hospital_checks_what_the_server_no_longer_can(seal: Seal, key: ckks.K
 
 def test_what_is_not_sent_is_the_initial_one(seal: Seal, sent: list[dict[str, torch.Tensor]]) -> None:
     assert all(torch.equal(t, START["model"][name]) for name, t in opened(seal, {})["model"].items())
-    refine = protocol.RefineRequest(run="r", round=2, rounds=3, best={}, step=1)
+    refine = RefineRequest(run="r", round=2, rounds=3, best={}, step=1)
     shown = opened(seal, {"model": sent[0], "model@berta": sent[1]}, refine)
     assert set(shown) == {"model", "model@anna", "model@berta", "model@clara"}
     torch.testing.assert_close(shown["model@berta"]["net.0.weight"], state(2)["net.0.weight"], rtol=0, atol=1e-8)

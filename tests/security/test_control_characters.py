@@ -16,7 +16,7 @@ from medpfl.core.mixers import Mean
 from medpfl.job import Job
 from medpfl.methods.fedavg import FedAvg
 from medpfl.rounds.messages import Message
-from medpfl.rounds.protocol import Answered, parse
+from medpfl.rounds.protocol.text import Answered, parse
 
 Make = Callable[..., Job]
 CHARACTERS = {

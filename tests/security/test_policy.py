@@ -32,7 +32,7 @@ from medpfl.methods.site import Site
 from medpfl.models.base import Architecture
 from medpfl.rounds import policy
 from medpfl.rounds.messages import Message
-from medpfl.rounds.protocol import FinishRequest, StatisticsRequest, TrainRequest
+from medpfl.rounds.protocol.requests import FinishRequest, StatisticsRequest, TrainRequest
 from medpfl.tasks.tabular import Tabular
 from small_jobs import small_job, write_table_sites
 

@@ -36,7 +36,7 @@ from medpfl.methods.softpull import SoftPull
 from medpfl.rounds.coding import PAYLOAD
 from medpfl.rounds.leaves import _ECHOED, _described, leaves_of
 from medpfl.rounds.messages import Message
-from medpfl.rounds.protocol import Plan, Reply, Sizes
+from medpfl.rounds.protocol.replies import Plan, Reply, Sizes
 from tools import run
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -21,7 +21,7 @@ from medpfl.methods import references
 from medpfl.methods.base import Build, Method
 from medpfl.methods.start import Started
 from medpfl.rounds.messages import digest_of
-from medpfl.rounds.protocol import as_json
+from medpfl.rounds.protocol.bounded import as_json
 from medpfl.store import fingerprint
 from medpfl.tasks.base import Task
 

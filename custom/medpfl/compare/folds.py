@@ -27,7 +27,7 @@ from medpfl.job.settings import Settings
 from medpfl.methods.base import Method
 from medpfl.results.files import json_of, read_training
 from medpfl.rounds.messages import digest_of
-from medpfl.rounds.protocol import as_json
+from medpfl.rounds.protocol.bounded import as_json
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.base import Task
 

@@ -17,7 +17,7 @@ from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods.base import Method
 from medpfl.rounds.messages import digest_of
-from medpfl.rounds.protocol import as_json
+from medpfl.rounds.protocol.bounded import as_json
 from medpfl.tasks.base import Task
 
 FORMAT = 3

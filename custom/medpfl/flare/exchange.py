@@ -28,7 +28,7 @@ from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.evaluation import EvaluationCoordinator
 from medpfl.rounds.loop import Exchange
 from medpfl.rounds.messages import Message
-from medpfl.rounds.protocol import Reply
+from medpfl.rounds.protocol.replies import Reply
 
 
 class ExchangeController(Controller):

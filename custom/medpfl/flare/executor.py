@@ -18,7 +18,8 @@ from medpfl.flare.memory import Cleaner
 from medpfl.flare.wire import ERROR, read_request
 from medpfl.methods.base import Method
 from medpfl.rounds.messages import Message, byte_count
-from medpfl.rounds.protocol import Asked, InitRequest, Request, parse
+from medpfl.rounds.protocol.requests import InitRequest, Request
+from medpfl.rounds.protocol.text import Asked, parse
 from medpfl.rounds.site import SiteRunner
 from medpfl.tasks.base import Task
 

@@ -19,7 +19,8 @@ from medpfl.core.errors import MedPFLError
 from medpfl.flare.wire import ERROR, LOST, REFUSED, put, reply_of, request_of
 from medpfl.rounds.ends import ServerEnd, SiteEnd
 from medpfl.rounds.messages import Message
-from medpfl.rounds.protocol import InitReply, Reply, Request
+from medpfl.rounds.protocol.replies import InitReply, Reply
+from medpfl.rounds.protocol.requests import Request
 
 _ENDS: dict[tuple[str, str, str], ServerEnd | SiteEnd] = {}
 _LOCK = threading.Lock()

@@ -13,7 +13,10 @@ from torch import Tensor
 from medpfl.core.errors import CodecError, ConfigError, ProtocolError
 from medpfl.rounds.differences import together
 from medpfl.rounds.messages import Message, Slots, flatten, unflatten
-from medpfl.rounds.protocol import Answered, Asked, Envelope, InitReply, Part, Reply, Request, parse
+from medpfl.rounds.protocol.bounded import Part
+from medpfl.rounds.protocol.replies import InitReply, Reply
+from medpfl.rounds.protocol.requests import Request
+from medpfl.rounds.protocol.text import Answered, Asked, Envelope, parse
 
 _HEADER = "medpfl"
 REFUSED = "medpfl_refused"

@@ -10,7 +10,8 @@ import medpfl
 from medpfl.data.samples import SiteData
 from medpfl.methods.base import Method
 from medpfl.results.schema import Rebuild
-from medpfl.rounds.protocol import Component, Plan, as_json
+from medpfl.rounds.protocol.bounded import Component, as_json
+from medpfl.rounds.protocol.replies import Plan
 
 
 def fine_tuned_name(model: str) -> str:

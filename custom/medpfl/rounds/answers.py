@@ -8,19 +8,14 @@ from medpfl.core.errors import ProtocolError, RefusedUpdate
 from medpfl.methods.references import AVERAGE, LOCAL
 from medpfl.results.line import ChosenModel, MetricLine
 from medpfl.rounds.messages import Message
-from medpfl.rounds.protocol import (
-    EvaluateReply,
+from medpfl.rounds.protocol.bounded import Part
+from medpfl.rounds.protocol.replies import EvaluateReply, FinishReply, RefineReply, Reply, TrainReply, ValidateReply
+from medpfl.rounds.protocol.requests import (
     EvaluateRequest,
-    FinishReply,
     FinishRequest,
-    Part,
-    RefineReply,
     RefineRequest,
-    Reply,
     Request,
-    TrainReply,
     TrainRequest,
-    ValidateReply,
     ValidateRequest,
 )
 from medpfl.rounds.terms import Range, Terms

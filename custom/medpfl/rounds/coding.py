@@ -24,7 +24,8 @@ from medpfl.core.codecs import decode
 from medpfl.core.errors import CodecError
 from medpfl.core.seeding import derive_seed
 from medpfl.rounds.messages import SEPARATOR, Message, Slots, plain_name
-from medpfl.rounds.protocol import InitReply, InitRequest, Reply
+from medpfl.rounds.protocol.replies import InitReply, Reply
+from medpfl.rounds.protocol.requests import InitRequest
 
 PAYLOAD = "encoded update"
 """Slot of a message: slot to its encoded update, as bytes."""

@@ -23,7 +23,7 @@ from medpfl.results.files import write_slots
 from medpfl.results.presence import absences, stretches
 from medpfl.results.record import Record
 from medpfl.results.schema import BestRound
-from medpfl.rounds import checkpoint, protocol
+from medpfl.rounds import checkpoint
 from medpfl.rounds.announcing import versions
 from medpfl.rounds.answers import Check, answers, no_tensors
 from medpfl.rounds.best import BestRounds
@@ -34,14 +34,17 @@ from medpfl.rounds.lock import StateLock
 from medpfl.rounds.messages import Message, Slots, byte_count, digest_of, table
 from medpfl.rounds.planning import Planning, as_planned
 from medpfl.rounds.privacy import SPENT, check_statistics_wanted
+from medpfl.rounds.protocol import replies as heard
+from medpfl.rounds.protocol import requests as ask
+from medpfl.rounds.protocol.bounded import Part
 from medpfl.rounds.quorum import Quorum
 from medpfl.rounds.refining import Refining, refining, show
 from medpfl.rounds.terms import terms_of
 
-Replies = Mapping[str, Message[protocol.Reply]]
+Replies = Mapping[str, Message[heard.Reply]]
 """Hospital to its answer; who failed or did not answer in time is missing."""
-Q = TypeVar("Q", bound=protocol.OfRun)
-A = TypeVar("A", bound=protocol.Part)
+Q = TypeVar("Q", bound=ask.OfRun)
+A = TypeVar("A", bound=Part)
 
 
 class Coordinator:
@@ -95,12 +98,12 @@ class Coordinator:
 
     # -- init ---------------------------------------------------------------------------------------------------------
 
-    def init_messages(self) -> dict[str, Message[protocol.InitRequest]]:
+    def init_messages(self) -> dict[str, Message[ask.InitRequest]]:
         return {site: Message(self._init_request()) for site in self.roster}
 
-    def _init_request(self) -> protocol.InitRequest:
+    def _init_request(self) -> ask.InitRequest:
         mixers = self.copies.mixers
-        return protocol.InitRequest(
+        return ask.InitRequest(
             job=self.job.name,
             rounds=self.settings.rounds,
             roster=self.roster,
@@ -121,7 +124,7 @@ class Coordinator:
             StateInUse: the same run is under way in another job.
         """
         check = begins_with(self.copies.travelling)
-        ready = self._answers(self._init_request(), protocol.InitReply, replies, check, "takes no part")
+        ready = self._answers(self._init_request(), heard.InitReply, replies, check, "takes no part")
         found = join(ready, self.terms, self.settings.most_samples, self._without)
         self.joined = list(found.sizes) if found else []
         self._quorum.check(0, self.joined, "are ready")
@@ -147,14 +150,14 @@ class Coordinator:
 
     # -- rounds -------------------------------------------------------------------------------------------------------
 
-    def train_messages(self, round_number: int, sites: list[str]) -> dict[str, Message[protocol.TrainRequest]]:
-        header = self._asked(protocol.TrainRequest, round_number)
+    def train_messages(self, round_number: int, sites: list[str]) -> dict[str, Message[ask.TrainRequest]]:
+        header = self._asked(ask.TrainRequest, round_number)
         headers = dict.fromkeys(sites, header)
         if self.terms.adapts:
             sizes = {site: found["train"] for site, found in self.sizes.items()}
             for site, told in progress_of(sizes, self.record.mean_losses()).items():
                 if site in headers:
-                    progress = protocol.Told(losses=told.losses, scale=told.scale)
+                    progress = ask.Told(losses=told.losses, scale=told.scale)
                     headers[site] = header.model_copy(update={"progress": progress})
         return {site: Message(header, self.copies.of(site, self.copies.travelling)) for site, header in headers.items()}
 
@@ -167,8 +170,8 @@ class Coordinator:
         Raises:
             QuorumLost: fewer than ``min_sites`` usable updates came; the checkpoint of the last round stands.
         """
-        asked = self._asked(protocol.TrainRequest, round_number)
-        accepted = self._answers(asked, protocol.TrainReply, replies, self._check_update, "update refused")
+        asked = self._asked(ask.TrainRequest, round_number)
+        accepted = self._answers(asked, heard.TrainReply, replies, self._check_update, "update refused")
         self._quorum.check(round_number, accepted, "sent a usable update")
         matrices = self._mix(round_number, self.copies.travelling, accepted)
         for site, message in accepted.items():
@@ -184,12 +187,10 @@ class Coordinator:
             self._end_round(round_number, matrices, started)
         return list(accepted)
 
-    def _check_update(self, site: str, reply: Message[protocol.TrainReply]) -> None:
+    def _check_update(self, site: str, reply: Message[heard.TrainReply]) -> None:
         self.copies.check(site, reply.slots, self.expected, self._buffers)
 
-    def _mix(
-        self, round_number: int, slots: list[str], accepted: Mapping[str, Message[protocol.Part]]
-    ) -> dict[str, Matrix]:
+    def _mix(self, round_number: int, slots: list[str], accepted: Mapping[str, Message[Part]]) -> dict[str, Matrix]:
         sent = _slots_of(accepted)
         for far in self.copies.bound(slots, sent, self._buffers, self.settings.clip_updates):
             self.record.event(round_number, far.site, str(far))
@@ -206,14 +207,12 @@ class Coordinator:
 
     # -- statistics ---------------------------------------------------------------------------------------------------
 
-    def statistics_messages(
-        self, round_number: int, sites: list[str]
-    ) -> dict[str, Message[protocol.StatisticsRequest]]:
+    def statistics_messages(self, round_number: int, sites: list[str]) -> dict[str, Message[ask.StatisticsRequest]]:
         """Requests for the statistics that components need before this round; empty if none does."""
         names = self.copies.wanted(round_number)
         if not names:
             return {}
-        header = self._asked(protocol.StatisticsRequest, round_number, names=tuple(sorted(set(names.values()))))
+        header = self._asked(ask.StatisticsRequest, round_number, names=tuple(sorted(set(names.values()))))
         return {site: Message(header) for site in sites}
 
     def take_statistics(self, round_number: int, replies: Replies) -> None:
@@ -226,12 +225,12 @@ class Coordinator:
         wanted = tuple(sorted(set(names.values())))
         usual = most_common(message.slots for message in replies.values())
 
-        def check(site: str, reply: Message[protocol.StatisticsReply]) -> None:
+        def check(site: str, reply: Message[heard.StatisticsReply]) -> None:
             check_statistics(site, reply.slots, list(wanted), usual)
             self.copies.check_statistics(site, names, reply.slots)
 
-        asked = self._asked(protocol.StatisticsRequest, round_number, names=wanted)
-        accepted = self._answers(asked, protocol.StatisticsReply, replies, check, "statistics refused")
+        asked = self._asked(ask.StatisticsRequest, round_number, names=wanted)
+        accepted = self._answers(asked, heard.StatisticsReply, replies, check, "statistics refused")
         for site, message in accepted.items():
             self._take_notes(site, round_number, message.header.notes)
             self.record.traffic(round_number - 1, site, 0, byte_count(message.slots))
@@ -240,12 +239,12 @@ class Coordinator:
 
     # -- exchanges within a round -------------------------------------------------------------------------------------
 
-    def refine_messages(self) -> dict[str, Message[protocol.RefineRequest]]:
+    def refine_messages(self) -> dict[str, Message[ask.RefineRequest]]:
         """The next exchange within the round, for the hospitals that trained in it; empty when the round is over."""
         if self._refining is None:
             return {}
         now = self._refining
-        header = self._asked(protocol.RefineRequest, now.round, step=now.step)
+        header = self._asked(ask.RefineRequest, now.round, step=now.step)
         return {site: Message(header, self._refined_slots(site, now)) for site in now.sites}
 
     def _refined_slots(self, site: str, now: Refining) -> Slots:
@@ -262,8 +261,8 @@ class Coordinator:
         assert now is not None, "no exchange within a round is under way"
         expected = {slot: self.expected[slot] for slot in now.slots}
         accepted = self._answers(
-            self._asked(protocol.RefineRequest, now.round, step=now.step),
-            protocol.RefineReply,
+            self._asked(ask.RefineRequest, now.round, step=now.step),
+            heard.RefineReply,
             replies,
             lambda site, reply: self.copies.check(site, reply.slots, expected, self._buffers),
             f"update refused in step {now.step}",
@@ -280,20 +279,20 @@ class Coordinator:
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
-    def validate_messages(self, sites: list[str]) -> dict[str, Message[protocol.ValidateRequest]]:
-        header = self._asked(protocol.ValidateRequest, self.done)
+    def validate_messages(self, sites: list[str]) -> dict[str, Message[ask.ValidateRequest]]:
+        header = self._asked(ask.ValidateRequest, self.done)
         return {site: Message(header, self.copies.of(site, self.copies.travelling)) for site in sites}
 
     def take_validation(self, replies: Replies) -> None:
-        asked = self._asked(protocol.ValidateRequest, self.done)
-        for site, message in self._answers(asked, protocol.ValidateReply, replies).items():
+        asked = self._asked(ask.ValidateRequest, self.done)
+        for site, message in self._answers(asked, heard.ValidateReply, replies).items():
             self._best.take(site, message.header.metrics)
             self._take_notes(site, self.done, message.header.notes)
             self.record.last_traffic(self.done, site, self.payload_bytes(), message.encoded)
         self._best.choose(self.done)
 
-    def finish_messages(self, sites: list[str]) -> dict[str, Message[protocol.FinishRequest]]:
-        header = self._asked(protocol.FinishRequest, self.done, finetune=self.settings.finetune)
+    def finish_messages(self, sites: list[str]) -> dict[str, Message[ask.FinishRequest]]:
+        header = self._asked(ask.FinishRequest, self.done, finetune=self.settings.finetune)
         return {site: Message(header) for site in sites}
 
     def take_final(self, replies: Replies) -> None:
@@ -301,9 +300,9 @@ class Coordinator:
         trained = stretches(self.record.lines, self.roster)
         for site, text in absences(trained, self.done).items():
             self.record.event(self.done, site, text)
-        asked, chosen = self._asked(protocol.FinishRequest, self.done, finetune=self.settings.finetune), {}
+        asked, chosen = self._asked(ask.FinishRequest, self.done, finetune=self.settings.finetune), {}
         spent = {}
-        for site, message in self._answers(asked, protocol.FinishReply, replies).items():
+        for site, message in self._answers(asked, heard.FinishReply, replies).items():
             if message.header.privacy is not None:
                 spent[site] = message.header.privacy
             for line in message.header.metrics:
@@ -320,7 +319,7 @@ class Coordinator:
 
     def _answers(
         self,
-        asked: protocol.Request,
+        asked: ask.Request,
         kind: type[A],
         replies: Replies,
         check: Check[A] = no_tensors,
@@ -394,5 +393,5 @@ class Coordinator:
         return found is not None
 
 
-def _slots_of(messages: Mapping[str, Message[protocol.Part]]) -> dict[str, Slots]:
+def _slots_of(messages: Mapping[str, Message[Part]]) -> dict[str, Slots]:
     return {site: message.slots for site, message in messages.items()}

@@ -16,19 +16,10 @@ from medpfl.job.codecs import TASKS, Codecs
 from medpfl.rounds.coding import PAYLOAD, End, Held, Tensors, without
 from medpfl.rounds.messages import SEPARATOR, Message, byte_count, digest_of, flatten, unflatten
 from medpfl.rounds.private import KEPT
-from medpfl.rounds.protocol import (
-    Answered,
-    Asked,
-    Coded,
-    Component,
-    InitRequest,
-    Reply,
-    Request,
-    RunRequest,
-    TrainRequest,
-    as_json,
-    parse,
-)
+from medpfl.rounds.protocol.bounded import Component, as_json
+from medpfl.rounds.protocol.replies import Reply
+from medpfl.rounds.protocol.requests import InitRequest, Request, RunRequest, TrainRequest
+from medpfl.rounds.protocol.text import Answered, Asked, Coded, parse
 
 
 class ServerEnd(End):

@@ -34,7 +34,8 @@ from medpfl.rounds import policy
 from medpfl.rounds.announcing import versions
 from medpfl.rounds.answers import answers, no_tensors
 from medpfl.rounds.messages import Message, byte_count
-from medpfl.rounds.protocol import EvaluateReply, EvaluateRequest, Reply
+from medpfl.rounds.protocol.replies import EvaluateReply, Reply
+from medpfl.rounds.protocol.requests import EvaluateRequest
 from medpfl.rounds.quorum import Quorum
 from medpfl.tasks.base import Task
 from medpfl.tasks.metrics.measure import Measure

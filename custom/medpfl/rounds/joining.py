@@ -15,7 +15,8 @@ from medpfl.results.schema import AboutTraining, ControllerArguments, Rebuild
 from medpfl.rounds.answers import Check
 from medpfl.rounds.checks import check_values
 from medpfl.rounds.messages import Message, Slots, digest_of, fingerprint, table
-from medpfl.rounds.protocol import InitReply, as_json
+from medpfl.rounds.protocol.bounded import as_json
+from medpfl.rounds.protocol.replies import InitReply
 from medpfl.rounds.terms import Terms
 
 _ALIKE = {"common", "classes", "buffers", "encryption"}

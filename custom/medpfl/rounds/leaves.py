@@ -9,7 +9,8 @@ from typing import get_args
 
 from medpfl.job import EvaluationJob, Job
 from medpfl.job.codecs import TASKS
-from medpfl.rounds.protocol import EvaluateReply, Part, Reply
+from medpfl.rounds.protocol.bounded import Part
+from medpfl.rounds.protocol.replies import EvaluateReply, Reply
 from medpfl.rounds.terms import terms_of
 
 _ECHOED = {"task", "round", "step"}

@@ -14,7 +14,7 @@ from typing import Any
 from medpfl.rounds.coordinator import Coordinator, Replies
 from medpfl.rounds.evaluation import EvaluationCoordinator
 from medpfl.rounds.messages import Message
-from medpfl.rounds.protocol import Request
+from medpfl.rounds.protocol.requests import Request
 from medpfl.rounds.quorum import QuorumLost
 
 

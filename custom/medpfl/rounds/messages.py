@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from medpfl import store
 from medpfl.core.errors import ConfigError, ProtocolError
-from medpfl.rounds.protocol import Coded, Part
+from medpfl.rounds.protocol.bounded import Part
+from medpfl.rounds.protocol.text import Coded
 
 SEPARATOR = "::"
 """Between the slot and the entry in a tensor's name on the wire."""

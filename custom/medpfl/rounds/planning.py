@@ -21,7 +21,8 @@ from medpfl.results.record import Record
 from medpfl.rounds import policy
 from medpfl.rounds.answers import answers, no_tensors
 from medpfl.rounds.messages import Message, digest_of
-from medpfl.rounds.protocol import PlanReply, PlanRequest, Reply
+from medpfl.rounds.protocol.replies import PlanReply, Reply
+from medpfl.rounds.protocol.requests import PlanRequest
 from medpfl.rounds.quorum import Quorum
 from medpfl.tasks.base import Task
 

@@ -13,7 +13,7 @@ from medpfl.data.policy import Policy
 from medpfl.data.samples import SiteData
 from medpfl.methods.base import Method, Site
 from medpfl.privacy.base import Privacy
-from medpfl.rounds.protocol import FinishRequest, InitRequest, OfRun
+from medpfl.rounds.protocol.requests import FinishRequest, InitRequest, OfRun
 from medpfl.tasks.base import Task
 
 

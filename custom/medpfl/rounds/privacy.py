@@ -24,7 +24,8 @@ from medpfl.privacy.noise import Gaussian, fixed_seed
 from medpfl.rounds.messages import Slots
 from medpfl.rounds.networks import Networks
 from medpfl.rounds.policy import check_privacy
-from medpfl.rounds.protocol import OfRun, TrainReply
+from medpfl.rounds.protocol.replies import TrainReply
+from medpfl.rounds.protocol.requests import OfRun
 from medpfl.tasks.base import Task
 from medpfl.tasks.losses import Loss
 

@@ -14,7 +14,7 @@ from medpfl.job import Job
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.loop import Exchange, beginning, carry
 from medpfl.rounds.messages import Message
-from medpfl.rounds.protocol import Reply
+from medpfl.rounds.protocol.replies import Reply
 from medpfl.rounds.quorum import QuorumLost
 from medpfl.rounds.site import SiteRunner
 

@@ -23,16 +23,8 @@ from medpfl.privacy import ckks
 from medpfl.privacy.keys import read_key
 from medpfl.rounds.checks import Table, check_update, check_values
 from medpfl.rounds.messages import SEPARATOR, Message, Slots
-from medpfl.rounds.protocol import (
-    InitRequest,
-    RefineReply,
-    RefineRequest,
-    Reply,
-    Request,
-    TrainReply,
-    TrainRequest,
-    ValidateRequest,
-)
+from medpfl.rounds.protocol.replies import RefineReply, Reply, TrainReply
+from medpfl.rounds.protocol.requests import InitRequest, RefineRequest, Request, TrainRequest, ValidateRequest
 from medpfl.rounds.refining import OF
 
 State = dict[str, Tensor]

@@ -35,28 +35,8 @@ from medpfl.rounds.networks import Networks
 from medpfl.rounds.planning import as_planned, fingerprint_of
 from medpfl.rounds.privacy import Guard, Noise, refuse_plan
 from medpfl.rounds.private import PRIVATE, restore_private, save_private
-from medpfl.rounds.protocol import (
-    EvaluateReply,
-    EvaluateRequest,
-    FinishReply,
-    FinishRequest,
-    InitReply,
-    InitRequest,
-    OfRun,
-    PlanReply,
-    PlanRequest,
-    RefineReply,
-    RefineRequest,
-    Reply,
-    Request,
-    Sizes,
-    StatisticsReply,
-    StatisticsRequest,
-    TrainReply,
-    TrainRequest,
-    ValidateReply,
-    ValidateRequest,
-)
+from medpfl.rounds.protocol import replies as heard
+from medpfl.rounds.protocol import requests as ask
 from medpfl.rounds.refining import take_shown
 from medpfl.rounds.scoring import Scoring
 from medpfl.rounds.sealing import Seal, seal_of
@@ -105,7 +85,7 @@ class SiteRunner:
         """All networks, by their names."""
         return self.networks.models
 
-    def handle(self, message: Message[Request]) -> Message[Reply]:
+    def handle(self, message: Message[ask.Request]) -> Message[heard.Reply]:
         """Answer one message.
 
         Raises:
@@ -114,39 +94,39 @@ class SiteRunner:
             OutOfMemory: the machine or its GPU has too little memory for it.
         """
         header = message.header
-        if isinstance(header, OfRun) and not self._ready:
+        if isinstance(header, ask.OfRun) and not self._ready:
             raise ProtocolError(f"{self.name} is asked for a part of a run before it was asked to get ready")
-        if isinstance(header, OfRun):
+        if isinstance(header, ask.OfRun):
             policy.check_round(self.policy, header)
             self._rounds = header.rounds
         with memory_errors(f"take a smaller batch_size (now {self.method.batch_size}) or smaller images or patches"):
             reply = self._answer(self._seal.open(message) if self._seal else message)
         return self._seal.close(reply) if self._seal else reply
 
-    def _answer(self, message: Message[Request]) -> Message[Reply]:
+    def _answer(self, message: Message[ask.Request]) -> Message[heard.Reply]:
         header, slots = message.header, message.slots
         match header:
-            case PlanRequest():
+            case ask.PlanRequest():
                 site_file = self._site_file()
                 refuse_plan(site_file.policy, self.method)
                 policy.check_classes(site_file.policy, [self.method], self.task, self._filters)
-                return Message(PlanReply(fingerprint=fingerprint_of(site_file, self.task)))
-            case InitRequest():
+                return Message(heard.PlanReply(fingerprint=fingerprint_of(site_file, self.task)))
+            case ask.InitRequest():
                 return self._init(header)
-            case StatisticsRequest():
+            case ask.StatisticsRequest():
                 return self._statistics(header)
-            case TrainRequest():
+            case ask.TrainRequest():
                 return self._train(header, slots)
-            case RefineRequest():
+            case ask.RefineRequest():
                 return self._refine(header, slots)
-            case ValidateRequest():
+            case ask.ValidateRequest():
                 return self._validate(header, slots)
-            case FinishRequest():
+            case ask.FinishRequest():
                 return self._finish(header)
-            case EvaluateRequest():
-                return self._evaluate_given(message.of(EvaluateRequest))
+            case ask.EvaluateRequest():
+                return self._evaluate_given(message.of(ask.EvaluateRequest))
 
-    def _evaluate_given(self, message: Message[EvaluateRequest]) -> Message[EvaluateReply]:
+    def _evaluate_given(self, message: Message[ask.EvaluateRequest]) -> Message[heard.EvaluateReply]:
         home = self.root / plain_name(message.header.job)
         site_file = self._site_file()
         policy.check_threads(site_file.policy, message.header.threads)
@@ -156,7 +136,7 @@ class SiteRunner:
 
     # -- init ---------------------------------------------------------------------------------------------------------
 
-    def _init(self, header: InitRequest) -> Message[InitReply]:
+    def _init(self, header: ask.InitRequest) -> Message[heard.InitReply]:
         site_file = self._site_file()
         self.policy = site_file.policy
         method, task = as_planned(*self._given, header.planned)
@@ -188,8 +168,8 @@ class SiteRunner:
         self._seal = seal_of(header, site_file, self.name, start, self.networks.untrained(), self.roster)
         self._ready = True
         self._log.info(self.networks.describe())
-        reply = InitReply(
-            sizes=Sizes(**{split: len(samples) for split, samples in self.data.splits.items()}),
+        reply = heard.InitReply(
+            sizes=heard.Sizes(**{split: len(samples) for split, samples in self.data.splits.items()}),
             config=digest_of([*self._config, common]),
             common=common,
             buffers=tuple(self.networks.untrained()),
@@ -224,7 +204,7 @@ class SiteRunner:
 
     # -- rounds -------------------------------------------------------------------------------------------------------
 
-    def _train(self, header: TrainRequest, slots: Slots) -> Message[TrainReply]:
+    def _train(self, header: ask.TrainRequest, slots: Slots) -> Message[heard.TrainReply]:
         started = time.monotonic()
         current = header.round
         self._guard.begin()
@@ -247,10 +227,12 @@ class SiteRunner:
         sent = self._guard.release({**self.networks.gather(), **instead}, slots, header)
         save_private(self._state, current, self.models, self.networks.private(), self._optimizers)
         seconds = round(time.monotonic() - started, 3)
-        reply = TrainReply(round=current, metrics=tuple(metrics), loss=losses, notes=tuple(notes), seconds=seconds)
+        reply = heard.TrainReply(
+            round=current, metrics=tuple(metrics), loss=losses, notes=tuple(notes), seconds=seconds
+        )
         return Message(self._guard.told(reply), sent)
 
-    def _statistics(self, header: StatisticsRequest) -> Message[StatisticsReply]:
+    def _statistics(self, header: ask.StatisticsRequest) -> Message[heard.StatisticsReply]:
         """What the server's components want to know of the data here before the round."""
         self._guard.refuse_statistics(header.names)
         notes = self._enter_run(header)
@@ -260,9 +242,9 @@ class SiteRunner:
             name: {key: copy_out(tensor) for key, tensor in self.method.statistics(name, site).items()}
             for name in header.names
         }
-        return Message(StatisticsReply(notes=tuple(notes)), given)
+        return Message(heard.StatisticsReply(notes=tuple(notes)), given)
 
-    def _refine(self, header: RefineRequest, slots: Slots) -> Message[RefineReply]:
+    def _refine(self, header: ask.RefineRequest, slots: Slots) -> Message[heard.RefineReply]:
         """One further exchange of some slots within a round that this hospital has trained in."""
         self._guard.begin()
         own = {slot: state for slot, state in slots.items() if slot in self.networks.slots}
@@ -275,14 +257,14 @@ class SiteRunner:
         policy.check_trained(self.policy, site)
         sent = self.networks.sent_instead(site.outbox)
         sent = {**gather(self.models, self.networks.slots, own), **sent}
-        return Message(RefineReply(round=current, step=step), self._guard.release(sent, own, header, step))
+        return Message(heard.RefineReply(round=current, step=step), self._guard.release(sent, own, header, step))
 
-    def _validate(self, header: ValidateRequest, slots: Slots) -> Message[ValidateReply]:
+    def _validate(self, header: ask.ValidateRequest, slots: Slots) -> Message[heard.ValidateReply]:
         """After the last round: look at its mixed models too, so that the last round can be the best."""
         notes = self._enter_run(header)
         load(self.models, slots)
         metrics = self._look_at_mixed(header.round, header)
-        return Message(ValidateReply(metrics=tuple(metrics), notes=tuple(notes)))
+        return Message(heard.ValidateReply(metrics=tuple(metrics), notes=tuple(notes)))
 
     def _site(self, method: Method, round_number: int, span: Span | None = None, noise: Noise = None) -> Site:
         hospital = Hospital(
@@ -304,7 +286,7 @@ class SiteRunner:
         )
         return Site(hospital, method, round_number, span or Span(1, self._rounds))
 
-    def _look_at_mixed(self, round_number: int, header: OfRun) -> list[MetricLine]:
+    def _look_at_mixed(self, round_number: int, header: ask.OfRun) -> list[MetricLine]:
         """Validate the models as they came out of a round's mixing and keep them until a better round is known."""
         with torch.random.fork_rng(devices=[]):
             for method in self.methods:
@@ -320,7 +302,7 @@ class SiteRunner:
 
     # -- state --------------------------------------------------------------------------------------------------------
 
-    def _enter_run(self, header: OfRun) -> list[str]:
+    def _enter_run(self, header: ask.OfRun) -> list[str]:
         """On this process's first task of a run: start afresh in round 1, else take up what was kept on disk."""
         if self._run == header.run:
             return []
@@ -328,7 +310,7 @@ class SiteRunner:
         self._lock.take(self._state, f"at {self.name}", self._stopped)
         self._run = header.run
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
-        done = header.round - isinstance(header, StatisticsRequest | TrainRequest)
+        done = header.round - isinstance(header, ask.StatisticsRequest | ask.TrainRequest)
         if done == 0:
             for kind in (PRIVATE, MIXED):
                 store.discard(self._state, kind)
@@ -342,7 +324,7 @@ class SiteRunner:
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
-    def _finish(self, header: FinishRequest) -> Message[FinishReply]:
+    def _finish(self, header: ask.FinishRequest) -> Message[heard.FinishReply]:
         """Test best and last models once, fine-tune a common one, keep the models at the hospital."""
         notes = self._enter_run(header)
         last = header.round
@@ -372,7 +354,7 @@ class SiteRunner:
         order = plan_of(self.method, self.methods, header.rounds).tested
         lines.sort(key=lambda line: order.index(line.model))
         chosen, spent = self._holding.choose(last), self._guard.spent
-        return Message(FinishReply(metrics=tuple(lines), notes=tuple(notes), chosen=chosen, privacy=spent))
+        return Message(heard.FinishReply(metrics=tuple(lines), notes=tuple(notes), chosen=chosen, privacy=spent))
 
     def _test(
         self, method: Method, name: str, choice: Choice, round_number: int, deployed: str | None = None

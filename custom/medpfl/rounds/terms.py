@@ -9,7 +9,8 @@ from medpfl.job import Job
 from medpfl.methods.base import Method
 from medpfl.methods.references import riding_along
 from medpfl.rounds.announcing import fine_tuned_name, plan_of
-from medpfl.rounds.protocol import Component, InitReply, Plan, as_json
+from medpfl.rounds.protocol.bounded import Component, as_json
+from medpfl.rounds.protocol.replies import InitReply, Plan
 from medpfl.tasks.metrics.measure import Measure
 
 Range = tuple[float, float]
