@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Volumes: real NIfTI files in, one orientation and spacing out, or one sentence."""
 
+import gzip
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -203,18 +204,33 @@ def test_files_that_are_no_images(tmp_path: Path) -> None:
         read(good, tmp_path / "nowhere.nii")
 
 
-def test_a_header_without_geometry(tmp_path: Path) -> None:
-    image, label = scan()
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ("sform", "2 x 2 x 0 mm (sform)"),
+        ("sform, qform", "2 x 2 x 0 mm (sform)"),
+        ("pixdim", "2 x 2 x 0 mm (pixdim)"),
+        ("pixdim, sform", "2 x 2 x 0 mm (pixdim)"),
+        ("nan, qform", "2 x 2 x nan mm (pixdim)"),
+    ],
+)
+@pytest.mark.parametrize("of", ["i.nii", "l.nii.gz"])
+def test_a_spacing_of_zero(tmp_path: Path, field: str, words: str, of: str) -> None:
+    """``field``: what has it, and what else gives the geometry. The reader would put another in silence."""
+    values = dict(zip(("i.nii", "l.nii.gz"), scan(), strict=True))
+    paths = {name: save(tmp_path / name, array) for name, array in values.items()}
     flat = affine_of(VOXEL)
     flat[2, 2] = 0
-    raw = nib.Nifti1Image(image, affine_of(VOXEL))
-    raw.header.set_sform(flat, code=1)
-    raw.header.set_qform(None, code=0)
-    path = tmp_path / "i.nii"
-    with path.open("wb") as file:  # nibabel would mend the header
-        file.write(raw.header.binaryblock + b"\0" * 4 + np.asfortranarray(image).tobytes("F"))
-    with pytest.raises(DataError, match=r"i\.nii: "):
-        read(path, save(tmp_path / "l.nii", label))
+    header = nib.Nifti1Image(values[of], affine_of(VOXEL)).header
+    header.set_sform(flat if field.startswith("sform") else affine_of(VOXEL), code=int("sform" in field))
+    header["qform_code"], header["vox_offset"] = int("qform" in field), 352
+    if not field.startswith("sform"):
+        header["pixdim"][3] = float("nan") if field.startswith("nan") else 0
+    raw = header.binaryblock + b"\0" * 4 + values[of].tobytes("F")  # nibabel would mend the header
+    paths[of].write_bytes(gzip.compress(raw) if of.endswith("gz") else raw)
+    with pytest.raises(DataError) as caught:
+        read(*paths.values())
+    assert str(caught.value) == f"{paths[of]}: expected a voxel spacing above 0, its header has {words}"
 
 
 def datalist(folder: Path, content: Any, **split: Any) -> Volumes:

@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import ssl
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,13 +23,15 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 from typer.testing import CliRunner
 
 from medpfl.cli import app
-from medpfl.data.site_file import ENVIRONMENT_VARIABLE
+from medpfl.data.site_file import ENVIRONMENT_VARIABLE, load_site_file
 from medpfl.flare.allow import allow, forbid_code
+from medpfl.flare.common_key import common_key
 from medpfl.flare.doctor import examine
 from medpfl.flare.finding import Finding
 from medpfl.flare.identity import check_server
 from medpfl.flare.kits import read_kit
 from medpfl.flare.provision import Provisioned, fingerprint, provision
+from medpfl.privacy.keys import make_key
 from small_jobs import write_table_sites
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -314,6 +317,34 @@ def test_the_privacy_scope_names_the_site_file_first(kit: Path, tmp_path: Path) 
     (kit / "local" / "privacy.json").write_text(json.dumps({"scopes": [scope], "default_scope": "research"}))
     found = next(finding for finding in examine(kit) if finding.check == "site file")
     assert found.text == f"{tmp_path / 'elsewhere.yaml'} (of the privacy scope 'research')"
+
+
+@pytest.mark.slow
+def test_the_key_that_the_site_file_names(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def found() -> list[Finding]:
+        return [finding for finding in common_key(load_site_file(file)) if finding.check == "encryption key"]
+
+    file = kit / "local" / f"{NAME}.yaml"
+    assert not found()
+    file.write_text(f"{file.read_text()}keys: hospitals.key\n")
+    assert "hospitals.key: No such file" in problems(kit)["encryption key"].text
+    path, key = make_key(kit / "local")
+    assert [(one.status, one.text) for one in found()] == [
+        ("ok", f"{path}, fingerprint {key.fingerprint}, for its owner's eyes only")
+    ]
+    path.chmod(0o640)
+    (open_to,) = found()
+    assert open_to.status == "problem" and "others than its owner" in open_to.text
+    assert open_to.mend.startswith(f"chmod 600 {path};")
+    path.write_bytes(b"no key")
+    path.chmod(0o600)
+    (damaged,) = found()
+    assert damaged.status == "problem" and "keys make" in damaged.mend
+    path.unlink()
+    make_key(kit / "local")
+    monkeypatch.setitem(sys.modules, "tenseal", None)
+    (without,) = found()
+    assert without.status == "problem" and "medpfl[privacy]" in without.mend
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a kit to another user")

@@ -122,7 +122,7 @@ class OutOfMemory(Failing):
 def test_out_of_memory_is_a_failed_round(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     harness = Harness(make_job(method=OutOfMemory(lr=0.05)), table_sites, tmp_path).run()
     assert harness.engine.panic is None
-    assert any("OutOfMemoryError" in str(event["event"]) for event in events(harness))
+    assert any("memory of this hospital's GPU does not suffice" in str(event["event"]) for event in events(harness))
 
 
 def test_a_silent_hospital_is_left_out_after_the_timeout(

@@ -176,13 +176,13 @@ def test_masks_of_images(tmp_path: Path) -> None:
     Image.fromarray(found).save(tmp_path / "found.png")
     for name, values in (("numbers", truth), ("white", truth * 255)):
         Image.fromarray(values).save(tmp_path / f"{name}.png")
-        assert dice_of(tmp_path / "found.png", tmp_path / f"{name}.png", 2) == 0.5
+        assert dice_of(tmp_path / "found.png", tmp_path / f"{name}.png", 2, [(1,)]) == 0.5
     empty = np.zeros((4, 4), np.uint8)
     Image.fromarray(empty).save(tmp_path / "empty.png")
-    assert dice_of(tmp_path / "empty.png", tmp_path / "empty.png", 2) == 1.0
+    assert dice_of(tmp_path / "empty.png", tmp_path / "empty.png", 2, [(1,)]) == 1.0
     Image.fromarray(empty[:2]).save(tmp_path / "half.png")
     with pytest.raises(DataError, match=r"half\.png: the label map has shape \(2, 4\), its image \(4, 4\)"):
-        dice_of(tmp_path / "found.png", tmp_path / "half.png", 2)
+        dice_of(tmp_path / "found.png", tmp_path / "half.png", 2, [(1,)])
 
 
 def test_long_slices_are_segmented_window_by_window(model: Deployed) -> None:

@@ -104,7 +104,7 @@ class Harness:
     late: list[str] = field(default_factory=list)
     made: list[tuple[str, str, bytes]] = field(default_factory=list)
 
-    def run(self, timeout: float = 60.0) -> "Harness":
+    def run(self, timeout: float = 240.0) -> "Harness":
         nvflare_fobs_initialize()
         meta = {"name": self.job.name, "min_clients": self.job.min_clients, "deploy_map": {"app": ["@ALL"]}}
         clients = [Client(name, f"token-{name}") for name in sorted(self.site_files, reverse=True)]

@@ -20,6 +20,7 @@ from medpfl.data.readout import ByRegion
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.site_file import load_site_file
 from medpfl.deployed.export import export
+from medpfl.deployed.labels import dice_of
 from medpfl.deployed.model_file import load_deployed
 from medpfl.deployed.predict import evaluate_at, predict
 from medpfl.methods.base import Build
@@ -63,7 +64,7 @@ def test_regions_are_found_by_themselves_and_written_in_their_order() -> None:
     assert again == task and spec_of(again) == spec_of(task)
 
 
-def test_the_loss_and_the_dice_of_regions() -> None:
+def test_the_loss_and_the_dice_of_regions(tmp_path: Path) -> None:
     task = RegionSegmentation("d", **BRATS, more_metrics=("hd95_core",))
     truth = torch.tensor([[[0, 1, 2, 3], [0, 0, 2, 3]]], dtype=torch.uint8)
     found = torch.tensor([[[1, 1, 2, 2], [0, 0, 3, 3]]], dtype=torch.uint8)
@@ -72,6 +73,10 @@ def test_the_loss_and_the_dice_of_regions() -> None:
     assert values == pytest.approx({
         "dice": (whole + core + enhancing) / 3, "dice_whole": whole, "dice_core": core, "dice_enhancing": enhancing,
     })  # fmt: skip
+    for name, labels in (("found", found), ("truth", truth)):
+        Image.fromarray(labels[0].numpy()).save(tmp_path / f"{name}.png")
+    written = dice_of(tmp_path / "found.png", tmp_path / "truth.png", 4, task.structures(4))
+    assert written == pytest.approx((whole + core + enhancing) / 3)
     outputs = torch.randn(1, 3, 2, 4, generator=torch.Generator().manual_seed(0))
     wanted = torch.stack([truth > 0, truth > 1, truth > 2], dim=1).float()
     p = outputs.sigmoid()
@@ -211,8 +216,16 @@ def test_regions_from_training_to_files(tmp_path: Path) -> None:
         "dice_two",
     }
     source = tmp_path / "anna" / "images" / "3.png"
-    predict(model, source, tmp_path / "out", probabilities=True)
+    labels = tmp_path / "labels"
+    labels.mkdir()
+    truth = np.ones(np.asarray(Image.open(source)).shape[:2], np.uint8)
+    truth[: len(truth) // 2] = 2
+    Image.fromarray(truth).save(labels / "3.png")
+    done = predict(model, source, tmp_path / "out", probabilities=True, labels=labels)
     written = np.asarray(Image.open(tmp_path / "out" / "3.png"))
+    pairs = ((written > 0, truth > 0), (written == 2, truth == 2))
+    each = [2 * (a & b).sum() / (a.sum() + b.sum()) for a, b in pairs]
+    assert done.rows[0]["dice"] == pytest.approx(np.mean(each), abs=1e-6)
     both, two = np.load(tmp_path / "out" / "3_probabilities.npy")
     assert np.array_equal(written, np.where(two > 0.5, 2, np.where(both > 0.5, 1, 0)))
     export(path, tmp_path / "ts", "torchscript")

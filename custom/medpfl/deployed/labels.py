@@ -2,7 +2,7 @@
 """Label maps beside the cases to predict, and the Dice of what was written."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +53,13 @@ def _listed(path: Path) -> dict[str, Path]:
     }
 
 
-def dice_of(written: Path, label: Path, classes: int) -> float:
-    """Mean Dice over the foreground classes, on the input's own voxels or pixels; a class that is in neither counts 1.
+def dice_of(written: Path, label: Path, classes: int, structures: Sequence[Sequence[int]]) -> float:
+    """Mean Dice over the structures, on the input's own voxels or pixels; one that is in neither counts 1.
 
     Args:
         written: a segmentation as ``medpfl predict`` writes it: 0, 1, 2, ... in the order of the classes.
         label: a label map with the same values.
+        structures: the numbers of each (``Task.structures``): one class, or the classes of a region.
 
     Raises:
         DataError: the label cannot be read, has another shape, geometry or other values.
@@ -71,8 +72,8 @@ def dice_of(written: Path, label: Path, classes: int) -> float:
         strange = next(value for value in values.tolist() if value not in range(classes))
         raise DataError(f"{label}: expected the classes' numbers 0 to {classes - 1}, got {strange:g}")
     scores = []
-    for number in range(1, classes):
-        mine, theirs = found == number, truth == number
+    for numbers in structures:
+        mine, theirs = np.isin(found, numbers), np.isin(truth, numbers)
         total = int(mine.sum()) + int(theirs.sum())
         scores.append(2 * int((mine & theirs).sum()) / total if total else 1.0)
     return float(np.mean(scores))

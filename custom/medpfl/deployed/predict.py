@@ -81,7 +81,9 @@ def predict(
             label = label_of(case.name) if case.save else None  # a list of classified volumes names classes there
             row: Row = {"case": case.name, **_predict_case(model, case, unfinished, probabilities)}
             if label is not None:
-                row["dice"] = round(dice_of(unfinished / str(row["file"]), label, len(model.class_names)), 6)
+                classes = len(model.class_names)
+                found = dice_of(unfinished / str(row["file"]), label, classes, model.task.structures(classes))
+                row["dice"] = round(found, 6)
             rows.append(row)
             progress(case.name)
         if not rows:

@@ -22,6 +22,7 @@ from medpfl.data.contract import Dataset
 from medpfl.data.paths import paths_of, split_pattern
 from medpfl.data.site_file import ENVIRONMENT_VARIABLE, SiteFile, find_site_file
 from medpfl.flare.allow import CODE_RIGHT, LOG_STREAMING, READ_RIGHT, component_classes, roles_with, why_no_class
+from medpfl.flare.common_key import common_key
 from medpfl.flare.finding import Finding, note, ok, problem
 from medpfl.flare.gpus import gpus
 from medpfl.flare.identity import check_identity, check_server
@@ -299,6 +300,7 @@ def _site_file(kit: Kit) -> Iterator[Finding]:
     if os.environ.get(ENVIRONMENT_VARIABLE) and not way:
         yield note(check, f"named by {ENVIRONMENT_VARIABLE}; start.sh must run with the same environment")
     yield ok("policy", "; ".join(found.policy.described()))
+    yield from common_key(found)
     for name, dataset in found.datasets.items():
         yield _dataset(found, name, dataset)
 

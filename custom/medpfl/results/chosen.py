@@ -6,11 +6,9 @@ from statistics import NormalDist
 
 from medpfl.results.schema import EvaluationSummary, FinalLine, Summary, TrainingSummary
 from medpfl.results.tables import REFERENCE_NAMES, ResultTable
-from medpfl.tasks.metrics.certainty import Certainty
+from medpfl.tasks.metrics.certainty import Certainty, interval_text
 from medpfl.tasks.metrics.measure import Measure
 
-CHOSEN = "chosen"
-"""Heading of the column."""
 POWER = 0.8
 
 
@@ -19,16 +17,22 @@ def label_of(model: str) -> str:
     return REFERENCE_NAMES.get(model, model.replace("_", " ").capitalize())
 
 
-def chosen_texts(summary: Summary) -> dict[str, str]:
-    """Hospital to what its validation cases chose, with its test: "Personal 0.62 [0.55, 0.68], gain +0.14 [0.06,
-    0.21]". Empty where nothing was chosen, and in files of before."""
-    if not isinstance(summary, TrainingSummary):
-        return {}
+def chosen_table(summary: Summary) -> tuple[list[str], list[list[str]]]:
+    """What each hospital's validation cases chose, with its test: headings and rows; none where nothing was chosen, and
+    in files of before."""
+    if not isinstance(summary, TrainingSummary) or not summary.chosen:
+        return [], []
     measure = summary.measure(summary.score)
-    return {
-        site: f"{label_of(row.test.model)} {_test(row.test, summary.score, measure)}"
-        for site, row in summary.chosen.items()
-    }
+    unit = f" ({measure.unit})" if measure.unit else ""
+    rows = []
+    for site, row in summary.chosen.items():
+        value, found = row.test.metrics.get(summary.score), row.test.certainty
+        score = "n/a" if value is None else f"{value:.2f}"
+        gain = "" if found is None or found.gain is None else f"{found.gain:+.2f} {interval_text(found.gained)}"
+        sure = interval_text(found.interval) if found and value is not None else ""
+        patients = str(found.patients) if found else ""
+        rows.append([site, label_of(row.test.model), f"{score} {sure}".strip(), gain.strip(), patients])
+    return ["hospital", "chosen", f"test {summary.score}{unit}", "gain over local", "test patients"], rows
 
 
 def _test(line: FinalLine, score: str, measure: Measure) -> str:

@@ -44,6 +44,8 @@ def sdwd_of_slots(results: Path) -> dict[str, list[float]]:
 
 def draw_boxes(axis: Any, boxes: Mapping[str, Sequence[float]]) -> None:
     """Quantiles as boxes on a logarithmic axis; what does not differ at all has none."""
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
     shown = {label: values for label, values in boxes.items() if values[-1] > 0}
     stats = [
         dict(
@@ -53,6 +55,9 @@ def draw_boxes(axis: Any, boxes: Mapping[str, Sequence[float]]) -> None:
     ]
     axis.bxp(stats, orientation="horizontal", showfliers=False)
     axis.set_xscale("log")
+    axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))  # its own writes formulas, which are shown as they are
+    axis.xaxis.set_minor_locator(NullLocator())
     axis.set_xlabel("standard deviation of weights' difference")
     axis.tick_params(labelsize=8)
 

@@ -13,7 +13,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, Template, select_autoescape
 
 from medpfl.core.mixing import Matrix
-from medpfl.results.chosen import chosen_texts, interval_table, paid, power_notes
+from medpfl.results.chosen import chosen_table, interval_table, paid, power_notes
 from medpfl.results.differences import draw_boxes, draw_graph, sdwd_of_slots
 from medpfl.results.files import json_of, read_lines, read_mixing, read_summary, read_traffic
 from medpfl.results.schema import (
@@ -70,7 +70,7 @@ def write_page(
         best=_table(summary, result_table(summary)),
         last=_table(summary, result_table(summary, "last")),
         means=metric_means(summary),
-        chosen=chosen_texts(summary),
+        chosen=chosen_table(summary),
         paid=paid(summary),
         power=power_notes(summary),
         sure=interval_table(summary, result_table(summary)),

@@ -291,6 +291,11 @@ class Task(Checked):
         """
         return read_preparation(saved, self.spec, path).new_cases(path, self.spec)
 
+    def structures(self, classes: int) -> list[tuple[int, ...]]:
+        """Of a task that segments, the labels of each structure whose Dice counts: by default each class but the first
+        by itself."""
+        return [(number,) for number in range(1, classes)]
+
     def told(self, decisions: Tensor, samples: Samples) -> list[Row]:
         """What is told of each of ``samples.names`` beside the metrics of cases."""
         if self.spec.target is not Target.VALUE:

@@ -76,6 +76,9 @@ class RegionSegmentation(Segmentation):
     def spec(self) -> Spec:
         return replace(super().spec, readout=ByRegion(self.written))
 
+    def structures(self, classes: int) -> list[tuple[int, ...]]:
+        return list(self.regions.values())
+
     def informed(self, data: SiteData) -> Task:
         largest = max(max(labels) for labels in self.regions.values())
         if largest >= len(data.class_names):

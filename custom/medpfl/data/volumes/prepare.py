@@ -15,6 +15,7 @@ from medpfl.data.intensity import Intensity, ZScore
 from medpfl.data.untrusted import MOST_PREPARED, MOST_VALUES, check_values
 from medpfl.data.volumes.dicom import check_series, check_size
 from medpfl.data.volumes.itk import is_itk, read_itk
+from medpfl.data.volumes.nifti import check_spacing
 
 
 def read_image(*files: Path, finite: bool = True) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
@@ -69,6 +70,8 @@ def _read(file: Path) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
     from monai.transforms import EnsureChannelFirst
 
     reader = PydicomReader() if file.is_dir() or file.suffix.lower() == ".dcm" else NibabelReader()
+    if isinstance(reader, NibabelReader):
+        check_spacing(file)
     header = reader.read(str(file))
     if isinstance(reader, NibabelReader):  # it has not decompressed the voxels yet
         check_values(file, header.shape)
