@@ -140,7 +140,7 @@ def fedrep_by_hand(runner: SiteRunner, start: dict[str, Tensor], method: FedRep)
     net = normed().network(runner.data)
     net.load_state_dict({key.removeprefix("model."): value for key, value in start.items() if key in ALL})
     head, base = net[3], nn.ModuleList([net[0], net[1]])
-    site = runner._site(method, 1)
+    site = runner.rounds.site(method, 1)
     for part, epochs in ((head, method.head_epochs), (base, method.epochs)):
         optimizer = torch.optim.SGD(part.parameters(), lr=method.lr)
         net.eval()
@@ -166,7 +166,7 @@ def test_fedrep_trains_the_head_then_the_base(make_job: Make, table_sites: dict[
             # A bias before BatchNorm has no gradient.
             assert key == "0.bias" or not torch.equal(start[f"model.{key}"], value), key
         # The base's BatchNorm saw the batches of its own phase only.
-        batches = len(list(runner._site(method, 1).training_batches(method.epochs)))
+        batches = len(list(runner.rounds.site(method, 1).training_batches(method.epochs)))
         assert runner.models.state_dict()["model.1.num_batches_tracked"] == batches
         assert all(parameter.requires_grad for parameter in runner.models.parameters())
 
@@ -193,7 +193,7 @@ def test_fedrep_phases_have_their_own_lengths(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Site, "step", watched)
         exchange(runners, coordinator.train_messages(1, coordinator.joined))
-    per_epoch = len(list(runners["anna"]._site(method, 1).training_batches(1)))
+    per_epoch = len(list(runners["anna"].rounds.site(method, 1).training_batches(1)))
     heads = steps.get("head_steps") or steps["head_epochs"] * per_epoch
     bases = steps.get("steps") or steps["epochs"] * per_epoch
     assert moved == [(False, True)] * heads + [(True, False)] * bases

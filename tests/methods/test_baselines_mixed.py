@@ -229,7 +229,7 @@ def test_per_fedavg_by_hand(
     runner = runners["anna"]
     begin = w = vector(entries(runner, "model"), "model")
     exchange(runners, coordinator.train_messages(1, coordinator.joined))
-    batches = [Logistic(batch.inputs, batch.targets) for batch in runner._site(method, 1).training_batches()]
+    batches = [Logistic(batch.inputs, batch.targets) for batch in runner.rounds.site(method, 1).training_batches()]
     assert len(batches) >= 3
     exact = 0.0
     for number, main in enumerate(batches):

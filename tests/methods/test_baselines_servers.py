@@ -157,8 +157,8 @@ def test_l2gd_without_moves_is_local_training(make_job: Make, table_sites: dict[
 def coins(runner: SiteRunner, count: int = 400) -> list[float]:
     """The draws that this hospital's rounds 1, 2, ... get."""
     hospital = Hospital(
-        task=runner.task, data=runner.data, models=runner.models, device=runner.device, roster=runner.roster,
-        name=runner.name, seed=runner.seed,
+        task=runner.task, data=runner.data, models=runner.models, device=runner.device, roster=runner.ready.roster,
+        name=runner.name, seed=runner.ready.seed,
     )  # fmt: skip
     sites = [Site(hospital, runner.method, number) for number in range(1, count + 1)]
     return [site.common_draw("l2gd") for site in sites]

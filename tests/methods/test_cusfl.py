@@ -120,9 +120,9 @@ def test_spread_tells_a_collapsed_projection() -> None:
 
 def gradients(runner: SiteRunner, method: CusFL, ratio: float) -> dict[str, Tensor | None]:
     """Of all parameters, after one batch; the networks are then as they were."""
-    runner._optimizers = {}
+    runner.run.optimizers = {}
     before = {key: tensor.clone() for key, tensor in runner.models.state_dict().items()}
-    site = runner._site(method, 1)
+    site = runner.rounds.site(method, 1)
     runner.models.zero_grad(set_to_none=True)
     runner.models.train()
     runner.models["federated"].eval().requires_grad_(not method.frozen)

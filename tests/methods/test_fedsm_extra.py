@@ -105,7 +105,7 @@ def test_of_equal_losses_the_first_counts(make_job: Make, table_sites: dict[str,
             value.copy_(coordinator.copies.stack["global"][0][key.replace("personal.", "global.")])
     exchange(runners, coordinator.refine_messages())
     for runner in runners.values():
-        assert runner._kept["labels"].tolist() == [0] * len(runner.data.splits["train"])
+        assert runner.rounds.kept["labels"].tolist() == [0] * len(runner.data.splits["train"])
 
 
 def test_what_travels_for_the_labels(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
@@ -203,4 +203,4 @@ def test_one_hospital_alone(make_job: Make, table_sites: dict[str, Path], tmp_pa
     ready(coordinator, runners)
     for number in (1, 2):
         round_of(coordinator, runners, number)
-    assert runners["anna"]._kept["labels"].unique().tolist() == [0]  # global and personal are the same
+    assert runners["anna"].rounds.kept["labels"].unique().tolist() == [0]  # global and personal are the same

@@ -63,7 +63,7 @@ def test_each_is_its_own_method_and_fedsm_s_other_parts_are_fedsm_s(
             assert same(ours[name], plain[name])
         # What the server holds is the network that the method deploys, from the hospital's own copies.
         runner = alone_runners[site]
-        alone_method.after_mixing(runner._site(alone_method, 2))
+        alone_method.after_mixing(runner.rounds.site(alone_method, 2))
         deployed = runner.models[next(iter(alone_method.deploys.values()))].state_dict()
         for key, value in deployed.items():
             torch.testing.assert_close(ours["personal"][f"personal.{key}"], value, atol=1e-6, rtol=1e-5)

@@ -112,7 +112,7 @@ def test_local_steps_by_hand(make_job: Make, table_sites: dict[str, Path], tmp_p
         network = Signature().build((3,), 4)
         network.load_state_dict({key.removeprefix("selector."): value for key, value in start.items()})
         adam = torch.optim.Adam(network.parameters(), lr=0.02)
-        for batch in runners[site]._site(job.method, 1).training_batches():
+        for batch in runners[site].rounds.site(job.method, 1).training_batches():
             adam.zero_grad()
             cross_entropy(network(batch.inputs), torch.full((len(batch.inputs),), index)).backward()
             adam.step()

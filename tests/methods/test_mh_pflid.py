@@ -173,8 +173,8 @@ def test_who_gets_gradients(task: Task, sites: dict[str, Path], tmp_path: Path) 
     given = job(task)
     _, runners = begun(given, sites, tmp_path)
     runner = runners["anna"]
-    runner._optimizers = {}
-    site = runner._site(given.method, 1)
+    runner.run.optimizers = {}
+    site = runner.rounds.site(given.method, 1)
     batch = next(iter(site.training_batches()))
     assert isinstance(given.method, MHpFLID)
     for phase, learning in (

@@ -77,7 +77,7 @@ def job(method: type[OnPublicData], rounds: int = 2, task: Task = TASK, local: b
 def said(runner: SiteRunner) -> torch.Tensor:
     """A hospital's logits of the public images."""
     with torch.inference_mode():
-        logits: torch.Tensor = runner.models["model"].eval()(runner.common.public["shared"])
+        logits: torch.Tensor = runner.models["model"].eval()(runner.ready.common.public["shared"])
     return logits
 
 
@@ -118,7 +118,7 @@ def test_hospitals_come_closer_on_public_data(
         slot = runner.models["public"]
         assert isinstance(slot, PublicOutputs)
         slot.values.copy_(teacher)
-        site = runner._site(given.method, 2)
+        site = runner.rounds.site(given.method, 2)
         orders.append([rows.tolist() for rows, _ in site.public_batches("shared", 2)])
         heard = slot.values.clone()
         before = float(given.method.lesson(heard, said(runner)))

@@ -188,7 +188,7 @@ def test_resumed_run_equals_an_uninterrupted_one(
 
 def moments(runner: SiteRunner) -> float:
     """Steps that Adam's moments of anna's common network have seen."""
-    (state, *_) = runner._optimizers["fedavg"].state.values()
+    (state, *_) = runner.run.optimizers["fedavg"].state.values()
     return float(state["step"])
 
 
@@ -212,7 +212,7 @@ def test_precision_on_a_cpu(
     coordinator, runners = begin(make_job(mixers={"fedavg": Mean()}, method=method), table_sites, tmp_path)
     sent = play(coordinator, runners, 1)
     assert {tensor.dtype for tensor in sent["anna"]["fedavg"].values()} == {torch.float32}
-    site = runners["anna"]._site(method, 2)
+    site = runners["anna"].rounds.site(method, 2)
     with site.autocast():
         outputs = site.models["fedavg"](next(site.training_batches()).inputs)
     assert (outputs.dtype == torch.bfloat16) is half

@@ -49,7 +49,7 @@ def test_a_term_changes_the_step_and_not_the_loss_that_is_reported(
     coordinator, runners = pieces(job, table_sites, tmp_path)
     ready(coordinator, runners)
     round_of(coordinator, runners, 1)
-    site = runners["anna"]._site(method, 2)
+    site = runners["anna"].rounds.site(method, 2)
     assert site.last_loss != site.last_loss  # NaN before the first step
     model = site.models["fedavg"]
     before = [weight.detach().clone() for weight in model.parameters()]
@@ -98,7 +98,9 @@ def test_every_step_draws_from_a_generator_of_its_own_the_same_for_all_models_of
 
     def drawn(name: str, number: int, purpose: str = "batches") -> tuple[list[int], list[Tensor]]:
         task.drawn.clear()
-        inputs = [batch.inputs for batch in runners[name]._site(job.method, number).training_batches(purpose=purpose)]
+        inputs = [
+            batch.inputs for batch in runners[name].rounds.site(job.method, number).training_batches(purpose=purpose)
+        ]
         return task.drawn["all"], inputs
 
     first, batches = drawn("anna", 2)

@@ -31,8 +31,8 @@ def site_of(make_job: Make, sites: dict[str, Path], folder: Path, **training: An
     method = FedAvg(lr=0.05, batch_size=6, **training)
     coordinator, runners = begin(make_job(mixers={"fedavg": Mean()}, method=method), sites, folder)
     play(coordinator, runners, 1)
-    runners["anna"]._optimizers.clear()
-    return runners["anna"]._site(method, 2)
+    runners["anna"].run.optimizers.clear()
+    return runners["anna"].rounds.site(method, 2)
 
 
 def by_hand(
@@ -128,8 +128,8 @@ def test_a_pass_over_the_data_and_its_places(
     """Only a rest of a single sample is left out; with batches of one sample each is taken."""
     method = FedAvg(batch_size=size, epochs=2)
     _, runners = begin(make_job(mixers={"fedavg": Mean()}, method=method), table_sites, tmp_path)
-    runners["anna"]._optimizers = {}
-    site = runners["anna"]._site(method, 1)
+    runners["anna"].run.optimizers = {}
+    site = runners["anna"].rounds.site(method, 1)
     batches = list(site.training_batches())
     count = len(site.data.splits["train"])
     taken = sum(len(batch.inputs) for batch in batches)

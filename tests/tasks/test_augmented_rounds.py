@@ -42,16 +42,16 @@ def test_every_model_of_a_round_sees_the_same_batches_whatever_else_is_drawn(
     for name, number, lost in (("a", 1, 0), ("a", 1, 5), ("a", 2, 0), ("b", 1, 0)):
         torch.rand(lost)
         if lost:
-            runners[name]._presented = Presented()
-        site = runners[name]._site(runners[name].method, number)
+            runners[name].rounds.presented = Presented()
+        site = runners[name].rounds.site(runners[name].method, number)
         found[name, number, lost] = list(site.training_batches())
     first, again, later, other = found.values()
     for one, same in zip(first, again, strict=True):
         assert torch.equal(one.inputs, same.inputs) and torch.equal(one.targets, same.targets)
         assert set(one.targets.unique().tolist()) <= {0, 1}
-    kept = list(runners["a"]._site(runners["a"].method, 1).training_batches())
+    kept = list(runners["a"].rounds.site(runners["a"].method, 1).training_batches())
     assert all(torch.equal(one.inputs, same.inputs) for one, same in zip(kept, first, strict=True))
-    repeated = list(runners["a"]._site(runners["a"].method, 1).training_batches())
+    repeated = list(runners["a"].rounds.site(runners["a"].method, 1).training_batches())
     assert all(one.inputs is same.inputs for one, same in zip(kept, repeated, strict=True))  # augmented once
     for else_drawn in (later, other):
         assert not torch.equal(first[0].inputs, else_drawn[0].inputs)

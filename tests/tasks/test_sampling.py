@@ -61,7 +61,7 @@ def test_batches_and_what_the_policy_counts(tmp_path: Path) -> None:
     runner = runners["anna"]
     round_of(coordinator, runners, 1)
     train = runner.data.splits["train"]
-    site = runner._site(job.method, 2)
+    site = runner.rounds.site(job.method, 2)
     batches = list(site.training_batches())
     order = torch.Generator().manual_seed(derive_seed(job.settings.seed, "anna", 2, "batches"))
     rows = BALANCED.order(train, order)[:12]

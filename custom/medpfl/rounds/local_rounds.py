@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A hospital's part of the rounds, once it is ready: statistics, training, further exchanges, validation."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from medpfl.core.seeding import seed_torch
+from medpfl.core.tied import own_state
+from medpfl.data.policy import Policy
+from medpfl.data.samples import SiteData
+from medpfl.methods.base import Build, Hospital, Method, Site, Span
+from medpfl.methods.presented import Presented
+from medpfl.results.line import MetricLine
+from medpfl.results.schema import number
+from medpfl.rounds import policy
+from medpfl.rounds.held_alike import Common
+from medpfl.rounds.messages import Message, Slots, copy_out, gather, load
+from medpfl.rounds.mixed import keep_mixed
+from medpfl.rounds.networks import Networks
+from medpfl.rounds.privacy import Guard, Noise
+from medpfl.rounds.private import save_private
+from medpfl.rounds.protocol.replies import RefineReply, StatisticsReply, TrainReply, ValidateReply
+from medpfl.rounds.protocol.requests import OfRun, RefineRequest, StatisticsRequest, TrainRequest, ValidateRequest
+from medpfl.rounds.refining import take_shown
+from medpfl.rounds.run_state import RunState
+from medpfl.rounds.scoring import Scoring
+from medpfl.tasks.base import Task
+
+
+@dataclass
+class Ready:
+    """What a hospital has got ready for a job.
+
+    Attributes:
+        name: the hospital's.
+        home: its folder of the job.
+        methods: the job's, then the references.
+        common: what all hospitals hold alike.
+        served: slot that the server mixes to whether it travels.
+        roster: the hospitals' names; ``seed``: the job's.
+        guard: what leaves goes through it.
+        stopped: whether the job was aborted.
+        networks: of all methods.
+    """
+
+    name: str
+    home: Path
+    methods: Sequence[Method]
+    task: Task
+    data: SiteData
+    common: Common
+    served: dict[str, bool]
+    roster: tuple[str, ...]
+    seed: int
+    device: torch.device
+    policy: Policy
+    guard: Guard
+    stopped: Callable[[], bool]
+    networks: Networks = field(init=False)
+
+    @property
+    def method(self) -> Method:
+        """The job's."""
+        return self.methods[0]
+
+    @property
+    def models(self) -> nn.ModuleDict:
+        """All networks, by their names."""
+        return self.networks.models
+
+    def build(self) -> None:
+        """All networks with the job's initial weights."""
+        start = self.common.start(self.method.start)
+        build = Build(self.task, self.data, self.roster, self.seed, self.name, self.common.public, start)
+        with policy.building(self.policy):
+            self.networks = Networks(self.methods, build, self.served, self.device)
+        policy.check_networks(self.policy, own_state(self.models))
+
+
+class LocalRounds:
+    """Answers what is asked of the hospital in the rounds.
+
+    Args:
+        total: how many rounds the job has.
+
+    Attributes:
+        kept: what methods keep of the data in this process.
+        presented: the round's augmented batches.
+    """
+
+    def __init__(self, ready: Ready, run: RunState, total: int):
+        self.ready, self.run, self.total = ready, run, total
+        self.kept: dict[str, object] = {}
+        self.presented = Presented()
+
+    def statistics(self, header: StatisticsRequest) -> Message[StatisticsReply]:
+        """What the server's components want to know of the data here before the round."""
+        here = self.ready
+        here.guard.refuse_statistics(header.names)
+        notes = self.enter(header)
+        site = self.site(here.method, header.round)
+        policy.check_statistic(here.policy, len(here.data.splits["train"]))
+        given = {
+            name: {key: copy_out(tensor) for key, tensor in here.method.statistics(name, site).items()}
+            for name in header.names
+        }
+        return Message(StatisticsReply(notes=tuple(notes)), given)
+
+    def train(self, header: TrainRequest, slots: Slots) -> Message[TrainReply]:
+        """Validate the mixed models, and train a round from them."""
+        here, networks, current = self.ready, self.ready.networks, header.round
+        started = time.monotonic()
+        here.guard.begin()
+        notes = self.enter(header)
+        load(here.models, slots)
+        metrics = self._look_at_mixed(current - 1, header) if current > 1 else []
+        losses = {}
+        instead: Slots = {}
+        for method in here.methods:
+            # Dropout and the like draw from the global generator: seeded for each method, so that switching the
+            # references on or off changes nothing.
+            seed_torch(here.seed, here.name, current, type(method).__name__)
+            for name in networks.of(method) if method.optimizer_state == "reset" else ():
+                self.run.optimizers.pop(name, None)
+            site = self.site(method, current, noise=here.guard.noise(method, header))
+            method.local_round(site)
+            policy.check_trained(here.policy, site)
+            losses[next(iter(method.deploys))] = number(site.last_loss)
+            instead.update(networks.sent_instead(site.outbox))
+        sent = here.guard.release({**networks.gather(), **instead}, slots, header)
+        save_private(self.run.folder, current, here.models, networks.private(), self.run.optimizers)
+        seconds = round(time.monotonic() - started, 3)
+        reply = TrainReply(round=current, metrics=tuple(metrics), loss=losses, notes=tuple(notes), seconds=seconds)
+        return Message(here.guard.told(reply), sent)
+
+    def refine(self, header: RefineRequest, slots: Slots) -> Message[RefineReply]:
+        """One further exchange of some slots within a round that this hospital has trained in."""
+        here, networks = self.ready, self.ready.networks
+        here.guard.begin()
+        own = {slot: state for slot, state in slots.items() if slot in networks.slots}
+        load(here.models, own)
+        current, step = header.round, header.step
+        seed_torch(here.seed, here.name, current, type(here.method).__name__, step)
+        site = self.site(here.method, current, noise=here.guard.noise(here.method, header, step))
+        site.shown = site.keep(f"shown in round {current}", lambda: take_shown(slots, here.roster))
+        here.method.refine(site, step)
+        policy.check_trained(here.policy, site)
+        sent = networks.sent_instead(site.outbox)
+        sent = {**gather(here.models, networks.slots, own), **sent}
+        return Message(RefineReply(round=current, step=step), here.guard.release(sent, own, header, step))
+
+    def validate(self, header: ValidateRequest, slots: Slots) -> Message[ValidateReply]:
+        """After the last round: look at its mixed models too, so that the last round can be the best."""
+        notes = self.enter(header)
+        load(self.ready.models, slots)
+        metrics = self._look_at_mixed(header.round, header)
+        return Message(ValidateReply(metrics=tuple(metrics), notes=tuple(notes)))
+
+    def _look_at_mixed(self, round_number: int, header: OfRun) -> list[MetricLine]:
+        """Validate the models as they came out of a round's mixing and keep them until a better round is known."""
+        here = self.ready
+        with torch.random.fork_rng(devices=[]):
+            for method in here.methods:
+                seed_torch(here.seed, here.name, round_number, type(method).__name__, "mixed")
+                method.after_mixing(self.site(method, round_number))
+        metrics = self.scoring.lines(here.methods, round_number)
+        keep_mixed(self.run.folder, round_number, here.models, {best.round for best in header.best.values()})
+        return metrics
+
+    def enter(self, header: OfRun) -> list[str]:
+        """See ``RunState.enter``."""
+        return self.run.enter(header, self.ready.home, self.ready.networks)
+
+    def site(self, method: Method, round_number: int, span: Span | None = None, noise: Noise = None) -> Site:
+        """The hospital as a method sees it in a round.
+
+        Args:
+            span: the rounds over which the learning rate's schedule runs; None: all of the job's.
+        """
+        here = self.ready
+        hospital = Hospital(
+            task=here.task,
+            data=here.data,
+            models=here.models,
+            device=here.device,
+            roster=here.roster,
+            name=here.name,
+            seed=here.seed,
+            optimizers=self.run.optimizers,
+            stopped=here.stopped,
+            checkpoints=here.common.checkpoints,
+            public=here.common.public,
+            kept=self.kept,
+            presented=self.presented,
+            noise=noise,
+            least_count=here.policy.least_count,
+        )
+        return Site(hospital, method, round_number, span or Span(1, self.total))
+
+    @property
+    def scoring(self) -> Scoring:
+        """The models as they are now, on the hospital's own splits."""
+        here = self.ready
+        return Scoring(here.models, here.task, here.data, here.device, here.roster.index(here.name))

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The run that a hospital's process works in: its folder, the lock on it, and how what was kept there is taken up."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from medpfl import store
+from medpfl.rounds.lock import StateLock
+from medpfl.rounds.messages import plain_name
+from medpfl.rounds.mixed import MIXED
+from medpfl.rounds.networks import Networks
+from medpfl.rounds.private import PRIVATE, restore_private
+from medpfl.rounds.protocol.requests import OfRun, StatisticsRequest, TrainRequest
+
+
+class RunState:
+    """What this process has of the run.
+
+    Args:
+        site: the hospital.
+        stopped: whether the job was aborted; ends the waiting for another process.
+
+    Attributes:
+        folder: of the run, under the hospital's folder of the job; there once the run was entered.
+        optimizers: by network; there once the run was entered.
+    """
+
+    def __init__(self, site: str, stopped: Callable[[], bool]):
+        self._site, self._stopped = site, stopped
+        self._run: str | None = None
+        self._lock = StateLock()
+        self.folder: Path
+        self.optimizers: dict[str, torch.optim.Optimizer]
+
+    def enter(self, header: OfRun, home: Path, networks: Networks) -> list[str]:
+        """On this process's first task of a run: start afresh in round 1, else take up what was kept on disk.
+
+        Args:
+            home: the hospital's folder of the job.
+            networks: are given their private entries.
+
+        Returns:
+            Sentences for the server on what was taken up, or is not there.
+        """
+        if self._run == header.run:
+            return []
+        self.folder = home / "state" / plain_name(header.run)
+        self._lock.take(self.folder, f"at {self._site}", self._stopped)
+        self._run = header.run
+        self.optimizers = {}
+        done = header.round - isinstance(header, StatisticsRequest | TrainRequest)
+        if done == 0:
+            for kind in (PRIVATE, MIXED):
+                store.discard(self.folder, kind)
+            return []
+        kept, damaged = store.newest(self.folder, PRIVATE, last=done)
+        notes = [f"the state kept here after round {lost} is damaged and not used" for lost in damaged]
+        if kept is None:
+            return [*notes, f"no state of this run is kept here; the private part starts anew in round {done + 1}"]
+        self.optimizers = restore_private(kept, networks.models, networks.owner)
+        return [*notes, f"resumed from the state after round {kept.number}"]
+
+    def forget(self) -> None:
+        """The next task takes up again what was kept on disk."""
+        self._run = None
+
+    def close(self) -> None:
+        """Let another job work in the run's folder."""
+        self._lock.release()
