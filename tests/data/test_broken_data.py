@@ -110,7 +110,7 @@ VOLUMES: list[tuple[str, Break, list[str]]] = [
     ("two axes", image(np.ones((8, 10), np.float32)), ["images/p02.nii.gz: expected a volume with 3 axes"]),
     ("other shape", image(np.ones((8, 10, 7), np.float32)), ["labels/p02.nii.gz", "(8, 10, 6)", "(8, 10, 7)"]),
     ("shifted", image(scan(2)[0], SHIFTED), ["labels/p02.nii.gz", "does not fit", "30 mm apart"]),
-    ("flat geometry", flat_header, ["images/p02.nii.gz: its header has no usable geometry"]),
+    ("flat geometry", flat_header, ["images/p02.nii.gz: expected a voxel spacing above 0", "2 x 2 x 0 mm"]),
     (
         "undeclared value",
         image(np.full(SHAPE, 3, np.uint8), name="labels/p02.nii.gz"),
