@@ -22,6 +22,7 @@ from medpfl.models.auto import Auto
 from medpfl.models.dynunet import DynUNet
 from medpfl.rounds.leaves import leaves_of
 from medpfl.rounds.planning import as_planned
+from medpfl.rounds.rehearsal import rehearse
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.classification import Classification
 from medpfl.tasks.planning import plan
@@ -63,6 +64,12 @@ def test_flare_plans_and_trains_as_simulate_does(make_job: Make, sites: dict[str
     assert [line.what for line in told] == ["fingerprint"] and "median shape" in told[0].meaning
     known = replace(TASK, architecture=DynUNet(filters=(2, 4, 8)), size=(16, 16, 16))
     assert not [line for line in leaves_of(make_job(1, {"fedavg": Mean()}, METHOD, known)) if line.when == "plan"]
+
+
+def test_its_beginning_can_be_tried(make_job: Make, sites: dict[str, Path]) -> None:
+    found = rehearse(job_of(make_job), sites)
+    assert {site: sizes["train"] for site, sizes in found.sizes.items()} == {"anna": 6, "berta": 6}
+    assert found.lacking is None
 
 
 def test_a_resumed_run_has_the_plan_it_began_with(make_job: Make, sites: dict[str, Path], tmp_path: Path) -> None:

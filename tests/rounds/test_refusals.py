@@ -85,7 +85,8 @@ def test_quorum_lost(make_job: Make, table_sites: dict[str, Path], tmp_path: Pat
 
 def test_a_deviating_hospital_takes_no_part(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     coordinator, runners = pieces(make_job(), table_sites, tmp_path)
-    runners["clara"].task = Tabular(dataset="blood", hidden=(5,))
+    clara = runners["clara"]
+    clara._given = (clara.method, Tabular(dataset="blood", hidden=(5,)))
     ready(coordinator, runners)
     assert coordinator.joined == ["anna", "berta", "dora"]
     event = coordinator.record.events[0].event

@@ -15,6 +15,7 @@ from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.loop import Exchange, beginning, carry
 from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol.replies import Reply
+from medpfl.rounds.protocol.requests import InitRequest
 from medpfl.rounds.quorum import QuorumLost
 from medpfl.rounds.site import SiteRunner
 
@@ -56,7 +57,8 @@ def rehearse(job: Job, site_files: Mapping[str, Path]) -> Rehearsal:
             for site, message in exchange.messages.items():
                 try:
                     replies[site] = runners[site].handle(message)
-                    sizes[site] = {split: len(samples) for split, samples in runners[site].data.splits.items()}
+                    if isinstance(message.header, InitRequest):  # what comes before it reads no data
+                        sizes[site] = {split: len(samples) for split, samples in runners[site].data.splits.items()}
                 except MedPFLError as error:  # this hospital's; the others are asked all the same
                     told.setdefault(site, []).append(str(error))
             return replies
