@@ -31,6 +31,8 @@ _NETWORKS = 16
 """A method may make so many networks for one that it predicts with."""
 _SPARE = 2**24
 """Entries that they may have beyond that."""
+_LONGEST = 2**31
+"""Values along one axis of an input; what torch cannot even count is no shape."""
 
 
 class _Strict(BaseModel):
@@ -61,7 +63,7 @@ class Recipe(_Strict):
     task: Spec
     deployed: str
     classes: Annotated[list[str], AfterValidator(_none_or_several)]
-    input_shape: list[PositiveInt] = Field(min_length=1)
+    input_shape: list[Annotated[PositiveInt, Field(le=_LONGEST)]] = Field(min_length=1)
     hospitals: PositiveInt
     networks: list[str] | None = None
     meaning: Meaning = []
@@ -281,17 +283,10 @@ def build_networks(method: Method, task: Task, recipe: Recipe, entries: int) -> 
     if recipe.deployed not in method.deploys:
         known = ", ".join(method.deploys)
         raise ConfigError(f"{type(method).__name__} deploys no model '{recipe.deployed}'; it deploys: {known}")
-    blank = Samples(
-        torch.empty(0, *recipe.input_shape),
-        torch.empty(0, dtype=torch.int64),
-        np.empty(0, dtype=np.int64),
-        [],
-        len(recipe.classes),
-    )
-    data = SiteData(dict.fromkeys(("train", "validation", "test"), blank), recipe.classes)
     roster = tuple(f"hospital-{number}" for number in range(recipe.hospitals))
     with torch.random.fork_rng(devices=[]):
         try:
+            data = _blank(recipe)
             with Bounded(_SPARE + _NETWORKS * entries):
                 networks = method.models(Build(task, data, roster, seed=0))
         except (RuntimeError, ValueError, TypeError, IndexError) as error:  # torch's, for shapes that no layer takes
@@ -304,6 +299,13 @@ def build_networks(method: Method, task: Task, recipe: Recipe, entries: int) -> 
         if name not in networks:
             raise ConfigError(f"{type(method).__name__} has no network '{name}'; it has: {', '.join(networks)}")
     return nn.ModuleDict({name: networks[name] for name in wanted})
+
+
+def _blank(recipe: Recipe) -> SiteData:
+    """Splits without samples, of the recipe's shape and classes."""
+    none = torch.empty(0, *recipe.input_shape)
+    samples = Samples(none, torch.empty(0, dtype=torch.int64), np.empty(0, dtype=np.int64), [], len(recipe.classes))
+    return SiteData(dict.fromkeys(("train", "validation", "test"), samples), recipe.classes)
 
 
 def predicting(method: Method, name: str, networks: nn.ModuleDict, input_shape: Sequence[int]) -> nn.ModuleDict:

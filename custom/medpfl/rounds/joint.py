@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
 from torch import Tensor, nn
 
 import medpfl
@@ -114,8 +114,12 @@ def read_result(folder: Path) -> Joint:
         parts = build_networks(trained, task, found, most)
         if list(roster) != sorted(set(roster)):
             raise ConfigError(f"its roster is not in order: {', '.join(roster)}")
-    except (ValueError, ConfigError) as error:  # pydantic's ValidationError is a ValueError
-        raise MedPFLError(f"{folder / 'summary.json'} was altered or is of another version: {error}") from error
+    except (ValueError, ConfigError) as error:
+        said = str(error)
+        if isinstance(error, ValidationError):  # its own text has a line for everything
+            first = error.errors()[0]
+            said = f"'{'.'.join(map(str, first['loc']))}': {first['msg'].lower()}"
+        raise MedPFLError(f"{folder / 'summary.json'} was altered or is of another version: {said}") from error
     method = trained.joint(roster)
     if method is None:
         raise MedPFLError(f"{folder}: {type(trained).__name__} makes no super model of the hospitals' models")
