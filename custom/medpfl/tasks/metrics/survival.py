@@ -5,13 +5,18 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from medpfl.core.errors import ConfigError
 from medpfl.data.samples import Samples, SiteData
 from medpfl.tasks.metrics.base import Metric
 from medpfl.tasks.metrics.measure import Direction
+
+_PAIRS = 2000
+"""Cases whose pairs are looked at all at once."""
 
 
 class CIndex(Metric):
@@ -29,6 +34,26 @@ class CIndex(Metric):
         from torchsurv.metrics.cindex import ConcordanceIndex
 
         return float(ConcordanceIndex()(decisions, event > 0, time, instate=False))
+
+    def of_resamples(self, decisions: Tensor, samples: Samples, counts: NDArray[np.int64]) -> NDArray[np.float64]:
+        """A pair counts as often as both of its cases were drawn; so the sums over pairs are quadratic forms."""
+        if len(decisions) > _PAIRS or not bool(decisions.isfinite().all()):
+            return super().of_resamples(decisions, samples, counts)
+        from torchsurv.metrics.cindex import ConcordanceIndex
+
+        time, event = samples.targets[:].numpy()[:, 0], samples.targets[:].numpy()[:, 1] > 0
+        hazard = decisions.float().numpy()
+        later = time[None] > time[:, None]
+        comparable = event[:, None] & (later | ((time[None] == time[:, None]) & ~event[None]))
+        tied = np.abs(hazard[None] - hazard[:, None]) <= ConcordanceIndex().tied_tol
+        right = comparable * np.where(tied, 0.5, hazard[None] < hazard[:, None])
+        drawn = counts.astype(np.float64)
+        pairs = ((drawn @ comparable) * drawn).sum(axis=1)
+        concordant = ((drawn @ right) * drawn).sum(axis=1)
+        last = np.where(counts > 0, time, -np.inf).max(axis=1, keepdims=True)
+        known = ((counts > 0) & event & (time < last)).any(axis=1)
+        found: NDArray[np.float64] = np.where(known, concordant / np.maximum(pairs, 1), np.nan)
+        return found
 
 
 class _Brier(Metric):
