@@ -7,18 +7,17 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
-from medpfl.augment.listed import Given, augmented, built
+from medpfl.augment.listed import Given, built
 from medpfl.core.errors import ConfigError
 from medpfl.data.preparation import Spec
-from medpfl.data.samples import Samples, SiteData
+from medpfl.data.samples import SiteData
 from medpfl.data.target import Target
 from medpfl.models.base import Architecture
 from medpfl.models.conv1d import Conv1d
 from medpfl.models.resnet import ResNet
-from medpfl.tasks.base import Task
+from medpfl.tasks.augmenting import AugmentsInputs
 from medpfl.tasks.flips import check_flips, flipped
 
 
@@ -32,7 +31,7 @@ def perceptron(features: int, hidden: tuple[int, ...], outputs: int) -> nn.Modul
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnyInput(Task):
+class AnyInput(AugmentsInputs):
     """Rows, windows or images; which of them the site file's dataset says.
 
     Args:
@@ -91,16 +90,6 @@ class AnyInput(Task):
         if self.hidden:
             raise ConfigError(f"{type(self).__name__}: 'hidden' is of the perceptron of rows; the data are windows")
         return (ResNet() if self.size else Conv1d()).build(shape, outputs)
-
-    def present(self, samples: Samples, chosen: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        inputs, targets = super().present(samples, chosen, generator)
-        if not self.augments:
-            return inputs, targets
-        return augmented(self.augment, inputs, None, generator)[0], targets
-
-    @property
-    def augments(self) -> bool:
-        return bool(self.augment)
 
     def infer(self, forward: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
         return flipped(forward, inputs, self.flips, back=False)

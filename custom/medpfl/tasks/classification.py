@@ -4,23 +4,23 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor, nn
 
-from medpfl.augment.listed import Given, augmented, built
+from medpfl.augment.listed import Given, built
 from medpfl.core.errors import ConfigError
 from medpfl.data.intensity import Intensity, ZScore
 from medpfl.data.preparation import Spec
-from medpfl.data.samples import Samples, SiteData
+from medpfl.data.samples import SiteData
 from medpfl.data.target import Target
 from medpfl.models.base import Architecture
 from medpfl.models.resnet import ResNet
+from medpfl.tasks.augmenting import AugmentsInputs
 from medpfl.tasks.flips import check_flips, flipped
 from medpfl.tasks.labelled import Labelled
 
 
 @dataclass(frozen=True)
-class Classification(Labelled):
+class Classification(AugmentsInputs, Labelled):
     """One class an image, or a volume.
 
     Args:
@@ -58,14 +58,6 @@ class Classification(Labelled):
     def spec(self) -> Spec:
         forms = ("images",) if len(self.size) == 2 else ("images", "volumes")
         return Spec(Target.CLASS, forms, self.size, intensity=self.intensity)
-
-    def present(self, samples: Samples, chosen: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        inputs, targets = super().present(samples, chosen, generator)
-        return augmented(self.augment, inputs, None, generator)[0], targets
-
-    @property
-    def augments(self) -> bool:
-        return bool(self.augment)
 
     def infer(self, forward: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
         return flipped(forward, inputs, self.flips, back=False)

@@ -3,21 +3,21 @@
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from medpfl.augment.listed import Given, augmented, built
+from medpfl.augment.listed import Given, built
 from medpfl.core.errors import ConfigError
 from medpfl.data.preparation import Spec
-from medpfl.data.samples import Samples, SiteData
+from medpfl.data.samples import SiteData
 from medpfl.data.target import Target
 from medpfl.models.base import Architecture
 from medpfl.tasks.any_input import perceptron
+from medpfl.tasks.augmenting import AugmentsInputs
 from medpfl.tasks.labelled import Labelled
 
 
 @dataclass(frozen=True)
-class Tabular(Labelled):
+class Tabular(AugmentsInputs, Labelled):
     """A multilayer perceptron (without hidden layers, logistic regression) or a given network.
 
     Args:
@@ -48,14 +48,6 @@ class Tabular(Labelled):
     @property
     def spec(self) -> Spec:
         return Spec(Target.CLASS, ("rows",))
-
-    def present(self, samples: Samples, chosen: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        inputs, targets = super().present(samples, chosen, generator)
-        return augmented(self.augment, inputs, None, generator)[0], targets
-
-    @property
-    def augments(self) -> bool:
-        return bool(self.augment)
 
     def network(self, data: SiteData) -> nn.Module:
         outputs = self.outputs(data.class_names)

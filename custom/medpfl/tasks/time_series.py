@@ -3,20 +3,20 @@
 
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from medpfl.augment.listed import Given, augmented, built
+from medpfl.augment.listed import Given, built
 from medpfl.data.preparation import Spec
-from medpfl.data.samples import Samples, SiteData
+from medpfl.data.samples import SiteData
 from medpfl.data.target import Target
 from medpfl.models.base import Architecture
 from medpfl.models.conv1d import Conv1d
+from medpfl.tasks.augmenting import AugmentsInputs
 from medpfl.tasks.labelled import Labelled
 
 
 @dataclass(frozen=True)
-class TimeSeries(Labelled):
+class TimeSeries(AugmentsInputs, Labelled):
     """A convolutional network on windows, each a case of its own.
 
     Args:
@@ -40,14 +40,6 @@ class TimeSeries(Labelled):
     @property
     def spec(self) -> Spec:
         return Spec(Target.CLASS, ("windows",))
-
-    def present(self, samples: Samples, chosen: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        inputs, targets = super().present(samples, chosen, generator)
-        return augmented(self.augment, inputs, None, generator)[0], targets
-
-    @property
-    def augments(self) -> bool:
-        return bool(self.augment)
 
     def network(self, data: SiteData) -> nn.Module:
         shape = data.input_shape
