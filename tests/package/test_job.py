@@ -176,7 +176,7 @@ WRONG: list[tuple[tuple[str | int, ...], Any, list[str]]] = [
     (("meta", "min_clients"), 0, ["'min_clients' must be a whole number above 0", "got 0"]),
     (("meta", "min_clients"), "3", ["'min_clients'", "got '3'"]),
     (("meta", "min_clients"), True, ["'min_clients'", "got True"]),
-    (("meta", "min_clients"), DROP, ["'min_clients'", "got None"]),
+    (("meta", "min_clients"), DROP, ["'min_clients' is missing"]),
     (("meta", "deploy_map"), {}, ["'deploy_map' is missing or empty"]),
     (("meta", "deploy_map"), ["app"], ["'deploy_map' is missing or empty"]),
     (("server", "server"), DROP, ["task_request_interval must be above 0", "got None"]),

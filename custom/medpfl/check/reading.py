@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medpfl.check.findings import problems_of, warnings_of
+from medpfl.check.grouping import grouped
 from medpfl.check.inspection import Channel, Inspection, Shown, Split, Twins
 from medpfl.check.summary import Summary, summarise
 from medpfl.core.errors import DataError
@@ -34,7 +35,7 @@ def inspect(name: str, dataset: Dataset, progress: Progress = lambda done, all_:
         listing = dataset.cases(problems)
         inspection.columns = dataset.shown_columns(listing)
     except DataError as error:
-        inspection.problems = [*problems.found, str(error)]
+        inspection.problems = grouped([*problems.found, str(error)])
         return inspection
     cases = [(split, case) for split, listed in listing.items() for case in listed]
     for split, listed in listing.items():
@@ -55,7 +56,7 @@ def inspect(name: str, dataset: Dataset, progress: Progress = lambda done, all_:
         else:
             gathering.add(split, case, summary)
         progress(done, len(cases))
-    inspection.problems = [*problems.found, *problems_of(inspection)]
+    inspection.problems = grouped([*problems.found, *problems_of(inspection)])
     inspection.warnings = warnings_of(inspection)
     return inspection
 
@@ -104,6 +105,7 @@ class _Gathering:
 
     def _add_values(self, counts: Split, case: Case, summary: Summary) -> None:
         self._to.shapes[summary.shape] += 1
+        self._to.first_with.setdefault(summary.shape[0], case)
         if summary.spacing:
             self._to.spacings[tuple(float(f"{length:.3g}") for length in summary.spacing)] += 1
         while len(counts.channels) < summary.shape[0]:
