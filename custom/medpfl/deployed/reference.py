@@ -63,15 +63,20 @@ def image(pixels: Array, told: Told) -> Array:
 
 
 def mask(outputs: Array, shape: Sequence[int]) -> Array:
-    """The classes of a segmented image in its own size, H x W uint8.
+    """The classes of a segmented image in its own size, H x W uint8; arguments as of ``shares``."""
+    classes: Array = shares(outputs, shape).argmax(axis=0).astype(np.uint8)
+    return classes
+
+
+def shares(outputs: Array, shape: Sequence[int]) -> Array:
+    """The probabilities of the classes in an image's own size, K x H x W.
 
     Args:
         outputs: K x h x w, the exported network's for one image.
         shape: the image's height and width.
     """
     powers = np.exp(outputs - outputs.max(axis=0, keepdims=True))
-    classes: Array = resized(powers / powers.sum(axis=0), shape).argmax(axis=0).astype(np.uint8)
-    return classes
+    return resized(powers / powers.sum(axis=0), shape)
 
 
 def resized(planes: Array, size: Sequence[int] | None) -> Array:
