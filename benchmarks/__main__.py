@@ -3,7 +3,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -369,6 +369,26 @@ def bench_privacy(
     if out is not None:
         privacy.draw(results, out.with_suffix(".svg"))
     say(privacy.table_of(results))
+
+
+@app.command("privacy-skin")
+def bench_privacy_skin(
+    data: Annotated[Path | None, typer.Option(help="HAM10000 as ZIP or folder; default: $MEDPFL_HAM10000.")] = None,
+    seeds: SeedsOption = 3,
+    out: OutOption = None,
+) -> None:
+    """Differential privacy on skin: AUC against epsilon, beside training alone; with --out, a plot beside it."""
+    from benchmarks import common, privacy_skin
+
+    facts = common.machine()
+
+    def keep(results: dict[str, Any]) -> None:
+        common.write_json(out, "privacy_skin", facts, results)
+
+    results = privacy_skin.measure(data, seeds, say, keep)
+    if out is not None:
+        privacy_skin.draw(results, out.with_suffix(".svg"))
+    say(privacy_skin.table_of(results))
 
 
 @app.command("fedap")
