@@ -30,8 +30,13 @@ from medpfl.job import Job
 from medpfl.job.codecs import Codecs
 from medpfl.methods.ifca import IFCA
 from medpfl.methods.pfednet import PFedNet
-from medpfl.privacy import ckks
+from medpfl.methods.softpull import SoftPull as SoftPullMethod
+from medpfl.privacy import DPSGD, ClippedNoise, ckks
+from medpfl.privacy.base import Privacy
 from medpfl.privacy.keys import make_key
+from medpfl.privacy.noise import FIXED
+from medpfl.results.files import read_summary
+from medpfl.results.schema import TrainingSummary
 from medpfl.rounds.leaves import leaves_of
 from medpfl.rounds.messages import Message, Slots, table
 from medpfl.rounds.protocol.replies import TrainReply
@@ -243,6 +248,52 @@ def test_a_policy_that_asks_for_encryption(make_job: Make, table_sites: dict[str
     coordinator, runners = pieces(make_job(), table_sites, tmp_path)
     with pytest.raises(PolicyRefused, match="'encrypted'"):
         runners["anna"].handle(coordinator.init_messages()["anna"])
+
+
+def test_of_initial_weights_the_server_sees_only_whether_they_are_equal(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, key: ckks.Key
+) -> None:
+    """They may be a checkpoint that the hospitals alone have, of an earlier encrypted job, say."""
+    coordinator, runners = pieces(make_job(encryption="ckks"), share_key(table_sites), tmp_path)
+    answers = {site: runners[site].handle(asked) for site, asked in coordinator.init_messages().items()}
+    for runner in runners.values():
+        assert any(tensor.count_nonzero() for tensor in runner.networks.gather()["model"].values())
+    tensors = [t for answer in answers.values() for state in answer.slots.values() for t in state.values()]
+    assert len(tensors) > 8 and not any(t.count_nonzero() for t in tensors if t.is_floating_point())
+    marks = {answer.header.common["initial weights"] for answer in answers.values()}
+    assert len(marks) == 1 and len(marks.pop()) == 64
+    other = {"model": {**START["model"], "net.2.scale": torch.tensor(7.0)}}
+    made = [Seal("anna", one, start, BUFFERS, ROSTER).mark()["initial weights"]
+            for one in (key, ckks.Key.new()) for start in (START, other)]  # fmt: skip
+    assert len(set(made)) == 4
+    answers["clara"].header.common["initial weights"] = made[0]
+    coordinator.take_init(answers)
+    assert coordinator.joined == [site for site in table_sites if site != "clara"]
+    assert any("clara has initial weights of SHA-256" in event.event for event in coordinator.record.events)
+
+
+@pytest.mark.parametrize(
+    "privacy", [DPSGD(noise_multiplier=2.0), ClippedNoise(clip=0.5, noise_multiplier=1.0)], ids=lambda one: one.level
+)
+@pytest.mark.slow
+def test_noise_is_added_before_encryption(
+    privacy: Privacy, make_job: Make, table_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Models are those of the same noise in the clear, up to CKKS' rounding; what it costs is equal exactly."""
+    monkeypatch.setenv(FIXED, "3")
+    sites, found, spent = share_key(table_sites), {}, {}
+    for name, how, encryption in (("noised", privacy, None), ("both", privacy, "ckks"), ("free", None, None)):
+        method = SoftPullMethod(lr=0.1, steps=2, batch_size=6, optimizer="sgd", privacy=how)
+        job = make_job(2, {"model": Mean()}, method, encryption=encryption)
+        run(job, sites, tmp_path / name)
+        found[name] = last_models(tmp_path / name, sites)
+        summary = read_summary(tmp_path / name / "results")
+        assert isinstance(summary, TrainingSummary)
+        spent[name] = summary.privacy
+    assert spent["both"] == spent["noised"] and set(spent["both"]) == set(sites)
+    for entry, tensor in found["noised"].items():
+        torch.testing.assert_close(found["both"][entry], tensor, rtol=1e-5, atol=2e-6, msg=entry)
+    assert any((found["free"][entry] - tensor).abs().max() > 0.01 for entry, tensor in found["noised"].items())
 
 
 def test_the_list_of_what_leaves_says_it(make_job: Make) -> None:
