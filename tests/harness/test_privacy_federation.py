@@ -57,21 +57,26 @@ def test_flare_adds_the_noise_that_simulate_adds(
 
 
 def test_flare_encrypts_what_has_noise(make_job: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The models of ``simulate`` with the same noise in the clear, up to CKKS' rounding, and exactly its epsilon;
+    """The models of ``simulate``, up to CKKS' rounding, for every encryption is another one, and exactly its epsilon;
     ciphertexts alone are sent."""
     monkeypatch.setenv(FIXED, "5")
     sites = share_key(write_table_sites(tmp_path / "sites", ["anna", "berta"], rows=30))
     method = SoftPull(lr=0.1, steps=2, batch_size=6, optimizer="sgd", privacy=DPSGD(noise_multiplier=2.0))
-    harness = Harness(make_job(1, {"model": Mean()}, method, encryption="ckks"), sites, tmp_path / "flare").run()
+
+    def job() -> Job:
+        return make_job(1, {"model": Mean()}, method, encryption="ckks")
+
+    harness = Harness(job(), sites, tmp_path / "flare").run()
     assert harness.engine.panic is None
-    run(make_job(1, {"model": Mean()}, method), sites, tmp_path / "plain")
-    flare, plain = (read_summary(path) for path in (harness.results, tmp_path / "plain" / "results"))
-    assert isinstance(flare, TrainingSummary) and isinstance(plain, TrainingSummary)
-    assert flare.privacy == plain.privacy and set(flare.privacy) == set(sites)
+    run(job(), sites, tmp_path / "simulated")
+    flare, simulated = (read_summary(path) for path in (harness.results, tmp_path / "simulated" / "results"))
+    assert isinstance(flare, TrainingSummary) and isinstance(simulated, TrainingSummary)
+    assert flare.privacy == simulated.privacy and set(flare.privacy) == set(sites)
     for site in sites:
         file = Path(site) / "medpfl" / "small" / "models" / "personal-last.safetensors"
         ours = store.read(harness.folder / file)[0]
-        for key, tensor in store.read(tmp_path / "plain" / "home" / site / "small" / "models" / file.name)[0].items():
+        theirs = store.read(tmp_path / "simulated" / "home" / site / "small" / "models" / file.name)[0]
+        for key, tensor in theirs.items():
             torch.testing.assert_close(ours[key], tensor, rtol=1e-5, atol=2e-6, msg=key)
     sent = [array for _, task, payload in harness.wire if task == "train" for array in tensors_of(payload).values()]
     assert sent and {str(array.dtype) for array in sent} <= {"uint8", "int64"}
