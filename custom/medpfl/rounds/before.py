@@ -129,7 +129,8 @@ def prospect(job: Job | EvaluationJob, site: SiteFile, hospitals: int | None = N
         MedPFLError: the data cannot be read, or the job names what the site file does not declare.
     """
     withholding.check_known(site.policy)
-    whole, statistic, sizes = "", "", {}
+    whole, statistic = "", ""
+    sizes: dict[str, Size] = {}
     try:
         data, sizes = check_policy(job, site, hospitals)
         try:

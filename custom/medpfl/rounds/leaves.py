@@ -85,7 +85,7 @@ def _times(job: Job, hospitals: int) -> dict[str, str]:
     return {
         "plan": "once, before a new run",
         "init": "once, and again when a run is resumed",
-        "statistics": _count(asked),
+        "statistics": _count(asked) if asked < 2 else f"at most {_count(asked)}",  # some are asked for until known
         "train": _count(len(rounds)),
         "refine": _count(sum(terms_of(job).plan.steps)),
         "validate": "once",
