@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from medpfl.results.compact import compact, read_compact
 
+SHORT = st.floats(allow_nan=False, allow_infinity=False).map(lambda value: float(f"{value:.8g}"))
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none() | st.booleans() | st.integers() | SHORT | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=20,
 )
@@ -22,6 +23,15 @@ VALUES = st.recursive(
 @pytest.mark.slow
 def test_the_content_stays(content: dict[str, object]) -> None:
     assert json.loads(compact(content)) == content
+
+
+def test_numbers_have_eight_digits() -> None:
+    """Measured ones; whole numbers (seeds, bytes) stay as they are."""
+    assert json.loads(compact({"a": [0.1 + 0.2, 2 / 3], "b": {"c": 123456789.4}, "n": 12345678901})) == {
+        "a": [0.3, 0.66666667],
+        "b": {"c": 123456790.0},
+        "n": 12345678901,
+    }
 
 
 def test_a_line_for_each_entry(tmp_path: Path) -> None:

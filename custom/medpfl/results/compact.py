@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Result files that are kept: JSON with one line for each entry, compressed where the name ends in ``.gz``."""
+"""Result files that are kept: JSON with one line for each entry, compressed where the name ends in ``.gz``.
+
+Numbers have eight significant digits, which is more than any table or figure shows of them.
+"""
 
 import gzip
 import json
@@ -26,7 +29,19 @@ def _entries(value: object) -> str:
 
 
 def _line(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return json.dumps(_short(value), separators=(",", ":"), ensure_ascii=False)
+
+
+def _short(value: object) -> object:
+    match value:
+        case float():
+            return float(f"{value:.8g}")
+        case list() | tuple():
+            return [_short(entry) for entry in value]
+        case dict():
+            return {key: _short(entry) for key, entry in value.items()}
+        case _:
+            return value
 
 
 def read_compact(path: Path) -> dict[str, JsonValue]:
