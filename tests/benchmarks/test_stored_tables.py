@@ -15,7 +15,7 @@ from medpfl.results.compact import read_compact
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
-FILES = sorted([*RESULTS.glob("*.json"), *RESULTS.glob("*.json.gz")])
+FILES = sorted([*RESULTS.glob("*.json"), *RESULTS.glob("*.json.?z")])
 MOST = 2_000_000  # bytes of the folder, with pages and figures
 CELL = re.compile(r"\d\.\d{3} ± \d\.\d{3}")
 
@@ -80,6 +80,7 @@ def test_the_verb_prints_what_is_stored(tmp_path: Path) -> None:
         ("x.json", b"[1]", "expected a JSON object, got a list"),
         ("x.json.gz", b"plain", "cannot read"),
         ("x.json.gz", b"\x1f\x8b\x08\x00", "not valid JSON"),
+        ("x.json.xz", b"plain", "not valid JSON"),
     ],
 )
 def test_files_that_are_no_results(tmp_path: Path, name: str, data: bytes, words: str) -> None:
