@@ -21,6 +21,7 @@ from benchmarks.common import markdown, mean_sd
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mixers import Mixer, SoftPull
 from medpfl.demo.heart import HOSPITALS, write_heart
+from medpfl.deployed.evaluate import write_text
 from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods import softpull
@@ -32,6 +33,7 @@ from medpfl.privacy.accountant import noise_for
 from medpfl.privacy.base import Privacy
 from medpfl.privacy.noise import FIXED
 from medpfl.results.files import read_summary
+from medpfl.results.svg import svg_text
 from medpfl.results.tables import result_table
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.base import Task
@@ -202,4 +204,4 @@ def draw(results: dict[str, Any], path: Path, levels: Sequence[Level] = HEART.le
         axis.grid(alpha=0.25)
     axes[0].set_ylabel(f"test {score}, mean of {len(accuracy['Local'])} hospitals")
     axes[-1].legend(fontsize=7)
-    figure.savefig(path, format="svg", metadata={"Date": None}, facecolor="white")
+    write_text(path, svg_text(figure))

@@ -70,14 +70,14 @@ def sent_by_anna(
     found: Slots = {}
     said: list[dict[str, Any]] = []
     for number in (1, 2):
-        replies = exchange(runners, coordinator.train_messages(number, coordinator.joined))
+        replies = exchange(runners, coordinator.rounds.train_messages(number, coordinator.joined))
         found, said = replies["anna"].slots, [replies["anna"].header.model_dump(mode="json", exclude=SAYS)]
-        coordinator.take_train(number, replies)
-        while messages := coordinator.refine_messages():
+        coordinator.rounds.take_train(number, replies)
+        while messages := coordinator.rounds.refine_messages():
             replies = exchange(runners, messages)
             found = {**found, **replies["anna"].slots}
             said.append(replies["anna"].header.model_dump(mode="json", exclude=SAYS))
-            coordinator.take_refined(replies)
+            coordinator.rounds.take_refined(replies)
     return found, said
 
 
