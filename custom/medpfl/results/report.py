@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from jinja2 import Environment, PackageLoader, Template, select_autoescape
 
+from medpfl.core.extras import require
 from medpfl.core.mixing import Matrix
 from medpfl.results.chosen import chosen_table, interval_table, paid, power_notes
 from medpfl.results.differences import draw_boxes, draw_graph, sdwd_of_slots
@@ -57,6 +58,7 @@ def write_page(
         folder: its slots' files are read for how hospitals' models differ.
         mixing: "slot/round" to matrix.
     """
+    require("matplotlib", "compare", "report.html")
     with plain_text():
         drawn = {
             "curves": _curves(summary, lines),
