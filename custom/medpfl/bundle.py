@@ -195,3 +195,17 @@ def demo_of(job: str) -> str:
     if name is None:
         raise ConfigError(f"job '{job}' has no demo data: {jobs[job].data}; give its site files with --sites")
     return name
+
+
+def job_sites(sites: Path | None, job: str, scratch: Path) -> dict[str, Path]:
+    """Hospital to its site file: those of the folder ``sites``, or the job's demo, written into ``scratch``.
+
+    Raises:
+        ConfigError: ``sites`` is not a folder, or the job has no demo data.
+    """
+    if sites is None:
+        sites = scratch / "sites"
+        DEMOS[demo_of(job)](sites)
+    elif not sites.is_dir():
+        raise ConfigError(f"--sites: {sites} is not a folder")
+    return {path.stem: path for path in sorted(sites.glob("*.yaml"))}

@@ -61,8 +61,8 @@ def write_page(
     require("matplotlib", "compare", "report.html")
     with plain_text():
         drawn = {
-            "curves": _curves(summary, lines),
-            "heatmaps": _heatmaps(summary, mixing),
+            "curves": curves(summary, lines),
+            "heatmaps": heatmaps(summary, mixing),
             "networks": _networks(summary, mixing),
             "sdwd": _sdwd(folder),
         }
@@ -163,8 +163,8 @@ def _svg(figure: Any) -> str:
     return text[text.index("<svg") :]
 
 
-def _curves(summary: Summary, lines: Sequence[Line]) -> str:
-    """Validation score of the mixed models by round: the mean, then hospital by hospital."""
+def curves(summary: Summary, lines: Sequence[Line]) -> str:
+    """SVG of the validation score of the mixed models by round: the mean, then hospital by hospital; "" without any."""
     if isinstance(summary, EvaluationSummary):  # it has no rounds and chooses nothing
         return ""
     score = summary.score
@@ -202,7 +202,7 @@ def _curves(summary: Summary, lines: Sequence[Line]) -> str:
     return _svg(figure)
 
 
-def _heatmaps(summary: Summary, mixing: Mapping[str, Matrix]) -> list[dict[str, str]]:
+def heatmaps(summary: Summary, mixing: Mapping[str, Matrix]) -> list[dict[str, str]]:
     """The last round's matrix of every slot: row k is what hospital k's model is made of."""
     names = summary.roster
     last: dict[str, str] = {}
