@@ -11,6 +11,9 @@ _HOMES = {
     ),
     "medpfl.core.errors": ("MedPFLError",),
     "medpfl.data.site_file": ("SiteFile", "load_site_file"),
+    "medpfl.flare.recipes": (
+        "CusFLRecipe", "FedAPRecipe", "FedSMRecipe", "MHpFLIDRecipe", "MedPFLRecipe", "PFedNetRecipe",
+    ),
     "medpfl.job": ("Job",),
     "medpfl.job.settings": ("Settings",),
     "medpfl.methods.cusfl": ("CusFL",),

@@ -13,6 +13,12 @@ from medpfl.api import simulate as simulate
 from medpfl.core.errors import MedPFLError as MedPFLError
 from medpfl.data.site_file import SiteFile as SiteFile
 from medpfl.data.site_file import load_site_file as load_site_file
+from medpfl.flare.recipes import CusFLRecipe as CusFLRecipe
+from medpfl.flare.recipes import FedAPRecipe as FedAPRecipe
+from medpfl.flare.recipes import FedSMRecipe as FedSMRecipe
+from medpfl.flare.recipes import MedPFLRecipe as MedPFLRecipe
+from medpfl.flare.recipes import MHpFLIDRecipe as MHpFLIDRecipe
+from medpfl.flare.recipes import PFedNetRecipe as PFedNetRecipe
 from medpfl.job import Job as Job
 from medpfl.job.settings import Settings as Settings
 from medpfl.methods.cusfl import CusFL as CusFL

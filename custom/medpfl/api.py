@@ -66,7 +66,7 @@ class JobResult:
 
     @cached_property
     def tests(self) -> pd.DataFrame:
-        """Every test, by metric: hospital, model, choice of the round ("best", "last", "given"), round, metric, value."""
+        """Every test, by metric: hospital, model, choice of round ("best", "last", "given"), round, metric, value."""
         rows = [
             (line.site, line.model, line.choice, line.round, metric, value)
             for line in self.summary.test
@@ -228,7 +228,7 @@ def load_model(file: Place) -> Model:
 
 
 def load_result(folder: Place) -> JobResult | ComparisonResult:
-    """What a job or a comparison left in a folder.
+    """What a job or a comparison left in a folder; also in a folder that FLARE's ``run.get_result()`` names.
 
     Raises:
         MedPFLError: neither left anything there, or a file was altered.
@@ -236,9 +236,10 @@ def load_result(folder: Place) -> JobResult | ComparisonResult:
     path = Path(folder)
     if (path / RESULTS).is_file():
         return ComparisonResult(path, read_results(path))
-    if not (path / SUMMARY).is_file():
-        raise MedPFLError(f"{path} holds no results: neither {SUMMARY} of a job nor {RESULTS} of a comparison")
-    return JobResult(path)
+    for place in (path, path / "workspace" / "results", path / "server" / "simulate_job" / "results"):
+        if (place / SUMMARY).is_file():
+            return JobResult(place)
+    raise MedPFLError(f"{path} holds no results: neither {SUMMARY} of a job nor {RESULTS} of a comparison")
 
 
 def simulate(
