@@ -17,7 +17,7 @@ PACKAGE = ROOT / "custom" / "medpfl"
 # Each part may import itself and the parts before it.
 LAYERS = [
     ["core"],
-    ["data", "models", "store", "component"],
+    ["data", "models", "store", "component", "licences"],
     ["privacy"],
     ["augment"],
     ["tasks"],
@@ -29,6 +29,7 @@ LAYERS = [
     ["flare"],
     ["api"],
     ["cli"],
+    ["__main__"],
 ]
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
 

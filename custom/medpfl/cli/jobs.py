@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from medpfl.cli.common import JobArgument, ModelArgument, console, say
 from medpfl.core.errors import MedPFLError
@@ -27,7 +27,7 @@ def jobs() -> None:
     """List the shipped jobs."""
     from medpfl.bundle import find_bundle, manifest
 
-    table = Table("job", "method", "task", "data", "paper")
+    table = Table(Column("job", no_wrap=True), "method", "task", "data", "paper")
     for name, entry in manifest(find_bundle()).jobs.items():
         table.add_row(name, entry.method, entry.task, entry.data, entry.paper)
     console.print(table)
