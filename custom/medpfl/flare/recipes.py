@@ -120,6 +120,9 @@ class MedPFLRecipe(Recipe, Generic[M]):
         self.job = Job(name, min_clients, settings, dict(components or {}), method, task, codecs, tuple(trackers))
         super().__init__(_FedJob(self.job))
 
+    def finalize(self) -> None:
+        self._job.job.packed = False  # until ``process_env``, which FLARE calls next where there is an environment
+
     def process_env(self, env: ExecEnv) -> None:
         self._job.job.packed = isinstance(env, SimEnv | PocEnv)
 
