@@ -62,12 +62,11 @@ def test_a_super_model_shows_which_model_served_whom() -> None:
     assert model.with_gamma(0.123).report_panels(AtServer(studies={"anna": study})) == []
 
 
-def test_graphs_of_files_of_before_are_panels(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
+def test_graphs_of_files_of_before_are_shown(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     simulate(make_job(rounds=1), table_sites, tmp_path / "results", tmp_path / "home")
     path = tmp_path / "results" / "summary.json"
     said = json.loads(path.read_text())
     assert said.pop("panels", []) == []
     path.write_text(json.dumps({**said, "networks": {"model": [["anna", "berta"]]}}))
-    (panel,) = read_training(tmp_path / "results").panels
-    assert panel.model_dump() == {"kind": "graph", "slot": "model", "edges": [("anna", "berta")]}
+    assert read_training(tmp_path / "results").networks == {"model": [("anna", "berta")]}
     assert "1 edges of the network" in write_report(tmp_path / "results").read_text()

@@ -23,6 +23,7 @@ from medpfl.results.schema import (
     RoundLine,
     Summary,
     Traffic,
+    TrainingSummary,
     ValidationLine,
 )
 from medpfl.results.svg import svg_text
@@ -237,7 +238,9 @@ def _heatmaps(summary: Summary, mixing: Mapping[str, Matrix]) -> list[dict[str, 
 
 def _panels(summary: Summary, lines: Sequence[Line], mixing: Mapping[str, Matrix]) -> list[_Drawn]:
     """What the method shows of its own."""
-    return [_drawn(panel, summary, lines, mixing) for panel in summary.panels]
+    graphs = summary.networks if isinstance(summary, TrainingSummary) else {}
+    panels = [*summary.panels, *(GraphPanel(slot=slot, edges=pairs) for slot, pairs in graphs.items())]
+    return [_drawn(panel, summary, lines, mixing) for panel in panels]
 
 
 def _drawn(panel: Panel, summary: Summary, lines: Sequence[Line], mixing: Mapping[str, Matrix]) -> _Drawn:

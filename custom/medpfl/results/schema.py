@@ -7,7 +7,7 @@
 import math
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, NonNegativeInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, NonNegativeInt
 
 from medpfl.data.meaning import Meaning
 from medpfl.methods.panels import Panel
@@ -225,6 +225,7 @@ class AboutTraining(About):
         score: the metric that chooses rounds.
         scored: model to after what it was evaluated: the server's mixing, or local steps. Older files do not say it.
         codecs: by direction, where there are any.
+        networks: slot to the pairs of similar hospitals, in files of before: now they are in ``panels``.
         trained: hospital to the stretches of rounds in which it trained; empty in files of before.
         privacy: hospital to what its noise has cost, as it says itself; empty without noise.
         chosen: hospital to the model that it takes; empty in files of before, and where no local model rides along.
@@ -235,19 +236,11 @@ class AboutTraining(About):
     personalised: str
     score: str
     codecs: dict[str, JsonValue] | None
+    networks: dict[str, list[tuple[str, str]]] = Field(default_factory=dict, exclude_if=lambda found: not found)
     scored: dict[str, str] = Field(default_factory=dict)
     trained: dict[str, list[Stretch]] = Field(default_factory=dict)
     privacy: dict[str, Spent] = Field(default_factory=dict, exclude_if=lambda found: not found)
     chosen: dict[str, ChosenRow] = Field(default_factory=dict, exclude_if=lambda found: not found)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_before(cls, said: object) -> object:
-        """Files of before have their graphs under ``networks``: slot to pairs."""
-        if isinstance(said, dict) and isinstance(graphs := said.get("networks"), dict):
-            rest = {key: value for key, value in said.items() if key != "networks"}
-            return {**rest, "panels": [{"kind": "graph", "slot": slot, "edges": each} for slot, each in graphs.items()]}
-        return said
 
 
 class AboutEvaluation(About):
