@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from medpfl.check.grouping import grouped
 from medpfl.check.inspection import Inspection
 from medpfl.check.reading import inspect
 from medpfl.check.trial import Trial, try_job
@@ -36,8 +37,9 @@ class Report:
 
     @property
     def problems(self) -> list[str]:
-        """Of all datasets; the job's failure is told apart."""
-        return [problem for inspection in self.inspections for problem in inspection.problems]
+        """Of all datasets, those of one cause once; the inspections have every one, and the job's failure is told
+        apart."""
+        return [problem for inspection in self.inspections for problem in grouped(inspection.problems)]
 
     @property
     def warnings(self) -> list[str]:

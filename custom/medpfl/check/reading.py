@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medpfl.check.findings import problems_of, warnings_of
-from medpfl.check.grouping import grouped
 from medpfl.check.inspection import Channel, Inspection, Shown, Split, Twins
 from medpfl.check.summary import Summary, summarise
 from medpfl.core.errors import DataError
@@ -35,7 +34,7 @@ def inspect(name: str, dataset: Dataset, progress: Progress = lambda done, all_:
         listing = dataset.cases(problems)
         inspection.columns = dataset.shown_columns(listing)
     except DataError as error:
-        inspection.problems = grouped([*problems.found, str(error)])
+        inspection.problems = [*problems.found, str(error)]
         return inspection
     cases = [(split, case) for split, listed in listing.items() for case in listed]
     for split, listed in listing.items():
@@ -56,7 +55,7 @@ def inspect(name: str, dataset: Dataset, progress: Progress = lambda done, all_:
         else:
             gathering.add(split, case, summary)
         progress(done, len(cases))
-    inspection.problems = grouped([*problems.found, *problems_of(inspection)])
+    inspection.problems = [*problems.found, *problems_of(inspection)]
     inspection.warnings = warnings_of(inspection)
     return inspection
 

@@ -8,10 +8,10 @@ The network is TorchScript, so the bundle needs no MedPFL. It does what ``medpfl
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from pydantic import JsonValue
 
 import medpfl
 from medpfl.core.errors import MedPFLError
@@ -117,8 +117,8 @@ def _metadata(deployed: Deployed, of_images: bool) -> dict[str, object]:
 class _Steps:
     """What differs between volumes and images: MONAI's transforms before and after the network, and what slides it."""
 
-    before: list[dict[str, Any]]
-    after: list[dict[str, Any]]
+    before: list[dict[str, JsonValue]]
+    after: list[dict[str, JsonValue]]
     inferer: dict[str, object]
     files: str
 
@@ -128,7 +128,7 @@ def _of_images(channels: int) -> _Steps:
 
 
 def _of_volumes(spec: Spec) -> _Steps:
-    preprocessing: list[dict[str, Any]] = [
+    preprocessing: list[dict[str, JsonValue]] = [
         {"_target_": "LoadImaged", "keys": "image", "reader": "NibabelReader"},
         {"_target_": "EnsureChannelFirstd", "keys": "image"},
         {"_target_": "Orientationd", "keys": "image", "axcodes": "RAS", "labels": [["L", "R"], ["P", "A"], ["I", "S"]]},
@@ -140,7 +140,7 @@ def _of_volumes(spec: Spec) -> _Steps:
             {"_target_": "SpatialPadd", "keys": "image", "spatial_size": [*spec.size, -1]},
             {"_target_": "DivisiblePadd", "keys": "image", "k": [spec.multiple, spec.multiple, 1]},
         ]
-    postprocessing: list[dict[str, Any]] = [
+    postprocessing: list[dict[str, JsonValue]] = [
         {"_target_": "Activationsd", "keys": "pred", "softmax": True},
         {
             "_target_": "Invertd",

@@ -5,6 +5,7 @@ MONAI resizes with another antialiasing than the training did, so the bundle's n
 """
 
 import torch
+from pydantic import JsonValue
 from torch import Tensor, nn
 
 from medpfl.data.pixels import CENTRE, SPREAD
@@ -32,10 +33,13 @@ class OnWholeImages(nn.Module):
         return shares
 
 
-def loading(channels: int) -> list[dict[str, object]]:
+def loading(channels: int) -> list[dict[str, JsonValue]]:
     """MONAI's transforms from an image file to the network's input: turned as it is meant to be seen, 8 bits."""
     mode = "L" if channels == 1 else "RGB"
-    reader = {"_target_": "PILReader", "converter": f"$lambda image: ImageOps.exif_transpose(image).convert('{mode}')"}
+    reader: dict[str, JsonValue] = {
+        "_target_": "PILReader",
+        "converter": f"$lambda image: ImageOps.exif_transpose(image).convert('{mode}')",
+    }
     return [
         {"_target_": "LoadImaged", "keys": "image", "reader": reader},
         {"_target_": "EnsureChannelFirstd", "keys": "image"},
@@ -44,7 +48,7 @@ def loading(channels: int) -> list[dict[str, object]]:
     ]
 
 
-def saving() -> list[dict[str, object]]:
+def saving() -> list[dict[str, JsonValue]]:
     """MONAI's transforms from probabilities to a PNG file of class numbers."""
     return [
         {"_target_": "AsDiscreted", "keys": "pred", "argmax": True},
