@@ -18,7 +18,8 @@ from medpfl.methods.mh_pflid import MHpFLID
 from medpfl.methods.optimizers import Sgd
 from medpfl.methods.scaffold import Scaffold
 from medpfl.methods.schedules import Constant, Cosine, Polynomial, Schedule, StepDown, WarmUp
-from medpfl.methods.site import Site, Span
+from medpfl.methods.batches import Span
+from medpfl.methods.site import Site
 from medpfl.methods.softpull import SoftPull
 from medpfl.rounds.leaves import leaves_of
 from medpfl.rounds.site import SiteRunner
