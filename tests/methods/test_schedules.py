@@ -13,12 +13,12 @@ from baselines import assert_resumes, begin, held, play
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import ControlVariates, Mean
 from medpfl.job import load_job
+from medpfl.methods.batches import Span
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.mh_pflid import MHpFLID
 from medpfl.methods.optimizers import Sgd
 from medpfl.methods.scaffold import Scaffold
 from medpfl.methods.schedules import Constant, Cosine, Polynomial, Schedule, StepDown, WarmUp
-from medpfl.methods.batches import Span
 from medpfl.methods.site import Site
 from medpfl.methods.softpull import SoftPull
 from medpfl.rounds.leaves import leaves_of
