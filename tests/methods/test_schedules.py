@@ -100,8 +100,8 @@ def rates(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, float]]:
     found: list[tuple[str, int, float]] = []
     original = Site._move
 
-    def told(self: Site, models: Any) -> None:
-        original(self, models)
+    def told(self: Site, models: Any, pull: float = 0.0) -> None:
+        original(self, models, pull)
         found.extend((self.name, self.round, self._optimizer(name).param_groups[0]["lr"]) for name in models)
 
     monkeypatch.setattr(Site, "_move", told)
