@@ -123,8 +123,6 @@ class Bench:
         """Wait until the server is up again and has all its hospitals."""
 
         def back() -> bool:
-            with contextlib.suppress(*_LOST):
-                self.federation.session.close()  # or it seeks the old server for ever
             with contextlib.suppress(*_LOST, MedPFLError):
                 self.federation._session = self.federation._open_session(self.federation.submitter)
                 there = {client.name for client in self.federation.session.get_system_info().client_info}
