@@ -61,7 +61,8 @@ def test_what_the_attack_would_have_got(tmp_path: Path, monkeypatch: pytest.Monk
     """Without the rule: the update of twenty patients is the last one's gradient, and no other's."""
     monkeypatch.setattr(policy, "EVEN", 0.0)
     coordinator, runners = started(tmp_path, FedProx(mu=10, **MANY))
-    before = {key: one.clone() for key, one in coordinator.rounds.train_messages(1, ["anna"])["anna"].slots["model"].items()}
+    sent_first = coordinator.rounds.train_messages(1, ["anna"])["anna"].slots["model"]
+    before = {key: one.clone() for key, one in sent_first.items()}
     task, data = runners["anna"].task, runners["anna"].data.splits["train"]
     shown: list[tuple[torch.Tensor, torch.Tensor]] = []
     present = type(task).present
