@@ -19,7 +19,12 @@ def test_values_are_the_same_with_and_without_the_account(shape: tuple[int, ...]
     generator = torch.Generator().manual_seed(0)
     image = torch.randn(shape, generator=generator)
     mask = torch.randint(0, 3, shape[1:], dtype=torch.uint8, generator=generator)
-    named = {one for name in PRESETS if len(shape) == 3 or name in ("light", "nnunet", "mri") for one in preset(name, shape[1:])}
+    named = {
+        one
+        for name in PRESETS
+        if len(shape) == 3 or name in ("light", "nnunet", "mri")
+        for one in preset(name, shape[1:])
+    }
     for one in named:
         with geometry(False):
             quick, moved = one.change(image, mask, np.random.RandomState(1))

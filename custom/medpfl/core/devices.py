@@ -56,6 +56,14 @@ def _make_repeatable(device: "device") -> None:
         torch.backends.cudnn.benchmark = False
 
 
+def spare_core(device: "device") -> bool:
+    """Whether this process may use a core that training on ``device`` does not need: for what can be done meanwhile."""
+    import torch
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores > (torch.get_num_threads() if device.type == "cpu" else 1)
+
+
 def moved(tensor: "Tensor", device: "device") -> "Tensor":
     """``tensor`` on the device. To a GPU the copy goes from locked memory, while the processor goes on."""
     if device.type == "cuda" and tensor.device.type == "cpu":
