@@ -18,7 +18,7 @@ from medpfl.results.files import parse
 
 BENCHES = (
     "attacks", "augmenting", "caching", "codecs", "encryption", "faults", "fedap", "fedsm", "gpu", "heart", "messenger",
-    "mixing", "moments", "pfllib", "phantom", "privacy", "prox", "reading", "rounds", "soak", "teaching",
+    "mirroring", "mixing", "moments", "pfllib", "phantom", "privacy", "prox", "reading", "rounds", "soak", "teaching",
 )  # fmt: skip
 
 
