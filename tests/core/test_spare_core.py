@@ -20,7 +20,7 @@ def test_a_core_is_spare_where_training_leaves_one(
     assert spare_core(torch.device(device)) == spare
 
 
-def test_none_is_spare_where_torch_trains_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+def test_several_threads_keep_their_number_while_they_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2})
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     assert not spare_core(torch.device("cpu"))

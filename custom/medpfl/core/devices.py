@@ -57,11 +57,13 @@ def _make_repeatable(device: "device") -> None:
 
 
 def spare_core(device: "device") -> bool:
-    """Whether this process may use a core that training on ``device`` does not need: for what can be done meanwhile."""
+    """Whether this process may prepare what comes next in a thread while it trains on ``device``: it has a second core,
+    and trains on a GPU or in a single thread. The number of torch's threads is a setting of the whole process, which
+    augmentation sets to one; where there are several, that would change sums."""
     import torch
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return cores > (torch.get_num_threads() if device.type == "cpu" else 1)
+    return cores > 1 and (device.type != "cpu" or torch.get_num_threads() == 1)
 
 
 def moved(tensor: "Tensor", device: "device") -> "Tensor":
