@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """report.html: one self-contained page with a job's table, curves, mixing matrices and bytes."""
 
-import io
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 from jinja2 import Environment, PackageLoader, Template, select_autoescape
 
+from medpfl.core.extras import require
 from medpfl.core.mixing import Matrix
 from medpfl.results.chosen import chosen_table, interval_table, paid, power_notes
 from medpfl.results.differences import draw_boxes, draw_graph, sdwd_of_slots
@@ -26,6 +26,7 @@ from medpfl.results.schema import (
     TrainingSummary,
     ValidationLine,
 )
+from medpfl.results.svg import svg_text
 from medpfl.results.tables import PRESENCE, REFERENCE_NAMES, ResultTable, metric_means, other_tables, result_table
 
 COLOURS = {"local": "#8c8c8c", "fedavg": "#d1802b", "fedavg_before_mean": "#c9a227", "fedavg_finetuned": "#b5536b"}
@@ -57,10 +58,11 @@ def write_page(
         folder: its slots' files are read for how hospitals' models differ.
         mixing: "slot/round" to matrix.
     """
+    require("matplotlib", "compare", "report.html")
     with plain_text():
         drawn = {
-            "curves": _curves(summary, lines),
-            "heatmaps": _heatmaps(summary, mixing),
+            "curves": curves(summary, lines),
+            "heatmaps": heatmaps(summary, mixing),
             "networks": _networks(summary, mixing),
             "sdwd": _sdwd(folder),
         }
@@ -154,15 +156,8 @@ def _figure(width: float, height: float, columns: int = 1, rows: int = 1) -> tup
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def _svg(figure: Any) -> str:
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None})
-    text = buffer.getvalue()
-    return text[text.index("<svg") :]
-
-
-def _curves(summary: Summary, lines: Sequence[Line]) -> str:
-    """Validation score of the mixed models by round: the mean, then hospital by hospital."""
+def curves(summary: Summary, lines: Sequence[Line]) -> str:
+    """SVG of the validation score of the mixed models by round: the mean, then hospital by hospital; "" without any."""
     if isinstance(summary, EvaluationSummary):  # it has no rounds and chooses nothing
         return ""
     score = summary.score
@@ -197,10 +192,10 @@ def _curves(summary: Summary, lines: Sequence[Line]) -> str:
         axis.set_visible(False)
     flat[0].set_ylabel(summary.label(score), fontsize=8)
     flat[0].legend(fontsize=7)
-    return _svg(figure)
+    return svg_text(figure)
 
 
-def _heatmaps(summary: Summary, mixing: Mapping[str, Matrix]) -> list[dict[str, str]]:
+def heatmaps(summary: Summary, mixing: Mapping[str, Matrix]) -> list[dict[str, str]]:
     """The last round's matrix of every slot: row k is what hospital k's model is made of."""
     names = summary.roster
     last: dict[str, str] = {}
@@ -227,7 +222,7 @@ def _heatmaps(summary: Summary, mixing: Mapping[str, Matrix]) -> list[dict[str, 
                     fontsize=7,
                     color="white" if dark else "#222222",
                 )
-        pictures.append({"slot": slot, "round": str(int(key.rsplit("/", 1)[1])), "svg": _svg(figure)})
+        pictures.append({"slot": slot, "round": str(int(key.rsplit("/", 1)[1])), "svg": svg_text(figure)})
     return pictures
 
 
@@ -239,7 +234,7 @@ def _networks(summary: Summary, mixing: Mapping[str, Matrix]) -> list[dict[str, 
         last = max((key for key in mixing if key.rsplit("/", 1)[0] == slot), default=None)
         figure, axes = _figure(3.6, 3.2)
         draw_graph(axes[0, 0], summary.roster, pairs, mixing[last] if last else None)
-        pictures.append({"slot": slot, "edges": str(len(pairs)), "svg": _svg(figure)})
+        pictures.append({"slot": slot, "edges": str(len(pairs)), "svg": svg_text(figure)})
     return pictures
 
 
@@ -249,7 +244,7 @@ def _sdwd(folder: Path) -> str:
         return ""
     figure, axes = _figure(6.4, 1.2 + 0.35 * len(boxes))
     draw_boxes(axes[0, 0], boxes)
-    return _svg(figure)
+    return svg_text(figure)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job on a federation of this machine, from submission to its table; keeping a federation up."""
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from medpfl.bundle import demo_folder, demo_of, find_bundle, prepare_demo
+from medpfl.core.errors import MedPFLError
+from medpfl.flare.federation import LocalFederation
+from medpfl.flare.progress import Progress
+from medpfl.job import EvaluationJob, Job
+from medpfl.results.console import print_results
+
+
+def hospitals_of(job: Job | EvaluationJob, sites: Path | None) -> tuple[Path, list[str]]:
+    """The folder of site files and the hospitals' names: the given ones, else the job's demo, written if need be.
+
+    Raises:
+        MedPFLError: the folder holds no site files, or the job has no demo data.
+    """
+    if sites is None:
+        demo = demo_of(job.name)
+        folder = demo_folder(demo)
+        return folder, prepare_demo(demo, folder)
+    names = sorted(path.stem for path in sites.glob("*.yaml"))
+    if not names:
+        raise MedPFLError(f"--sites: {sites} holds no site file (<hospital>.yaml)")
+    return sites, names
+
+
+def check_writable(results: Path) -> None:
+    """Before anything is started.
+
+    Raises:
+        MedPFLError: the results could not be written.
+    """
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+        probe = results / f".writable-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise MedPFLError(f"cannot write the results folder {results}: {error.strerror}") from error
+
+
+def run_job(
+    federation: LocalFederation,
+    folder: Path,
+    job: Job | EvaluationJob,
+    target: Path,
+    timeout: float,
+    console: Console,
+) -> None:
+    """Submit a job, follow it, put its results into ``target`` and print the table.
+
+    Raises:
+        MedPFLError: the job failed (with the log lines that say why) or took too long.
+    """
+    started = time.monotonic()
+    job_id = federation.submit(folder)
+    live = federation.run_folder("server", job_id) / "results" / "metrics.jsonl"
+    rounds = job.settings.rounds if isinstance(job, Job) else 0
+    with Progress(job.name, rounds, live, console) as progress:
+        warning = federation.follow(job_id, job.name, timeout, progress.update)
+    _collect(federation, job, job_id, target)
+    print_results(target, console)
+    if warning:
+        console.print(warning, soft_wrap=True)
+    console.print(f"{job.name} took {time.monotonic() - started:.0f} s; everything it left: {target}", soft_wrap=True)
+
+
+def _collect(federation: LocalFederation, job: Job | EvaluationJob, job_id: str, target: Path) -> None:
+    """Put the server's results in place at once, and beside them what stays at each hospital (all on this machine)."""
+    fresh = target.with_name(f".{target.name}-{os.getpid()}")
+    shutil.rmtree(fresh, ignore_errors=True)
+    shutil.copytree(federation.download(job_id), fresh)
+    for site in federation.sites:
+        models = federation.models(site, job.name)
+        if models.is_dir():
+            shutil.copytree(models, fresh / "hospitals" / site)
+    shutil.rmtree(target, ignore_errors=True)
+    fresh.rename(target)
+
+
+def keep_up(federation: LocalFederation, job: Path, console: Console) -> None:
+    """Until Ctrl-C, with the shipped jobs where the admin console finds them."""
+    transfer = federation.kit(federation.submitter) / "transfer" / "jobs"
+    shutil.copytree(find_bundle() / "jobs", transfer, dirs_exist_ok=True)
+    console.print("The federation stays up until Ctrl-C. In another terminal, the admin console:")
+    console.print(f"  {federation.console_command()}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"and in it, for example: submit_job jobs/{job.name}, list_jobs, download_job JOB_ID, bye")
+    while True:
+        time.sleep(1)
