@@ -213,6 +213,7 @@ CONTRACTS = {
         "behind",
         "joint_study",
         "optimizers",
+        "panels",
         "presented",
         "proximal",
         "schedules",
