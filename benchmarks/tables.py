@@ -17,7 +17,7 @@ from medpfl.results.compact import read_compact
 from medpfl.results.files import parse
 
 BENCHES = (
-    "attacks", "augmenting", "caching", "codecs", "encryption", "faults", "fedap", "fedsm", "gpu", "heart", "messenger",
+    "attacks", "augmenting", "caching", "choice", "codecs", "encryption", "faults", "fedap", "fedsm", "gpu", "heart", "messenger",
     "mixing", "moments", "pfllib", "phantom", "privacy", "prox", "reading", "rounds", "soak", "teaching",
 )  # fmt: skip
 

@@ -126,11 +126,6 @@ def test_where_a_score_is_not_defined_there_is_no_interval() -> None:
     assert certainty_of(sheet, sheet, HIGHER, 2, 0) is None
 
 
-def test_of_each_patient_another_models_answer() -> None:
-    one, other = (sheet_of_cases(Length(), [value] * 3, split([0] * 3)) for value in (1.0, 5.0))
-    assert one.picked([one, other], np.array([0, 1, 1])).score == pytest.approx(11 / 3)
-
-
 def test_its_sentence() -> None:
     found = Certainty(patients=8, interval=(0.55, 0.68), gain=0.14, gained=(0.06, 0.21))
     assert found.text(0.62, HIGHER) == "0.62 [0.55, 0.68], gain +0.14 [0.06, 0.21] on 8 test patients"
