@@ -15,7 +15,7 @@ from medpfl.tasks.metrics.base import CaseMetric, Metric
 from medpfl.tasks.metrics.certainty import Certainty, certainty_of, draw, interval_of, resamples
 from medpfl.tasks.metrics.labels import AUC, LABEL_METRICS, Accuracy, Brier
 from medpfl.tasks.metrics.measure import Measure
-from medpfl.tasks.metrics.sheet import Sheet, sheet_of, sheet_of_cases
+from medpfl.tasks.metrics.sheet import Sheet, sheet_of
 
 HIGHER, LOWER = Measure(), Measure(direction="lower")
 
