@@ -17,8 +17,8 @@ from medpfl.results.compact import read_compact
 from medpfl.results.files import parse
 
 BENCHES = (
-    "attacks", "augmenting", "caching", "choice", "codecs", "encryption", "faults", "fedap", "fedsm", "gpu", "heart", "messenger",
-    "mixing", "moments", "pfllib", "phantom", "privacy", "prox", "reading", "rounds", "soak", "teaching",
+    "attacks", "augmenting", "caching", "choice", "codecs", "encryption", "faults", "fedap", "fedsm", "gpu", "heart",
+    "messenger", "mixing", "moments", "pfllib", "phantom", "privacy", "prox", "reading", "rounds", "soak", "teaching",
 )  # fmt: skip
 
 

@@ -184,7 +184,7 @@ def test_a_teacher_that_is_not_frozen_moves_but_is_not_sent(sites: dict[str, Pat
     assert same(sent, {f"federated.{key}": value for key, value in trained(runners["anna"]).items()})
 
 
-# -- variants of ours ---------------------------------------------------------------------------------------------------
+# -- variants of ours -------------------------------------------------------------------------------------------------
 
 
 def beside_fedper(make_job: Make, sites: dict[str, Path], folder: Path, **method: Any) -> Iterator[tuple[State, State]]:

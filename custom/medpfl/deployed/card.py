@@ -168,8 +168,9 @@ def _chosen(history: "History", measures: Mapping[str, Measure]) -> str:
     else:
         than = "more" if found.model == found.best else "not more"
         why = (
-            f"On them {found.best} gains {found.gain:+.4f} {interval_text(found.interval)} over the local model, {than} "
-            f"than {found.needed:.2f} standard errors ({found.error:.4f} each), which it takes with so many candidates."
+            f"On them {found.best} gains {found.gain:+.4f} {interval_text(found.interval)} over the local model, "
+            f"{than} than the {found.needed:.2f} standard errors (of {found.error:.4f}) that it takes with so many "
+            "candidates."
         )
     return f"""
 ## Chosen by this hospital
