@@ -49,7 +49,7 @@ def test_bench_choice_measures_regret_against_what_is_known_to_be_true(tmp_path:
     }
     assert all(regret == 0 for regret, _ in found[8, "none gains"].values())  # whatever is taken is worth as much
     assert found[8, "none gains"]["the best score"][1] > found[8, "none gains"]["shipped"][1]
-    assert found[150, "all gain"]["shipped"] == [0, 1] and found[150, "all lose"]["shipped"] == [0, 0]
+    assert found[50, "all gain"]["shipped"] == [0, 1] and found[50, "all lose"]["shipped"] == [0, 0]
 
 
 @pytest.mark.slow

@@ -68,7 +68,7 @@ def test_a_model_that_is_the_local_one_is_not_taken_and_costs_nothing() -> None:
     sheets = {"local": sheet(base), "same": sheet(base)}
     assert choose(sheets, "local", HIGHER, 0).model == "local"
     always = choose({**sheets, "personal": sheet(base + 0.1)}, "local", HIGHER, 0)
-    assert (always.model, always.error) == ("personal", pytest.approx(0, abs=1e-9))
+    assert always.model == "personal" and always.error == pytest.approx(0, abs=1e-9)
 
 
 @pytest.mark.slow
