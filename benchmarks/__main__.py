@@ -23,7 +23,7 @@ OutOption = Annotated[Path | None, typer.Option(help="JSON file for the numbers 
 
 @app.command("table")
 def table(
-    file: Annotated[Path, typer.Argument(help="A result: docs/results/mixing.json, a comparison's .json.gz.")],
+    file: Annotated[Path, typer.Argument(help="A result: docs/results/mixing.json, a comparison's .json.xz.")],
 ) -> None:
     """Print a stored result's tables as Markdown, without measuring anything."""
     from benchmarks.tables import tables_of

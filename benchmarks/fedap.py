@@ -165,9 +165,9 @@ def _weights(job: Job, files: dict[str, Path], folder: Path) -> Matrix:
     coordinator = Coordinator(job, list(files), home, results)
     messages = coordinator.init_messages()
     coordinator.take_init({name: runners[name].handle(message) for name, message in messages.items()})
-    requests = coordinator.statistics_messages(1, coordinator.joined)
+    requests = coordinator.rounds.statistics_messages(1, coordinator.joined)
     replies = {name: runners[name].handle(request) for name, request in requests.items()}
-    coordinator.take_statistics(1, replies)
+    coordinator.rounds.take_statistics(1, replies)
     about = RoundInfo(coordinator.roster, np.ones(len(files)), (True,) * len(files))
     return job.mixers["model"].matrix(about)
 

@@ -193,7 +193,7 @@ def _steal(federation: Federation, network: Architecture) -> _Stolen | None:
         federation.coordinator.take_init(
             {site: federation.runners[site].handle(m) for site, m in federation.coordinator.init_messages().items()}
         )
-        message = federation.coordinator.train_messages(1, ["hospital-0"])["hospital-0"]
+        message = federation.coordinator.rounds.train_messages(1, ["hospital-0"])["hospital-0"]
         before = {key: value.clone() for key, value in message.slots["fedavg"].items()}
         try:
             after = runner.handle(message).slots["fedavg"]

@@ -196,7 +196,9 @@ def ours(setting: Setting, clock: Clock) -> Weights:
 
     clock.begin()
     coordinator = simulate(job, files, folder / "results", folder / "home", after_round)
-    state = coordinator.train_messages(setting.rounds + 1, [coordinator.roster[0]])[coordinator.roster[0]].slots[slot]
+    state = coordinator.rounds.train_messages(setting.rounds + 1, [coordinator.roster[0]])[coordinator.roster[0]].slots[
+        slot
+    ]
     found = {f"common/{key.removeprefix(f'{slot}.')}": value for key, value in state.items()}
     if setting.method == "Ditto":
         for site in files:

@@ -20,6 +20,7 @@ from benchmarks.common import markdown, mean_sd
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mixers import Mixer, SoftPull
 from medpfl.demo.heart import HOSPITALS, write_heart
+from medpfl.deployed.evaluate import write_text
 from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods import softpull
@@ -31,6 +32,7 @@ from medpfl.privacy.accountant import noise_for
 from medpfl.privacy.base import Privacy
 from medpfl.privacy.noise import FIXED
 from medpfl.results.files import read_summary
+from medpfl.results.svg import svg_text
 from medpfl.results.tables import result_table
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.tabular import Tabular
@@ -154,4 +156,4 @@ def draw(results: dict[str, Any], path: Path) -> None:
         axis.grid(alpha=0.25)
     axes[0].set_ylabel("test accuracy, mean of 4 hospitals")
     axes[1].legend(fontsize=7)
-    figure.savefig(path, format="svg", metadata={"Date": None}, facecolor="white")
+    write_text(path, svg_text(figure))

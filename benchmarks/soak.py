@@ -25,10 +25,12 @@ from benchmarks.common import markdown
 from medpfl.bundle import find_bundle
 from medpfl.core.errors import MedPFLError
 from medpfl.demo.phantom import write_phantoms
+from medpfl.deployed.evaluate import write_text
 from medpfl.flare.federation import _listening
 from medpfl.flare.hospitals import HospitalFederation
 from medpfl.job import Job, load_job, write_job
 from medpfl.results.files import LINES
+from medpfl.results.svg import svg_text
 
 NAME = "soak"
 MB = 1e6
@@ -368,4 +370,4 @@ def draw(results: Mapping[str, Any], path: Path) -> None:
             axis.spines[side].set_visible(False)
     handles = axes[0, 0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower center", ncols=5, fontsize=9, frameon=False)
-    figure.savefig(path, format="svg", metadata={"Date": None}, facecolor="white")
+    write_text(path, svg_text(figure))

@@ -22,7 +22,7 @@ from medpfl.compare.tuning import Search, judge
 from medpfl.results.compact import read_compact
 from medpfl.tasks.metrics.measure import Measure
 
-STORED = Path(__file__).resolve().parents[2] / "docs" / "results" / "compare-label-skew-sgd.json.gz"
+STORED = Path(__file__).resolve().parents[2] / "docs" / "results" / "compare-label-skew-sgd.json.xz"
 MORE, LESS = Measure(), Measure(direction="lower", unit="days")
 
 

@@ -22,7 +22,7 @@ STORED = Path(__file__).resolve().parents[2] / "docs" / "results"
 
 
 def stored(name: str) -> Results:
-    file = STORED / f"compare-{name}.json.gz"
+    file = STORED / f"compare-{name}.json.xz"
     return parse(TypeAdapter(Results), json.dumps(read_compact(file)), file)
 
 

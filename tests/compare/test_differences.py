@@ -90,6 +90,6 @@ def test_a_sweep_of_tau_shows_that_models_come_together(table_sites: dict[str, P
     assert set(drawn) == {"labels.svg", "curves.svg", "differences.svg", "pFedNet-by-personal.tau.svg"}
     assert set(drawn.values()) == {"{http://www.w3.org/2000/svg}svg"}
     boxes = (tmp_path / "figures" / "differences.svg").read_text()
-    assert boxes.index("<!-- pFedNet personal.tau 0.05 -->") < boxes.index("<!-- pFedNet personal.tau 0.0 -->")
+    assert boxes.index(">pFedNet personal.tau 0.05</text>") < boxes.index(">pFedNet personal.tau 0.0</text>")
     line = (tmp_path / "figures" / "pFedNet-by-personal.tau.svg").read_text()
-    assert all(f"<!-- {value} -->" in line for value in ("0", "0.05", "1e+06"))  # 0 has a place on the wide scale
+    assert all(f">{value}</text>" in line for value in ("0", "0.05", "1e+06"))  # 0 has a place on the wide scale

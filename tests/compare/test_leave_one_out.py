@@ -8,8 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
+from medpfl import store
 from medpfl.cli import app
 from medpfl.compare.fold_table import collect, frequencies, scores
 from medpfl.compare.folds import make_folds
@@ -17,11 +19,12 @@ from medpfl.compare.run_results import FoldRun
 from medpfl.compare.unseen import served
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mean, ServerAdam, SoftPull
-from medpfl.data.site_file import load_site_file
+from medpfl.data.site_file import CHECKPOINT, load_site_file
 from medpfl.deployed.model_file import load_deployed
 from medpfl.deployed.predict import evaluate_at
 from medpfl.job import Job
 from medpfl.methods.fedsm import FedSM
+from medpfl.methods.start import Start
 from medpfl.results.files import json_of
 from medpfl.rounds.simulate import simulate
 from small_jobs import small_job, write_table_sites
@@ -95,6 +98,22 @@ def test_every_fold_has_a_digest_of_its_own_and_changes_with_the_data(tmp_path: 
     table = (tmp_path / "sites" / "anna.csv").read_text().splitlines()
     (tmp_path / "sites" / "anna.csv").write_text("\n".join(table[:-1]) + "\n")
     assert not {run.digest for run in make_folds(job(), files, 2).runs} & {run.digest for run in runs}
+
+
+def test_another_checkpoint_makes_other_folds(tmp_path: Path) -> None:
+    """The same name in the job and in the site files, other weights in the file."""
+    files = write_table_sites(tmp_path / "sites", THREE)
+    known = tmp_path / "known.safetensors"
+    for path in files.values():
+        path.write_text(f"{path.read_text()}checkpoints: {{known: {known}}}\n")
+    begun = replace(job(), method=FedSM(lr=0.05, start=Start("known")))
+
+    def digests(value: float) -> set[str]:
+        store.save(known, {"weight": torch.full((2,), value)}, {"kind": CHECKPOINT})
+        return {run.digest for run in make_folds(begun, files, 1).runs}
+
+    assert digests(1.0) == digests(1.0)
+    assert not digests(1.0) & digests(2.0)
 
 
 def test_what_cannot_be_left_out_is_said(tmp_path: Path) -> None:

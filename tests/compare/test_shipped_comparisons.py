@@ -42,7 +42,7 @@ def test_what_it_names_is_there(path: Path) -> None:
 )
 def test_its_page_says_what_was_tried_before(path: Path) -> None:
     file = load_comparison(path)
-    told = Results.model_validate(read_compact(path.with_suffix(".json.gz")), strict=False)
+    told = Results.model_validate(read_compact(path.with_suffix(".json.xz")), strict=False)
     assert budget_text(told.model_copy(update={"file": file})) in path.with_suffix(".md").read_text(encoding="utf-8")
     for name, entry in file.methods.items():  # no paper gives a tau for these data
         if any("tau" in mixer.args for mixer in entry.slots.values()) and name == "pFedNet" and not entry.sweep:

@@ -78,16 +78,19 @@ def test_absent_hospitals_keep_what_is_theirs(
     ready(coordinator, runners)
     start = {key: value.clone() for key, value in runners["dora"].models.state_dict().items()}
     answering = ["anna", "clara"]
-    assert coordinator.take_train(1, exchange(runners, coordinator.train_messages(1, answering))) == answering
+    assert (
+        coordinator.rounds.take_train(1, exchange(runners, coordinator.rounds.train_messages(1, answering)))
+        == answering
+    )
     for key, value in runners["dora"].models.state_dict().items():
         assert torch.equal(value, start[key])
-    messages = coordinator.train_messages(2, coordinator.joined)
+    messages = coordinator.rounds.train_messages(2, coordinator.joined)
     shared = messages["dora"].slots[slot]
     for key, value in shared.items():
         if value.is_floating_point():
             assert torch.equal(value, messages["anna"].slots[slot][key]), key
     assert any(not torch.equal(value, start[key]) for key, value in shared.items())
-    assert coordinator.take_train(2, exchange(runners, messages)) == sorted(table_sites)
+    assert coordinator.rounds.take_train(2, exchange(runners, messages)) == sorted(table_sites)
 
 
 @pytest.mark.slow

@@ -44,10 +44,10 @@ def first_round(make_job: Make, sites: dict[str, Path], folder: Path, method: Me
     coordinator, runners = pieces(job, sites, folder)
     messages = [exchange(runners, coordinator.init_messages())]
     coordinator.take_init(messages[0])
-    messages.append(exchange(runners, coordinator.train_messages(1, coordinator.joined)))
+    messages.append(exchange(runners, coordinator.rounds.train_messages(1, coordinator.joined)))
     trained = {site: copy.deepcopy(runner.models.state_dict()) for site, runner in runners.items()}
-    coordinator.take_train(1, messages[1])
-    messages.append(coordinator.train_messages(2, coordinator.joined))
+    coordinator.rounds.take_train(1, messages[1])
+    messages.append(coordinator.rounds.train_messages(2, coordinator.joined))
     return coordinator, runners, messages, trained
 
 
@@ -90,7 +90,7 @@ def test_round_two_starts_from_the_shared_part_and_the_own_part(
     """Running statistics included: what travels is loaded with its buffers, what stays keeps its own."""
     coordinator, runners, _, trained = first_round(make_job, table_sites, tmp_path, kind(**settings()))
     coordinator.done = 1
-    exchange(runners, coordinator.validate_messages(coordinator.joined))
+    exchange(runners, coordinator.end.validate_messages(coordinator.joined))
     states = {site: runner.models.state_dict() for site, runner in runners.items()}
     for key in ALL:
         if key in STAYS[kind]:
@@ -158,7 +158,7 @@ def test_fedrep_trains_the_head_then_the_base(make_job: Make, table_sites: dict[
     coordinator, runners = pieces(job, table_sites, tmp_path)
     ready(coordinator, runners)
     start = copy.deepcopy(runners["anna"].models.state_dict())
-    exchange(runners, coordinator.train_messages(1, coordinator.joined))
+    exchange(runners, coordinator.rounds.train_messages(1, coordinator.joined))
     for runner in runners.values():
         expected = fedrep_by_hand(runner, start, method).state_dict()
         for key, value in expected.items():
@@ -192,7 +192,7 @@ def test_fedrep_phases_have_their_own_lengths(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Site, "step", watched)
-        exchange(runners, coordinator.train_messages(1, coordinator.joined))
+        exchange(runners, coordinator.rounds.train_messages(1, coordinator.joined))
     per_epoch = len(list(runners["anna"].rounds.site(method, 1).training_batches(1)))
     heads = steps.get("head_steps") or steps["head_epochs"] * per_epoch
     bases = steps.get("steps") or steps["epochs"] * per_epoch

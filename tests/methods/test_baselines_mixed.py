@@ -90,7 +90,7 @@ def test_apfl_by_hand(make_job: Make, table_sites: dict[str, Path], tmp_path: Pa
     method = APFL(alpha=0.3, alpha_lr=alpha_lr, lr=lr, batch_size=1000, optimizer="sgd", epochs=3)
     coordinator, runners = start(make_job, table_sites, tmp_path, method, {"global": Mean()})
     round_of(coordinator, runners, 1)
-    messages = coordinator.train_messages(2, coordinator.joined)
+    messages = coordinator.rounds.train_messages(2, coordinator.joined)
     runner = runners["berta"]
     f, w = train_data(runner), vector(messages["berta"].slots["global"], "global")
     v = vector(entries(runner, "personal"), "personal")
@@ -112,9 +112,9 @@ def test_apfls_alpha_stays_home_in_its_range_and_is_told(
     coordinator, runners = pieces(make_job(mixers={"global": Mean()}, method=method), table_sites, tmp_path)
     ready(coordinator, runners)
     for number in (1, 2):
-        replies = exchange(runners, coordinator.train_messages(number, coordinator.joined))
+        replies = exchange(runners, coordinator.rounds.train_messages(number, coordinator.joined))
         assert all(set(reply.slots["global"]) == set(entries(runners["anna"], "global")) for reply in replies.values())
-        coordinator.take_train(number, replies)
+        coordinator.rounds.take_train(number, replies)
     told = [line for line in replies["anna"].header.metrics if line.model == "alpha"]
     assert len(told) == 1 and 0 <= (told[0].metrics["alpha"] or 0) <= 1
     assert all(entries(runner, "alpha")["alpha.value"] in (0.0, 1.0) for runner in runners.values())
@@ -165,7 +165,7 @@ def test_pfedme_by_hand(make_job: Make, table_sites: dict[str, Path], tmp_path: 
             ends.append(w)
             torch.testing.assert_close(vector(entries(runner, "personal"), "personal"), theta, atol=1e-6, rtol=0)
         expected = (1 - beta) * expected + beta * torch.stack(ends).mean(0)
-        got = coordinator.train_messages(number + 1, ["anna"])["anna"].slots["global"]
+        got = coordinator.rounds.train_messages(number + 1, ["anna"])["anna"].slots["global"]
         torch.testing.assert_close(vector(got, "global"), expected, atol=1e-6, rtol=0)
 
 
@@ -228,7 +228,7 @@ def test_per_fedavg_by_hand(
     coordinator, runners = start(make_job, table_sites, tmp_path, method, {"model": Mean()})
     runner = runners["anna"]
     begin = w = vector(entries(runner, "model"), "model")
-    exchange(runners, coordinator.train_messages(1, coordinator.joined))
+    exchange(runners, coordinator.rounds.train_messages(1, coordinator.joined))
     batches = [Logistic(batch.inputs, batch.targets) for batch in runner.rounds.site(method, 1).training_batches()]
     assert len(batches) >= 3
     exact = 0.0
@@ -250,10 +250,10 @@ def test_per_fedavg_deploys_one_step_on_the_local_training_data(
 ) -> None:
     method = PerFedAvg(inner_lr=0.7, batch_size=8, lr=0.05)
     coordinator, runners = start(make_job, table_sites, tmp_path, method, {"model": Mean()})
-    replies = exchange(runners, coordinator.train_messages(1, coordinator.joined))
+    replies = exchange(runners, coordinator.rounds.train_messages(1, coordinator.joined))
     assert all(set(reply.slots["model"]) == {"model.0.weight", "model.0.bias"} for reply in replies.values())
-    coordinator.take_train(1, replies)
-    messages = coordinator.validate_messages(coordinator.joined)
+    coordinator.rounds.take_train(1, replies)
+    messages = coordinator.end.validate_messages(coordinator.joined)
     common = vector(messages["anna"].slots["model"], "model")
     exchange(runners, messages)
     adapted = {site: vector(entries(runner, "personal"), "personal") for site, runner in runners.items()}
@@ -271,7 +271,7 @@ def test_per_fedavg_with_one_or_two_batches(
     method = PerFedAvg(inner_lr=0.1, lr=0.05, batch_size=size)
     coordinator, runners = start(make_job, table_sites, tmp_path, method, {"model": Mean()})
     before = vector(entries(runners["anna"], "model"), "model")
-    exchange(runners, coordinator.train_messages(1, coordinator.joined))
+    exchange(runners, coordinator.rounds.train_messages(1, coordinator.joined))
     assert not torch.equal(vector(entries(runners["anna"], "model"), "model"), before)
 
 

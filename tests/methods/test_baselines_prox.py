@@ -40,7 +40,7 @@ def test_fedprox_holds_the_hospital_near_what_it_received(
         coordinator, runners = pieces(job, table_sites, tmp_path / str(mu))
         ready(coordinator, runners)
         round_of(coordinator, runners, 1)
-        messages = coordinator.train_messages(2, coordinator.joined)
+        messages = coordinator.rounds.train_messages(2, coordinator.joined)
         sent = {key: value.clone() for key, value in messages["anna"].slots["model"].items()}
         got = exchange(runners, messages)["anna"].slots["model"]
         drifts.append(sum(float((got[key] - sent[key]).square().sum()) for key in sent) ** 0.5)
@@ -78,7 +78,7 @@ def test_two_steps_by_hand(make_job: Make, table_sites: dict[str, Path], tmp_pat
     runner = runners["clara"]
     model = slot if kind is FedProx else "personal"
     start = {key: value.clone().double() for key, value in entries(runner, model).items()}
-    exchange(runners, coordinator.train_messages(1, coordinator.joined))
+    exchange(runners, coordinator.rounds.train_messages(1, coordinator.joined))
     data = runner.data.splits["train"]
     x = torch.cat([data.inputs[:], torch.ones(len(data), 1)], dim=1).double()
     y = data.targets[:].double()
@@ -112,7 +112,7 @@ def test_dittos_anchor_is_the_common_model_as_received(
     coordinator, runners = pieces(make_job(mixers={"global": Mean()}, method=method), table_sites, tmp_path)
     ready(coordinator, runners)
     round_of(coordinator, runners, 1)
-    messages = coordinator.train_messages(2, coordinator.joined)
+    messages = coordinator.rounds.train_messages(2, coordinator.joined)
     received = {key: value.clone() for key, value in messages["anna"].slots["global"].items()}
     runner = runners["anna"]
     before = {key: value.clone() for key, value in entries(runner, "personal").items()}
@@ -131,7 +131,7 @@ def test_dittos_personal_model_never_travels(make_job: Make, table_sites: dict[s
     coordinator, runners = pieces(make_job(mixers={"global": Mean()}, method=Ditto(**SETTINGS)), table_sites, tmp_path)
     replies = exchange(runners, coordinator.init_messages())
     coordinator.take_init(replies)
-    trained = exchange(runners, coordinator.train_messages(1, coordinator.joined))
+    trained = exchange(runners, coordinator.rounds.train_messages(1, coordinator.joined))
     for message in [*replies.values(), *trained.values()]:
         assert set(message.slots) == {"global"}
         assert set(message.slots["global"]) == set(entries(runners["anna"], "global"))

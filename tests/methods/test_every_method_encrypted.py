@@ -43,7 +43,7 @@ def trained(small: Small, sites: dict[str, Path], folder: Path, encryption: str 
     ready(coordinator, runners)
     for number in (1, 2):
         round_of(coordinator, runners, number)
-    for site, asked in coordinator.validate_messages(coordinator.joined).items():
+    for site, asked in coordinator.end.validate_messages(coordinator.joined).items():
         runners[site].handle(asked)
     coordinator.close()
     return {f"{site}: {k}": t for site, runner in runners.items() for k, t in runner.models.state_dict().items()}

@@ -47,8 +47,8 @@ def matrices(folder: Path) -> dict[int, np.ndarray]:
 
 def ask(coordinator: Coordinator, runners: dict[str, SiteRunner], round_number: int = 1) -> dict[str, Any]:
     """The statistics that every hospital sends before a round; they are handed to the component."""
-    replies = exchange(runners, coordinator.statistics_messages(round_number, coordinator.joined))
-    coordinator.take_statistics(round_number, replies)
+    replies = exchange(runners, coordinator.rounds.statistics_messages(round_number, coordinator.joined))
+    coordinator.rounds.take_statistics(round_number, replies)
     return {site: reply.slots for site, reply in replies.items()}
 
 
@@ -77,7 +77,7 @@ def test_statistics_and_weights_equal_those_made_by_hand(
         np.testing.assert_allclose(sent[site][statistics][f"{path}.variance"], variance, rtol=1e-5, atol=1e-6)
         points.append(np.concatenate([mean, np.sqrt(variance)]))
     distance = np.linalg.norm(np.array(points)[:, None] - np.array(points)[None], axis=2)
-    info = coordinator._info(coordinator.joined)
+    info = coordinator.info(coordinator.joined)
     np.testing.assert_allclose(mixer.matrix(info), inverse_distance_weights(distance, 0.4), rtol=1e-3)
 
 
@@ -103,7 +103,7 @@ def test_batch_norm_stays_and_is_not_touched_by_mixing(
         assert all(set(answer["model"]) == TRAVELS for answer in sent.values())
         assert set(served(coordinator, "model")) == {key.partition(".")[2] for key in TRAVELS}
         before = {site: copy.deepcopy(runner.models.state_dict()) for site, runner in runners.items()}
-        exchange(runners, coordinator.validate_messages(coordinator.joined))  # loads what was mixed
+        exchange(runners, coordinator.end.validate_messages(coordinator.joined))  # loads what was mixed
         for site, runner in runners.items():
             after = runner.models.state_dict()
             assert {key for key in after if torch.equal(after[key], before[site][key])} >= NORM
@@ -180,7 +180,7 @@ def test_f_fedap_is_fedbn_for_the_first_half(make_job: Make, table_sites: dict[s
 def test_f_fedap_compares_the_running_statistics(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     mixer = running()
     coordinator, runners = begin(fedap_job(make_job, mixer), table_sites, tmp_path)
-    assert not coordinator.statistics_messages(1, coordinator.joined)
+    assert not coordinator.rounds.statistics_messages(1, coordinator.joined)
     for number in (1, 2):
         play(coordinator, runners, number)
     held = []
@@ -190,7 +190,7 @@ def test_f_fedap_compares_the_running_statistics(make_job: Make, table_sites: di
         held.append({key: tensor.clone() for key, tensor in entry.items()})
     ask(coordinator, runners, 3)
     expected = inverse_distance_weights(distances(held), 0.5)
-    np.testing.assert_array_equal(mixer.matrix(coordinator._info(coordinator.joined)), expected)
+    np.testing.assert_array_equal(mixer.matrix(coordinator.info(coordinator.joined)), expected)
 
 
 @pytest.mark.parametrize("make_mixer", [StatisticsDistance, running])
@@ -215,10 +215,10 @@ def test_a_hospital_that_is_absent_when_statistics_are_asked_for(
 ) -> None:
     mixer = StatisticsDistance(lam=0.4)
     coordinator, runners = begin(fedap_job(make_job, mixer), table_sites, tmp_path)
-    messages = coordinator.statistics_messages(1, ["anna", "berta", "dora"])
-    coordinator.take_statistics(1, exchange(runners, messages))
+    messages = coordinator.rounds.statistics_messages(1, ["anna", "berta", "dora"])
+    coordinator.rounds.take_statistics(1, exchange(runners, messages))
     play(coordinator, runners, 1)  # clara is back
-    matrix = mixer.matrix(coordinator._info(coordinator.joined))
+    matrix = mixer.matrix(coordinator.info(coordinator.joined))
     np.testing.assert_allclose(matrix[2], [0.2, 0.2, 0.4, 0.2])
     assert (matrix[[0, 1, 3], 2] == 0).all() and matrix[0, 1] > 0
 
@@ -229,7 +229,7 @@ def test_sbn_mixes_batch_norm_too(make_job: Make, table_sites: dict[str, Path], 
     ask(coordinator, runners)
     sent = play(coordinator, runners, 1)
     assert all(set(answer["model"]) == TRAVELS | NORM for answer in sent.values())
-    row = job.mixers["model"].matrix(coordinator._info(coordinator.joined))[0]
+    row = job.mixers["model"].matrix(coordinator.info(coordinator.joined))[0]
     expected = sum(
         weight * sent[site]["model"]["model.1.running_mean"].double()
         for weight, site in zip(row, coordinator.roster, strict=True)

@@ -56,7 +56,7 @@ def test_selector_equals_centralised_full_batch_adam(
     coordinator, runners = pieces(job, table_sites, tmp_path)
     ready(coordinator, runners)
     central = Signature().build((3,), 4)
-    start = coordinator.train_messages(1, ["anna"])["anna"].slots["selector"]
+    start = coordinator.rounds.train_messages(1, ["anna"])["anna"].slots["selector"]
     central.load_state_dict({key.removeprefix("selector."): value.clone() for key, value in start.items()})
     adam = torch.optim.Adam(central.parameters(), lr=0.02)
     parts = [runners[site].data.splits["train"].inputs[:] for site in coordinator.roster]
@@ -71,7 +71,7 @@ def test_selector_equals_centralised_full_batch_adam(
             losses = torch.nn.functional.cross_entropy(central(torch.cat(parts)), classes, reduction="none")
             (losses * shares).sum().backward()
             adam.step()
-    after = coordinator.train_messages(rounds + 1, ["anna"])["anna"].slots["selector"]
+    after = coordinator.rounds.train_messages(rounds + 1, ["anna"])["anna"].slots["selector"]
     for key, value in central.state_dict().items():
         torch.testing.assert_close(after[f"selector.{key}"], value, atol=2e-5, rtol=0)
         assert not torch.equal(value, start[f"selector.{key}"])
@@ -94,7 +94,7 @@ def test_only_those_who_answer_move_the_selector(
     coordinator, runners = pieces(job, table_sites, tmp_path)
     ready(coordinator, runners)
     round_of(coordinator, runners, 1, answering)
-    messages = coordinator.train_messages(2, list(coordinator.roster))
+    messages = coordinator.rounds.train_messages(2, list(coordinator.roster))
     for message in messages.values():  # everybody, absent or not, gets the same new selector
         for key, tensor in message.slots["selector"].items():
             assert torch.equal(tensor, messages["anna"].slots["selector"][key]) and torch.isfinite(tensor).all()

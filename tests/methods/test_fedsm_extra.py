@@ -41,16 +41,18 @@ def trained(
     """Before the selector's first exchange: two rounds are trained. With the selector as it was initialised."""
     coordinator, runners = pieces(job, sites, folder)
     ready(coordinator, runners)
-    start = coordinator.train_messages(1, ["anna"])["anna"].slots["selector"]
+    start = coordinator.rounds.train_messages(1, ["anna"])["anna"].slots["selector"]
     start = {key: value.clone() for key, value in start.items()}
     for number in (1, 2):
-        coordinator.take_train(number, exchange(runners, coordinator.train_messages(number, coordinator.joined)))
+        coordinator.rounds.take_train(
+            number, exchange(runners, coordinator.rounds.train_messages(number, coordinator.joined))
+        )
     return coordinator, runners, start
 
 
 def candidates(coordinator: Coordinator) -> list[tuple[str, dict[str, torch.Tensor]]]:
     """The mixed global model and all mixed personal ones, from the messages that send each hospital its own."""
-    messages = coordinator.train_messages(3, list(coordinator.roster))
+    messages = coordinator.rounds.train_messages(3, list(coordinator.roster))
     personal = [("personal", messages[site].slots["personal"]) for site in coordinator.roster]
     return [("global", messages["anna"].slots["global"]), *personal]
 
@@ -76,11 +78,11 @@ def test_the_selector_equals_centralised_training_on_the_labels(
         inputs.append(samples.inputs[:])
         labels.append(torch.stack(columns).argmin(dim=0))
     assert len(set(torch.cat(labels).tolist())) >= 3  # the test is about something
-    before = coordinator.train_messages(3, ["anna"])["anna"].slots["selector"]
+    before = coordinator.rounds.train_messages(3, ["anna"])["anna"].slots["selector"]
     assert all(torch.equal(before[key], value) for key, value in start.items())  # not trained in the rounds
     steps = 0
-    while messages := coordinator.refine_messages():
-        coordinator.take_refined(exchange(runners, messages))
+    while messages := coordinator.rounds.refine_messages():
+        coordinator.rounds.take_refined(exchange(runners, messages))
         steps += 1
     assert steps == STEPS and coordinator.done == 2
     adam = torch.optim.Adam(central.parameters(), lr=0.02)
@@ -88,7 +90,7 @@ def test_the_selector_equals_centralised_training_on_the_labels(
         adam.zero_grad()
         cross_entropy(central(torch.cat(inputs)), torch.cat(labels)).backward()
         adam.step()
-    after = coordinator.train_messages(3, ["anna"])["anna"].slots["selector"]
+    after = coordinator.rounds.train_messages(3, ["anna"])["anna"].slots["selector"]
     for key, value in central.state_dict().items():
         torch.testing.assert_close(after[f"selector.{key}"], value, atol=2e-5, rtol=0)
         assert not torch.equal(value, start[f"selector.{key}"])
@@ -99,11 +101,11 @@ def test_of_equal_losses_the_first_counts(make_job: Make, table_sites: dict[str,
     mixers = {**slots(), "global": Mean(uniform=True), "personal": SoftPull(lam=0.25)}
     coordinator, runners = pieces(make_job(rounds=1, mixers=mixers, method=extra()), table_sites, tmp_path)
     ready(coordinator, runners)
-    coordinator.take_train(1, exchange(runners, coordinator.train_messages(1, coordinator.joined)))
+    coordinator.rounds.take_train(1, exchange(runners, coordinator.rounds.train_messages(1, coordinator.joined)))
     for state in coordinator.copies.stack["personal"]:  # equal to the last bit, whatever the order of the sums
         for key, value in state.items():
             value.copy_(coordinator.copies.stack["global"][0][key.replace("personal.", "global.")])
-    exchange(runners, coordinator.refine_messages())
+    exchange(runners, coordinator.rounds.refine_messages())
     for runner in runners.values():
         assert runner.rounds.kept["labels"].tolist() == [0] * len(runner.data.splits["train"])
 
@@ -114,11 +116,11 @@ def test_what_travels_for_the_labels(make_job: Make, table_sites: dict[str, Path
     network = byte_count({"": coordinator.copies.stack["global"][0]})
     selector = byte_count({"": coordinator.copies.stack["selector"][0]})
     received = []
-    while messages := coordinator.refine_messages():
+    while messages := coordinator.rounds.refine_messages():
         received.append(byte_count(messages["anna"].slots))
         replies = exchange(runners, messages)
         assert all(set(reply.slots) == {"selector"} for reply in replies.values())
-        coordinator.take_refined(replies)
+        coordinator.rounds.take_refined(replies)
     assert received == [selector + 5 * network] + [selector] * (STEPS - 1)
     to_anna = [line for line in coordinator.record.bytes if line.site == "anna" and line.direction == "to_site"]
     rounds = {line.round: line.raw for line in to_anna}
@@ -134,7 +136,7 @@ def test_the_ensemble_s_output_and_gradient(make_job: Make, table_sites: dict[st
     job = make_job(rounds=2, mixers=slots(), method=extra(FedSMEnsemble))
     coordinator, runners, start = trained(job, table_sites, tmp_path)
     models = candidates(coordinator)
-    sent = exchange(runners, coordinator.refine_messages())["berta"].slots["selector"]
+    sent = exchange(runners, coordinator.rounds.refine_messages())["berta"].slots["selector"]
     samples = runners["berta"].data.splits["train"]
     selector = Signature().build((3,), 5)
     selector.load_state_dict({key.removeprefix("selector."): value for key, value in start.items()})
@@ -174,10 +176,10 @@ def test_a_hospital_that_missed_the_models_says_so(
 ) -> None:
     job = make_job(rounds=2, mixers=slots(), method=extra(), min_clients=1)
     coordinator, runners, _ = trained(job, table_sites, tmp_path)
-    messages = coordinator.refine_messages()
-    coordinator.take_refined(exchange(runners, {site: m for site, m in messages.items() if site != "clara"}))
+    messages = coordinator.rounds.refine_messages()
+    coordinator.rounds.take_refined(exchange(runners, {site: m for site, m in messages.items() if site != "clara"}))
     with pytest.raises(MedPFLError, match="models did not arrive"):
-        exchange(runners, coordinator.refine_messages())
+        exchange(runners, coordinator.rounds.refine_messages())
 
 
 def test_averaged_moments_for_extra(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
@@ -185,12 +187,12 @@ def test_averaged_moments_for_extra(make_job: Make, table_sites: dict[str, Path]
     method = replace(extra(), selector_training="averaged_moments", selector_lr=0.02)
     job = make_job(rounds=2, mixers={**slots(), "selector": Mean()}, method=method)
     coordinator, runners, start = trained(job, table_sites, tmp_path)
-    before = coordinator.train_messages(3, ["anna"])["anna"].slots["selector"]
+    before = coordinator.rounds.train_messages(3, ["anna"])["anna"].slots["selector"]
     for key, value in start.items():  # the mean of equal weights, to rounding
         torch.testing.assert_close(before[key], value, atol=1e-6, rtol=0)
-    while messages := coordinator.refine_messages():
-        coordinator.take_refined(exchange(runners, messages))
-    after = coordinator.train_messages(3, ["anna"])["anna"].slots["selector"]
+    while messages := coordinator.rounds.refine_messages():
+        coordinator.rounds.take_refined(exchange(runners, messages))
+    after = coordinator.rounds.train_messages(3, ["anna"])["anna"].slots["selector"]
     assert float(after["moments.step"]) == STEPS
     assert not torch.equal(after["selector.layers.0.weight"], start["selector.layers.0.weight"])
     with pytest.raises(ConfigError, match="cannot be 'local_steps'"):

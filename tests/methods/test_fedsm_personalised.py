@@ -55,10 +55,10 @@ def test_each_is_its_own_method_and_fedsm_s_other_parts_are_fedsm_s(
         for number in (1, 2):
             round_of(coordinator, sites, number)
     for site in inside.roster:
-        ours = inside.train_messages(3, [site])[site].slots
-        theirs = alone.train_messages(3, [site])[site].slots[slot]
+        ours = inside.rounds.train_messages(3, [site])[site].slots
+        theirs = alone.rounds.train_messages(3, [site])[site].slots[slot]
         assert same({key.removeprefix("own_"): value for key, value in ours[f"own_{slot}"].items()}, theirs)
-        plain = fedsm.train_messages(3, [site])[site].slots
+        plain = fedsm.rounds.train_messages(3, [site])[site].slots
         for name in ("global", "selector"):
             assert same(ours[name], plain[name])
         # What the server holds is the network that the method deploys, from the hospital's own copies.

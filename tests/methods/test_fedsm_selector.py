@@ -59,7 +59,7 @@ def test_averaged_moments_by_hand(make_job: Make, table_sites: dict[str, Path], 
     job = make_job(mixers=averaging(), method=with_training("averaged_moments", selector_steps=2))
     coordinator, runners = pieces(job, table_sites, tmp_path)
     ready(coordinator, runners)
-    start = coordinator.train_messages(1, ["anna"])["anna"].slots["selector"]
+    start = coordinator.rounds.train_messages(1, ["anna"])["anna"].slots["selector"]
     network = Signature().build((3,), 4)
     keys = list(network.state_dict())
     parts = [runners[site].data.splits["train"].inputs[:] for site in coordinator.roster]
@@ -88,7 +88,7 @@ def test_averaged_moments_by_hand(make_job: Make, table_sites: dict[str, Path], 
         moments = {key: (averaged(means, key), averaged(squares, key)) for key in keys}
     for number in (1, 2):
         round_of(coordinator, runners, number)
-    after = coordinator.train_messages(3, ["anna"])["anna"].slots["selector"]
+    after = coordinator.rounds.train_messages(3, ["anna"])["anna"].slots["selector"]
     assert float(after["moments.step"]) == 4
     for key in keys:
         torch.testing.assert_close(after[f"selector.{key}"], state[key], atol=1e-5, rtol=0)
@@ -102,10 +102,10 @@ def test_local_steps_by_hand(make_job: Make, table_sites: dict[str, Path], tmp_p
     job = make_job(mixers=averaging(), method=with_training("local_steps", selector_steps=1))
     coordinator, runners = pieces(job, table_sites, tmp_path)
     ready(coordinator, runners)
-    messages = coordinator.train_messages(1, coordinator.joined)
+    messages = coordinator.rounds.train_messages(1, coordinator.joined)
     start = {key: value.clone() for key, value in messages["anna"].slots["selector"].items()}
-    coordinator.take_train(1, exchange(runners, messages))
-    assert not coordinator.refine_messages()  # one exchange a round
+    coordinator.rounds.take_train(1, exchange(runners, messages))
+    assert not coordinator.rounds.refine_messages()  # one exchange a round
     expected: dict[str, torch.Tensor] = {}
     total = sum(sizes["train"] for sizes in coordinator.sizes.values())
     for index, site in enumerate(coordinator.roster):
@@ -118,7 +118,7 @@ def test_local_steps_by_hand(make_job: Make, table_sites: dict[str, Path], tmp_p
             adam.step()
         for key, value in network.state_dict().items():
             expected[key] = expected.get(key, 0) + coordinator.sizes[site]["train"] / total * value
-    after = coordinator.train_messages(2, ["anna"])["anna"].slots["selector"]
+    after = coordinator.rounds.train_messages(2, ["anna"])["anna"].slots["selector"]
     for key, value in expected.items():
         torch.testing.assert_close(after[f"selector.{key}"], value, atol=1e-5, rtol=0)
 

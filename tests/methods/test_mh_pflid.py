@@ -220,14 +220,14 @@ def test_the_messenger_changes_the_local_models(sites: dict[str, Path], tmp_path
 
 def test_only_the_messenger_travels(sites: dict[str, Path], tmp_path: Path) -> None:
     coordinator, runners = begun(job(), sites, tmp_path)
-    replies = exchange(runners, coordinator.train_messages(1, coordinator.joined))
+    replies = exchange(runners, coordinator.rounds.train_messages(1, coordinator.joined))
     for reply in replies.values():
         assert list(reply.slots) == ["messenger"]
         assert all(key.startswith("messenger.") for key in reply.slots["messenger"])
     kinds = [type(runners[site].models["local_network"]).__name__ for site in sorted(runners)]
     assert kinds == ["ResNet", "Sequential"]
-    coordinator.take_train(1, replies)
-    messages = coordinator.train_messages(2, coordinator.joined)
+    coordinator.rounds.take_train(1, replies)
+    messages = coordinator.rounds.train_messages(2, coordinator.joined)
     for key, value in messages["anna"].slots["messenger"].items():
         assert torch.equal(value, messages["berta"].slots["messenger"][key])
 
@@ -236,7 +236,7 @@ def test_only_the_messenger_travels(sites: dict[str, Path], tmp_path: Path) -> N
 @pytest.mark.slow
 def test_half_a_messenger(shared: str, sites: dict[str, Path], tmp_path: Path) -> None:
     coordinator, runners = begun(job(shared=shared), sites, tmp_path)
-    replies = exchange(runners, coordinator.train_messages(1, coordinator.joined))
+    replies = exchange(runners, coordinator.rounds.train_messages(1, coordinator.joined))
     assert all(key.startswith(f"messenger.{shared}.") for key in replies["anna"].slots["messenger"])
     other = "head" if shared == "body" else "body"
     states = [runner.models.state_dict() for runner in runners.values()]
@@ -297,10 +297,10 @@ def test_a_comparison_of_different_networks(sites: dict[str, Path], tmp_path: Pa
 
 def test_one_hospital_keeps_its_messenger(sites: dict[str, Path], tmp_path: Path) -> None:
     coordinator, runners = begun(job(), {"anna": on_its_own(sites["anna"])}, tmp_path)
-    replies = exchange(runners, coordinator.train_messages(1, coordinator.joined))
+    replies = exchange(runners, coordinator.rounds.train_messages(1, coordinator.joined))
     sent = {key: value.clone() for key, value in replies["anna"].slots["messenger"].items()}
-    coordinator.take_train(1, replies)
-    back = coordinator.train_messages(2, ["anna"])["anna"].slots["messenger"]
+    coordinator.rounds.take_train(1, replies)
+    back = coordinator.rounds.train_messages(2, ["anna"])["anna"].slots["messenger"]
     assert all(torch.equal(value, back[key]) for key, value in sent.items())
 
 

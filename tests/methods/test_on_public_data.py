@@ -95,7 +95,7 @@ def test_only_outputs_on_public_data_travel(method: type[OnPublicData], sites: d
         mean.append(values)
         alone, taught = held(runner, "local"), held(runner, "model")  # nothing was heard before the first round
         assert all(torch.equal(value, taught[key]) for key, value in alone.items())
-    back = coordinator.train_messages(2, sorted(sites))
+    back = coordinator.rounds.train_messages(2, sorted(sites))
     if method is not KTpFL:
         for site in sites:
             got = back[site].slots["public"]["public.values"]

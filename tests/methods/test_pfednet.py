@@ -88,7 +88,7 @@ def test_the_sketch_is_of_the_data_as_they_were(
 ) -> None:
     prox = NetworkProx(tau=0.5, neighbours=1, sketch=sketch)
     coordinator, runners = begin(job(make_job, prox), table_sites, tmp_path)
-    replies = exchange(runners, coordinator.statistics_messages(1, coordinator.joined))
+    replies = exchange(runners, coordinator.rounds.statistics_messages(1, coordinator.joined))
     for site, runner in runners.items():
         told = replies[site].slots[sketch]
         split = runner.data.splits["train"]
@@ -103,8 +103,8 @@ def test_the_sketch_is_of_the_data_as_they_were(
                              "labels": {"histogram"}}[sketch]  # fmt: skip
         for key, value in told.items():
             np.testing.assert_allclose(value.numpy(), expected[key], atol=1e-5)
-    coordinator.take_statistics(1, replies)
-    assert coordinator.statistics_messages(2, coordinator.joined) == {}
+    coordinator.rounds.take_statistics(1, replies)
+    assert coordinator.rounds.statistics_messages(2, coordinator.joined) == {}
 
 
 @pytest.mark.slow
@@ -132,12 +132,12 @@ def test_algorithm_5_exchanges_one_part_at_a_time(make_job: Make, table_sites: d
     play(coordinator, runners, 1)  # the personal part only
     for key, value in served(coordinator, "shared").items():
         torch.testing.assert_close(value, before[key], atol=1e-6, rtol=0)
-    assert coordinator.refine_messages() == {} and coordinator.done == 1
+    assert coordinator.rounds.refine_messages() == {} and coordinator.done == 1
     heads = {site: held(runner, "model") for site, runner in runners.items()}
     assert any(not torch.equal(heads["anna"][key], heads["berta"][key]) for key in HEAD)
     play(coordinator, runners, 2)  # and after the second exchange of it, the shared part three times
     seen = []
-    while messages := coordinator.refine_messages():
+    while messages := coordinator.rounds.refine_messages():
         assert all(list(message.slots) == ["shared"] for message in messages.values())
         heads = {site: held(runner, "model") for site, runner in runners.items()}
         replies: dict[str, Message] = exchange(runners, messages)
@@ -147,7 +147,7 @@ def test_algorithm_5_exchanges_one_part_at_a_time(make_job: Make, table_sites: d
             assert not torch.equal(now["0.weight"], messages[site].slots["shared"]["model.0.weight"])
         seen.append(replies["anna"].slots["shared"]["model.0.weight"].clone())
         mean = torch.stack([reply.slots["shared"]["model.0.weight"] for reply in replies.values()]).mean(dim=0)
-        coordinator.take_refined(replies)
+        coordinator.rounds.take_refined(replies)
         torch.testing.assert_close(served(coordinator, "shared")["0.weight"], mean, atol=1e-6, rtol=0)
     assert len(seen) == 3 and coordinator.done == 2
 
@@ -164,7 +164,7 @@ def test_what_is_fixed_keeps_its_batchnorm_statistics(
     play(coordinator, runners, 1)
     after = held(runners["anna"], "model")
     assert all(torch.equal(before[key], after[key]) for key in before if key not in ("3.weight", "3.bias"))
-    exchange(runners, coordinator.refine_messages())
+    exchange(runners, coordinator.rounds.refine_messages())
     assert not torch.equal(held(runners["anna"], "model")["1.running_mean"], before["1.running_mean"])
 
 

@@ -129,7 +129,7 @@ def test_the_number_of_rounds_is_the_servers(
     coordinator, runners = begin(make_job(rounds=4, mixers={"fedavg": Mean()}, method=method), table_sites, tmp_path)
     found = rates(monkeypatch)
     for told, rate in ((4, 0.05 * 0.75), (8, 0.05 * 0.875)):
-        message = coordinator.train_messages(2, ["anna"])["anna"]
+        message = coordinator.rounds.train_messages(2, ["anna"])["anna"]
         retell(message, rounds=told)
         exchange(runners, {"anna": message})
         assert found[-1] == ("anna", 2, pytest.approx(rate))

@@ -85,7 +85,7 @@ def test_before_the_mean_is_one_round_of_fine_tuning_within_the_budget(
     job = make_job(rounds=2, mixers={"fedavg": Mean()}, method=FedAvg(lr=0.05, batch_size=8))
     coordinator, runners = begin(job, table_sites, tmp_path)
     play(coordinator, runners, 1)
-    common = coordinator.train_messages(2, ["anna"])["anna"].slots["fedavg"]
+    common = coordinator.rounds.train_messages(2, ["anna"])["anna"].slots["fedavg"]
     play(coordinator, runners, 2)
     own, other = (held(runners[site], "fedavg_before_mean") for site in ("anna", "berta"))
     assert all(not torch.equal(own[key.partition(".")[2]], tensor) for key, tensor in common.items())

@@ -45,7 +45,7 @@ def test_the_documented_method_keeps_batch_norm_at_home(fedbn: type, tmp_path: P
     job = Job("fedbn", 2, Settings(rounds=1, references=()), {}, fedbn(steps=2), task)
     coordinator, runners = pieces(job, sites, tmp_path / "run")
     ready(coordinator, runners)
-    replies = exchange(runners, coordinator.train_messages(1, coordinator.joined))
+    replies = exchange(runners, coordinator.rounds.train_messages(1, coordinator.joined))
     normal = {
         f"model.{name}.{entry}"
         for name, module in runners["hospital-c"].models["model"].named_modules()
@@ -55,4 +55,4 @@ def test_the_documented_method_keeps_batch_norm_at_home(fedbn: type, tmp_path: P
     for message in replies.values():
         assert normal and not normal & message.slots["model"].keys()
         assert len(message.slots["model"]) + len(normal) == len(runners["hospital-c"].models.state_dict())
-    assert coordinator.take_train(1, replies) == sorted(sites)
+    assert coordinator.rounds.take_train(1, replies) == sorted(sites)

@@ -61,13 +61,13 @@ def sent_by_anna(small: Small, sites: dict[bool, dict[str, Path]], folder: Path,
         samples.targets.copy_(samples.targets.flip(0))
     found: Slots = {}
     for number in (1, 2):
-        replies = exchange(runners, coordinator.train_messages(number, coordinator.joined))
+        replies = exchange(runners, coordinator.rounds.train_messages(number, coordinator.joined))
         found = replies["anna"].slots
-        coordinator.take_train(number, replies)
-        while messages := coordinator.refine_messages():
+        coordinator.rounds.take_train(number, replies)
+        while messages := coordinator.rounds.refine_messages():
             replies = exchange(runners, messages)
             found = {**found, **replies["anna"].slots}
-            coordinator.take_refined(replies)
+            coordinator.rounds.take_refined(replies)
     return found
 
 

@@ -3,6 +3,7 @@
 
 import gzip
 import json
+import lzma
 from pathlib import Path
 
 import pytest
@@ -30,4 +31,5 @@ def test_a_line_for_each_entry(tmp_path: Path) -> None:
     assert '"score":"dice",' in lines and '{"seed":0,"values":[0.5,1]},' in lines and '"a":{"s":1}' in lines
     (tmp_path / "x.json").write_text(compact(content), encoding="utf-8")
     (tmp_path / "x.json.gz").write_bytes(gzip.compress(compact(content).encode(), mtime=0))
-    assert read_compact(tmp_path / "x.json") == read_compact(tmp_path / "x.json.gz") == content
+    (tmp_path / "x.json.xz").write_bytes(lzma.compress(compact(content).encode()))
+    assert [read_compact(tmp_path / f"x.json{end}") for end in ("", ".gz", ".xz")] == [content] * 3

@@ -67,4 +67,4 @@ def test_the_page_shades_the_lowest_and_says_the_unit(tmp_path: Path) -> None:
     assert '<td class="win">3.000</td><td>4.000</td>' in page and '<td>5.000</td><td class="win">2.000</td>' in page
     assert "<td>gain over local</td><td></td><td></td><td>+1.000</td>" in page
     assert "Test mae (days, lower is better), hospital by hospital" in page
-    assert "<!-- mae (days, lower is better) -->" in page  # the curves' axis
+    assert ">mae (days, lower is better)</text>" in page  # the curves' axis

@@ -75,36 +75,38 @@ def test_a_hospital_that_fails_in_between_is_left_out(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:
     coordinator, runners = begun(make_job, table_sites, tmp_path)
-    coordinator.take_statistics(1, exchange(runners, coordinator.statistics_messages(1, coordinator.joined)))
-    replies = exchange(runners, coordinator.train_messages(1, coordinator.joined))
+    coordinator.rounds.take_statistics(
+        1, exchange(runners, coordinator.rounds.statistics_messages(1, coordinator.joined))
+    )
+    replies = exchange(runners, coordinator.rounds.train_messages(1, coordinator.joined))
     del replies["dora"]
-    assert coordinator.take_train(1, replies) == ["anna", "berta", "clara"]
+    assert coordinator.rounds.take_train(1, replies) == ["anna", "berta", "clara"]
     assert coordinator.done == 0
-    messages = coordinator.refine_messages()
+    messages = coordinator.rounds.refine_messages()
     assert list(messages) == ["anna", "berta", "clara"]
     assert list(messages["anna"].slots) == ["note"] and messages["anna"].header.step == 1
     replies = exchange(runners, messages)
     del replies["berta"]
     replies["clara"].slots["note"]["note.weight"][0] = torch.nan
     with pytest.raises(QuorumLost, match=r"1 of 4 hospitals sent a usable update \(anna\).*NaN"):
-        coordinator.take_refined(replies)
+        coordinator.rounds.take_refined(replies)
 
 
 def test_statistics_that_cannot_be_right_are_refused(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:
     coordinator, runners = begun(make_job, table_sites, tmp_path, least=1)
-    replies = exchange(runners, coordinator.statistics_messages(1, coordinator.joined))
+    replies = exchange(runners, coordinator.rounds.statistics_messages(1, coordinator.joined))
     replies["berta"].slots["means"]["mean"][0] = torch.inf
     replies["clara"].slots["means"]["mean"] = torch.zeros(5).double()
     replies["dora"] = Message(StatisticsReply(), {"other": {}})
-    coordinator.take_statistics(1, replies)
+    coordinator.rounds.take_statistics(1, replies)
     told = "; ".join(event.event for event in coordinator.record.events)
     assert "berta: statistic 'means::mean' must hold finite float64 values only" in told
     assert "clara: entry 'means::mean': expected shape [3] torch.float64, got [5]" in told
     assert "dora: expected the statistics means, got other" in told
     with pytest.raises(QuorumLost, match="0 of 4 hospitals sent usable statistics"):
-        coordinator.take_statistics(1, {})
+        coordinator.rounds.take_statistics(1, {})
 
 
 def test_a_method_without_such_statistics_says_so(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:

@@ -83,12 +83,12 @@ def test_a_message_that_was_not_used_counts_and_its_noise_is_never_used_again(
 ) -> None:
     coordinator, runners = pieces(averaged(UPDATE), sites, tmp_path)
     ready(coordinator, runners)
-    messages = coordinator.train_messages(1, coordinator.joined)
+    messages = coordinator.rounds.train_messages(1, coordinator.joined)
     dropped = exchange(runners, messages)  # the server dies with them, or refuses them
     again = exchange(runners, messages)
     assert account(tmp_path) == (2, [(3.0, 1.0, 2)])
     assert not torch.equal(*(flatten(reply["anna"].slots)["fedavg::fedavg.0.weight"] for reply in (dropped, again)))
-    coordinator.take_train(1, again)
+    coordinator.rounds.take_train(1, again)
     spent = again["anna"].header.privacy
     assert spent is not None and spent.epsilon == pytest.approx(opacus([(3.0, 1.0, 2)])) and spent.releases == 2
 
@@ -111,7 +111,7 @@ def test_a_kill_within_the_training_costs_nothing(
     """Nothing was sent: the round that is redone is the same to the bit, and counts once."""
     coordinator, runners = pieces(averaged(RECORD), sites, tmp_path)
     ready(coordinator, runners)
-    messages = coordinator.train_messages(1, ["anna"])
+    messages = coordinator.rounds.train_messages(1, ["anna"])
 
     def killed(*args: object) -> None:
         raise KeyboardInterrupt
@@ -127,7 +127,7 @@ def test_a_kill_within_the_training_costs_nothing(
     assert account(tmp_path)[0] == 1
     fresh, untouched = pieces(averaged(RECORD), sites, tmp_path / "fresh")
     ready(fresh, untouched)
-    assert same(sent, exchange(untouched, fresh.train_messages(1, ["anna"]))["anna"].slots)
+    assert same(sent, exchange(untouched, fresh.rounds.train_messages(1, ["anna"]))["anna"].slots)
 
 
 def same(one: Slots, other: Slots) -> bool:
@@ -145,7 +145,7 @@ def test_an_update_is_shortened_over_all_slots_together_before_the_noise(
         job = small_job(1, mixers, SoftPull(lr=0.5, steps=3, batch_size=6, optimizer="sgd", privacy=how))
         coordinator, runners = pieces(job, sites, tmp_path / f"{noise} {clip}")
         ready(coordinator, runners)
-        message = coordinator.train_messages(1, ["anna"])["anna"]
+        message = coordinator.rounds.train_messages(1, ["anna"])["anna"]
         before, after = flatten(message.slots), flatten(runners["anna"].handle(message).slots)
         assert {name.split("::")[0] for name in after} == {"fedavg", "model"}
         return torch.cat([(after[name] - before[name]).flatten() for name in sorted(after)]), len(after)
@@ -202,7 +202,7 @@ def _one_round(job: Job, sites: dict[str, Path], home: Path, name: str) -> None:
     object.__setattr__(job, "name", name)
     coordinator, runners = pieces(job, sites, home)
     ready(coordinator, runners)
-    runners["anna"].handle(coordinator.train_messages(1, ["anna"])["anna"])
+    runners["anna"].handle(coordinator.rounds.train_messages(1, ["anna"])["anna"])
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_a_damaged_account_stops_everything(sites: dict[str, Path], tmp_path: Pa
     path = tmp_path / "anna" / "small" / FILE
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(MedPFLError, match="what was spent is not known") as refused:
-        runners["anna"].handle(coordinator.train_messages(1, ["anna"])["anna"])
+        runners["anna"].handle(coordinator.rounds.train_messages(1, ["anna"])["anna"])
     assert str(tmp_path) not in refused.value.public
 
 
@@ -292,9 +292,9 @@ def test_a_target_is_met_and_the_training_loss_stays(sites: dict[str, Path], tmp
     coordinator, runners = pieces(job, sites, tmp_path)
     ready(coordinator, runners)
     for number in (1, 2):
-        replies = exchange(runners, coordinator.train_messages(number, ["anna", "berta"]))
+        replies = exchange(runners, coordinator.rounds.train_messages(number, ["anna", "berta"]))
         assert all(reply.header.loss == {} for reply in replies.values())
-        coordinator.take_train(number, replies)
+        coordinator.rounds.take_train(number, replies)
     for reply in replies.values():
         assert reply.header.privacy is not None and 3.9 < reply.header.privacy.epsilon <= 4.0
 
@@ -307,7 +307,7 @@ def test_without_a_fixed_seed_nobody_can_compute_the_noise(
     for folder in ("one", "other"):
         coordinator, runners = pieces(averaged(UPDATE), sites, tmp_path / folder)
         ready(coordinator, runners)
-        reply = runners["anna"].handle(coordinator.train_messages(1, ["anna"])["anna"])
+        reply = runners["anna"].handle(coordinator.rounds.train_messages(1, ["anna"])["anna"])
         sent.append(reply.slots)
         assert reply.header.privacy is not None and not reply.header.privacy.fixed
     assert not same(*sent)

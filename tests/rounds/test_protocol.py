@@ -219,10 +219,10 @@ def test_the_job_goes_on_without_who_says_something_else(
     assert coordinator.joined == ["berta", "clara", "dora"]
     assert "anna says another 'plan' of the job than the server's copy of it" in coordinator.record.events[0].event
     round_of(coordinator, runners, 1)
-    replies = exchange(runners, coordinator.train_messages(2, coordinator.joined))
+    replies = exchange(runners, coordinator.rounds.train_messages(2, coordinator.joined))
     invented = replies["dora"].header.metrics[0].model_copy(update={"model": "mine"})
     retell(replies["dora"], metrics=(invented,))
-    assert coordinator.take_train(2, replies) == ["berta", "clara"]
+    assert coordinator.rounds.take_train(2, replies) == ["berta", "clara"]
     assert "update refused: it tells of 'mine', which is not of the job" in coordinator.record.events[-1].event
     assert "mine" not in coordinator.best
 
@@ -232,7 +232,7 @@ def test_a_hospital_refuses_a_run_that_it_is_not_ready_for(
 ) -> None:
     coordinator, runners = pieces(make_job(), table_sites, tmp_path)
     ready(coordinator, runners)
-    message = coordinator.train_messages(1, ["anna"])["anna"]
+    message = coordinator.rounds.train_messages(1, ["anna"])["anna"]
     _, fresh = pieces(make_job(), table_sites, tmp_path / "fresh")
     with pytest.raises(ProtocolError, match="before it was asked to get ready"):
         fresh["anna"].handle(message)

@@ -66,11 +66,11 @@ def test_bad_updates_are_refused_by_name_and_the_round_goes_on(
 ) -> None:
     coordinator, runners = pieces(make_job(), table_sites, tmp_path)
     ready(coordinator, runners)
-    replies = exchange(runners, coordinator.train_messages(1, coordinator.joined))
+    replies = exchange(runners, coordinator.rounds.train_messages(1, coordinator.joined))
     spoil(replies["berta"])
-    assert coordinator.take_train(1, replies) == ["anna", "clara", "dora"]
+    assert coordinator.rounds.take_train(1, replies) == ["anna", "clara", "dora"]
     assert words in coordinator.record.events[0].event
-    weights = coordinator.train_messages(2, ["anna"])["anna"].slots["model"]["model.0.weight"]
+    weights = coordinator.rounds.train_messages(2, ["anna"])["anna"].slots["model"]["model.0.weight"]
     assert torch.isfinite(weights).all()
     round_of(coordinator, runners, 2)
 
@@ -78,9 +78,9 @@ def test_bad_updates_are_refused_by_name_and_the_round_goes_on(
 def test_quorum_lost(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     coordinator, runners = pieces(make_job(min_clients=3), table_sites, tmp_path)
     ready(coordinator, runners)
-    replies = exchange(runners, coordinator.train_messages(1, ["anna", "clara"]))
+    replies = exchange(runners, coordinator.rounds.train_messages(1, ["anna", "clara"]))
     with pytest.raises(QuorumLost, match=r"round 1: 2 of 4 .* \(anna, clara\); the job needs 3"):
-        coordinator.take_train(1, replies)
+        coordinator.rounds.take_train(1, replies)
 
 
 def test_a_deviating_hospital_takes_no_part(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
@@ -191,9 +191,9 @@ def test_nothing_private_is_in_any_message(make_job: Make, table_sites: dict[str
         return replies
 
     coordinator.take_init(watched(coordinator.init_messages()))
-    coordinator.take_train(1, watched(coordinator.train_messages(1, coordinator.joined)))
-    coordinator.take_validation(watched(coordinator.validate_messages(coordinator.joined)))
-    coordinator.take_final(watched(coordinator.finish_messages(coordinator.joined)))
+    coordinator.rounds.take_train(1, watched(coordinator.rounds.train_messages(1, coordinator.joined)))
+    coordinator.end.take_validation(watched(coordinator.end.validate_messages(coordinator.joined)))
+    coordinator.end.take_final(watched(coordinator.end.finish_messages(coordinator.joined)))
     for message in sent:
         assert "local" not in message.slots
         text = message.header.model_dump_json()

@@ -283,7 +283,7 @@ def test_a_whole_job_with_an_absent_hospital_and_a_restart(
         assert coordinator.done == 1
         round_of(coordinator, runners, 2)
         round_of(coordinator, runners, 3, ["anna", "berta", "clara"])
-        asked = coordinator.validate_messages(list(table_sites))
+        asked = coordinator.end.validate_messages(list(table_sites))
         seals = {site: runner._seal for site, runner in runners.items()}
         found[kind] = {
             site: seal.open(asked[site]).slots if seal else asked[site].slots for site, seal in seals.items()
@@ -315,15 +315,16 @@ def test_a_hospital_that_sends_nonsense_is_refused_and_the_others_go_on(
     coordinator, runners = pieces(job, table_sites, tmp_path)
     ready(coordinator, runners)
     replies = {
-        site: runners[site].handle(asked) for site, asked in coordinator.train_messages(1, list(table_sites)).items()
+        site: runners[site].handle(asked)
+        for site, asked in coordinator.rounds.train_messages(1, list(table_sites)).items()
     }
     replies["berta"].slots["model"]["ciphertext 0"] = torch.zeros(5, dtype=torch.uint8)
-    assert coordinator.take_train(1, replies) == ["anna", "clara", "dora"]
+    assert coordinator.rounds.take_train(1, replies) == ["anna", "clara", "dora"]
     assert any(
         "berta: entry 'model::ciphertext 0': a ciphertext is malformed" in one.event
         for one in coordinator.record.events
     )
-    asked = coordinator.train_messages(2, list(table_sites))
+    asked = coordinator.rounds.train_messages(2, list(table_sites))
     other = ckks.Key.new()
     asked["anna"].slots["model"]["ciphertext 0"] = torch.frombuffer(
         bytearray(other.encrypt(np.ones(5))[0]), dtype=torch.uint8
@@ -332,4 +333,4 @@ def test_a_hospital_that_sends_nonsense_is_refused_and_the_others_go_on(
         runners["anna"].handle(asked["anna"])
     runners["berta"].handle(asked["berta"])
     with pytest.raises(QuorumLost):
-        coordinator.take_train(2, {})
+        coordinator.rounds.take_train(2, {})

@@ -39,16 +39,16 @@ def play(
     coordinator: Coordinator, runners: dict[str, SiteRunner], number: int, sites: Sequence[str] | None = None
 ) -> dict[str, dict[str, State]]:
     """One round with the given hospitals (None: all); returns what each sent, slot by slot."""
-    messages = coordinator.train_messages(number, list(sites or coordinator.roster))
+    messages = coordinator.rounds.train_messages(number, list(sites or coordinator.roster))
     replies = exchange(runners, messages)
     sent = {site: {s: {k: t.clone() for k, t in v.items()} for s, v in r.slots.items()} for site, r in replies.items()}
-    assert coordinator.take_train(number, replies) == sorted(replies)
+    assert coordinator.rounds.take_train(number, replies) == sorted(replies)
     return sent
 
 
 def served(coordinator: Coordinator, slot: str, site: str = "anna") -> State:
     """What the hospital is sent next, without the slot's name in front."""
-    message = coordinator.train_messages(coordinator.done + 1, [site])[site]
+    message = coordinator.rounds.train_messages(coordinator.done + 1, [site])[site]
     return {key.partition(".")[2]: tensor.clone() for key, tensor in message.slots[slot].items()}
 
 

@@ -161,7 +161,7 @@ def train(
     ready(coordinator, runners)
     for number in (1, 2, 3):
         round_of(coordinator, runners, number)
-    return runners, coordinator.train_messages(4, ["anna"])["anna"].slots
+    return runners, coordinator.rounds.train_messages(4, ["anna"])["anna"].slots
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page's figures, as SVG: learning curves and reliability plots."""
 
-import io
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -14,6 +13,7 @@ from medpfl.compare.results import Results, Row
 from medpfl.results.differences import draw_boxes
 from medpfl.results.schema import Direction
 from medpfl.results.skew import draw_label_counts
+from medpfl.results.svg import svg_text
 
 # References are dashed; the others take colours that differ on paper and on a screen (Tableau).
 REFERENCES = {LOCAL: "#7f7f7f", FEDAVG: "#b07d00", BEFORE_MEAN: "#d4a017", FINE_TUNED: "#8c564b", POOLED: "#4d4d4d"}
@@ -228,13 +228,7 @@ def label_counts(content: Results) -> str:
 
 
 def _svg(figure: Any) -> str:
-    import matplotlib
-
     for axis in figure.axes:
         for side in ("top", "right"):
             axis.spines[side].set_visible(False)
-    buffer = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": "medpfl"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
-    text = buffer.getvalue()
-    return text[text.index("<svg") :]
+    return svg_text(figure, transparent=True)

@@ -26,6 +26,7 @@ from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods.base import Method
 from medpfl.results.files import json_of, read_training
+from medpfl.rounds.held_alike import read_common
 from medpfl.rounds.messages import digest_of
 from medpfl.rounds.protocol.bounded import as_json
 from medpfl.rounds.simulate import simulate
@@ -65,7 +66,7 @@ def make_folds(job: Job, site_files: dict[str, Path], seeds: int) -> Folds:
     settings = dataclasses.replace(job.settings, references=("local", "fedavg"), finetune=0)
     job = dataclasses.replace(job, settings=settings)
     roster = sorted(site_files)
-    splits = {}
+    splits, held = {}, {}
     for site in roster:
         rest = tuple(other for other in roster if other != site)
         for mixer in job.mixers.values():
@@ -73,11 +74,13 @@ def make_folds(job: Job, site_files: dict[str, Path], seeds: int) -> Folds:
                 mixer.check(rest)
             except ConfigError as error:
                 raise ConfigError(f"without {site}: {error}") from error
-        data = job.task.load(load_site_file(site_files[site], site))
+        site_file = load_site_file(site_files[site], site)
+        data = job.task.load(site_file)
         for split in ("validation", "test"):
             if not len(data.splits[split]):
                 raise ConfigError(f"{site} has no {split} samples; leaving one out needs them at every hospital")
         splits[site] = split_digest(data)
+        held[site] = read_common(job.method.at(site), job.task, site_file, data).marks()
     runs = []
     for seed in range(job.settings.seed, job.settings.seed + seeds):
         settings = dataclasses.replace(job.settings, seed=seed)
@@ -93,7 +96,7 @@ def make_folds(job: Job, site_files: dict[str, Path], seeds: int) -> Folds:
             )
             named = {path.rpartition(".")[0] for path in class_paths(order.configurations())}
             code = source_digest({"medpfl.rounds.simulate", "medpfl.compare.unseen", *named})
-            digest = digest_of([json_of(order), medpfl.__version__, str(torch.__version__), code])
+            digest = digest_of([json_of(order), held, medpfl.__version__, str(torch.__version__), code])
             runs.append(Fold(site, seed, digest, order))
     return Folds(job, dict(site_files), runs)
 

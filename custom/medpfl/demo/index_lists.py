@@ -16,6 +16,7 @@ from medpfl.data.arrays.prepare import MEDMNIST
 from medpfl.data.partition import check_disjoint, label_counts
 from medpfl.deployed.evaluate import write_text
 from medpfl.results.skew import draw_label_counts
+from medpfl.results.svg import svg_text
 
 Splits = dict[str, dict[str, list[int]]]
 LISTS, PICTURE = "lists.json", "labels.svg"
@@ -96,7 +97,7 @@ def write_splits(
         client: label_counts([row for rows in parts.values() for row in rows], labels, len(found))
         for client, parts in splits.items()
     }
-    draw_label_counts(counts, found).savefig(folder / PICTURE, format="svg", metadata={"Date": None})
+    write_text(folder / PICTURE, svg_text(draw_label_counts(counts, found)))
     for client, content in declared.items():
         text = yaml.safe_dump({"site": client, "datasets": {dataset: content}}, sort_keys=False)
         write_text(folder / f"{client}.yaml", text)

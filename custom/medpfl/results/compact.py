@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Result files that are kept: JSON with one line for each entry, compressed where the name ends in ``.gz``."""
+"""Result files that are kept: JSON with one line for each entry, compressed if the name ends in ``.xz`` or ``.gz``."""
 
 import gzip
 import json
+import lzma
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -37,10 +38,15 @@ def read_compact(path: Path) -> dict[str, JsonValue]:
     """
     try:
         data = path.read_bytes()
-        content = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+        match path.suffix:
+            case ".xz":
+                data = lzma.decompress(data)
+            case ".gz":
+                data = gzip.decompress(data)
+        content = json.loads(data)
     except OSError as error:
         raise MedPFLError(f"cannot read {path}: {error.strerror or error}") from error
-    except (EOFError, ValueError) as error:
+    except (EOFError, ValueError, lzma.LZMAError) as error:
         raise MedPFLError(f"{path}: not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise MedPFLError(f"{path}: expected a JSON object, got a {type(content).__name__}")

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """report.html: one self-contained page with a job's table, curves, mixing matrices and bytes."""
 
-import io
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from medpfl.results.schema import (
     TrainingSummary,
     ValidationLine,
 )
+from medpfl.results.svg import svg_text
 from medpfl.results.tables import PRESENCE, REFERENCE_NAMES, ResultTable, metric_means, other_tables, result_table
 
 COLOURS = {"local": "#8c8c8c", "fedavg": "#d1802b", "fedavg_before_mean": "#c9a227", "fedavg_finetuned": "#b5536b"}
@@ -154,13 +154,6 @@ def _figure(width: float, height: float, columns: int = 1, rows: int = 1) -> tup
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def _svg(figure: Any) -> str:
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None})
-    text = buffer.getvalue()
-    return text[text.index("<svg") :]
-
-
 def _curves(summary: Summary, lines: Sequence[Line]) -> str:
     """Validation score of the mixed models by round: the mean, then hospital by hospital."""
     if isinstance(summary, EvaluationSummary):  # it has no rounds and chooses nothing
@@ -197,7 +190,7 @@ def _curves(summary: Summary, lines: Sequence[Line]) -> str:
         axis.set_visible(False)
     flat[0].set_ylabel(summary.label(score), fontsize=8)
     flat[0].legend(fontsize=7)
-    return _svg(figure)
+    return svg_text(figure)
 
 
 def _heatmaps(summary: Summary, mixing: Mapping[str, Matrix]) -> list[dict[str, str]]:
@@ -227,7 +220,7 @@ def _heatmaps(summary: Summary, mixing: Mapping[str, Matrix]) -> list[dict[str, 
                     fontsize=7,
                     color="white" if dark else "#222222",
                 )
-        pictures.append({"slot": slot, "round": str(int(key.rsplit("/", 1)[1])), "svg": _svg(figure)})
+        pictures.append({"slot": slot, "round": str(int(key.rsplit("/", 1)[1])), "svg": svg_text(figure)})
     return pictures
 
 
@@ -239,7 +232,7 @@ def _networks(summary: Summary, mixing: Mapping[str, Matrix]) -> list[dict[str, 
         last = max((key for key in mixing if key.rsplit("/", 1)[0] == slot), default=None)
         figure, axes = _figure(3.6, 3.2)
         draw_graph(axes[0, 0], summary.roster, pairs, mixing[last] if last else None)
-        pictures.append({"slot": slot, "edges": str(len(pairs)), "svg": _svg(figure)})
+        pictures.append({"slot": slot, "edges": str(len(pairs)), "svg": svg_text(figure)})
     return pictures
 
 
@@ -249,7 +242,7 @@ def _sdwd(folder: Path) -> str:
         return ""
     figure, axes = _figure(6.4, 1.2 + 0.35 * len(boxes))
     draw_boxes(axes[0, 0], boxes)
-    return _svg(figure)
+    return svg_text(figure)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from medpfl.core.errors import ProtocolError
 from medpfl.core.seeding import seed_torch
 from medpfl.core.tied import own_state
 from medpfl.data.policy import Policy
@@ -134,13 +135,23 @@ class LocalRounds:
             instead.update(networks.sent_instead(site.outbox))
         sent = here.guard.release({**networks.gather(), **instead}, slots, header)
         save_private(self.run.folder, current, here.models, networks.private(), self.run.optimizers)
+        self.run.trained = current
         seconds = round(time.monotonic() - started, 3)
         reply = TrainReply(round=current, metrics=tuple(metrics), loss=losses, notes=tuple(notes), seconds=seconds)
         return Message(here.guard.told(reply), sent)
 
     def refine(self, header: RefineRequest, slots: Slots) -> Message[RefineReply]:
-        """One further exchange of some slots within a round that this hospital has trained in."""
+        """One further exchange of some slots within a round that this hospital has trained in.
+
+        Raises:
+            ProtocolError: it has not, or its networks are no longer as training left them.
+        """
         here, networks = self.ready, self.ready.networks
+        if self.run.trained != header.round:
+            raise ProtocolError(
+                f"{here.name} is asked for exchange {header.step} of round {header.round}, of which it holds nothing "
+                "now: it did not train in it, failed in it or was started again; it can take part in the next round"
+            )
         here.guard.begin()
         own = {slot: state for slot, state in slots.items() if slot in networks.slots}
         load(here.models, own)

@@ -91,7 +91,7 @@ def _training(coordinator: Coordinator, watch: Watch, stop_after: int | None, te
         try:
             mixed = yield from one_round(coordinator, round_number, watch.asked(round_number, coordinator.joined))
         except QuorumLost as lost:
-            if not coordinator.ends_early(round_number):
+            if not coordinator.rounds.ends_early(round_number):
                 raise
             coordinator.record.event(round_number, "server", f"the job ends after round {coordinator.done}: {lost}")
             break
@@ -117,12 +117,12 @@ def one_round(coordinator: Coordinator, round_number: int, sites: list[str]) -> 
     the method wants them. Returns the hospitals whose updates were mixed."""
     started = time.monotonic()
     timeout, quorum = coordinator.settings.train_timeout, coordinator.min_sites
-    if requests := coordinator.statistics_messages(round_number, sites):
-        coordinator.take_statistics(round_number, (yield Exchange(requests, timeout, quorum)))
-    replies = yield Exchange(coordinator.train_messages(round_number, sites), timeout, quorum)
-    mixed = coordinator.take_train(round_number, replies, started)
-    while messages := coordinator.refine_messages():
-        coordinator.take_refined((yield Exchange(messages, timeout, quorum)))
+    if requests := coordinator.rounds.statistics_messages(round_number, sites):
+        coordinator.rounds.take_statistics(round_number, (yield Exchange(requests, timeout, quorum)))
+    replies = yield Exchange(coordinator.rounds.train_messages(round_number, sites), timeout, quorum)
+    mixed = coordinator.rounds.take_train(round_number, replies, started)
+    while messages := coordinator.rounds.refine_messages():
+        coordinator.rounds.take_refined((yield Exchange(messages, timeout, quorum)))
     return mixed
 
 
@@ -132,11 +132,11 @@ def ending(coordinator: Coordinator, awaited: Callable[[], list[str]], test: boo
     Every hospital that joined is asked, one too that missed the last rounds: it may be back. Only those ``awaited`` are
     waited for, the others a little longer.
     """
-    timeout, messages = coordinator.settings.train_timeout, coordinator.validate_messages(coordinator.joined)
-    coordinator.take_validation((yield Exchange(messages, timeout, len(messages), awaited())))
+    timeout, messages = coordinator.settings.train_timeout, coordinator.end.validate_messages(coordinator.joined)
+    coordinator.end.take_validation((yield Exchange(messages, timeout, len(messages), awaited())))
     if test:
         sites = awaited()
-        coordinator.take_final((yield Exchange(coordinator.finish_messages(sites), timeout, len(sites))))
+        coordinator.end.take_final((yield Exchange(coordinator.end.finish_messages(sites), timeout, len(sites))))
 
 
 def evaluating(coordinator: EvaluationCoordinator) -> Loop:

@@ -25,12 +25,14 @@ class RunState:
     Attributes:
         folder: of the run, under the hospital's folder of the job; there once the run was entered.
         optimizers: by network; there once the run was entered.
+        trained: the round that this process has trained in, as long as its networks are as that left them.
     """
 
     def __init__(self, site: str, stopped: Callable[[], bool]):
         self._site, self._stopped = site, stopped
         self._run: str | None = None
         self._lock = StateLock()
+        self.trained: int | None = None
         self.folder: Path
         self.optimizers: dict[str, torch.optim.Optimizer]
 
@@ -63,8 +65,8 @@ class RunState:
         return [*notes, f"resumed from the state after round {kept.number}"]
 
     def forget(self) -> None:
-        """The next task takes up again what was kept on disk."""
-        self._run = None
+        """The networks are made anew: the next task takes up again what was kept on disk."""
+        self._run = self.trained = None
 
     def close(self) -> None:
         """Let another job work in the run's folder."""

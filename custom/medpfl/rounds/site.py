@@ -183,6 +183,7 @@ class SiteRunner:
         guard.check(ready.networks, self.task, data)
         start = ready.networks.gather()
         self._seal = seal_of(header, site_file, self.name, start, ready.networks.untrained(), header.roster)
+        self.run.forget()
         self.ready, self.rounds = ready, LocalRounds(ready, self.run, header.rounds)
         self._begun = True
         self._log.info(ready.networks.describe())

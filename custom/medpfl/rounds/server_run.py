@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job under way at the server: what is known of it, what is asked in its name, whose answers count, checkpoints."""
+
+import dataclasses
+import logging
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from medpfl.core.mixers import RoundInfo
+from medpfl.data.fingerprint import Planned
+from medpfl.job.contents import Job
+from medpfl.results.callbacks import Callback, Report, ResultFiles
+from medpfl.results.record import Record
+from medpfl.results.schema import BestRound
+from medpfl.rounds import checkpoint
+from medpfl.rounds.answers import Check, answers, no_tensors
+from medpfl.rounds.best import BestRounds
+from medpfl.rounds.checks import Table
+from medpfl.rounds.copies import Copies
+from medpfl.rounds.lock import StateLock
+from medpfl.rounds.messages import Message, Slots
+from medpfl.rounds.planning import as_planned
+from medpfl.rounds.privacy import check_statistics_wanted
+from medpfl.rounds.protocol.bounded import Part
+from medpfl.rounds.protocol.replies import Reply
+from medpfl.rounds.protocol.requests import OfRun, Request
+from medpfl.rounds.quorum import Quorum
+from medpfl.rounds.terms import terms_of
+
+Replies = Mapping[str, Message[Reply]]
+"""Hospital to its answer; who failed or did not answer in time is missing."""
+Q = TypeVar("Q", bound=OfRun)
+A = TypeVar("A", bound=Part)
+
+
+class ServerRun:
+    """State of a job at the server.
+
+    Args:
+        job: what it says.
+        roster: the hospitals' names.
+        home: folder for checkpoints, outside FLARE's run folder.
+        results: folder for what the job leaves behind.
+        trackers: are told of every round's end and the job's, beside what writes ``results`` and the job's own.
+
+    Attributes:
+        done: rounds that are finished.
+        joined: hospitals that passed the init task; the others take no part.
+        sizes: joined hospital to its samples by split.
+        expected: slot to its entries, as the hospitals that joined have them; ``buffers``: those that are no weights.
+        run: the run's key.
+    """
+
+    expected: Table
+    buffers: frozenset[str]
+    run: str
+
+    def __init__(
+        self,
+        job: Job,
+        roster: Sequence[str],
+        home: Path,
+        results: Path,
+        trackers: Sequence[Callback] = (),
+    ):
+        self.job, self.settings = job, job.settings
+        self.terms = terms_of(job)
+        check_statistics_wanted(job, len(roster))
+        self.roster = tuple(sorted(roster))
+        self.copies = Copies(job.mixers, self.roster, job.settings.encryption is not None)
+        self.results = results
+        files = [ResultFiles(results), Report(results)]
+        self.record = Record(job.name, self.roster, files, [*job.trackers, *trackers])
+        self.quorum = Quorum(self.record, self.roster, job.min_clients)
+        self.scores = BestRounds(self.record, self.terms.score, self.terms.measures[self.terms.score])
+        self.done = 0
+        self.joined: list[str] = []
+        self.sizes: dict[str, dict[str, int]] = {}
+        self._home, self._lock = home, StateLock()
+        self._log = logging.getLogger(__name__)
+
+    def close(self) -> None:
+        """Let another job work in this run's state folder."""
+        self._lock.release()
+
+    def follow(self, plan: Planned | None) -> None:
+        """The job's network is the planned one, where it was to be planned."""
+        method, task = as_planned(self.job.method, self.job.task, plan)
+        self.job = dataclasses.replace(self.job, method=method, task=task)
+        self.terms = terms_of(self.job)
+
+    @property
+    def min_sites(self) -> int:
+        """How many hospitals must answer for a round to count."""
+        return self.quorum.least
+
+    @property
+    def best(self) -> dict[str, BestRound]:
+        """Model to its best round so far and the score there."""
+        return self.scores.best
+
+    def payload_bytes(self) -> int:
+        """Bytes of the tensors that one hospital is sent a round."""
+        return self.copies.byte_count()
+
+    def info(self, present: Collection[str]) -> RoundInfo:
+        """What components are told of a round in which these hospitals answered."""
+        sizes = [float(self.sizes.get(site, {}).get("train", 0)) for site in self.roster]
+        return RoundInfo(self.roster, np.array(sizes), tuple(site in present for site in self.roster))
+
+    # -- questions and answers ----------------------------------------------------------------------------------------
+
+    def ask(self, kind: type[Q], round_number: int, **more: object) -> Q:
+        """A request of this run; ``more``: the fields of its kind."""
+        of_run = {"run": self.run, "round": round_number, "rounds": self.settings.rounds, "best": self.best}
+        return kind.model_validate({**of_run, **more})
+
+    def answers(
+        self,
+        asked: Request,
+        kind: type[A],
+        replies: Replies,
+        check: Check[A] = no_tensors,
+        refused: str = "answer refused",
+    ) -> dict[str, Message[A]]:
+        """The replies that count; of the others the events tell.
+
+        Args:
+            kind: what answers ``asked``.
+            check: looks at a hospital's tensors.
+            refused: how the event begins that tells of an answer that does not count.
+        """
+
+        def refuse(site: str, reason: str) -> None:
+            self.refuse(site, asked.round, f"{refused}: {reason}")
+
+        return answers(asked, kind, replies, self.terms, check, refuse)
+
+    def refuse(self, site: str, round_number: int, reason: str) -> None:
+        """Note that a hospital answered with an error."""
+        self.quorum.refuse(site, round_number, reason)
+
+    def take_notes(self, site: str, round_number: int, notes: Sequence[str]) -> None:
+        """Keep what a hospital says of its own state."""
+        for note in notes:
+            self.record.event(round_number, site, note)
+
+    # -- checkpoint ---------------------------------------------------------------------------------------------------
+
+    def begin(self, run: str) -> bool:
+        """Take the run's state folder, and take up the run if it is unfinished; returns whether it was.
+
+        Args:
+            run: its key.
+
+        Raises:
+            StateInUse: the same run is under way in another job.
+        """
+        self.run, self._state = run, self._home / "state" / run
+        self._lock.take(self._state, f"the job whose results go to {self.results}")
+        if self._resume():
+            return True
+        for text in checkpoint.other_runs(self._state):
+            self.record.event(0, "server", text)
+        return False
+
+    def save(self, finished: bool = False) -> None:
+        """Write the checkpoint of the last round that is done."""
+        about = checkpoint.About(
+            done=self.done,
+            finished=finished,
+            roster=list(self.roster),
+            best=self.best,
+            scores=self.scores.scores,
+            record=self.record.dump(),
+            saved=time.time(),
+        )
+        checkpoint.save(self._state, self.copies.compact(), self.copies.states(), about)
+
+    def _resume(self) -> bool:
+        """Take up an unfinished run of the same job, settings, seed and roster; a finished one starts fresh."""
+        found, told = checkpoint.load(self._state, self.copies.entries(self.expected), self.roster)
+        if found is not None:
+            self.copies.restore(found.stack, found.mixers)
+            self.done = found.about.done
+            self.scores.restore(found.about.best, found.about.scores)
+            self.record.restore(found.about.record, self.done)
+        for text in told:
+            self.record.event(self.done, "server", text)
+            self._log.info(text)
+        return found is not None
+
+
+def slots_of(messages: Mapping[str, Message[Part]]) -> dict[str, Slots]:
+    """Hospital to the tensors of its message."""
+    return {site: message.slots for site, message in messages.items()}

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A hospital that is asked to get ready again, or that failed or was started again within a round."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from medpfl.core.errors import ProtocolError
+from medpfl.core.mixers import Mean, ServerAdam, SoftPull
+from medpfl.job import Job
+from medpfl.methods.fedsm import FedSMExtra
+from tools import entries, exchange, pieces, ready, round_of, same
+
+Make = Callable[..., Job]
+
+
+def test_getting_ready_again_keeps_the_private_part(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """A server that starts again asks a hospital's process for the second time; what it holds alone goes on."""
+    straight, runners = pieces(make_job(), table_sites, tmp_path / "straight")
+    again, others = pieces(make_job(), table_sites, tmp_path / "again")
+    for coordinator, sites in ((straight, runners), (again, others)):
+        ready(coordinator, sites)
+        round_of(coordinator, sites, 1)
+        round_of(coordinator, sites, 2)
+    again.close()
+    back, _ = pieces(make_job(), table_sites, tmp_path / "again")
+    ready(back, others)
+    assert back.done == 2
+    round_of(straight, runners, 3)
+    round_of(back, others, 3)
+    for site, runner in runners.items():
+        assert same(entries(runner, "local"), entries(others[site], "local"))
+    assert "resumed from the state after round 2" in [event.event for event in back.record.events]
+
+
+def extra(make_job: Make) -> Job:
+    slots = {"global": Mean(), "personal": SoftPull(lam=0.7), "selector": ServerAdam(lr=0.02)}
+    return make_job(rounds=2, mixers=slots, method=FedSMExtra(lr=0.05, batch_size=8, selector_steps=2))
+
+
+@pytest.mark.parametrize("how", ["failed", "started again"])
+def test_an_exchange_of_a_round_that_is_lost_is_refused(
+    how: str, make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """Its networks are initial ones then, of which nothing may be sent."""
+    coordinator, runners = pieces(extra(make_job), table_sites, tmp_path)
+    ready(coordinator, runners)
+    round_of(coordinator, runners, 1)
+    coordinator.rounds.take_train(2, exchange(runners, coordinator.rounds.train_messages(2, coordinator.joined)))
+    messages = coordinator.rounds.refine_messages()
+    anna = runners["anna"]
+    if how == "failed":
+        anna.recover()
+    else:
+        anna.close()
+        _, others = pieces(extra(make_job), table_sites, tmp_path)
+        anna = others["anna"]
+        anna.handle(coordinator.init_messages()["anna"])
+    words = "anna is asked for exchange 1 of round 2, of which it holds nothing now: .* the next round"
+    with pytest.raises(ProtocolError, match=words):
+        anna.handle(messages["anna"])
+    runners["anna"] = anna
+    others_only = {site: message for site, message in messages.items() if site != "anna"}
+    coordinator.rounds.take_refined(exchange(runners, others_only))
+    rest = coordinator.rounds.refine_messages()
+    del rest["anna"]
+    coordinator.rounds.take_refined(exchange(runners, rest))
+    assert coordinator.done == 2
