@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from benchmarks import attacks, choice, split
+from benchmarks import attacks, choice, privacy_verbs, split
 from medpfl.cli.common import say
 from medpfl.core.errors import MedPFLError
 
@@ -16,6 +16,8 @@ app = typer.Typer(no_args_is_help=True, help="Benchmarks; each prints its number
 app.add_typer(split.app, name="split")
 app.command("attacks")(attacks.command)
 app.command("choice")(choice.command)
+app.command("privacy")(privacy_verbs.heart)
+app.command("privacy-skin")(privacy_verbs.skin)
 
 SeedsOption = Annotated[int, typer.Option(help="Number of seeds.")]
 OutOption = Annotated[Path | None, typer.Option(help="JSON file for the numbers and the machine's facts.")]
@@ -353,23 +355,6 @@ def bench_heart(
     results = heart.measure(data, seeds, flamby, say)
     common.write_json(out, "heart", facts, results)
     say(heart.table_of(results))
-
-
-@app.command("privacy")
-def bench_privacy(
-    data: Annotated[Path | None, typer.Option(help="Folder with the UCI processed.*.data files.")] = None,
-    seeds: SeedsOption = 5,
-    out: OutOption = None,
-) -> None:
-    """Differential privacy on heart: accuracy against epsilon, beside training alone; with --out, a plot beside it."""
-    from benchmarks import common, privacy
-
-    facts = common.machine()
-    results = privacy.measure(data, seeds, say)
-    common.write_json(out, "privacy", facts, results)
-    if out is not None:
-        privacy.draw(results, out.with_suffix(".svg"))
-    say(privacy.table_of(results))
 
 
 @app.command("fedap")

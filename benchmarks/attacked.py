@@ -30,6 +30,7 @@ from medpfl.rounds.site import SiteRunner
 
 DATASET = "pattern"
 Images = NDArray[np.uint8]
+Pools = list[dict[str, NDArray[Any]]]
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class SmallConv(Architecture):
         )
 
 
-def pools(folder: Path, sites: int, seed: int) -> list[dict[str, NDArray[Any]]]:
+def pools(folder: Path, sites: int, seed: int) -> Pools:
     """Arrays of the first hospitals of ``medpfl demo patterns``, in which all are alike: uint8 images N x 16 x 16 and
     labels N x 1 of the splits train (80), val (40) and test (300)."""
     names = write_patterns(folder, seed=seed)[:sites]

@@ -25,6 +25,7 @@ from benchmarks.attacked import (
     Batch,
     Federation,
     Flat,
+    Pools,
     Progress,
     SmallConv,
     loaded,
@@ -106,9 +107,16 @@ class _Stolen:
 
 
 def measure(
-    trials: int, progress: Progress, arms: Sequence[Arm] = ARMS, iterations: int = ITERATIONS
+    trials: int,
+    progress: Progress,
+    arms: Sequence[Arm] = ARMS,
+    iterations: int = ITERATIONS,
+    data: Pools | None = None,
 ) -> dict[str, Any]:
     """Every network and arm, ``trials`` updates each.
+
+    Args:
+        data: the hospitals' images; None: generated ones.
 
     Returns:
         A row for each: the correlation of each image with the reconstruction most like it (mean, trial by trial), the
@@ -117,7 +125,7 @@ def measure(
     """
     rows = []
     with tempfile.TemporaryDirectory(prefix="medpfl-bench-") as scratch:
-        data = pools(Path(scratch) / "pool", 2, 0)
+        data = data or pools(Path(scratch) / "pool", 2, 0)
         for name, network in NETWORKS.items():
             for number, arm in enumerate(arms):
                 folder = Path(scratch) / f"{name} {number}"

@@ -22,6 +22,7 @@ from benchmarks.attacked import (
     DATASET,
     Federation,
     Flat,
+    Pools,
     Progress,
     inputs_of,
     loaded,
@@ -69,8 +70,13 @@ class Candidates:
     site: NDArray[np.int64]
 
 
-def measure(runs: int, progress: Progress, arms: Mapping[str, Privacy | None] = ARMS) -> dict[str, Any]:
+def measure(
+    runs: int, progress: Progress, arms: Mapping[str, Privacy | None] = ARMS, data: Pools | None = None
+) -> dict[str, Any]:
     """Every method and arm, ``runs`` (even, at least 4) times.
+
+    Args:
+        data: the hospitals' images; None: generated ones.
 
     Returns:
         By "method, arm, view": AUC of both attacks in each run, the true-positive rate at 1 % false positives over all
@@ -79,7 +85,7 @@ def measure(runs: int, progress: Progress, arms: Mapping[str, Privacy | None] = 
     found: dict[str, dict[str, Any]] = {}
     spent: dict[str, float | None] = {}
     with tempfile.TemporaryDirectory(prefix="medpfl-bench-") as scratch:
-        data = pools(Path(scratch) / "pool", SITES, 0)
+        data = data or pools(Path(scratch) / "pool", SITES, 0)
         count = len(data[0]["train_images"])
         rng = np.random.default_rng(0)
         member = np.stack([rng.permutation(runs) < runs // 2 for _ in range(SITES * count)], axis=1)

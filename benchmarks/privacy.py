@@ -10,9 +10,10 @@ without noise, and Local, which sends nothing. The model of the last round count
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -35,69 +36,116 @@ from medpfl.results.files import read_summary
 from medpfl.results.svg import svg_text
 from medpfl.results.tables import result_table
 from medpfl.rounds.simulate import simulate
+from medpfl.tasks.base import Task
 from medpfl.tasks.tabular import Tabular
 
-EPSILONS = (1.0, 2.0, 4.0, 8.0, 16.0)
+Level = Literal["record", "update"]
 DELTA = 1e-3
-ROUNDS, STEPS, LOT, RATE, CLIP = 10, 10, 16, 0.5, 1.0
-UPDATE_CLIP = 0.5
 METHODS: dict[str, type[Method]] = {"FedAvg": FedAvg, "SoftPull": softpull.SoftPull}
-LEVELS = ("record", "update")
 NONE = "without noise"
+TITLES = {"record": "single cases (DPSGD)", "update": "whole updates (ClippedNoise)"}
 
 
-def measure(data: Path | None, seeds: int, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Test accuracy with ``seeds`` seeds from 0 (of weights, batches and noise).
+@dataclass(frozen=True)
+class Study:
+    """What is trained where; all of it holds for every arm.
+
+    Attributes:
+        write: writes the site files into a folder, from the data at a place (None: where the demo looks for them).
+        lot: expected cases of a lot, or a batch's.
+        clip: of update noise.
+    """
+
+    name: str
+    hospitals: tuple[str, ...]
+    write: Callable[[Path, Path | None], object]
+    task: Task
+    epsilons: tuple[float, ...]
+    levels: tuple[Level, ...]
+    rounds: int = 10
+    steps: int = 10
+    lot: int = 16
+    lr: float = 0.5
+    max_grad_norm: float = 1.0
+    clip: float = 0.5
+
+    def arms(self) -> Iterator[tuple[str, Method]]:
+        training: dict[str, Any] = {
+            "steps": self.steps, "batch_size": self.lot, "lr": self.lr, "optimizer": "sgd",
+        }  # fmt: skip
+        yield "Local", Local(**training)
+        for name, kind in METHODS.items():
+            yield f"{name}, {NONE}", kind(**training)
+            for epsilon in self.epsilons:
+                for level in self.levels:
+                    yield name_of(name, level, epsilon), kind(privacy=self._noise(level, epsilon), **training)
+
+    def _noise(self, level: Level, epsilon: float) -> Privacy:
+        if level == "record":
+            return DPSGD(target_epsilon=epsilon, max_grad_norm=self.max_grad_norm, delta=DELTA)
+        noise = 2 * noise_for(epsilon, DELTA, 1.0, self.rounds)  # an update can change by twice the clip
+        return ClippedNoise(clip=self.clip, noise_multiplier=noise, delta=DELTA)
+
+
+HEART = Study(
+    "heart",
+    tuple(HOSPITALS),
+    lambda folder, data: write_heart(folder, data, "flamby"),
+    Tabular("heart"),
+    (1.0, 2.0, 4.0, 8.0, 16.0),
+    ("record", "update"),
+)
+
+
+def measure(
+    data: Path | None,
+    seeds: int,
+    progress: Callable[[str], None],
+    study: Study = HEART,
+    keep: Callable[[dict[str, Any]], None] = lambda results: None,
+) -> dict[str, Any]:
+    """Test scores with ``seeds`` seeds from 0 (of weights, batches and noise).
 
     Args:
-        data: folder with the UCI files.
+        data: where the study's data are.
+        keep: is given what there is after every seed.
 
     Returns:
-        By "method, level, epsilon": hospital to one accuracy a seed, and the largest epsilon that a hospital spent.
+        By "method, level, epsilon": hospital to one score a seed, and the largest epsilon that a hospital spent.
     """
     if seeds < 1:
         raise MedPFLError(f"--seeds must be at least 1, got {seeds}")
     accuracy: dict[str, dict[str, list[float]]] = {}
     spent: dict[str, float] = {}
+    about = {"rounds": study.rounds, "steps": study.steps, "lot": study.lot, "lr": study.lr,
+             "max_grad_norm": study.max_grad_norm, "clip": study.clip}  # fmt: skip
+    results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="medpfl-bench-") as scratch:
         sites = Path(scratch) / "sites"
-        write_heart(sites, data, "flamby")
+        study.write(sites, data)
         for seed in range(seeds):
-            for number, (name, method) in enumerate(_arms()):
-                found, cost = _run(method, seed, sites, Path(scratch) / f"{seed}-{number}")
+            for number, (name, method) in enumerate(study.arms()):
+                found, cost = _run(study, method, seed, sites, Path(scratch) / f"{seed}-{number}")
                 for site, value in found.items():
                     accuracy.setdefault(name, {}).setdefault(site, []).append(round(value, 6))
                 spent[name] = max(spent.get(name, 0.0), round(cost, 3))
-            progress(f"seed {seed} done")
-    about = {"rounds": ROUNDS, "steps": STEPS, "lot": LOT, "lr": RATE, "max_grad_norm": CLIP, "clip": UPDATE_CLIP}
-    return {"seeds": seeds, "delta": DELTA, "epsilons": list(EPSILONS), **about, "accuracy": accuracy, "spent": spent}
+                progress(f"seed {seed}: {name} done")
+            results = {"seeds": seed + 1, "delta": DELTA, "epsilons": list(study.epsilons), **about,
+                       "accuracy": accuracy, "spent": spent}  # fmt: skip
+            keep(results)
+    return results
 
 
 def name_of(method: str, level: str, epsilon: float) -> str:
     return f"{method}, {level}, {epsilon:g}"
 
 
-def _arms() -> Iterator[tuple[str, Method]]:
-    training: dict[str, Any] = {"steps": STEPS, "batch_size": LOT, "lr": RATE, "optimizer": "sgd"}
-    yield "Local", Local(**training)
-    for name, kind in METHODS.items():
-        yield f"{name}, {NONE}", kind(**training)
-        for epsilon in EPSILONS:
-            noise = 2 * noise_for(epsilon, DELTA, 1.0, ROUNDS)  # an update can change by twice the clip
-            kinds: dict[str, Privacy] = {
-                "record": DPSGD(target_epsilon=epsilon, max_grad_norm=CLIP, delta=DELTA),
-                "update": ClippedNoise(clip=UPDATE_CLIP, noise_multiplier=noise, delta=DELTA),
-            }
-            for level, privacy in kinds.items():
-                yield name_of(name, level, epsilon), kind(privacy=privacy, **training)
-
-
-def _run(method: Method, seed: int, sites: Path, scratch: Path) -> tuple[dict[str, float], float]:
-    """Accuracy by hospital, and the largest epsilon that one of them has spent."""
-    files = {site: sites / f"{site}.yaml" for site in HOSPITALS}
+def _run(study: Study, method: Method, seed: int, sites: Path, scratch: Path) -> tuple[dict[str, float], float]:
+    """Score by hospital, and the largest epsilon that one of them has spent."""
+    files = {site: sites / f"{site}.yaml" for site in study.hospitals}
     mixers: dict[str, Mixer] = {"model": SoftPull(0.5)} if isinstance(method, softpull.SoftPull) else {}
-    job = Job("heart", len(files), Settings(rounds=ROUNDS, references=(), seed=seed, finetune=0), mixers, method,
-              Tabular("heart"))  # fmt: skip
+    settings = Settings(rounds=study.rounds, references=(), seed=seed, finetune=0)
+    job = Job(study.name, len(files), settings, mixers, method, study.task)
     before = os.environ.get(FIXED)
     os.environ[FIXED] = str(seed)
     try:
@@ -118,7 +166,7 @@ def _means(rows: dict[str, list[float]]) -> list[float]:
     return [float(value) for value in np.mean(list(rows.values()), axis=0)]
 
 
-def table_of(results: dict[str, Any]) -> str:
+def table_of(results: dict[str, Any], score: str = "accuracy") -> str:
     """Means over the hospitals and their standard deviations over the seeds, and every hospital's mean."""
     accuracy: dict[str, dict[str, list[float]]] = results["accuracy"]
     sites = list(accuracy["Local"])
@@ -129,18 +177,18 @@ def table_of(results: dict[str, Any]) -> str:
         cost = f"{results['spent'][name]:.2f}" if epsilon else ""
         each = [f"{np.mean(found[site]):.3f}" for site in sites]
         rows.append([method, level, epsilon, cost, mean_sd(_means(found)), *each])
-    told = f"Test accuracy, {results['seeds']} seeds; epsilon at delta {results['delta']:g}."
+    told = f"Test {score}, {results['seeds']} seeds; epsilon at delta {results['delta']:g}."
     return f"{told}\n\n{markdown(headings, rows)}"
 
 
-def draw(results: dict[str, Any], path: Path) -> None:
-    """Accuracy against epsilon, one picture a level; lines across: what costs nothing."""
+def draw(results: dict[str, Any], path: Path, levels: Sequence[Level] = HEART.levels, score: str = "accuracy") -> None:
+    """The score against epsilon, one picture a level; lines across: what costs nothing."""
     from matplotlib.figure import Figure
 
     accuracy = results["accuracy"]
-    figure = Figure(figsize=(8.4, 3.4), layout="constrained")
-    axes = figure.subplots(1, 2, sharey=True)
-    for axis, level in zip(axes, LEVELS, strict=True):
+    figure = Figure(figsize=(4.2 * max(len(levels), 1.2), 3.4), layout="constrained")
+    axes = figure.subplots(1, len(levels), sharey=True, squeeze=False)[0]
+    for axis, level in zip(axes, levels, strict=True):
         for method, colour in zip(METHODS, ("#1f77b4", "#d62728"), strict=True):
             values = [_means(accuracy[name_of(method, level, epsilon)]) for epsilon in results["epsilons"]]
             mean, spread = np.mean(values, axis=1), np.std(values, axis=1)
@@ -152,8 +200,8 @@ def draw(results: dict[str, Any], path: Path) -> None:
         axis.set_xscale("log", base=2)
         axis.set_xticks(results["epsilons"], [f"{epsilon:g}" for epsilon in results["epsilons"]])
         axis.set_xlabel(f"epsilon at delta {results['delta']:g}")
-        axis.set_title({"record": "single cases (DPSGD)", "update": "whole updates (ClippedNoise)"}[level], fontsize=10)
+        axis.set_title(TITLES[level], fontsize=10)
         axis.grid(alpha=0.25)
-    axes[0].set_ylabel("test accuracy, mean of 4 hospitals")
-    axes[1].legend(fontsize=7)
+    axes[0].set_ylabel(f"test {score}, mean of {len(accuracy['Local'])} hospitals")
+    axes[-1].legend(fontsize=7)
     write_text(path, svg_text(figure))

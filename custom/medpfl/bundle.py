@@ -43,6 +43,8 @@ DEMOS: dict[str, Callable[[Path], list[str]]] = {
     "har_hospitals": partial(write_har, hospitals=3),
 }
 """Name of a demo to the function that writes its site files (and data) into a folder and returns the hospitals."""
+PACKAGED = Path(__file__).resolve().parent / "_bundle"
+"""Where a wheel has meta.json, jobs/ and poc/project.yml of the checkout it was built from (pyproject.toml)."""
 _MADE = {
     "phantom": str(phantom.HOSPITALS),
     "phantom_channels": str(phantom.TWO_CHANNELS),
@@ -85,16 +87,37 @@ def prepare_demo(name: str, folder: Path) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.yaml"))
 
 
+def installed_bundle() -> Path:
+    """The bundle that came with this package: of a wheel the copy inside it, else the checkout it was installed from.
+
+    Raises:
+        ConfigError: the package came without one (inside a packed job).
+    """
+    for folder in (PACKAGED, PACKAGED.parents[2]):
+        if _is_bundle(folder):
+            return folder
+    raise ConfigError("no bundle found: run this inside a checkout of MedPFL (a folder with meta.json and jobs/)")
+
+
 def find_bundle() -> Path:
-    """The bundle's folder: the working directory or one above it, else the checkout this package was installed from.
+    """The bundle's folder: the working directory or one above it, else the one that came with this package.
 
     Raises:
         ConfigError: there is none.
     """
-    for folder in (Path.cwd(), *Path.cwd().parents, Path(__file__).resolve().parents[2]):
-        if (folder / "meta.json").is_file() and (folder / "jobs").is_dir():
-            return folder
-    raise ConfigError("no bundle found: run this inside a checkout of MedPFL (a folder with meta.json and jobs/)")
+    return next((folder for folder in (Path.cwd(), *Path.cwd().parents) if _is_bundle(folder)), None) or (
+        installed_bundle()
+    )
+
+
+def _is_bundle(folder: Path) -> bool:
+    return (folder / "meta.json").is_file() and (folder / "jobs").is_dir()
+
+
+def demo_folder(name: str) -> Path:
+    """Where a demo's data are kept between runs: ``data/`` of the checkout, of the working directory without one."""
+    bundle = find_bundle()
+    return (Path.cwd() if bundle == PACKAGED else bundle) / "data" / name
 
 
 class ShippedJob(BaseModel):
@@ -172,3 +195,17 @@ def demo_of(job: str) -> str:
     if name is None:
         raise ConfigError(f"job '{job}' has no demo data: {jobs[job].data}; give its site files with --sites")
     return name
+
+
+def job_sites(sites: Path | None, job: str, scratch: Path) -> dict[str, Path]:
+    """Hospital to its site file: those of the folder ``sites``, or the job's demo, written into ``scratch``.
+
+    Raises:
+        ConfigError: ``sites`` is not a folder, or the job has no demo data.
+    """
+    if sites is None:
+        sites = scratch / "sites"
+        DEMOS[demo_of(job)](sites)
+    elif not sites.is_dir():
+        raise ConfigError(f"--sites: {sites} is not a folder")
+    return {path.stem: path for path in sorted(sites.glob("*.yaml"))}

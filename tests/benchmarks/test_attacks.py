@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from sklearn.metrics import roc_auc_score
 
-from benchmarks import attacks, inversion, membership
+from benchmarks import attacked_skin, attacks, inversion, membership
 from benchmarks.inversion import Arm
 from medpfl.core.errors import MedPFLError
 from medpfl.privacy import DPSGD
@@ -67,6 +68,31 @@ def test_members_are_found_in_what_a_hospital_sends(monkeypatch: pytest.MonkeyPa
     sent, kept = found["FedAvg; none; sent"], found["FedAvg; none; kept"]
     assert np.mean(sent["loss"]) > 0.8 and np.mean(sent["lira"]) > 0.8
     assert np.mean(sent["loss"]) > np.mean(kept["loss"]) > 0.6
+
+
+def test_skin_lesions_in_place_of_generated_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder in HAM10000's layout: another lesion in every place, of each diagnosis as many as are asked for."""
+    monkeypatch.setattr(attacked_skin, "SPLITS", {"train": 2, "val": 1, "test": 2})
+    rng = np.random.default_rng(0)
+    lines = ["image_id,lesion_id,dx,dataset"]
+    for source in ("rosendahl", "vidir_modern", "vidir_molemax", "vienna_dias"):
+        for diagnosis in attacked_skin.DIAGNOSES:
+            for number in range(2 * 5 if source in attacked_skin.SOURCES else 1):
+                name = f"{source}_{diagnosis}_{number}"
+                lines.append(f"{name},{source} {diagnosis} {number // 2},{diagnosis},{source}")
+                if source in attacked_skin.SOURCES:
+                    Image.fromarray(rng.integers(0, 256, (4, 4, 3), dtype=np.uint8)).save(tmp_path / f"{name}.jpg")
+    (tmp_path / "HAM10000_metadata.csv").write_text("\n".join(lines))
+    for one in attacked_skin.skin_pools(tmp_path):
+        assert {key: len(value) for key, value in one.items() if key.endswith("images")} == {
+            "train_images": 8, "val_images": 4, "test_images": 8,
+        }  # fmt: skip
+        images = np.concatenate([one[f"{split}_images"] for split in attacked_skin.SPLITS]).reshape(20, -1)
+        assert len(np.unique(images, axis=0)) == 20
+        assert np.bincount(one["train_labels"][:, 0]).tolist() == [2] * 4
+    (tmp_path / "HAM10000_metadata.csv").write_text("\n".join(lines[:30]))
+    with pytest.raises(MedPFLError, match="has no row of the source"):
+        attacked_skin.skin_pools(tmp_path)
 
 
 @pytest.mark.parametrize(

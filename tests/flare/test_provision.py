@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kits from FLARE's own provisioning: root certificate kept, private for their owner, storage off /tmp."""
 
-import importlib
 import json
 from pathlib import Path
 
 import pytest
 import yaml
 
+from medpfl.cli import main
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.flare.allow import CODE_RIGHT, READ_RIGHT, allow, forbid_code, roles_with
 from medpfl.flare.hospitals import localised, settle
@@ -180,12 +180,11 @@ def test_what_is_no_kit(tmp_path: Path) -> None:
 def test_the_command_says_who_gets_what(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "poc"))
-    command = importlib.import_module("provision_kits")
-
     def made(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["provision", "-o", str(tmp_path), *arguments])
-        return (command.main(), *capfd.readouterr())
+        monkeypatch.setattr("sys.argv", ["medpfl", "provision", "-o", str(tmp_path), *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return (int(str(ended.value.code)), *capfd.readouterr())
 
     said = [made()[1], made()[1]]
     assert "Root certificate (new)" in said[0] and "prod_00" in said[0]
@@ -193,4 +192,4 @@ def test_the_command_says_who_gets_what(
     for words in ("hospital-d", "lead@hospital-a.example.org", "gpg --symmetric", "preflight check", ": passed"):
         assert words in said[0], words
     code, _, error = made("--project", str(tmp_path / "no"))
-    assert code == 1 and error.startswith("poc/provision: cannot read the project file")
+    assert code == 1 and error.startswith("medpfl: cannot read the project file")

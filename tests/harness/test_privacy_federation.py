@@ -6,9 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
-from in_process import Harness
+from encrypted import share_key
+from in_process import Harness, tensors_of
+from medpfl import store
 from medpfl.core.mixers import Mean
 from medpfl.job import Job
 from medpfl.methods.softpull import SoftPull
@@ -51,3 +54,29 @@ def test_flare_adds_the_noise_that_simulate_adds(
     assert flare.events == simulated.events
     spent = [(event.site, event.round) for event in flare.events if "('most_epsilon')" in event.event]
     assert spent == ([("clara", 2)] if privacy.level == "update" else [])
+
+
+def test_flare_encrypts_what_has_noise(make_job: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The models of ``simulate``, up to CKKS' rounding, for every encryption is another one, and exactly its epsilon;
+    ciphertexts alone are sent."""
+    monkeypatch.setenv(FIXED, "5")
+    sites = share_key(write_table_sites(tmp_path / "sites", ["anna", "berta"], rows=30))
+    method = SoftPull(lr=0.1, steps=2, batch_size=6, optimizer="sgd", privacy=DPSGD(noise_multiplier=2.0))
+
+    def job() -> Job:
+        return make_job(1, {"model": Mean()}, method, encryption="ckks")
+
+    harness = Harness(job(), sites, tmp_path / "flare").run()
+    assert harness.engine.panic is None
+    run(job(), sites, tmp_path / "simulated")
+    flare, simulated = (read_summary(path) for path in (harness.results, tmp_path / "simulated" / "results"))
+    assert isinstance(flare, TrainingSummary) and isinstance(simulated, TrainingSummary)
+    assert flare.privacy == simulated.privacy and set(flare.privacy) == set(sites)
+    for site in sites:
+        file = Path(site) / "medpfl" / "small" / "models" / "personal-last.safetensors"
+        ours = store.read(harness.folder / file)[0]
+        theirs = store.read(tmp_path / "simulated" / "home" / site / "small" / "models" / file.name)[0]
+        for key, tensor in theirs.items():
+            torch.testing.assert_close(ours[key], tensor, rtol=1e-5, atol=2e-6, msg=key)
+    sent = [array for _, task, payload in harness.wire if task == "train" for array in tensors_of(payload).values()]
+    assert sent and {str(array.dtype) for array in sent} <= {"uint8", "int64"}

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""./poc/run and ./poc/hospitals answer bad input in one sentence, before they start anything."""
+"""medpfl poc run and medpfl poc hospitals (./poc/run, ./poc/hospitals) answer bad input in one sentence, at once."""
 
-import importlib
 import socket
 import subprocess
 import sys
@@ -10,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from medpfl.cli import main
+
 pytestmark = pytest.mark.poc
 ROOT = Path(__file__).resolve().parents[2]
 Run = Callable[..., tuple[int, str]]
@@ -17,23 +18,23 @@ Run = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def poc_run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    """Runs a script of poc/ in this process, where its imports are paid once: exit code and what it wrote to stderr."""
+    """Runs a verb of "medpfl poc" in this process, where its imports are paid once: exit code and stderr."""
     monkeypatch.chdir(ROOT)
-    monkeypatch.syspath_prepend(str(ROOT / "poc"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
-    def run(*arguments: str, script: str = "run_jobs") -> tuple[int, str]:
-        monkeypatch.setattr("sys.argv", [script, *arguments])
-        code = importlib.import_module(script).main()
-        return code, capfd.readouterr().err
+    def run(*arguments: str, verb: str = "run") -> tuple[int, str]:
+        monkeypatch.setattr("sys.argv", ["medpfl", "poc", verb, *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(str(ended.value.code)), capfd.readouterr().err
 
     return run
 
 
 def test_unknown_job_at_the_shell(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "poc" / "run_jobs.py"), "nothing", "--results", str(tmp_path)]
+    command = [sys.executable, "-P", "-m", "medpfl", "poc", "run", "nothing", "--results", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 1 and done.stderr.startswith("poc/run: there is no job 'nothing'"), done.stderr
+    assert done.returncode == 1 and done.stderr.startswith("medpfl: there is no job 'nothing'"), done.stderr
     assert "Traceback" not in done.stdout + done.stderr
 
 
@@ -68,6 +69,6 @@ def test_port_in_use(poc_run: Run, tmp_path: Path) -> None:
     ],
 )
 def test_hospitals(poc_run: Run, arguments: list[str], words: str, tmp_path: Path) -> None:
-    code, text = poc_run(*arguments, "--results", str(tmp_path), script="run_hospitals")
-    assert code == 1 and text.startswith("poc/hospitals: ") and words in text
+    code, text = poc_run(*arguments, "--results", str(tmp_path), verb="hospitals")
+    assert code == 1 and text.startswith("medpfl: ") and words in text
     assert not list(tmp_path.glob("medpfl-poc-*"))

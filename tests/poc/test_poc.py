@@ -277,4 +277,4 @@ def test_a_second_federation_at_the_same_time(federation: Federation, hospitals:
 
 
 def test_an_interrupted_run_leaves_no_process(tmp_path: Path) -> None:
-    interrupt(ROOT / "poc" / "run_jobs.py", tmp_path, 30)
+    interrupt("run", tmp_path, 30)

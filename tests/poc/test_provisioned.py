@@ -261,4 +261,4 @@ def test_the_leads_console(federation: HospitalFederation, tmp_path: Path) -> No
 
 
 def test_an_interrupted_run_leaves_no_process(tmp_path: Path) -> None:
-    interrupt(ROOT / "poc" / "run_hospitals.py", tmp_path, 90)
+    interrupt("hospitals", tmp_path, 90)

@@ -28,7 +28,7 @@ def commands(page: Path) -> str:
 def test_the_walkthrough(tmp_path: Path) -> None:
     for name in ("custom", "jobs", "poc"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("meta.json", "requirements.txt", "pyproject.toml", "README.md", "LICENSE"):
+    for name in ("meta.json", "requirements.txt", "constraints.txt", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path / name)
     # The page's own job in fewer rounds: more of them show nothing more here.
     server = tmp_path / "jobs" / "softpull_phantom" / "app" / "config" / "config_fed_server.json"
@@ -36,7 +36,7 @@ def test_the_walkthrough(tmp_path: Path) -> None:
     server.write_text(server.read_text().replace('"rounds": 12', '"rounds": 2'))
     script = commands(ROOT / "docs" / "walkthrough.md")
     assert script.count("medpfl ") >= 8 and "./poc/run softpull_phantom" in script
-    script = script.replace("./poc/run", f"{sys.executable} poc/run_jobs.py")
+    script = script.replace("./poc/run", f"{sys.executable} -P -m medpfl poc run")
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],

@@ -2,7 +2,7 @@
 """The account of noise is that of Opacus' accountant."""
 
 import pytest
-from opacus.accountants import RDPAccountant
+from opacus.accountants import PRVAccountant, RDPAccountant
 
 from medpfl.core.errors import ConfigError
 from medpfl.privacy import DPSGD, ClippedNoise
@@ -32,6 +32,23 @@ def by_opacus(history: list[Mechanism], delta: float = DELTA) -> float:
 )
 def test_epsilon_is_opacus_own(history: list[Mechanism]) -> None:
     assert epsilon(history, DELTA) == pytest.approx(by_opacus(history), rel=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("history", "ours", "prv"),
+    [
+        ([Mechanism(1.1, 0.05, 200)], 4.44, 3.97),
+        ([Mechanism(0.8, 0.25, 40), Mechanism(1.3, 0.1, 100), Mechanism(0.8, 0.25, 2)], 19.82, 17.91),
+        ([Mechanism(2.5, 1.0, 30)], 11.99, 11.20),
+    ],
+)
+def test_the_other_accountant_says_a_tenth_less(history: list[Mechanism], ours: float, prv: float) -> None:
+    """The numbers of docs/privacy.md: ours is on the safe side of Opacus' PRV accountant."""
+    other = PRVAccountant()
+    other.history = [(one.noise_multiplier, one.sample_rate, one.steps) for one in history]
+    assert epsilon(history, DELTA) == pytest.approx(ours, abs=0.01)
+    assert other.get_epsilon(delta=DELTA) == pytest.approx(prv, abs=0.02)
 
 
 def test_an_update_costs_what_noise_on_twice_the_clip_costs() -> None:

@@ -16,6 +16,7 @@ import torch
 from every_method import EVERY, PICTURES, Small, write_both
 from medpfl.core.errors import ConfigError
 from medpfl.methods.base import Method
+from medpfl.methods.fedbn import FedBN
 from medpfl.models.resnet import ResNet
 from medpfl.privacy import DPSGD, ClippedNoise
 from medpfl.privacy.base import UNKNOWN, Cover, Privacy
@@ -23,7 +24,7 @@ from medpfl.privacy.noise import FIXED
 from medpfl.rounds.messages import Slots
 from medpfl.tasks.base import Task
 from medpfl.tasks.tabular import Tabular
-from tools import exchange, pieces, ready
+from tools import exchange, normed, pieces, ready
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "privacy.md"
 KINDS: dict[str, Privacy] = {
@@ -33,6 +34,7 @@ KINDS: dict[str, Privacy] = {
 TABLE_TASK = Tabular(dataset="blood", hidden=(4,))
 IMAGE_TASK = replace(PICTURES, architecture=ResNet(width=2, depth=10, pool=False, norm="group"))
 METHODS = sorted({small.kind for small in EVERY.values()}, key=lambda kind: kind.__name__)
+UPDATES = [name for name, small in EVERY.items() if small.kind.cover.update is None and small.kind.__name__ != "Local"]
 ALIKE = ("DSFL", "FedDF", "KTpFL", "LGFedAvg", "FineTuned", "Local")  # train as another one does, or send nothing
 COVERED = [name for name, small in EVERY.items() if small.kind.cover.record is None and name not in ALIKE]
 
@@ -47,10 +49,16 @@ def _repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FIXED, "0")
 
 
-def sent_by_anna(small: Small, sites: dict[bool, dict[str, Path]], folder: Path, other_data: bool, **how: Any) -> Slots:
-    """What she sends in the second round, and in its further exchanges."""
+SAYS = {"task", "round", "step", "seconds", "metrics"}
+"""Of the header: what repeats the question, how long it took, and the scores, which have no noise and are said to."""
+
+
+def sent_by_anna(
+    small: Small, sites: dict[bool, dict[str, Path]], folder: Path, other_data: bool, **how: Any
+) -> tuple[Slots, list[dict[str, Any]]]:
+    """What she sends in the second round, and in its further exchanges: tensors, and headers but for ``SAYS``."""
     args = {**small.args, **({"split": "1"} if "split" in small.args else {})}
-    task: Task = IMAGE_TASK if small.images else TABLE_TASK
+    task: Task = IMAGE_TASK if small.images else normed() if small.kind is FedBN else TABLE_TASK
     job = replace(replace(small, args=args).job(optimizer="sgd", steps=2, **how), task=task)
     coordinator, runners = pieces(job, sites[small.images], folder)
     ready(coordinator, runners)
@@ -60,15 +68,17 @@ def sent_by_anna(small: Small, sites: dict[bool, dict[str, Path]], folder: Path,
         samples.inputs.mul_(-3).add_(0.5)
         samples.targets.copy_(samples.targets.flip(0))
     found: Slots = {}
+    said: list[dict[str, Any]] = []
     for number in (1, 2):
         replies = exchange(runners, coordinator.rounds.train_messages(number, coordinator.joined))
-        found = replies["anna"].slots
+        found, said = replies["anna"].slots, [replies["anna"].header.model_dump(mode="json", exclude=SAYS)]
         coordinator.rounds.take_train(number, replies)
         while messages := coordinator.rounds.refine_messages():
             replies = exchange(runners, messages)
             found = {**found, **replies["anna"].slots}
+            said.append(replies["anna"].header.model_dump(mode="json", exclude=SAYS))
             coordinator.rounds.take_refined(replies)
-    return found
+    return found, said
 
 
 def farthest(one: Slots, other: Slots) -> float:
@@ -81,13 +91,26 @@ def farthest(one: Slots, other: Slots) -> float:
 def test_what_is_sent_depends_on_the_data_by_clipped_gradients_alone(
     name: str, sites: dict[bool, dict[str, Path]], tmp_path: Path
 ) -> None:
-    def difference(folder: str, **how: Any) -> float:
-        return farthest(
-            *(sent_by_anna(EVERY[name], sites, tmp_path / folder / str(d), d, **how) for d in (False, True))
-        )
+    (one, said), (other, also) = both_ways(name, sites, tmp_path / "noised", privacy=KINDS["record"])
+    assert farthest(one, other) < 1e-5 and said == also
+    (one, said), (other, also) = both_ways(name, sites, tmp_path / "plain")
+    assert farthest(one, other) > 1e-4 and said != also
 
-    assert difference("noised", privacy=KINDS["record"]) < 1e-5
-    assert difference("plain") > 1e-4
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", UPDATES)
+def test_what_is_sent_depends_on_the_data_by_the_clipped_update_alone(
+    name: str, sites: dict[bool, dict[str, Path]], tmp_path: Path
+) -> None:
+    (one, said), (other, also) = both_ways(name, sites, tmp_path, privacy=KINDS["update"])
+    assert farthest(one, other) < 1e-5 and said == also
+
+
+def both_ways(
+    name: str, sites: dict[bool, dict[str, Path]], folder: Path, **how: Any
+) -> list[tuple[Slots, list[dict[str, Any]]]]:
+    """With her data, and with others in their place."""
+    return [sent_by_anna(EVERY[name], sites, folder / str(other), other, **how) for other in (False, True)]
 
 
 @pytest.mark.parametrize("level", KINDS)

@@ -21,8 +21,9 @@ from medpfl.privacy import DPSGD, ClippedNoise
 from medpfl.privacy.ledger import FILE, Ledger, read
 from medpfl.privacy.noise import FIXED
 from medpfl.results.files import read_summary
-from medpfl.rounds.messages import Slots, flatten
+from medpfl.rounds.messages import Message, Slots, flatten
 from medpfl.rounds.privacy import _check_task, refuse_plan
+from medpfl.rounds.protocol.requests import StatisticsRequest
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.survival import Survival
 from small_jobs import small_job, write_table_sites
@@ -275,6 +276,12 @@ def test_statistics_are_refused_by_the_server_and_by_the_hospital(sites: dict[st
     mixers: Any = {"shared": Mean(), "personal": NetworkProx(tau=0.1, neighbours=1)}
     with pytest.raises(ConfigError, match="NetworkProx of slot 'personal' asks for the statistics"):
         pieces(small_job(1, mixers, method), sites, tmp_path)
+    coordinator, runners = pieces(averaged(UPDATE), sites, tmp_path)
+    ready(coordinator, runners)
+    asked = coordinator.rounds.train_messages(1, ["anna"])["anna"].header
+    wanted = StatisticsRequest(**asked.model_dump(include={"run", "round", "rounds", "best"}), names=("moments",))
+    with pytest.raises(ConfigError, match=r"the server asks for the statistics moments.*leave without noise"):
+        runners["anna"].handle(Message(wanted))
 
 
 def test_a_server_cannot_ask_for_what_is_trained_without_noise(sites: dict[str, Path], tmp_path: Path) -> None:

@@ -30,8 +30,11 @@ from medpfl.job import Job
 from medpfl.job.codecs import Codecs
 from medpfl.methods.ifca import IFCA
 from medpfl.methods.pfednet import PFedNet
-from medpfl.privacy import ckks
+from medpfl.methods.softpull import SoftPull as SoftPullMethod
+from medpfl.privacy import DPSGD, ClippedNoise, ckks
+from medpfl.privacy.base import Privacy
 from medpfl.privacy.keys import make_key
+from medpfl.privacy.noise import FIXED
 from medpfl.rounds.leaves import leaves_of
 from medpfl.rounds.messages import Message, Slots, table
 from medpfl.rounds.protocol.replies import TrainReply
@@ -243,6 +246,57 @@ def test_a_policy_that_asks_for_encryption(make_job: Make, table_sites: dict[str
     coordinator, runners = pieces(make_job(), table_sites, tmp_path)
     with pytest.raises(PolicyRefused, match="'encrypted'"):
         runners["anna"].handle(coordinator.init_messages()["anna"])
+
+
+def test_of_initial_weights_the_server_sees_only_whether_they_are_equal(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, key: ckks.Key
+) -> None:
+    """They may be a checkpoint that the hospitals alone have, of an earlier encrypted job, say."""
+    coordinator, runners = pieces(make_job(encryption="ckks"), share_key(table_sites), tmp_path)
+    answers = {site: runners[site].handle(asked) for site, asked in coordinator.init_messages().items()}
+    for runner in runners.values():
+        assert any(tensor.count_nonzero() for tensor in runner.networks.gather()["model"].values())
+    tensors = [t for answer in answers.values() for state in answer.slots.values() for t in state.values()]
+    assert len(tensors) > 8 and not any(t.count_nonzero() for t in tensors if t.is_floating_point())
+    marks = {answer.header.common["initial weights"] for answer in answers.values()}
+    assert len(marks) == 1 and len(marks.pop()) == 64
+    other = {"model": {**START["model"], "net.2.scale": torch.tensor(7.0)}}
+    made = [Seal("anna", one, start, BUFFERS, ROSTER).mark()["initial weights"]
+            for one in (key, ckks.Key.new()) for start in (START, other)]  # fmt: skip
+    assert len(set(made)) == 4
+    answers["clara"].header.common["initial weights"] = made[0]
+    coordinator.take_init(answers)
+    assert coordinator.joined == [site for site in table_sites if site != "clara"]
+    assert any("clara has initial weights of SHA-256" in event.event for event in coordinator.record.events)
+
+
+@pytest.mark.parametrize(
+    "privacy", [DPSGD(noise_multiplier=2.0), ClippedNoise(clip=0.5, noise_multiplier=1.0)], ids=lambda one: one.level
+)
+@pytest.mark.slow
+def test_noise_is_added_before_encryption(
+    privacy: Privacy, make_job: Make, table_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once decrypted it is the same noised update, up to CKKS' rounding, at the same epsilon."""
+    monkeypatch.setenv(FIXED, "3")
+    method = SoftPullMethod(lr=0.1, steps=2, batch_size=6, optimizer="sgd", privacy=privacy)
+    job = make_job(2, {"model": Mean()}, method, encryption="ckks")
+    sites, made = share_key(table_sites), []
+    for name in ("sealed", "before"):
+        coordinator, runners = pieces(job, sites, tmp_path / name)
+        ready(coordinator, runners)
+        anna, asked = runners["anna"], coordinator.rounds.train_messages(1, coordinator.joined)["anna"]
+        assert anna._seal is not None
+        made.append(anna.handle(asked) if name == "sealed" else anna._answer(anna._seal.open(asked)))
+    sealed, before = made
+    (weighted,) = mix_sealed(np.ones((1, 1)), [sealed.slots["model"]])
+    found = opened(anna._seal, {"model": weighted}, asked.header)["model"]
+    start = anna._seal.open(asked).slots["model"]
+    for key, tensor in before.slots["model"].items():
+        torch.testing.assert_close(found[key], tensor, rtol=1e-5, atol=2e-6, msg=key)
+    assert any((found[key] - start[key]).abs().max() > 0.02 for key in start)
+    assert isinstance(sealed.header, TrainReply) and isinstance(before.header, TrainReply)
+    assert sealed.header.privacy is not None and sealed.header.privacy == before.header.privacy
 
 
 def test_the_list_of_what_leaves_says_it(make_job: Make) -> None:

@@ -2,6 +2,7 @@
 """The list of what leaves a hospital is complete: everything that is found on the wire stands on it."""
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +16,14 @@ from nvflare.apis.shareable import Shareable
 from nvflare.fuel.utils import fobs
 from typer.testing import CliRunner
 
+from every_method import EVERY, write_both
 from exchanging import Asked, slots
 from hostile import attacked
 from in_process import Harness
 from medpfl.cli import app
 from medpfl.core.codecs import CER
 from medpfl.core.mixers import Mean, Mixer, NetworkProx
+from medpfl.data.site_file import load_site_file
 from medpfl.job import EvaluationJob, Job, load_job, write_evaluation_job
 from medpfl.job.codecs import Codecs
 from medpfl.methods.base import Method
@@ -31,8 +34,7 @@ from medpfl.methods.fedmd import FedMD
 from medpfl.methods.kt_pfl import KTpFL
 from medpfl.methods.on_public_data import OnPublicData
 from medpfl.methods.pfednet import PFedNet
-from medpfl.methods.scaffold import Scaffold
-from medpfl.methods.softpull import SoftPull
+from medpfl.rounds.before import prospect
 from medpfl.rounds.coding import PAYLOAD
 from medpfl.rounds.leaves import _ECHOED, _described, leaves_of
 from medpfl.rounds.messages import Message
@@ -42,9 +44,7 @@ from tools import run
 ROOT = Path(__file__).resolve().parents[2]
 Make = Callable[..., Job]
 METHODS: dict[str, tuple[Method, dict[str, Mixer] | None]] = {
-    "SoftPull": (SoftPull(lr=0.05, steps=1), None),
     "FedAvg": (FedAvg(lr=0.05, steps=1), {"fedavg": Mean()}),
-    "Scaffold": (Scaffold(lr=0.05, steps=1), dict(Scaffold().components())),  # type: ignore[arg-type]
     "PFedNet": (PFedNet(lr=0.05, steps=1), {"shared": Mean(), "personal": NetworkProx(tau=0.1, neighbours=1)}),
     "complete": (PFedNet(lr=0.05, steps=1), {"shared": Mean(), "personal": NetworkProx(tau=0.1, neighbours=3)}),
     "exchanges": (Asked(lr=0.05, steps=1), slots()),
@@ -90,6 +90,64 @@ def test_nothing_is_on_the_wire_that_is_not_on_the_list(
 
     attacked(job, table_sites, tmp_path, heard)
     assert seen == expected
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, dict[str, Path]]:
+    return write_both(tmp_path_factory.mktemp("both"))
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.slow
+def test_of_every_method_the_list_and_its_sizes_are_those_of_the_messages(
+    name: str, both: dict[bool, dict[str, Path]], tmp_path: Path
+) -> None:
+    """Of what, how often, and of which shapes and bytes."""
+    small = EVERY[name]
+    job, files = small.job(), both[small.images]
+    lines = prospect(job, load_site_file(files["anna"]), len(files)).lines
+    expected, seen = listed(job, len(files)), Counter[str]()
+    found: Seen = set()
+    tensors: dict[str, dict[str, Any]] = {}
+
+    def heard(site: str, asked: Message[Any], honest: Shareable) -> Shareable:
+        if site == "anna":
+            task = asked.header.task
+            seen[task] += 1
+            found.update(look(task, honest))
+            tensors.setdefault(task, {}).update(from_shareable(honest).data)
+        return honest
+
+    attacked(job, files, tmp_path, heard)
+    assert found == expected
+    for line in lines:
+        times = "once" if seen[line.when] == 1 else f"{seen[line.when]} times"
+        assert line.often.partition(",")[0] == times or line.often == f"at most {job.settings.rounds} times", line
+        slot = line.what.partition("'")[2].rstrip("'")
+        if line.what.startswith("tensors of slot"):
+            sent = {
+                key.partition("::")[2]: array
+                for key, array in tensors[line.when].items()
+                if key.startswith(f"{slot}::")
+            }
+            assert {key: array.shape for key, array in sent.items()} == line.shapes
+            assert sum(array.nbytes for array in sent.values()) == line.bytes
+
+
+def test_who_sees_a_hospital_s_model_by_itself_is_said() -> None:
+    def seen(name: str, **settings: Any) -> dict[str, str]:
+        job = EVERY[name].job()
+        job = replace(job, settings=replace(job.settings, **settings))
+        return {line.what: line.shown for line in leaves_of(job) if line.when == "train"}
+
+    server = "the server, and the lead in its results"
+    assert seen("SoftPull")["tensors of slot 'model'"] == f"{server}; the other hospitals, mixed"
+    assert seen("SoftPull", encryption="ckks")["tensors of slot 'model'"] == "the other hospitals, mixed"
+    assert seen("FedSMExtra")["tensors of slot 'personal'"].startswith(
+        f"{server}; the other hospitals, mixed, and each hospital's by itself"
+    )
+    assert seen("FedSMEnsemble")["tensors of slot 'personal'"].endswith("by itself whoever gets the job's super model")
+    assert set(seen("FedSMEnsemble").values()) > {server}
 
 
 def on_the_wire(job: Job | EvaluationJob, sites: dict[str, Path], folder: Path, coded: bool = False) -> Seen:

@@ -85,17 +85,17 @@ def deploy_to(folder: Path, sites: list[str]) -> Path:
     return folder
 
 
-def interrupt(script: Path, folder: Path, patience: float) -> None:
-    """Start a script of poc/ with three hospitals, press Ctrl-C once its job is submitted, and check that nothing is
-    left of it."""
+def interrupt(verb: str, folder: Path, patience: float) -> None:
+    """Start a verb of "medpfl poc" with three hospitals, press Ctrl-C once its job is submitted, and check that nothing
+    is left of it."""
     for site in write_phantoms(folder / "sites")[3:]:
         (folder / "sites" / f"{site}.yaml").unlink()
     process = subprocess.Popen(
-        [sys.executable, str(script), "--sites", str(folder / "sites"), "--results", str(folder)],
+        [sys.executable, "-P", "-m", "medpfl", "poc", verb, "--sites", str(folder / "sites"), "--results", str(folder)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        cwd=script.parents[1],
+        cwd=folder,
         env={**os.environ, "TMPDIR": str(folder)},
         # A shell's background jobs ignore Ctrl-C, and so would the processes that a test starts there.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),

@@ -7,15 +7,15 @@ import typer
 from rich.console import Console
 
 import medpfl
-from medpfl.cli import bundles, demo, jobs, keys, models, planning, sites
-from medpfl.cli.common import console
+from medpfl.cli import bundles, demo, federations, jobs, keys, models, planning, sites
+from medpfl.cli.common import console, say
 from medpfl.cli.compare import compare
 from medpfl.cli.leave_one_out import leave_one_out
 from medpfl.cli.super import super_
 from medpfl.core.errors import MedPFLError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=medpfl.__doc__)
-for verbs in (jobs, models, planning, sites):
+for verbs in (jobs, models, planning, sites, federations):
     app.add_typer(verbs.app)
 app.add_typer(demo.app, name="demo")
 app.add_typer(bundles.app, name="bundle")
@@ -29,6 +29,15 @@ app.command()(leave_one_out)
 def version() -> None:
     """Print the version."""
     console.print(medpfl.__version__)
+
+
+@app.command()
+def licences() -> None:
+    """List the licences of every installed package that this one needs, directly or not."""
+    from medpfl.licences import licences as find
+
+    for one in find():
+        say(f"{one.name} {one.version}: {one.licence}")
 
 
 def main() -> None:

@@ -2,9 +2,7 @@
 """The verb ``medpfl compare``."""
 
 import os
-import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -31,54 +29,34 @@ def compare(
     """Compare methods over seeds (and splits) on the same hospitals: leaderboard, gains over local training, a report.
 
     Finished runs are kept and not repeated. Exit code 1: a run failed; the others are in the report."""
-    from medpfl.bundle import DEMOS
-    from medpfl.compare.collect import collect
-    from medpfl.compare.console import markdown, print_comparison
+    from medpfl.compare.console import print_comparison
     from medpfl.compare.file import load_comparison
-    from medpfl.compare.plan import decide, make_plan
-    from medpfl.compare.report import write_report
     from medpfl.compare.runner import do_runs
-    from medpfl.deployed.evaluate import write_text
+    from medpfl.compare.whole import carry_out
 
     if jobs < 1:
         raise MedPFLError(f"--jobs must be at least 1, got {jobs}")
     loaded = load_comparison(file)
     results = output or Path("results") / f"compare-{loaded.name}"
-    with tempfile.TemporaryDirectory(prefix="medpfl-") as scratch:
-        if sites is None:
-            if loaded.demo is None:
-                raise ConfigError(f"{file}: name a 'demo' in the file, or give the hospitals' files with --sites")
-            sites = Path(scratch) / "sites"
-            DEMOS[loaded.demo](sites)
-            for path in sites.glob("*.yaml"):  # public data, in a folder that goes with this command
-                path.write_text(f"{path.read_text()}\nstorage: {{cache: ../prepared, cache_gb: 2}}\n")
-        elif not sites.is_dir():
-            raise MedPFLError(f"--sites: {sites} is not a folder")
-        with console.status("reading the data"):
-            plan = make_plan(loaded, {path.stem: path for path in sorted(sites.glob("*.yaml"))})
-        if flare:
-            from medpfl.flare.compared import over_flare
+    if sites is None and loaded.demo is None:
+        raise ConfigError(f"{file}: name a 'demo' in the file, or give the hospitals' files with --sites")
+    if sites is not None and not sites.is_dir():
+        raise MedPFLError(f"--sites: {sites} is not a folder")
+    files = {path.stem: path for path in sorted(sites.glob("*.yaml"))} if sites else None
+    way: Callable[..., dict[str, str]] = partial(do_runs, jobs=jobs)
+    with console.status("reading the data") as status:
 
-            plan = over_flare(plan)
-        failures: dict[str, str] = {}
-        if plan.searches:
-            searching = [run for search in plan.searches for runs in search.runs for run in runs]
-            failures.update(_do(replace(plan, runs=searching), "searching runs", results, partial(do_runs, jobs=jobs)))
-            plan = decide(plan, results)
-        if flare:
-            from medpfl.flare.compared import do_runs_over_flare
+        def do(plan: "Plan", what: str) -> dict[str, str]:
+            status.stop()
+            return _do(plan, what, results, way)
 
-            failures.update(_do(plan, "runs", results, partial(do_runs_over_flare, timeout=timeout)))
+        if flare:
+            from medpfl.flare.compared import do_runs_over_flare, over_flare
+
+            way = partial(do_runs_over_flare, timeout=timeout)
+            content = carry_out(loaded, files, results, do, over_flare)
         else:
-            failures.update(_do(plan, "runs", results, partial(do_runs, jobs=jobs)))
-        content = collect(plan, results, failures)
-        examples = None
-        if loaded.examples:
-            from medpfl.compare.examples import examples_of
-
-            examples = examples_of(plan, content, results)
-    write_report(content, results, examples)
-    write_text(results / "results.md", markdown(content))
+            content = carry_out(loaded, files, results, do)
     print_comparison(content, results, console)
     if content.failures:
         raise typer.Exit(1)

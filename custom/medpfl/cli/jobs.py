@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
-from medpfl.cli.common import JobArgument, ModelArgument, console, job_sites, say
+from medpfl.cli.common import JobArgument, ModelArgument, console, say
 from medpfl.core.errors import MedPFLError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def jobs() -> None:
     """List the shipped jobs."""
     from medpfl.bundle import find_bundle, manifest
 
-    table = Table("job", "method", "task", "data", "paper")
+    table = Table(Column("job", no_wrap=True), "method", "task", "data", "paper")
     for name, entry in manifest(find_bundle()).jobs.items():
         table.add_row(name, entry.method, entry.task, entry.data, entry.paper)
     console.print(table)
@@ -141,7 +141,7 @@ def simulate(
     results: Annotated[Path | None, typer.Option(help="Default: results/<job>-simulated.")] = None,
 ) -> None:
     """Run a job in this process, hospital after hospital, without FLARE: to debug, or on a lone GPU machine."""
-    from medpfl.bundle import find_job
+    from medpfl.bundle import find_job, job_sites
     from medpfl.job import EvaluationJob, load_job
     from medpfl.results.console import print_results
     from medpfl.rounds.coordinator import Coordinator

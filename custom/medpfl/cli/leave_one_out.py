@@ -10,7 +10,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from medpfl.cli.common import JobArgument, console, job_sites, say
+from medpfl.cli.common import JobArgument, console, say
 from medpfl.core.errors import ConfigError, MedPFLError
 
 
@@ -24,7 +24,7 @@ def leave_one_out(
     """Run a job without each hospital in turn, in process, and test what it gives at the hospital left out.
 
     Finished runs are kept and not repeated. Exit code 1: a run failed; the others are in the table."""
-    from medpfl.bundle import find_job
+    from medpfl.bundle import find_job, job_sites
     from medpfl.compare.fold_table import collect, frequencies, page, scores
     from medpfl.compare.folds import Fold, make_folds
     from medpfl.compare.run_results import FoldRun

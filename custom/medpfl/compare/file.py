@@ -162,6 +162,18 @@ def load_comparison(path: Path) -> Comparison:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+    return comparison_of(content, path)
+
+
+def comparison_of(content: object, path: Path | str) -> Comparison:
+    """The comparison that a file's content says.
+
+    Args:
+        path: where it comes from, for sentences.
+
+    Raises:
+        ConfigError: as ``load_comparison``.
+    """
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: expected a mapping with 'name', 'task', 'rounds', 'seeds' and 'methods'")
     try:
@@ -179,7 +191,7 @@ def load_comparison(path: Path) -> Comparison:
     return found
 
 
-def _check(file: Comparison, path: Path) -> None:
+def _check(file: Comparison, path: Path | str) -> None:
     for key, values in (("seeds", file.seeds), ("splits", file.splits or [])):
         if len(set(values)) < len(values):
             raise ConfigError(f"{path}: '{key}' names a seed twice: {values}")
@@ -212,7 +224,7 @@ def _check(file: Comparison, path: Path) -> None:
             )
 
 
-def _same_for_all(path: Path, where: str, args: Collection[str]) -> None:
+def _same_for_all(path: Path | str, where: str, args: Collection[str]) -> None:
     for key in SHARED:
         if key in args:
             raise ConfigError(f"{path}: {where} may not set '{key}': it is the same for every method of a comparison")

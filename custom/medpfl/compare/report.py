@@ -12,6 +12,7 @@ from medpfl.compare.console import bytes_text, p_text, ranked
 from medpfl.compare.examples import Example
 from medpfl.compare.file import POOLED
 from medpfl.compare.results import Made, Results, Row
+from medpfl.core.extras import require
 from medpfl.deployed.evaluate import write_text
 from medpfl.tasks.metrics.measure import Measure
 
@@ -25,6 +26,7 @@ def write_report(content: Results, folder: Path, examples: list[Example] | None 
     Raises:
         MedPFLError: it cannot be written.
     """
+    require("matplotlib", "compare", "a comparison's report")
     environment = Environment(loader=PackageLoader("medpfl.compare", "."), autoescape=select_autoescape())
     environment.globals.update(zip=zip, p_text=p_text, bytes_text=bytes_text)
     rows = ranked(content)

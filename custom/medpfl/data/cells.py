@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from medpfl.core.errors import DataError
+from medpfl.core.extras import require
 from medpfl.data.declared import Problems, Strict, canonical
 from medpfl.data.untrusted import check_growth, check_values
 
@@ -220,6 +221,7 @@ def _parquet(
     optional: str | None,
     where: Where,
 ) -> "Iterator[pd.DataFrame]":
+    require("pyarrow", "parquet", f"{path}: a Parquet file", DataError)
     import pandas as pd
     import pyarrow as pa
 

@@ -17,6 +17,8 @@ from medpfl.data.declared import Strict
 AtLeastOne = Annotated[int, Field(ge=1, strict=True)]
 ClassName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$", max_length=200)]
 
+Line = Annotated[str, StringConstraints(pattern=r"^[a-z]+ \S.*$", max_length=400)]
+
 
 class Policy(Strict):
     """What a job must keep to at this hospital. The defaults hold where the site file says nothing.
@@ -47,6 +49,9 @@ class Policy(Strict):
             None: there is no limit.
         delta: in (0, 1).
         encrypted: whether a job that trains must encrypt models (its controller's ``encryption``).
+        kept_here: lines of ``medpfl leaves``, "train loss", say, that never leave. Replies go without what they can
+            lack (losses, durations, notes, what was chosen); a job that needs another one of them goes on without this
+            hospital.
     """
 
     least_samples: AtLeastOne = 5
@@ -68,6 +73,7 @@ class Policy(Strict):
     most_epsilon: Annotated[float, Field(gt=0)] | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     encrypted: Annotated[bool, Field(strict=True)] = False
+    kept_here: tuple[Line, ...] = ()
 
     def described(self) -> Iterator[str]:
         """One line for each rule: the key, its value, and whether the site file says so."""

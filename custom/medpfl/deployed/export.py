@@ -4,7 +4,6 @@
 What is written is read back and must give the model's own outputs, else nothing is left behind.
 """
 
-import importlib.util
 import json
 import os
 import shutil
@@ -14,6 +13,7 @@ from pathlib import Path
 import torch
 
 from medpfl.core.errors import MedPFLError
+from medpfl.core.extras import require
 from medpfl.deployed.card import card
 from medpfl.deployed.model_file import Deployed, load_deployed
 from medpfl.deployed.monai_bundle import write_bundle
@@ -62,11 +62,8 @@ def export(model: Path, target: Path, kind: str) -> Path:
 
 
 def _write_onnx(deployed: Deployed, path: Path) -> None:
-    missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise MedPFLError(
-            f"the export to ONNX needs {' and '.join(missing)}, not installed here: pip install {' '.join(missing)}"
-        )
+    for package in ("onnx", "onnxscript"):
+        require(package, "export", "the export to ONNX")
     import onnx
     from onnx.reference import ReferenceEvaluator
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
+from medpfl.bundle import installed_bundle, manifest
 from medpfl.core.errors import MedPFLError, SiteFileError
 from medpfl.data.contract import Dataset
 from medpfl.data.paths import paths_of, split_pattern
@@ -30,7 +31,7 @@ from medpfl.flare.kit_files import Json, Privacy, Resources, local_file, read_fi
 from medpfl.flare.kits import DEFAULT_STORAGE, Kit, read_kit, storage_of
 from medpfl.flare.supervision import RESTARTS, unsupervised
 
-PYTHONS = ((3, 11), (3, 12))
+PYTHONS = ((3, 11), (3, 12), (3, 13))
 GIB = 1 << 30
 LEAST_DISK, LEAST_MEMORY = 2 * GIB, 2 * GIB  # below it a site does not get through a job
 GOOD_DISK, GOOD_MEMORY = 20 * GIB, 8 * GIB
@@ -66,26 +67,15 @@ def examine(folder: Path) -> Iterator[Finding]:
 # -- the machine ------------------------------------------------------------------------------------------------------
 
 
-def _tested() -> dict[str, str]:
-    """The versions this package was tested with, as it was installed or, in a checkout, as requirements.txt says."""
-    try:
-        lines = importlib.metadata.requires("medpfl") or []
-    except importlib.metadata.PackageNotFoundError:
-        file = Path(__file__).resolve().parents[3] / "requirements.txt"
-        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    pins = (line.split(";")[0].strip().split("==") for line in lines if "==" in line.split(";")[0])
-    return {name.lower(): version for name, version in pins}
-
-
 def _versions(kit: Kit) -> Iterator[Finding]:
-    install = "pip install . in a checkout of MedPFL, in the Python environment that start.sh will find first in PATH"
+    install = "pip install MedPFL's wheel, in the Python environment that start.sh will find first in PATH"
     if sys.version_info[:2] in PYTHONS:
         yield ok("python", f"{platform.python_version()} at {sys.executable}")
     else:
-        yield problem("python", f"{platform.python_version()}; 3.11 or 3.12 is needed", "install Python 3.11")
-    tested = _tested()
+        yield problem("python", f"{platform.python_version()}; 3.11, 3.12 or 3.13 is needed", "install Python 3.11")
+    tested = manifest(installed_bundle()).tested_with
     for package in ("nvflare", "torch", "monai"):
-        wanted = tested.get(package, "?")
+        wanted = str(tested[package])
         try:
             found = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

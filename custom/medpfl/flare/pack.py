@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import medpfl
+from medpfl.bundle import PACKAGED
 from medpfl.component import class_paths, spec_of
 from medpfl.core.errors import MedPFLError
 from medpfl.job import EvaluationJob, Job, load_job
@@ -26,7 +27,7 @@ def pack(job: Path, target: Path, manifest_entry: dict[str, str] | None = None) 
     if folder.exists():
         raise MedPFLError(f"{folder} exists already; remove it or pack into another folder")
     unfinished = target / f".{name}.packing"
-    unwanted = shutil.ignore_patterns("__pycache__", ".__nvfl_*")
+    unwanted = shutil.ignore_patterns("__pycache__", ".__nvfl_*", PACKAGED.name)
     try:
         shutil.rmtree(unfinished, ignore_errors=True)
         shutil.copytree(job, unfinished, ignore=unwanted)

@@ -62,7 +62,10 @@ class MHpFLID(Method):
     bodies: dict[str, str] = field(default_factory=dict)
 
     deploys: ClassVar = {"personal": "local_network"}
-    cover: ClassVar = Cover(record="its messenger has BatchNorm, which mixes the cases of a batch")
+    cover: ClassVar = Cover(
+        record="its messenger has BatchNorm, which mixes the cases of a batch",
+        update="its messenger has BatchNorm, whose statistics it sends",
+    )
     after_steps: ClassVar = ("personal",)
     diagnoses: ClassVar = ("receiver_correlation", "transmitter_correlation")
 

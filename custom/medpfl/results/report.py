@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from jinja2 import Environment, PackageLoader, Template, select_autoescape
 
+from medpfl.core.extras import require
 from medpfl.core.mixing import Matrix
 from medpfl.results.chosen import chosen_table, interval_table, paid, power_notes
 from medpfl.results.differences import draw_boxes, draw_graph, sdwd_of_slots
@@ -57,10 +58,11 @@ def write_page(
         folder: its slots' files are read for how hospitals' models differ.
         mixing: "slot/round" to matrix.
     """
+    require("matplotlib", "compare", "report.html")
     with plain_text():
         drawn = {
-            "curves": _curves(summary, lines),
-            "heatmaps": _heatmaps(summary, mixing),
+            "curves": curves(summary, lines),
+            "heatmaps": heatmaps(summary, mixing),
             "networks": _networks(summary, mixing),
             "sdwd": _sdwd(folder),
         }
@@ -154,8 +156,8 @@ def _figure(width: float, height: float, columns: int = 1, rows: int = 1) -> tup
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def _curves(summary: Summary, lines: Sequence[Line]) -> str:
-    """Validation score of the mixed models by round: the mean, then hospital by hospital."""
+def curves(summary: Summary, lines: Sequence[Line]) -> str:
+    """SVG of the validation score of the mixed models by round: the mean, then hospital by hospital; "" without any."""
     if isinstance(summary, EvaluationSummary):  # it has no rounds and chooses nothing
         return ""
     score = summary.score
@@ -193,7 +195,7 @@ def _curves(summary: Summary, lines: Sequence[Line]) -> str:
     return svg_text(figure)
 
 
-def _heatmaps(summary: Summary, mixing: Mapping[str, Matrix]) -> list[dict[str, str]]:
+def heatmaps(summary: Summary, mixing: Mapping[str, Matrix]) -> list[dict[str, str]]:
     """The last round's matrix of every slot: row k is what hospital k's model is made of."""
     names = summary.roster
     last: dict[str, str] = {}

@@ -1,25 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 """Before a hospital joins: would its policy let the job run, and what would leave. Nothing is trained or sent."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
+
+import torch
 
 import medpfl
 from medpfl import store
 from medpfl.core.errors import PolicyRefused
+from medpfl.core.tied import own_state
+from medpfl.data.policy import Policy
 from medpfl.data.samples import SiteData
 from medpfl.data.site_file import SiteFile
 from medpfl.deployed.evaluate import write_text
 from medpfl.job import EvaluationJob, Job
+from medpfl.methods.base import Build
 from medpfl.methods.references import riding_along
-from medpfl.rounds import policy
-from medpfl.rounds.leaves import Leaving, leaves_of
+from medpfl.rounds import policy, withholding
+from medpfl.rounds.held_alike import read_common
+from medpfl.rounds.leaves import Leaving, Size, leaves_of
+from medpfl.rounds.messages import byte_count
+from medpfl.rounds.networks import Networks
+from medpfl.tasks.base import Task
 
 
-def check_policy(job: Job | EvaluationJob, site: SiteFile) -> SiteData:
+def check_policy(
+    job: Job | EvaluationJob, site: SiteFile, hospitals: int | None = None
+) -> tuple[SiteData, dict[str, Size]]:
     """Whether the job keeps to the hospital's policy on the hospital's data, which are read. How many hospitals take
     part, and through which filters the answers go, is seen when it runs.
+
+    Returns:
+        The hospital's data; slot to the size of its tensors, empty where there are none, or where the network is
+        planned when the job starts.
 
     Raises:
         PolicyRefused: it does not, with the rule's key.
@@ -37,21 +52,41 @@ def check_policy(job: Job | EvaluationJob, site: SiteFile) -> SiteData:
     data = task.load(site)
     if isinstance(job, EvaluationJob):
         policy.check_networks(site.policy, store.read(job.model)[0])
-    else:
-        policy.check_data(site.policy, data, methods)
-        if not task.to_be_planned:
-            with policy.building(site.policy):
-                task.network(data)
-    return data
+        return data, {}
+    policy.check_data(site.policy, data, methods)
+    roster = (site.site or "this one", *(f"another {number}" for number in range(1, hospitals or job.min_clients)))
+    return data, {} if task.to_be_planned else _sizes(job, site, task.informed(data), data, roster)
+
+
+def _sizes(job: Job, site: SiteFile, task: Task, data: SiteData, roster: tuple[str, ...]) -> dict[str, Size]:
+    """Slot to the size of its tensors, of the networks as the job starts with them at the first of the roster."""
+    name = roster[0]
+    methods = [one.at(name) for one in (job.method, *riding_along(job.mixers, job.method))]
+    common = read_common(methods[0], task, site, data)
+    build = Build(task, data, roster, job.settings.seed, name, common.public, common.start(methods[0].start))
+    served = {slot: mixer.travels for slot, mixer in job.mixers.items()}
+    with policy.building(site.policy):
+        networks = Networks(methods, build, served, torch.device("cpu"))
+    policy.check_networks(site.policy, own_state(networks.models))
+    return {
+        slot: Size({key: tuple(t.shape) for key, t in state.items()}, byte_count({slot: state}))
+        for slot, state in networks.gather().items()
+    }
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A line of what leaves, at one hospital; ``refused``: the sentence of the policy that keeps it here, or ""."""
+    """A line of what leaves, at one hospital; ``refused``: the sentence of the policy that keeps it here, or "".
+    ``size``: of tensors, in words; ``shapes``: theirs."""
 
     when: str
     what: str
     meaning: str
+    often: str
+    shown: str
+    size: str
+    shapes: Mapping[str, tuple[int, ...]]
+    bytes: int | None
     refused: str
 
 
@@ -93,9 +128,11 @@ def prospect(job: Job | EvaluationJob, site: SiteFile, hospitals: int | None = N
     Raises:
         MedPFLError: the data cannot be read, or the job names what the site file does not declare.
     """
+    withholding.check_known(site.policy)
     whole, statistic = "", ""
+    sizes: dict[str, Size] = {}
     try:
-        data = check_policy(job, site)
+        data, sizes = check_policy(job, site, hospitals)
         try:
             policy.check_statistic(site.policy, len(data.splits["train"]))
         except PolicyRefused as error:
@@ -104,6 +141,7 @@ def prospect(job: Job | EvaluationJob, site: SiteFile, hospitals: int | None = N
             policy.check_hospitals(site.policy, hospitals)
     except PolicyRefused as error:
         whole = str(error)
+    listed = leaves_of(job, hospitals, sizes)
     return Prospect(
         job=job.name,
         method=_name(job.method),
@@ -111,13 +149,26 @@ def prospect(job: Job | EvaluationJob, site: SiteFile, hospitals: int | None = N
         hospital=site.site or "",
         dataset=job.task.dataset,
         policy=tuple(site.policy.described()),
-        lines=tuple(_judged(line, whole, statistic) for line in leaves_of(job, hospitals)),
+        lines=tuple(_judged(line, whole or _without(site.policy, listed), statistic, site.policy) for line in listed),
         afterwards=tuple(_afterwards(site, hospitals)),
     )
 
 
-def _judged(line: Leaving, whole: str, statistic: str) -> Judged:
-    return Judged(**asdict(line), refused=whole or (statistic if line.when == "statistics" else ""))
+def _without(rules: Policy, listed: Sequence[Leaving]) -> str:
+    """The rule by which the hospital takes no part, for what it keeps here cannot be missing; "" if it can."""
+    told = (withholding.refused(rules, line.when, line.what) for line in listed if not withholding.can_lack(line.what))
+    return next(filter(None, told), "")
+
+
+def _judged(line: Leaving, whole: str, statistic: str, rules: Policy) -> Judged:
+    kept = withholding.refused(rules, line.when, line.what)
+    return Judged(
+        **{one.name: getattr(line, one.name) for one in fields(line) if one.name != "size"},
+        size=str(line.size or ""),
+        shapes=line.size.shapes if line.size else {},
+        bytes=line.size.bytes if line.size else None,
+        refused=whole or kept or (statistic if line.when == "statistics" else ""),
+    )
 
 
 def _afterwards(site: SiteFile, hospitals: int | None) -> Sequence[str]:
@@ -133,8 +184,12 @@ def _name(component: object) -> str:
 
 def as_table(found: Prospect) -> str:
     """As Markdown, with the hospital's word on every line."""
-    rows = [f"| {one.when} | {one.what} | {one.meaning} | {one.refused or 'leaves'} |" for one in found.lines]
-    return "\n".join(["| asked to | what | what it is | here |", "|---|---|---|---|", *rows])
+    columns = ("asked to", "what", "what it is", "how often", "who sees it", "size", "here")
+    cells = [
+        (one.when, one.what, one.meaning, one.often, one.shown, one.size, one.refused or "leaves")
+        for one in found.lines
+    ]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (columns, ["---"] * len(columns), *cells))
 
 
 def write_page(found: Prospect, path: Path) -> None:

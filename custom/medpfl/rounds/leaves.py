@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What leaves a hospital in a job, generated from the types of its replies and the job's slots."""
 
+import math
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import get_args
 
@@ -17,25 +18,49 @@ _ECHOED = {"task", "round", "step"}
 """Fields that repeat what the server asked."""
 
 
+SERVER = "the server, and the lead in its results"
+_ANY_TWO = ("a", "b")
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of tensors that leave together, before a codec or encryption: ``shapes`` by name, and ``bytes`` of all."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    bytes: int
+
+    def __str__(self) -> str:
+        values = sum(math.prod(shape) for shape in self.shapes.values())
+        return f"{len(self.shapes)} tensors, {values} numbers, {self.bytes} bytes"
+
+
 @dataclass(frozen=True)
 class Leaving:
     """``when``: the task of the server's request; ``what``: a field of the reply, or "tensors of" a slot or statistic;
-    ``meaning``: in words."""
+    ``meaning``: in words; ``often``: how many times in a run in which nothing is done again; ``shown``: to whom;
+    ``size``: of tensors; None: it is of a few bytes, or only the hospital's data say it."""
 
     when: str
     what: str
     meaning: str
+    often: str
+    shown: str
+    size: Size | None = None
 
 
-def leaves_of(job: Job | EvaluationJob, hospitals: int | None = None) -> list[Leaving]:
+def leaves_of(
+    job: Job | EvaluationJob, hospitals: int | None = None, sizes: Mapping[str, Size] | None = None
+) -> list[Leaving]:
     """Everything that a hospital's replies can hold in this job, beside the reason of a failure.
 
     Args:
         hospitals: how many there are in the federation; None: any number.
+        sizes: of the slots, where they are known.
     """
     if isinstance(job, EvaluationJob):
-        return list(_fields(EvaluateReply))
-    tensors = _tensors(job, hospitals or sys.maxsize)
+        return list(_fields(EvaluateReply, "once"))
+    tensors = _tensors(job, hospitals or sys.maxsize, sizes or {})
+    times = _times(job, hospitals or sys.maxsize)
     found: list[Leaving] = []
     for kind in get_args(Reply):
         task = _task_of(kind)
@@ -45,20 +70,66 @@ def leaves_of(job: Job | EvaluationJob, hospitals: int | None = None) -> list[Le
             or (task in ("statistics", "refine") and task not in tensors)
         ):
             continue
-        found += [*_fields(kind), *tensors.get(task, [])]
+        found += [*_fields(kind, times[task]), *tensors.get(task, [])]
         if job.codecs and task in TASKS and task != "init":
-            found.append(Leaving(task, "coded", "which exchange this answers, and the codec's name"))
+            told = "which exchange this answers, and the codec's name"
+            found.append(Leaving(task, "coded", told, times[task], "the server"))
     return found
 
 
-def _tensors(job: Job, hospitals: int) -> dict[str, list[Leaving]]:
+def _times(job: Job, hospitals: int) -> dict[str, str]:
+    """Task to how often it is asked for."""
+    rounds = range(1, job.settings.rounds + 1)
+    mixers = [mixer for mixer in job.mixers.values() if mixer.travels]
+    asked = sum(any(mixer.wants(number, hospitals) for mixer in mixers) for number in rounds)
+    return {
+        "plan": "once, before a new run",
+        "init": "once, and again when a run is resumed",
+        "statistics": _count(asked) if asked < 2 else f"at most {_count(asked)}",  # some are asked for until known
+        "train": _count(len(rounds)),
+        "refine": _count(sum(terms_of(job).plan.steps)),
+        "validate": "once",
+        "finish": "once",
+    }
+
+
+def _count(times: int) -> str:
+    return "once" if times == 1 else f"{times} times"
+
+
+def _tensors(job: Job, hospitals: int, sizes: Mapping[str, Size]) -> dict[str, list[Leaving]]:
     """Task to the tensors of its reply; a task that the job does not have is left out."""
     travelling = [slot for slot, mixer in job.mixers.items() if mixer.travels]
     rounds = range(1, job.settings.rounds + 1)
     wanted = {name for slot in travelling for number in rounds if (name := job.mixers[slot].wants(number, hospitals))}
-    plan = terms_of(job).plan
+    plan, times = terms_of(job).plan, _times(job, hospitals)
     refined = [slot for slot in plan.refined if slot in travelling and any(plan.steps)]
 
+    def line(task: str, slot: str, meaning: str, shown: str) -> Leaving:
+        return Leaving(task, f"tensors of slot '{slot}'", meaning, times[task], shown, sizes.get(slot))
+
+    def of_slots(task: str, slots: list[str]) -> list[Leaving]:
+        shown = _shown_to(job, plan.shown)
+        return [line(task, slot, _learnt(job, slot), shown[slot]) for slot in slots]
+
+    initial = "initial values, equal everywhere"
+    if job.settings.encryption:
+        initial = "zeros in the shapes of the initial values; whole numbers (counts of steps) as they are"
+    told = [
+        Leaving("statistics", f"tensors of '{name}'", "statistics of the data", times["statistics"], "the server")
+        for name in sorted(wanted)
+    ]
+    found = {
+        "init": [line("init", slot, initial, "the server") for slot in travelling],
+        "statistics": told,
+        "train": of_slots("train", travelling),
+        "refine": of_slots("refine", refined),
+    }
+    return {task: listed for task, listed in found.items() if listed}
+
+
+def _learnt(job: Job, slot: str) -> str:
+    """What the tensors of a slot are, and as what they travel."""
     learnt = "what training made of them"
     if public := job.method.public_datasets():
         names = " and ".join(f"'{name}'" for name in public)
@@ -69,31 +140,34 @@ def _tensors(job: Job, hospitals: int) -> dict[str, list[Leaving]]:
         learnt += (
             f"; it passes {', '.join(job.filters)}, before which FLARE's own privacy filters act on the difference"
         )
-    codec = job.codecs.from_site if job.codecs else None
-    encoded = f", encoded ({type(codec).__name__})" if codec else ""
+    if job.mixers[slot].takes == "gradients":
+        learnt = "gradients"
     if job.settings.encryption:
-        encoded = ", encrypted: only hospitals can read it; whole numbers (counts of steps) are not"
-
-    def of_slots(task: str, slots: list[str]) -> list[Leaving]:
-        made = {slot: "gradients" if job.mixers[slot].takes == "gradients" else learnt for slot in slots}
-        return [Leaving(task, f"tensors of slot '{slot}'", made[slot] + encoded) for slot in slots]
-
-    start = [Leaving("init", f"tensors of slot '{slot}'", "initial values, equal everywhere") for slot in travelling]
-    told = [Leaving("statistics", f"tensors of '{name}'", "statistics of the data") for name in sorted(wanted)]
-    found = {
-        "init": start,
-        "statistics": told,
-        "train": of_slots("train", travelling),
-        "refine": of_slots("refine", refined),
-    }
-    return {task: listed for task, listed in found.items() if listed}
+        return learnt + ", encrypted: only hospitals can read it; whole numbers (counts of steps) are not"
+    codec = job.codecs.from_site if job.codecs else None
+    return learnt + (f", encoded ({type(codec).__name__})" if codec else "")
 
 
-def _fields(kind: type[Part]) -> Iterator[Leaving]:
+def _shown_to(job: Job, apart: Collection[str]) -> dict[str, str]:
+    """Slot to who gets to see what a hospital sends of it; ``apart``: slots of which hospitals are shown all models."""
+    joint = job.method.joint(_ANY_TWO)
+    whole = {slot for slot, whose in joint.sources().values() if whose} if joint else set()
+    found = {}
+    for slot in job.mixers:
+        told = "the other hospitals, mixed" if job.settings.encryption else f"{SERVER}; the other hospitals, mixed"
+        if slot in apart:
+            told += ", and each hospital's by itself"
+        if slot in whole:
+            told += "; by itself whoever gets the job's super model"
+        found[slot] = told
+    return found
+
+
+def _fields(kind: type[Part], often: str) -> Iterator[Leaving]:
     meanings = _described(kind)
     for name in kind.model_fields:
         if name not in _ECHOED:
-            yield Leaving(_task_of(kind), name, meanings[name])
+            yield Leaving(_task_of(kind), name, meanings[name], often, SERVER)
 
 
 def _task_of(kind: type[Part]) -> str:
@@ -109,5 +183,5 @@ def _described(kind: type[Part]) -> dict[str, str]:
 
 def as_table(found: list[Leaving]) -> str:
     """As Markdown."""
-    rows = [f"| {one.when} | {one.what} | {one.meaning} |" for one in found]
-    return "\n".join(["| asked to | leaves | what it is |", "|---|---|---|", *rows])
+    rows = [f"| {one.when} | {one.what} | {one.meaning} | {one.often} | {one.shown} |" for one in found]
+    return "\n".join(["| asked to | leaves | what it is | how often | who sees it |", "|---|---|---|---|---|", *rows])

@@ -2,6 +2,7 @@
 """Slots whose floating-point entries are encrypted: what a hospital seals and opens, and what the server does with them
 in between, without a key (``privacy.ckks``).
 
+Of initial weights only names and shapes leave: they may be those of a checkpoint that is the hospitals' alone.
 Of a slot all floating-point entries together are one row of numbers, in the order in which the hospital has them, cut
 into ciphertexts; whole numbers (BatchNorm's counts of steps) travel as they are, for nothing mixes them. What a message
 of the server does not hold, the hospital has itself: its initial weights, which are the same everywhere. So they are
@@ -22,8 +23,8 @@ from medpfl.data.site_file import SiteFile
 from medpfl.privacy import ckks
 from medpfl.privacy.keys import read_key
 from medpfl.rounds.checks import Table, check_update, check_values
-from medpfl.rounds.messages import SEPARATOR, Message, Slots
-from medpfl.rounds.protocol.replies import RefineReply, Reply, TrainReply
+from medpfl.rounds.messages import SEPARATOR, Message, Slots, fingerprint
+from medpfl.rounds.protocol.replies import InitReply, RefineReply, Reply, TrainReply
 from medpfl.rounds.protocol.requests import InitRequest, RefineRequest, Request, TrainRequest, ValidateRequest
 from medpfl.rounds.refining import OF
 
@@ -127,6 +128,11 @@ def mix_sealed(matrix: Matrix, states: Sequence[State]) -> list[State]:
     ]
 
 
+def _blank(state: Mapping[str, Tensor]) -> State:
+    """Zeros in place of what would be encrypted."""
+    return {key: torch.zeros_like(t) if t.is_floating_point() else t for key, t in state.items()}
+
+
 # -- a hospital -------------------------------------------------------------------------------------------------------
 
 
@@ -150,12 +156,18 @@ class Seal:
         """Tells the hospitals' key from another one."""
         return self._key.fingerprint
 
+    def mark(self) -> dict[str, str]:
+        """By which the server sees that hospitals start from equal weights, and nothing of these."""
+        return {"initial weights": self._key.mark(fingerprint(self._start))}
+
     def close(self, reply: Message[Reply]) -> Message[Reply]:
         """The answer as it leaves.
 
         Raises:
             CodecError: an entry holds what cannot be encrypted.
         """
+        if isinstance(reply.header, InitReply):
+            return Message(reply.header, {slot: _blank(state) for slot, state in reply.slots.items()})
         if not isinstance(reply.header, TrainReply | RefineReply):
             return reply
         return Message(reply.header, {slot: self._closed(slot, state) for slot, state in reply.slots.items()})

@@ -18,7 +18,7 @@ from medpfl.data.samples import SiteData
 from medpfl.data.site_file import SiteFile
 from medpfl.methods.base import Method
 from medpfl.methods.references import riding_along
-from medpfl.rounds import policy
+from medpfl.rounds import policy, withholding
 from medpfl.rounds.announcing import plan_of, rebuild_of, versions
 from medpfl.rounds.evaluation import GIVEN, evaluate_given
 from medpfl.rounds.finishing import finish
@@ -28,7 +28,7 @@ from medpfl.rounds.messages import Message, digest_of, plain_name
 from medpfl.rounds.networks import Networks
 from medpfl.rounds.planning import as_planned, fingerprint_of
 from medpfl.rounds.privacy import Guard, refuse_plan
-from medpfl.rounds.protocol.replies import EvaluateReply, InitReply, PlanReply, Reply, Sizes
+from medpfl.rounds.protocol.replies import EvaluateReply, InitReply, PlanReply, Reply, Sizes, StatisticsReply
 from medpfl.rounds.protocol.requests import (
     EvaluateRequest,
     FinishRequest,
@@ -111,6 +111,8 @@ class SiteRunner:
             self.rounds.total = header.rounds
         with memory_errors(f"take a smaller batch_size (now {self.method.batch_size}) or smaller images or patches"):
             reply = self._answer(self._seal.open(message) if self._seal else message)
+        statistics = reply.slots if isinstance(reply.header, StatisticsReply) else ()
+        reply = withholding.without(self.policy, reply, statistics)
         return self._seal.close(reply) if self._seal else reply
 
     def _answer(self, message: Message[Request]) -> Message[Reply]:
@@ -118,8 +120,9 @@ class SiteRunner:
         match header:
             case PlanRequest():
                 site_file = self._site_file()
-                refuse_plan(site_file.policy, self.method)
-                policy.check_classes(site_file.policy, [self.method], self.task, self._filters)
+                self.policy = site_file.policy
+                refuse_plan(self.policy, self.method)
+                policy.check_classes(self.policy, [self.method], self.task, self._filters)
                 return Message(PlanReply(fingerprint=fingerprint_of(site_file, self.task)))
             case InitRequest():
                 return self._init(header)
@@ -139,9 +142,11 @@ class SiteRunner:
     def _evaluate_given(self, message: Message[EvaluateRequest]) -> Message[EvaluateReply]:
         home = self.root / plain_name(message.header.job)
         site_file = self._site_file()
-        policy.check_threads(site_file.policy, message.header.threads)
-        policy.check_classes(site_file.policy, [self.method], self.task, self._filters)
-        policy.check_networks(site_file.policy, message.slots.get(GIVEN, {}))
+        self.policy = site_file.policy
+        withholding.check_known(self.policy)
+        policy.check_threads(self.policy, message.header.threads)
+        policy.check_classes(self.policy, [self.method], self.task, self._filters)
+        policy.check_networks(self.policy, message.slots.get(GIVEN, {}))
         return evaluate_given(message, self.name, self.method, self.task, site_file, home, self.device)
 
     def _init(self, header: InitRequest) -> Message[InitReply]:
@@ -152,6 +157,7 @@ class SiteRunner:
         recipe = [spec_of(method), spec_of(task)]
         methods = [self.method, *riding_along(header.slots, self.method)]
         policy.check_start(self.policy, header)
+        withholding.check_job(self.policy, header)
         policy.check_classes(self.policy, methods, self.task, self._filters)
         torch.set_num_threads(header.threads)
         home = self.root / plain_name(header.job)
@@ -190,7 +196,7 @@ class SiteRunner:
         reply = InitReply(
             sizes=Sizes(**{split: len(samples) for split, samples in data.splits.items()}),
             config=digest_of([*recipe, common]),
-            common=common,
+            common=common | (self._seal.mark() if self._seal else {}),
             buffers=tuple(ready.networks.untrained()),
             recipe=rebuild_of(recipe[0], recipe[1], data),
             personalised=next(iter(self.method.deploys)),

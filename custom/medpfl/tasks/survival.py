@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from medpfl.core.errors import ConfigError, DataError
+from medpfl.core.extras import require
 from medpfl.data.preparation import Row
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.target import Target
@@ -48,6 +49,7 @@ class Survival(AnyInput):
     _baseline: tuple[float, ...] = field(default=(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        require("torchsurv", "survival", "the task Survival")
         object.__setattr__(self, "horizons", tuple(self.horizons))  # JSON has lists
         ascending = all(a < b for a, b in zip((0.0, *self.horizons), self.horizons, strict=False))
         if not self.horizons or not ascending or not math.isfinite(self.horizons[-1]):

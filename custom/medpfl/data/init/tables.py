@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from medpfl.core.errors import DataError
+from medpfl.core.extras import require
 from medpfl.data.cells import bounded_pieces, check_parquet, opened_parquet
 from medpfl.data.init.answers import Answers, Entry, Value, as_value
 from medpfl.data.init.like import own_codes, own_columns
@@ -128,6 +129,7 @@ def read(file: Path) -> tuple[pd.DataFrame, bool, str | None]:
         DataError: it is no table.
     """
     if file.suffix.lower() in (".parquet", ".pq"):
+        require("pyarrow", "parquet", f"{file}: a Parquet file", DataError)
         from pyarrow import parquet
 
         try:

@@ -76,7 +76,8 @@ class InitReply(Part):
     Attributes:
         sizes: number of samples of each split.
         config: digest of its configuration.
-        common: of the checkpoints and public data that all hospitals must hold alike: name, SHA-256, number of samples.
+        common: of the checkpoints and public data that all hospitals must hold alike: name, SHA-256, number of samples;
+            where models are encrypted, a digest of the initial weights that only the key's holders can compute.
         buffers: names of the entries that travel and are not trained.
         recipe: what rebuilds the networks: the job's method and task, the shape of one prepared input, of the
             preparation what was not fitted on data, and what the entries of an input mean: the names of a table's

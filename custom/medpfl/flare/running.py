@@ -1,50 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What poc/run and poc/hospitals share: options, a job from submission to its table, keeping a federation up."""
+"""A job on a federation of this machine, from submission to its table; keeping a federation up."""
 
-import argparse
 import os
 import shutil
-import signal
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-from progress import Progress
 from rich.console import Console
 
-from medpfl.bundle import demo_of, find_bundle, prepare_demo
+from medpfl.bundle import demo_folder, demo_of, find_bundle, prepare_demo
 from medpfl.core.errors import MedPFLError
 from medpfl.flare.federation import LocalFederation
+from medpfl.flare.progress import Progress
 from medpfl.job import EvaluationJob, Job
 from medpfl.results.console import print_results
-
-DEFAULT_JOB = "fedsm_phantom"
-console = Console()
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options that both commands have."""
-    sites = "folder with <hospital>.yaml site files and their data (default: the job's demo data)"
-    parser.add_argument("--sites", type=Path, help=sites)
-    parser.add_argument("--keep", action="store_true", help="leave the federation up afterwards, until Ctrl-C")
-    parser.add_argument("--results", type=Path, default=Path("results"), help="folder for results (default: results)")
-    parser.add_argument("--port", type=int, help="the server's port (default: a free one)")
-    parser.add_argument("--timeout", type=float, default=3600, help="seconds a job may take (default: 3600)")
-
-
-def guarded(program: str, work: Callable[[], None]) -> int:
-    """Run ``work``; the exit code. What goes wrong is one sentence; Ctrl-C and a kill, too, stop the federation."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        work()
-    except MedPFLError as error:
-        Console(stderr=True).print(f"{program}: {error}", markup=False, highlight=False, soft_wrap=True)
-        return 1
-    except KeyboardInterrupt:
-        console.print("Stopped; no process is left.")
-        return 130
-    return 0
 
 
 def hospitals_of(job: Job | EvaluationJob, sites: Path | None) -> tuple[Path, list[str]]:
@@ -55,7 +24,7 @@ def hospitals_of(job: Job | EvaluationJob, sites: Path | None) -> tuple[Path, li
     """
     if sites is None:
         demo = demo_of(job.name)
-        folder = find_bundle() / "data" / demo
+        folder = demo_folder(demo)
         return folder, prepare_demo(demo, folder)
     names = sorted(path.stem for path in sites.glob("*.yaml"))
     if not names:
@@ -78,7 +47,14 @@ def check_writable(results: Path) -> None:
         raise MedPFLError(f"cannot write the results folder {results}: {error.strerror}") from error
 
 
-def run_job(federation: LocalFederation, folder: Path, job: Job | EvaluationJob, target: Path, timeout: float) -> None:
+def run_job(
+    federation: LocalFederation,
+    folder: Path,
+    job: Job | EvaluationJob,
+    target: Path,
+    timeout: float,
+    console: Console,
+) -> None:
     """Submit a job, follow it, put its results into ``target`` and print the table.
 
     Raises:
@@ -110,7 +86,7 @@ def _collect(federation: LocalFederation, job: Job | EvaluationJob, job_id: str,
     fresh.rename(target)
 
 
-def keep_up(federation: LocalFederation, job: Path) -> None:
+def keep_up(federation: LocalFederation, job: Path, console: Console) -> None:
     """Until Ctrl-C, with the shipped jobs where the admin console finds them."""
     transfer = federation.kit(federation.submitter) / "transfer" / "jobs"
     shutil.copytree(find_bundle() / "jobs", transfer, dirs_exist_ok=True)

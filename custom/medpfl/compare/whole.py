@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A comparison from its file to its tables and report, for the command and for the Python API."""
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from medpfl.bundle import DEMOS
+from medpfl.compare.collect import collect
+from medpfl.compare.console import markdown
+from medpfl.compare.examples import examples_of
+from medpfl.compare.file import Comparison
+from medpfl.compare.plan import Plan, decide, make_plan
+from medpfl.compare.report import write_report
+from medpfl.compare.results import Results
+from medpfl.core.errors import ConfigError
+from medpfl.core.extras import require
+from medpfl.deployed.evaluate import write_text
+
+Do = Callable[[Plan, str], dict[str, str]]
+"""Does the runs of a plan that are not done yet, given what they are called; returns why runs failed, by digest."""
+
+
+def carry_out(
+    file: Comparison,
+    site_files: Mapping[str, Path] | None,
+    results: Path,
+    do: Do,
+    change: Callable[[Plan], Plan] = lambda plan: plan,
+) -> Results:
+    """Make the plan, do its runs, write results.json, results.md and report.html into ``results``.
+
+    Args:
+        site_files: hospital to its site file; None: the demo that the comparison names.
+        change: what is changed in the plan before its runs begin.
+
+    Raises:
+        ConfigError: there are no site files, or matplotlib is not installed, which draws the report.
+        MedPFLError: as ``make_plan``, ``do`` and ``collect``.
+    """
+    require("matplotlib", "compare", "a comparison's report")
+    with _hospitals(file, site_files) as files:
+        plan = change(make_plan(file, files))
+        failures: dict[str, str] = {}
+        if plan.searches:
+            searching = [run for search in plan.searches for runs in search.runs for run in runs]
+            failures.update(do(replace(plan, runs=searching), "searching runs"))
+            plan = decide(plan, results)
+        failures.update(do(plan, "runs"))
+        content = collect(plan, results, failures)
+        examples = examples_of(plan, content, results) if file.examples else None
+    write_report(content, results, examples)
+    write_text(results / "results.md", markdown(content))
+    return content
+
+
+@contextmanager
+def _hospitals(file: Comparison, site_files: Mapping[str, Path] | None) -> Iterator[dict[str, Path]]:
+    if site_files is not None:
+        yield dict(site_files)
+        return
+    if file.demo is None:
+        raise ConfigError(f"comparison '{file.name}' names no 'demo' in its file: give the hospitals' site files")
+    with tempfile.TemporaryDirectory(prefix="medpfl-") as scratch:
+        sites = Path(scratch) / "sites"
+        DEMOS[file.demo](sites)
+        for path in sites.glob("*.yaml"):  # public data, in a folder that goes with this command
+            path.write_text(f"{path.read_text()}\nstorage: {{cache: ../prepared, cache_gb: 2}}\n")
+        yield {path.stem: path for path in sorted(sites.glob("*.yaml"))}

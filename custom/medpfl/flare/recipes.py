@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs as FLARE's recipes: ``recipe.execute(SimEnv(...))``, ``PocEnv`` or ``ProdEnv``, and ``recipe.export(folder)``.
+
+For whoever submits jobs; hospitals and servers need none of this. A recipe is a typed ``Job`` and exports what
+``write_job`` writes, the plain JSON of ``jobs/``. Where FLARE makes the sites itself (SimEnv, PocEnv) these allow no
+installed class of ours, so there the job brings the code, as ``medpfl pack`` does; for ProdEnv it only names classes.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+from nvflare.apis.job_def import ALL_SITES
+from nvflare.job_config.api import FedJob
+from nvflare.job_config.fed_job_config import FedJobConfig
+from nvflare.recipe import PocEnv, SimEnv
+from nvflare.recipe.spec import ExecEnv, Recipe
+
+from medpfl.core.errors import ConfigError
+from medpfl.core.mixers import Mixer
+from medpfl.flare.pack import pack
+from medpfl.job import Job, write_job
+from medpfl.job.codecs import Codecs
+from medpfl.job.settings import Settings
+from medpfl.methods.base import Method
+from medpfl.methods.cusfl import CusFL
+from medpfl.methods.fedap import FedAP
+from medpfl.methods.fedsm import FedSM
+from medpfl.methods.mh_pflid import MHpFLID
+from medpfl.methods.pfednet import PFedNet
+from medpfl.results.callbacks import Callback
+from medpfl.tasks.base import Task
+
+M = TypeVar("M", bound=Method)
+
+
+class _Config(FedJobConfig):
+    """Writes the job folder of a ``Job``; ``packed``: with this package's code inside."""
+
+    def __init__(self, job: Job):
+        super().__init__(job.name, job.min_clients)
+        self.job = job
+        self.packed = False
+
+    def generate_job_config(self, job_root: str) -> None:
+        """Write ``<job_root>/<name>``; a job of that name that lies there is replaced, anything else is not.
+
+        Raises:
+            ConfigError: what lies there is no job of this name.
+            MedPFLError: the folder cannot be written.
+        """
+        target = Path(job_root) / self.job.name
+        if target.exists() and not self._is_valid_job_folder(str(target), self.job.name):
+            raise ConfigError(f"{target} is there already and is no job of this name; export into another folder")
+        with tempfile.TemporaryDirectory(prefix="medpfl-") as scratch:
+            made = write_job(self.job, Path(scratch) / "plain" / self.job.name)
+            if self.packed:
+                made = pack(made, Path(scratch) / "packed")
+            shutil.rmtree(target, ignore_errors=True)
+            shutil.copytree(made, target)
+
+
+class _FedJob(FedJob):
+    """What a recipe hands to an environment: FLARE builds no app of its own for it."""
+
+    def __init__(self, job: Job):
+        super().__init__(job.name, job.min_clients)
+        self.job = _Config(job)
+        self.clients = [ALL_SITES]
+
+    def to(self, obj: Any, target: str, *_: object, **__: object) -> Any:
+        """Everything that FLARE's helpers would add to the job's apps comes here.
+
+        Raises:
+            ConfigError: always; what is added in silence would not be what the recipe says.
+        """
+        raise ConfigError(
+            f"{type(obj).__name__} for {target}: a recipe of MedPFL is changed by its arguments alone (trackers, "
+            "codecs, components, settings); FLARE's filters and services are configured at the sites"
+        )
+
+    def _set_all_apps(self) -> None:
+        pass
+
+
+class MedPFLRecipe(Recipe, Generic[M]):
+    """Any method on any task.
+
+    Args:
+        method: what hospitals do in a round; ``task``: what is learnt.
+        settings: what the server decides: ``Settings(rounds=...)``.
+        name: the job's; letters, digits, "-" and "_".
+        min_clients: how many hospitals must answer for a round to count.
+        components: slot to the server component that takes the place of the method's own.
+        codecs: how messages are encoded. None: they are not.
+        trackers: are told at the server of every round's end and the job's (``medpfl.results.callbacks``).
+
+    Raises:
+        ConfigError: the method is not the recipe's, or what is given does not fit together.
+    """
+
+    takes: ClassVar[type[Method]] = Method  # type: ignore[type-abstract]  # it is only asked for instances
+
+    def __init__(
+        self,
+        *,
+        method: M,
+        task: Task,
+        settings: Settings,
+        name: str = "medpfl",
+        min_clients: int = 2,
+        components: Mapping[str, Mixer] | None = None,
+        codecs: Codecs | None = None,
+        trackers: tuple[Callback, ...] = (),
+    ):
+        if not isinstance(method, self.takes):
+            raise ConfigError(f"{type(self).__name__} takes {self.takes.__name__}, got {type(method).__name__}")
+        self.job = Job(name, min_clients, settings, dict(components or {}), method, task, codecs, tuple(trackers))
+        super().__init__(_FedJob(self.job))
+
+    def finalize(self) -> None:
+        self._job.job.packed = False  # until ``process_env``, which FLARE calls next where there is an environment
+
+    def process_env(self, env: ExecEnv) -> None:
+        self._job.job.packed = isinstance(env, SimEnv | PocEnv)
+
+
+class FedSMRecipe(MedPFLRecipe[FedSM]):
+    """FedSM: SoftPull with a model selector (Xu et al., CVPR 2022)."""
+
+    takes = FedSM
+
+
+class FedAPRecipe(MedPFLRecipe[FedAP]):
+    """FedAP (Lu et al., IEEE Trans. Big Data 2022)."""
+
+    takes = FedAP
+
+
+class CusFLRecipe(MedPFLRecipe[CusFL]):
+    """CusFL (Wicaksana et al., IEEE JBHI 2022)."""
+
+    takes = CusFL
+
+
+class PFedNetRecipe(MedPFLRecipe[PFedNet]):
+    """pFedNet (Zhao et al.)."""
+
+    takes = PFedNet
+
+
+class MHpFLIDRecipe(MedPFLRecipe[MHpFLID]):
+    """MH-pFLID (Xie et al., ICML 2024)."""
+
+    takes = MHpFLID
