@@ -18,8 +18,8 @@ from medpfl.results.files import parse
 
 BENCHES = (
     "attacks", "attacks_skin", "augmenting", "caching", "codecs", "encryption", "faults", "fedap", "fedsm", "gpu",
-    "heart", "messenger", "mixing", "moments", "pfllib", "phantom", "privacy", "privacy_skin", "prox", "reading",
-    "rounds", "soak", "teaching",
+    "heart", "messenger", "mirroring", "mixing", "moments", "pfllib", "phantom", "privacy", "privacy_skin", "prox",
+    "reading", "rounds", "soak", "teaching",
 )  # fmt: skip
 
 

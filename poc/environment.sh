@@ -20,8 +20,9 @@ if [ ! -e "$stamp" ]; then
   base="$(find_python)"
   echo "Installing into $venv (once; a few minutes)" >&2
   [ -x "$python" ] || "$base" -m venv "$venv"
-  "$python" -m pip install --quiet --disable-pip-version-check -r "$root/requirements.txt"
-  "$python" -m pip install --quiet --disable-pip-version-check -c "$root/constraints.txt" \
+  # Python compiles what is imported when it first is; pip would compile all of it, one file after another.
+  "$python" -m pip install --quiet --no-compile --disable-pip-version-check -r "$root/requirements.txt"
+  "$python" -m pip install --quiet --no-compile --disable-pip-version-check -c "$root/constraints.txt" \
     -e "$root${MEDPFL_EXTRAS:+[$MEDPFL_EXTRAS]}"
   touch "$stamp"
 fi

@@ -20,6 +20,7 @@ settings.register_profile(
     "repeatable", max_examples=50, derandomize=True, deadline=None
 )  # compiling and a busy machine take time
 settings.load_profile("repeatable")
+PAGED = ("results", "compare", "demo", "cli", "package", "benchmarks", "harness", "simulator", "poc")
 LONG = ("poc", "simulator", "harness", "slow")
 
 
@@ -42,6 +43,24 @@ def render() -> Iterator[Callable[..., None]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "savefig", not_rendered)
         yield original
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _pages(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Only some files' jobs make their page, whose figures are a fifth of a small job's time: those that say its name,
+    those with every method and every option, and all in the folders that show results or run whole federations."""
+    file = request.path
+    if file.parent.name in PAGED or file.name.startswith("test_every_") or "report.html" in file.read_text():
+        yield
+        return
+    from medpfl.results.callbacks import JobEnd, Report
+
+    def not_made(page: Report, end: JobEnd) -> None:
+        (page.folder / "report.html").write_text("")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Report, "on_job_end", not_made)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

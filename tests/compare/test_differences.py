@@ -42,9 +42,8 @@ def test_report(make_job: Callable[..., Job], table_sites: dict[str, Path], tmp_
     found = run(make_job(mixers=mixers, method=PFedNet(lr=0.05, batch_size=8)), table_sites, tmp_path)
     results = tmp_path / "results"
     summary = json.loads((results / "summary.json").read_text())
-    assert summary["networks"] == {
-        "personal": [["anna", "berta"], ["anna", "dora"]]
-    }  # each once, in the roster's order
+    edges = [["anna", "berta"], ["anna", "dora"]]  # each once, in the roster's order
+    assert summary["panels"] == [{"kind": "graph", "slot": "personal", "edges": edges}]
     page = write_report(results).read_text()
     assert "2 edges of the network" in page and "deviation of weights" in page
     boxes = sdwd_of_slots(results)

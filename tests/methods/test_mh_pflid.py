@@ -168,6 +168,7 @@ def test_where_bodies_end() -> None:
 
 
 @pytest.mark.parametrize("task", [classification(), SEGMENTATION], ids=["classification", "segmentation"])
+@pytest.mark.convolutions
 def test_who_gets_gradients(task: Task, sites: dict[str, Path], tmp_path: Path) -> None:
     """Section 4.3's table; and what is frozen does not change, running statistics included."""
     given = job(task)
@@ -201,6 +202,7 @@ def test_who_gets_gradients(task: Task, sites: dict[str, Path], tmp_path: Path) 
 
 
 @pytest.mark.slow
+@pytest.mark.convolutions
 def test_without_the_messenger_it_is_local_training(sites: dict[str, Path], tmp_path: Path) -> None:
     both = job(mixers={"local": Identity(), "messenger": Mean()}, inject_messenger=0.0)
     run(both, sites, tmp_path / "run")
@@ -213,6 +215,7 @@ def test_without_the_messenger_it_is_local_training(sites: dict[str, Path], tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.convolutions
 def test_the_messenger_changes_the_local_models(sites: dict[str, Path], tmp_path: Path) -> None:
     one, other = (run(job(distill_lr=lr), sites, tmp_path / str(lr)) for lr in (1e-3, 1e-2))
     assert one["scores"] != other["scores"] or one["test"] != other["test"]

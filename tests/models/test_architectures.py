@@ -41,6 +41,7 @@ IDS = [str(architecture) for architecture, _, _ in ALL]
 
 @pytest.mark.parametrize(("architecture", "shape", "expected"), ALL, ids=IDS)
 @pytest.mark.slow
+@pytest.mark.convolutions
 def test_network(architecture: Architecture, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
     networks = []
     for _ in range(2):
@@ -69,6 +70,7 @@ def test_network(architecture: Architecture, shape: tuple[int, ...], expected: t
 
 @pytest.mark.parametrize("architecture", [ResNet(), *CLASSIFIERS, *DENSE], ids=str)
 @pytest.mark.slow
+@pytest.mark.convolutions
 def test_the_order_in_memory_changes_speed_alone(architecture: Architecture) -> None:
     """Results stay, and so does the order of the weights, which files and messages need."""
     network = architecture.build((3, 64, 48), 5).double().eval()

@@ -22,6 +22,7 @@ def unet() -> nn.Module:
 
 
 @pytest.mark.parametrize("kind", ["resnet", "unet", "plain"])
+@pytest.mark.convolutions
 def test_it_gives_what_the_module_gives(kind: str) -> None:
     networks = {
         "resnet": (lambda: ResNet(width=4).build((3, 32, 32), 2), "layer2", (3, 32, 32)),
@@ -54,6 +55,7 @@ def test_it_gives_what_the_module_gives(kind: str) -> None:
 
 @pytest.mark.parametrize(("architecture", "shape", "expected"), ALL, ids=IDS)
 @pytest.mark.slow
+@pytest.mark.convolutions
 def test_every_architecture_can_be_split(
     architecture: Architecture, shape: tuple[int, ...], expected: tuple[int, ...]
 ) -> None:

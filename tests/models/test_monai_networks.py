@@ -95,6 +95,7 @@ def trained(architecture: Architecture, axes: int) -> None:
     [pytest.param(one, marks=[pytest.mark.slow] * isinstance(one, UNETR | BasicUNet)) for one in [*MASKS, *CLASSES]],
     ids=str,
 )
+@pytest.mark.convolutions
 def test_it_trains_with_every_norm(architecture: Architecture, axes: int) -> None:
     norms = get_args(Norm) if hasattr(architecture, "norm") else ()
     for norm in norms:
@@ -106,6 +107,7 @@ def test_it_trains_with_every_norm(architecture: Architecture, axes: int) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("axes", [2, 3])
 @pytest.mark.parametrize("architecture", LARGE, ids=str)
+@pytest.mark.convolutions
 def test_large_ones_train_too(architecture: Architecture, axes: int) -> None:
     trained(dataclasses.replace(architecture, norm="group"), axes)  # type: ignore[call-arg]
 
@@ -147,6 +149,7 @@ def test_deep_supervision_gives_the_largest_map_first_in_training_alone() -> Non
     assert head_of(network) == "output_block.conv.conv"
 
 
+@pytest.mark.convolutions
 def test_it_computes_what_monais_network_does() -> None:
     from monai.networks.nets import DynUNet as Network
 

@@ -95,6 +95,7 @@ TASKS = [
 
 @pytest.mark.parametrize("task", TASKS, ids=["resnet", "lenet", "unet"])
 @pytest.mark.slow
+@pytest.mark.convolutions
 def test_streamed_training_equals_training_from_memory(tmp_path: Path, task: Task) -> None:
     write_images(tmp_path, count=24)
     found = []
@@ -121,6 +122,7 @@ def deployed(hospital: Path, task: Task, folder: Path) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.convolutions
 def test_new_images_are_classified(hospital: Path, tmp_path: Path) -> None:
     model = deployed(hospital, TASKS[0], tmp_path)
     done = predict(model, hospital / "images", tmp_path / "out")
@@ -146,6 +148,7 @@ def test_new_images_are_classified(hospital: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.convolutions
 def test_new_images_are_segmented_in_their_own_size(hospital: Path, tmp_path: Path) -> None:
     model = deployed(hospital, TASKS[2], tmp_path)
     (tmp_path / "new" / "deep").mkdir(parents=True)

@@ -18,6 +18,7 @@ from medpfl.core.seeding import seed_torch
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.target import Target
 from medpfl.methods.joint_study import Found, Study
+from medpfl.methods.panels import AtServer, CurvesPanel, GraphPanel, Panel
 from medpfl.methods.site import Batch, Hospital, Site, Span
 from medpfl.methods.start import Started
 from medpfl.methods.training import Training
@@ -240,6 +241,14 @@ class Method(Training):
     def diagnose(self, models: nn.ModuleDict, samples: Samples, index: int, device: torch.device) -> dict[str, float]:
         """Further numbers about the models on a non-empty validation split, by their names among ``diagnoses``."""
         return {}
+
+    def report_panels(self, known: AtServer) -> list[Panel]:
+        """What the job's report shows of this method beside what it shows of all; by default the graph of every
+        component that connects hospitals, and the curves of ``diagnoses``."""
+        graphs = [GraphPanel(slot=slot, edges=list(pairs)) for slot, pairs in known.links.items()]
+        title = "What the method measures of its models"
+        curves = [CurvesPanel(title=title, names=list(self.diagnoses))] if self.diagnoses else []
+        return [*graphs, *curves]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from medpfl.core.devices import moved
 from medpfl.core.errors import ConfigError, Stopped
 from medpfl.core.seeding import derive_seed
 from medpfl.data.rows import take
-from medpfl.data.samples import SiteData
+from medpfl.data.samples import Samples, SiteData
 from medpfl.methods.presented import Presented
 from medpfl.methods.training import Training
 from medpfl.privacy.lots import Lot, RecordNoise
@@ -150,7 +150,7 @@ class Site:
         """
         samples = self.data.splits["train"]
         generator = torch.Generator().manual_seed(derive_seed(self._seed, self.name, self.round, purpose))
-        size, done = self.method.batch_size, 0
+        size = self.method.batch_size
         if epochs is None and steps is None:
             epochs, steps = self.method.epochs, self.method.steps
         phase = len(self.drawn)
@@ -168,18 +168,29 @@ class Site:
                 self._place = Place(lot.index, lots, lot)
                 yield Batch(inputs.to(self.device), targets.to(self.device), self._place)
             return
-        for epoch in range(steps or epochs or 0):
+        planned = self._planned(samples, generator, epochs, steps)
+
+        def shown(one: tuple[int, int, Tensor]) -> tuple[int, int, Tensor, tuple[Tensor, Tensor]]:
+            return *one, self._present(one[2], purpose, one[0])
+
+        batches = self._presented.in_turn(shown, planned) if self.task.augments else map(shown, planned)
+        for done, of, chosen, (inputs, targets) in batches:
+            self.go_on()
+            seen[chosen] = True
+            self.drawn[phase] = int(seen.sum())
+            self._place = Place(done, of)
+            yield Batch(moved(inputs, self.device), moved(targets, self.device), self._place)
+
+    def _planned(
+        self, samples: Samples, generator: torch.Generator, epochs: int | None, steps: int | None
+    ) -> Iterator[tuple[int, int, Tensor]]:
+        """Each batch's number, of how many, and its training samples."""
+        size, done = self.method.batch_size, 0
+        for _ in range(steps or epochs or 0):
             order = self.task.order(samples, generator)
             starts = _starts(len(order), size)
             for start in starts:
-                chosen = order[start : start + size]
-                if self._stopped():
-                    raise Stopped(f"the job was aborted in round {self.round}, epoch {epoch + 1}")
-                inputs, targets = self._present(chosen, purpose, done)
-                seen[chosen] = True
-                self.drawn[phase] = int(seen.sum())
-                self._place = Place(done, steps or (epochs or 0) * len(starts))
-                yield Batch(moved(inputs, self.device), moved(targets, self.device), self._place)
+                yield done, steps or (epochs or 0) * len(starts), order[start : start + size]
                 done += 1
                 if done == steps:
                     return

@@ -13,6 +13,7 @@ from jinja2 import Environment, PackageLoader, Template, select_autoescape
 
 from medpfl.core.extras import require
 from medpfl.core.mixing import Matrix
+from medpfl.methods.panels import CurvesPanel, GraphPanel, Panel, SharesPanel
 from medpfl.results.chosen import chosen_table, interval_table, paid, power_notes
 from medpfl.results.differences import draw_boxes, draw_graph, sdwd_of_slots
 from medpfl.results.files import json_of, read_lines, read_mixing, read_summary, read_traffic
@@ -63,7 +64,7 @@ def write_page(
         drawn = {
             "curves": curves(summary, lines),
             "heatmaps": heatmaps(summary, mixing),
-            "networks": _networks(summary, mixing),
+            "panels": _panels(summary, lines, mixing),
             "sdwd": _sdwd(folder),
         }
     page = _template().render(
@@ -118,6 +119,17 @@ class _Shown:
     gains: list[str | None] | None
     scored: list[str]
     rounds: list[int | str]
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """A method's panel as the page has it: a picture, or a table."""
+
+    title: str
+    note: str
+    svg: str = ""
+    head: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
 
 
 def _table(summary: Summary, table: ResultTable) -> _Shown:
@@ -226,16 +238,52 @@ def heatmaps(summary: Summary, mixing: Mapping[str, Matrix]) -> list[dict[str, s
     return pictures
 
 
-def _networks(summary: Summary, mixing: Mapping[str, Matrix]) -> list[dict[str, str]]:
-    """The network of similar hospitals of every slot that has one; edges as thick as the last round's mixing says."""
-    pictures = []
-    networks = summary.networks if isinstance(summary, TrainingSummary) else {}
-    for slot, pairs in networks.items():
-        last = max((key for key in mixing if key.rsplit("/", 1)[0] == slot), default=None)
-        figure, axes = _figure(3.6, 3.2)
-        draw_graph(axes[0, 0], summary.roster, pairs, mixing[last] if last else None)
-        pictures.append({"slot": slot, "edges": str(len(pairs)), "svg": svg_text(figure)})
-    return pictures
+def _panels(summary: Summary, lines: Sequence[Line], mixing: Mapping[str, Matrix]) -> list[_Drawn]:
+    """What the method shows of its own."""
+    graphs = summary.networks if isinstance(summary, TrainingSummary) else {}
+    panels = [*summary.panels, *(GraphPanel(slot=slot, edges=pairs) for slot, pairs in graphs.items())]
+    return [_drawn(panel, summary, lines, mixing) for panel in panels]
+
+
+def _drawn(panel: Panel, summary: Summary, lines: Sequence[Line], mixing: Mapping[str, Matrix]) -> _Drawn:
+    match panel:
+        case GraphPanel():
+            last = max((key for key in mixing if key.rsplit("/", 1)[0] == panel.slot), default=None)
+            figure, axes = _figure(3.6, 3.2)
+            draw_graph(axes[0, 0], summary.roster, panel.edges, mixing[last] if last else None)
+            note = (
+                f"Slot “{panel.slot}”: {len(panel.edges)} edges of the network along which models are drawn together; "
+                "thick: much was heard in the last round."
+            )
+            return _Drawn("Similar hospitals", note, svg_text(figure))
+        case CurvesPanel():
+            return _Drawn(panel.title, "By round, on each hospital's validation cases.", _diagnosed(panel, lines))
+        case SharesPanel():
+            columns = list(next(iter(panel.shares.values()), {}))
+            rows = [[site, *(f"{share:.2f}" for share in found.values())] for site, found in panel.shares.items()]
+            return _Drawn(panel.title, panel.note, head=["cases of", *columns], rows=rows)
+
+
+def _diagnosed(panel: CurvesPanel, lines: Sequence[Line]) -> str:
+    """A picture a name, a curve a hospital; "" where nothing was told."""
+    told = [line for line in lines if isinstance(line, ValidationLine) and line.model in panel.names]
+    names = [name for name in panel.names if any(line.model == name for line in told)]
+    if not names:
+        return ""
+    figure, axes = _figure(3.4 * len(names), 2.7, len(names))
+    for axis, name in zip(axes.flat, names, strict=True):
+        axis.xaxis.get_major_locator().set_params(integer=True)
+        for site in sorted({line.site for line in told}):
+            points = [(x.round, x.metrics.get(name)) for x in told if (x.site, x.model) == (site, name)]
+            known = sorted((x, y) for x, y in points if y is not None)
+            if known:
+                axis.plot(*zip(*known, strict=True), label=site, linewidth=1.4, marker="." if len(known) < 3 else "")
+        axis.set_title(name.replace("_", " "), fontsize=9)
+        axis.set_xlabel("round", fontsize=7)
+        axis.grid(alpha=0.25)
+        axis.tick_params(labelsize=7)
+    axes.flat[0].legend(fontsize=7)
+    return svg_text(figure)
 
 
 def _sdwd(folder: Path) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, NonNegativeInt
 
 from medpfl.data.meaning import Meaning
+from medpfl.methods.panels import Panel
 from medpfl.privacy.base import Spent
 from medpfl.tasks.metrics.certainty import Certainty, Interval
 from medpfl.tasks.metrics.measure import Measure
@@ -196,6 +197,7 @@ class About(Typed):
         sizes: hospital that took part to split to number of samples.
         versions: hospital to package to version.
         components: slot to server component.
+        panels: what the method shows of its own in the report.
     """
 
     classes: list[str]
@@ -203,6 +205,7 @@ class About(Typed):
     sizes: dict[str, dict[str, int]]
     versions: dict[str, dict[str, str]]
     components: dict[str, str]
+    panels: list[Panel] = Field(default_factory=list, exclude_if=lambda found: not found)
 
     def measure(self, metric: str) -> Measure:
         """What is known of a metric."""
@@ -222,7 +225,7 @@ class AboutTraining(About):
         score: the metric that chooses rounds.
         scored: model to after what it was evaluated: the server's mixing, or local steps. Older files do not say it.
         codecs: by direction, where there are any.
-        networks: slot to the pairs of similar hospitals, where a component has such a network.
+        networks: slot to the pairs of similar hospitals, in files of before: now they are in ``panels``.
         trained: hospital to the stretches of rounds in which it trained; empty in files of before.
         privacy: hospital to what its noise has cost, as it says itself; empty without noise.
         chosen: hospital to the model that it takes; empty in files of before, and where no local model rides along.
@@ -233,7 +236,7 @@ class AboutTraining(About):
     personalised: str
     score: str
     codecs: dict[str, JsonValue] | None
-    networks: dict[str, list[tuple[str, str]]] = Field(default_factory=dict)
+    networks: dict[str, list[tuple[str, str]]] = Field(default_factory=dict, exclude_if=lambda found: not found)
     scored: dict[str, str] = Field(default_factory=dict)
     trained: dict[str, list[Stretch]] = Field(default_factory=dict)
     privacy: dict[str, Spent] = Field(default_factory=dict, exclude_if=lambda found: not found)

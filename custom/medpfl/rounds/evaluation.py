@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from pydantic import JsonValue
+from pydantic import BaseModel
 
 import medpfl
 from medpfl.component import build, class_paths
@@ -26,6 +26,7 @@ from medpfl.deployed.model_file import Recipe, build_networks, differing_entry, 
 from medpfl.job.given import check_no_history, check_recipe
 from medpfl.job.settings import EvaluationSettings
 from medpfl.methods.base import Method
+from medpfl.methods.panels import AtServer
 from medpfl.results.callbacks import Callback, Report, ResultFiles
 from medpfl.results.line import MetricLine
 from medpfl.results.record import Record
@@ -95,12 +96,12 @@ class EvaluationCoordinator:
         sizes: dict[str, dict[str, int]] = {}
         packages: dict[str, dict[str, str]] = {}
         measures: list[dict[str, Measure]] = []
-        studies: dict[str, JsonValue] = {}
+        studies: dict[str, BaseModel] = {}
 
         def check(site: str, reply: Message[EvaluateReply]) -> None:
             no_tensors(site, reply)
             if reply.header.study is not None:
-                studies[site] = method_of(recipe).read_study(site, reply.header.study).model_dump(mode="json")
+                studies[site] = method_of(recipe).read_study(site, reply.header.study)
 
         def refuse(site: str, reason: str) -> None:
             self.refuse(site, 0, f"answer refused: {reason}")
@@ -125,7 +126,8 @@ class EvaluationCoordinator:
                 parameters=self._meta.parameters,
                 sha256=self._meta.sha256,
             ),
-            study=studies,
+            study={site: found.model_dump(mode="json") for site, found in studies.items()},
+            panels=method_of(recipe).report_panels(AtServer(studies=studies)) if studies else [],
         )
         self.record.finish(about, {}, {})
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The end of a job at the server, without a transport: the last validation, the tests, and what the job leaves."""
 
+from medpfl.methods.panels import AtServer
 from medpfl.results.files import write_slots
 from medpfl.results.presence import absences, stretches
 from medpfl.results.schema import AboutTraining
@@ -59,7 +60,8 @@ class ServerEnd:
             run.take_notes(site, run.done, message.header.notes)
             if message.header.chosen is not None:
                 chosen[site] = message.header.chosen.chosen_at(site)
-        more = {"networks": run.copies.links(), "trained": trained, "chosen": chosen, "privacy": spent}
+        panels = run.job.method.report_panels(AtServer(links=run.copies.links()))
+        more = {"panels": panels, "trained": trained, "chosen": chosen, "privacy": spent}
         said = self.about.model_copy(update=more)
         readable = {} if run.copies.sealed else run.copies.compact()
         run.record.finish(said, run.best, write_slots(run.results, run.job.name, readable))

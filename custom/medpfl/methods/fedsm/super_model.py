@@ -24,6 +24,7 @@ from medpfl.data.samples import Samples, SiteData
 from medpfl.methods.base import BATCH, Build, JointModel, Served, Site
 from medpfl.methods.fedsm.gamma import GAMMAS, choose_gamma, read_study
 from medpfl.methods.joint_study import Found, Point, SplitStudy, Study
+from medpfl.methods.panels import AtServer, Panel, SharesPanel
 from medpfl.models.selector import by_case, with_content
 from medpfl.tasks.base import Task
 from medpfl.tasks.inference import decide_samples
@@ -205,6 +206,22 @@ class SuperModel(JointModel):
 
     def read_study(self, site: str, content: object) -> Study:
         return read_study(site, content, len(self.hospitals))
+
+    def report_panels(self, known: AtServer) -> list[Panel]:
+        """How often the selector chose each model for a hospital's test cases, with this gamma."""
+        shares = {}
+        for site, study in known.studies.items():
+            assert isinstance(study, Study)
+            counts = next((point.counts for point in study.test.points if point.gamma == self.gamma), None)
+            if counts is not None:  # other gammas than GAMMAS were not tried
+                shares[site] = {
+                    label: round(count / study.test.cases, 6) for label, count in zip(self.labels, counts, strict=True)
+                }
+        if not shares:
+            return []
+        threshold = "" if self.gamma is None else f", with gamma {self.gamma:g}"
+        note = f"Shares of the hospital's test cases; the selector chose case by case{threshold}."
+        return [SharesPanel(title="Which model served whose cases", shares=shares, note=note)]
 
     def choose_gamma(self, studies: Mapping[str, Study], measure: Measure) -> Found:
         return choose_gamma(studies, self.hospitals, measure)

@@ -2,6 +2,7 @@
 """How sure a score is: intervals from resampled patients (the bootstrap)."""
 
 import math
+from functools import lru_cache
 from typing import Annotated
 
 import numpy as np
@@ -64,10 +65,13 @@ def resamples(sheet: Sheet, *seed: str | int) -> NDArray[np.int64]:
     return draw(sheet.patients, many, *seed)
 
 
+@lru_cache(maxsize=1)  # a hospital's models are tested one after another, all with the same resamples
 def draw(patients: int, many: int, *seed: str | int) -> NDArray[np.int64]:
-    """So ``many`` resamples of so many patients; the same on every machine."""
+    """So ``many`` resamples of so many patients, not to be written into; the same on every machine."""
     rng = np.random.default_rng(derive_seed(*seed, "resamples"))
-    return rng.multinomial(patients, np.full(patients, 1 / patients), size=many)
+    drawn = rng.multinomial(patients, np.full(patients, 1 / patients), size=many)
+    drawn.setflags(write=False)
+    return drawn
 
 
 def interval_of(values: NDArray[np.float64], patients: int) -> Interval | None:
