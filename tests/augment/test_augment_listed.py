@@ -82,7 +82,10 @@ def test_a_job_lists_augmentations_by_class_and_arguments(kind: Any) -> None:
         ([{"path": "medpfl.augment.Flip"}], "it is called 'medpfl.augment.spatial.Flip' now"),
         ([{"path": "medpfl.augment.intensity.Flip"}], "it is called 'medpfl.augment.spatial.Flip' now"),
         ([{"path": "medpfl.augment.intensity.Noise", "args": {"standard": 1}}], "unknown argument 'standard' of Noise"),
-        ("nn-unet", r"no preset of augmentations 'nn-unet'; did you mean 'nnunet'\?; there are: light, nnunet, derm"),
+        (
+            "nn-unet",
+            r"no preset of augmentations 'nn-unet'; did you mean 'nnunet'\?; there are: light, nnunet, nnunet_no",
+        ),
         (3, "argument 'augment' of Segmentation must be a list of .* or a string, got 3"),
     ],
 )

@@ -24,3 +24,11 @@ def test_a_batch_is_made_once_a_round_as_far_as_memory_lasts() -> None:
     assert presented.batch(1, ("exchange", 0, b"rows"), make)[0][0] == 6
     assert presented.batch(2, keys[0], make)[0][0] == 7
     assert presented.batch(2, keys[0], make)[0][0] == 7
+
+
+def test_few_batches_are_made_ahead() -> None:
+    made: list[int] = []
+    batches = Presented(ahead=True).in_turn(made.append, range(100))
+    next(batches)
+    del batches  # whoever stops early leaves the others unmade
+    assert len(made) <= 3

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Augmentation in a job: every model of a round sees the same batches, again and again the same."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from medpfl.core.mixers import Mean, SoftPull
 from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods.presented import Presented
+from medpfl.methods.site import Batch
 from medpfl.methods.softpull import SoftPull as SoftPulled
 from medpfl.models.unet import UNet
 from medpfl.tasks.segmentation import Segmentation
@@ -55,8 +57,27 @@ def test_every_model_of_a_round_sees_the_same_batches_whatever_else_is_drawn(
     assert all(one.inputs is same.inputs for one, same in zip(kept, repeated, strict=True))  # augmented once
     for else_drawn in (later, other):
         assert not torch.equal(first[0].inputs, else_drawn[0].inputs)
+    check_made_ahead(runners["a"], again)
     rows = runners["a"].data.splits["train"].inputs[:]
     assert not any(torch.equal(seen, row) for seen in first[0].inputs for row in rows)
+
+
+def check_made_ahead(runner: Any, in_time: list[Batch]) -> None:
+    """A thread makes the same batches ahead, and ends with them."""
+    running = threading.active_count()
+    runner.rounds.presented = Presented(ahead=True)
+    batches = runner.rounds.site(runner.method, 1).training_batches()
+    made_ahead = [next(batches)]
+    assert threading.active_count() == running + 1
+    made_ahead += batches
+    assert threading.active_count() == running
+    for one, other in zip(made_ahead, in_time, strict=True):
+        assert torch.equal(one.inputs, other.inputs) and torch.equal(one.targets, other.targets)
+        assert one.place == other.place
+    left = runner.rounds.site(runner.method, 2).training_batches()
+    next(left)
+    left.close()  # as if the job were aborted in the midst of a round
+    assert threading.active_count() == running
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from medpfl.augment.presets import preset
 from medpfl.augment.values import Values
 from medpfl.component import build
 from medpfl.core.errors import ConfigError
+from medpfl.data.geometry import geometry
 
 Listed = Mapping[str, JsonValue]
 """A component in a job's list, {"path": class, "args": {...}}: FLARE builds components in mappings, not in lists."""
@@ -60,7 +61,7 @@ def augmented(
     augmentations = built(given, "augment", inputs.shape[2:])
     seeds = torch.randint(2**32, (len(inputs),), generator=generator).tolist()
     images, labels = list(inputs), None if masks is None else list(masks)
-    with _one_thread():
+    with _one_thread(), geometry(False):
         for place, seed in enumerate(seeds):
             rng = np.random.RandomState(seed)
             image, mask = images[place], None if labels is None else labels[place]

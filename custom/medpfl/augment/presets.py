@@ -43,6 +43,11 @@ def nnunet(size: Lengths) -> list[Augmentation]:
     nnU-Net has for one (0.5 of 0.2 and of 0.25); a gamma is drawn evenly from its range, not as often below 1 as above;
     of thick slices, zoom takes the third axis along.
     """
+    return [*nnunet_no_mirroring(size), *_flips(range(len(size)))]
+
+
+def nnunet_no_mirroring(size: Lengths) -> list[Augmentation]:
+    """As nnU-Net's nnUNetTrainerNoMirroring: where classes have a side, and for small networks."""
     return [
         Affine(_turns(size), prob=0.2),
         Zoom((1 / 1.4, 1 / 0.7), prob=0.2),
@@ -53,7 +58,6 @@ def nnunet(size: Lengths) -> list[Augmentation]:
         LowResolution((0.5, 1.0), 0.125),
         Gamma((0.7, 1.5), True, prob=0.1),
         Gamma((0.7, 1.5), False, prob=0.3),
-        *_flips(range(len(size))),
     ]
 
 
@@ -110,7 +114,7 @@ def mri(size: Lengths) -> list[Augmentation]:
 
 
 PRESETS: dict[str, Callable[[Lengths], list[Augmentation]]] = {
-    one.__name__: one for one in (light, nnunet, dermoscopy, fundus, mri)
+    one.__name__: one for one in (light, nnunet, nnunet_no_mirroring, dermoscopy, fundus, mri)
 }
 
 

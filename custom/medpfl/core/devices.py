@@ -56,6 +56,16 @@ def _make_repeatable(device: "device") -> None:
         torch.backends.cudnn.benchmark = False
 
 
+def spare_core(device: "device") -> bool:
+    """Whether this process may prepare what comes next in a thread while it trains on ``device``: it has a second core,
+    and trains on a GPU or in a single thread. The number of torch's threads is a setting of the whole process, which
+    augmentation sets to one; where there are several, that would change sums."""
+    import torch
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores > 1 and (device.type != "cpu" or torch.get_num_threads() == 1)
+
+
 def moved(tensor: "Tensor", device: "device") -> "Tensor":
     """``tensor`` on the device. To a GPU the copy goes from locked memory, while the processor goes on."""
     if device.type == "cuda" and tensor.device.type == "cpu":

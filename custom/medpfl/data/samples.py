@@ -215,14 +215,14 @@ Given = TypeVar("Given")
 Read = TypeVar("Read")
 
 
-def in_parallel(read: Callable[[Given], Read], cases: Iterable[Given]) -> Iterator[Read]:
-    """``read`` of every case, in order, by a few threads; only a few results wait at a time."""
+def in_parallel(read: Callable[[Given], Read], cases: Iterable[Given], threads: int = _READERS) -> Iterator[Read]:
+    """``read`` of every case, in order, by a few threads; at most twice as many results as threads wait at a time."""
     waiting: collections.deque[Future[Read]] = collections.deque()
-    with ThreadPoolExecutor(_READERS) as pool:
+    with ThreadPoolExecutor(threads) as pool:
         try:
             for case in cases:
                 waiting.append(pool.submit(read, case))
-                if len(waiting) > 2 * _READERS:
+                if len(waiting) > 2 * threads:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()

@@ -1,20 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a hospital's network was shown in a round, kept for the next one: augmenting can take longer than a step."""
+"""What a hospital's network was shown in a round, kept for the next one, or made while a step runs: augmenting can take
+longer than a step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from torch import Tensor
+
+from medpfl.data.samples import in_parallel
 
 MOST = 256 * 2**20
 """Bytes that are kept; what is beyond is made again."""
 Shown = tuple[Tensor, Tensor]
+Planned = TypeVar("Planned")
+Made = TypeVar("Made")
 
 
 class Presented:
-    """The batches of one round, in memory. Whoever is given one must not change it in place."""
+    """The batches of one round, in memory. Whoever is given one must not change it in place.
 
-    def __init__(self, most: int = MOST) -> None:
-        self._most = most
+    Args:
+        most: bytes that are kept.
+        ahead: whether a thread makes the next batches, up to three, while a step runs.
+    """
+
+    def __init__(self, most: int = MOST, ahead: bool = False) -> None:
+        self._most, self._ahead = most, ahead
         self._round = 0
         self._left = most
         self._batches: dict[tuple[str, int, bytes], Shown] = {}
@@ -36,3 +47,7 @@ class Presented:
             self._left -= size
             self._batches[key] = made
         return self._batches[key]
+
+    def in_turn(self, make: Callable[[Planned], Made], planned: Iterable[Planned]) -> Iterator[Made]:
+        """What ``make`` returns for each of ``planned``, in their order; the thread ends with the iterator."""
+        return in_parallel(make, planned, threads=1) if self._ahead else map(make, planned)

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from medpfl.core.devices import spare_core
 from medpfl.core.errors import ProtocolError
 from medpfl.core.seeding import seed_torch
 from medpfl.core.tied import own_state
@@ -97,7 +98,7 @@ class LocalRounds:
     def __init__(self, ready: Ready, run: RunState, total: int):
         self.ready, self.run, self.total = ready, run, total
         self.kept: dict[str, object] = {}
-        self.presented = Presented()
+        self.presented = Presented(ahead=spare_core(ready.device))
 
     def statistics(self, header: StatisticsRequest) -> Message[StatisticsReply]:
         """What the server's components want to know of the data here before the round."""

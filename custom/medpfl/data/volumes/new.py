@@ -15,6 +15,7 @@ from torch import Tensor
 
 from medpfl.core.errors import DataError
 from medpfl.data.declared import Strict
+from medpfl.data.geometry import geometry
 from medpfl.data.intensity import Fixed
 from medpfl.data.preparation import NewCase, Preparation, Row, Spec
 from medpfl.data.readout import ByClass, Readout
@@ -171,6 +172,7 @@ class NewVolume:
     _grid: NDArray[np.float64]
     _readout: Readout = ByClass()  # noqa: RUF009 (it is frozen)
 
+    @geometry(True)
     def save(self, outputs: Tensor, folder: Path, class_names: list[str], probabilities: bool) -> Row:
         """Write ``<name>.nii.gz``: the class of every voxel of the input, in its geometry.
 
@@ -223,6 +225,7 @@ def read_new_volumes(path: Path, spec: Spec) -> Iterator[NewVolume]:
         yield NewVolume(name, inputs, files[0], affine, image.shape[1:], whole.affine.double().numpy(), spec.readout)
 
 
+@geometry(True)
 def _padded(whole: Any, spec: Spec) -> Any:
     from monai.transforms import ResizeWithPadOrCrop
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from medpfl.core.errors import DataError, unreadable
+from medpfl.data.geometry import geometry
 from medpfl.data.intensity import Intensity, ZScore
 from medpfl.data.untrusted import MOST_PREPARED, MOST_VALUES, check_values
 from medpfl.data.volumes.dicom import check_series, check_size
@@ -63,6 +64,7 @@ _FINER = 8
 """So many times the voxels of a case may a job always ask for."""
 
 
+@geometry(True)
 def _read(file: Path) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
     """A NIfTI file or DICOM series by MONAI's readers, channels first, and its affine."""
     from monai.data import MetaTensor, NibabelReader, PydicomReader
@@ -79,6 +81,7 @@ def _read(file: Path) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
     return image.as_tensor().numpy(), image.affine.double().numpy()
 
 
+@geometry(True)
 def prepare(
     image: NDArray[Any],
     affine: NDArray[np.float64],
@@ -96,6 +99,7 @@ def prepare(
     return prepared
 
 
+@geometry(True)
 def resized(
     image: NDArray[Any], affine: NDArray[np.float64], size: tuple[int, int, int], intensity: Intensity
 ) -> Tensor:
@@ -110,6 +114,7 @@ def resized(
     return values
 
 
+@geometry(True)
 def prepare_label(
     label: NDArray[np.uint8],
     affine: NDArray[np.float64],
