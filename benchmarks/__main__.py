@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from benchmarks import attacks, mirroring, privacy_verbs, split
+from benchmarks import attacks, choice, mirroring, privacy_verbs, split
 from medpfl.cli.common import say
 from medpfl.core.errors import MedPFLError
 
 app = typer.Typer(no_args_is_help=True, help="Benchmarks; each prints its numbers as ratios inside one run.")
 app.add_typer(split.app, name="split")
 app.command("attacks")(attacks.command)
+app.command("choice")(choice.command)
 app.command("mirroring")(mirroring.command)
 app.command("privacy")(privacy_verbs.heart)
 app.command("privacy-skin")(privacy_verbs.skin)

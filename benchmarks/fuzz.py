@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mutated replies, requests and state files through the real way in: FLARE's serialiser, parsing, the checks of answers
-and tensors, and joining. Whatever comes, there is one family of errors, and what is accepted is sound."""
+"""Mutated replies and requests through the real way in: FLARE's serialiser, parsing, the checks of answers and tensors,
+planning and joining; and files (``fuzz_files``). Whatever comes, there is one family of errors, and what is accepted is
+sound."""
 
 import dataclasses
 import json
@@ -20,27 +21,49 @@ from nvflare.apis.shareable import Shareable
 from nvflare.fuel.utils import fobs
 from nvflare.private.fed.utils.fed_utils import nvflare_fobs_initialize
 
-from medpfl import store
+from benchmarks import fuzz_files
 from medpfl.core.errors import MedPFLError, RefusedUpdate
+from medpfl.data.fingerprint import Fingerprint
 from medpfl.flare.wire import read_reply, read_request, to_shareable
-from medpfl.results.line import MetricLine
+from medpfl.job import Job
+from medpfl.job.settings import Settings
+from medpfl.methods.fedavg import FedAvg
+from medpfl.models.auto import Auto
+from medpfl.results.line import ChosenModel, MetricLine
+from medpfl.results.record import Record
 from medpfl.results.schema import BestRound, Rebuild
 from medpfl.rounds.answers import check_answer
 from medpfl.rounds.checks import LARGEST, check_update
 from medpfl.rounds.joining import begins_with, join
 from medpfl.rounds.messages import Message, Slots, table
-from medpfl.rounds.protocol.replies import FinishReply, InitReply, Plan, RefineReply, Sizes, TrainReply, ValidateReply
+from medpfl.rounds.planning import Planning
+from medpfl.rounds.protocol.replies import (
+    FinishReply,
+    InitReply,
+    Plan,
+    PlanReply,
+    RefineReply,
+    Sizes,
+    StatisticsReply,
+    TrainReply,
+    ValidateReply,
+)
 from medpfl.rounds.protocol.requests import (
     FinishRequest,
     InitRequest,
+    PlanRequest,
     RefineRequest,
     Request,
+    StatisticsRequest,
     TrainRequest,
     ValidateRequest,
 )
 from medpfl.rounds.protocol.text import LONGEST
+from medpfl.rounds.quorum import Quorum
 from medpfl.rounds.terms import Terms
+from medpfl.tasks.metrics.certainty import Certainty
 from medpfl.tasks.metrics.measure import Measure
+from medpfl.tasks.segmentation import Segmentation
 
 SLOWEST = 2.0
 """Seconds that one message may take."""
@@ -53,7 +76,10 @@ ODD: list[Any] = [
     {"task": "init"},
 ]  # fmt: skip
 BUFFERS = ("bn.running_var", "bn.count")
-PLAN = Plan(models=("personal",), tested=("personal",), numbers=("alpha",), refined=("model",), shown=(), steps=(1, 1))
+PLAN = Plan(
+    models=("personal",), tested=("personal", "local"), numbers=("alpha",), refined=("model",), shown=(), steps=(1, 1)
+)
+TASK = Segmentation("organ", size=(64, 64, 64), architecture=Auto())
 TERMS = Terms(
     plan=PLAN, method={}, task={}, personalised="personal", score="dice", measures={"dice": Measure()},
     ranges={"dice": (0.0, 1.0)}, codecs=None, adapts=False,
@@ -79,7 +105,9 @@ def run(count: int, seed: int = 0) -> Found:
         ways: list[Callable[[random.Random], Callable[[], None]]] = [
             *(lambda rng, pair=pair: _reply(rng, *pair) for pair in _pairs()),
             *(lambda rng, asked=asked: _request(rng, asked) for asked, _ in _pairs()),
-            lambda rng: _state(rng, Path(folder)),
+            lambda rng: fuzz_files.state(rng, Path(folder)),
+            lambda rng: fuzz_files.job(rng, Path(folder), ODD),
+            *([fuzz_files.ciphertext] if fuzz_files.can_encrypt() else []),
         ]
         for number in range(count):
             _try(ways[number % len(ways)](rng), number, found)
@@ -125,7 +153,10 @@ def _pairs() -> list[tuple[Message[Any], Message[Any]]]:
     of_run: dict[str, Any] = {"run": "r", "rounds": 2, "best": {"personal": BestRound(round=1, score=0.5)}}
     line = MetricLine(model="personal", split="validation", round=1, metrics={"dice": 0.5})
     last = line.model_copy(update={"round": 2})
-    tested = MetricLine(model="personal", split="test", round=2, metrics={"dice": 0.5}, choice="last")
+    sure = Certainty(patients=9, interval=(0.4, 0.6), gain=0.1, gained=(-0.1, 0.2))
+    tested = MetricLine(model="personal", split="test", round=2, metrics={"dice": 0.5}, choice="last", certainty=sure)
+    chosen = ChosenModel(test=tested.model_copy(update={"choice": "best"}), gain=0.1, interval=(-0.1, 0.2))
+    like = Fingerprint(cases=9, channels=1, classes=2, spacing=(1, 1, 3), fine=(1, 1, 3), shape=(90, 90, 30))
     asked = InitRequest(job="j", rounds=2, roster=("a", "b"), seed=1, threads=1, slots={"model": True}, gradients=())
     ready = InitReply(
         sizes=Sizes(train=9, validation=3, test=3), config="c", common={}, buffers=BUFFERS,
@@ -134,7 +165,9 @@ def _pairs() -> list[tuple[Message[Any], Message[Any]]]:
     )  # fmt: skip
     trained = TrainReply(round=2, metrics=(line,), loss={"personal": 0.1}, notes=("resumed",), seconds=1.5)
     return [
+        (Message(PlanRequest(job="j")), Message(PlanReply(fingerprint=like))),
         (Message(asked), Message(ready, _slots())),
+        (Message(StatisticsRequest(round=2, names=("model",), **of_run)), Message(StatisticsReply(), _slots())),
         (Message(TrainRequest(round=2, **of_run), _slots()), Message(trained, _slots())),
         (
             Message(RefineRequest(round=2, step=1, **of_run), _slots()),
@@ -146,7 +179,7 @@ def _pairs() -> list[tuple[Message[Any], Message[Any]]]:
         ),
         (
             Message(FinishRequest(round=2, finetune=1, **of_run)),
-            Message(FinishReply(metrics=(tested,), notes=())),
+            Message(FinishReply(metrics=(tested,), notes=(), chosen=chosen)),
         ),
     ]
 
@@ -161,6 +194,9 @@ def _reply(rng: random.Random, asked: Message[Any], honest: Message[Any]) -> Cal
         message = read_reply(_carried(sent))
         header = message.header
         check_answer(asked.header, header, TERMS)
+        if isinstance(header, PlanReply):
+            _plan(header)
+            return
         if isinstance(header, InitReply):
             begins_with(["model"])("a", message.of(InitReply))
             others = {site: Message(dataclasses.replace(honest).header, _slots()) for site in ("b", "c")}
@@ -173,6 +209,17 @@ def _reply(rng: random.Random, asked: Message[Any], honest: Message[Any]) -> Cal
         _assert_sound(asked.header, message, expected)
 
     return attempt
+
+
+def _plan(said: PlanReply) -> None:
+    """Planned together with two honest ones."""
+    honest = _pairs()[0][1].header.fingerprint
+    names = ("a", "b", "c")
+    job, record = Job("j", 2, Settings(rounds=1), {}, FedAvg(), TASK), Record("j", names)
+    with tempfile.TemporaryDirectory() as home:
+        planning = Planning(job, names, Path(home), record, Quorum(record, names, 2))
+        planning.take({"a": Message(said), **{site: Message(PlanReply(fingerprint=honest)) for site in names[1:]}})
+    assert planning.plan is not None and max(planning.plan.size) <= 64, "no plan for the others"
 
 
 def _raise(site: str, reason: str) -> None:
@@ -190,9 +237,12 @@ def _assert_sound(asked: Any, message: Message[Any], expected: Any) -> None:
         assert float(message.slots["model"]["bn.running_var"].min()) >= 0, "a negative variance"
     said = message.header.model_dump()
     assert said["task"] == asked.task and said.get("round", asked.round) == asked.round, "another task or round"
+    if chosen := said.get("chosen"):
+        assert chosen["test"]["model"] in ("personal", "local", "average"), "a choice of something else"
+        assert chosen["gain"] is None or abs(chosen["gain"]) <= 1 + 1e-6, "a gain out of range"
     for line in said.get("metrics", ()):
         numbers = [value for value in line["metrics"].values() if value is not None]
-        assert line["model"] in ("personal", "alpha") and "site" not in line, "a line of something else"
+        assert line["model"] in ("personal", "local", "alpha") and "site" not in line, "a line of something else"
         assert line["model"] == "alpha" or all(-1e-6 <= value <= 1 + 1e-6 for value in numbers), "a metric out of range"
     for note in said.get("notes", ()):
         assert len(note) <= 1000 and not any(ord(letter) < 32 for letter in note), "a note with control characters"
@@ -205,32 +255,6 @@ def _request(rng: random.Random, honest: Message[Any]) -> Callable[[], None]:
         header = read_request(_carried(sent)).header
         assert isinstance(header, Request), "no request"
         assert len(json.dumps(header.model_dump(mode="json"))) <= LONGEST, "no end"
-
-    return attempt
-
-
-def _state(rng: random.Random, folder: Path) -> Callable[[], None]:
-    path = folder / "state.safetensors"
-    store.save(path, {"w": torch.arange(20.0)}, {"round": 3})
-    data = bytearray(path.read_bytes())
-    for _ in range(rng.choice((1, 1, 3))):
-        place = rng.randrange(len(data))
-        cut = rng.choice(("flip", "flip", "cut", "grow", "drop"))
-        if cut == "flip":
-            data[place] ^= 1 << rng.randrange(8)
-        elif cut == "cut":
-            del data[max(1, place) :]
-        elif cut == "grow":
-            data[place:place] = rng.randbytes(rng.randrange(1, 40))
-        else:
-            del data[place : place + rng.randrange(1, 40)]
-        data = data or bytearray(b"\0")
-    path.write_bytes(data)
-
-    def attempt() -> None:
-        tensors, meta = store.read(path)
-        assert set(tensors) == {"w"} and torch.equal(tensors["w"], torch.arange(20.0)), "altered tensors"
-        assert meta["round"] == 3, "altered facts"
 
     return attempt
 

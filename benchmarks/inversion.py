@@ -41,6 +41,7 @@ from medpfl.demo.patterns import SIDE
 from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods.fedavg import FedAvg
+from medpfl.methods.schedules import StepDown
 from medpfl.models.base import Architecture
 from medpfl.privacy import DPSGD, ClippedNoise
 from medpfl.tasks import Classification
@@ -73,8 +74,10 @@ def _noised(batch: int) -> list[Arm]:
 
 
 ARMS = [
-    *(Arm("one step", batch) for batch in (1, 2, 4, 8)),
+    *(Arm("one step", batch) for batch in (1, 2, 4, 6, 8)),
     Arm("four steps", 2, {"steps": 4}),
+    Arm("eight steps", 1, {"steps": 8}),
+    Arm("eight steps, of which a schedule leaves one", 1, {"steps": 8, "schedule": StepDown(at=(0.1,), by=1e-9)}),
     Arm("one step of Adam", 1, {"optimizer": "adam"}),
     Arm("one step of Adam", 4, {"optimizer": "adam"}),
     *_noised(1),
@@ -165,14 +168,10 @@ def _federation(
 
 def _refusal(network: Architecture, arm: Arm, data: list[dict[str, NDArray[Any]]], home: Path) -> str | None:
     """The key of the rule by which a hospital whose site file says nothing refuses this; None: it takes part."""
-    federation = _federation(network, arm, 0, data, home, own_policy=False)
-    request = federation.coordinator.init_messages()["hospital-0"]
     try:
-        federation.runners["hospital-0"].handle(request)
+        _round(_federation(network, arm, 0, data, home, own_policy=False))
     except PolicyRefused as refused:
         return str(refused).partition("('")[2].partition("')")[0]
-    finally:
-        federation.runners["hospital-0"].close()
     return None
 
 
@@ -194,8 +193,12 @@ def _updates(
     return found
 
 
-def _steal(federation: Federation, network: Architecture) -> _Stolen | None:
-    """None: the lot was empty, and the policy let nothing leave."""
+def _round(federation: Federation) -> tuple[Samples, dict[str, Tensor], dict[str, Tensor]]:
+    """The training samples of hospital-0, and the model that it was sent and what it sent back, in the first round.
+
+    Raises:
+        PolicyRefused: it lets nothing leave.
+    """
     runner = federation.runners["hospital-0"]
     try:
         federation.coordinator.take_init(
@@ -203,17 +206,22 @@ def _steal(federation: Federation, network: Architecture) -> _Stolen | None:
         )
         message = federation.coordinator.rounds.train_messages(1, ["hospital-0"])["hospital-0"]
         before = {key: value.clone() for key, value in message.slots["fedavg"].items()}
-        try:
-            after = runner.handle(message).slots["fedavg"]
-        except PolicyRefused:
-            return None
+        return runner.data.splits["train"], before, runner.handle(message).slots["fedavg"]
     finally:
         federation.coordinator.close()
         for one in federation.runners.values():
             one.close()
+
+
+def _steal(federation: Federation, network: Architecture) -> _Stolen | None:
+    """None: the lot was empty, and the policy let nothing leave."""
+    try:
+        samples, before, after = _round(federation)
+    except PolicyRefused:
+        return None
     inputs = torch.cat([batch[0] for batch in Watched.seen])
     labels = torch.cat([batch[1] for batch in Watched.seen])
-    every = runner.data.splits["train"].inputs[:]
+    every = samples.inputs[:]
     assert isinstance(every, Tensor)
     apart = [image for image in every if not any(torch.equal(image, one) for one in inputs)]
     update = {key.split(".", 1)[1]: after[key] - before[key] for key in after}

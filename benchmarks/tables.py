@@ -17,9 +17,9 @@ from medpfl.results.compact import read_compact
 from medpfl.results.files import parse
 
 BENCHES = (
-    "attacks", "attacks_skin", "augmenting", "caching", "codecs", "encryption", "faults", "fedap", "fedsm", "gpu",
-    "heart", "messenger", "mirroring", "mixing", "moments", "pfllib", "phantom", "privacy", "privacy_skin", "prox",
-    "reading", "rounds", "soak", "teaching",
+    "attacks", "attacks_skin", "augmenting", "caching", "choice", "codecs", "encryption", "faults", "fedap", "fedsm",
+    "gpu", "heart", "messenger", "mirroring", "mixing", "moments", "pfllib", "phantom", "privacy", "privacy_skin",
+    "prox", "reading", "rounds", "soak", "teaching",
 )  # fmt: skip
 
 

@@ -53,10 +53,15 @@ def test_likeness_is_that_of_the_best_match_whatever_its_scale() -> None:
 def test_one_image_is_read_off_a_hospital_s_update_and_noise_hides_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of messages of the real round loop. The policy that a site file has by default refuses to train on one image."""
     monkeypatch.setattr(inversion, "NETWORKS", {"logistic regression": inversion.NETWORKS["logistic regression"]})
-    arms = [Arm("plain", 1), Arm("plain", 4), Arm("noise", 1, {"privacy": DPSGD(noise_multiplier=1.0)})]
-    plain, four, noise = inversion.measure(1, quiet, arms)["rows"]
+    (left,) = [arm for arm in inversion.ARMS if "leaves one" in arm.name]
+    noised = Arm("noise", 1, {"privacy": DPSGD(noise_multiplier=1.0)})
+    plain, four, eight, one, noise = inversion.measure(
+        1, quiet, [Arm("plain", 1), Arm("plain", 4), Arm("plain", 8), left, noised]
+    )["rows"]
     assert plain["own"][0] > 0.9999 and plain["found"] == [1.0] and abs(plain["others"][0]) < 0.5
-    assert plain["refused"] == "least_update" and four["refused"] is None
+    assert plain["refused"] == four["refused"] == one["refused"] == "least_update" and eight["refused"] is None
+    assert one["images"] == 8 and one["found"] == [0.125]  # the first of the eight, exactly
+    assert eight["found"] == [0.0]
     assert noise["own"][0] < 0.5 and noise["found"] == [0.0]
 
 

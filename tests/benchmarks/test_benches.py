@@ -42,6 +42,17 @@ def test_bench_mixing_measures_and_agrees_with_float64(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_bench_choice_measures_regret_against_what_is_known_to_be_true(tmp_path: Path) -> None:
+    bench("choice", "--hospitals", "8", "--out", str(tmp_path / "c.json"))
+    found = {
+        (one["patients"], one["true"]): one["rules"] for one in json.loads((tmp_path / "c.json").read_text())["found"]
+    }
+    assert all(regret == 0 for regret, _ in found[8, "none gains"].values())  # whatever is taken is worth as much
+    assert found[8, "none gains"]["the best score"][1] > found[8, "none gains"]["shipped"][1]
+    assert found[50, "all gain"]["shipped"] == [0, 1] and found[50, "all lose"]["shipped"] == [0, 0]
+
+
+@pytest.mark.slow
 def test_bench_augmenting_makes_batches_once_for_all_networks_of_a_round(tmp_path: Path) -> None:
     bench("augmenting", "--repeats", "1", "--out", str(tmp_path / "a.json"))
     found = json.loads((tmp_path / "a.json").read_text())["settings"]

@@ -42,7 +42,7 @@ def test_flare_adds_the_noise_that_simulate_adds(
         sites["clara"].write_text(yaml.safe_dump(content))
 
     def job() -> Job:
-        method = SoftPull(lr=0.1, steps=2, batch_size=6, privacy=privacy)
+        method = SoftPull(lr=0.1, steps=2, batch_size=12, privacy=privacy)
         return make_job(2, {"model": Mean()}, method, min_clients=2, seed=3)
 
     harness = Harness(job(), sites, tmp_path / "flare").run()

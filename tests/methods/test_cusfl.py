@@ -23,12 +23,14 @@ from medpfl.methods.base import Batch
 from medpfl.methods.cusfl import CusFL, Guide, pooled, similarity_loss, spread, weight_for
 from medpfl.models.resnet import ResNet
 from medpfl.models.unet import UNet
+from medpfl.privacy import DPSGD
 from medpfl.rounds.site import SiteRunner
 from medpfl.tasks import Classification, Segmentation
 from medpfl.tasks.base import Task
 from pictures import TABLE, declare, write_images
+from small_cusfl import on_tables
 from small_jobs import on_its_own
-from tools import Make, normed, run
+from tools import Make, run
 
 CLASSES = Classification("skin", size=(32, 32), architecture=ResNet(width=4, depth=10, pool=False))
 MASKS = Segmentation("skin", size=(32, 32), architecture=UNet((4, 8, 8)))
@@ -49,11 +51,6 @@ def job(task: Task = CLASSES, rounds: int = 2, references: bool = False, **metho
     chosen = CusFL(**{"batch_size": 6, "projection": 8, **method})
     settings = JobSettings(rounds=rounds, references=("local",) if references else (), finetune=0)
     return Job("small", 1, settings, {}, chosen, task)
-
-
-def on_tables(make_job: Make, rounds: int = 4, **method: Any) -> Job:
-    chosen = CusFL(**{"lr": 0.05, "batch_size": 8, "split": "2", "projection": 3, **method})
-    return make_job(rounds=rounds, mixers=chosen.components(), method=chosen, task=normed())
 
 
 def teacher_of(runner: SiteRunner) -> Guide:
@@ -270,7 +267,10 @@ def test_absent_hospitals_follow_equation_5(make_job: Make, table_sites: dict[st
             assert same(before[site], trained(runners[site]))
 
 
-@pytest.mark.parametrize("method", [{}, {"alignment": "contrastive"}, {"projection": None}, {"frozen": False}])
+@pytest.mark.parametrize(
+    "method",
+    [{}, {"alignment": "contrastive"}, {"projection": None}, {"frozen": False}, {"teacher": "trained", "warm_up": 2}],
+)
 @pytest.mark.slow
 def test_resuming(method: dict[str, Any], make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     assert_resumes(lambda: on_tables(make_job, **method), table_sites, tmp_path)
@@ -360,6 +360,8 @@ def test_who_is_absent_counts_with_its_newest_model_and_who_never_joined_does_no
         ({"temperature": 0.0}, "temperature must be above 0"),
         ({"projection": 0}, "projection must be at least 1"),
         ({"aligned_rounds": -1}, "aligned_rounds must be at least 0"),
+        ({"warm_up": -1}, "warm_up must be at least 0"),
+        ({"teacher": "trained", "privacy": DPSGD(target_epsilon=8.0)}, "which DPSGD does not count"),
     ],
 )
 def test_arguments_out_of_range(arguments: dict[str, Any], words: str) -> None:

@@ -13,12 +13,13 @@ from baselines import assert_resumes, begin, held, play
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import ControlVariates, Mean
 from medpfl.job import load_job
+from medpfl.methods.batches import Span
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.mh_pflid import MHpFLID
 from medpfl.methods.optimizers import Sgd
 from medpfl.methods.scaffold import Scaffold
 from medpfl.methods.schedules import Constant, Cosine, Polynomial, Schedule, StepDown, WarmUp
-from medpfl.methods.site import Site, Span
+from medpfl.methods.site import Site
 from medpfl.methods.softpull import SoftPull
 from medpfl.rounds.leaves import leaves_of
 from medpfl.rounds.site import SiteRunner
@@ -99,8 +100,8 @@ def rates(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, float]]:
     found: list[tuple[str, int, float]] = []
     original = Site._move
 
-    def told(self: Site, models: Any) -> None:
-        original(self, models)
+    def told(self: Site, models: Any, pull: float = 0.0) -> None:
+        original(self, models, pull)
         found.extend((self.name, self.round, self._optimizer(name).param_groups[0]["lr"]) for name in models)
 
     monkeypatch.setattr(Site, "_move", told)

@@ -15,10 +15,11 @@ from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mean
 from medpfl.job import load_job
 from medpfl.methods.base import Method
+from medpfl.methods.batches import Place
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.optimizers import Adam, AdamW, Optimizer, Sgd
 from medpfl.methods.references import like
-from medpfl.methods.site import Place, Site
+from medpfl.methods.site import Site
 from medpfl.methods.softpull import SoftPull
 from small_jobs import small_job
 from tools import Make, run, write_job

@@ -39,7 +39,7 @@ def taking(name: str) -> Callable[..., Choice]:
     """A validation that supports the model of that name."""
 
     def choice(sheets: dict[str, Sheet], *_: object) -> Choice:
-        return Choice(name, {each: sheet.score for each, sheet in sheets.items()}, 9, 0.2, 0.1, (0.1, 0.3))
+        return Choice(name, {each: sheet.score for each, sheet in sheets.items()}, 9, name, 0.2, 0.1, 1.5, (0.1, 0.3))
 
     return choice
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mutated replies, requests and state files: the quick share of ``python -m benchmarks fuzz``."""
+"""Mutated replies, requests, state files, jobs and ciphertexts: the quick share of ``python -m benchmarks fuzz``."""
 
 import contextlib
 import json
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +16,7 @@ from benchmarks import fuzz
 from medpfl.core.errors import MedPFLError
 from medpfl.flare.wire import to_shareable
 from medpfl.rounds.messages import Message
+from medpfl.rounds.protocol.replies import EvaluateReply, Reply
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -26,7 +27,8 @@ def serialiser() -> None:
 def test_no_mutation_gets_through_or_raises_another_error() -> None:
     found = fuzz.run(500, seed=1)
     assert found.faults == [] and found.tried == 500
-    assert found.outcomes["accepted"] and found.outcomes["ProtocolError"] and found.outcomes["RefusedUpdate"]
+    told = ("accepted", "ProtocolError", "RefusedUpdate", "DamagedFile", "ConfigError", "CodecError")
+    assert all(found.outcomes[kind] for kind in told)
 
 
 @settings(max_examples=500)
@@ -44,7 +46,7 @@ def test_a_mutated_reply_is_refused_or_sound(pair: tuple[Message[Any], Message[A
 )
 def test_the_oracle_tells_sound_from_unsound(field: str, value: Any) -> None:
     """An attempt that is not mutated is accepted; one with a fault in it is not."""
-    asked, honest = fuzz._pairs()[1]
+    asked, honest = fuzz._pairs()[3]
     sent: Shareable = to_shareable(honest)
     said = json.loads(sent["DXO"]["meta"]["medpfl"])
     said["content"][field] = value
@@ -54,3 +56,13 @@ def test_the_oracle_tells_sound_from_unsound(field: str, value: Any) -> None:
         patch.setattr(fuzz, "_mutated", lambda rng, shareable: sent)
         fuzz._try(fuzz._reply(fuzz.random.Random(0), asked, honest), 0, found)
     assert found.faults == [] and found.outcomes["accepted"] == (field == "round")
+
+
+def test_every_reply_of_the_protocol_is_among_them() -> None:
+    """Of a training job; an evaluation's has one line and is tried in tests/rounds/test_protocol.py."""
+    kinds = {type(honest.header) for _, honest in fuzz._pairs()}
+    assert kinds == set(get_args(Reply)) - {EvaluateReply}
+    for asked, honest in fuzz._pairs():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(fuzz, "_mutated", lambda rng, shareable: shareable)
+            fuzz._reply(Random(0), asked, honest)()  # what nobody has altered is accepted

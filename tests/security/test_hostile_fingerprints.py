@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A fingerprint of volumes comes from another hospital, and a plan is made of it: of numbers made to fill memory, or
-to take for ever, one sentence is made, and of the worst that is allowed a plan in a second."""
+to take for ever, one sentence is made, and of the worst that is allowed a plan in a second. Nor does one hospital end
+the others' job by them."""
 
 import json
 import time
@@ -12,6 +13,17 @@ from typer.testing import CliRunner
 
 from medpfl.cli import app
 from medpfl.core.errors import ConfigError
+from medpfl.data.fingerprint import Fingerprint
+from medpfl.job import Job
+from medpfl.job.settings import Settings
+from medpfl.methods.fedavg import FedAvg
+from medpfl.models.auto import Auto
+from medpfl.results.record import Record
+from medpfl.rounds.messages import Message
+from medpfl.rounds.planning import Planning
+from medpfl.rounds.protocol.replies import PlanReply
+from medpfl.rounds.quorum import Quorum
+from medpfl.tasks.segmentation import Segmentation
 
 HONEST = {"cases": 10, "channels": 1, "classes": 2, "spacing": [1, 1, 1], "fine": [1, 1, 1], "shape": [64, 64, 64]}
 
@@ -49,3 +61,28 @@ def test_the_worst_that_is_allowed_takes_no_time(tmp_path: Path) -> None:
     worst = {"cases": 10**6, "spacing": [100, 0.01, 0.01], "fine": [100, 0.01, 0.01], "shape": [100, 65536, 65536]}
     assert planned(tmp_path, worst).exit_code == 0
     assert planned(tmp_path, worst, {"spacing": [0.01, 100, 0.01], "shape": [65536, 100, 65536]}).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"channels": 1000}, "its volumes have 1000 channels and 2 classes, and most hospitals' have 1 and 2"),
+        ({"classes": 256}, "1 channels and 256 classes"),
+        ({"shape": [1, 1, 1]}, "too small for a network of three levels"),
+        ({"spacing": [100, 0.01, 0.01], "shape": [100, 65536, 65536]}, ""),
+    ],
+)
+def test_one_hospital_does_not_end_the_others_job(said: dict[str, Any], words: str, tmp_path: Path) -> None:
+    """In a job whose network is planned when it starts."""
+    names = ["anna", "berta", "clara"]
+    record = Record("planned", tuple(names))
+    task = Segmentation("organ", size=(64, 64, 64), architecture=Auto())
+    job = Job("planned", 2, Settings(rounds=1), {}, FedAvg(), task)
+    planning = Planning(job, names, tmp_path / "home", record, Quorum(record, names, 2))
+    told = {name: Fingerprint.model_validate_json(json.dumps(HONEST)) for name in names}
+    told["anna"] = Fingerprint.model_validate_json(json.dumps({**HONEST, **said}))
+    planning.take({name: Message(PlanReply(fingerprint=one)) for name, one in told.items()})
+    assert planning.plan is not None and planning.plan.size == (64, 64, 64)
+    refused = [event for event in record.events if event.site != "server"]
+    assert [event.site for event in refused] == (["anna"] if words else [])
+    assert not words or words in refused[0].event

@@ -60,7 +60,7 @@ def refused(job: Job, files: dict[str, Path], folder: Path, rule: str) -> str:
 
 def test_one_patient_an_update(tmp_path: Path) -> None:
     text = refused(fedavg(**ONE_PATIENT), sites(tmp_path), tmp_path, "least_update")
-    assert text.endswith("asks for at least 4 training samples behind an update, FedAvg; this job takes 1")
+    assert text.endswith("asks for at least 8 training samples behind an update, FedAvg; this job takes 1")
 
 
 def test_the_same_patient_again_and_again(tmp_path: Path) -> None:
@@ -75,9 +75,9 @@ def test_the_same_patient_again_and_again(tmp_path: Path) -> None:
         def loss(self, site: Site, batch: Any) -> torch.Tensor:
             return site.task.loss(site.models["fedavg"](batch.inputs), batch.targets)
 
-    job = small_job(mixers={"fedavg": Mean()}, method=Probing(batch_size=1, steps=8), min_clients=1)
+    job = small_job(mixers={"fedavg": Mean()}, method=Probing(batch_size=1, steps=16), min_clients=1)
     coordinator, runners = begin(job, sites(tmp_path), tmp_path / "run")
-    with pytest.raises(PolicyRefused, match=r"at least 4 training samples behind an update, Probing; this job takes 1"):
+    with pytest.raises(PolicyRefused, match=r"at least 8 training samples behind an update, Probing; this job takes 1"):
         play(coordinator, runners, 1)
 
 

@@ -193,7 +193,10 @@ YAML = {
     "tag": ("datasets: !!python/object/apply:os.system ['touch /tmp/x']\n", "could not determine a constructor"),
     "twice": ("site: anna\nsite: berta\n", "the key 'site' is there twice"),
     "binary": ("\0\1\2", "not valid YAML"),
-    "long": ("# " + "x" * 2**24, "has more than 16777216 bytes"),
+    "long": ("# " + "x" * 2**22, "has more than 4194304 bytes"),
+    "alike": (f"site: anna\n{2**61 - 1}: 1\n", "the key 2305843009213693951 is no label"),
+    "infinite": (".inf: 1\n", "the key inf is no label"),
+    "key of a list": ("? [a, b]\n: 1\n", "the key '.*' is a list or a mapping"),
 }
 
 
@@ -206,6 +209,21 @@ def test_yaml_that_is_an_attack(kind: str, read: Callable[[Path], object], tmp_p
     with pytest.raises((SiteFileError, ConfigError), match=words) as refused:
         read(tmp_path / "a.yaml")
     assert len(str(refused.value)) < 1000
+
+
+@pytest.mark.slow
+def test_yaml_of_very_many_keys(tmp_path: Path) -> None:
+    """Each key was once compared with every other: 100 000 of them, in a file of 1 MB, took minutes."""
+    (tmp_path / "a.yaml").write_text("\n".join(f"k{number}: 1" for number in range(20_000)))
+    assert len(untrusted.load_yaml(tmp_path / "a.yaml")) == 20_000
+
+
+def test_yaml_of_very_many_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are counted while the file is read: what stands after them is not even looked at."""
+    monkeypatch.setattr(untrusted, "_NODES", 500)
+    (tmp_path / "a.yaml").write_text("- x\n" * 1000 + "- [")
+    with pytest.raises(yaml.YAMLError, match=r"has more than \d+ values"):
+        untrusted.load_yaml(tmp_path / "a.yaml")
 
 
 @pytest.mark.parametrize(

@@ -40,5 +40,6 @@ def write_volume_sites(
         organ: dict[str, object] = {"kind": "volumes", "labels": {0: "background", 1: "organ"}}
         organ["datalist"] = str((folder / site / "list.json").resolve())  # a test may copy the site file elsewhere
         files[site] = folder / f"{site}.yaml"
-        files[site].write_text(yaml.safe_dump({"site": site, "datasets": {"organ": organ}}))
+        few = {"least_samples": 5, "least_update": 4}  # as few as they are
+        files[site].write_text(yaml.safe_dump({"site": site, "datasets": {"organ": organ}, "policy": few}))
     return files

@@ -15,7 +15,7 @@ from medpfl.tasks.metrics.base import CaseMetric, Metric
 from medpfl.tasks.metrics.certainty import Certainty, certainty_of, draw, interval_of, resamples
 from medpfl.tasks.metrics.labels import AUC, LABEL_METRICS, Accuracy, Brier
 from medpfl.tasks.metrics.measure import Measure
-from medpfl.tasks.metrics.sheet import Sheet, sheet_of, sheet_of_cases
+from medpfl.tasks.metrics.sheet import Sheet, sheet_of
 
 HIGHER, LOWER = Measure(), Measure(direction="lower")
 
@@ -124,11 +124,6 @@ def test_few_patients_tell_nothing(patients: int, least: int, told: bool) -> Non
 def test_where_a_score_is_not_defined_there_is_no_interval() -> None:
     sheet = sheet_of(AUC(), torch.full((8, 2), 0.5), split([0] * 8))
     assert certainty_of(sheet, sheet, HIGHER, 2, 0) is None
-
-
-def test_of_each_patient_another_models_answer() -> None:
-    one, other = (sheet_of_cases(Length(), [value] * 3, split([0] * 3)) for value in (1.0, 5.0))
-    assert one.picked([one, other], np.array([0, 1, 1])).score == pytest.approx(11 / 3)
 
 
 def test_its_sentence() -> None:

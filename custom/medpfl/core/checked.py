@@ -3,6 +3,7 @@
 
 import dataclasses
 import inspect
+import sys
 import types
 import typing
 from abc import ABCMeta
@@ -118,7 +119,7 @@ def _fitted(value: Any, hint: Any) -> Any:
     elif origin in (dict, Mapping):
         return _as_mapping(value, hint, inner[1])
     elif hint is float and type(value) is not float:
-        fits = isinstance(value, (int, float)) and not isinstance(value, bool)
+        fits = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
         value = float(value) if fits else value
     elif hint is int:
         fits = isinstance(value, int) and not isinstance(value, bool)

@@ -30,9 +30,14 @@ class MedPFLError(Exception):
 
 
 class ConfigError(MedPFLError):
-    """A job or a setting is wrong. Jobs come from the server, so the message may go back to it."""
+    """A job or a setting is wrong. Jobs come from the server, so the message may go back to it. What it repeats of a
+    job may be of any length, and is left out beyond ``LONGEST``."""
+
+    LONGEST = 2000
 
     def __init__(self, message: str):
+        if len(message) > self.LONGEST:
+            message = f"{message[: self.LONGEST - 300]} ... {message[-250:]}"
         super().__init__(message, public=message)
 
 

@@ -25,7 +25,9 @@ class Policy(Strict):
 
     Attributes:
         least_samples: of the training part, for taking part in a job that trains.
-        least_update: different training samples behind every update that leaves, hence steps x batch size.
+        least_update: different training samples behind every update that leaves, hence steps x batch size, none of
+            which may have nearly all the weight. Of one step on 4 images an attacker computes some
+            (docs/results/attacks.md); 8 are a floor and no protection of each.
         least_statistic: samples behind a statistic of the training part that a job asks for.
         least_count: cases of a class, or rows of a category, behind its share where a job asks for shares; what fewer
             have is told as what most have.
@@ -54,8 +56,8 @@ class Policy(Strict):
             hospital.
     """
 
-    least_samples: AtLeastOne = 5
-    least_update: AtLeastOne = 4
+    least_samples: AtLeastOne = 8
+    least_update: AtLeastOne = 8
     least_statistic: AtLeastOne = 5
     least_count: AtLeastOne = 5
     least_scored: AtLeastOne = 2

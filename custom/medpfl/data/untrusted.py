@@ -3,7 +3,7 @@
 
 import math
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,12 @@ MOST_PREPARED = 2**27
 """Values that one prepared input may have, by a job's word: of its size, or of its voxel spacing."""
 _LARGE, _RATIO = 2**28, 250
 """Bytes from which an array in an archive may not be more than so many times as large as it is compressed."""
-_LONGEST, _NODES = 2**24, 200_000
+_LONGEST, _NODES = 2**22, 200_000
 """Bytes of a YAML file, and values in it, each counted wherever it is referred to."""
+_TOO_MANY = f"it has more than {_NODES} values, each counted wherever it is referred to"
+
+_LARGEST_KEY = 2**53
+"""Larger numbers can be chosen so that Python takes hours to tell thousands of them apart as keys."""
 
 
 def check_values(file: Path, shape: Sequence[int]) -> None:
@@ -54,13 +58,26 @@ def check_growth(file: Path, name: str, packed: int, size: int) -> None:
 
 
 class UniqueKeys(yaml.SafeLoader):
-    """YAML would silently take the last of two equal keys."""
+    """YAML would silently take the last of two equal keys, and has no limit of values."""
+
+    _nodes = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._nodes += 1
+        if self._nodes > _NODES:
+            raise yaml.YAMLError(_TOO_MANY)
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"the key '{key}' is there twice", node.start_mark)
+        seen = set()
+        for written, _ in node.value:
+            key = self.construct_object(written, deep=True)
+            if isinstance(key, int | float) and not abs(key) <= _LARGEST_KEY:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key} is no label", written.start_mark)
+            if not isinstance(key, Hashable) or key in seen:
+                what = "is there twice" if isinstance(key, Hashable) else "is a list or a mapping"
+                raise yaml.constructor.ConstructorError(None, None, f"the key '{key}' {what}", node.start_mark)
+            seen.add(key)
         return super().construct_mapping(node, deep)
 
 
@@ -81,7 +98,7 @@ def load_yaml(path: Path) -> Any:
         if node is None:
             return None
         if _count(node, {}) > _NODES:
-            raise yaml.YAMLError(f"it has more than {_NODES} values, each counted wherever it is referred to")
+            raise yaml.YAMLError(_TOO_MANY)
         return loader.construct_document(node)
     finally:
         loader.dispose()

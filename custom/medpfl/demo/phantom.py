@@ -108,7 +108,11 @@ def _write(folder: Path, seed: int, hospitals: Mapping[str, tuple[Scanner, froze
             datalist[key] = items
         (base / "datalist.json").write_text(json.dumps(datalist, indent=1))
         organ = {"kind": "volumes", "datalist": f"{site}/datalist.json", "labels": {0: "background", 1: "organ"}}
-        site_file = yaml.safe_dump({"site": site, "datasets": {"organ": organ}}, sort_keys=False)
+        content: dict[str, object] = {"site": site, "datasets": {"organ": organ}}
+        if lacking is not None:  # for tasks whose samples are whole volumes, which are fewer than a policy asks for
+            count = scanner.patients["train"]
+            content["policy"] = {"least_samples": count, "least_update": count}
+        site_file = yaml.safe_dump(content, sort_keys=False)
         (folder / f"{site}.yaml").write_text(
             f"# {site}: generated phantoms, no patients. Paths are relative to this file.\n{site_file}"
         )

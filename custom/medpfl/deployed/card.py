@@ -163,13 +163,14 @@ def _chosen(history: "History", measures: Mapping[str, Measure]) -> str:
         f"| {name} | {'not defined' if value is None else measure.text(value, 4)} |"
         for name, value in found.candidates.items()
     )
-    if found.gain is None or found.error is None:
+    if found.gain is None or found.error is None or found.needed is None:
         why = "They are too few to say that another model is better than the local one."
     else:
-        than = "more" if found.gain > found.error else "not more"
+        than = "more" if found.model == found.best else "not more"
         why = (
-            f"Choosing by them gains {found.gain:+.4f} {interval_text(found.interval)} over the local model "
-            f"(cross-fitted), {than} than one standard error ({found.error:.4f})."
+            f"On them {found.best} gains {found.gain:+.4f} {interval_text(found.interval)} over the local model, "
+            f"{than} than the {found.needed:.2f} standard errors (of {found.error:.4f}) that it takes with so many "
+            "candidates."
         )
     return f"""
 ## Chosen by this hospital

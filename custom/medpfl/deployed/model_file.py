@@ -75,15 +75,18 @@ class Chosen(_Strict):
     Attributes:
         model: its name among the ``candidates``.
         patients: validation patients.
-        gain: of choosing so over the local model on them, cross-fitted; None where nothing can be said; ``error``: its
-            standard error; ``interval``: 95 %.
+        best: the candidate that ``gain`` speaks of, the best supported beside the local model.
+        gain: its gain over the local model on them; None where nothing can be said; ``error``: its standard error;
+            ``needed``: how many of these it takes to be chosen; ``interval``: 95 %, for all candidates at once.
         candidates: name to validation score; None where it is not defined.
     """
 
     model: str
     patients: int
+    best: str | None = None
     gain: float | None
     error: float | None
+    needed: float | None = None
     interval: Interval | None
     candidates: dict[str, float | None]
 

@@ -5,9 +5,11 @@ Wicaksana, Yan, Yang, Liu, Fan, Cheng, "Customized Federated Learning for Multi-
 Classification", IEEE JBHI 26(11), 2022. The network is h(f(x)), extractor and head; g projects f's output. A hospital
 minimises  L_task + lambda2 L_sim,  L_sim = 1 - cos(g_xi(f_xi(x)), g(f(x))), and sends f and g; the server makes xi of
 them (Eq. 5), and xi never replaces anything. Deviation: lambda2 is capped, because at the start L_sim is about 0 and
-the paper's rule would weigh its gradient by millions.
+the paper's rule would weigh its gradient by millions. Two variants of ours, off unless asked for: ``teacher`` and
+``warm_up``.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, Literal
@@ -77,8 +79,8 @@ class Alignment(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class CusFL(Method):
-    """Slot "federated" (``MeanOfLatest``): f and g up, xi down. Private: the personal network, whose head never
-    travels, and which alone predicts.
+    """Slot "federated" (``MeanOfLatest``): f and g up, xi down. Private: the personal network (and the tutor), whose
+    head never travels; the personal network alone predicts.
 
     Args:
         ratio: r, the alignment's share of the loss, in [0, 1). 0 is local training.
@@ -90,7 +92,12 @@ class CusFL(Method):
         alignment: "cosine", or "contrastive": MOON's loss, which also pushes away from the hospital's last model.
         temperature: of the contrastive loss, > 0.
         frozen: False: xi moves towards the hospital, too, while it teaches; what it has become is not sent.
-        aligned_rounds: rounds with a teacher; in later ones hospitals fine-tune alone. None: all.
+        aligned_rounds: the last round with a teacher; in later ones hospitals fine-tune alone. None: the job's last.
+        teacher: what f_xi is made of. "aggregated", Eq. (5): the personal networks' f. "trained", a variant of ours:
+            f of a network "tutor" that every hospital starts from f_xi and trains on the labels, with a head that
+            stays at home; a hint of it is in the paper's Fig. 2.
+        warm_up: rounds before which f is replaced by f_xi, and in which nothing is aligned: until then hospitals share
+            f and keep their heads (FedPer). A variant of ours; in the paper, 0, nothing is ever replaced.
     """
 
     batch_size: int = 32
@@ -103,6 +110,8 @@ class CusFL(Method):
     temperature: float = 0.5
     frozen: bool = True
     aligned_rounds: int | None = None
+    teacher: Literal["aggregated", "trained"] = "aggregated"
+    warm_up: int = 0
 
     deploys: ClassVar = {"personal": "personal"}
     cover: ClassVar = Cover()
@@ -117,17 +126,20 @@ class CusFL(Method):
         for name in ("cap", "temperature"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"CusFL's {name} must be above 0 and finite, got {getattr(self, name)}")
-        for name, least in (("projection", 1), ("aligned_rounds", 0)):
+        for name, least in (("projection", 1), ("aligned_rounds", 0), ("warm_up", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"CusFL's {name} must be at least {least}, got {value}")
+        if self.teacher == "trained" and self.privacy is not None and self.privacy.level == "record":
+            raise ConfigError("CusFL's trained teacher takes further steps on every batch, which DPSGD does not count")
 
     def models(self, build: Build) -> dict[str, nn.Module]:
         guides = ("federated", "previous") if self.alignment == "contrastive" else ("federated",)
         made: dict[str, nn.Module] = {name: self._guide(build) for name in guides}
         projection = self._guide(build).projection
         own = {} if projection is None else {"projection": projection}
-        return {"personal": build.network(), **own, **made, "alignment": Alignment()}
+        tutor = {"tutor": build.network()} if self.teacher == "trained" else {}
+        return {"personal": build.network(), **own, **made, **tutor, "alignment": Alignment()}
 
     def _guide(self, build: Build) -> Guide:
         """f and g with the job's initial weights."""
@@ -153,21 +165,30 @@ class CusFL(Method):
                 models[name].eval().requires_grad_(False)
         teacher.requires_grad_(not self.frozen)
         ratio = self.ratios.get(site.name, self.ratio)
-        if self.aligned_rounds is not None and site.round > self.aligned_rounds:
+        if site.round <= self.warm_up or (self.aligned_rounds is not None and site.round > self.aligned_rounds):
             ratio = 0.0
+        shared = {key: tensor.clone() for key, tensor in teacher.state_dict().items()}
+        if self.warm_up and site.round <= self.warm_up + 1:
+            _put_extractor(shared, models["personal"])
+        if "tutor" in models:
+            _put_extractor(shared, models["tutor"])
         try:
             seen = [self._step(site, batch, ratio) for batch in site.training_batches()]
         finally:
             teacher.requires_grad_(True)
         for name, value in zip(Alignment.kept, torch.stack(seen).mean(dim=0), strict=True):
             models["alignment"].get_buffer(name).copy_(value)
-        trained = _trained(models)
-        site.outbox["federated"] = {f"federated.{key}": tensor for key, tensor in trained.items()}
+        sent = _trained(models, "tutor" if "tutor" in models else "personal")
+        site.outbox["federated"] = {f"federated.{key}": tensor for key, tensor in sent.items()}
         if "previous" in models:
-            models["previous"].load_state_dict(trained)
+            models["previous"].load_state_dict(_trained(models, "personal"))
 
     def _step(self, site: Site, batch: Batch, ratio: float) -> Tensor:
-        """A batch of Eq. (4); returns what ``Alignment`` keeps of it."""
+        """A batch of Eq. (4), and of the tutor's training; returns what ``Alignment`` keeps of it."""
+        if "tutor" in site.models:
+            with site.autocast():
+                learnt = site.task.loss(site.models["tutor"](batch.inputs), batch.targets)
+            site.step("tutor", learnt)
         personal, teacher = site.models["personal"], site.models["federated"]
         assert isinstance(teacher, Guide)
         with site.autocast():
@@ -210,9 +231,16 @@ def _projection(width: int, outputs: int) -> nn.Module:
     return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, outputs))
 
 
-def _trained(models: nn.ModuleDict) -> dict[str, Tensor]:
-    """The hospital's own f and g, under the names that they have in a ``Guide``."""
-    places = {"extractor.network": models["personal"].state_dict()}
+def _put_extractor(guide: Mapping[str, Tensor], network: nn.Module) -> None:
+    """Replace the network's f, running statistics included, by that of a ``Guide``'s entries."""
+    prefix = "extractor.network."
+    found = {key.removeprefix(prefix): tensor for key, tensor in guide.items() if key.startswith(prefix)}
+    network.load_state_dict({**network.state_dict(), **found})
+
+
+def _trained(models: nn.ModuleDict, network: str) -> dict[str, Tensor]:
+    """f of that network and the hospital's own g, under the names that they have in a ``Guide``."""
+    places = {"extractor.network": models[network].state_dict()}
     if "projection" in models:
         places["projection"] = models["projection"].state_dict()
     found = {}

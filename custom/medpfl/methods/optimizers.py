@@ -14,6 +14,9 @@ from torch import nn
 from medpfl.core.checked import Checked
 from medpfl.core.errors import ConfigError
 
+_SMALL = 1e-6
+"""An eps of Adam up to which gradients are larger."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer(Checked):
@@ -35,6 +38,15 @@ class Optimizer(Checked):
     def traits(self) -> frozenset[str]:
         """What a method may exclude of it: "adam", "momentum", "weight_decay"."""
         return frozenset({"weight_decay"} if self.weight_decay else ())
+
+    @abstractmethod
+    def takes_back(self, rate: float, pull: float) -> float:
+        """What part of a network's change until then a step undoes, about; >= 0, above 1 it overshoots.
+
+        Args:
+            rate: the step's learning rate.
+            pull: back to where the network started, a factor of the distance that is added to the gradient.
+        """
 
     @abstractmethod
     def build(self, parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
@@ -64,6 +76,14 @@ class Adam(Optimizer):
     def traits(self) -> frozenset[str]:
         return super().traits | {"adam"}
 
+    def takes_back(self, rate: float, pull: float) -> float:
+        return self._divided(rate * (self.weight_decay + pull))
+
+    def _divided(self, taken: float) -> float:
+        """A step is as long as the learning rate, whatever pulls; unless eps, and not the gradient, is what it is
+        divided by."""
+        return taken / self.eps if self.eps > _SMALL else 0.0
+
     def build(self, parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
         return torch.optim.Adam(
             parameters, lr=lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay, fused=True
@@ -76,6 +96,9 @@ class AdamW(Adam):
     (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019)."""
 
     weight_decay: float = 0.01
+
+    def takes_back(self, rate: float, pull: float) -> float:
+        return rate * self.weight_decay + self._divided(rate * pull)
 
     def build(self, parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
         return torch.optim.AdamW(
@@ -106,6 +129,9 @@ class Sgd(Optimizer):
     @property
     def traits(self) -> frozenset[str]:
         return super().traits | ({"momentum"} if self.momentum else set())
+
+    def takes_back(self, rate: float, pull: float) -> float:
+        return rate * (self.weight_decay + pull) / (1 - self.momentum)
 
     def build(self, parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
         return torch.optim.SGD(

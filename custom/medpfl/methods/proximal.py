@@ -22,11 +22,11 @@ class Proximal:
     def __init__(self, model: nn.Module, strength: float, anchor: nn.Module | None = None):
         self._weights: list[Tensor] = list(model.parameters())
         self._anchor = [weight.detach().clone() for weight in (anchor or model).parameters()]
-        self._strength = strength
+        self.strength = strength
 
     @torch.no_grad()
     def __call__(self) -> None:
-        add_gradient(self._weights, torch._foreach_sub(self._weights, self._anchor), self._strength)
+        add_gradient(self._weights, torch._foreach_sub(self._weights, self._anchor), self.strength)
 
 
 @torch.no_grad()

@@ -17,53 +17,15 @@ from medpfl.core.errors import ConfigError, Stopped
 from medpfl.core.seeding import derive_seed
 from medpfl.data.rows import take
 from medpfl.data.samples import Samples, SiteData
+from medpfl.methods.batches import Batch, Place, Span
+from medpfl.methods.behind import Behind
 from medpfl.methods.presented import Presented
+from medpfl.methods.proximal import Proximal
 from medpfl.methods.training import Training
-from medpfl.privacy.lots import Lot, RecordNoise
+from medpfl.privacy.lots import RecordNoise
 from medpfl.tasks.base import Task
 
 Kept = TypeVar("Kept")
-
-
-@dataclass(frozen=True)
-class Span:
-    """The rounds over which a schedule runs: so many ``rounds``, counted on from number ``first``.
-
-    The job's training is one span. Fine-tuning after it is another, with a beginning of its own.
-    """
-
-    first: int
-    rounds: int
-
-    def passed(self, round_number: int, part: float) -> float:
-        """Rounds before this moment, in [0, ``rounds``]; ``part`` of the round, in [0, 1), is over."""
-        return min(round_number - self.first + part, float(self.rounds))
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a batch stands in its pass over the data: ``number``, from 0, ``of`` so many; with record-level privacy
-    a batch is a case, ``number`` is that of its ``lot``."""
-
-    number: int
-    of: int
-    lot: Lot | None = None
-
-    def in_step(self, accumulate: int) -> tuple[int, int]:
-        """Its number, from 0, among the batches of its optimiser's step, and how many these are."""
-        if self.lot is not None:
-            return self.lot.number, self.lot.of
-        first = self.number - self.number % accumulate
-        return self.number - first, min(accumulate, self.of - first)
-
-
-@dataclass(frozen=True)
-class Batch:
-    """``inputs``: B x ...; ``targets``: B x ...; both on the training device."""
-
-    inputs: Tensor
-    targets: Tensor
-    place: Place = Place(0, 1)
 
 
 def _never() -> bool:
@@ -134,6 +96,8 @@ class Site:
         """Slot that the method wants to be ``shown`` to all hospitals' models in the roster's order; in ``refine``."""
         self.drawn: list[int] = []
         """Different training samples that each phase of training has seen; the hospital's policy asks for a least."""
+        self.behind: dict[str, Behind] = {}
+        """Network to whose samples are behind its change, likewise."""
 
     def training_batches(
         self, epochs: int | None = None, steps: int | None = None, purpose: str = "batches"
@@ -165,7 +129,8 @@ class Site:
                 inputs, targets = self._present(rows[case], purpose, lot.index * cases + case)
                 seen[rows[case]] |= not lot.blank
                 self.drawn[phase] = int(seen.sum())
-                self._place = Place(lot.index, lots, lot)
+                taken = rows[case][: 0 if lot.blank else None]
+                self._place = Place(lot.index, lots, lot, taken, torch.full((len(taken),), 1 / size))
                 yield Batch(inputs.to(self.device), targets.to(self.device), self._place)
             return
         planned = self._planned(samples, generator, epochs, steps)
@@ -178,7 +143,7 @@ class Site:
             self.go_on()
             seen[chosen] = True
             self.drawn[phase] = int(seen.sum())
-            self._place = Place(done, of)
+            self._place = Place(done, of, None, chosen, self.task.importance(targets) / len(chosen))
             yield Batch(moved(inputs, self.device), moved(targets, self.device), self._place)
 
     def _planned(
@@ -289,8 +254,9 @@ class Site:
         Returns:
             Whether the step was made.
         """
-        optimizers = [self._optimizer(name) for name in (model, *others)]
         lot, names = self._place.lot, (model, *others)
+        optimizers = [self._optimizer(name) for name in names]
+        self._take_down(names)
         if lot is not None and self._noise is not None and self._noise.covers(names):
             weights = [weight for optimizer in optimizers for weight in _parameters(optimizer)]
             for weight in weights:
@@ -312,8 +278,15 @@ class Site:
     def _moved(self, models: Sequence[str], term: Callable[[], None] | None) -> bool:
         if term:
             term()
-        self._move(models)
+        self._move(models, term.strength if isinstance(term, Proximal) else 0.0)
         return True
+
+    def _take_down(self, models: Sequence[str]) -> None:
+        """The batch is part of the next step of these networks."""
+        if (rows := self._place.rows) is not None and (weights := self._place.weights) is not None:
+            for name in models:
+                key = f"{self._prefix}{name}"
+                self.behind.setdefault(key, Behind(len(self.data.splits["train"]))).batch(rows, weights)
 
     def descend(self, model: str, gradient: Mapping[str, Tensor], loss: Tensor) -> None:
         """The same with a given gradient, by parameter; ``loss`` is only reported.
@@ -323,6 +296,7 @@ class Site:
         """
         if self._noise is not None and self._noise.covers((model,)):
             raise ConfigError(f"{type(self.method).__name__} makes gradients of its own, which DPSGD cannot protect")
+        self._take_down((model,))
         number, batches = self._place.in_step(self.method.accumulate)
         for key, parameter in self.models[model].named_parameters():
             found = gradient[key].clone() if batches == 1 else gradient[key] / batches
@@ -337,12 +311,15 @@ class Site:
         part = self._place.number / self._place.of
         return self.method.factor(self._span.passed(self.round, part), self._span.rounds)
 
-    def _move(self, models: Sequence[str]) -> None:
-        """Take the step that the gradients say."""
+    def _move(self, models: Sequence[str], pull: float = 0.0) -> None:
+        """Take the step that the gradients say, in which there is a ``pull`` back to where the network started."""
         optimizers, factor = [self._optimizer(name) for name in models], self.factor
         for name, optimizer in zip(models, optimizers, strict=True):
+            rate = self.method.rate(name) * factor
             for group in optimizer.param_groups:
-                group["lr"] = self.method.rate(name) * factor
+                group["lr"] = rate
+            if behind := self.behind.get(f"{self._prefix}{name}"):
+                behind.moved(rate, self.method.takes_back(rate, pull))
         if self.method.clip_gradient is not None:
             every = [parameter for optimizer in optimizers for parameter in _parameters(optimizer)]
             nn.utils.clip_grad_norm_(every, self.method.clip_gradient)

@@ -109,6 +109,10 @@ class Training(Checked):
         """What the schedule multiplies every learning rate by after so many of the ``rounds``."""
         return schedule_of(self.schedule).factor(passed, rounds)
 
+    def takes_back(self, rate: float, pull: float) -> float:
+        """What part of a network's change until then a step undoes; see ``Optimizer.takes_back``."""
+        return self._optimizer.takes_back(rate, pull)
+
     def new_optimizer(self, model: nn.Module, name: str) -> torch.optim.Optimizer:
         """The optimiser of the network called ``name``."""
         return self._optimizer.build(model.parameters(), self.rate(name))

@@ -60,8 +60,9 @@ class ChosenModel(BaseModel):
 
     Attributes:
         test: the chosen model's test, under its name; "average" is the mean of all its models' probabilities.
-        gain: of choosing so over the hospital's local model on the validation cases, cross-fitted, and ``interval``:
-            95 %; None where there are too few patients to tell.
+        gain: on the validation cases, over the hospital's local model, of the chosen model, or where that is the local
+            one of the best other; ``interval``: 95 %, for all candidates at once. None where there are too few patients
+            to tell.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")

@@ -144,8 +144,10 @@ class Holding:
         said = Chosen(
             model=found.model,
             patients=found.patients,
+            best=found.best,
             gain=number(found.gain),
             error=number(found.error),
+            needed=number(found.needed),
             interval=found.interval,
             candidates={name: number(score) for name, score in found.scores.items()},
         )

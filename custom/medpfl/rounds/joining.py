@@ -131,13 +131,13 @@ def about(
 def _difference(site: str, theirs: Message[InitReply], first: str, reference: Message[InitReply]) -> str:
     """A sentence on how a hospital's first message differs from that of most."""
     one, other = theirs.header, reference.header
-    if one.common != other.common:
-        return f"{site} has {_named(one.common)}, {first} has {_named(other.common)}"
     if one.encryption != other.encryption:
         return (
             f"{site} has another encryption key (fingerprint {one.encryption}) than {first} ({other.encryption}): "
             "all hospitals need the file of one 'medpfl keys make'"
         )
+    if one.common != other.common:
+        return f"{site} has {_named(one.common)}, {first} has {_named(other.common)}"
     if differs := other_inputs(one.recipe.meaning, f"{site}'s", other.recipe.meaning, f"{first}'s"):
         return differs
     if fingerprint(theirs.slots) != fingerprint(reference.slots):

@@ -7,11 +7,12 @@ The plan is part of the run's state at the server: a run that is taken up again 
 
 import dataclasses
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from medpfl.component import spec_of
-from medpfl.core.errors import ConfigError, MedPFLError
+from medpfl.core.errors import ConfigError, MedPFLError, RefusedUpdate
 from medpfl.data.contract import Dataset
 from medpfl.data.fingerprint import Fingerprint, Planned
 from medpfl.data.site_file import SiteFile
@@ -101,11 +102,31 @@ class Planning:
             self._quorum.refuse(site, 0, f"tells nothing for the plan: {reason}")
 
         ready = answers(self._asked, PlanReply, replies, None, no_tensors, refuse)
-        self._quorum.check(0, list(ready), "told what their volumes are like")
-        found = [reply.header.fingerprint for reply in ready.values()]
+        usual = _usual([reply.header.fingerprint for reply in ready.values()])
+
+        def check(site: str, reply: Message[PlanReply]) -> None:
+            no_tensors(site, reply)
+            self._check(reply.header.fingerprint, usual)
+
+        fitting = answers(self._asked, PlanReply, ready, None, check, refuse)
+        self._quorum.check(0, list(fitting), "told what their volumes are like")
+        found = [reply.header.fingerprint for reply in fitting.values()]
         self.plan = self._task.plan(found)
         self._write(self.plan)
         self._record.event(0, "server", sentence(self.plan, sum(one.cases for one in found)))
+
+    def _check(self, said: Fingerprint, usual: tuple[int, int] | None) -> None:
+        """Raises RefusedUpdate: there is no plan for such volumes, or the others' have other channels or classes; one
+        hospital cannot end the job for all."""
+        if usual is not None and (said.channels, said.classes) != usual:
+            raise RefusedUpdate(
+                f"its volumes have {said.channels} channels and {said.classes} classes, and most hospitals' have "
+                f"{usual[0]} and {usual[1]}"
+            )
+        try:
+            self._task.plan([said])
+        except ConfigError as error:
+            raise RefusedUpdate(str(error)) from error
 
     def _read(self) -> Planned | None:
         """Of an unfinished run."""
@@ -129,6 +150,12 @@ class Planning:
     def forget(self) -> None:
         """The run is finished."""
         self._file.unlink(missing_ok=True)
+
+
+def _usual(said: Sequence[Fingerprint]) -> tuple[int, int] | None:
+    """The channels and classes that more hospitals have than any others; None: as many have others."""
+    counts = Counter((one.channels, one.classes) for one in said).most_common(2)
+    return counts[0][0] if counts and (len(counts) == 1 or counts[0][1] > counts[1][1]) else None
 
 
 def sentence(plan: Planned, cases: int) -> str:

@@ -16,6 +16,10 @@ from medpfl.privacy.base import Privacy
 from medpfl.rounds.protocol.requests import FinishRequest, InitRequest, OfRun
 from medpfl.tasks.base import Task
 
+EVEN = 0.75
+"""Part of ``least_update`` that samples must be when they are counted by their weights (``Behind.effective``): a last
+batch that is smaller, or a learning rate that falls, weighs some more than others in any training."""
+
 
 def check_classes(policy: Policy, methods: Sequence[Method], task: Task, filters: Sequence[str]) -> None:
     """Whether the job's classes are among those that the hospital names.
@@ -139,13 +143,21 @@ def check_round(policy: Policy, header: OfRun) -> None:
 
 
 def check_trained(policy: Policy, site: Site) -> None:
-    """Whether every phase of a local round has seen enough samples; what was learnt does not leave otherwise.
+    """Whether every phase of a local round has seen enough samples, and not a few of them decide what a network has
+    learnt; what was learnt does not leave otherwise.
 
     Raises:
         PolicyRefused: as ``check_update``.
     """
     for drawn in site.drawn:
         check_update(policy, site.method, drawn)
+    for behind in site.behind.values():
+        if behind.effective < EVEN * policy.least_update:
+            raise PolicyRefused(
+                f"this hospital's policy ('least_update') asks for at least {policy.least_update} training samples "
+                f"behind an update, {type(site.method).__name__}; in this job few of them have nearly all the weight, "
+                "by its schedule, its pull back to the start, its decay or its weights of classes"
+            )
 
 
 def check_statistic(policy: Policy, samples: int) -> None:

@@ -50,6 +50,10 @@ class Loss(Checked):
         """
         return self
 
+    def importance(self, targets: Tensor) -> Tensor:
+        """How much each sample of a batch counts, B, >= 0: by default all alike."""
+        return torch.ones(len(targets))
+
     def __call__(self, outputs: Tensor | Sequence[Tensor], targets: Tensor) -> Tensor:
         """The scalar loss of a batch.
 

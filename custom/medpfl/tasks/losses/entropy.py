@@ -72,6 +72,11 @@ class CrossEntropy(Loss):
         object.__setattr__(mine, "_own", weights)
         return mine
 
+    def importance(self, targets: Tensor) -> Tensor:
+        if not self._own:
+            return super().importance(targets)
+        return torch.tensor(self._own)[targets.long()].reshape(len(targets), -1).mean(dim=1)
+
     def of(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if self.weights is not None:
             return self._weighted(both(outputs), targets.long())
@@ -93,7 +98,7 @@ class Focal(Loss):
     probability (Lin et al., ICCV 2017). Mean over the samples (or pixels); with gamma = 0 it is the cross-entropy.
 
     Args:
-        gamma: >= 0.
+        gamma: in [0, 10]. The paper has at most 5; far beyond it a single sample of a batch would decide.
     """
 
     answers: ClassVar = (Target.CLASS, Target.MASK)
@@ -101,8 +106,8 @@ class Focal(Loss):
     gamma: float = 2.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.gamma < math.inf:
-            raise ConfigError(f"Focal's gamma must be at least 0, got {self.gamma}")
+        if not 0 <= self.gamma <= 10:
+            raise ConfigError(f"Focal's gamma must be in [0, 10], got {self.gamma}")
 
     def of(self, outputs: Tensor, targets: Tensor) -> Tensor:
         from monai.losses import FocalLoss

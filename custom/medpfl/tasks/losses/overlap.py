@@ -33,7 +33,7 @@ class DiceFocal(Loss):
     whose focal part takes each channel's sigmoid for its probability where decisions are made by softmax.
 
     Args:
-        gamma: the focal loss's exponent, >= 0: the larger, the less counts what is right already.
+        gamma: the focal loss's exponent, in [0, 10]: the larger, the less counts what is right already.
     """
 
     answers: ClassVar = (Target.MASK,)

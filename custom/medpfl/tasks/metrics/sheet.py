@@ -2,7 +2,7 @@
 """A model's answers to the cases of a split, kept so that the score of any resample of the patients follows."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -51,16 +51,6 @@ class Sheet:
             mean: NDArray[np.float64] = (each * values).sum(axis=1) / each.sum(axis=1)  # as on any number of threads
             return mean
         return self.metric.of_resamples(self.answers, self.truth, each)
-
-    def picked(self, others: Sequence["Sheet"], which: NDArray[np.int64]) -> "Sheet":
-        """Of each patient the answers of one of ``others``.
-
-        Args:
-            which: patients' indices into ``others``.
-        """
-        stacked = torch.stack([other.answers for other in others])
-        index = torch.from_numpy(which[self.patient])
-        return replace(self, answers=stacked[index, torch.arange(len(index))])
 
 
 def sheet_of(metric: Metric, decisions: Tensor, samples: Samples) -> Sheet:

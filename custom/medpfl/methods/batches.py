@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A batch, and where it stands in its pass over the data and in the job."""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from medpfl.privacy.lots import Lot
+
+
+@dataclass(frozen=True)
+class Span:
+    """The rounds over which a schedule runs: so many ``rounds``, counted on from number ``first``.
+
+    The job's training is one span. Fine-tuning after it is another, with a beginning of its own.
+    """
+
+    first: int
+    rounds: int
+
+    def passed(self, round_number: int, part: float) -> float:
+        """Rounds before this moment, in [0, ``rounds``]; ``part`` of the round, in [0, 1), is over."""
+        return min(round_number - self.first + part, float(self.rounds))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a batch stands in its pass over the data: ``number``, from 0, ``of`` so many; with record-level privacy
+    a batch is a case, ``number`` is that of its ``lot``. ``rows``: numbers of its training samples, and ``weights`` of
+    each in the batch's gradient; None: it is not of training samples."""
+
+    number: int
+    of: int
+    lot: Lot | None = None
+    rows: Tensor | None = field(default=None, compare=False)
+    weights: Tensor | None = field(default=None, compare=False)
+
+    def in_step(self, accumulate: int) -> tuple[int, int]:
+        """Its number, from 0, among the batches of its optimiser's step, and how many these are."""
+        if self.lot is not None:
+            return self.lot.number, self.lot.of
+        first = self.number - self.number % accumulate
+        return self.number - first, min(accumulate, self.of - first)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """``inputs``: B x ...; ``targets``: B x ...; both on the training device."""
+
+    inputs: Tensor
+    targets: Tensor
+    place: Place = Place(0, 1)
