@@ -107,7 +107,7 @@ def test_monai_runs_a_bundle_on_images(segmenting: Path, tmp_path: Path) -> None
     assert found.shape == (53, 37) and (found == expected.argmax(axis=0)).mean() > 0.999
     network = torch.jit.load(str(bundle / "models" / "model.ts"))
     pixels = np.asarray(Image.open(photo)).transpose(2, 0, 1).astype(np.float32) / 255
-    np.testing.assert_allclose(network(torch.from_numpy(pixels)[None])[0].numpy(), expected, atol=1e-5)
+    np.testing.assert_allclose(network(torch.from_numpy(pixels)[None])[0].detach().numpy(), expected, atol=1e-5)
     described = json.loads((bundle / "configs" / "metadata.json").read_text())
     assert described["network_data_format"]["inputs"]["image"]["num_channels"] == 3
 
