@@ -156,6 +156,6 @@ def table_of(results: dict[str, Any]) -> str:
     return (
         f"One thread, medians of {results['repeats']} turns, processor time; 1 is a step without augmentation:\n\n"
         + markdown(["what", "preset", "samples a step", "step without, ms", "first network", "next network"], rows)
-        + f"\nBy the clock, rounds of {_STEPS} steps, the share that the first network waits for its batches:\n\n"
+        + f"\n\nBy the clock, rounds of {_STEPS} steps, the share that the first network waits for its batches:\n\n"
         + markdown(["what", "preset", "made when needed", "made ahead", "time of a round, ahead to when needed"], waits)
     )

@@ -20,7 +20,7 @@ _SETTING = _Setting()
 @contextmanager
 def geometry(noted: bool) -> Iterator[None]:
     """Within it MONAI's transforms keep account of an image's affine and history, or do not, which for small images is
-    two thirds of their time; the values are the same. It must not stand within the opposite one in one thread.
+    half of their time; the values are the same. It must not stand within the opposite one in one thread.
 
     Args:
         noted: True where images are turned and resampled by their place in the world; False where only values count.
