@@ -22,7 +22,7 @@ from medpfl.check.inspection import Inspection
 from medpfl.cli import app
 from medpfl.job import Job
 from medpfl.models.unet import UNet
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 from medpfl.tasks.segmentation import Segmentation
 from medpfl.tasks.tabular import Tabular
 from tools import write_job

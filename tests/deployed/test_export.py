@@ -24,7 +24,7 @@ from medpfl.deployed.predict import predict
 from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods import softpull
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.methods.fedsm import FedSM
 from medpfl.models.unet import UNet
 from medpfl.tasks.segmentation import Segmentation

@@ -14,9 +14,9 @@ from medpfl.component import build, spec_of
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Identity, Mean, Mixer, SoftPull
 from medpfl.job import load_job
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.tasks import Segmentation, Tabular
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs"
 FILES = {

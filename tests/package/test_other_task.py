@@ -26,7 +26,7 @@ from medpfl.deployed.export import export
 from medpfl.deployed.model_file import load_deployed
 from medpfl.deployed.predict import evaluate_at
 from medpfl.job import EvaluationJob, load_job, write_evaluation_job
-from medpfl.methods.base import Build
+from medpfl.methods.contract import Build
 from medpfl.methods.fedmd import FedMD
 from medpfl.methods.fedrod import FedRoD
 from medpfl.methods.moe import MoE

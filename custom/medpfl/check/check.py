@@ -12,7 +12,7 @@ from medpfl.check.trial import Trial, try_job
 from medpfl.core.errors import SiteFileError
 from medpfl.data.schema import Schema
 from medpfl.data.site_file import load_site_file
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, and how much of how much."""

@@ -17,7 +17,7 @@ from medpfl.data.pixels import CENTRE, SPREAD
 from medpfl.data.target import Target
 from medpfl.deployed.card import INTENDED_USE
 from medpfl.deployed.model_file import Deployed
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 from medpfl.tasks.flips import flipped
 from medpfl.tasks.patches import OVERLAP
 
