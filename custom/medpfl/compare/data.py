@@ -29,12 +29,14 @@ class Split:
         seed: of every site file's split rule, or the number of its fold; None: as the site files say.
         digests: hospital to the digest of its samples and of how they are cut.
         sizes: hospital to split to number of samples.
+        shapes: hospital to the shape of an input.
         labels: hospital to class to its number of samples in all splits; empty where a sample has no single class.
     """
 
     seed: int | None
     digests: dict[str, str]
     sizes: dict[str, dict[str, int]]
+    shapes: dict[str, tuple[int, ...]]
     labels: dict[str, dict[str, int]]
 
 
@@ -73,10 +75,11 @@ def read_splits(task: Task, site_files: dict[str, Path], seeds: list[int] | None
     first: SiteData | None = None
     each: list[int | None] = [*seeds] if seeds else [None]
     for seed in each:
-        digests, sizes, labels = {}, {}, {}
+        digests, sizes, shapes, labels = {}, {}, {}, {}
         for site in sorted(site_files):
             data = task.load(reader(seed)(site_files[site], site))
             sizes[site] = {split: len(samples) for split, samples in data.splits.items()}
+            shapes[site] = data.input_shape
             for split in SPLITS:
                 if not sizes[site][split]:
                     raise ConfigError(
@@ -94,7 +97,7 @@ def read_splits(task: Task, site_files: dict[str, Path], seeds: list[int] | None
                         "need a site file whose split MedPFL draws, or that names folds, not one column or list"
                     )
             first = first or data
-        found.append(Split(seed, digests, sizes, labels))
+        found.append(Split(seed, digests, sizes, shapes, labels))
     assert first is not None
     return found, first
 

@@ -80,7 +80,7 @@ def make_folds(job: Job, site_files: dict[str, Path], seeds: int) -> Folds:
             if not len(data.splits[split]):
                 raise ConfigError(f"{site} has no {split} samples; leaving one out needs them at every hospital")
         splits[site] = split_digest(data)
-        held[site] = read_common(job.method.at(site), job.task, site_file, data).marks()
+        held[site] = read_common(job.method.at(site), job.task, site_file, data.input_shape).marks()
     runs = []
     for seed in range(job.settings.seed, job.settings.seed + seeds):
         settings = dataclasses.replace(job.settings, seed=seed)

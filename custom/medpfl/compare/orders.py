@@ -44,7 +44,7 @@ class Order(Specs, Handed):
         without: the hospital that takes no part and is tested, if any.
         searching: the run judges arguments on validation; it reads no test set.
         splits: hospital to the digest of its samples and of how they are cut.
-        start: SHA-256 of the start weights, if networks do not begin with random ones.
+        held: hospital to the SHA-256 of each checkpoint and public dataset that the method uses, if it uses any.
     """
 
     worker: ClassVar[str] = "medpfl.compare.worker"
@@ -59,7 +59,7 @@ class Order(Specs, Handed):
     finetune: int
     task: Config
     splits: dict[str, str]
-    start: str | None = Field(default=None, exclude_if=lambda found: found is None)
+    held: dict[str, dict[str, str]] = Field(default_factory=dict, exclude_if=lambda found: not found)
 
     def configurations(self) -> list[JsonValue]:
         """Everything that names classes."""

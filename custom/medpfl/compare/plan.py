@@ -18,7 +18,7 @@ from medpfl.core.errors import ConfigError
 from medpfl.data.target import Target
 from medpfl.methods.contract import Build
 from medpfl.methods.training import Training
-from medpfl.rounds.held_alike import common_start
+from medpfl.rounds.held_alike import common_start, read_common
 from medpfl.store import fingerprint
 from medpfl.tasks.contract import Task
 
@@ -32,6 +32,7 @@ class Plan:
         searches: what is to be searched before ``runs`` are known; empty without a search.
         found: what the searches found.
         runs: the runs of the comparison itself.
+        held: split and what a method uses of what hospitals hold alike, to the marks of it; read once.
     """
 
     file: Comparison
@@ -43,6 +44,7 @@ class Plan:
     searches: list[Search] = field(default_factory=list)
     found: list[SearchResult] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
+    held: dict[tuple[object, ...], dict[str, dict[str, str]]] = field(default_factory=dict)
 
     @property
     def start(self) -> str | None:
@@ -88,7 +90,7 @@ def make_plan(file: Comparison, site_files: dict[str, Path]) -> Plan:
         _check_entry(entries[0], plan, file.tuning.seeds)
     searches = [
         Search(name, split.seed, entries, [
-            [run_of(file, task, entry, split, seed, plan.start, searching=True) for seed in file.tuning.seeds]
+            [run_of(file, task, entry, split, seed, _held(plan, entry, split), searching=True) for seed in file.tuning.seeds]
             for entry in entries
         ])
         for split in splits
@@ -122,12 +124,26 @@ def _with_runs(plan: Plan, chosen: list[tuple[Entry, Split]]) -> Plan:
             _check_entry(entry, plan, file.seeds)
             entries.append(entry)
     runs = [
-        run_of(file, plan.task, entry, split, seed, plan.start, without)
+        run_of(file, plan.task, entry, split, seed, _held(plan, entry, split), without)
         for without in (None, *(plan.made.roster if file.unseen else ()))
         for seed in file.seeds
         for entry, split in chosen
     ]
     return dataclasses.replace(plan, entries=entries, runs=runs)
+
+
+def _held(plan: Plan, entry: Entry, split: Split) -> dict[str, dict[str, str]]:
+    """Hospital to the marks of the checkpoints and of the public data that the method uses there; empty without any."""
+    methods = {site: entry.method.at(site) for site in plan.hospitals}
+    used = split.seed, *(f"{each.declared_checkpoints()} {each.public_datasets()}" for each in methods.values())
+    if used not in plan.held:
+        read = reader(split.seed)
+        found = {
+            site: read_common(method, plan.task, read(plan.site_files[site], site), split.shapes[site]).marks()
+            for site, method in methods.items()
+        }
+        plan.held[used] = {site: marks for site, marks in found.items() if marks}
+    return plan.held[used]
 
 
 def _check_entry(entry: Entry, plan: Plan, seeds: list[int]) -> None:

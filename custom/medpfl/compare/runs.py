@@ -73,11 +73,11 @@ def run_of(
     entry: Entry,
     split: Split,
     seed: int,
-    start: str | None,
+    held: dict[str, dict[str, str]],
     without: str | None = None,
     searching: bool = False,
 ) -> Run:
-    """``start``: SHA-256 of the start weights, if the comparison has any."""
+    """``held``: as the order has it."""
     order = Order(
         **dict(entry.spec()),
         name=entry.name,
@@ -90,7 +90,7 @@ def run_of(
         finetune=file.finetune if entry.name == FEDAVG and not searching else 0,
         task=as_json(spec_of(task)),
         splits=split.digests,
-        start=start,
+        held=held,
     )
     # The name is left out: calling a method otherwise does not change what it computes. So is the split's seed: what
     # counts is how the data are cut.

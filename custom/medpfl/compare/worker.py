@@ -42,11 +42,10 @@ from medpfl.results.schema import (
     ValidationLine,
     number,
 )
-from medpfl.rounds.held_alike import common_start
+from medpfl.rounds.held_alike import common_start, read_common
 from medpfl.rounds.joint import makes_joint
 from medpfl.rounds.quorum import QuorumLost
 from medpfl.rounds.simulate import simulate
-from medpfl.store import fingerprint
 from medpfl.tasks.contract import Evaluation, Task
 from medpfl.tasks.metrics.calibration import reliability
 
@@ -100,9 +99,12 @@ def run(order: Order, folder: Path) -> SearchRun | TrainedRun | UnseenRun:
     for site, found in data.items():
         if split_digest(found) != order.splits[site]:
             raise ConfigError(f"{site}'s data or split changed while the comparison was running; start it again")
+        common = read_common(entry.method.at(site), task, read(files[site], site), found.input_shape)
+        if common.marks() != order.held.get(site, {}):
+            raise ConfigError(
+                f"{site}'s checkpoints or public data changed while the comparison was running; start it again"
+            )
     start = common_start(entry.method.start, {site: read(path, site) for site, path in files.items()})
-    if (start and fingerprint(start.tensors)) != order.start:
-        raise ConfigError("the start weights changed while the comparison was running; start it again")
     taking_part = {site: found for site, found in sorted(data.items()) if site != order.without}
     roster = tuple(taking_part)
     said: _Said = {

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from medpfl import store
 from medpfl.core.errors import DataError
-from medpfl.data.samples import SiteData
 from medpfl.data.site_file import SiteFile
 from medpfl.methods.contract import Method
 from medpfl.methods.start import Start, Started
@@ -61,12 +60,12 @@ def common_start(how: Start | None, site_files: Mapping[str, SiteFile]) -> Start
     return Started(how, found[first])
 
 
-def read_common(method: Method, task: Task, site_file: SiteFile, data: SiteData) -> Common:
+def read_common(method: Method, task: Task, site_file: SiteFile, input_shape: tuple[int, ...]) -> Common:
     """Read what the method asks for. Of a public dataset all samples are taken, and no label.
 
     Raises:
         SiteFileError: the site file does not declare it, or does not say that a dataset is public.
-        DataError: a public dataset cannot be read, or its inputs have another shape than the hospital's own ``data``.
+        DataError: a public dataset cannot be read, or its inputs have another shape than ``input_shape``, the hospital's own.
     """
     checkpoints = {name: site_file.checkpoint(name) for name in method.declared_checkpoints()}
     public = {}
@@ -74,11 +73,10 @@ def read_common(method: Method, task: Task, site_file: SiteFile, data: SiteData)
         site_file.check_public(name)
         found = dataclasses.replace(task, dataset=name).load(site_file)  # type: ignore[type-var]
         inputs = torch.cat([samples.inputs[:] for samples in found.splits.values()])
-        expected = data.input_shape
-        if tuple(inputs.shape[1:]) != expected:
+        if tuple(inputs.shape[1:]) != input_shape:
             sentence = (
                 f"the public dataset '{name}' has inputs of shape {list(inputs.shape[1:])}, the hospital's own have "
-                f"{list(expected)}"
+                f"{list(input_shape)}"
             )
             raise DataError(sentence, public=sentence)
         public[name] = inputs

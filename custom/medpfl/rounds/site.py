@@ -175,7 +175,7 @@ class SiteRunner:
             methods=methods,
             task=self.task,
             data=data,
-            common=read_common(self.method, self.task, site_file, data),
+            common=read_common(self.method, self.task, site_file, data.input_shape),
             served=header.slots,
             roster=header.roster,
             seed=header.seed,
