@@ -184,8 +184,7 @@ def test_no_file_is_long() -> None:
 
 
 def test_mappings_say_what_they_hold(package: list[Module]) -> None:
-    """But for arguments that are passed on to a constructor."""
-    assert [module.name for module in package if "dict[str, Any]" in module.text] == ["methods/training.py"]
+    assert not [module.name for module in package if "dict[str, Any]" in module.text]
 
 
 def test_no_symbolic_links_in_jobs() -> None:

@@ -110,6 +110,47 @@ class Survival(Outcome):
         return time, self._yes(self.event, cells[self.event])
 
 
+class Answered(Strict):
+    """What is to be predicted, of a dataset whose cases have one answer: one of the four.
+
+    ``label``: a column with classes; ``several``: columns with labels; ``value``: a column with a number, taken as it
+    is; ``survival``: a column with times and one with events.
+    """
+
+    label: LabelColumn | None = None
+    several: Several | None = None
+    value: str | None = None
+    survival: Survival | None = None
+
+    @model_validator(mode="after")
+    def _one_answer(self) -> "Answered":
+        one_of(label=self.label, several=self.several, value=self.value, survival=self.survival)
+        return self
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """What is to be predicted, where it is neither a class nor a number."""
+        return self.several or self.survival
+
+    @property
+    def answers(self) -> list[str]:
+        """The columns (or arrays) to predict."""
+        if self.outcome:
+            return self.outcome.used()
+        return [self.label.column if self.label else str(self.value)]
+
+    @property
+    def target(self) -> Target:
+        """What they hold."""
+        if self.outcome:
+            return self.outcome.target
+        return Target.CLASS if self.label else Target.VALUE
+
+    def class_names(self) -> list[str]:
+        """Names of the classes or labels in their order; none where the answer is a number or a time."""
+        return list(self.label.classes) if self.label else self.outcome.names() if self.outcome else []
+
+
 def empty(cell: Any) -> bool:
     """Whether a cell says nothing: empty text, None or NaN."""
     return cell is None or (isinstance(cell, str) and not cell.strip()) or cell != cell

@@ -24,7 +24,7 @@ POOLED: type[Method] = Pooled
 
 def like(name: str, method: Method) -> Method:
     """The reference ``name`` with the arguments of every method (``Training``) as ``method`` has them."""
-    return REFERENCES[name](**method.training())
+    return REFERENCES[name]().trained_like(method)
 
 
 def riding_along(slots: Iterable[str], method: Method) -> list[Method]:

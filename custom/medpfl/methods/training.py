@@ -2,8 +2,8 @@
 """How a hospital trains in a round, whatever the method: how long, and what a step is made of."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import nn
@@ -97,9 +97,9 @@ class Training(Checked):
     def _optimizer(self) -> Optimizer:
         return OPTIMIZERS[self.optimizer] if isinstance(self.optimizer, str) else self.optimizer
 
-    def training(self) -> dict[str, Any]:
-        """The arguments of every method, by name."""
-        return {each.name: getattr(self, each.name) for each in fields(Training)}
+    def trained_like(self, other: "Training") -> Self:
+        """The same with the arguments of every method as ``other`` has them."""
+        return replace(self, **{each.name: getattr(other, each.name) for each in fields(Training)})
 
     def rate(self, name: str) -> float:
         """Learning rate of the network called ``name``, before the schedule."""

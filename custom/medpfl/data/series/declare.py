@@ -15,7 +15,7 @@ from medpfl.core.errors import DataError
 from medpfl.data.cells import Cells, shown_names
 from medpfl.data.contract import Case, Dataset, Item, Listing
 from medpfl.data.declared import SPLITS, Problems
-from medpfl.data.outcome import KEYS, Answer, Outcome, Several, Survival, one_of, tensor_of
+from medpfl.data.outcome import KEYS, Answer, Answered, tensor_of
 from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.rows import Rows
 from medpfl.data.samples import Budget, Samples, SiteData, Store, empty_like
@@ -36,7 +36,7 @@ from medpfl.data.target import Target
 _SOUND = (".wav", ".mp3", ".flac", ".ogg", ".edf")
 
 
-class Series(Cells, Dataset):
+class Series(Answered, Cells, Dataset):
     """Time series of two forms.
 
     With ``channels``, each file is a recording with a row per time step (CSV, TSV or Parquet). With ``inputs``, files
@@ -60,9 +60,6 @@ class Series(Cells, Dataset):
     channels: list[str] | None = Field(default=None, min_length=1)
     inputs: str | None = None
     label: SeriesLabel | None = None
-    several: Several | None = None
-    value: str | None = None
-    survival: Survival | None = None
     window: Window | None = None
     missing_samples: Literal["refuse", "interpolate"] = "refuse"
     rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)
@@ -71,7 +68,6 @@ class Series(Cells, Dataset):
 
     @model_validator(mode="after")
     def _one_form(self) -> "Series":
-        one_of(label=self.label, several=self.several, value=self.value, survival=self.survival)
         if self.split.time and self.label is None:
             raise ValueError("'split.time' cuts each class in time, so it needs 'label'")
         if (self.channels is None) == (self.inputs is None):
@@ -95,28 +91,6 @@ class Series(Cells, Dataset):
             if named.count(name) > 1:
                 raise ValueError(f"the column '{name}' is named twice among channels, label, group and split")
         return self
-
-    @property
-    def outcome(self) -> Outcome | None:
-        """What is to be predicted, where it is neither a class nor a number."""
-        return self.several or self.survival
-
-    @property
-    def answers(self) -> list[str]:
-        """The columns (or arrays) to predict."""
-        if self.outcome:
-            return self.outcome.used()
-        return [self.label.column if self.label else str(self.value)]
-
-    @property
-    def target(self) -> Target:
-        """What they hold."""
-        if self.outcome:
-            return self.outcome.target
-        return Target.CLASS if self.label else Target.VALUE
-
-    def class_names(self) -> list[str]:
-        return list(self.label.classes) if self.label else self.outcome.names() if self.outcome else []
 
     def cases(self, problems: Problems) -> Listing:
         """All windows. Raises DataError if a file cannot be read at all, whatever ``problems`` keeps."""

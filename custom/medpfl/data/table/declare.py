@@ -15,8 +15,8 @@ from medpfl.core.errors import DataError
 from medpfl.data.cells import PLACE, Cells, joined, read_cells, shown_names
 from medpfl.data.columns import Column, Role, columns_of
 from medpfl.data.contract import Case, Dataset, Item, Listing
-from medpfl.data.declared import SPLITS, LabelColumn, Problems, SplitRule
-from medpfl.data.outcome import KEYS, Answer, Outcome, Several, Survival, one_of, strata
+from medpfl.data.declared import SPLITS, Problems, SplitRule
+from medpfl.data.outcome import KEYS, Answer, Answered, strata
 from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.samples import Samples, SiteData, to_tensor
 from medpfl.data.splits import check_listing, choose
@@ -28,16 +28,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-class Table(Cells, Dataset):
+class Table(Answered, Cells, Dataset):
     """One row a patient (or visit), read from CSV, TSV or Parquet files.
 
     ``features`` maps a column to ``number`` or to the list of its categories (coded one-hot without the first).
     ``missing_rows``: what to do with rows that lack a used value: ``refuse`` them, ``drop`` them, or ``impute``
     features by the training part's median (numbers) and most frequent category; a label, group or split is never
     imputed, so rows that lack one are refused then. ``units``: of columns of numbers, for hospitals to compare.
-
-    What is to be predicted is one of ``label``: a column with classes; ``several``: columns with labels; ``value``: a
-    column with a number, taken as it is; ``survival``: a column with times and one with events.
     """
 
     form: ClassVar[str] = "rows"
@@ -50,16 +47,11 @@ class Table(Cells, Dataset):
     missing_rows: Literal["drop", "refuse", "impute"] = "refuse"
     features: dict[str, Feature] = Field(min_length=1)
     units: dict[str, str] = Field(default={})
-    label: LabelColumn | None = None
-    value: str | None = None
-    several: Several | None = None
-    survival: Survival | None = None
     split: SplitRule = SplitRule(stratify=True)
     _read: "TableData | None" = PrivateAttr(default=None)
 
     @model_validator(mode="after")
     def _consistent(self) -> "Table":
-        one_of(label=self.label, several=self.several, value=self.value, survival=self.survival)
         for column in self.answers:
             if column in self.features:
                 raise ValueError(f"the column to predict, '{column}', is also a feature")
@@ -74,31 +66,9 @@ class Table(Cells, Dataset):
         return self
 
     @property
-    def outcome(self) -> Outcome | None:
-        """What is to be predicted, where it is neither a class nor a number."""
-        return self.several or self.survival
-
-    @property
-    def answers(self) -> list[str]:
-        """The columns to predict."""
-        if self.outcome:
-            return self.outcome.used()
-        return [self.label.column if self.label else str(self.value)]
-
-    @property
     def answer_numbers(self) -> list[str]:
-        """Those of them that hold numbers."""
+        """Those of the columns to predict that hold numbers."""
         return [column for column in (self.value, self.survival.time if self.survival else None) if column]
-
-    @property
-    def target(self) -> Target:
-        """What they hold."""
-        if self.outcome:
-            return self.outcome.target
-        return Target.CLASS if self.label else Target.VALUE
-
-    def class_names(self) -> list[str]:
-        return list(self.label.classes) if self.label else self.outcome.names() if self.outcome else []
 
     def cases(self, problems: Problems) -> Listing:
         data = self._data(problems)

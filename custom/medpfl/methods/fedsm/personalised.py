@@ -18,6 +18,7 @@ from medpfl.core.mixers import Mixer, NoDefault, SoftPull
 from medpfl.methods.contract import Build, Method, Site
 from medpfl.methods.fedsm.method import FedSM
 from medpfl.methods.fine_tuned import FineTuned
+from medpfl.methods.training import Training
 
 PREFIX = "own_"
 
@@ -41,14 +42,13 @@ class FedSMPersonalised(FedSM):
         if isinstance(self.personaliser, FedSM):
             raise ConfigError(f"FedSMPersonalised's personaliser must be another method, got {self.personaliser!r}")
         defaults = {entry.name: entry.default for entry in dataclasses.fields(self.personaliser)}
-        same = self.training()
-        for name, own in same.items():
+        for name in (entry.name for entry in dataclasses.fields(Training)):
             given = getattr(self.personaliser, name)
-            if given not in (defaults[name], own):
+            if given not in (defaults[name], getattr(self, name)):
                 raise ConfigError(
                     f"FedSMPersonalised's personaliser takes {name} from FedSM; it names another, {given!r}"
                 )
-        object.__setattr__(self, "personaliser", dataclasses.replace(self.personaliser, **same))
+        object.__setattr__(self, "personaliser", self.personaliser.trained_like(self))
 
     def models(self, build: Build) -> dict[str, nn.Module]:
         own = {f"{PREFIX}{name}": network for name, network in self.personaliser.models(build).items()}
