@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from benchmarks import attacks, choice, mirroring, privacy_verbs, split
-from medpfl.cli.common import say
+from medpfl.cli.terminal import say
 from medpfl.core.errors import MedPFLError
 
 app = typer.Typer(no_args_is_help=True, help="Benchmarks; each prints its numbers as ratios inside one run.")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from medpfl.cli.common import say
+from medpfl.cli.terminal import say
 from medpfl.core.errors import MedPFLError
 
 PARTS = ("membership", "inversion")

@@ -15,7 +15,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from medpfl.cli.common import say
+from medpfl.cli.terminal import say
 from medpfl.core.errors import MedPFLError
 
 WORTH: dict[str, list[float]] = {

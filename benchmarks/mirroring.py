@@ -15,7 +15,7 @@ from benchmarks.common import machine, markdown, write_json
 from medpfl.augment.contract import Augmentation
 from medpfl.augment.presets import preset
 from medpfl.augment.spatial import Flip
-from medpfl.cli.common import say
+from medpfl.cli.terminal import say
 from medpfl.compare.pooled import Together
 from medpfl.core.errors import MedPFLError
 from medpfl.core.seeding import seed_torch

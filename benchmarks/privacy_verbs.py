@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from medpfl.cli.common import say
+from medpfl.cli.terminal import say
 
 SeedsOption = Annotated[int, typer.Option(help="Number of seeds.")]
 OutOption = Annotated[Path | None, typer.Option(help="JSON file for the numbers; a plot is written beside it.")]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from medpfl.cli.common import say
+from medpfl.cli.terminal import say
 
 app = typer.Typer(no_args_is_help=True, help="Cut one data set into simulated hospitals for a study: their site files.")
 

@@ -292,9 +292,9 @@ def compare(
     Raises:
         MedPFLError: the comparison or the data cannot be used, or a run failed (the others are kept).
     """
+    from medpfl.compare.comparison import carry_out
     from medpfl.compare.plan import Plan
     from medpfl.compare.runner import do_runs
-    from medpfl.compare.whole import carry_out
 
     if jobs < 1:
         raise ConfigError(f"jobs must be at least 1, got {jobs}")

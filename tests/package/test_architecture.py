@@ -4,7 +4,7 @@
 import ast
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -85,20 +85,22 @@ def imported(text: str) -> set[tuple[str, str]]:
 
 
 def graph(package: list[Module]) -> dict[str, set[str]]:
-    """Module to the modules of the package that it imports, wherever in the file: inside functions too."""
-    names = {dotted(module.name) for module in package}
+    """Module to the modules of the package that it imports."""
+    return edges({dotted(module.name): module.pairs for module in package})
+
+
+def edges(pairs: Mapping[str, Collection[tuple[str, str]]]) -> dict[str, set[str]]:
+    """Module to those among these that it imports, wherever in the file: inside functions too."""
     return {
-        dotted(module.name): {
-            f"{source}.{name}" if f"{source}.{name}" in names else source
-            for source, name in module.pairs
-            if source in names
+        module: {
+            f"{source}.{name}" if f"{source}.{name}" in pairs else source for source, name in its if source in pairs
         }
-        for module in package
+        for module, its in pairs.items()
     }
 
 
-def dotted(file: str) -> str:
-    return f"medpfl.{file.removesuffix('.py').replace('/', '.')}".removesuffix(".__init__")
+def dotted(file: str, top: str = "medpfl.") -> str:
+    return f"{top}{file.removesuffix('.py').replace('/', '.')}".removesuffix(".__init__")
 
 
 def cycle(edges: Mapping[str, set[str]]) -> list[str]:
@@ -127,6 +129,17 @@ def test_imports_point_one_way(package: list[Module]) -> None:
 def test_no_import_cycle_between_modules(package: list[Module]) -> None:
     """Of any length, with imports inside functions and for type checking only."""
     assert not cycle(graph(package))
+
+
+def test_no_import_cycle_beside_the_package() -> None:
+    paths = {path.stem: path for path in (ROOT / "tests").rglob("test_*.py")}
+    for folder in (ROOT / "tests" / "support", ROOT / "tests" / "example_package"):  # where pytest looks for imports
+        paths |= {dotted(str(path.relative_to(folder)), ""): path for path in folder.rglob("*.py")}
+    paths |= {dotted(str(path.relative_to(ROOT)), ""): path for path in (ROOT / "benchmarks").rglob("*.py")}
+    found = edges({name: imported(path.read_text("utf-8")) for name, path in paths.items()})
+    assert "test_architectures" in found["test_extractor"] and "benchmarks.common" in found["benchmarks.mixing"]
+    assert "small_jobs" in found["every_method"]
+    assert not cycle(found)
 
 
 def test_no_import_cycle_between_parts(package: list[Module]) -> None:
@@ -209,7 +222,7 @@ CONTRACTS = {
     "methods": {
         "contract",
         "batches",
-        "behind",
+        "effective_samples",
         "joint_study",
         "optimizers",
         "panels",

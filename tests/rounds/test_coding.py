@@ -30,8 +30,8 @@ from medpfl.job.codecs import Codecs
 from medpfl.methods.contract import Site
 from medpfl.methods.softpull import SoftPull
 from medpfl.results.schema import Rebuild
+from medpfl.rounds.coders import ServerCoder, SiteCoder
 from medpfl.rounds.coding import PAYLOAD
-from medpfl.rounds.ends import ServerEnd, SiteEnd
 from medpfl.rounds.messages import Message, flatten
 from medpfl.rounds.protocol.replies import InitReply, Plan, Sizes, StatisticsReply, TrainReply
 from medpfl.rounds.protocol.requests import EvaluateRequest, InitRequest, TrainRequest
@@ -43,9 +43,9 @@ Make = Callable[..., Job]
 STRONG = Codecs(STC(0.2), Chain(CER(0.1), STC(0.1)))
 
 
-def messages(tmp_path: Path, gradients: tuple[str, ...] = ()) -> tuple[ServerEnd, SiteEnd, TrainRequest]:
+def messages(tmp_path: Path, gradients: tuple[str, ...] = ()) -> tuple[ServerCoder, SiteCoder, TrainRequest]:
     """Both ends of anna's connection after the init exchange of one slot "model" with a matrix and BatchNorm's mean."""
-    server, site = ServerEnd(tmp_path / "server", "anna"), SiteEnd(tmp_path / "anna", "anna")
+    server, site = ServerCoder(tmp_path / "server", "anna"), SiteCoder(tmp_path / "anna", "anna")
     start = {"model": {"w": torch.zeros(40, 5), "mean": torch.ones(5), "count": torch.tensor(3)}}
     asked = InitRequest(
         job="small", rounds=9, roster=("anna",), seed=1, threads=1, slots={"model": True}, gradients=gradients
@@ -196,16 +196,16 @@ def test_a_codec_that_adapts_hears_of_losses_and_sizes(
 ) -> None:
     """DAdaQuant's q, read from the bytes that travelled, follows the losses that the server wrote down."""
     found: dict[tuple[int, str], int] = {}
-    receive = ServerEnd.receive
+    receive = ServerCoder.receive
 
-    def read(end: ServerEnd, reply: Message[Any]) -> Message[Any]:
+    def read(end: ServerCoder, reply: Message[Any]) -> Message[Any]:
         if PAYLOAD in reply.slots:
             _, _, rest = tag_of(reply.slots[PAYLOAD]["model"].numpy().tobytes())
             assert end._pending is not None
             found[end._pending[1].round, end.site] = struct.unpack("<fH", rest[4:10])[1]
         return receive(end, reply)
 
-    monkeypatch.setattr(ServerEnd, "receive", read)
+    monkeypatch.setattr(ServerCoder, "receive", read)
     # No learning, so the loss stands still: after five rounds the levels double.
     job = replace(make_job(rounds=7, method=SoftPull(lr=1e-12, batch_size=8)), codecs=Codecs(None, DAdaQuant()))
     run_until(job, table_sites, tmp_path, 6)
@@ -344,7 +344,7 @@ def test_a_hospitals_end_goes_on_in_another_process(tmp_path: Path) -> None:
     for number in (1, 2, 3):
         for place, (server, site, header) in enumerate(ends):
             if place and number == 3:
-                site = SiteEnd(tmp_path / "two" / "anna", "anna")
+                site = SiteCoder(tmp_path / "two" / "anna", "anna")
                 site.start_again(tmp_path / "two" / "start.safetensors")
             received = site.receive(server.send(Message(at(header, number), model(number)), None))
             reply = TrainReply(round=number, metrics=(), loss={}, notes=(), seconds=0.0)

@@ -11,8 +11,8 @@ import torch
 from baselines import begin, play
 from medpfl.core.errors import ConfigError, PolicyRefused
 from medpfl.core.mixers import AttentiveMessages, Mean, Mixer
-from medpfl.methods.behind import Behind
 from medpfl.methods.contract import Method
+from medpfl.methods.effective_samples import EffectiveSamples
 from medpfl.methods.fedamp import FedAMP
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.fedprox import FedProx
@@ -126,7 +126,7 @@ def test_training_as_it_is_done_is_allowed(tmp_path: Path, method: Method) -> No
 
 
 def test_how_many_samples_count() -> None:
-    behind = Behind(10)
+    behind = EffectiveSamples(10)
     assert behind.effective == float("inf")
     for row in range(4):
         behind.batch(torch.tensor([row, row + 4]), torch.tensor([0.5, 0.5]))

@@ -8,10 +8,10 @@ from rich.console import Console
 
 import medpfl
 from medpfl.cli import bundles, demo, federations, jobs, keys, models, planning, sites
-from medpfl.cli.common import console, say
 from medpfl.cli.compare import compare
 from medpfl.cli.leave_one_out import leave_one_out
 from medpfl.cli.super import super_
+from medpfl.cli.terminal import console, say
 from medpfl.core.errors import MedPFLError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=medpfl.__doc__)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from medpfl.cli.common import say
+from medpfl.cli.terminal import say
 
 app = typer.Typer(no_args_is_help=True, help="MONAI bundles as start weights.")
 

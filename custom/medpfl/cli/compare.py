@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from medpfl.cli.common import console, say
+from medpfl.cli.terminal import console, say
 from medpfl.core.errors import ConfigError, MedPFLError
 
 if TYPE_CHECKING:
@@ -29,10 +29,10 @@ def compare(
     """Compare methods over seeds (and splits) on the same hospitals: leaderboard, gains over local training, a report.
 
     Finished runs are kept and not repeated. Exit code 1: a run failed; the others are in the report."""
+    from medpfl.compare.comparison import carry_out
     from medpfl.compare.console import print_comparison
     from medpfl.compare.file import load_comparison
     from medpfl.compare.runner import do_runs
-    from medpfl.compare.whole import carry_out
 
     if jobs < 1:
         raise MedPFLError(f"--jobs must be at least 1, got {jobs}")

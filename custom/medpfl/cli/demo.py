@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from medpfl.cli.common import console
+from medpfl.cli.terminal import console
 from medpfl.core.errors import MedPFLError
 
 app = typer.Typer(no_args_is_help=True, help="Write demo hospitals: their site files, and data where generated.")

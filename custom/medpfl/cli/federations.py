@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from medpfl.cli.common import console, say
+from medpfl.cli.terminal import console, say
 
 if TYPE_CHECKING:
     from medpfl.flare.provision import Provisioned

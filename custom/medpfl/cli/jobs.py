@@ -11,7 +11,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from medpfl.cli.common import JobArgument, ModelArgument, console, say
+from medpfl.cli.terminal import JobArgument, ModelArgument, console, say
 from medpfl.core.errors import MedPFLError
 
 if TYPE_CHECKING:

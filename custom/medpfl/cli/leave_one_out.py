@@ -10,7 +10,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from medpfl.cli.common import JobArgument, console, say
+from medpfl.cli.terminal import JobArgument, console, say
 from medpfl.core.errors import ConfigError, MedPFLError
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from medpfl.cli.common import ModelArgument, console, say
+from medpfl.cli.terminal import ModelArgument, console, say
 from medpfl.core.errors import MedPFLError
 
 app = typer.Typer()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from medpfl.cli.common import say
+from medpfl.cli.terminal import say
 from medpfl.core.errors import ConfigError, SiteFileError
 
 if TYPE_CHECKING:

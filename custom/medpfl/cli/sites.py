@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from medpfl.cli.common import console, say
+from medpfl.cli.terminal import console, say
 
 app = typer.Typer()
 site_app = typer.Typer(no_args_is_help=True, help="For a hospital's startup kit and site file.")

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from medpfl.cli.common import console, say
+from medpfl.cli.terminal import console, say
 from medpfl.core.errors import MedPFLError
 
 

@@ -90,7 +90,7 @@ def make_plan(file: Comparison, site_files: dict[str, Path]) -> Plan:
         _check_entry(entries[0], plan, file.tuning.seeds)
     searches = [
         Search(name, split.seed, entries, [
-            [run_of(file, task, entry, split, seed, _held(plan, entry, split), searching=True) for seed in file.tuning.seeds]
+            [_run(plan, entry, split, seed, searching=True) for seed in file.tuning.seeds]
             for entry in entries
         ])
         for split in splits
@@ -124,12 +124,16 @@ def _with_runs(plan: Plan, chosen: list[tuple[Entry, Split]]) -> Plan:
             _check_entry(entry, plan, file.seeds)
             entries.append(entry)
     runs = [
-        run_of(file, plan.task, entry, split, seed, _held(plan, entry, split), without)
+        _run(plan, entry, split, seed, without)
         for without in (None, *(plan.made.roster if file.unseen else ()))
         for seed in file.seeds
         for entry, split in chosen
     ]
     return dataclasses.replace(plan, entries=entries, runs=runs)
+
+
+def _run(plan: Plan, entry: Entry, split: Split, seed: int, without: str | None = None, searching: bool = False) -> Run:
+    return run_of(plan.file, plan.task, entry, split, seed, _held(plan, entry, split), without, searching)
 
 
 def _held(plan: Plan, entry: Entry, split: Split) -> dict[str, dict[str, str]]:

@@ -17,12 +17,12 @@ from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 from medpfl.core.codecs import Codec
 from medpfl.core.errors import MedPFLError
 from medpfl.flare.wire import ERROR, LOST, REFUSED, put, reply_of, request_of
-from medpfl.rounds.ends import ServerEnd, SiteEnd
+from medpfl.rounds.coders import ServerCoder, SiteCoder
 from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol.replies import InitReply, Reply
 from medpfl.rounds.protocol.requests import Request
 
-_ENDS: dict[tuple[str, str, str], ServerEnd | SiteEnd] = {}
+_CODERS: dict[tuple[str, str, str], ServerCoder | SiteCoder] = {}
 _LOCK = threading.Lock()
 
 
@@ -30,35 +30,35 @@ def _place(fl_ctx: FLContext) -> tuple[Path, str]:
     return Path(fl_ctx.get_workspace().get_root_dir()) / "medpfl", str(fl_ctx.get_job_id())
 
 
-def server_end(fl_ctx: FLContext, site: str) -> ServerEnd:
+def server_coder(fl_ctx: FLContext, site: str) -> ServerCoder:
     """The server's end of a hospital's connection in this job; both filters share it, and a process runs one job."""
     root, job = _place(fl_ctx)
     with _LOCK:
-        end = _ENDS.setdefault((str(root), job, site), ServerEnd(root, site))
-    assert isinstance(end, ServerEnd)
-    return end
+        coder = _CODERS.setdefault((str(root), job, site), ServerCoder(root, site))
+    assert isinstance(coder, ServerCoder)
+    return coder
 
 
 def traffic_of(fl_ctx: FLContext, site: str) -> tuple[int, int] | None:
     """Bytes of the last exchange with a hospital as they travelled; None without codec filters."""
     root, job = _place(fl_ctx)
     with _LOCK:
-        end = _ENDS.get((str(root), job, site))
-    return end.traffic if isinstance(end, ServerEnd) else None
+        coder = _CODERS.get((str(root), job, site))
+    return coder.traffic if isinstance(coder, ServerCoder) else None
 
 
-def _site_end(fl_ctx: FLContext) -> SiteEnd:
+def _site_coder(fl_ctx: FLContext) -> SiteCoder:
     root, job = _place(fl_ctx)
     place = str(root), job, ""
     with _LOCK:
-        if place not in _ENDS:
-            new = SiteEnd(root, fl_ctx.get_identity_name())
+        if place not in _CODERS:
+            new = SiteCoder(root, fl_ctx.get_identity_name())
             if (file := _start_of(fl_ctx)).is_file():  # this process was started after another one was killed
                 new.start_again(file)
-            _ENDS[place] = new
-        end = _ENDS[place]
-    assert isinstance(end, SiteEnd)
-    return end
+            _CODERS[place] = new
+        coder = _CODERS[place]
+    assert isinstance(coder, SiteCoder)
+    return coder
 
 
 def _start_of(fl_ctx: FLContext) -> Path:
@@ -110,19 +110,19 @@ class EncodeUpdate(MessageFilter):
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         if self.get_prop(FilterContextKey.CHAIN_TYPE) == FilterChainType.TASK_DATA_CHAIN:
             try:
-                return _with(shareable, server_end(fl_ctx, _peer(fl_ctx)).send(request_of(shareable), self.codec))
+                return _with(shareable, server_coder(fl_ctx, _peer(fl_ctx)).send(request_of(shareable), self.codec))
             except MedPFLError as error:
                 self.log_error(fl_ctx, str(error))
                 return _refused(shareable, error)
-        end = _site_end(fl_ctx)
+        coder = _site_coder(fl_ctx)
         if shareable.get_return_code() != ReturnCode.OK:
-            shareable.set_header(LOST, end.lost)
+            shareable.set_header(LOST, coder.lost)
             return shareable
         try:
             answer = reply_of(shareable)
             if isinstance(answer.header, InitReply):
-                end.keep_start(_start_of(fl_ctx), answer)
-            return _with(shareable, end.send(answer, self.codec))
+                coder.keep_start(_start_of(fl_ctx), answer)
+            return _with(shareable, coder.send(answer, self.codec))
         except MedPFLError as error:
             self.log_error(fl_ctx, str(error))
             reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
@@ -136,17 +136,17 @@ class DecodeUpdate(MessageFilter):
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         if self.get_prop(FilterContextKey.CHAIN_TYPE) == FilterChainType.TASK_DATA_CHAIN:
             try:
-                return _with(shareable, _site_end(fl_ctx).receive(request_of(shareable)))
+                return _with(shareable, _site_coder(fl_ctx).receive(request_of(shareable)))
             except MedPFLError as error:
                 self.log_error(fl_ctx, str(error))
                 return _refused(shareable, error)
-        end = server_end(fl_ctx, _peer(fl_ctx))
+        coder = server_coder(fl_ctx, _peer(fl_ctx))
         if shareable.get_return_code() != ReturnCode.OK:
             if shareable.get_header(LOST, False):
-                end.forget()
+                coder.forget()
             return shareable
         try:
-            return _with(shareable, end.receive(reply_of(shareable)))
+            return _with(shareable, coder.receive(reply_of(shareable)))
         except MedPFLError as error:
             self.log_error(fl_ctx, str(error))
             return _refused(shareable, error)

@@ -18,7 +18,7 @@ from medpfl.core.seeding import derive_seed
 from medpfl.data.rows import take
 from medpfl.data.samples import Samples, SiteData
 from medpfl.methods.batches import Batch, Place, Span
-from medpfl.methods.behind import Behind
+from medpfl.methods.effective_samples import EffectiveSamples
 from medpfl.methods.presented import Presented
 from medpfl.methods.proximal import Proximal
 from medpfl.methods.training import Training
@@ -96,7 +96,7 @@ class Site:
         """Slot that the method wants to be ``shown`` to all hospitals' models in the roster's order; in ``refine``."""
         self.drawn: list[int] = []
         """Different training samples that each phase of training has seen; the hospital's policy asks for a least."""
-        self.behind: dict[str, Behind] = {}
+        self.behind: dict[str, EffectiveSamples] = {}
         """Network to whose samples are behind its change, likewise."""
 
     def training_batches(
@@ -286,7 +286,7 @@ class Site:
         if (rows := self._place.rows) is not None and (weights := self._place.weights) is not None:
             for name in models:
                 key = f"{self._prefix}{name}"
-                self.behind.setdefault(key, Behind(len(self.data.splits["train"]))).batch(rows, weights)
+                self.behind.setdefault(key, EffectiveSamples(len(self.data.splits["train"]))).batch(rows, weights)
 
     def descend(self, model: str, gradient: Mapping[str, Tensor], loss: Tensor) -> None:
         """The same with a given gradient, by parameter; ``loss`` is only reported.

@@ -10,7 +10,7 @@ Every slot is a vector of its own, so a reference model that is switched on or o
 parameters. BatchNorm's statistics, counters and what is shown travel as they are: a variance that is moved by another
 entry's magnitude can become negative. Gradients are encoded without a reference.
 
-FLARE's filters (``medpfl.flare.filters``) and ``simulate`` call the same two classes, which are in ``rounds.ends``.
+FLARE's filters (``medpfl.flare.filters``) and ``simulate`` call the same two classes, which are in ``rounds.coders``.
 """
 
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ class Held:
     began: int | None = None
 
 
-class End:
+class Coder:
     """What both ends know: the job's name and seed, and, from the hospital's first message, what can be encoded."""
 
     direction: str

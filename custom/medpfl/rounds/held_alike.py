@@ -65,7 +65,8 @@ def read_common(method: Method, task: Task, site_file: SiteFile, input_shape: tu
 
     Raises:
         SiteFileError: the site file does not declare it, or does not say that a dataset is public.
-        DataError: a public dataset cannot be read, or its inputs have another shape than ``input_shape``, the hospital's own.
+        DataError: a public dataset cannot be read, or its inputs have another shape than ``input_shape``, that of the
+            hospital's own.
     """
     checkpoints = {name: site_file.checkpoint(name) for name in method.declared_checkpoints()}
     public = {}

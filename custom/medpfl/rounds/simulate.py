@@ -10,8 +10,8 @@ from medpfl.core.errors import BudgetSpent, CodecError, ConfigError
 from medpfl.data.site_file import SiteFile, load_site_file
 from medpfl.job import EvaluationJob, Job
 from medpfl.results.callbacks import Callback
+from medpfl.rounds.coders import Link
 from medpfl.rounds.coordinator import Coordinator, Replies
-from medpfl.rounds.ends import Link
 from medpfl.rounds.evaluation import EvaluationCoordinator
 from medpfl.rounds.loop import Exchange, Watch, carry, evaluating, training
 from medpfl.rounds.site import SiteRunner

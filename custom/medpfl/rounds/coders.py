@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two ends of a hospital's connection (see ``rounds.coding``), and both in one process."""
+"""The coders at the two ends of a hospital's connection (see ``rounds.coding``), and both in one process."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from medpfl.component import spec_of
 from medpfl.core.codecs import Codec, Progress, encode_with_feedback
 from medpfl.core.errors import CodecError
 from medpfl.job.codecs import TASKS, Codecs
-from medpfl.rounds.coding import PAYLOAD, End, Held, Tensors, without
+from medpfl.rounds.coding import PAYLOAD, Coder, Held, Tensors, without
 from medpfl.rounds.messages import SEPARATOR, Message, byte_count, digest_of, flatten, unflatten
 from medpfl.rounds.private import KEPT
 from medpfl.rounds.protocol.bounded import Component, as_json
@@ -22,7 +22,7 @@ from medpfl.rounds.protocol.requests import InitRequest, Request, RunRequest, Tr
 from medpfl.rounds.protocol.text import Answered, Asked, Coded, parse
 
 
-class ServerEnd(End):
+class ServerCoder(Coder):
     """The server's end of one hospital's connection.
 
     Args:
@@ -133,7 +133,7 @@ class ServerEnd(End):
         store.prune(folder, "sent", current, KEPT)
 
 
-class SiteEnd(End):
+class SiteCoder(Coder):
     """The hospital's end.
 
     Args:
@@ -295,7 +295,7 @@ class Link:
 
     def __init__(self, codecs: Codecs, server: Path, hospital: Path, site: str):
         self._codecs = codecs
-        self._server, self._site = ServerEnd(server, site), SiteEnd(hospital, site)
+        self._server, self._site = ServerCoder(server, site), SiteCoder(hospital, site)
 
     def carry(self, message: Message[Request], handle: Callable[[Message[Request]], Message[Reply]]) -> Message[Reply]:
         """Give the message to the hospital and its answer back.

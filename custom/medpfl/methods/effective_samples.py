@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 
-class Behind:
+class EffectiveSamples:
     """The weights of the training samples in one network's change.
 
     Args:
