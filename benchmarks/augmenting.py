@@ -10,12 +10,14 @@ needed, and made by a thread while the step before runs.
 
 import dataclasses
 import time
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import typer
 
-from benchmarks.common import markdown
+from benchmarks.common import OutOption, machine, markdown, write_json
+from medpfl.cli.terminal import say
 from medpfl.core.devices import training_device
 from medpfl.core.errors import MedPFLError
 from medpfl.data.samples import Samples, SiteData
@@ -159,3 +161,14 @@ def table_of(results: dict[str, Any]) -> str:
         + f"\n\nBy the clock, rounds of {_STEPS} steps, the share that the first network waits for its batches:\n\n"
         + markdown(["what", "preset", "made when needed", "made ahead", "time of a round, ahead to when needed"], waits)
     )
+
+
+def command(
+    repeats: Annotated[int, typer.Option(help="Turns; medians are reported.")] = 5,
+    out: OutOption = None,
+) -> None:
+    """A training step with augmentation, as a multiple of one without, in 2-D and 3-D."""
+    facts = machine()
+    results = measure(repeats)
+    write_json(out, "augmenting", facts, results)
+    say(table_of(results))

@@ -10,14 +10,16 @@ import os
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import typer
 import yaml
 
-from benchmarks.common import markdown
+from benchmarks.common import OutOption, machine, markdown, write_json
 from benchmarks.reading import SIZE, write_images
+from medpfl.cli.terminal import say
 from medpfl.core.errors import MedPFLError
 from medpfl.data.preparation import Spec
 from medpfl.data.site_file import load_site_file
@@ -127,3 +129,16 @@ def table_of(results: dict[str, Any]) -> str:
         rows.append([row["data"], *each, f"{ratios[COLD]:.2f}", f"{ratios[WARM]:.3f}", f"{row['kept_mb']:.1f}"])
     headings = ["seconds to load", WITHOUT, COLD, WARM, f"{COLD} to {WITHOUT}", f"{WARM} to {WITHOUT}", "kept, MB"]
     return f"One core and thread, medians of {results['repeats']} turns:\n\n" + markdown(headings, rows)
+
+
+def command(
+    data: Annotated[Path | None, typer.Option(help="As for 'medpfl demo hippocampus'.")] = None,
+    volumes: Annotated[int, typer.Option(help="Hippocampus volumes.")] = 40,
+    repeats: Annotated[int, typer.Option(help="Turns; medians are reported.")] = 3,
+    out: OutOption = None,
+) -> None:
+    """Loading data whose prepared cases are kept on disk, as a multiple of loading them without."""
+    facts = machine()
+    results = measure(data, volumes, repeats)
+    write_json(out, "caching", facts, results)
+    say(table_of(results))

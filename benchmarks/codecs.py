@@ -11,13 +11,15 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import typer
 from numpy.typing import NDArray
 
-from benchmarks.common import environment, markdown
+from benchmarks.common import OutOption, environment, machine, markdown, write_json
+from medpfl.cli.terminal import say
 from medpfl.core.codecs import CER, STC, Chain, Codec, DAdaQuant, Half, decode
 from medpfl.core.codecs.cer import denoise, denoise_admm, objective
 from medpfl.core.errors import MedPFLError
@@ -174,6 +176,18 @@ def table_of(results: dict[str, Any]) -> str:
         f"{first['compiling'][0]:.1f} s of the processor when everything is compiled ({first['compiling'][1]:.1f} s on "
         f"the clock), {first['from disk'][0]:.2f} s afterwards."
     )
+
+
+def command(
+    values: Annotated[int, typer.Option(help="float32 values of the update.")] = 10_000_000,
+    repeats: Annotated[int, typer.Option(help="Turns; medians are reported.")] = 5,
+    out: OutOption = None,
+) -> None:
+    """Speed and size of every codec; CER's exact solver beside the paper's ADMM."""
+    facts = machine()
+    results = measure(values, repeats, say)
+    write_json(out, "codecs", facts, results)
+    say(table_of(results))
 
 
 if __name__ == "__main__":

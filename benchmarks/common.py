@@ -7,14 +7,19 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import typer
 
 import medpfl
 from medpfl.deployed.evaluate import write_text
 from medpfl.results.compact import compact
+
+SeedsOption = Annotated[int, typer.Option(help="Number of seeds.")]
+OutOption = Annotated[Path | None, typer.Option(help="JSON file for the numbers and the machine's facts.")]
+PlotOption = Annotated[Path | None, typer.Option(help="JSON file for the numbers; a plot is written beside it.")]
 
 
 def machine() -> dict[str, Any]:

@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
+import typer
 
-from benchmarks.common import markdown
+from benchmarks.common import OutOption, machine, markdown, write_json
+from medpfl.cli.terminal import say
 from medpfl.core.errors import MedPFLError
 
 MOST_ERROR = 1e-6
@@ -255,3 +257,16 @@ def table_of(results: Mapping[str, Any]) -> str:
             f"Largest relative error {worst:.1e}; target: below {MOST_ERROR:g}: {met}.",
         ]
     )
+
+
+def command(
+    sites: Annotated[int, typer.Option(help="Number of hospitals.")] = 4,
+    values: Annotated[str, typer.Option(help="Parameters of the networks, separated by commas.")] = "100000,1000000",
+    repeats: Annotated[int, typer.Option(help="Turns; medians are reported.")] = 3,
+    out: OutOption = None,
+) -> None:
+    """Mixing models that the server cannot see: bytes, seconds and exactness, beside mixing them in the clear."""
+    facts = machine()
+    results = measure(sites, [int(size) for size in values.split(",")], repeats)
+    write_json(out, "encryption", facts, results)
+    say(table_of(results))

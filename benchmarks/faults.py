@@ -7,35 +7,29 @@ compared with what ``simulate`` leaves of the same job without a fault, to the l
 models. A fault whose result is another one must be told of by an event.
 """
 
-import contextlib
 import json
-import resource
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import psutil
 import torch
-from nvflare.fuel.flare_api.api_spec import InternalError, JobNotRunning, NoConnection, SessionClosed
+import typer
 
+from benchmarks.common import OutOption, machine, write_json
+from benchmarks.faults_done import FAULTS, LOST, ROUNDS, Bench, Fault
 from medpfl import store
 from medpfl.bundle import find_bundle
+from medpfl.cli.terminal import say
 from medpfl.core.errors import MedPFLError
 from medpfl.demo.phantom import write_phantoms
 from medpfl.flare.hospitals import HospitalFederation
-from medpfl.job import Job, load_job, write_job
+from medpfl.job import Job, load_job
 from medpfl.results.compact import read_compact
 from medpfl.rounds.simulate import simulate
-
-ROUNDS = 8
-STRUCK = 2
-"""The round after which the fault comes."""
-VICTIM, GONE = "hospital-b", "hospital-d"
-PATIENCE = 240.0  # seconds a job may take
-_LOST = (NoConnection, SessionClosed, InternalError)
 
 
 @dataclass(frozen=True)
@@ -62,242 +56,6 @@ class Found:
         if self.same:
             return "the same result"
         return "another result, and it is told" if self.told else "ANOTHER RESULT, AND NOTHING SAYS SO"
-
-
-class Bench:
-    """The federation, and what the job leaves without a fault."""
-
-    def __init__(self, federation: HospitalFederation, job: Job, whole: dict[str, Any], folder: Path):
-        self.federation, self.job, self.whole, self.folder = federation, job, whole, folder
-        self.ids: list[str] = []
-
-    def submit(self, name: str, **settings: float) -> str:
-        """Submit the job under a name of its own, or once more."""
-        job = replace(self.job, name=name, settings=replace(self.job.settings, **settings))  # type: ignore[arg-type]
-        self.ids.append(self.federation.submit(write_job(job, self.folder / "jobs" / name)))
-        return self.ids[-1]
-
-    def reach(self, job_id: str, number: int) -> None:
-        """Wait until a round is finished."""
-        lines = self.federation.run_folder("server", job_id) / "results" / "metrics.jsonl"
-        text = f'"split": "round", "round": {number}'
-        _wait(lambda: lines.exists() and text in lines.read_text(), f"round {number}")
-
-    def end(self, job_id: str) -> str:
-        """Wait for a job's end; FLARE's word for it."""
-        _wait(lambda: self._status(job_id).startswith("FINISHED"), "the job's end")
-        return self._status(job_id)
-
-    def _status(self, job_id: str) -> str:
-        try:
-            return self.federation.status(job_id)
-        except _LOST:
-            return ""
-
-    def abort(self, job_id: str) -> None:
-        """As the lead does on the console."""
-        with contextlib.suppress(JobNotRunning):
-            self.federation.session.abort_job(job_id)
-        self.end(job_id)
-
-    def process(self, site: str, job_id: str) -> psutil.Process:
-        """The process that runs a job at the server or at a hospital."""
-        return psutil.Process(self.federation.job_processes(job_id)[site][0])
-
-    def members(self, site: str) -> list[psutil.Process]:
-        """All processes of the server or of a hospital, its daemon's shell too."""
-        kit = str(self.federation.kit(site))
-        found = []
-        for process in self.federation._members():
-            with contextlib.suppress(psutil.Error):
-                if kit in " ".join(process.cmdline()):
-                    found.append(process)
-        return found
-
-    def state(self, site: str, name: str, kind: str) -> Path:
-        """The newest state file of a kind."""
-        folder = self.federation.kit(site) / "medpfl" / name / "state"
-        return max(folder.glob(f"*/{kind}-*.safetensors"), key=lambda file: file.name)
-
-    def reconnect(self) -> None:
-        """Wait until the server is up again and has all its hospitals."""
-
-        def back() -> bool:
-            with contextlib.suppress(*_LOST, MedPFLError):
-                self.federation._session = self.federation._open_session(self.federation.submitter)
-                there = {client.name for client in self.federation.session.get_system_info().client_info}
-                return there >= set(self.federation.sites)
-            return False
-
-        _wait(back, "the server's return")
-
-
-def _wait(reached: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not reached():
-        if time.monotonic() > deadline:
-            raise MedPFLError(f"waited {PATIENCE:g} seconds for {what} in vain")
-        time.sleep(0.3)
-
-
-# -- the faults: each gives the job a name, does its work, and returns after the last submission -----------------------
-
-Fault = Callable[[Bench, str], None]
-FAULTS: dict[str, Fault] = {}
-
-
-def fault(words: str) -> Callable[[Fault], Fault]:
-    """Add one, under the words of the table."""
-
-    def add(done: Fault) -> Fault:
-        FAULTS[words] = done
-        return done
-
-    return add
-
-
-@fault("a hospital's job process killed")
-def _job_process(bench: Bench, name: str) -> None:
-    job_id = bench.submit(name)
-    bench.reach(job_id, STRUCK)
-    bench.process(VICTIM, job_id).kill()
-
-
-@fault("a hospital frozen for 30 s, grace of 5 s")
-def _frozen(bench: Bench, name: str) -> None:
-    job_id = bench.submit(name, grace=5.0)
-    bench.reach(job_id, STRUCK)
-    process = bench.process(VICTIM, job_id)
-    process.suspend()
-    time.sleep(30)
-    process.resume()
-
-
-@fault("the server's processes killed; its daemon starts it again")
-def _server(bench: Bench, name: str) -> None:
-    job_id = bench.submit(name)
-    bench.reach(job_id, STRUCK)
-    for process in bench.members("server"):
-        with contextlib.suppress(psutil.Error):
-            if "nvflare" in " ".join(process.cmdline()):
-                process.kill()
-    bench.reconnect()
-    bench.end(job_id)
-    bench.submit(name)
-
-
-@fault("aborted on the console")
-def _aborted(bench: Bench, name: str) -> None:
-    _interrupted(bench, name)
-    bench.submit(name)
-
-
-@fault("the same job submitted twice at once")
-def _twice(bench: Bench, name: str) -> None:
-    job_id = bench.submit(name)
-    bench.reach(job_id, 1)
-    second = bench.submit(name)
-    bench.ids[-2:] = [second, job_id]  # the first is the one whose results count
-
-
-@fault("a hospital cannot write its state during two rounds")
-def _hospitals_disk(bench: Bench, name: str) -> None:
-    job_id = bench.submit(name)
-    bench.reach(job_id, STRUCK)
-    with _no_writing(bench.process(VICTIM, job_id)):
-        bench.reach(job_id, STRUCK + 2)
-
-
-@fault("the server can write nothing for 20 s")
-def _servers_disk(bench: Bench, name: str) -> None:
-    job_id = bench.submit(name)
-    bench.reach(job_id, STRUCK)
-    with _no_writing(bench.process("server", job_id)):
-        time.sleep(20)
-    if bench.end(job_id) != "FINISHED:COMPLETED":
-        bench.submit(name)
-
-
-@fault("the server's checkpoint truncated")
-def _truncated(bench: Bench, name: str) -> None:
-    _damaged(bench, name, "server", "server", lambda content: content[:-100])
-
-
-@fault("one byte of the server's checkpoint flipped")
-def _flipped(bench: Bench, name: str) -> None:
-    _damaged(bench, name, "server", "server", _flip)
-
-
-@fault("a hospital's private state truncated")
-def _private_truncated(bench: Bench, name: str) -> None:
-    _damaged(bench, name, VICTIM, "private", lambda content: content[:-100])
-
-
-@fault("one byte of a hospital's private state flipped")
-def _private_flipped(bench: Bench, name: str) -> None:
-    _damaged(bench, name, VICTIM, "private", _flip)
-
-
-@fault("a hospital's client process killed; its daemon starts it again")
-def _parent(bench: Bench, name: str) -> None:
-    job_id = bench.submit(name, grace=5.0)
-    bench.reach(job_id, STRUCK)
-    for process in bench.members(GONE):
-        with contextlib.suppress(psutil.Error):
-            if "client_train" in " ".join(process.cmdline()):
-                process.kill()
-
-
-@fault("all processes of a hospital killed for good")
-def _for_good(bench: Bench, name: str) -> None:
-    job_id = bench.submit(name, grace=5.0)
-    bench.reach(job_id, STRUCK)
-    _kill(bench)
-
-
-@fault("a hospital absent from the start")
-def _absent(bench: Bench, name: str) -> None:
-    _kill(bench)
-    bench.submit(name, grace=5.0)
-
-
-def _kill(bench: Bench) -> None:
-    """All processes of a hospital, if it still has any, the daemon's shell before what it would start again."""
-    for process in sorted(bench.members(GONE), key=lambda one: "sub_start" not in " ".join(one.cmdline())):
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-
-
-def _interrupted(bench: Bench, name: str) -> None:
-    job_id = bench.submit(name)
-    bench.reach(job_id, STRUCK)
-    bench.abort(job_id)
-
-
-def _damaged(bench: Bench, name: str, site: str, kind: str, damage: Callable[[bytes], bytes]) -> None:
-    _interrupted(bench, name)
-    file = bench.state(site, name, kind)
-    file.write_bytes(damage(file.read_bytes()))
-    bench.submit(name)
-
-
-def _flip(content: bytes) -> bytes:
-    return content[:-9] + bytes([content[-9] ^ 0x40]) + content[-8:]
-
-
-@contextlib.contextmanager
-def _no_writing(process: psutil.Process) -> Iterator[None]:
-    """No file of the process can grow beyond a few bytes, as on a full disk."""
-    before = process.rlimit(psutil.RLIMIT_FSIZE)
-    process.rlimit(psutil.RLIMIT_FSIZE, (16, resource.RLIM_INFINITY))
-    try:
-        yield
-    finally:
-        with contextlib.suppress(psutil.Error):
-            process.rlimit(psutil.RLIMIT_FSIZE, before)
-
-
-# -- the measurement -------------------------------------------------------------------------------------------------
 
 
 class _Hospitals(HospitalFederation):
@@ -340,7 +98,7 @@ def _one(bench: Bench, words: str, do: Fault) -> Found:
         others = [bench.federation.download(job_id) for job_id in bench.ids[:-1]]
         told = [_failure(folder) for folder in others] + _events(left)
         same = _same(_left(left), bench.whole)
-    except (MedPFLError, OSError, ValueError, psutil.Error, *_LOST) as error:
+    except (MedPFLError, OSError, ValueError, psutil.Error, *LOST) as error:
         return Found(words, [], False, [f"{type(error).__name__}: {error}"], time.monotonic() - started)
     return Found(words, ended, same, list(dict.fromkeys(filter(None, told))), time.monotonic() - started)
 
@@ -396,3 +154,19 @@ def _together(told: list[str]) -> list[str]:
         name, _, said = text.partition(": ")
         who.setdefault(said, []).append(name)
     return [f"{', '.join(names)}: {said}" for said, names in who.items()]
+
+
+def command(
+    only: Annotated[str, typer.Option(help="Only the faults whose words hold this.")] = "",
+    out: OutOption = None,
+) -> None:
+    """Every fault that a federation must survive, done to four provisioned hospitals on this machine."""
+    facts = machine()
+    found = []
+    for one in measure(only):
+        found.append(one)
+        say(f"{one.fault}: {one.verdict} ({one.seconds:.0f} s)")
+        write_json(out, "faults", facts, as_results(found, out))
+    say(table_of(as_results(found, None)))
+    if any(one.verdict.isupper() or "NOTHING" in one.verdict for one in found):
+        raise typer.Exit(1)

@@ -10,16 +10,18 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import typer
 from torch import nn
 
 from benchmarks.blobs import write_blobs
-from benchmarks.common import markdown, mean_sd
+from benchmarks.common import OutOption, SeedsOption, machine, markdown, mean_sd, write_json
 from benchmarks.studies import write_cut
 from medpfl import store
+from medpfl.cli.terminal import say
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mixers import Mean, Mixer, RoundInfo, SoftPull, StatisticsDistance
 from medpfl.core.mixing import Matrix
@@ -253,3 +255,15 @@ def table_of(results: dict[str, Any]) -> str:
         f"\n\n{scale['hospitals']} hospitals of {scale['values']} values: W in {scale['weights_s']:.3f} s, one mix in "
         f"{scale['mix_s']:.2f} s. {len(seeds)} seeds; mean (standard deviation)."
     )
+
+
+def command(
+    seeds: SeedsOption = 5,
+    rounds: Annotated[int, typer.Option(help="Rounds of each run.")] = 25,
+    out: OutOption = None,
+) -> None:
+    """FedAP on 20 hospitals with unlike labels: does W find who shares them, and does it help; and what it costs."""
+    facts = machine()
+    results = {"study": measure(seeds, rounds, say, out), "cost": cost()}
+    write_json(out, "fedap", facts, results)
+    say(table_of(results))

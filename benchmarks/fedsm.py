@@ -15,15 +15,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import typer
 from torch import nn
 
-from benchmarks.common import markdown
+from benchmarks.common import OutOption, machine, markdown, write_json
 from medpfl import store
 from medpfl.bundle import find_job
+from medpfl.cli.terminal import say
 from medpfl.core.errors import MedPFLError
 from medpfl.data.site_file import load_site_file
 from medpfl.demo.phantom import write_phantoms
@@ -179,3 +181,17 @@ def _accuracy_table(results: dict[str, dict[str, dict[str, float]]]) -> str:
 
 def _met(yes: bool) -> str:
     return "met" if yes else "missed"
+
+
+def command(
+    rounds: Annotated[int, typer.Option(help="Rounds of each method and turn; the first is not counted.")] = 4,
+    repeats: Annotated[int, typer.Option(help="Turns; the median is reported.")] = 5,
+    seeds: Annotated[int, typer.Option(help="Seeds of the selector's accuracy; 0: leave it out.")] = 3,
+    out: OutOption = None,
+) -> None:
+    """A round of FedSM as a multiple of one of FedAvg, its bytes beside NVFlare's example, its selector's accuracy."""
+    facts = machine()
+    results = measure(rounds, repeats, say)
+    results["selector_accuracy"] = {str(seed): selector_accuracy(seed) for seed in range(seeds)}
+    write_json(out, "fedsm", facts, results)
+    say(table_of(results))

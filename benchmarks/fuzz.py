@@ -13,15 +13,17 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import typer
 from nvflare.apis.shareable import Shareable
 from nvflare.fuel.utils import fobs
 from nvflare.private.fed.utils.fed_utils import nvflare_fobs_initialize
 
 from benchmarks import fuzz_files
+from medpfl.cli.terminal import say
 from medpfl.core.errors import MedPFLError, RefusedUpdate
 from medpfl.data.fingerprint import Fingerprint
 from medpfl.flare.wire import read_reply, read_request, to_shareable
@@ -355,3 +357,13 @@ def told(found: Found) -> str:
         *found.faults[:20],
     ]
     return "\n".join(lines)
+
+
+def command(
+    count: Annotated[int, typer.Option(help="Mutations.")] = 10_000,
+    seed: Annotated[int, typer.Option(help="Of the mutations.")] = 0,
+) -> None:
+    """Mutated replies, requests and state files through the real way in; exit code 1 if anything gets through."""
+    found = run(count, seed)
+    say(told(found))
+    raise typer.Exit(1 if found.faults else 0)

@@ -11,13 +11,15 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import typer
 from torch import Tensor, nn
 
-from benchmarks.common import markdown
+from benchmarks.common import OutOption, machine, markdown, write_json
+from medpfl.cli.terminal import say
 from medpfl.core.devices import training_device
 from medpfl.core.errors import MedPFLError
 from medpfl.data.samples import Samples, SiteData
@@ -234,3 +236,15 @@ def table_of(results: dict[str, Any]) -> str:
         + "\n\nA round of a few hospitals in one process, as a multiple of Local's:\n\n"
         + markdown(["method", "round"], methods)
     )
+
+
+def command(
+    repeats: Annotated[int, typer.Option(help="Turns; medians are reported.")] = 3,
+    small: Annotated[bool | None, typer.Option(help="Small networks; default: where there is no GPU.")] = None,
+    out: OutOption = None,
+) -> None:
+    """Training on this machine's GPU, or processor, beside a bare loop; the methods' rounds; peak memory."""
+    facts = machine()
+    results = measure(repeats, training_device().type == "cpu" if small is None else small)
+    write_json(out, "gpu", facts, results)
+    say(table_of(results))

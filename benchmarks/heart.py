@@ -10,16 +10,18 @@ import csv
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+import typer
 import yaml
 from torch import nn
 
-from benchmarks.common import markdown, mean_sd
+from benchmarks.common import OutOption, SeedsOption, machine, markdown, mean_sd, write_json
 from benchmarks.heart_task import HeartTabular, PooledTabular
 from medpfl import store
+from medpfl.cli.terminal import say
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mixers import Mixer, SoftPull
 from medpfl.data.samples import Samples
@@ -180,3 +182,16 @@ def table_of(results: dict[str, Any]) -> str:
 def _cells(found: dict[str, list[float]]) -> list[str]:
     means = np.mean([found[site] for site in SITES], axis=0)
     return [mean_sd(values) for values in (*(found[site] for site in SITES), means.tolist())]
+
+
+def command(
+    data: Annotated[Path | None, typer.Option(help="Folder with the UCI processed.*.data files.")] = None,
+    flamby: Annotated[Path | None, typer.Option(help="Folder with FLamby's heart_seed<N>.csv.")] = None,
+    seeds: SeedsOption = 5,
+    out: OutOption = None,
+) -> None:
+    """FLamby's Fed-Heart-Disease protocol, with SoftPull beside it."""
+    facts = machine()
+    results = measure(data, seeds, flamby, say)
+    write_json(out, "heart", facts, results)
+    say(table_of(results))

@@ -6,12 +6,14 @@ are of the processor, in turns, one thread: a round of MH-pFLID (4 epochs of inj
 training of the same network for as many epochs (5).
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 
-from benchmarks.common import markdown
+from benchmarks.common import OutOption, machine, markdown, write_json
 from benchmarks.teaching import BATCH, SIZE, data_of, seconds_of, site_of
+from medpfl.cli.terminal import say
 from medpfl.core.errors import MedPFLError
 
 TARGET_TIME = 2.0
@@ -135,3 +137,15 @@ def table_of(results: dict[str, Any]) -> str:
         f"{results['images']} images, batches of {BATCH}, medians of {results['repeats']} turns."
     )
     return f"{told}\n\n{markdown(heads, rows)}"
+
+
+def command(
+    images: Annotated[int, typer.Option(help="Number of generated images.")] = 160,
+    repeats: Annotated[int, typer.Option(help="Turns; medians are reported.")] = 3,
+    out: OutOption = None,
+) -> None:
+    """MH-pFLID's messenger beside the hospitals' networks: weights, multiplications, bytes, and time of a round."""
+    facts = machine()
+    results = measure(images, repeats)
+    write_json(out, "messenger", facts, results)
+    say(table_of(results))

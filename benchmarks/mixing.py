@@ -13,13 +13,15 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import typer
 from torch import Tensor
 
-from benchmarks.common import environment, markdown
+from benchmarks.common import OutOption, environment, machine, markdown, write_json
+from medpfl.cli.terminal import say
 from medpfl.core import mixing
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mixers import Mean, RoundInfo, SoftPull
@@ -164,6 +166,19 @@ def table_of(results: dict[str, Any]) -> str:
         f"{model:.1f} + {block:.1f} MB: {'met' if extra <= model + block else 'missed'}). Largest difference from "
         f"float64's einsum: {worst:.1e} for values of standard deviation 1."
     )
+
+
+def command(
+    sites: Annotated[int, typer.Option(help="Number of models.")] = 20,
+    values: Annotated[int, typer.Option(help="float32 values of a model.")] = 5_000_000,
+    repeats: Annotated[int, typer.Option(help="Turns; medians are reported.")] = 7,
+    out: OutOption = None,
+) -> None:
+    """Mixing K models, as a multiple of cloning and of copying them."""
+    facts = machine()
+    results = measure(sites, values, repeats)
+    write_json(out, "mixing", facts, results)
+    say(table_of(results))
 
 
 if __name__ == "__main__":

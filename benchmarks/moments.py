@@ -12,13 +12,15 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
+import typer
 from torch import nn
 
-from benchmarks.common import markdown
+from benchmarks.common import OutOption, SeedsOption, machine, markdown, write_json
 from medpfl.bundle import DEMOS
+from medpfl.cli.terminal import say
 from medpfl.compare.statistics import paired_gain
 from medpfl.core.errors import MedPFLError
 from medpfl.core.groups import under
@@ -177,3 +179,20 @@ def finished(out: Path | None) -> Results:
         return {}
     scores: Results = json.loads(out.read_text(encoding="utf-8"))["scores"]
     return scores
+
+
+def command(
+    studies: Annotated[str, typer.Option(help="Names, separated by commas; see benchmarks/moments.py.")] = (
+        "heart,label-skew,feature-shift,phantom"
+    ),
+    seeds: SeedsOption = 5,
+    out: OutOption = None,
+) -> None:
+    """Adam's moments where a round replaces the weights: kept, forgotten, or mixed as the weights are."""
+    facts = machine()
+
+    def keep(scores: Results) -> None:
+        write_json(out, "moments", facts, {"scores": scores})
+
+    scores = measure(studies.split(","), seeds, finished(out), keep)
+    say(table_of({"scores": scores}))

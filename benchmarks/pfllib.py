@@ -12,13 +12,14 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 import yaml
 from numpy.typing import NDArray
 
-from benchmarks.common import environment, markdown
+from benchmarks.common import OutOption, environment, machine, markdown, write_json
 from benchmarks.pfllib_arms import (
     BARE,
     CLASSES,
@@ -32,6 +33,7 @@ from benchmarks.pfllib_arms import (
     write_for_pfllib,
 )
 from medpfl import store
+from medpfl.cli.terminal import say
 from medpfl.core.errors import MedPFLError
 
 ARMS = (BARE, OURS, THEIRS_CACHED, THEIRS)
@@ -274,3 +276,16 @@ def _ahead(found: dict[str, Any], arm: str) -> str:
 
 def _met(target: bool) -> str:
     return "met" if target else "missed"
+
+
+def command(
+    pfllib: Annotated[Path, typer.Option(help="Checkout of github.com/TsingZ0/PFLlib; it needs h5py installed.")],
+    rounds: Annotated[int, typer.Option(help="Rounds of a run; the first is not counted.")] = 7,
+    repeats: Annotated[int, typer.Option(help="How often the arms start anew; medians are reported.")] = 3,
+    out: OutOption = None,
+) -> None:
+    """FedAvg and Ditto in process: this package's engine beside PFLlib's own code and the bare loop."""
+    facts = machine()
+    results = measure(pfllib, rounds, repeats, say)
+    write_json(out, "pfllib", facts, results)
+    say(table_of(results))

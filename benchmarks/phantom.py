@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import markdown, mean_sd
+from benchmarks.common import OutOption, SeedsOption, machine, markdown, mean_sd, write_json
 from medpfl.bundle import find_job
+from medpfl.cli.terminal import say
 from medpfl.core.errors import MedPFLError
 from medpfl.demo.phantom import write_phantoms
 from medpfl.job import Job, load_job
@@ -63,3 +64,11 @@ def table_of(results: dict[str, Any]) -> str:
                 gains.append(f"{label} {mean_sd(gain.tolist())}")
         text += "\n\nPersonal minus, seed by seed (mean over the hospitals): " + "; ".join(gains) + "."
     return text
+
+
+def command(seeds: SeedsOption = 3, out: OutOption = None) -> None:
+    """softpull_phantom against local training, FedAvg and FedAvg + fine-tuning, over several seeds."""
+    facts = machine()
+    results = measure(seeds, say)
+    write_json(out, "phantom", facts, results)
+    say(table_of(results))

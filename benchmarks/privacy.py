@@ -13,11 +13,13 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+import typer
 
-from benchmarks.common import markdown, mean_sd
+from benchmarks.common import PlotOption, SeedsOption, machine, markdown, mean_sd, write_json
+from medpfl.cli.terminal import say
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mixers import Mixer, SoftPull
 from medpfl.demo.heart import HOSPITALS, write_heart
@@ -205,3 +207,17 @@ def draw(results: dict[str, Any], path: Path, levels: Sequence[Level] = HEART.le
     axes[0].set_ylabel(f"test {score}, mean of {len(accuracy['Local'])} hospitals")
     axes[-1].legend(fontsize=7)
     write_text(path, svg_text(figure))
+
+
+def command(
+    data: Annotated[Path | None, typer.Option(help="Folder with the UCI processed.*.data files.")] = None,
+    seeds: SeedsOption = 5,
+    out: PlotOption = None,
+) -> None:
+    """Differential privacy on heart: accuracy against epsilon, beside training alone; with --out, a plot beside it."""
+    facts = machine()
+    results = measure(data, seeds, say)
+    write_json(out, "privacy", facts, results)
+    if out is not None:
+        draw(results, out.with_suffix(".svg"))
+    say(table_of(results))

@@ -9,9 +9,13 @@ pixels; a small ResNet with group norm from random weights; 8 rounds of 5 steps,
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from benchmarks import privacy
+from benchmarks.common import PlotOption, SeedsOption, machine, write_json
+from medpfl.cli.terminal import say
 from medpfl.demo.skin import write_skin
 from medpfl.models.resnet import ResNet
 from medpfl.tasks.classification import Classification
@@ -48,3 +52,20 @@ def table_of(results: dict[str, Any]) -> str:
 
 def draw(results: dict[str, Any], path: Path) -> None:
     privacy.draw(results, path, SKIN.levels, SCORE)
+
+
+def command(
+    data: Annotated[Path | None, typer.Option(help="HAM10000 as ZIP or folder; default: $MEDPFL_HAM10000.")] = None,
+    seeds: SeedsOption = 3,
+    out: PlotOption = None,
+) -> None:
+    """Differential privacy on skin: AUC against epsilon, beside training alone; with --out, a plot beside it."""
+    facts = machine()
+
+    def keep(results: dict[str, Any]) -> None:
+        write_json(out, "privacy_skin", facts, results)
+
+    results = measure(data, seeds, say, keep)
+    if out is not None:
+        draw(results, out.with_suffix(".svg"))
+    say(table_of(results))

@@ -7,13 +7,15 @@ are processor time of one thread, so that other work on the machine changes them
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import typer
 from torch import Tensor
 
-from benchmarks.common import markdown
+from benchmarks.common import OutOption, machine, markdown, write_json
+from medpfl.cli.terminal import say
 from medpfl.core import graph as graphs
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mixers import NetworkProx, RoundInfo
@@ -136,3 +138,16 @@ def table_of(results: dict[str, Any]) -> str:
         f"{results['iterations']} iterations with a proven relative error of {results['error_bound']:.1e} at most. "
         f"Objective: {reached['exact']:.6f} exact, {reached['paper']:.6f} by the paper's ADMM."
     )
+
+
+def command(
+    sites: Annotated[int, typer.Option(help="Number of models.")] = 20,
+    values: Annotated[int, typer.Option(help="float32 values of a model's personal part.")] = 1_000_000,
+    repeats: Annotated[int, typer.Option(help="Turns; medians are reported.")] = 6,
+    out: OutOption = None,
+) -> None:
+    """pFedNet's update of the personal models, exact in Gram space, beside the paper's ADMM."""
+    facts = machine()
+    results = measure(sites, values, repeats)
+    write_json(out, "prox", facts, results)
+    say(table_of(results))

@@ -14,12 +14,14 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 import yaml
 
-from benchmarks.common import environment, markdown, resident
+from benchmarks.common import OutOption, environment, machine, markdown, resident, write_json
+from medpfl.cli.terminal import say
 from medpfl.core.errors import MedPFLError
 
 SIZE = (48, 64)  # height and width the images are trained at
@@ -166,6 +168,19 @@ def table_of(results: dict[str, Any]) -> str:
         f"{memory['budget_mb']:g} MB: the process grew by {memory['grown_mb']:.0f} MB at most, reading them and then "
         "making all batches from the scratch file."
     )
+
+
+def command(
+    images: Annotated[int, typer.Option(help="Number of JPEG files.")] = 1000,
+    repeats: Annotated[int, typer.Option(help="Turns; medians are reported.")] = 3,
+    budget_mb: Annotated[float, typer.Option(help="Memory budget for the data larger than it, MB.")] = 100,
+    out: OutOption = None,
+) -> None:
+    """Reading images, as a multiple of the training that waits for them; memory beside its budget."""
+    facts = machine()
+    results = measure(images, repeats, budget_mb)
+    write_json(out, "reading", facts, results)
+    say(table_of(results))
 
 
 if __name__ == "__main__":

@@ -16,12 +16,14 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 import yaml
 
-from benchmarks.common import markdown, resident
+from benchmarks.common import OutOption, machine, markdown, resident, write_json
+from medpfl.cli.terminal import say
 from medpfl.core.errors import MedPFLError
 from medpfl.flare.poc import Federation
 from medpfl.job.names import CONTROLLER, EXECUTOR
@@ -239,3 +241,17 @@ def table_of(results: dict[str, Any]) -> str:
         + f"\n\nRatio: {results['ratio']:.3f} (1 to {1 / results['ratio']:.1f}); target: at most one sixth "
         f"({results['target']:.3f}): {verdict}."
     )
+
+
+def command(
+    sites: Annotated[int, typer.Option(help="Number of hospitals.")] = 4,
+    rounds: Annotated[int, typer.Option(help="Rounds of each job; the first is not counted.")] = 15,
+    values: Annotated[int, typer.Option(help="float32 values of the model, about.")] = 100_000,
+    interval: Annotated[float, typer.Option(help="task_request_interval of our job, seconds.")] = 0.1,
+    out: OutOption = None,
+) -> None:
+    """A round without training in POC: this package's controller beside FLARE's stock FedAvg recipe."""
+    facts = machine()
+    results = measure(sites, rounds, values, interval, say)
+    write_json(out, "rounds", facts, results)
+    say(table_of(results))

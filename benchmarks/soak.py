@@ -16,13 +16,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import psutil
+import typer
 
-from benchmarks.common import markdown
+from benchmarks.common import OutOption, machine, markdown, write_json
 from medpfl.bundle import find_bundle
+from medpfl.cli.terminal import say
 from medpfl.core.errors import MedPFLError
 from medpfl.demo.phantom import write_phantoms
 from medpfl.deployed.evaluate import write_text
@@ -371,3 +373,21 @@ def draw(results: Mapping[str, Any], path: Path) -> None:
     handles = axes[0, 0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower center", ncols=5, fontsize=9, frameon=False)
     write_text(path, svg_text(figure))
+
+
+def command(
+    rounds: Annotated[int, typer.Option(help="Rounds of the job.")] = 300,
+    hospitals: Annotated[int, typer.Option(help="Number of hospitals, 2 to 4.")] = 4,
+    interval: Annotated[float, typer.Option(help="Seconds between two looks at the processes.")] = 3.0,
+    out: OutOption = None,
+) -> None:
+    """Many rounds on provisioned hospitals: does memory, a thread, a file or a socket grow, and what is left behind.
+
+    With --out, a picture beside the JSON file, too; exit code 1 if anything grew beyond its limit or was left."""
+    facts = machine()
+    results = measure(rounds, hospitals, interval, say)
+    write_json(out, "soak", facts, results)
+    if out is not None:
+        draw(results, out.with_suffix(".svg"))
+    say(table_of(results))
+    raise typer.Exit(1 if faults(results) else 0)

@@ -16,12 +16,6 @@ from medpfl.core.errors import MedPFLError
 from medpfl.results.compact import read_compact
 from medpfl.results.files import parse
 
-BENCHES = (
-    "attacks", "attacks_skin", "augmenting", "caching", "choice", "codecs", "encryption", "faults", "fedap", "fedsm",
-    "gpu", "heart", "messenger", "mirroring", "mixing", "moments", "pfllib", "phantom", "privacy", "privacy_skin",
-    "prox", "reading", "rounds", "soak", "teaching",
-)  # fmt: skip
-
 
 def tables_of(file: Path) -> str:
     """Markdown tables of a benchmark's, a comparison's or a leave-one-out's result file.
@@ -30,8 +24,8 @@ def tables_of(file: Path) -> str:
         MedPFLError: it cannot be read, or is no such file.
     """
     content = read_compact(file)
-    if content.get("bench") in BENCHES:
-        text: str = importlib.import_module(f"benchmarks.{content['bench']}").table_of(content)
+    if (bench := content.get("bench")) in [path.stem for path in Path(__file__).parent.glob("*.py")]:
+        text: str = importlib.import_module(f"benchmarks.{bench}").table_of(content)
         return text
     if "comparison" in content:
         return console.markdown(parse(TypeAdapter(Results), json.dumps(content), file))

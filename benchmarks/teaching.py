@@ -6,11 +6,13 @@ those within a turn. Seconds are the process's own, so that other work on the ma
 """
 
 import time
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 
-from benchmarks.common import markdown
+from benchmarks.common import OutOption, machine, markdown, write_json
+from medpfl.cli.terminal import say
 from medpfl.core.errors import MedPFLError
 
 TARGET = 1.5
@@ -113,3 +115,15 @@ def table_of(results: dict[str, Any]) -> str:
         f"medians of {results['repeats']} turns:\n\n"
         + markdown(["local round", "seconds", "to local training", "target"], rows)
     )
+
+
+def command(
+    images: Annotated[int, typer.Option(help="Number of generated images.")] = 480,
+    repeats: Annotated[int, typer.Option(help="Turns; medians are reported.")] = 5,
+    out: OutOption = None,
+) -> None:
+    """A local round of CusFL, as a multiple of local training of the same network."""
+    facts = machine()
+    results = measure(images, repeats)
+    write_json(out, "teaching", facts, results)
+    say(table_of(results))

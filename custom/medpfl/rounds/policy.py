@@ -17,8 +17,8 @@ from medpfl.rounds.protocol.requests import FinishRequest, InitRequest, OfRun
 from medpfl.tasks.contract import Task
 
 EVEN = 0.75
-"""Part of ``least_update`` that samples must be, counted by their weights (``EffectiveSamples.effective``): a last batch
-that is smaller, or a learning rate that falls, weighs some more than others in any training."""
+"""Part of ``least_update`` that samples must be, counted by their weights (``EffectiveSamples.effective``): a last
+batch that is smaller, or a learning rate that falls, weighs some more than others in any training."""
 
 
 def check_classes(policy: Policy, methods: Sequence[Method], task: Task, filters: Sequence[str]) -> None:
