@@ -16,12 +16,6 @@ from medpfl.tasks.segmentation import Segmentation
 from tools import exchange, pieces, ready
 
 ROOT = Path(__file__).resolve().parents[2]
-IMPORTS = """
-from dataclasses import dataclass
-from typing import ClassVar
-from medpfl.core.groups import BATCH_NORM, of_type, under, without
-from medpfl.methods.contract import Method
-"""
 
 
 @pytest.fixture
@@ -32,7 +26,7 @@ def fedbn(monkeypatch: pytest.MonkeyPatch) -> type:
     monkeypatch.setitem(sys.modules, module.__name__, module)
     lines = block[1].splitlines()
     indent = len(lines[0]) - len(lines[0].lstrip())
-    source = IMPORTS + "\n".join(line[indent:] for line in lines)
+    source = "\n".join(line[indent:] for line in lines)
     exec(compile(source, "CONTRIBUTING.md", "exec"), module.__dict__)
     found: type = module.FedBN
     return found

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """results.json: everything that the tables, the report and a later reader need, from the runs that are finished."""
 
-import dataclasses
 import platform
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -100,7 +99,7 @@ def collect(plan: Plan, results: Path, failures: dict[str, str]) -> Results:
         score=score,
         metrics=plan.task.measures,
         hospitals=plan.hospitals,
-        splits=[SplitRow(**dataclasses.asdict(split)) for split in plan.splits],
+        splits=[SplitRow(seed=s.seed, digests=s.digests, sizes=s.sizes, labels=s.labels) for s in plan.splits],
         seeds=plan.file.seeds,
         pairs=pairs,
         versions=Versions(
