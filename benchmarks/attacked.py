@@ -20,7 +20,7 @@ from medpfl.data.policy import STUDY
 from medpfl.data.site_file import load_site_file
 from medpfl.demo.patterns import CLASSES, SIDE, write_patterns
 from medpfl.job import Job
-from medpfl.models.base import Architecture
+from medpfl.models.contract import Architecture
 from medpfl.privacy.noise import FIXED
 from medpfl.rounds.coordinator import Coordinator, Replies
 from medpfl.rounds.loop import Exchange, Watch, carry, training

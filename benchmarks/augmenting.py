@@ -19,7 +19,7 @@ from benchmarks.common import markdown
 from medpfl.core.devices import training_device
 from medpfl.core.errors import MedPFLError
 from medpfl.data.samples import Samples, SiteData
-from medpfl.methods.base import Hospital, Site
+from medpfl.methods.contract import Hospital, Site
 from medpfl.methods.local import Local
 from medpfl.methods.presented import Presented
 from medpfl.models.resnet import ResNet

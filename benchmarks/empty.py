@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass
 
-from medpfl.methods.base import Site
+from medpfl.methods.contract import Site
 from medpfl.methods.softpull import SoftPull
 
 

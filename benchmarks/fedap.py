@@ -30,10 +30,10 @@ from medpfl.demo.index_lists import declare_checkpoint, labels_of
 from medpfl.deployed.evaluate import evaluate, write_text
 from medpfl.job import Job
 from medpfl.job.settings import Settings
-from medpfl.methods.base import Hospital, Method, Site
+from medpfl.methods.contract import Hospital, Method, Site
 from medpfl.methods.fedap import FedAP
 from medpfl.methods.fedbn import FedBN
-from medpfl.models.base import Architecture
+from medpfl.models.contract import Architecture
 from medpfl.models.lenet import LeNet5
 from medpfl.models.resnet import ResNet
 from medpfl.results.compact import compact

@@ -24,7 +24,7 @@ from medpfl.data.samples import Samples, SiteData
 from medpfl.demo.patterns import write_patterns
 from medpfl.job import Job
 from medpfl.job.settings import Settings
-from medpfl.methods.base import Hospital, Method, Site
+from medpfl.methods.contract import Hospital, Method, Site
 from medpfl.methods.cusfl import CusFL
 from medpfl.methods.ditto import Ditto
 from medpfl.methods.fedap import FedAP

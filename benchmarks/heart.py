@@ -29,7 +29,7 @@ from medpfl.deployed.evaluate import evaluate
 from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods import softpull
-from medpfl.methods.base import Build, Method
+from medpfl.methods.contract import Build, Method
 from medpfl.methods.local import Local
 from medpfl.results.files import read_summary
 from medpfl.results.tables import result_table

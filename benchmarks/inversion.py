@@ -42,7 +42,7 @@ from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.schedules import StepDown
-from medpfl.models.base import Architecture
+from medpfl.models.contract import Architecture
 from medpfl.privacy import DPSGD, ClippedNoise
 from medpfl.tasks import Classification
 

@@ -34,12 +34,12 @@ from benchmarks.common import markdown, mean_sd
 from medpfl.demo.patterns import CLASSES, SIDE
 from medpfl.job import Job
 from medpfl.job.settings import Settings
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.fedper import FedPer
 from medpfl.methods.softpull import SoftPull
 from medpfl.privacy import DPSGD, ClippedNoise
-from medpfl.privacy.base import Privacy
+from medpfl.privacy.contract import Privacy
 from medpfl.tasks import Classification
 
 NETWORK = Flat((32,))

@@ -62,7 +62,7 @@ def _sizes(task: Any, shape: tuple[int, ...]) -> dict[str, Any]:
     import torch
     from torch import nn
 
-    from medpfl.methods.base import Build
+    from medpfl.methods.contract import Build
     from medpfl.methods.mh_pflid import MHpFLID
     from medpfl.rounds.messages import byte_count, gather
 

@@ -12,7 +12,7 @@ import typer
 from torch import nn
 
 from benchmarks.common import machine, markdown, write_json
-from medpfl.augment.base import Augmentation
+from medpfl.augment.contract import Augmentation
 from medpfl.augment.presets import preset
 from medpfl.augment.spatial import Flip
 from medpfl.cli.common import say
@@ -22,7 +22,7 @@ from medpfl.core.seeding import seed_torch
 from medpfl.data.site_file import load_site_file
 from medpfl.demo.hippocampus import write_hippocampus
 from medpfl.deployed.evaluate import evaluate_test
-from medpfl.methods.base import Hospital, Site, Span
+from medpfl.methods.contract import Hospital, Site, Span
 from medpfl.methods.local import Local
 from medpfl.models.unet import UNet
 from medpfl.tasks.segmentation import Segmentation

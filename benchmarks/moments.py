@@ -26,14 +26,14 @@ from medpfl.core.mixers import Mean, Mixer, SoftPull
 from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods import softpull
-from medpfl.methods.base import Build, Method, Site
+from medpfl.methods.contract import Build, Method, Site
 from medpfl.methods.fedsm.selecting import Moments
 from medpfl.models.lenet import LeNet5
 from medpfl.models.unet import UNet
 from medpfl.results.files import read_training
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks import Classification, Segmentation, Tabular
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 
 Results = dict[str, dict[str, float]]
 """Study, model, arm and seed to the means over the hospitals: "best" and "last" test score."""

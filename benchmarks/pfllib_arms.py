@@ -30,10 +30,10 @@ from medpfl.data.samples import SiteData
 from medpfl.data.site_file import load_site_file
 from medpfl.job import Job
 from medpfl.job.settings import Settings
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.methods.ditto import Ditto
 from medpfl.methods.fedavg import FedAvg
-from medpfl.models.base import Architecture
+from medpfl.models.contract import Architecture
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.classification import Classification

@@ -25,18 +25,18 @@ from medpfl.deployed.evaluate import write_text
 from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods import softpull
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.local import Local
 from medpfl.privacy import DPSGD, ClippedNoise
 from medpfl.privacy.accountant import noise_for
-from medpfl.privacy.base import Privacy
+from medpfl.privacy.contract import Privacy
 from medpfl.privacy.noise import FIXED
 from medpfl.results.files import read_summary
 from medpfl.results.svg import svg_text
 from medpfl.results.tables import result_table
 from medpfl.rounds.simulate import simulate
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 from medpfl.tasks.tabular import Tabular
 
 Level = Literal["record", "update"]

@@ -93,7 +93,7 @@ def _in_process(what: str, settings: dict[str, Any]) -> dict[str, Any]:
 def _site(data: Any, task: Any) -> Any:
     import torch
 
-    from medpfl.methods.base import Hospital, Site
+    from medpfl.methods.contract import Hospital, Site
     from medpfl.methods.local import Local
 
     torch.manual_seed(0)

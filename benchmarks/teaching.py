@@ -91,7 +91,7 @@ def data_of(task: Any, images: int, shape: tuple[int, ...]) -> Any:
 def site_of(method: Any, task: Any, data: Any) -> Any:
     import torch
 
-    from medpfl.methods.base import Build, Hospital, Site
+    from medpfl.methods.contract import Build, Hospital, Site
 
     build = Build(task, data, ("a",), 0, "a")
     models = torch.nn.ModuleDict(method.models(build))

@@ -177,9 +177,9 @@ def find_job(name: str) -> Path:
     if (bundle / "jobs" / name / "meta.json").is_file():
         return bundle / "jobs" / name
     known = sorted(path.name for path in (bundle / "jobs").iterdir() if (path / "meta.json").is_file())
-    raise ConfigError(
-        f"there is no job '{name}': it is neither a job folder nor one of {', '.join(known)}{meant(name, known)}"
-    )
+    near = meant(name, known)
+    listed = "one of the shipped jobs, which 'medpfl jobs' lists" if near else f"one of {', '.join(known)}"
+    raise ConfigError(f"there is no job '{name}': it is neither a job folder nor {listed}{near}")
 
 
 def demo_of(job: str) -> str:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from medpfl.augment import intensity, spatial
-from medpfl.augment.base import Augmentation, Intensity, Spatial
+from medpfl.augment.contract import Augmentation, Intensity, Spatial
 from medpfl.augment.intensity import BiasField, Blur, Brightness, ColourJitter, Contrast, Gamma, LowResolution, Noise
 from medpfl.augment.listed import augmented
 from medpfl.augment.presets import PRESETS, preset

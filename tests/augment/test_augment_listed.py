@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from medpfl.augment.base import Augmentation
+from medpfl.augment.contract import Augmentation
 from medpfl.augment.listed import augmented
 from medpfl.component import build, spec_of
 from medpfl.core.errors import ConfigError
 from medpfl.data.samples import Samples
-from medpfl.tasks.base import Task
 from medpfl.tasks.classification import Classification
+from medpfl.tasks.contract import Task
 from medpfl.tasks.segmentation import Segmentation
 
 

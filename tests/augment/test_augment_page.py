@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from medpfl.augment import intensity, spatial, values
-from medpfl.augment.base import Augmentation
+from medpfl.augment.contract import Augmentation
 from medpfl.augment.presets import PRESETS
 from medpfl.tasks.classification import Classification
 from medpfl.tasks.segmentation import Segmentation

@@ -14,7 +14,7 @@ from medpfl.component import build, spec_of
 from medpfl.core.errors import ConfigError
 from medpfl.data.samples import Samples
 from medpfl.models.unet import UNet
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 from medpfl.tasks.segmentation import Segmentation
 from medpfl.tasks.tabular import Tabular
 from medpfl.tasks.time_series import TimeSeries

@@ -22,18 +22,19 @@ METHODS = {path.stem for path in Path(sources.__file__).parents[1].joinpath("met
         ("medpfl.methods.fedrod", {"fedrod"}, {"medpfl.methods.features"}),
         ("medpfl.methods.lg_fedavg", {"lg_fedavg", "fedper"}, {"medpfl.core.groups"}),
         ("medpfl.tasks.tabular", set(), {"medpfl.tasks.labelled", "medpfl.data.table.declare"}),
-        ("medpfl.models.resnet", set(), {"medpfl.models.base"}),
-        ("medpfl.core.mixers.relaxed_mean", set(), {"medpfl.core.mixers.mean", "medpfl.core.mixers.base"}),
+        ("medpfl.models.resnet", set(), {"medpfl.models.contract"}),
+        ("medpfl.core.mixers.relaxed_mean", set(), {"medpfl.core.mixers.mean", "medpfl.core.mixers.contract"}),
         ("medpfl.compare.pooled", set(), {"medpfl.data.samples"}),
     ],
 )
 def test_what_a_component_inherits_and_calls_counts(component: str, own: set[str], helpers: set[str]) -> None:
     found = set(sources_of(["medpfl.rounds.simulate", component]))
     always = {
-        f"medpfl.{name}" for name in ("methods.base", "core.mixing", "core.seeding", "rounds.site", "data.splits")
+        f"medpfl.{name}" for name in ("methods.contract", "core.mixing", "core.seeding", "rounds.site", "data.splits")
     }
     always |= {
-        f"medpfl.{name}" for name in ("rounds.coordinator", "deployed.model_file", "tasks.base", "store", "component")
+        f"medpfl.{name}"
+        for name in ("rounds.coordinator", "deployed.model_file", "tasks.contract", "store", "component")
     }
     assert always | helpers | {component} <= found
     # Another method's file does not, nor do a list of all components, the pages, the command line, or FLARE's shell.

@@ -11,9 +11,9 @@ from medpfl.compare.file import load_comparison
 from medpfl.compare.results import Results
 from medpfl.component import build, import_named
 from medpfl.core.mixers import Mixer
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.results.compact import read_compact
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 
 FILES = sorted((Path(__file__).resolve().parents[2] / "docs" / "results").glob("compare-*.yaml"))
 

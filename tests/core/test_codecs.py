@@ -14,7 +14,7 @@ from torch import Tensor
 
 from medpfl.core.codecs import CER, STC, Chain, Codec, DAdaQuant, Half, Progress, decode, encode_with_feedback
 from medpfl.core.codecs import bits as positions_as_bits
-from medpfl.core.codecs.base import tensors_of, vector_of
+from medpfl.core.codecs.contract import tensors_of, vector_of
 from medpfl.core.codecs.dadaquant import levels_over_time
 from medpfl.core.codecs.progress import hospital_scales
 from medpfl.core.errors import CodecError, ConfigError

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import yaml
 from PIL import Image
-from test_broken_data import assert_told, check
 
+from checked import assert_told, check
 from hospitals import change_yaml, write_site
 from medpfl.check.reading import inspect
 from medpfl.data.init.answers import Answers, parse_classes

@@ -139,7 +139,7 @@ def test_other_kinds_have_one_too(tmp_path: Path) -> None:
 
 def test_a_file_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text("dataset: blood\n")
-    with pytest.raises(SiteFileError, match=r"s\.yaml: it is no dataset's schema: 'kind': field required"):
+    with pytest.raises(SiteFileError, match=r"s\.yaml: it is no dataset's schema: key 'kind' is missing"):
         read_schema(tmp_path / "s.yaml")
     with pytest.raises(SiteFileError, match="cannot read the schema"):
         read_schema(tmp_path / "none.yaml")

@@ -147,7 +147,7 @@ def test_text_that_is_no_site_file(tmp_path: Path, text: str, words: list[str]) 
 
 def test_bytes_that_are_no_text(tmp_path: Path) -> None:
     (tmp_path / "site.yaml").write_bytes(b"site: \xff\xfe\n")
-    with pytest.raises(SiteFileError, match="not valid YAML"):
+    with pytest.raises(SiteFileError, match=r"expected YAML as text in UTF-8, got other bytes \(at 6\)"):
         load_site_file(tmp_path / "site.yaml")
 
 

@@ -198,7 +198,9 @@ def test_files_that_are_no_images(tmp_path: Path) -> None:
     whole = save(tmp_path / "whole.nii.gz", image).read_bytes()
     for name, content in {"g.nii": b"garbage" * 99, "g.nii.gz": b"garbage" * 99, "cut.nii.gz": whole[:1500]}.items():
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(DataError, match=rf"{name}: cannot be read as an image: \w+: .+"):
+        with pytest.raises(
+            DataError, match=rf"{name}: cannot be read as an image: it is damaged, incomplete or something else"
+        ):
             read(tmp_path / name, good)
     with pytest.raises(DataError, match=r"nowhere\.nii: no such file"):
         read(good, tmp_path / "nowhere.nii")

@@ -23,7 +23,7 @@ from medpfl.data.site_file import load_site_file
 from medpfl.deployed.bundle_import import import_bundle
 from medpfl.deployed.bundle_table import TABLE
 from medpfl.methods.start import Start, Started
-from medpfl.models.base import Architecture
+from medpfl.models.contract import Architecture
 from small_jobs import write_table_sites
 
 PLAIN = {"in_channels": 1, "out_channels": 3}

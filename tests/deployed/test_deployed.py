@@ -23,7 +23,7 @@ from medpfl.deployed.model_file import Deployed, load_deployed, read_model
 from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods import softpull
-from medpfl.methods.base import Build, Method
+from medpfl.methods.contract import Build, Method
 from medpfl.methods.fedrod import FedRoD
 from medpfl.methods.fedsm import FedSM, SuperModel
 from medpfl.methods.ifca import IFCA

@@ -24,7 +24,7 @@ from medpfl.deployed.predict import predict
 from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods import softpull
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.methods.fedsm import FedSM
 from medpfl.models.unet import UNet
 from medpfl.tasks.segmentation import Segmentation
@@ -221,7 +221,7 @@ def test_monai_loads_the_bundle(models: dict[str, Path], bundle: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "form", "words"),
     [
-        ("table", "monai", "for models that segment volumes; this one's task is Tabular"),
+        ("table", "monai", "for models that segment volumes, or whole images; this one's task is Tabular"),
         ("table", "pickle", "--format must be torchscript, onnx, monai; got 'pickle'"),
         ("chooser", "torchscript", "cannot be exported so: model 'personal' of Chooser: with "),
         ("chooser", "onnx", "cannot be exported to ONNX: model 'personal' of Chooser: "),
@@ -254,4 +254,4 @@ def test_a_model_without_its_history_exports_too(models: dict[str, Path], tmp_pa
     model = load_deployed(models["table"])
     model.meta.model_copy(update={"history": None}).write(tmp_path / "m", model.networks.state_dict())
     export(tmp_path / "m", tmp_path / "out", "torchscript")
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.ts"]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"model.ts", "medpfl.json"}

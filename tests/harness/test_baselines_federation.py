@@ -10,7 +10,7 @@ from in_process import Harness
 from medpfl import store
 from medpfl.core.mixers import ClusterMean, ControlVariates, Mean, Mixer, NetworkProx, SoftPull
 from medpfl.job import Job
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.methods.ditto import Ditto
 from medpfl.methods.ifca import IFCA
 from medpfl.methods.l2gd import L2GD

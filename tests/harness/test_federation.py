@@ -24,7 +24,7 @@ from medpfl.core.mixers import Mean, SoftPull
 from medpfl.flare.allow import component_classes
 from medpfl.flare.kits import write_hospitals
 from medpfl.job import Job
-from medpfl.methods.base import Site
+from medpfl.methods.contract import Site
 from medpfl.methods.softpull import SoftPull as SoftPullMethod
 from medpfl.results.files import read_summary
 from medpfl.results.tables import result_table

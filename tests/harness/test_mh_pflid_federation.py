@@ -13,7 +13,7 @@ from medpfl import store
 from medpfl.core.mixers import Mean, Mixer
 from medpfl.job import Job
 from medpfl.job.settings import Settings
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.methods.kt_pfl import KTpFL
 from medpfl.methods.mh_pflid import MHpFLID
 from medpfl.models.by_hospital import ByHospital

@@ -22,7 +22,7 @@ from medpfl.methods.start import Start
 from medpfl.models.resnet import ResNet
 from medpfl.models.unet import UNet
 from medpfl.tasks import Classification, Segmentation
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 from medpfl.tasks.losses import DiceFocal, Focal
 from pictures import MASKS, TABLE, write_images
 from tools import assert_same, outcome, run, write_job

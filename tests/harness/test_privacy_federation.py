@@ -17,7 +17,7 @@ from medpfl.job import Job
 from medpfl.methods.softpull import SoftPull
 from medpfl.privacy import DPSGD, ClippedNoise
 from medpfl.privacy.accountant import epsilon
-from medpfl.privacy.base import Mechanism, Privacy
+from medpfl.privacy.contract import Mechanism, Privacy
 from medpfl.privacy.noise import FIXED
 from medpfl.results.files import read_summary
 from medpfl.results.schema import TrainingSummary

@@ -11,7 +11,7 @@ from medpfl.component import build, spec_of
 from medpfl.core.errors import ConfigError
 from medpfl.data.target import Target
 from medpfl.methods.averaged import Averaged
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.local import Local
 from medpfl.methods.references import averaged

@@ -14,7 +14,7 @@ from medpfl.data.site_file import load_site_file
 from medpfl.demo.phantom import write_phantoms
 from medpfl.deployed.model_file import load_deployed
 from medpfl.methods.apfl import APFL
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.methods.ditto import Ditto
 from medpfl.methods.fedbn import FedBN
 from medpfl.methods.fedper import FedPer

@@ -16,7 +16,7 @@ from medpfl.core.mixers import ControlVariates, Mean, Mixer, RoundInfo
 from medpfl.deployed.export import export
 from medpfl.deployed.model_file import load_deployed
 from medpfl.job import Job
-from medpfl.methods.base import Build
+from medpfl.methods.contract import Build
 from medpfl.methods.features import with_features
 from medpfl.methods.fedrod import FedRoD, balanced_loss
 from medpfl.methods.moon import Moon, contrast

@@ -14,7 +14,7 @@ from medpfl.component import build, spec_of
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import base_and_head
 from medpfl.core.mixers import Identity, Mean, Mixer
-from medpfl.methods.base import Method, Site
+from medpfl.methods.contract import Method, Site
 from medpfl.methods.fedbn import FedBN
 from medpfl.methods.fedper import FedPer
 from medpfl.methods.fedrep import FedRep

@@ -22,7 +22,7 @@ from medpfl.core.mixers import (
     SoftPull,
 )
 from medpfl.job import Job, load_job
-from medpfl.methods.base import Hospital, Method, Site
+from medpfl.methods.contract import Hospital, Method, Site
 from medpfl.methods.fedamp import FedAMP
 from medpfl.methods.fedrod import FedRoD
 from medpfl.methods.ifca import IFCA

@@ -19,14 +19,14 @@ from medpfl.deployed.export import export
 from medpfl.deployed.model_file import load_deployed
 from medpfl.job import Job
 from medpfl.job.settings import Settings as JobSettings
-from medpfl.methods.base import Batch
+from medpfl.methods.contract import Batch
 from medpfl.methods.cusfl import CusFL, Guide, pooled, similarity_loss, spread, weight_for
 from medpfl.models.resnet import ResNet
 from medpfl.models.unet import UNet
 from medpfl.privacy import DPSGD
 from medpfl.rounds.site import SiteRunner
 from medpfl.tasks import Classification, Segmentation
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 from pictures import TABLE, declare, write_images
 from small_cusfl import on_tables
 from small_jobs import on_its_own

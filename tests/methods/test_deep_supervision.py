@@ -7,7 +7,7 @@ import pytest
 
 from medpfl.core.mixers import Mean, Mixer
 from medpfl.demo.phantom import write_phantoms
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.methods.cusfl import CusFL
 from medpfl.methods.moe import MoE
 from medpfl.methods.per_fedavg import PerFedAvg

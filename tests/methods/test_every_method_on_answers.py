@@ -15,10 +15,10 @@ from answers import declare, table
 from baselines import begin
 from every_method import EVERY, Small
 from medpfl.core.errors import ConfigError
-from medpfl.models.base import Architecture
+from medpfl.models.contract import Architecture
 from medpfl.rounds.loop import ending
 from medpfl.tasks import MultiLabel, Regression, Survival
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 from tools import follow, round_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tasks.md"

@@ -14,7 +14,7 @@ from medpfl.component import find_class
 from medpfl.core.errors import ConfigError
 from medpfl.flare.allow import component_classes
 from medpfl.methods.averaged import Averaged
-from medpfl.methods.base import JointModel, Method
+from medpfl.methods.contract import JointModel, Method
 from medpfl.methods.local import Pooled
 from medpfl.methods.optimizers import AdamW, Sgd
 from medpfl.methods.schedules import WarmUp

@@ -14,7 +14,7 @@ from medpfl.core.mixers import Mean, Mixer, RoundInfo, ServerAdam, SoftPull
 from medpfl.job import Job
 from medpfl.methods.fedsm import FedSM
 from medpfl.methods.softpull import SoftPull as SoftPullMethod
-from medpfl.models.base import Architecture
+from medpfl.models.contract import Architecture
 from medpfl.models.selector import Signature, SmallCnn
 from medpfl.rounds.simulate import simulate
 from small_jobs import on_its_own

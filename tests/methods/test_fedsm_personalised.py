@@ -12,7 +12,7 @@ from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mean, Mixer, RelaxedMean, ServerAdam, SoftPull
 from medpfl.job import Job
 from medpfl.methods.apfl import APFL
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.fedsm import FedSM, FedSMPersonalised
 from medpfl.methods.fine_tuned import FineTuned

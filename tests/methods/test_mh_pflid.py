@@ -20,12 +20,12 @@ from medpfl.deployed.export import export
 from medpfl.deployed.model_file import load_deployed
 from medpfl.job import Job
 from medpfl.job.settings import Settings
-from medpfl.methods.base import Batch
+from medpfl.methods.contract import Batch
 from medpfl.methods.divergence import class_logits
 from medpfl.methods.divergence import divergence as divergence_of
 from medpfl.methods.mh_pflid import MHpFLID
-from medpfl.models.base import Architecture
 from medpfl.models.by_hospital import ByHospital
+from medpfl.models.contract import Architecture
 from medpfl.models.lenet import LeNet5
 from medpfl.models.messenger import Messenger
 from medpfl.models.resnet import ResNet
@@ -35,7 +35,7 @@ from medpfl.models.unet import UNet
 from medpfl.rounds.site import SiteRunner
 from medpfl.store import read
 from medpfl.tasks import Classification, Segmentation
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 from pictures import TABLE, declare, write_images
 from small_jobs import declared, on_its_own
 from tools import exchange, pieces, ready, run

@@ -12,14 +12,14 @@ from torch import nn
 
 import medpfl.methods
 from medpfl.core.errors import ConfigError
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.methods.divergence import largest
 from medpfl.methods.fedap import FedAP
 from medpfl.methods.fedap.feature_statistics import running_moments
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.fedbn import FedBN
 from medpfl.methods.pfednet import PFedNet
-from medpfl.models.base import Architecture
+from medpfl.models.contract import Architecture
 from medpfl.models.dynunet import DynUNet
 from medpfl.models.transformers import ViT
 from medpfl.models.unet import UNet, UNetPlusPlus

@@ -17,7 +17,7 @@ from medpfl.core.mixers.knowledge_transfer import divergence_slope, on_simplex
 from medpfl.deployed.model_file import load_deployed
 from medpfl.job import Job
 from medpfl.job.settings import Settings
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.methods.dsfl import DSFL
 from medpfl.methods.feddf import FedDF
 from medpfl.methods.fedmd import FedMD
@@ -29,7 +29,7 @@ from medpfl.models.resnet import ResNet
 from medpfl.models.unet import FCN, UNet
 from medpfl.rounds.site import SiteRunner
 from medpfl.tasks import Classification, Segmentation
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 from pictures import MASKS, TABLE, write_images
 from small_jobs import on_its_own
 from tools import run

@@ -22,7 +22,7 @@ from medpfl.data.site_file import load_site_file
 from medpfl.deployed.model_file import load_deployed
 from medpfl.job import Job, load_job
 from medpfl.methods.apfl import APFL
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.methods.ditto import Ditto
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.fedbn import FedBN

@@ -20,7 +20,7 @@ from medpfl.data.site_file import load_site_file
 from medpfl.deployed.model_file import Deployed, load_deployed
 from medpfl.deployed.predict import evaluate_on
 from medpfl.job import EvaluationJob, Job, load_job, write_evaluation_job
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.methods.fedsm import FedSM, FedSMEnsemble, FedSMExtra, SuperModel
 from medpfl.methods.fedsm.gamma import GAMMAS, choose_gamma, read_study
 from medpfl.methods.joint_study import Point, SplitStudy, Study

@@ -14,8 +14,8 @@ from medpfl.component import build, spec_of
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mean
 from medpfl.job import load_job
-from medpfl.methods.base import Method
 from medpfl.methods.batches import Place
+from medpfl.methods.contract import Method
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.optimizers import Adam, AdamW, Optimizer, Sgd
 from medpfl.methods.references import like

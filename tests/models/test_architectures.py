@@ -8,7 +8,7 @@ import torch
 
 from medpfl.component import build, spec_of
 from medpfl.core.errors import ConfigError
-from medpfl.models.base import Architecture
+from medpfl.models.contract import Architecture
 from medpfl.models.conv_pool import ConvPool
 from medpfl.models.dnet import DNet
 from medpfl.models.light import MobileNetV2, ShuffleNetV2, SqueezeNet

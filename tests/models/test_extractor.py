@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from medpfl.core.errors import ConfigError
-from medpfl.models.base import Architecture
+from medpfl.models.contract import Architecture
 from medpfl.models.conv_pool import ConvPool
 from medpfl.models.extractor import Extractor
 from medpfl.models.resnet import ResNet

@@ -18,7 +18,7 @@ from medpfl.core.errors import ConfigError
 from medpfl.core.groups import head_of
 from medpfl.core.sizes import Bounded
 from medpfl.models.auto import Auto
-from medpfl.models.base import Architecture
+from medpfl.models.contract import Architecture
 from medpfl.models.dynunet import DynUNet
 from medpfl.models.monai_net import MonaiNet, Name
 from medpfl.models.norms import Norm, with_norm

@@ -12,7 +12,7 @@ from medpfl.component import build, spec_of
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import BATCH_NORM, head_of
 from medpfl.models.alexnet import AlexNet
-from medpfl.models.base import Architecture
+from medpfl.models.contract import Architecture
 from medpfl.models.conv1d import Pamap2Cnn
 from medpfl.models.lenet import LeNet5
 from medpfl.models.monai_net import MonaiNet, Name

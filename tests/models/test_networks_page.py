@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import get_args
 
 import medpfl.models
-from medpfl.models.base import Architecture
+from medpfl.models.contract import Architecture
 from medpfl.models.monai_net import _OPTIONS, Name
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "networks.md").read_text(encoding="utf-8")

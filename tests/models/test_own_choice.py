@@ -24,7 +24,7 @@ from medpfl.models.lenet import LeNet5
 from medpfl.models.resnet import ResNet
 from medpfl.models.unet import UNet
 from medpfl.tasks import Classification, Segmentation
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 from pictures import TABLE, declare, write_images
 from tools import run
 

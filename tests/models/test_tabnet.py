@@ -26,17 +26,17 @@ from medpfl.core.tied import first_names, own_state
 from medpfl.deployed.model_file import load_deployed
 from medpfl.job import Job
 from medpfl.methods.apfl import APFL
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.methods.cusfl import CusFL
 from medpfl.methods.l2gd import L2GD
 from medpfl.methods.per_fedavg import PerFedAvg
 from medpfl.methods.pfednet import PFedNet
 from medpfl.methods.softpull import SoftPull
-from medpfl.models.base import Architecture
+from medpfl.models.contract import Architecture
 from medpfl.models.dnet import DNet
 from medpfl.models.tabnet import Network, TabNet, sparsemax
 from medpfl.models.unet import BasicUNet
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 from medpfl.tasks.tabular import Tabular
 from tools import run
 

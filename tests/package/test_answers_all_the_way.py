@@ -28,7 +28,7 @@ from medpfl.job import Job
 from medpfl.methods.softpull import SoftPull as SoftPulled
 from medpfl.results.files import read_training
 from medpfl.tasks import MultiLabel, Regression, Survival
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 from small_jobs import small_job
 from tools import assert_same, outcome, run
 

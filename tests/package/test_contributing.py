@@ -20,7 +20,7 @@ IMPORTS = """
 from dataclasses import dataclass
 from typing import ClassVar
 from medpfl.core.groups import BATCH_NORM, of_type, under, without
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 """
 
 

@@ -11,7 +11,7 @@ import torch
 from medpfl.component import build
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.site_file import load_site_file
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "flamby.md").read_text(encoding="utf-8")
 SECTIONS = {

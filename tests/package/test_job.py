@@ -14,9 +14,9 @@ from medpfl.component import build, spec_of
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Identity, Mean, Mixer, SoftPull
 from medpfl.job import load_job
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.tasks import Segmentation, Tabular
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs"
 FILES = {
@@ -176,7 +176,7 @@ WRONG: list[tuple[tuple[str | int, ...], Any, list[str]]] = [
     (("meta", "min_clients"), 0, ["'min_clients' must be a whole number above 0", "got 0"]),
     (("meta", "min_clients"), "3", ["'min_clients'", "got '3'"]),
     (("meta", "min_clients"), True, ["'min_clients'", "got True"]),
-    (("meta", "min_clients"), DROP, ["'min_clients'", "got None"]),
+    (("meta", "min_clients"), DROP, ["'min_clients' is missing"]),
     (("meta", "deploy_map"), {}, ["'deploy_map' is missing or empty"]),
     (("meta", "deploy_map"), ["app"], ["'deploy_map' is missing or empty"]),
     (("server", "server"), DROP, ["task_request_interval must be above 0", "got None"]),

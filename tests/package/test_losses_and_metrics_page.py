@@ -8,7 +8,7 @@ from pathlib import Path
 
 from medpfl.data.target import Target
 from medpfl.tasks import MultiLabel, Regression, Segmentation, Survival, Tabular, losses
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "losses-and-metrics.md").read_text(encoding="utf-8")
 

@@ -26,7 +26,7 @@ from medpfl.deployed.export import export
 from medpfl.deployed.model_file import load_deployed
 from medpfl.deployed.predict import evaluate_at
 from medpfl.job import EvaluationJob, load_job, write_evaluation_job
-from medpfl.methods.base import Build
+from medpfl.methods.contract import Build
 from medpfl.methods.fedmd import FedMD
 from medpfl.methods.fedrod import FedRoD
 from medpfl.methods.moe import MoE
@@ -129,7 +129,7 @@ def test_it_is_tested_at_another_hospital_and_exported(results: Path, sites: dic
     torch.jit.load(str(tmp_path / "ts" / "model.ts"), _extra_files=more)
     told = json.loads(more["medpfl.json"])
     assert told["classes"] == [] and told["output"]["answer"].startswith("one number a case")
-    with pytest.raises(MedPFLError, match="for models that segment volumes; this one's task is Stay"):
+    with pytest.raises(MedPFLError, match="for models that segment volumes, or whole images; this one's task is Stay"):
         export(model_of(results), tmp_path / "bundle", "monai")
 
 

@@ -7,7 +7,7 @@ from opacus.accountants import PRVAccountant, RDPAccountant
 from medpfl.core.errors import ConfigError
 from medpfl.privacy import DPSGD, ClippedNoise
 from medpfl.privacy.accountant import epsilon, noise_for
-from medpfl.privacy.base import MOST_EPSILON, Mechanism
+from medpfl.privacy.contract import MOST_EPSILON, Mechanism
 
 DELTA = 1e-5
 

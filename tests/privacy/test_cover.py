@@ -15,14 +15,14 @@ import torch
 
 from every_method import EVERY, PICTURES, Small, write_both
 from medpfl.core.errors import ConfigError
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.methods.fedbn import FedBN
 from medpfl.models.resnet import ResNet
 from medpfl.privacy import DPSGD, ClippedNoise
-from medpfl.privacy.base import UNKNOWN, Cover, Privacy
+from medpfl.privacy.contract import UNKNOWN, Cover, Privacy
 from medpfl.privacy.noise import FIXED
 from medpfl.rounds.messages import Slots
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 from medpfl.tasks.tabular import Tabular
 from tools import exchange, normed, pieces, ready
 

@@ -9,7 +9,7 @@ from opacus import GradSampleModule
 from torch import Tensor, nn
 
 from medpfl.privacy.accountant import epsilon
-from medpfl.privacy.base import Mechanism
+from medpfl.privacy.contract import Mechanism
 from medpfl.privacy.lots import Lot, RecordNoise
 from medpfl.privacy.noise import FIXED, Gaussian, Stream, fixed_secret, new_secret
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from exchanging import Asked, slots
 from medpfl.core.codecs import CER, STC, Chain, Codec, DAdaQuant, Half
-from medpfl.core.codecs.base import tag_of
+from medpfl.core.codecs.contract import tag_of
 from medpfl.core.codecs.dadaquant import levels_over_time
 from medpfl.core.codecs.progress import hospital_scales
 from medpfl.core.errors import CodecError, ConfigError
@@ -27,7 +27,7 @@ from medpfl.core.mixers import Identity, Mean
 from medpfl.deployed.model_file import Recipe
 from medpfl.job import Job, load_job
 from medpfl.job.codecs import Codecs
-from medpfl.methods.base import Site
+from medpfl.methods.contract import Site
 from medpfl.methods.softpull import SoftPull
 from medpfl.results.schema import Rebuild
 from medpfl.rounds.coding import PAYLOAD

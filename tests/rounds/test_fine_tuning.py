@@ -17,7 +17,7 @@ from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods.fedavg import FedAvg
 from medpfl.rounds.simulate import simulate
-from medpfl.tasks.metrics.base import Metric
+from medpfl.tasks.metrics.contract import Metric
 from medpfl.tasks.metrics.measure import Direction
 from medpfl.tasks.tabular import Tabular
 from small_jobs import on_its_own

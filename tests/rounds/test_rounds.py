@@ -119,7 +119,7 @@ def test_a_method_may_itself_be_a_baseline(make_job: Make, table_sites: dict[str
 
 @pytest.mark.slow
 def test_same_number_of_steps_everywhere(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
-    from medpfl.methods.base import Site
+    from medpfl.methods.contract import Site
 
     taken: dict[str, int] = {}
     original = Site.step

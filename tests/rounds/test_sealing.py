@@ -32,7 +32,7 @@ from medpfl.methods.ifca import IFCA
 from medpfl.methods.pfednet import PFedNet
 from medpfl.methods.softpull import SoftPull as SoftPullMethod
 from medpfl.privacy import DPSGD, ClippedNoise, ckks
-from medpfl.privacy.base import Privacy
+from medpfl.privacy.contract import Privacy
 from medpfl.privacy.keys import make_key
 from medpfl.privacy.noise import FIXED
 from medpfl.rounds.leaves import leaves_of

@@ -25,7 +25,7 @@ from medpfl.flare.doctor import allow_list
 from medpfl.flare.kits import Kit
 from medpfl.job import load_job, write_job
 from medpfl.job.names import EXECUTOR
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from small_jobs import small_job
 
 NUMPY = "nvflare.app_common.np"

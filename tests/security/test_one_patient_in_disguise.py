@@ -11,8 +11,8 @@ import torch
 from baselines import begin, play
 from medpfl.core.errors import ConfigError, PolicyRefused
 from medpfl.core.mixers import AttentiveMessages, Mean, Mixer
-from medpfl.methods.base import Method
 from medpfl.methods.behind import Behind
+from medpfl.methods.contract import Method
 from medpfl.methods.fedamp import FedAMP
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.fedprox import FedProx

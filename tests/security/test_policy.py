@@ -29,7 +29,7 @@ from medpfl.flare.leaving import filters_out
 from medpfl.job import Job, write_job
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.site import Site
-from medpfl.models.base import Architecture
+from medpfl.models.contract import Architecture
 from medpfl.rounds import policy
 from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol.requests import FinishRequest, StatisticsRequest, TrainRequest

@@ -26,7 +26,7 @@ from medpfl.core.mixers import Mean, Mixer, NetworkProx
 from medpfl.data.site_file import load_site_file
 from medpfl.job import EvaluationJob, Job, load_job, write_evaluation_job
 from medpfl.job.codecs import Codecs
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.methods.dsfl import DSFL
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.feddf import FedDF

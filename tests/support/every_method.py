@@ -12,7 +12,7 @@ from medpfl.core.mixers import AttentiveMessages, Mixer, SoftPull
 from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods.apfl import APFL
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.methods.cusfl import CusFL
 from medpfl.methods.ditto import Ditto
 from medpfl.methods.dsfl import DSFL
@@ -43,7 +43,7 @@ from medpfl.methods.scaffold import Scaffold
 from medpfl.methods.softpull import SoftPull as SoftPullMethod
 from medpfl.models.resnet import ResNet
 from medpfl.tasks import Classification
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 from pictures import TABLE, write_images
 from small_jobs import write_table_sites
 from tools import normed

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from medpfl.core.mixers import Mean, Mixer, RoundInfo
 from medpfl.core.mixing import Matrix, State
-from medpfl.methods.base import Build, Method, Site
+from medpfl.methods.contract import Build, Method, Site
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from medpfl.core.mixers import Identity, Mean, Mixer, SoftPull
 from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods import softpull
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.methods.references import REFERENCES
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 from medpfl.tasks.tabular import Tabular
 
 SITES = ["anna", "berta", "clara", "dora"]

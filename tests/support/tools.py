@@ -23,7 +23,7 @@ from medpfl.data.samples import SiteData
 from medpfl.data.site_file import load_site_file
 from medpfl.demo.phantom import write_phantoms
 from medpfl.job import Job, load_job
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.loop import Loop, beginning, carry, one_round
 from medpfl.rounds.messages import Message

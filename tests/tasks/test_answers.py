@@ -17,9 +17,9 @@ from medpfl.data.target import Target
 from medpfl.models.conv1d import Conv1d
 from medpfl.models.resnet import ResNet
 from medpfl.tasks import MultiLabel, Regression, Survival
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 from medpfl.tasks.losses import BinaryCrossEntropy
-from medpfl.tasks.metrics.base import at_threshold, threshold_for
+from medpfl.tasks.metrics.contract import at_threshold, threshold_for
 
 NAN = float("nan")
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from medpfl.data.samples import Samples
-from medpfl.tasks.metrics.base import CaseMetric, Metric
 from medpfl.tasks.metrics.certainty import Certainty, certainty_of, draw, interval_of, resamples
+from medpfl.tasks.metrics.contract import CaseMetric, Metric
 from medpfl.tasks.metrics.labels import AUC, LABEL_METRICS, Accuracy, Brier
 from medpfl.tasks.metrics.measure import Measure
 from medpfl.tasks.metrics.sheet import Sheet, sheet_of

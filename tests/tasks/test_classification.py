@@ -26,13 +26,13 @@ from medpfl.flare.allow import component_classes
 from medpfl.job import Job, load_job
 from medpfl.job.settings import Settings
 from medpfl.methods.local import Local
-from medpfl.models.base import Architecture
+from medpfl.models.contract import Architecture
 from medpfl.models.lenet import LeNet5
 from medpfl.models.resnet import ResNet
 from medpfl.models.unet import UNet
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks import Classification, Segmentation
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 from pictures import TABLE, declare, write_images
 from tools import assert_same, outcome, write_job
 
@@ -220,7 +220,7 @@ def test_nested_components_are_checked() -> None:
         ({"path": "medpfl.models.resnet.ResNet", "args": {"wide": 8}}, "task.architecture: unknown argument 'wide'"),
         ({"path": "medpfl.models.resnet.ResNet", "args": {"depth": 20}}, "task.architecture: argument 'depth'"),
         ({"path": "medpfl.tasks.Tabular", "args": {"dataset": "x"}}, "is no Architecture"),
-        ({"path": "medpfl.models.base.Architecture"}, "is abstract"),
+        ({"path": "medpfl.models.contract.Architecture"}, "is abstract"),
         ({"width": 8}, "argument 'architecture'"),
         ("ResNet", "argument 'architecture'"),
         (8, "argument 'architecture'"),

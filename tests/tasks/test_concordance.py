@@ -5,7 +5,7 @@ import numpy as np
 import torch
 
 from medpfl.data.samples import Samples
-from medpfl.tasks.metrics.base import Metric
+from medpfl.tasks.metrics.contract import Metric
 from medpfl.tasks.metrics.survival import CIndex
 
 

@@ -25,7 +25,7 @@ from medpfl.results.files import read_lines, read_training
 from medpfl.results.schema import FinalLine, ValidationLine
 from medpfl.tasks import Segmentation, Tabular
 from medpfl.tasks.metrics import labels, masks
-from medpfl.tasks.metrics.base import Metric, at_threshold, threshold_for
+from medpfl.tasks.metrics.contract import Metric, at_threshold, threshold_for
 from tools import run
 
 NAN = math.nan

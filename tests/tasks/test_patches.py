@@ -18,7 +18,7 @@ from medpfl.data.rows import CaseRows
 from medpfl.data.samples import Budget, CaseStore, Samples, SiteData
 from medpfl.models.dynunet import DynUNet
 from medpfl.models.unet import UNet
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 from medpfl.tasks.inference import decide_samples
 from medpfl.tasks.patches import draw_patches
 from medpfl.tasks.segmentation import Segmentation

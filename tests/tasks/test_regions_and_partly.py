@@ -23,14 +23,14 @@ from medpfl.deployed.export import export
 from medpfl.deployed.labels import dice_of
 from medpfl.deployed.model_file import load_deployed
 from medpfl.deployed.predict import evaluate_at, predict
-from medpfl.methods.base import Build
+from medpfl.methods.contract import Build
 from medpfl.methods.moe import MoE
 from medpfl.models.unet import UNet
 from medpfl.results.files import read_training
 from medpfl.results.tables import result_table
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks import PartlyLabelled, RegionSegmentation, Segmentation
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 from medpfl.tasks.losses import CrossEntropy, DiceCE
 from medpfl.tasks.losses.marginal import Marginal
 from small_jobs import small_job

@@ -19,11 +19,11 @@ from medpfl.data.site_file import load_site_file
 from medpfl.deployed.model_file import load_deployed
 from medpfl.deployed.predict import predict
 from medpfl.job import Job
-from medpfl.models.base import Architecture
+from medpfl.models.contract import Architecture
 from medpfl.models.conv1d import Conv1d, Pamap2Cnn
 from medpfl.models.selector import SmallCnn
 from medpfl.tasks import TimeSeries
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 from tools import assert_same, run, write_job
 
 SITES = ["anna", "berta", "clara"]
@@ -99,7 +99,7 @@ def test_the_configuration_of_a_nested_component_comes_back_as_it_was(tmp_path: 
     [
         ("Conv1d", ["argument 'architecture'", "'Conv1d'"]),
         ({"path": "medpfl.tasks.Tabular", "args": {"dataset": "x"}}, ["is no Architecture"]),
-        ({"path": "medpfl.models.base.Architecture"}, ["abstract"]),
+        ({"path": "medpfl.models.contract.Architecture"}, ["abstract"]),
         ({"path": "medpfl.models.conv1d.Conv1d", "args": {"kernel": 4}}, ["Conv1d's kernel must be odd", "got 4"]),
         ({"path": "medpfl.models.conv1d.Conv1d", "args": {"channels": []}}, ["Conv1d's channels", "got []"]),
         ({"path": "medpfl.models.conv1d.Conv1d", "args": {"channels": [8, 0]}}, ["Conv1d's channels", "[8, 0]"]),

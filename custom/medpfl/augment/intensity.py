@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from medpfl.augment.base import Intensity, Range
+from medpfl.augment.contract import Intensity, Range
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor
 
-from medpfl.augment.base import Augmentation
+from medpfl.augment.contract import Augmentation
 from medpfl.augment.presets import preset
 from medpfl.augment.values import Values
 from medpfl.component import build

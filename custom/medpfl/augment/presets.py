@@ -4,7 +4,7 @@
 import difflib
 from collections.abc import Callable, Sequence
 
-from medpfl.augment.base import Augmentation
+from medpfl.augment.contract import Augmentation
 from medpfl.augment.intensity import (
     BiasField,
     Blur,

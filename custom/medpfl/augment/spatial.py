@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from medpfl.augment.base import Range, Spatial
+from medpfl.augment.contract import Range, Spatial
 from medpfl.core.errors import ConfigError
 
 Outside = Literal["zeros", "border", "reflection"]

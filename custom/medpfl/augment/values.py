@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from medpfl.augment.base import Augmentation, Range, applied, plain
+from medpfl.augment.contract import Augmentation, Range, applied, plain
 from medpfl.core.errors import ConfigError
 
 

@@ -5,13 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from medpfl.check.grouping import grouped
 from medpfl.check.inspection import Inspection
 from medpfl.check.reading import inspect
 from medpfl.check.trial import Trial, try_job
 from medpfl.core.errors import SiteFileError
 from medpfl.data.schema import Schema
 from medpfl.data.site_file import load_site_file
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, and how much of how much."""
@@ -36,8 +37,9 @@ class Report:
 
     @property
     def problems(self) -> list[str]:
-        """Of all datasets; the job's failure is told apart."""
-        return [problem for inspection in self.inspections for problem in inspection.problems]
+        """Of all datasets, those of one cause once; the inspections have every one, and the job's failure is told
+        apart."""
+        return [problem for inspection in self.inspections for problem in grouped(inspection.problems)]
 
     @property
     def warnings(self) -> list[str]:

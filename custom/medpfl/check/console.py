@@ -12,7 +12,7 @@ from medpfl.check.inspection import Inspection
 from medpfl.check.page import write_page
 from medpfl.check.trial import size
 from medpfl.data.schema import Schema
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 
 LISTED = 50  # problems (and warnings) on the terminal; the page lists all
 

@@ -23,7 +23,11 @@ def problems_of(inspection: Inspection) -> list[str]:
         channels[shape[0]] += count
     if len(channels) > 1:
         parts = " and ".join(f"{count} with {number}" for number, count in channels.most_common())
-        found.append(f"{inspection.name}: the cases differ in their number of channels: {parts}")
+        rarest = channels.most_common()[-1][0]
+        found.append(
+            f"{inspection.name}: the cases differ in their number of channels: {parts}, the first of these "
+            f"{inspection.first_with[rarest].where}"
+        )
     if inspection.columns:
         return found  # two patients may well have equal rows
     for twins in inspection.twins:

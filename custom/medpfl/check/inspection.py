@@ -86,13 +86,17 @@ class Twins:
 
 @dataclass
 class Inspection:
-    """What was found in a dataset. Problems would make a job fail or its result wrong; warnings are worth a look."""
+    """What was found in a dataset. Problems would make a job fail or its result wrong; warnings are worth a look.
+
+    ``first_with``: the first case of each number of channels.
+    """
 
     name: str
     kind: str
     class_names: list[str] = field(default_factory=list)
     splits: dict[str, Split] = field(default_factory=lambda: {split: Split() for split in SPLITS})
     shapes: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    first_with: dict[int, Case] = field(default_factory=dict)
     spacings: Counter[tuple[float, ...]] = field(default_factory=Counter)
     columns: list[Column] = field(default_factory=list)
     pictures: list[Shown] = field(default_factory=list)

@@ -8,7 +8,7 @@ import torch
 from medpfl.core.errors import MedPFLError
 from medpfl.data.rows import held
 from medpfl.data.site_file import SiteFile
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 
 BATCH = 2  # samples that the network is tried on
 

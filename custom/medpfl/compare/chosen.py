@@ -12,8 +12,8 @@ from medpfl.compare import aggregate, intervals
 from medpfl.compare.patients import Sheets
 from medpfl.compare.results import ChosenRow, Gain
 from medpfl.deployed.choice import choose
-from medpfl.tasks.metrics.base import CaseMetric
 from medpfl.tasks.metrics.certainty import Interval, interval_of
+from medpfl.tasks.metrics.contract import CaseMetric
 from medpfl.tasks.metrics.measure import Measure
 from medpfl.tasks.metrics.sheet import Sheet
 

@@ -16,7 +16,7 @@ from medpfl.data.site_file import SiteFile, load_site_file
 from medpfl.data.target import Target
 from medpfl.rounds.messages import digest_of
 from medpfl.store import fingerprint
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 
 Read = Callable[[Path, str], SiteFile]
 

@@ -18,12 +18,12 @@ from medpfl.data.samples import SiteData
 from medpfl.job.codecs import Codecs
 from medpfl.job.slots import default_mixer
 from medpfl.methods import references
-from medpfl.methods.base import Build, Method
+from medpfl.methods.contract import Build, Method
 from medpfl.methods.start import Started
 from medpfl.rounds.messages import digest_of
 from medpfl.rounds.protocol.bounded import as_json
 from medpfl.store import fingerprint
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 
 
 @dataclass(frozen=True)

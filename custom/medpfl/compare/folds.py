@@ -24,13 +24,13 @@ from medpfl.core.mixers import Mixer
 from medpfl.data.site_file import load_site_file
 from medpfl.job import Job
 from medpfl.job.settings import Settings
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.results.files import json_of, read_training
 from medpfl.rounds.held_alike import read_common
 from medpfl.rounds.messages import digest_of
 from medpfl.rounds.protocol.bounded import as_json
 from medpfl.rounds.simulate import simulate
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from medpfl.core.errors import MedPFLError
 from medpfl.data.samples import Samples, SiteData
 from medpfl.deployed.evaluate import decide, sheet_of_validation
 from medpfl.deployed.model_file import Deployed
-from medpfl.tasks.base import Task
-from medpfl.tasks.metrics.base import CaseMetric, at_threshold
+from medpfl.tasks.contract import Task
+from medpfl.tasks.metrics.contract import CaseMetric, at_threshold
 from medpfl.tasks.metrics.sheet import Sheet
 
 CASES = "cases.npz"

@@ -16,11 +16,11 @@ from medpfl.compare.tuning import Search, candidates_of, judge
 from medpfl.component import build, construct, import_named
 from medpfl.core.errors import ConfigError
 from medpfl.data.target import Target
-from medpfl.methods.base import Build
+from medpfl.methods.contract import Build
 from medpfl.methods.training import Training
 from medpfl.rounds.held_alike import common_start
 from medpfl.store import fingerprint
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ from medpfl.job import Job
 from medpfl.results.schema import FinalLine, number
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.simulate import simulate
-from medpfl.tasks.base import Evaluation, Task
-from medpfl.tasks.metrics.base import Metric
+from medpfl.tasks.contract import Evaluation, Task
+from medpfl.tasks.metrics.contract import Metric
 
 SITE = MODEL = "pooled"
 

@@ -15,10 +15,10 @@ from medpfl.component import build, class_paths, import_named, spec_of
 from medpfl.core.mixers import Mixer
 from medpfl.job import Job
 from medpfl.job.settings import Settings
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.rounds.messages import digest_of
 from medpfl.rounds.protocol.bounded import as_json
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 
 FORMAT = 3
 """Of run.json: another format makes other runs."""

@@ -47,7 +47,7 @@ from medpfl.rounds.joint import makes_joint
 from medpfl.rounds.quorum import QuorumLost
 from medpfl.rounds.simulate import simulate
 from medpfl.store import fingerprint
-from medpfl.tasks.base import Evaluation, Task
+from medpfl.tasks.contract import Evaluation, Task
 from medpfl.tasks.metrics.calibration import reliability
 
 ORDER, RESULT, FAILURE = "order.json", "run.json", "failure.txt"

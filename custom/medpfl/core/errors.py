@@ -98,6 +98,13 @@ def meant(name: object, known: Iterable[object]) -> str:
     return f"; did you mean '{near[0]}'?" if near else ""
 
 
+def unreadable(file: object, kind: str, error: BaseException | None = None) -> str:
+    """The sentence on a file that a library cannot read: what it should be, and the first words of the library."""
+    words = " ".join(str(error or "").split()).split(". ")[0].strip(" .")
+    cause = f" ({words[:160]})" if words else ""
+    return f"{file}: cannot be read as {kind}: it is damaged, incomplete or something else{cause}"
+
+
 def shown(value: object) -> str:
     """A wrong value for a sentence, as Python writes it; of a long one the beginning."""
     text = repr(value)

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 from pydantic import Field, field_validator
 
-from medpfl.core.errors import DataError
+from medpfl.core.errors import DataError, unreadable
 from medpfl.core.extras import require
 from medpfl.data.declared import Problems, Strict, canonical
 from medpfl.data.untrusted import check_growth, check_values
@@ -206,7 +206,7 @@ def _lines(path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: it is not a text file in UTF-8: {error}") from error
+        raise DataError(f"{path}: expected a table as text in UTF-8, got other bytes (at {error.start})") from error
     except (csv.Error, OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read as a table: {error}") from error
 
@@ -248,7 +248,7 @@ def _parquet(
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file") from error
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-        raise DataError(f"{path}: cannot be read as a Parquet file: {str(error).splitlines()[0]}") from error
+        raise DataError(unreadable(path, "a Parquet file", error)) from error
 
 
 def check_parquet(path: Path, metadata: Any, columns: Collection[str] | None = None) -> None:

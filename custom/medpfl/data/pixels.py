@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from medpfl.core.errors import DataError
+from medpfl.core.errors import DataError, unreadable
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".gif", ".webp")
 _FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "PPM", "GIF", "WEBP")
@@ -107,9 +107,12 @@ def _decoded(path: Path) -> Image.Image:
             return ImageOps.exif_transpose(image)
     except DataError:
         raise
+    except Image.DecompressionBombError as error:
+        most = 2 * (Image.MAX_IMAGE_PIXELS or 0)
+        raise DataError(f"{path}: its header promises more pixels than are read, at most {most}") from error
     except UnidentifiedImageError as error:
         raise DataError(
             f"{path}: expected an image ({', '.join(_FORMATS)}), got something else or a broken header"
         ) from error
     except Exception as error:  # decoders raise anything on a broken file; the sentence keeps the cause
-        raise DataError(f"{path}: cannot be read as an image: {type(error).__name__}: {error}") from error
+        raise DataError(unreadable(path, "an image", error)) from error

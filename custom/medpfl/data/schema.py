@@ -20,6 +20,7 @@ from pydantic import Field, JsonValue, ValidationError
 from medpfl.core.errors import SiteFileError
 from medpfl.data.contract import Dataset
 from medpfl.data.declared import Strict
+from medpfl.data.site_file import first_problem
 from medpfl.data.untrusted import load_yaml
 
 
@@ -95,9 +96,7 @@ def read_schema(path: Path) -> Schema:
     except OSError as error:
         raise SiteFileError(f"cannot read the schema {path}: {error.strerror}") from error
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise SiteFileError(f"{path}: it is no dataset's schema: '{where}': {first['msg'].lower()}") from error
+        raise SiteFileError(f"{path}: it is no dataset's schema: {first_problem(error, Schema)}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise SiteFileError(f"{path}: not valid YAML: {getattr(error, 'problem', None) or error}") from error
 

@@ -212,7 +212,9 @@ def load_site_file(path: Path, site: str | None = None) -> SiteFile:
         content = load_yaml(path)
     except OSError as error:
         raise SiteFileError(f"cannot read the site file {path}: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, or a date such as 2020-13-01
+    except UnicodeDecodeError as error:
+        raise SiteFileError(f"{path}: expected YAML as text in UTF-8, got other bytes (at {error.start})") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date such as 2020-13-01
         where = f" (line {mark.line + 1})" if (mark := getattr(error, "problem_mark", None)) else ""
         raise SiteFileError(f"{path}{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from error
     if not isinstance(content, dict):
@@ -220,7 +222,7 @@ def load_site_file(path: Path, site: str | None = None) -> SiteFile:
     try:
         parsed = SiteFile.model_validate(_with_datasets(path, content))
     except ValidationError as error:
-        raise SiteFileError(f"{path}: {_first_problem(error, SiteFile)}") from error
+        raise SiteFileError(f"{path}: {first_problem(error, SiteFile)}") from error
     if site and parsed.site and parsed.site != site:
         raise SiteFileError(f"{path}: it is the site file of '{parsed.site}', but this hospital is '{site}'")
     _check_names(parsed, path)
@@ -289,7 +291,7 @@ def _dataset(path: Path, name: str, content: object) -> BaseModel:
         got = f"got {content['kind']!r}" + (f" ({error})" if "." in str(content["kind"]) else "")
         raise SiteFileError(f"{path}: 'datasets.{name}.kind': expected {_KINDS}, {got}") from error
     except ValidationError as error:
-        raise SiteFileError(f"{path}: {_first_problem(error, found, ('datasets', name))}") from error
+        raise SiteFileError(f"{path}: {first_problem(error, found, ('datasets', name))}") from error
 
 
 def _check_names(parsed: SiteFile, path: Path) -> None:
@@ -310,7 +312,8 @@ def _check_names(parsed: SiteFile, path: Path) -> None:
 _KINDS = " or ".join(f"'{kind}'" for kind in KINDS)
 
 
-def _first_problem(error: ValidationError, kind: type[BaseModel], before: tuple[str, ...] = ()) -> str:
+def first_problem(error: ValidationError, kind: type[BaseModel], before: tuple[str, ...] = ()) -> str:
+    """Pydantic's first problem as a sentence: the key, what is expected, what is there, and what may be meant."""
     problem = error.errors()[0]
     place = ".".join(str(p) for p in (*before, *problem["loc"]) if p != "[key]") or "the file"
     got = problem.get("input")
@@ -319,8 +322,13 @@ def _first_problem(error: ValidationError, kind: type[BaseModel], before: tuple[
         return f"unknown key '{place}'{meant(problem['loc'][-1], _keys(kind, problem['loc'][:-1]))}"
     if problem["type"] == "missing":
         return f"key '{place}' is missing"
-    message = problem["msg"].removeprefix("Value error, ")
-    return f"'{place}': {message[0].lower()}{message[1:]}{shown}"
+    if problem["type"] == "too_short":
+        bounds = problem["ctx"]
+        return f"'{place}': expected at least {bounds['min_length']}, got {bounds['actual_length'] or 'none'}"
+    message = problem["msg"].removeprefix("Value error, ").split(", unable")[0]
+    if message[1:2].islower():
+        message = message[0].lower() + message[1:]
+    return f"'{place}': {message}{shown}"
 
 
 def _keys(kind: type[BaseModel], place: tuple[str | int, ...]) -> list[str]:

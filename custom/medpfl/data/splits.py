@@ -32,6 +32,8 @@ def choose(
         where: file and row of each item, for messages.
         source: the file or list, for messages.
     """
+    if not where and problems.found:
+        return {split: [] for split in SPLITS}  # nothing is left to cut, which was told
     if rule.column is None:
         try:
             return split_indices(rule, len(where), groups=groups, classes=classes)
@@ -51,7 +53,7 @@ def choose(
 def check_listing(listing: Mapping[str, Sequence[Case]], source: str, problems: Problems) -> None:
     """Report an empty train or test split, and groups (patients) that are in two splits."""
     for split in ("train", "test"):
-        if not listing[split]:
+        if not listing[split] and not problems.found:  # or it is empty because of them
             problems.add(f"{source}: the {split} split is empty")
     owner: dict[str, str] = {}
     told: set[str] = set()

@@ -28,7 +28,7 @@ from medpfl.core.tied import own_state
 from medpfl.data.site_file import CHECKPOINT
 from medpfl.data.untrusted import check_member, load_yaml
 from medpfl.deployed.bundle_table import Known, arguments, known
-from medpfl.models.base import Architecture
+from medpfl.models.contract import Architecture
 
 CONFIGS = ("inference.json", "train.json", "inference.yaml", "train.yaml")
 WEIGHTS = ("model.safetensors", "model.pt")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pydantic import JsonValue
 
 from medpfl.core.errors import ConfigError, meant
-from medpfl.models.base import Architecture
+from medpfl.models.contract import Architecture
 from medpfl.models.dynunet import DynUNet
 from medpfl.models.monai_net import MonaiNet
 from medpfl.models.segresnet import SegResNet, VNet

@@ -19,12 +19,12 @@ from medpfl.data.samples import Samples, SiteData
 from medpfl.data.target import Target
 from medpfl.deployed.card import card
 from medpfl.deployed.model_file import Chosen, History, ModelMeta, Recipe, predicting
-from medpfl.methods.base import Method
-from medpfl.privacy.base import Spent
-from medpfl.tasks.base import Evaluation, Task
-from medpfl.tasks.metrics.base import ThresholdMetric, at_threshold, threshold_for
+from medpfl.methods.contract import Method
+from medpfl.privacy.contract import Spent
+from medpfl.tasks.contract import Evaluation, Task
 from medpfl.tasks.metrics.calibration import Calibration, calibration
 from medpfl.tasks.metrics.certainty import Certainty
+from medpfl.tasks.metrics.contract import ThresholdMetric, at_threshold, threshold_for
 from medpfl.tasks.metrics.sheet import Sheet
 
 

@@ -14,6 +14,7 @@ import torch
 
 from medpfl.core.errors import MedPFLError
 from medpfl.core.extras import require
+from medpfl.deployed import reference
 from medpfl.deployed.card import card
 from medpfl.deployed.model_file import Deployed, load_deployed
 from medpfl.deployed.monai_bundle import write_bundle
@@ -25,7 +26,8 @@ def export(model: Path, target: Path, kind: str) -> Path:
 
     Args:
         model: the deployed model's file.
-        kind: "torchscript" (model.ts), "onnx" (model.onnx) or "monai" (a MONAI bundle).
+        kind: "torchscript" (model.ts), "onnx" (model.onnx) or "monai" (a MONAI bundle); the first two with medpfl.json
+            and, for what it can prepare, prepare.py.
 
     Raises:
         MedPFLError: the model cannot be read or exported so, a package is missing, or the folder exists already or
@@ -49,6 +51,8 @@ def export(model: Path, target: Path, kind: str) -> Path:
     try:
         unfinished.mkdir(parents=True)
         writers[kind](deployed, unfinished)
+        if kind != "monai":
+            _write_reference(deployed, unfinished)
         if deployed.meta.history:
             readme = unfinished / ("docs/README.md" if kind == "monai" else "README.md")
             readme.parent.mkdir(exist_ok=True)
@@ -59,6 +63,13 @@ def export(model: Path, target: Path, kind: str) -> Path:
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return target
+
+
+def _write_reference(deployed: Deployed, folder: Path) -> None:
+    """What prepares inputs without MedPFL: the numbers, and the program where it knows the kind of data."""
+    (folder / METADATA).write_text(json.dumps(metadata(deployed), indent=1) + "\n", encoding="utf-8")
+    if deployed.preparation.get("kind") in reference.KINDS:
+        shutil.copyfile(reference.__file__, folder / "prepare.py")
 
 
 def _write_onnx(deployed: Deployed, path: Path) -> None:

@@ -20,9 +20,9 @@ from medpfl.core.sizes import Bounded
 from medpfl.core.tied import first_names, load_own_state
 from medpfl.data.meaning import Meaning
 from medpfl.data.samples import Samples, SiteData
-from medpfl.methods.base import Build, Method
-from medpfl.privacy.base import Spent
-from medpfl.tasks.base import Task
+from medpfl.methods.contract import Build, Method
+from medpfl.privacy.contract import Spent
+from medpfl.tasks.contract import Task
 from medpfl.tasks.metrics.calibration import Calibration
 from medpfl.tasks.metrics.certainty import Certainty, Interval
 

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A segmentation model as a MONAI bundle: NIfTI in, label map in the input's geometry out, run by MONAI's own tools.
+"""A segmentation model as a MONAI bundle, run by MONAI's own tools: NIfTI in, label map in the input's geometry out; or
+images in, PNG masks of their size out.
 
 The network is TorchScript, so the bundle needs no MedPFL. It does what ``medpfl predict`` does, in MONAI's own terms.
 """
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,7 @@ from medpfl.data.readout import ByClass
 from medpfl.data.target import Target
 from medpfl.deployed.card import INTENDED_USE
 from medpfl.deployed.model_file import Deployed
+from medpfl.deployed.monai_images import OnWholeImages, loading, saving
 from medpfl.deployed.torchscript import inference, write_torchscript
 from medpfl.tasks.patches import OVERLAP
 
@@ -34,15 +37,16 @@ def write_bundle(deployed: Deployed, folder: Path) -> None:
     """Write configs/, models/model.ts and docs/license.txt.
 
     Raises:
-        MedPFLError: the model does not segment volumes, or takes several channels.
+        MedPFLError: the model segments nothing, segments volumes of several channels, or patches of images.
     """
     spec = deployed.task.spec
     preparation = read_preparation(deployed.preparation, spec)
     of_images = preparation.form == "images"
-    if spec.target is not Target.MASK or of_images:
+    if spec.target is not Target.MASK or (of_images and spec.whole):
         raise MedPFLError(
-            "a MONAI bundle is written for models that segment volumes; this one's task is "
-            f"{type(deployed.task).__name__}{' of images' if of_images else ''}: export it as torchscript or onnx"
+            "a MONAI bundle is written for models that segment volumes, or whole images; this one's task is "
+            f"{type(deployed.task).__name__}{' of patches of images' if of_images else ''}: export it as torchscript "
+            "or onnx"
         )
     if not spec.readout.exclusive:
         raise MedPFLError(
@@ -51,34 +55,41 @@ def write_bundle(deployed: Deployed, folder: Path) -> None:
         )
     if not isinstance(spec.readout, ByClass):
         raise MedPFLError("a MONAI bundle is written for one class a voxel; export this model as torchscript or onnx")
-    if deployed.input_shape[0] != 1:
+    if deployed.input_shape[0] != 1 and not of_images:
         raise MedPFLError(
-            f"a MONAI bundle is written for images of one channel, this model takes {deployed.input_shape[0]}: export "
+            f"a MONAI bundle is written for volumes of one channel, this model takes {deployed.input_shape[0]}: export "
             "it as torchscript or onnx"
         )
     for name in ("configs", "models", "docs"):
         (folder / name).mkdir()
     spec = preparation.spec_with(spec)
-    described = _metadata(deployed)
+    described = _metadata(deployed, of_images)
     # MONAI's own loader wants the metadata inside the archive as well.
     more = {"metadata.json": json.dumps(described)}
-    write_torchscript(deployed, folder / "models" / "model.ts", more, tuple(getattr(deployed.task, "flips", ())))
-    for name, content in (("metadata", described), ("inference", _inference(spec))):
+    model, flips = folder / "models" / "model.ts", tuple(getattr(deployed.task, "flips", ()))
+    write_torchscript(deployed, model, more, flips)
+    if of_images:
+        network = OnWholeImages(torch.jit.load(str(model)), spec.plane())  # type: ignore[no-untyped-call]
+        torch.jit.save(torch.jit.script(network), str(model), _extra_files=more)
+    configuration = _run(_of_images(deployed.input_shape[0]) if of_images else _of_volumes(spec))
+    for name, content in (("metadata", described), ("inference", configuration)):
         (folder / "configs" / f"{name}.json").write_text(json.dumps(content, indent=4) + "\n", encoding="utf-8")
     (folder / "docs" / "license.txt").write_text(LICENCE, encoding="utf-8")
 
 
-def _metadata(deployed: Deployed) -> dict[str, object]:
+def _metadata(deployed: Deployed, of_images: bool) -> dict[str, object]:
     import monai
     import nibabel
 
     channels, *size = deployed.input_shape
     patches = deployed.task.spec.whole
+    per = {2: "" if of_images else ", slice by slice", 3: ""}
     history = deployed.meta.history
     tensor: dict[str, object] = {"type": "image", "spatial_shape": size, "dtype": "float32", "value_range": []}
     tensor["is_patch_data"] = patches
     names = dict(enumerate(deployed.class_names))
-    image = {"format": "magnitude", "num_channels": channels, "channel_def": {"0": "image"}}
+    colours = {3: {"0": "red", "1": "green", "2": "blue"}}.get(channels, {"0": "image"})
+    image = {"format": "magnitude", "num_channels": channels, "channel_def": colours}
     pred = {"format": "segmentation", "num_channels": len(names), "channel_def": {str(k): v for k, v in names.items()}}
     return {
         "schema": SCHEMA,
@@ -88,14 +99,13 @@ def _metadata(deployed: Deployed) -> dict[str, object]:
         "pytorch_version": str(torch.__version__),
         "numpy_version": np.__version__,
         "required_packages_version": {"nibabel": nibabel.__version__, "pytorch-ignite": IGNITE},
-        "task": f"Segmentation of {', '.join(deployed.class_names[1:])}"
-        + ("" if len(size) == 3 else ", slice by slice"),
+        "task": f"Segmentation of {', '.join(deployed.class_names[1:])}" + per[len(size)],
         "description": f"A model of MedPFL's, method {type(deployed.method).__name__}, trained by personalised "
         "federated learning. docs/README.md is its card.",
         "authors": history.site if history else "",
         "copyright": "see docs/license.txt",
         "intended_use": INTENDED_USE,
-        "data_type": "nibabel",
+        "data_type": "image files of 8 bits" if of_images else "nibabel",
         "pred_classes": ", ".join(f"{value}: {name}" for value, name in names.items()),
         "eval_metrics": history.test if history else {},
         "inference": {**inference(deployed), "flips_in_network": True},
@@ -103,7 +113,21 @@ def _metadata(deployed: Deployed) -> dict[str, object]:
     }
 
 
-def _inference(spec: Spec) -> dict[str, object]:
+@dataclass(frozen=True)
+class _Steps:
+    """What differs between volumes and images: MONAI's transforms before and after the network, and what slides it."""
+
+    before: list[dict[str, JsonValue]]
+    after: list[dict[str, JsonValue]]
+    inferer: dict[str, object]
+    files: str
+
+
+def _of_images(channels: int) -> _Steps:
+    return _Steps(loading(channels), saving(), {"_target_": "SimpleInferer"}, "*")
+
+
+def _of_volumes(spec: Spec) -> _Steps:
     preprocessing: list[dict[str, JsonValue]] = [
         {"_target_": "LoadImaged", "keys": "image", "reader": "NibabelReader"},
         {"_target_": "EnsureChannelFirstd", "keys": "image"},
@@ -116,7 +140,7 @@ def _inference(spec: Spec) -> dict[str, object]:
             {"_target_": "SpatialPadd", "keys": "image", "spatial_size": [*spec.size, -1]},
             {"_target_": "DivisiblePadd", "keys": "image", "k": [spec.multiple, spec.multiple, 1]},
         ]
-    postprocessing = [
+    postprocessing: list[dict[str, JsonValue]] = [
         {"_target_": "Activationsd", "keys": "pred", "softmax": True},
         {
             "_target_": "Invertd",
@@ -137,8 +161,13 @@ def _inference(spec: Spec) -> dict[str, object]:
             "resample": False,
         },
     ]
+    return _Steps(preprocessing, postprocessing, _inferer(spec), "*.nii*")
+
+
+def _run(steps: _Steps) -> dict[str, object]:
+    """configs/inference.json."""
     return {
-        "imports": ["$import glob", "$import numpy as np", "$import os"],
+        "imports": ["$import glob", "$import numpy as np", "$import os", "$from PIL import ImageOps"],
         "bundle_root": ".",
         "dataset_dir": "$@bundle_root + '/input'",
         "output_dir": "$@bundle_root + '/output'",
@@ -149,15 +178,15 @@ def _inference(spec: Spec) -> dict[str, object]:
             "map_location": "@device",
         },
         "network": "$@network_def.eval()",
-        "preprocessing": {"_target_": "Compose", "transforms": preprocessing},
+        "preprocessing": {"_target_": "Compose", "transforms": steps.before},
         "dataset": {
             "_target_": "Dataset",
-            "data": "$[{'image': f} for f in sorted(glob.glob(os.path.join(@dataset_dir, '*.nii*')))]",
+            "data": f"$[{{'image': f}} for f in sorted(glob.glob(os.path.join(@dataset_dir, '{steps.files}')))]",
             "transform": "@preprocessing",
         },
         "dataloader": {"_target_": "DataLoader", "dataset": "@dataset", "batch_size": 1},
-        "inferer": _inferer(spec),
-        "postprocessing": {"_target_": "Compose", "transforms": postprocessing},
+        "inferer": steps.inferer,
+        "postprocessing": {"_target_": "Compose", "transforms": steps.after},
         "evaluator": {
             "_target_": "SupervisedEvaluator",
             "device": "@device",

@@ -22,8 +22,8 @@ from medpfl.data.target import listed
 from medpfl.deployed.evaluate import decide, write_cases
 from medpfl.deployed.labels import dice_of, find_labels
 from medpfl.deployed.model_file import Deployed
-from medpfl.tasks.base import Evaluation
-from medpfl.tasks.metrics.base import Metric, at_threshold
+from medpfl.tasks.contract import Evaluation
+from medpfl.tasks.metrics.contract import Metric, at_threshold
 from medpfl.tasks.metrics.measure import Measure
 
 SUMMARY = "predictions.csv"

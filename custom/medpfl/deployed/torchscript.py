@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from medpfl.core.errors import MedPFLError
+from medpfl.data.pixels import CENTRE, SPREAD
 from medpfl.data.target import Target
 from medpfl.deployed.card import INTENDED_USE
 from medpfl.deployed.model_file import Deployed
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 from medpfl.tasks.flips import flipped
 from medpfl.tasks.patches import OVERLAP
 
@@ -40,9 +41,26 @@ def metadata(deployed: Deployed) -> dict[str, object]:
         "task": deployed.meta.recipe.task,
         "inference": inference(deployed),
         "preparation": deployed.preparation,
+        "grid": grid(deployed),
         "intended_use": INTENDED_USE,
         "sha256": deployed.meta.sha256,
     }
+
+
+def grid(deployed: Deployed) -> dict[str, object] | None:
+    """The size to which pixels are brought and how, and their scaling, in numbers; None where inputs have no pixels."""
+    spec, form = deployed.task.spec, deployed.preparation.get("kind")
+    if form not in ("images", "arrays"):
+        return None
+    found: dict[str, object] = {
+        "size": None if spec.whole else list(spec.size),
+        "interpolation": "bilinear",
+        "antialias": True,
+        "align_corners": False,
+    }
+    if form == "images":
+        found["scaling"] = {"maximum": {"uint8": 255, "uint16": 65535}, "centre": CENTRE, "spread": SPREAD}
+    return found
 
 
 def inference(deployed: Deployed) -> dict[str, object]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
 import medpfl
-from medpfl.augment.base import Augmentation
+from medpfl.augment.contract import Augmentation
 from medpfl.core.codecs import Codec
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mixers import Mixer
@@ -26,13 +26,13 @@ from medpfl.flare.kit_files import Authorization, Json, Resources, local_file, w
 from medpfl.flare.kits import keep_storage
 from medpfl.flare.supervision import supervise
 from medpfl.job.names import CONTROLLER, DECODE, ENCODE, EVALUATION_CONTROLLER, EXECUTOR
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.methods.optimizers import Optimizer
 from medpfl.methods.schedules import Schedule
 from medpfl.methods.start import Start
-from medpfl.models.base import Architecture
-from medpfl.privacy.base import Privacy
-from medpfl.tasks.base import Task
+from medpfl.models.contract import Architecture
+from medpfl.privacy.contract import Privacy
+from medpfl.tasks.contract import Task
 from medpfl.tasks.losses import Loss
 
 CODE_RIGHT = "byoc"  # FLARE: "bring your own code"

@@ -16,12 +16,12 @@ from medpfl.flare.differences import answer
 from medpfl.flare.leaving import check_filters, filters_out
 from medpfl.flare.memory import Cleaner
 from medpfl.flare.wire import ERROR, read_request
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.rounds.messages import Message, byte_count
 from medpfl.rounds.protocol.requests import InitRequest, Request
 from medpfl.rounds.protocol.text import Asked, parse
 from medpfl.rounds.site import SiteRunner
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 
 PROBE = "probe"
 

@@ -24,14 +24,14 @@ from medpfl.flare.pack import pack
 from medpfl.job import Job, write_job
 from medpfl.job.codecs import Codecs
 from medpfl.job.settings import Settings
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.methods.cusfl import CusFL
 from medpfl.methods.fedap import FedAP
 from medpfl.methods.fedsm import FedSM
 from medpfl.methods.mh_pflid import MHpFLID
 from medpfl.methods.pfednet import PFedNet
 from medpfl.results.callbacks import Callback
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 
 M = TypeVar("M", bound=Method)
 

@@ -9,10 +9,10 @@ from medpfl.core.mixers import Mixer
 from medpfl.job.codecs import Codecs
 from medpfl.job.settings import EvaluationSettings, Settings
 from medpfl.job.slots import mixers_of
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.privacy.linear import check_encryptable
 from medpfl.results.callbacks import Callback
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 
 
 @dataclass(frozen=True)

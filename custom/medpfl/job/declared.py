@@ -82,7 +82,11 @@ def meta_of(content: Object) -> Meta:
     name = content.get("name")
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise ConfigError(f"{where}: 'name' must be letters, digits, '.', '_' or '-', got {name!r}")
-    min_clients = content.get("min_clients")
+    if "min_clients" not in content:
+        raise ConfigError(
+            f"{where}: 'min_clients' is missing; expected the number of hospitals without whom no round counts"
+        )
+    min_clients = content["min_clients"]
     if not isinstance(min_clients, int) or isinstance(min_clients, bool) or min_clients < 1:
         raise ConfigError(f"{where}: 'min_clients' must be a whole number above 0, got {min_clients!r}")
     if not isinstance(content.get("deploy_map"), dict) or not content["deploy_map"]:

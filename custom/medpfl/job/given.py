@@ -7,8 +7,8 @@ from medpfl.component import spec_of
 from medpfl.core.errors import ConfigError
 from medpfl.deployed.model_file import ModelMeta, Recipe
 from medpfl.job.names import MODEL_FILE
-from medpfl.methods.base import Method
-from medpfl.tasks.base import Task
+from medpfl.methods.contract import Method
+from medpfl.tasks.contract import Task
 
 
 def check_no_history(meta: ModelMeta) -> None:

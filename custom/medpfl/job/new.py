@@ -8,7 +8,7 @@ from medpfl.component import build
 from medpfl.core.errors import ConfigError, meant
 from medpfl.job.contents import Job
 from medpfl.job.writing import new_folder, write_job
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 
 
 def new_job(

@@ -29,9 +29,9 @@ from medpfl.job.names import (
     not_both,
 )
 from medpfl.job.settings import EvaluationSettings, Settings
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.results.callbacks import Callback
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 
 
 def load_job(folder: Path) -> Job | EvaluationJob:

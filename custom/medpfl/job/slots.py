@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mixer, NoDefault
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.methods.references import REFERENCES
 
 

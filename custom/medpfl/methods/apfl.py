@@ -18,8 +18,8 @@ from medpfl.core.groups import under
 from medpfl.core.mixers import Mean, Mixer
 from medpfl.core.tied import call_with, load_own_state, own_state
 from medpfl.data.samples import Samples
-from medpfl.methods.base import Build, Method, Site
-from medpfl.privacy.base import Cover
+from medpfl.methods.contract import Build, Method, Site
+from medpfl.privacy.contract import Cover
 
 
 class Share(nn.Module):

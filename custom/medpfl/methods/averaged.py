@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from medpfl.component import build
 from medpfl.core.errors import ConfigError
 from medpfl.data.target import Target
-from medpfl.methods.base import Build, Method, Site
+from medpfl.methods.contract import Build, Method, Site
 from medpfl.tasks.together import together
 
 

@@ -21,11 +21,11 @@ from medpfl.core.errors import ConfigError
 from medpfl.core.groups import under
 from medpfl.core.mixers import MeanOfLatest, Mixer
 from medpfl.data.samples import Samples
-from medpfl.methods.base import Batch, Build, Method, Site
+from medpfl.methods.contract import Batch, Build, Method, Site
 from medpfl.methods.moon import contrast
 from medpfl.models.extractor import Extractor
 from medpfl.models.split import find_body, watched
-from medpfl.privacy.base import Cover
+from medpfl.privacy.contract import Cover
 
 
 def similarity_loss(teacher: Tensor, own: Tensor) -> Tensor:

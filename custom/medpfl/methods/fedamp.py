@@ -13,9 +13,9 @@ from torch import nn
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import under
 from medpfl.core.mixers import NoDefault
-from medpfl.methods.base import Build, Method, Site
+from medpfl.methods.contract import Build, Method, Site
 from medpfl.methods.proximal import Proximal
-from medpfl.privacy.base import Cover
+from medpfl.privacy.contract import Cover
 
 
 @dataclass(frozen=True, kw_only=True)

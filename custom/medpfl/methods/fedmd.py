@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from medpfl.methods.base import Site
+from medpfl.methods.contract import Site
 from medpfl.methods.on_public_data import OnPublicData
 
 

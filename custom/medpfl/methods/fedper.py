@@ -10,8 +10,8 @@ from typing import ClassVar
 from torch import nn
 
 from medpfl.core.groups import base_and_head
-from medpfl.methods.base import Build, Method, Site
-from medpfl.privacy.base import Cover
+from medpfl.methods.contract import Build, Method, Site
+from medpfl.privacy.contract import Cover
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,8 @@ from torch import nn
 
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import base_and_head, head_of
-from medpfl.methods.base import Batch, Build, Method, Site
-from medpfl.privacy.base import Cover
+from medpfl.methods.contract import Batch, Build, Method, Site
+from medpfl.privacy.contract import Cover
 
 
 @dataclass(frozen=True, kw_only=True)

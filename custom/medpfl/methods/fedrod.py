@@ -16,9 +16,9 @@ from medpfl.core.errors import ConfigError
 from medpfl.core.groups import head_of, under
 from medpfl.core.mixers import Mean, Mixer
 from medpfl.data.target import Target
-from medpfl.methods.base import Build, Method, Site
+from medpfl.methods.contract import Build, Method, Site
 from medpfl.methods.features import with_features
-from medpfl.privacy.base import Cover
+from medpfl.privacy.contract import Cover
 
 
 def balanced_loss(outputs: Tensor, targets: Tensor, prior: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ from torch import nn
 
 from medpfl.core.groups import under
 from medpfl.core.mixers import Mean, Mixer
-from medpfl.methods.base import Build, Method, Site
-from medpfl.privacy.base import Cover
+from medpfl.methods.contract import Build, Method, Site
+from medpfl.privacy.contract import Cover
 
 
 @dataclass(frozen=True, kw_only=True)

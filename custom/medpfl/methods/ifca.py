@@ -14,8 +14,8 @@ from medpfl.core.errors import ConfigError
 from medpfl.core.groups import under
 from medpfl.core.mixers import ClusterMean, Mixer
 from medpfl.core.mixers.cluster_mean import CHOSEN
-from medpfl.methods.base import Build, Method, Site
-from medpfl.privacy.base import Cover
+from medpfl.methods.contract import Build, Method, Site
+from medpfl.privacy.contract import Cover
 
 
 @dataclass(frozen=True, kw_only=True)

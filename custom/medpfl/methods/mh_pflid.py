@@ -22,12 +22,12 @@ from medpfl.core.groups import under
 from medpfl.core.mixers import Mean, Mixer
 from medpfl.data.samples import Samples
 from medpfl.data.target import Target
-from medpfl.methods.base import Batch, Build, Method, Site
+from medpfl.methods.contract import Batch, Build, Method, Site
 from medpfl.methods.divergence import class_logits, divergence
 from medpfl.models.messenger import Messenger
 from medpfl.models.split import body_shape, find_body, output_shape, watched
 from medpfl.models.token_attention import Addition, TokenAttention
-from medpfl.privacy.base import Cover
+from medpfl.privacy.contract import Cover
 
 DEFAULT = "default"
 """In place of a hospital's name: all that are not named."""

@@ -16,9 +16,9 @@ from medpfl.core.groups import under
 from medpfl.core.mixers import Mean, Mixer
 from medpfl.data.samples import Samples
 from medpfl.data.target import Target
-from medpfl.methods.base import Build, Method, Site
+from medpfl.methods.contract import Build, Method, Site
 from medpfl.methods.divergence import largest
-from medpfl.privacy.base import Cover
+from medpfl.privacy.contract import Cover
 
 
 def mixture(gate: Tensor, common: Tensor, own: Tensor) -> Tensor:

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import under
-from medpfl.methods.base import Build, Method, Site
+from medpfl.methods.contract import Build, Method, Site
 from medpfl.methods.features import with_features
-from medpfl.privacy.base import Cover
+from medpfl.privacy.contract import Cover
 
 
 def contrast(z: Tensor, common: Tensor, previous: Tensor, temperature: float) -> Tensor:

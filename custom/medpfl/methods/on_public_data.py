@@ -17,10 +17,10 @@ from medpfl.core.errors import ConfigError
 from medpfl.core.groups import under
 from medpfl.core.mixers import Mean, Mixer
 from medpfl.data.target import Target
-from medpfl.methods.base import Build, Method, Site
+from medpfl.methods.contract import Build, Method, Site
 from medpfl.methods.divergence import class_logits
 from medpfl.models.split import output_shape
-from medpfl.privacy.base import Cover
+from medpfl.privacy.contract import Cover
 
 PUBLIC = "public"
 """The slot."""

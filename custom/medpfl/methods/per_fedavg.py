@@ -22,8 +22,8 @@ from medpfl.core.errors import ConfigError
 from medpfl.core.groups import under
 from medpfl.core.mixers import Mean, Mixer
 from medpfl.core.tied import call_with, load_own_state, own_state
-from medpfl.methods.base import Batch, Build, Method, Site
-from medpfl.privacy.base import Cover
+from medpfl.methods.contract import Batch, Build, Method, Site
+from medpfl.privacy.contract import Cover
 
 Weights = dict[str, Tensor]
 

@@ -8,7 +8,7 @@ is the one place where the rest of the package finds methods by name.
 from collections.abc import Iterable
 
 from medpfl.methods.averaged import averaged
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.local import Local, Pooled
 

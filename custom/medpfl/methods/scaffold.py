@@ -14,10 +14,10 @@ from torch import nn
 
 from medpfl.core.groups import under
 from medpfl.core.mixers import ControlVariates, Mean, Mixer
-from medpfl.methods.base import Build, Method, Site
+from medpfl.methods.contract import Build, Method, Site
 from medpfl.methods.optimizers import Optimizer
 from medpfl.methods.proximal import add_gradient
-from medpfl.privacy.base import Cover
+from medpfl.privacy.contract import Cover
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from medpfl.methods.presented import Presented
 from medpfl.methods.proximal import Proximal
 from medpfl.methods.training import Training
 from medpfl.privacy.lots import RecordNoise
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 
 Kept = TypeVar("Kept")
 

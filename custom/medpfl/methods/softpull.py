@@ -12,8 +12,8 @@ from torch import nn
 
 from medpfl.core import mixers
 from medpfl.core.groups import under
-from medpfl.methods.base import Build, Method, Site
-from medpfl.privacy.base import Cover
+from medpfl.methods.contract import Build, Method, Site
+from medpfl.privacy.contract import Cover
 
 
 @dataclass(frozen=True, kw_only=True)

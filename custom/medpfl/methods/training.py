@@ -13,7 +13,7 @@ from medpfl.core.errors import ConfigError
 from medpfl.methods.optimizers import OPTIMIZERS, Optimizer
 from medpfl.methods.schedules import Constant, Schedule, schedule_of
 from medpfl.methods.start import Start
-from medpfl.privacy.base import Privacy
+from medpfl.privacy.contract import Privacy
 
 _TOLD = {
     "adam": "Adam",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from medpfl.core.errors import ConfigError
-from medpfl.models.base import Architecture
+from medpfl.models.contract import Architecture
 
 _SMALLEST = 63  # what the stride of 4 and three poolings leave at least one value of
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from medpfl.core.errors import ConfigError
-from medpfl.models.base import Architecture
+from medpfl.models.contract import Architecture
 from medpfl.models.norms import Norm
 from medpfl.models.options import whole
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from medpfl.core.errors import ConfigError
-from medpfl.models.base import Architecture
+from medpfl.models.contract import Architecture
 
 
 @dataclass(frozen=True)

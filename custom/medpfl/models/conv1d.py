@@ -7,7 +7,7 @@ from itertools import pairwise
 from torch import nn
 
 from medpfl.core.errors import ConfigError
-from medpfl.models.base import Architecture
+from medpfl.models.contract import Architecture
 
 
 @dataclass(frozen=True)

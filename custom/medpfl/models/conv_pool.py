@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import nn
 
 from medpfl.core.errors import ConfigError
-from medpfl.models.base import Architecture
+from medpfl.models.contract import Architecture
 from medpfl.models.residual import Block, plane
 
 

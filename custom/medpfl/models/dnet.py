@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from medpfl.models.base import Architecture
+from medpfl.models.contract import Architecture
 from medpfl.models.monai_net import MonaiNet
 
 _OPTIONS: dict[str, bool | int | float | list[int]] = {

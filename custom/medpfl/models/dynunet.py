@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
-from medpfl.models.base import Architecture
+from medpfl.models.contract import Architecture
 from medpfl.models.norms import Norm, with_norm
 from medpfl.models.options import axes_of, share, whole
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from medpfl.core.errors import ConfigError
-from medpfl.models.base import Architecture
+from medpfl.models.contract import Architecture
 
 _SMALLEST = 16  # the two convolutions and poolings leave 1 x 1 of it
 

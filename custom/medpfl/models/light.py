@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
-from medpfl.models.base import Architecture
+from medpfl.models.contract import Architecture
 from medpfl.models.memory_order import channels_last
 from medpfl.models.residual import plane
 

@@ -7,7 +7,7 @@ from typing import Literal
 from torch import nn
 
 from medpfl.core.errors import ConfigError, meant
-from medpfl.models.base import Architecture
+from medpfl.models.contract import Architecture
 from medpfl.models.memory_order import channels_last
 from medpfl.models.norms import Norm, with_norm
 

@@ -4,7 +4,7 @@
 from collections.abc import Iterator
 
 from medpfl.core.errors import ConfigError
-from medpfl.models.base import Architecture
+from medpfl.models.contract import Architecture
 
 MOST = 2**20
 """No width, depth or length of a network is larger; its memory is bounded by the hospital's policy."""

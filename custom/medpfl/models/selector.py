@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
-from medpfl.models.base import Architecture
+from medpfl.models.contract import Architecture
 
 LEVELS = 13
 """Quantiles a channel and feature: 0.02, 0.10, ..., 0.98."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
-from medpfl.models.base import Architecture
+from medpfl.models.contract import Architecture
 from medpfl.models.conv1d import series_shape
 
 

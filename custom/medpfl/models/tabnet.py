@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
-from medpfl.models.base import Architecture
+from medpfl.models.contract import Architecture
 
 
 def sparsemax(scores: Tensor) -> Tensor:

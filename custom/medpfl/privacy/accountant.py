@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medpfl.core.errors import ConfigError
-from medpfl.privacy.base import MOST_EPSILON, Mechanism
+from medpfl.privacy.contract import MOST_EPSILON, Mechanism
 
 NOT_INSTALLED = "differential privacy needs Opacus: pip install 'medpfl[privacy]'"
 

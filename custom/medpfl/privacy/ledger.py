@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from medpfl import store
 from medpfl.core.errors import MedPFLError
 from medpfl.privacy.accountant import epsilon, merged
-from medpfl.privacy.base import Level, Mechanism, Spent
+from medpfl.privacy.contract import Level, Mechanism, Spent
 from medpfl.privacy.noise import Stream, fixed_secret, new_secret
 
 FILE = "privacy.safetensors"

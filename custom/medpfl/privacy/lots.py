@@ -15,7 +15,7 @@ from torch import Tensor
 
 from medpfl.core.seeding import seed_torch
 from medpfl.privacy.accountant import merged
-from medpfl.privacy.base import Mechanism
+from medpfl.privacy.contract import Mechanism
 from medpfl.privacy.noise import Gaussian, Stream
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from medpfl.core.errors import ConfigError
-from medpfl.privacy.base import Privacy
+from medpfl.privacy.contract import Privacy
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ Their updates, each at most ``clip`` long, differ by at most twice that.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from medpfl.privacy.base import Mechanism, Privacy
+from medpfl.privacy.contract import Mechanism, Privacy
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 import medpfl
 from medpfl.core.mixing import Matrix
-from medpfl.privacy.base import Spent
+from medpfl.privacy.contract import Spent
 from medpfl.results.callbacks import Callback, Failure, JobEnd, RoundEnd
 from medpfl.results.schema import (
     AboutEvaluation,

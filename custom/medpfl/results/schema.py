@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, NonNegativeInt
 
 from medpfl.data.meaning import Meaning
 from medpfl.methods.panels import Panel
-from medpfl.privacy.base import Spent
+from medpfl.privacy.contract import Spent
 from medpfl.tasks.metrics.certainty import Certainty, Interval
 from medpfl.tasks.metrics.measure import Measure
 

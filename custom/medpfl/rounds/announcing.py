@@ -8,7 +8,7 @@ import torch
 
 import medpfl
 from medpfl.data.samples import SiteData
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.results.schema import Rebuild
 from medpfl.rounds.protocol.bounded import Component, as_json
 from medpfl.rounds.protocol.replies import Plan

@@ -16,14 +16,14 @@ from medpfl.data.samples import SiteData
 from medpfl.data.site_file import SiteFile
 from medpfl.deployed.evaluate import write_text
 from medpfl.job import EvaluationJob, Job
-from medpfl.methods.base import Build
+from medpfl.methods.contract import Build
 from medpfl.methods.references import riding_along
 from medpfl.rounds import policy, withholding
 from medpfl.rounds.held_alike import read_common
 from medpfl.rounds.leaves import Leaving, Size, leaves_of
 from medpfl.rounds.messages import byte_count
 from medpfl.rounds.networks import Networks
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 
 
 def check_policy(

@@ -17,13 +17,13 @@ from medpfl.data.samples import SiteData
 from medpfl.deployed.choice import Choice, choose
 from medpfl.deployed.evaluate import Origin, evaluate_test, save_deployed, sheet_of_validation
 from medpfl.deployed.model_file import Chosen, predicting
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.methods.references import AVERAGE, LOCAL, averaged
-from medpfl.privacy.base import Spent
+from medpfl.privacy.contract import Spent
 from medpfl.results.line import ChosenModel, MetricLine
 from medpfl.results.schema import number
 from medpfl.rounds.scoring import line_of
-from medpfl.tasks.base import Evaluation, Task
+from medpfl.tasks.contract import Evaluation, Task
 from medpfl.tasks.metrics.calibration import Calibration
 from medpfl.tasks.metrics.certainty import LEAST_PATIENTS, Certainty, certainty_of
 from medpfl.tasks.metrics.sheet import Sheet

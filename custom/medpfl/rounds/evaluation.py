@@ -25,7 +25,7 @@ from medpfl.deployed.evaluate import evaluate_test, write_cases, write_text
 from medpfl.deployed.model_file import Recipe, build_networks, differing_entry, read_model
 from medpfl.job.given import check_no_history, check_recipe
 from medpfl.job.settings import EvaluationSettings
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.methods.panels import AtServer
 from medpfl.results.callbacks import Callback, Report, ResultFiles
 from medpfl.results.line import MetricLine
@@ -38,7 +38,7 @@ from medpfl.rounds.messages import Message, byte_count
 from medpfl.rounds.protocol.replies import EvaluateReply, Reply
 from medpfl.rounds.protocol.requests import EvaluateRequest
 from medpfl.rounds.quorum import Quorum
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 from medpfl.tasks.metrics.measure import Measure
 
 GIVEN: Literal["given"] = "given"

@@ -4,7 +4,7 @@
 from typing import Literal
 
 from medpfl.core.seeding import seed_torch
-from medpfl.methods.base import Method, Span
+from medpfl.methods.contract import Method, Span
 from medpfl.results.line import MetricLine
 from medpfl.results.schema import number
 from medpfl.rounds.announcing import fine_tuned_name, plan_of

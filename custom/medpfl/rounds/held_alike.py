@@ -12,9 +12,9 @@ from medpfl import store
 from medpfl.core.errors import DataError
 from medpfl.data.samples import SiteData
 from medpfl.data.site_file import SiteFile
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.methods.start import Start, Started
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,13 @@ from medpfl.data.samples import SiteData
 from medpfl.data.site_file import SiteFile, load_site_file
 from medpfl.data.target import listed
 from medpfl.deployed.model_file import Deployed, History, ModelMeta, Recipe, build_networks, differing_entry
-from medpfl.methods.base import JointModel, Method
+from medpfl.methods.contract import JointModel, Method
 from medpfl.methods.joint_study import Found, Study
 from medpfl.results.files import read_summary, read_training
 from medpfl.results.schema import EvaluationSummary, TrainingSummary
 from medpfl.rounds.checkpoint import SHARED
 from medpfl.rounds.messages import unflatten
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 
 
 @dataclass(frozen=True)

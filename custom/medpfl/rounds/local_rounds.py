@@ -15,7 +15,7 @@ from medpfl.core.seeding import seed_torch
 from medpfl.core.tied import own_state
 from medpfl.data.policy import Policy
 from medpfl.data.samples import SiteData
-from medpfl.methods.base import Build, Hospital, Method, Site, Span
+from medpfl.methods.contract import Build, Hospital, Method, Site, Span
 from medpfl.methods.presented import Presented
 from medpfl.results.line import MetricLine
 from medpfl.results.schema import number
@@ -31,7 +31,7 @@ from medpfl.rounds.protocol.requests import OfRun, RefineRequest, StatisticsRequ
 from medpfl.rounds.refining import take_shown
 from medpfl.rounds.run_state import RunState
 from medpfl.rounds.scoring import Scoring
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 
 
 @dataclass

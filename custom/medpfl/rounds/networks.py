@@ -10,7 +10,7 @@ from medpfl.core.errors import ConfigError
 from medpfl.core.frozen import frozen_entries
 from medpfl.core.groups import check_slots, describe, without
 from medpfl.core.tied import first_names, once, own_state
-from medpfl.methods.base import Build, Method
+from medpfl.methods.contract import Build, Method
 from medpfl.rounds.messages import Slots, copy_out, gather
 
 

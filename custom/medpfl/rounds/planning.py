@@ -17,7 +17,7 @@ from medpfl.data.contract import Dataset
 from medpfl.data.fingerprint import Fingerprint, Planned
 from medpfl.data.site_file import SiteFile
 from medpfl.job.contents import Job
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.results.record import Record
 from medpfl.rounds import policy
 from medpfl.rounds.answers import answers, no_tensors
@@ -25,7 +25,7 @@ from medpfl.rounds.messages import Message, digest_of
 from medpfl.rounds.protocol.replies import PlanReply, Reply
 from medpfl.rounds.protocol.requests import PlanRequest
 from medpfl.rounds.quorum import Quorum
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 
 
 def as_planned(method: Method, task: Task, plan: Planned | None) -> tuple[Method, Task]:

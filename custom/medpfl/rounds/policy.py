@@ -11,10 +11,10 @@ from medpfl.core.errors import PolicyRefused
 from medpfl.core.sizes import Bounded, TooLarge
 from medpfl.data.policy import Policy
 from medpfl.data.samples import SiteData
-from medpfl.methods.base import Method, Site
-from medpfl.privacy.base import Privacy
+from medpfl.methods.contract import Method, Site
+from medpfl.privacy.contract import Privacy
 from medpfl.rounds.protocol.requests import FinishRequest, InitRequest, OfRun
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 
 EVEN = 0.75
 """Part of ``least_update`` that samples must be when they are counted by their weights (``Behind.effective``): a last

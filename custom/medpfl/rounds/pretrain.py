@@ -21,7 +21,7 @@ from medpfl.data.partition import cut_by_class
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.site_file import CHECKPOINT, SiteFile, load_site_file
 from medpfl.job import Job
-from medpfl.methods.base import Build, Hospital, Method, Site, Span
+from medpfl.methods.contract import Build, Hospital, Method, Site, Span
 from medpfl.methods.references import like
 from medpfl.results.schema import Typed
 from medpfl.rounds.held_alike import common_start

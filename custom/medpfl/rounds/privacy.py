@@ -14,10 +14,10 @@ from medpfl.core.groups import BATCH_NORM
 from medpfl.data.policy import Policy
 from medpfl.data.samples import SiteData
 from medpfl.job import Job
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.privacy import DPSGD, ClippedNoise
 from medpfl.privacy.accountant import check_installed, noise_for
-from medpfl.privacy.base import Mechanism, Privacy, Spent
+from medpfl.privacy.contract import Mechanism, Privacy, Spent
 from medpfl.privacy.ledger import Ledger
 from medpfl.privacy.lots import RecordNoise
 from medpfl.privacy.noise import Gaussian, fixed_seed
@@ -26,7 +26,7 @@ from medpfl.rounds.networks import Networks
 from medpfl.rounds.policy import check_privacy
 from medpfl.rounds.protocol.replies import TrainReply
 from medpfl.rounds.protocol.requests import OfRun
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 from medpfl.tasks.losses import Loss
 
 SPENT = "this hospital's policy ('most_epsilon') allows at most"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from medpfl import store
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.rounds.messages import load
 
 PRIVATE = "private"

@@ -10,10 +10,10 @@ from torch import nn
 
 from medpfl.data.samples import SiteData
 from medpfl.deployed.evaluate import evaluate
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.results.line import MetricLine
 from medpfl.results.schema import number
-from medpfl.tasks.base import Evaluation, Task
+from medpfl.tasks.contract import Evaluation, Task
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from medpfl.core.devices import memory_errors, training_device
 from medpfl.core.errors import ConfigError, ProtocolError
 from medpfl.data.samples import SiteData
 from medpfl.data.site_file import SiteFile
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.methods.references import riding_along
 from medpfl.rounds import policy, withholding
 from medpfl.rounds.announcing import plan_of, rebuild_of, versions
@@ -43,7 +43,7 @@ from medpfl.rounds.protocol.requests import (
 )
 from medpfl.rounds.run_state import RunState
 from medpfl.rounds.sealing import Seal, seal_of
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 
 
 class SiteRunner:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from medpfl.component import spec_of
 from medpfl.job import Job
-from medpfl.methods.base import Method
+from medpfl.methods.contract import Method
 from medpfl.methods.references import riding_along
 from medpfl.rounds.announcing import fine_tuned_name, plan_of
 from medpfl.rounds.protocol.bounded import Component, as_json

@@ -2,8 +2,8 @@
 """What is learnt: declared data to batches, network, loss and metrics. One file a task."""
 
 from medpfl.data.samples import Samples, SiteData
-from medpfl.tasks.base import Evaluation, Task
 from medpfl.tasks.classification import Classification
+from medpfl.tasks.contract import Evaluation, Task
 from medpfl.tasks.multi_label import MultiLabel
 from medpfl.tasks.partly_labelled import PartlyLabelled
 from medpfl.tasks.region_segmentation import RegionSegmentation

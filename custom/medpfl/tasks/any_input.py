@@ -14,7 +14,7 @@ from medpfl.core.errors import ConfigError
 from medpfl.data.preparation import Spec
 from medpfl.data.samples import SiteData
 from medpfl.data.target import Target
-from medpfl.models.base import Architecture
+from medpfl.models.contract import Architecture
 from medpfl.models.conv1d import Conv1d
 from medpfl.models.resnet import ResNet
 from medpfl.tasks.augmenting import AugmentsInputs

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from medpfl.augment.listed import Given, augmented
 from medpfl.data.samples import Samples
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 
 
 class AugmentsInputs(Task):

@@ -12,7 +12,7 @@ from medpfl.data.intensity import Intensity, ZScore
 from medpfl.data.preparation import Spec
 from medpfl.data.samples import SiteData
 from medpfl.data.target import Target
-from medpfl.models.base import Architecture
+from medpfl.models.contract import Architecture
 from medpfl.models.resnet import ResNet
 from medpfl.tasks.augmenting import AugmentsInputs
 from medpfl.tasks.flips import check_flips, flipped

@@ -9,7 +9,7 @@ from torch import Tensor
 from medpfl.core.devices import moved
 from medpfl.data.rows import CaseRows
 from medpfl.data.samples import Samples
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 
 BATCH = 64
 """Samples that are evaluated together."""

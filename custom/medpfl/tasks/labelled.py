@@ -11,9 +11,9 @@ from medpfl.core.errors import ConfigError
 from medpfl.data.preparation import Row
 from medpfl.data.samples import Samples
 from medpfl.data.target import Target
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 from medpfl.tasks.losses import CrossEntropy, Loss
-from medpfl.tasks.metrics.base import Metric
+from medpfl.tasks.metrics.contract import Metric
 from medpfl.tasks.metrics.labels import LABEL_METRICS, MORE_LABEL_METRICS
 
 

@@ -10,9 +10,9 @@ from medpfl.data.preparation import Row
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.target import Target
 from medpfl.tasks.any_input import AnyInput
-from medpfl.tasks.losses.base import Loss
+from medpfl.tasks.losses.contract import Loss
 from medpfl.tasks.losses.labels import BinaryCrossEntropy
-from medpfl.tasks.metrics.base import Metric
+from medpfl.tasks.metrics.contract import Metric
 from medpfl.tasks.metrics.several import SEVERAL_METRICS
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from medpfl.core.errors import ConfigError
 from medpfl.data.preparation import Spec
 from medpfl.data.samples import SiteData
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 from medpfl.tasks.losses.marginal import Marginal
 from medpfl.tasks.segmentation import Segmentation
 

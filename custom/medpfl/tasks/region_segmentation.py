@@ -10,10 +10,10 @@ from medpfl.core.errors import ConfigError
 from medpfl.data.preparation import Spec
 from medpfl.data.readout import ByRegion
 from medpfl.data.samples import SiteData
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 from medpfl.tasks.losses import DiceCE
 from medpfl.tasks.losses.regions import RegionDiceCE
-from medpfl.tasks.metrics.base import Metric
+from medpfl.tasks.metrics.contract import Metric
 from medpfl.tasks.metrics.masks import Dice, mask_metrics
 from medpfl.tasks.metrics.regions import of_regions
 from medpfl.tasks.segmentation import Segmentation

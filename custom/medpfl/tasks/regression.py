@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from medpfl.core.errors import ConfigError
 from medpfl.data.target import Target
 from medpfl.tasks.any_input import AnyInput
-from medpfl.tasks.metrics.base import Metric
+from medpfl.tasks.metrics.contract import Metric
 from medpfl.tasks.metrics.numbers import number_metrics
 
 _ERRORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -19,12 +19,12 @@ from medpfl.data.rows import CaseRows
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.target import Target
 from medpfl.models.auto import Auto
-from medpfl.models.base import Architecture
+from medpfl.models.contract import Architecture
 from medpfl.models.unet import UNet
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 from medpfl.tasks.flips import check_flips, flipped
 from medpfl.tasks.losses import DiceCE, Loss
-from medpfl.tasks.metrics.base import Metric
+from medpfl.tasks.metrics.contract import Metric
 from medpfl.tasks.metrics.masks import Dice, MaskMetric, mask_metrics, of_one_class
 from medpfl.tasks.patches import draw_patches, slide
 from medpfl.tasks.planning import architecture_of

@@ -18,8 +18,8 @@ from medpfl.data.preparation import Row
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.target import Target
 from medpfl.tasks.any_input import AnyInput
-from medpfl.tasks.base import Task
-from medpfl.tasks.metrics.base import Metric
+from medpfl.tasks.contract import Task
+from medpfl.tasks.metrics.contract import Metric
 from medpfl.tasks.metrics.survival import BrierAt, CIndex, IntegratedBrier
 
 

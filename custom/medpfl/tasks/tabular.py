@@ -10,7 +10,7 @@ from medpfl.core.errors import ConfigError
 from medpfl.data.preparation import Spec
 from medpfl.data.samples import SiteData
 from medpfl.data.target import Target
-from medpfl.models.base import Architecture
+from medpfl.models.contract import Architecture
 from medpfl.tasks.any_input import perceptron
 from medpfl.tasks.augmenting import AugmentsInputs
 from medpfl.tasks.labelled import Labelled

@@ -9,7 +9,7 @@ from medpfl.augment.listed import Given, built
 from medpfl.data.preparation import Spec
 from medpfl.data.samples import SiteData
 from medpfl.data.target import Target
-from medpfl.models.base import Architecture
+from medpfl.models.contract import Architecture
 from medpfl.models.conv1d import Conv1d
 from medpfl.tasks.augmenting import AugmentsInputs
 from medpfl.tasks.labelled import Labelled

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from medpfl.core.errors import ConfigError
-from medpfl.methods.base import Build, Method, Site
+from medpfl.methods.contract import Build, Method, Site
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from medpfl.data.samples import Samples
-from medpfl.tasks.metrics.base import Direction, Metric
+from medpfl.tasks.metrics.contract import Direction, Metric
 from medpfl.tasks.tabular import Tabular
 
 

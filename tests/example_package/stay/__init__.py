@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from medpfl.data.preparation import Spec
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.target import Target
-from medpfl.tasks.base import Task
-from medpfl.tasks.metrics.base import Metric
+from medpfl.tasks.contract import Task
+from medpfl.tasks.metrics.contract import Metric
 from medpfl.tasks.metrics.measure import Direction
 
 

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from medpfl.core.codecs.base import Codec, decode_with
 from medpfl.core.codecs.cer import CER
 from medpfl.core.codecs.chain import Chain
+from medpfl.core.codecs.contract import Codec, decode_with
 from medpfl.core.codecs.dadaquant import DAdaQuant
 from medpfl.core.codecs.feedback import encode_with_feedback
 from medpfl.core.codecs.half import Half

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medpfl.core.codecs import bits
-from medpfl.core.codecs.base import Codec, Vector
+from medpfl.core.codecs.contract import Codec, Vector
 from medpfl.core.compiled import compiled
 from medpfl.core.errors import ConfigError
 

@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass
 
-from medpfl.core.codecs.base import Codec, Vector
+from medpfl.core.codecs.contract import Codec, Vector
 from medpfl.core.codecs.progress import Progress
 
 

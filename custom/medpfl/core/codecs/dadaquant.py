@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from medpfl.core.codecs import bits
-from medpfl.core.codecs.base import Codec, Vector
+from medpfl.core.codecs.contract import Codec, Vector
 from medpfl.core.codecs.progress import Progress
 from medpfl.core.compiled import compiled
 from medpfl.core.errors import ConfigError

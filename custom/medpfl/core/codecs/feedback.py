@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from medpfl.core.codecs.base import Codec
+from medpfl.core.codecs.contract import Codec
 
 
 def encode_with_feedback(

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from medpfl.core.codecs.base import Codec, Vector
+from medpfl.core.codecs.contract import Codec, Vector
 from medpfl.core.errors import CodecError
 
 _LARGEST = float(np.finfo(np.float16).max)

@@ -2,8 +2,8 @@
 """Server components, one file each: the rule that mixes the hospitals' copies of one slot."""
 
 from medpfl.core.mixers.attentive import AttentiveMessages
-from medpfl.core.mixers.base import Mixer, NoDefault, RoundInfo
 from medpfl.core.mixers.cluster_mean import ClusterMean
+from medpfl.core.mixers.contract import Mixer, NoDefault, RoundInfo
 from medpfl.core.mixers.control_variates import ControlVariates
 from medpfl.core.mixers.coordinate_median import CoordinateMedian
 from medpfl.core.mixers.identity import Identity

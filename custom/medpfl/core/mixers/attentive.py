@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from medpfl.core.errors import ConfigError
-from medpfl.core.mixers.base import Mixer, RoundInfo
+from medpfl.core.mixers.contract import Mixer, RoundInfo
 from medpfl.core.mixing import Matrix, State, mix
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from medpfl.core.mixers.base import Mixer, RoundInfo
+from medpfl.core.mixers.contract import Mixer, RoundInfo
 from medpfl.core.mixing import Matrix
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from medpfl.core.errors import ConfigError
-from medpfl.core.mixers.base import Mixer, RoundInfo
+from medpfl.core.mixers.contract import Mixer, RoundInfo
 from medpfl.core.mixing import Matrix, State, mix
 
 _NAME = "coefficients"

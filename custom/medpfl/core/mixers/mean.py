@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from medpfl.core.mixers.base import Mixer, RoundInfo
+from medpfl.core.mixers.contract import Mixer, RoundInfo
 from medpfl.core.mixing import Matrix
 
 

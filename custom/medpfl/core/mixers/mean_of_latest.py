@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from medpfl.core.mixers.base import RoundInfo
+from medpfl.core.mixers.contract import RoundInfo
 from medpfl.core.mixers.mean import Mean
 from medpfl.core.mixing import Matrix, State, mix, restrict
 

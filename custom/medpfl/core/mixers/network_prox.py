@@ -16,7 +16,7 @@ from torch import Tensor
 from medpfl.core import graph as graphs
 from medpfl.core.errors import ConfigError
 from medpfl.core.graph import Edges
-from medpfl.core.mixers.base import Mixer, RoundInfo
+from medpfl.core.mixers.contract import Mixer, RoundInfo
 from medpfl.core.mixing import Matrix, State, mix
 from medpfl.core.network_lasso import gram, solve_gram, solve_stack
 

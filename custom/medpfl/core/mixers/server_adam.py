@@ -17,7 +17,7 @@ from torch import Tensor
 
 from medpfl.core.adam import adam_step
 from medpfl.core.errors import ConfigError
-from medpfl.core.mixers.base import Mixer, RoundInfo
+from medpfl.core.mixers.contract import Mixer, RoundInfo
 from medpfl.core.mixing import Matrix, State
 
 _STEP = "step"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from medpfl.core.errors import ConfigError
-from medpfl.core.mixers.base import Mixer, RoundInfo
+from medpfl.core.mixers.contract import Mixer, RoundInfo
 from medpfl.core.mixing import Matrix
 
 

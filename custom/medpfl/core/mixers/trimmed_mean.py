@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from medpfl.core.errors import ConfigError
-from medpfl.core.mixers.base import Mixer, RoundInfo
+from medpfl.core.mixers.contract import Mixer, RoundInfo
 from medpfl.core.mixing import Matrix, State
 
 _BLOCK_VALUES = 1 << 18  # float64 values of a block of all models: stays in the caches while it is sorted

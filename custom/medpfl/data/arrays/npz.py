@@ -13,7 +13,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from medpfl.core.errors import DataError
+from medpfl.core.errors import DataError, unreadable
 from medpfl.data.untrusted import check_member
 
 _BLOCK = 1 << 22  # bytes
@@ -77,7 +77,7 @@ class Npz:
         except FileNotFoundError as error:
             raise DataError(f"{self.path}: no such file") from error
         except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, SyntaxError) as error:
-            raise DataError(f"{self.path}: cannot be read as an .npz file: {error}") from error
+            raise DataError(unreadable(self.path, "an .npz file", error)) from error
 
     @contextmanager
     def _member(

@@ -261,6 +261,8 @@ class Images(Dataset):
         """The images that are used: all, or those the table names."""
         if self.table is None:
             return [_Row(image, image.name, image.fields) for image in found]
+        if not found:
+            return []  # which was told, and no row of the table would have an image
         path = self._folder / self.table.file
         known = placeholders(self.files)
         wanted = [self.table.image, *(column for column in self._columns() if column not in known)]

@@ -33,6 +33,8 @@ from medpfl.data.series.rules import SeriesLabel, SeriesSplit, Window
 from medpfl.data.splits import check_listing, choose
 from medpfl.data.target import Target
 
+_SOUND = (".wav", ".mp3", ".flac", ".ogg", ".edf")
+
 
 class Series(Cells, Dataset):
     """Time series of two forms.
@@ -75,6 +77,8 @@ class Series(Cells, Dataset):
         if (self.channels is None) == (self.inputs is None):
             raise ValueError("expected either 'channels' (columns of table files) or 'inputs' (an array of .npz files)")
         for file in self.files:
+            if Path(file).suffix.lower() in _SOUND:
+                raise ValueError(f"sound files are not read; save the samples as .npz or as a table, got '{file}'")
             if (Path(file).suffix.lower() == ".npz") != (self.inputs is not None):
                 form = "'inputs' needs .npz files" if self.inputs else "'channels' needs table files, 'inputs' .npz"
                 raise ValueError(f"{form}, got '{file}'")
@@ -323,7 +327,7 @@ def _split(dataset: Series, runs: list[_Run], source: str, problems: Problems) -
     if rule.time:
         return _cut_in_time(runs, rule.fractions)
     groups = [run.group for run in runs]
-    if not rule.column and len(set(groups)) < len(rule.fractions):
+    if not rule.column and len(set(groups)) < len(rule.fractions) and (runs or not problems.found):
         mend = "" if dataset.inputs else "; 'split: {time: true}' cuts by time instead"
         problems.add(
             f"{source}: {len(set(groups))} recordings or groups cannot be cut into {len(rule.fractions)} splits "

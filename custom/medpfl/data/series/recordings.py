@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from medpfl.core.errors import DataError
+from medpfl.core.errors import DataError, unreadable
 from medpfl.data.cells import PLACE, Cells, read_cells, to_numbers
 from medpfl.data.declared import Problems
 from medpfl.data.meaning import described
@@ -142,7 +142,7 @@ def _load(path: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file") from error
     except (OSError, ValueError, EOFError, KeyError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path}: cannot be read as an .npz file: {str(error).splitlines()[0]}") from error
+        raise DataError(unreadable(path, "an .npz file", error)) from error
 
 
 def interpolated(values: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -299,5 +299,7 @@ def _known(dataset: Table, frame: "pd.DataFrame", problems: Problems) -> "pd.Dat
         rows = frame[ROW].tolist()
         for row in np.flatnonzero(unknown).tolist():
             column = used[int(missing[row].argmax())]
-            problems.add(f"{rows[row]}: column '{column}' is missing ({int(unknown.sum())} rows lack a value); {mend}")
+            problems.add(
+                f"{rows[row]}: column '{column}' is missing (rows that lack a value: {int(unknown.sum())}); {mend}"
+            )
     return frame.iloc[np.flatnonzero(~unknown)].reset_index(drop=True)

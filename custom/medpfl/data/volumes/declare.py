@@ -16,7 +16,7 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from medpfl.component import spec_of
-from medpfl.core.errors import DataError
+from medpfl.core.errors import DataError, shown
 from medpfl.data.cache import How, PreparedCases
 from medpfl.data.cells import PLACE, Cells, joined, read_cells
 from medpfl.data.contract import Case, Dataset, Item, Listing
@@ -331,5 +331,6 @@ def _datalist(path: Path) -> dict[str, object]:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not valid JSON: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("training"), list):
-        raise DataError(f"{path}: expected a Decathlon datalist with a list 'training'")
+        got = f"the keys {', '.join(map(str, content)) or '(none)'}" if isinstance(content, dict) else shown(content)
+        raise DataError(f"{path}: expected a Decathlon datalist with a list 'training', got {got}")
     return content

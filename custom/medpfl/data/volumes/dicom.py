@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from medpfl.core.errors import DataError
+from medpfl.core.errors import DataError, unreadable
 from medpfl.data.untrusted import check_values
 
 
@@ -25,7 +25,7 @@ def check_series(folder: Path) -> None:
     for file, header in slices:
         for tag in ("InstanceNumber", "ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing", "Rows"):
             if header.get(tag) is None:
-                raise DataError(f"{file}: the DICOM tag {tag} is missing")
+                raise DataError(f"{file}: the DICOM tag {tag} is missing, or the file ends before it")
     first_file, first = slices[0]
     for file, header in slices[1:]:
         if header.SeriesInstanceUID != first.SeriesInstanceUID:
@@ -75,7 +75,7 @@ def check_size(files: Sequence[Path]) -> list[tuple[Path, Any]]:
         except DataError:
             raise
         except Exception as error:  # pydicom raises anything on a broken file; the sentence keeps the cause
-            raise DataError(f"{file}: cannot be read as DICOM: {type(error).__name__}: {error}") from error
+            raise DataError(unreadable(file, "DICOM", error)) from error
         slices.append((file, header))
     check_values(files[0], (count,))
     return slices

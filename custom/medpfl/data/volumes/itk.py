@@ -3,11 +3,12 @@
 
 import re
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from medpfl.core.errors import DataError
+from medpfl.core.errors import DataError, unreadable
 from medpfl.data.untrusted import check_growth, check_values
 
 ITK = (".nrrd", ".mha", ".mhd")
@@ -25,14 +26,21 @@ def read_itk(file: Path) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
 
     Raises:
         DataError: SimpleITK is not installed; the header names a file that does not lie beside it, more values than are
-            read, or no volume.
-        RuntimeError: SimpleITK's, of a broken file.
+            read, or no volume; or the file is broken.
     """
     try:
         import SimpleITK as sitk
     except ImportError as error:
         raise DataError(f"{file}: files of this kind are read by SimpleITK: pip install 'medpfl[imaging]'") from error
     _check_data_file(file)
+    try:
+        return _read(sitk, file)
+    except RuntimeError as error:  # its words are lines of C++
+        beside = ", or the file of its voxels is not beside it" if file.suffix.lower() == ".mhd" else ""
+        raise DataError(unreadable(file, f"an image ({file.suffix[1:].upper()})") + beside) from error
+
+
+def _read(sitk: ModuleType, file: Path) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
     reader = sitk.ImageFileReader()
     reader.SetImageIO("NrrdImageIO" if file.suffix.lower() == ".nrrd" else "MetaImageIO")
     reader.SetFileName(str(file))

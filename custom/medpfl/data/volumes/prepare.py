@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from medpfl.core.errors import DataError
+from medpfl.core.errors import DataError, unreadable
 from medpfl.data.geometry import geometry
 from medpfl.data.intensity import Intensity, ZScore
 from medpfl.data.untrusted import MOST_PREPARED, MOST_VALUES, check_values
@@ -41,8 +41,7 @@ def read_image(*files: Path, finite: bool = True) -> tuple[NDArray[np.float32], 
         except DataError:
             raise
         except Exception as error:  # readers raise anything on a broken file; the sentence keeps the cause
-            cause = error.__cause__ or error
-            raise DataError(f"{file}: cannot be read as an image: {type(cause).__name__}: {cause}") from error
+            raise DataError(unreadable(file, "an image", error.__cause__ or error)) from error
         if array.ndim != 4:
             raise DataError(f"{file}: expected a volume with 3 axes, got {array.ndim - 1}")
         if not min(array.shape):

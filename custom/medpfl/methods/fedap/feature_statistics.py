@@ -13,7 +13,7 @@ from medpfl.core.errors import ConfigError
 from medpfl.core.groups import BATCH_NORM, head_of, name_of
 from medpfl.core.moments import InputMoments
 from medpfl.core.tied import load_own_state
-from medpfl.methods.base import Site
+from medpfl.methods.contract import Site
 
 
 def batch_norm_layers(network: nn.Module) -> dict[str, nn.Module]:

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import BATCH_NORM, name_of, of_type, running_statistics, under, without
 from medpfl.core.mixers import Mixer, StatisticsDistance
-from medpfl.methods.base import Build, Method, Site
+from medpfl.methods.contract import Build, Method, Site
 from medpfl.methods.fedap.feature_statistics import (
     batch_norm_layers,
     input_statistics,
     observed,
     running_moments,
 )
-from medpfl.privacy.base import Cover
+from medpfl.privacy.contract import Cover
 
 
 @dataclass(frozen=True, kw_only=True)

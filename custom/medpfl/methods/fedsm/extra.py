@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.core.tied import call_with
 from medpfl.data.samples import Samples
-from medpfl.methods.base import Site
+from medpfl.methods.contract import Site
 from medpfl.methods.fedsm import selecting
 from medpfl.methods.fedsm.method import FedSM
 from medpfl.methods.fedsm.super_model import weighted_sum

@@ -16,12 +16,12 @@ from medpfl.core.errors import ConfigError
 from medpfl.core.groups import under
 from medpfl.core.mixers import Mean, Mixer, NoDefault, ServerAdam, SoftPull
 from medpfl.data.samples import Samples
-from medpfl.methods.base import Batch, Build, Method, Site
+from medpfl.methods.contract import Batch, Build, Method, Site
 from medpfl.methods.fedsm import selecting
 from medpfl.methods.fedsm.super_model import USUAL_GAMMA, SuperModel
-from medpfl.models.base import Architecture
+from medpfl.models.contract import Architecture
 from medpfl.models.selector import Selector, Signature, by_case, with_content
-from medpfl.privacy.base import Cover
+from medpfl.privacy.contract import Cover
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from torch import nn
 
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mixer, NoDefault, SoftPull
-from medpfl.methods.base import Build, Method, Site
+from medpfl.methods.contract import Build, Method, Site
 from medpfl.methods.fedsm.method import FedSM
 from medpfl.methods.fine_tuned import FineTuned
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from medpfl.core.adam import adam_step
-from medpfl.methods.base import Site
+from medpfl.methods.contract import Site
 from medpfl.models.selector import Selector, with_content
 
 _CHUNK = 64

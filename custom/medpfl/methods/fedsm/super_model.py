@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from medpfl.core.errors import ConfigError
 from medpfl.data.rows import Rows
 from medpfl.data.samples import Samples, SiteData
-from medpfl.methods.base import BATCH, Build, JointModel, Served, Site
+from medpfl.methods.contract import BATCH, Build, JointModel, Served, Site
 from medpfl.methods.fedsm.gamma import GAMMAS, choose_gamma, read_study
 from medpfl.methods.joint_study import Found, Point, SplitStudy, Study
 from medpfl.methods.panels import AtServer, Panel, SharesPanel
 from medpfl.models.selector import by_case, with_content
-from medpfl.tasks.base import Task
+from medpfl.tasks.contract import Task
 from medpfl.tasks.inference import decide_samples
 from medpfl.tasks.metrics.measure import Measure
 

@@ -15,9 +15,9 @@ from medpfl.core.errors import ConfigError
 from medpfl.core.graph import SKETCHES
 from medpfl.core.groups import head_of, of_type, running_statistics, under, without
 from medpfl.core.mixers import Mean, Mixer, NetworkProx
-from medpfl.methods.base import Build, Method, Site
+from medpfl.methods.contract import Build, Method, Site
 from medpfl.methods.pfednet.sketches import sketch
-from medpfl.privacy.base import Cover
+from medpfl.privacy.contract import Cover
 
 
 @dataclass(frozen=True, kw_only=True)

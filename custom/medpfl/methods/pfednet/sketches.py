@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from medpfl.core.errors import ConfigError
-from medpfl.methods.base import Site
+from medpfl.methods.contract import Site
 
 _log = logging.getLogger(__name__)
 

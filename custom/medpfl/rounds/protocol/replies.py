@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, FiniteFloat, JsonValue
 
 from medpfl.data.fingerprint import Fingerprint
-from medpfl.privacy.base import Spent
+from medpfl.privacy.contract import Spent
 from medpfl.results.line import ChosenModel, MetricLine, Name, Round
 from medpfl.results.schema import Rebuild
 from medpfl.rounds.protocol.bounded import (

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
 from medpfl.data.target import Target, listed
-from medpfl.tasks.losses.base import Loss, both
+from medpfl.tasks.losses.contract import Loss, both
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from medpfl.data.target import Target
-from medpfl.tasks.losses.base import Loss
+from medpfl.tasks.losses.contract import Loss
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from medpfl.data.target import Target
-from medpfl.tasks.losses.base import Loss
+from medpfl.tasks.losses.contract import Loss
 
 
 @dataclass(frozen=True)

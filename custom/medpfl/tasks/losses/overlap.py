@@ -9,7 +9,7 @@ from torch import Tensor
 
 from medpfl.core.errors import ConfigError
 from medpfl.data.target import Target
-from medpfl.tasks.losses.base import Loss, both
+from medpfl.tasks.losses.contract import Loss, both
 from medpfl.tasks.losses.entropy import Focal
 
 

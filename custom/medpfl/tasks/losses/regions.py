@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from medpfl.data.target import Target
-from medpfl.tasks.losses.base import Loss
+from medpfl.tasks.losses.contract import Loss
 
 
 def inside(labels: Tensor, regions: Sequence[Sequence[int]]) -> Tensor:

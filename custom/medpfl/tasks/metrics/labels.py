@@ -11,8 +11,8 @@ from torch import Tensor
 
 from medpfl.core.errors import ConfigError
 from medpfl.data.samples import Samples, SiteData
-from medpfl.tasks.metrics.base import Metric, ThresholdMetric
 from medpfl.tasks.metrics.calibration import Calibration, calibration
+from medpfl.tasks.metrics.contract import Metric, ThresholdMetric
 from medpfl.tasks.metrics.measure import Direction
 from medpfl.tasks.metrics.roc import area_under_roc
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from medpfl.core.errors import ConfigError
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.target import listed
-from medpfl.tasks.metrics.base import CaseMetric
+from medpfl.tasks.metrics.contract import CaseMetric
 from medpfl.tasks.metrics.measure import Direction, Measure
 
 Spacing = tuple[float, float, float]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from medpfl.data.samples import Samples
-from medpfl.tasks.metrics.base import Metric
+from medpfl.tasks.metrics.contract import Metric
 from medpfl.tasks.metrics.measure import Direction, Measure
 
 Numbers = NDArray[np.float64]

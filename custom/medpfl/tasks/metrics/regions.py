@@ -8,7 +8,7 @@ from torch import Tensor
 
 from medpfl.data.samples import SiteData
 from medpfl.tasks.losses.regions import inside
-from medpfl.tasks.metrics.base import Metric
+from medpfl.tasks.metrics.contract import Metric
 from medpfl.tasks.metrics.masks import MaskMetric
 from medpfl.tasks.metrics.measure import Measure
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from medpfl.data.samples import Samples
-from medpfl.tasks.metrics.base import Metric, ThresholdMetric
+from medpfl.tasks.metrics.contract import Metric, ThresholdMetric
 from medpfl.tasks.metrics.roc import area_under_roc
 
 _THRESHOLDS = [number / 20 for number in (10, 11, 9, 12, 8, 13, 7, 14, 6, 15, 5, 16, 4, 17, 3, 18, 2, 19, 1)]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from medpfl.data.samples import Samples
-from medpfl.tasks.metrics.base import CaseMetric, Metric
+from medpfl.tasks.metrics.contract import CaseMetric, Metric
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from medpfl.core.errors import ConfigError
 from medpfl.data.samples import Samples, SiteData
-from medpfl.tasks.metrics.base import Metric
+from medpfl.tasks.metrics.contract import Metric
 from medpfl.tasks.metrics.measure import Direction
 
 _PAIRS = 2000

@@ -25,11 +25,11 @@ from medpfl.data.samples import Samples, SiteData
 from medpfl.data.site_file import SiteFile
 from medpfl.data.target import Target
 from medpfl.models.auto import Auto
-from medpfl.models.base import Architecture
 from medpfl.models.by_hospital import OwnChoice
-from medpfl.tasks.losses.base import Loss
-from medpfl.tasks.metrics.base import CaseMetric, Metric
+from medpfl.models.contract import Architecture
+from medpfl.tasks.losses.contract import Loss
 from medpfl.tasks.metrics.constant import one_answer
+from medpfl.tasks.metrics.contract import CaseMetric, Metric
 from medpfl.tasks.metrics.measure import Measure
 from medpfl.tasks.metrics.sheet import Sheet, sheet_of, sheet_of_cases
 

@@ -23,8 +23,8 @@ from medpfl.methods.panels import AtServer, CurvesPanel, GraphPanel, Panel
 from medpfl.methods.site import Hospital, Site
 from medpfl.methods.start import Started
 from medpfl.methods.training import Training
-from medpfl.privacy.base import UNKNOWN, Cover
-from medpfl.tasks.base import Task
+from medpfl.privacy.contract import UNKNOWN, Cover
+from medpfl.tasks.contract import Task
 from medpfl.tasks.inference import BATCH, decide_samples
 from medpfl.tasks.metrics.measure import Measure
 

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How inputs of an exported model are prepared, in numpy and Python's own library alone: no MedPFL, no torch.
+
+This file lies beside an exported model as prepare.py, with the model's own numbers in medpfl.json. Run it, or copy what
+you need of it:
+
+    python prepare.py FILE inputs.npy
+
+FILE is an image (Pillow reads PNG, JPEG and the like; PPM, PGM and .npy files need numpy alone), a CSV or TSV table, a
+recording (a CSV or TSV file with a row per time step, or an .npz file), or an .npz file of arrays, as the model was
+trained on. inputs.npy holds N x ... float32, the exported network's ``input``.
+"""
+
+import csv
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Told = Mapping[str, Any]
+"""medpfl.json: what the export says of its model."""
+
+
+KINDS = ("images", "table", "series", "arrays")
+
+
+def prepared(path: Path, told: Told) -> Array:
+    """Network inputs of a file, N x ... float32.
+
+    Raises:
+        ValueError: the file is none that the model takes, or lacks what it needs.
+    """
+    kind = told["preparation"].get("kind")
+    if kind not in KINDS:
+        raise ValueError(f"this file prepares {', '.join(KINDS)}; the model was trained on {kind}")
+    prepare = dict(zip(KINDS, (_of_image, _of_table, _of_recording, _of_arrays), strict=True))[kind]
+    inputs: Array = np.ascontiguousarray(prepare(path, told), dtype=np.float32)
+    return inputs
+
+
+def image(pixels: Array, told: Told) -> Array:
+    """An image as network input, C x H x W.
+
+    Args:
+        pixels: H x W or H x W x 3, uint8 or uint16, turned as it is meant to be seen.
+    """
+    preparation, grid, scaling = told["preparation"], told["grid"], told["grid"]["scaling"]
+    if pixels.dtype.name not in scaling["maximum"] or pixels.ndim not in (2, 3):
+        raise ValueError(f"expected H x W or H x W x 3 of 8 or 16 bits, got {pixels.shape} of {pixels.dtype}")
+    planes = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+    if preparation["channels"] == 1 and len(planes) == 3:  # ITU-R 601-2, as Pillow rounds it
+        red, green, blue = planes.astype(np.int64)
+        planes = ((19595 * red + 38470 * green + 7471 * blue + 32768) >> 16)[None].astype(pixels.dtype)
+    elif preparation["channels"] == 3 and len(planes) == 1:
+        planes = np.repeat(planes, 3, axis=0)
+    values = resized(planes, grid["size"])
+    inputs: Array = (values / scaling["maximum"][pixels.dtype.name] - scaling["centre"]) / scaling["spread"]
+    return inputs
+
+
+def mask(outputs: Array, shape: Sequence[int]) -> Array:
+    """The classes of a segmented image in its own size, H x W uint8; arguments as of ``shares``."""
+    classes: Array = shares(outputs, shape).argmax(axis=0).astype(np.uint8)
+    return classes
+
+
+def shares(outputs: Array, shape: Sequence[int]) -> Array:
+    """The probabilities of the classes in an image's own size, K x H x W.
+
+    Args:
+        outputs: K x h x w, the exported network's for one image.
+        shape: the image's height and width.
+    """
+    powers = np.exp(outputs - outputs.max(axis=0, keepdims=True))
+    return resized(powers / powers.sum(axis=0), shape)
+
+
+def resized(planes: Array, size: Sequence[int] | None) -> Array:
+    """C x H x W of another size (height, width): bilinear with antialiasing, as torch's ``interpolate(mode="bilinear",
+    antialias=True, align_corners=False)``. None: as large as it is."""
+    values = planes.astype(np.float64)
+    if size is None or tuple(values.shape[1:]) == tuple(size):
+        return values
+    rows, columns = (_weights(before, after) for before, after in zip(values.shape[1:], size, strict=True))
+    found: Array = rows @ values @ columns.T
+    return found
+
+
+def _weights(before: int, after: int) -> Array:
+    """after x before: a triangle as wide as a new pixel (or an old one, where new ones are smaller); rows sum to 1."""
+    scale = before / after
+    width = max(scale, 1.0)
+    weights = np.zeros((after, before))
+    for new in range(after):
+        centre = scale * (new + 0.5)
+        first, last = max(int(centre - width + 0.5), 0), min(int(centre + width + 0.5), before)
+        old = np.arange(first, last)
+        weights[new, first:last] = np.maximum(0, 1 - np.abs((old - centre + 0.5) / width))
+    found: Array = weights / weights.sum(axis=1, keepdims=True)
+    return found
+
+
+def _of_image(path: Path, told: Told) -> Array:
+    return image(_pixels(path, told["preparation"]["channels"]), told)[None]
+
+
+def _pixels(path: Path, channels: int) -> Array:
+    if path.suffix.lower() == ".npy":
+        loaded: Array = np.load(path, allow_pickle=False)
+        return loaded
+    if path.suffix.lower() in (".ppm", ".pgm"):
+        content = path.read_bytes()
+        form, width, height, most, rest = content.split(maxsplit=4)
+        if form not in (b"P5", b"P6") or most != b"255" or rest[:1] == b"#":
+            raise ValueError(f"{path}: expected a binary PPM or PGM file of 8 bits without comments")
+        depth = 3 if form == b"P6" else 1
+        count = int(width) * int(height) * depth
+        pixels = np.frombuffer(content[-count:], np.uint8).reshape(int(height), int(width), depth)
+        return pixels[..., 0] if depth == 1 else pixels
+    from PIL import Image, ImageOps
+
+    with Image.open(path) as opened:
+        seen = ImageOps.exif_transpose(opened)
+    if seen.mode.startswith("I"):
+        return np.asarray(seen).astype(np.uint16)
+    if seen.has_transparency_data:  # what is transparent becomes black
+        seen = Image.alpha_composite(Image.new("RGBA", seen.size, (0, 0, 0, 255)), seen.convert("RGBA"))
+    return np.asarray(seen.convert("L" if channels == 1 else "RGB"))
+
+
+def _canonical(value: object) -> str:
+    """ "3", "3.0" and 3 are the same."""
+    try:
+        return repr(float(str(value)))
+    except ValueError:
+        return str(value)
+
+
+def _columns(path: Path, told: Told, wanted: Sequence[str]) -> dict[str, list[str | None]]:
+    """The named columns of a text table; None where a cell is missing."""
+    cells = told["preparation"]["cells"]
+    separator = cells["separator"] or ("\t" if path.suffix.lower() in (".tsv", ".tab") else ",")
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, delimiter=separator, skipinitialspace=separator != " ")
+        lines = [[cell.strip() for cell in line] for line in reader if len(line) > 1 or (line and line[0].strip())]
+    names = cells["columns"] or lines.pop(0)
+    if cells["columns"] and lines and len(lines[0]) == len(names) - 1:
+        names = [name for name in names if name != told["preparation"]["label"]]
+    names = [cells["rename"].get(name, name) for name in names]
+    for name in wanted:
+        if names.count(name) != 1:
+            raise ValueError(f"{path}: expected one column '{name}', got {', '.join(names)}")
+    found: dict[str, list[str | None]] = {}
+    for name in wanted:
+        codes = {_canonical(value): str(meant) for value, meant in cells["codes"].get(name, {}).items()}
+        texts = [line[names.index(name)] for line in lines]
+        known = [None if text in cells["missing"] else text for text in texts]
+        found[name] = [text if text is None else codes.get(_canonical(text), text) for text in known]
+    return found
+
+
+def _of_table(path: Path, told: Told) -> Array:
+    preparation = told["preparation"]
+    features, imputed = preparation["features"], preparation["imputed"]
+    columns = _columns(path, told, list(features))
+    coded: list[list[float]] = []
+    for name, kind in features.items():
+        cells: list[Any] = [imputed.get(name) if cell is None else cell for cell in columns[name]]
+        if None in cells:
+            raise ValueError(f"{path}: column '{name}' lacks values, and the model was trained on rows without such")
+        if kind == "number":
+            coded.append([float(cell) for cell in cells])
+            continue
+        places = [[_canonical(value) for value in kind].index(_canonical(cell)) for cell in cells]
+        coded += [[float(place == category) for place in places] for category in range(1, len(kind))]
+    rows: Array = (np.array(coded).T - np.array(preparation["mean"])) / np.array(preparation["scale"])
+    return rows
+
+
+def _of_recording(path: Path, told: Told) -> Array:
+    preparation = told["preparation"]
+    if preparation["inputs"] is not None:
+        with np.load(path, allow_pickle=False) as file:
+            recordings = [entry.T for entry in file[preparation["inputs"]].astype(np.float32)]  # T x C each
+    else:
+        columns = _columns(path, told, preparation["channels"])
+        texts = zip(*columns.values(), strict=True)
+        recordings = [
+            np.array([[np.nan if text is None else float(text) for text in row] for row in texts], np.float32)
+        ]
+    parts = []
+    for values in recordings:
+        if preparation["missing_samples"] == "interpolate":
+            steps = np.arange(len(values))
+            for channel in values.T:
+                known = ~np.isnan(channel)
+                channel[:] = np.interp(steps, steps[known], channel[known])
+        if np.isnan(values).any():
+            raise ValueError(f"{path}: samples are missing, and the model was trained on recordings without gaps")
+        scaled = ((values - np.array(preparation["mean"])) / np.array(preparation["scale"])).astype(np.float32)
+        length = preparation["length"]
+        parts.append(np.lib.stride_tricks.sliding_window_view(scaled, length, axis=0)[:: preparation["step"]])
+    windows: Array = np.concatenate(parts)
+    return windows
+
+
+def _of_arrays(path: Path, told: Told) -> Array:
+    preparation = told["preparation"]
+    with np.load(path, allow_pickle=False) as file:
+        usual = [key for key in ("train_images", "val_images", "test_images") if key in file.files]
+        values = np.concatenate([file[key] for key in ([preparation["inputs"]] if preparation["inputs"] else usual)])
+    axes = len(told["input"]["shape"]) - 2
+    if values.ndim == axes + 1:
+        values = values[:, None]
+    elif (preparation["layout"] or "")[1:2] != "C" and values.shape[-1] == len(preparation["mean"]):
+        values = np.moveaxis(values, -1, 1)  # without a declared layout, only one of the two axes can be the channels
+    if axes == 2:
+        values = np.stack([resized(planes, told["grid"]["size"]) for planes in values])
+    shape = (-1, *[1] * axes)
+    return (values - np.reshape(preparation["mean"], shape)) / np.reshape(preparation["scale"], shape)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The command."""
+    if len(arguments) != 2:
+        raise SystemExit("usage: python prepare.py FILE inputs.npy")
+    told = json.loads(Path(__file__).with_name("medpfl.json").read_text(encoding="utf-8"))
+    try:
+        np.save(arguments[1], prepared(Path(arguments[0]), told))
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"prepare.py: {error}") from error
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

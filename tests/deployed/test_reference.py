@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an export says of its model's inputs is enough to make them: numpy alone gives what the package gives."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from pydantic import JsonValue
+
+from hospitals import write_table
+from medpfl.data.arrays.prepare import ArraysPreparation
+from medpfl.data.cells import Cells
+from medpfl.data.images.new import ImagesPreparation
+from medpfl.data.pixels import CENTRE, SPREAD, resize
+from medpfl.data.preparation import Preparation, Spec
+from medpfl.data.series.recordings import SeriesPreparation
+from medpfl.data.site_file import load_site_file
+from medpfl.deployed.reference import image, mask, prepared, resized
+
+RNG = np.random.default_rng(0)
+
+
+def told(preparation: Preparation, size: tuple[int, ...] = (), shape: tuple[int, ...] = ()) -> dict[str, Any]:
+    """What medpfl.json says; ``test_export`` shows that an export writes the same keys."""
+    content: dict[str, JsonValue] = preparation.model_dump(mode="json")
+    scaling = {"maximum": {"uint8": 255, "uint16": 65535}, "centre": CENTRE, "spread": SPREAD}
+    return {"preparation": content, "grid": {"size": list(size) or None, "scaling": scaling}, "input": {"shape": shape}}
+
+
+def expected(preparation: Preparation, path: Path, spec: Spec) -> np.ndarray[Any, Any]:
+    return torch.cat([case.inputs for case in preparation.new_cases(path, spec)]).numpy()
+
+
+@pytest.mark.parametrize("before", [(37, 50), (8, 64), (20, 20), (5, 7)])
+@pytest.mark.parametrize("after", [(20, 20), (9, 64), (48, 31), (1, 1)])
+def test_antialiased_resizing_is_torchs(before: tuple[int, int], after: tuple[int, int]) -> None:
+    planes = RNG.normal(100, 50, (2, *before)).astype(np.float32)
+    found = resize(torch.from_numpy(planes)[None], after)[0].numpy()
+    np.testing.assert_allclose(resized(planes, after), found, atol=1e-3)
+    np.testing.assert_allclose(resized(planes, after) / 255, found / 255, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.ppm", "a.tif", "grey.png", "grey.pgm", "deep.png", "clear.png"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images(tmp_path: Path, name: str, channels: Any) -> None:
+    pixels = RNG.integers(0, 256, (45, 33, 3), dtype=np.uint8)
+    kinds = {"grey": pixels[..., 0], "deep": pixels[..., 0].astype(np.uint16) * 200, "clear": pixels[..., [0, 1, 2, 0]]}
+    Image.fromarray(kinds.get(name.split(".")[0], pixels)).save(tmp_path / name)
+    preparation = ImagesPreparation(channels=channels)
+    wanted = expected(preparation, tmp_path / name, Spec("class", ("images",), (24, 20)))
+    found = prepared(tmp_path / name, told(preparation, (24, 20)))
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    if name == "a.ppm":  # the pixels themselves do, too
+        np.testing.assert_allclose(image(pixels, told(preparation, (24, 20)))[None], wanted, atol=1e-5)
+
+
+def test_masks_in_the_images_own_size() -> None:
+    outputs = RNG.normal(size=(3, 12, 10)).astype(np.float32)
+    shares = resize(torch.from_numpy(outputs)[None].softmax(dim=1), (31, 44))[0]
+    found = mask(outputs, (31, 44))
+    assert found.dtype == np.uint8 and (found == shares.argmax(dim=0).numpy()).mean() > 0.999
+
+
+def test_tables_with_renamed_columns_codes_and_missing_cells(tmp_path: Path) -> None:
+    path = write_table(tmp_path)
+    text = (tmp_path / "blood.csv").read_text().replace("sex", "Geschlecht", 1).replace(",m,", ",1.0,")
+    (tmp_path / "blood.csv").write_text(text.replace("p00,40,", "p00,?,"))
+    text = path.read_text().replace("  blood:\n", "  blood:\n    rename: {Geschlecht: sex}\n    codes: {sex: {1: m}}\n")
+    path.write_text(text.replace("kind: table", "kind: table\n    missing_rows: impute"))
+    spec = Spec("class", ("rows",))
+    preparation = load_site_file(path).datasets["blood"].load(spec).preparation
+    assert preparation is not None
+    found = prepared(tmp_path / "blood.csv", told(preparation))
+    np.testing.assert_allclose(found, expected(preparation, tmp_path / "blood.csv", spec), atol=1e-6)
+    assert len(found) == 40 and np.abs(found).max() > 1
+    (tmp_path / "blood.csv").write_text("age,crp\n1,2\n")
+    with pytest.raises(ValueError, match="expected one column 'sex', got age, crp"):
+        prepared(tmp_path / "blood.csv", told(preparation))
+
+
+@pytest.mark.parametrize("missing", ["refuse", "interpolate"])
+def test_recordings(tmp_path: Path, missing: Any) -> None:
+    values = RNG.normal(size=(30, 2)).round(4).astype(str)
+    if missing == "interpolate":
+        values[0, 0] = values[7, 1] = values[8, 1] = ""
+    (tmp_path / "a.tsv").write_text("\n".join(["x\tnote\ty", *(f"{x}\t?\t{y}" for x, y in values)]))
+    preparation = SeriesPreparation(
+        cells=Cells(), channels=["y", "x"], inputs=None, label="act", missing_samples=missing, length=8, step=3,
+        mean=[0.1, -0.2], scale=[0.9, 1.1],
+    )  # fmt: skip
+    found = prepared(tmp_path / "a.tsv", told(preparation))
+    assert found.shape == (8, 2, 8)
+    np.testing.assert_array_equal(found, expected(preparation, tmp_path / "a.tsv", Spec("class", ("windows",))))
+
+
+@pytest.mark.parametrize("layout", [None, "NHWC", "NCHW"])
+def test_arrays(tmp_path: Path, layout: Any) -> None:
+    values = RNG.integers(0, 256, (4, 3, 30, 26) if layout == "NCHW" else (4, 30, 26, 3), dtype=np.uint8)
+    np.savez(tmp_path / "a.npz", x=values)
+    preparation = ArraysPreparation(
+        inputs="x", layout=layout, dtype="uint8", mean=[127.5, 120, 100], scale=[63.75, 60, 50]
+    )
+    found = prepared(tmp_path / "a.npz", told(preparation, (12, 16), ("batch", 3, 12, 16)))
+    wanted = expected(preparation, tmp_path / "a.npz", Spec("class", ("images",), (12, 16)))
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+def test_what_it_does_not_prepare_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="prepares images, table, series, arrays; the model was trained on volumes"):
+        prepared(tmp_path / "a.nii", {"preparation": {"kind": "volumes"}})
+    with pytest.raises(ValueError, match="of 8 or 16 bits"):
+        image(np.zeros((4, 4), np.float32), told(ImagesPreparation(channels=1), (2, 2)))
