@@ -74,7 +74,9 @@ def of_results(table: ResultTable, name: str = "") -> Spreadsheet:
 def of_means(summary: Summary) -> Spreadsheet:
     """Models by metrics, means of the hospitals."""
     every = [result_table(summary), *other_tables(summary)]
-    rows = [[label, *(float(table.mean[k]) for table in every)] for k, label in enumerate(every[0].labels)]
+    rows: list[list[Cell]] = [
+        [label, *(float(table.mean[k]) for table in every)] for k, label in enumerate(every[0].labels)
+    ]
     return Spreadsheet("all metrics", ["model", *(table.score for table in every)], rows)
 
 
