@@ -248,7 +248,8 @@ def _equal(points: Mapping[str, Mapping[str, list[tuple[int, float]]]]) -> dict[
     for model in dict.fromkeys(model for of_site in points.values() for model in of_site):
         curve = tuple((site, tuple(sorted(found[model]))) for site, found in points.items() if model in found)
         groups.setdefault(curve, []).append(model)
-    return {models[0]: ", ".join(map(label_of, models)) for models in groups.values()}
+    named = [sorted(models, key=lambda model: model not in COLOURS) for models in groups.values()]  # references first
+    return {models[0]: ", ".join(map(label_of, models)) for models in named}
 
 
 def heatmaps(summary: Summary, mixing: Mapping[str, Matrix]) -> list[dict[str, str]]:
