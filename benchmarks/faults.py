@@ -19,12 +19,13 @@ from typing import Any
 
 import psutil
 import torch
-from nvflare.fuel.flare_api.api_spec import InternalError, JobNotRunning, NoConnection, SessionClosed
+from nvflare.fuel.flare_api.api_spec import JobNotRunning
 
 from medpfl import store
 from medpfl.bundle import find_bundle
 from medpfl.core.errors import MedPFLError
 from medpfl.demo.phantom import write_phantoms
+from medpfl.flare.federation import LOST
 from medpfl.flare.hospitals import HospitalFederation
 from medpfl.job import Job, load_job, write_job
 from medpfl.results.compact import read_compact
@@ -35,7 +36,6 @@ STRUCK = 2
 """The round after which the fault comes."""
 VICTIM, GONE = "hospital-b", "hospital-d"
 PATIENCE = 240.0  # seconds a job may take
-_LOST = (NoConnection, SessionClosed, InternalError)
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Bench:
     def _status(self, job_id: str) -> str:
         try:
             return self.federation.status(job_id)
-        except _LOST:
+        except LOST:
             return ""
 
     def abort(self, job_id: str) -> None:
@@ -123,8 +123,8 @@ class Bench:
         """Wait until the server is up again and has all its hospitals."""
 
         def back() -> bool:
-            with contextlib.suppress(*_LOST, MedPFLError):
-                self.federation._session = self.federation._open_session(self.federation.submitter)
+            with contextlib.suppress(*LOST, MedPFLError):
+                self.federation.log_in(self.federation.submitter)
                 there = {client.name for client in self.federation.session.get_system_info().client_info}
                 return there >= set(self.federation.sites)
             return False
@@ -340,7 +340,7 @@ def _one(bench: Bench, words: str, do: Fault) -> Found:
         others = [bench.federation.download(job_id) for job_id in bench.ids[:-1]]
         told = [_failure(folder) for folder in others] + _events(left)
         same = _same(_left(left), bench.whole)
-    except (MedPFLError, OSError, ValueError, psutil.Error, *_LOST) as error:
+    except (MedPFLError, OSError, ValueError, psutil.Error, *LOST) as error:
         return Found(words, [], False, [f"{type(error).__name__}: {error}"], time.monotonic() - started)
     return Found(words, ended, same, list(dict.fromkeys(filter(None, told))), time.monotonic() - started)
 
