@@ -20,12 +20,13 @@ import torch
 import typer
 
 from benchmarks.common import OutOption, machine, write_json
-from benchmarks.faults_done import FAULTS, LOST, ROUNDS, Bench, Fault
+from benchmarks.faults_done import FAULTS, ROUNDS, Bench, Fault
 from medpfl import store
 from medpfl.bundle import find_bundle
 from medpfl.cli.terminal import say
 from medpfl.core.errors import MedPFLError
 from medpfl.demo.phantom import write_phantoms
+from medpfl.flare.federation import LOST
 from medpfl.flare.hospitals import HospitalFederation
 from medpfl.job import Job, load_job
 from medpfl.results.compact import read_compact

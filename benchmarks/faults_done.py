@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from nvflare.fuel.flare_api.api_spec import InternalError, JobNotRunning, NoConnection, SessionClosed
+from nvflare.fuel.flare_api.api_spec import JobNotRunning
 
 from medpfl.core.errors import MedPFLError
+from medpfl.flare.federation import LOST
 from medpfl.flare.hospitals import HospitalFederation
 from medpfl.job import Job, write_job
 
@@ -21,7 +22,6 @@ STRUCK = 2
 """The round after which the fault comes."""
 VICTIM, GONE = "hospital-b", "hospital-d"
 PATIENCE = 240.0  # seconds a job may take
-LOST = (NoConnection, SessionClosed, InternalError)
 
 
 class Bench:
@@ -84,7 +84,7 @@ class Bench:
 
         def back() -> bool:
             with contextlib.suppress(*LOST, MedPFLError):
-                self.federation._session = self.federation._open_session(self.federation.submitter)
+                self.federation.log_in(self.federation.submitter)
                 there = {client.name for client in self.federation.session.get_system_info().client_info}
                 return there >= set(self.federation.sites)
             return False

@@ -25,6 +25,7 @@ from medpfl.tasks import Classification, Segmentation
 from medpfl.tasks.contract import Task
 from medpfl.tasks.losses import DiceFocal, Focal
 from pictures import MASKS, TABLE, write_images
+from small_jobs import FEW
 from tools import assert_same, outcome, run, write_job
 
 pytestmark = [pytest.mark.harness, pytest.mark.slow]
@@ -50,7 +51,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         skin = {**TABLE, "files": f"{folder}/images/*.png", "masks": {**MASKS, "files": f"{folder}/masks/*.png"}}
         skin["table"] = {"file": f"{folder}/list.csv", "image": "id"}
         files[site] = folder / f"{site}.yaml"
-        files[site].write_text(yaml.safe_dump({"site": site, "datasets": {"skin": skin}}))
+        files[site].write_text(yaml.safe_dump({"site": site, "datasets": {"skin": skin}, "policy": FEW}))
     return files
 
 

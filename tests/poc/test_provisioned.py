@@ -9,6 +9,7 @@ import os
 import shutil
 import ssl
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -56,7 +57,7 @@ def hospitals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def federation(hospitals: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[HospitalFederation]:
-    before = sorted(FLARE_DEFAULT.rglob("*"))
+    before, threads = sorted(FLARE_DEFAULT.rglob("*")), set(threading.enumerate())
     shipped = (ROOT / "poc" / "project.yml").read_text().splitlines()
     project = tmp_path_factory.mktemp("project") / "project.yml"
     project.write_text("\n".join(line for line in shipped if "hospital-d" not in line))
@@ -73,6 +74,8 @@ def federation(hospitals: dict[str, Path], tmp_path_factory: pytest.TempPathFact
         assert len(started) >= 2 * (1 + len(SITES))  # a daemon and what it watches, at the server and each hospital
     assert not [p for p in started if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
     assert not up._members()
+    # FLARE's threads of a session that is still open: this process would wait for them for ever
+    assert not [one for one in set(threading.enumerate()) - threads if one.name.startswith("conn_mgr")]
     for name in ("server", *SITES):  # the daemons ended by themselves, because FLARE told them to
         assert "shutdown.\n" in up._console(name).read_text()
         assert not (up.kit(name) / "daemon_pid.fl").exists()
@@ -119,6 +122,13 @@ def wait(federation: HospitalFederation, job_id: str, expected: str = "COMPLETED
         assert time.monotonic() < deadline
         time.sleep(0.3)
     assert status == f"FINISHED:{expected}", federation.decisive_lines(job_id)
+
+
+def test_whoever_logs_in_again_leaves_no_session_open(federation: HospitalFederation) -> None:
+    before = federation.session
+    federation.log_in(federation.submitter)
+    assert before.api.closed and not federation.session.api.closed
+    assert len(federation.session.get_system_info().client_info) == len(SITES)
 
 
 def test_each_hospital_has_a_folder_of_its_own(federation: HospitalFederation) -> None:

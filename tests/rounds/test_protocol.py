@@ -100,6 +100,10 @@ def test_good_ones_are_read() -> None:
         text(TRAINED, loss={"personal": float("inf")}),
         text(TRAINED, loss=[1]),
         text(TRAINED, seconds=-1),
+        text(TRAINED, seconds="1.5"),  # no number is made of a text, nor of a truth
+        text(TRAINED, round="2"),
+        text(TRAINED, round=True),
+        text(READY, sizes={**READY["sizes"], "test": "0"}),
         text(TRAINED, seconds=1e300),
         text(EVALUATED, metrics=[LINE] * 2),
         text(TRAINED, round=10**400),

@@ -2,6 +2,7 @@
 """A job names classes that are not ours: FLARE's own, which read files; attributes of allowed ones; modules that act
 when they are imported. FLARE's builder and matcher are the real ones."""
 
+import importlib
 import json
 import sys
 from collections.abc import Iterator
@@ -87,6 +88,14 @@ def test_a_class_of_flare_that_reads_files_is_not_built(
 def test_the_list_is_what_our_jobs_need_and_no_more(kit: Path) -> None:
     assert listed(kit) == component_classes()
     assert all(name.startswith(f"{medpfl.__name__}.") for name in listed(kit))
+
+
+def test_a_class_is_listed_where_it_is_made_and_where_its_package_offers_it() -> None:
+    """Not in every module that has imported it: a name more is a name more that somebody must review."""
+    for name in component_classes():
+        place, _, attribute = name.rpartition(".")
+        module = importlib.import_module(place)
+        assert getattr(module, attribute).__module__ == place or hasattr(module, "__path__"), name
 
 
 def test_a_class_of_flare_is_allowed_by_name_and_forgotten_unless_it_is_named_again(kit: Path) -> None:

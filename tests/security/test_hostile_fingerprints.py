@@ -12,18 +12,24 @@ import pytest
 from typer.testing import CliRunner
 
 from medpfl.cli import app
-from medpfl.core.errors import ConfigError
+from medpfl.core.errors import ConfigError, PolicyRefused
 from medpfl.data.fingerprint import Fingerprint
+from medpfl.data.policy import Policy
+from medpfl.data.site_file import load_site_file
 from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods.fedavg import FedAvg
 from medpfl.models.auto import Auto
+from medpfl.privacy.update import ClippedNoise
 from medpfl.results.record import Record
 from medpfl.rounds.messages import Message
 from medpfl.rounds.planning import Planning
 from medpfl.rounds.protocol.replies import PlanReply
+from medpfl.rounds.protocol.requests import PlanRequest
 from medpfl.rounds.quorum import Quorum
+from medpfl.rounds.site import SiteRunner
 from medpfl.tasks.segmentation import Segmentation
+from small_volumes import write_volume_sites
 
 HONEST = {"cases": 10, "channels": 1, "classes": 2, "spacing": [1, 1, 1], "fine": [1, 1, 1], "shape": [64, 64, 64]}
 
@@ -86,3 +92,32 @@ def test_one_hospital_does_not_end_the_others_job(said: dict[str, Any], words: s
     refused = [event for event in record.events if event.site != "server"]
     assert [event.site for event in refused] == (["anna"] if words else [])
     assert not words or words in refused[0].event
+
+
+NOISE = ClippedNoise(clip=1.0, noise_multiplier=1.0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "method", "sentence"),
+    [
+        ({}, FedAvg(), None),
+        ({"methods": ["medpfl.methods.fedprox.FedProx"]}, FedAvg(), r"\('methods'\) does not allow"),
+        ({"tasks": []}, FedAvg(), r"\('tasks'\) does not allow"),
+        ({"filters": ["nvflare.app_common.filters.SVTPrivacy"]}, FedAvg(), r"\('filters'\) asks for the filter"),
+        ({"privacy": "update"}, FedAvg(), r"\('privacy'\) asks for noise"),
+        ({}, FedAvg(privacy=NOISE), "the server asks for a description"),
+    ],
+)
+def test_a_hospital_describes_its_volumes_to_no_job_that_it_would_refuse(
+    policy: dict[str, Any], method: FedAvg, sentence: str | None, tmp_path: Path
+) -> None:
+    """The description is the first that is asked for, before the job has said what it will do."""
+    site_file = load_site_file(write_volume_sites(tmp_path, ("anna",))["anna"])
+    site_file = site_file.model_copy(update={"policy": Policy(**policy)})
+    task = Segmentation("organ", size=(16, 16, 16), architecture=Auto())
+    runner = SiteRunner("anna", method, task, lambda: site_file, tmp_path / "home")
+    if sentence is None:
+        assert isinstance(runner.handle(Message(PlanRequest(job="organs"))).header, PlanReply)
+        return
+    with pytest.raises((PolicyRefused, ConfigError), match=sentence):
+        runner.handle(Message(PlanRequest(job="organs")))

@@ -17,6 +17,7 @@ from medpfl.methods.fedamp import FedAMP
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.fedprox import FedProx
 from medpfl.methods.optimizers import Adam, AdamW, Sgd
+from medpfl.methods.per_fedavg import PerFedAvg
 from medpfl.methods.schedules import Polynomial, StepDown, WarmUp
 from medpfl.rounds import policy
 from medpfl.rounds.site import SiteRunner
@@ -107,10 +108,22 @@ def test_a_focal_loss_that_one_sample_decides() -> None:
         Focal(gamma=1000.0)
 
 
+@pytest.mark.parametrize("variant", ["first-order", "hessian-free"])
+def test_two_patients_decide_where_the_others_gradient_is_taken(tmp_path: Path, variant: Any) -> None:
+    """Per-FedAvg moves along one batch, as far as a job likes, and sends the gradient of another one from there."""
+    method = PerFedAvg(
+        epochs=1, batch_size=22, optimizer="sgd", inner_lr=1e6, variant=variant, schedule=Polynomial(power=1e6)
+    )
+    coordinator, runners = started(tmp_path, method)
+    with pytest.raises(PolicyRefused, match=NEAR):
+        play(coordinator, runners, 1)
+
+
 @pytest.mark.parametrize(
     "method",
     [
         FedAvg(steps=1, batch_size=8),
+        PerFedAvg(epochs=1, batch_size=22, variant="hessian-free"),
         FedAvg(steps=8, batch_size=1, optimizer="sgd"),
         FedAvg(epochs=1, batch_size=22),  # a last batch of two
         FedAvg(epochs=2, batch_size=4, schedule="cosine", accumulate=2),

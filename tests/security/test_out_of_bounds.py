@@ -205,6 +205,14 @@ def test_a_negative_variance_is_refused() -> None:
     check_values("anna", slots(-1.0, 1e18), {"bn.running_var"})
 
 
+def test_complex_numbers_are_refused() -> None:
+    """They would pass every check of size, and a job's first hospital says of which types the others' are."""
+    bad = slots(1.0)
+    bad["model"]["w"] = torch.tensor([1 + 1e30j])
+    with pytest.raises(RefusedUpdate, match=r"anna: entry 'model::w' holds complex numbers"):
+        check_values("anna", bad)
+
+
 def test_bounding_shortens_towards_what_was_sent() -> None:
     held = {site: slots(1.0, 1.0) for site in "abcd"}
     sent = {"a": slots(1.0, 2.0), "b": slots(2.0, 1.0), "c": slots(1.0, 0.0), "d": slots(1.0, 1001.0)}

@@ -106,7 +106,7 @@ BOMBS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "png": (
         lambda folder: pixels.read_image(png_bomb(folder / "a.png"), 1),
-        r"a\.png: cannot be read.*decompression bomb",
+        r"a\.png: its header promises more pixels than are read, at most \d+$",
     ),
     "dicom": (lambda folder: read_image(dicom_bomb(folder / "a.dcm", False)), r"a\.dcm: holds 3600000000 values"),
     "deflated": (lambda folder: read_image(dicom_bomb(folder / "a.dcm", True)), r"a\.dcm: its header is compressed"),

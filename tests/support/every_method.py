@@ -45,7 +45,7 @@ from medpfl.models.resnet import ResNet
 from medpfl.tasks import Classification
 from medpfl.tasks.contract import Task
 from pictures import TABLE, write_images
-from small_jobs import write_table_sites
+from small_jobs import for_few, write_table_sites
 from tools import normed
 
 CLASSES = {"nv": ["nv"], "bkl": ["bkl"], "mel": ["mel"]}
@@ -113,7 +113,10 @@ EVERY: dict[str, Small] = {
 def write_both(folder: Path) -> dict[bool, dict[str, Path]]:
     """The hospitals' site files: those with images (True) and those with tables."""
     tables = write_table_sites(folder / "tables", ["anna", "berta"], rows=30)
-    return {False: tables, True: {name: _images(folder / name, count) for name, count in (("anna", 24), ("berta", 18))}}
+    images = {name: _images(folder / name, count) for name, count in (("anna", 24), ("berta", 18))}
+    return {
+        kind: {site: for_few(file) for site, file in files.items()} for kind, files in ((False, tables), (True, images))
+    }
 
 
 def _images(folder: Path, count: int) -> Path:

@@ -43,6 +43,15 @@ def write_table_sites(folder: Path, sites: list[str] = SITES, rows: int = 40) ->
     return files
 
 
+FEW = {"least_samples": 5, "least_update": 4}
+"""A policy for hospitals as small as tests want them; the defaults ask for 8 of both."""
+
+
+def for_few(file: Path) -> None:
+    """Let few samples train at this hospital."""
+    file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), "policy": FEW}))
+
+
 def on_its_own(file: Path) -> Path:
     """The site file with a policy that lets its hospital train alone, which none does by default."""
     alone = file.with_name(f"{file.stem}.alone.yaml")

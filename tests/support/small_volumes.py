@@ -10,6 +10,7 @@ import yaml
 
 from medpfl.models.unet import UNet
 from medpfl.tasks.segmentation import Segmentation
+from small_jobs import FEW
 
 VOLUMES = Segmentation("organ", size=(8, 8, 4), spacing=(2.0, 2.0, 2.0), architecture=UNet((4, 8)))
 COUNTS = {"training": 6, "validation": 2, "test": 2}
@@ -40,6 +41,5 @@ def write_volume_sites(
         organ: dict[str, object] = {"kind": "volumes", "labels": {0: "background", 1: "organ"}}
         organ["datalist"] = str((folder / site / "list.json").resolve())  # a test may copy the site file elsewhere
         files[site] = folder / f"{site}.yaml"
-        few = {"least_samples": 5, "least_update": 4}  # as few as they are
-        files[site].write_text(yaml.safe_dump({"site": site, "datasets": {"organ": organ}, "policy": few}))
+        files[site].write_text(yaml.safe_dump({"site": site, "datasets": {"organ": organ}, "policy": FEW}))
     return files

@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Self
 
 import psutil
-from nvflare.fuel.flare_api.api_spec import JobNotFound, NoConnection
+from nvflare.fuel.flare_api.api_spec import InternalError, JobNotFound, NoConnection, SessionClosed
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from medpfl.core.errors import MedPFLError
 
 START_TIMEOUT = 90  # seconds until server and hospitals must be connected
+LOST = (NoConnection, SessionClosed, InternalError)  # what FLARE raises where the server is gone
 COMMAND_TIMEOUT = 30.0  # seconds for the server's answer; FLARE waits 5, too short while it decodes models
 # A logged error, the last line of a traceback, or the loss of a hospital's process.
 _DECISIVE = re.compile(
@@ -67,6 +68,7 @@ class LocalFederation(ABC):
         try:
             self._shut_down()
         finally:
+            self._log_out()
             self._stop()
             if not self._keeps:
                 shutil.rmtree(self.workspace, ignore_errors=True)
@@ -100,14 +102,13 @@ class LocalFederation(ABC):
 
     def _shut_down(self) -> None:
         """Ask FLARE to stop; whatever is left afterwards is stopped by signals."""
-        if self._session:
-            self._session.close()
 
     # -- using it -----------------------------------------------------------------------------------------------------
 
     @property
     def session(self) -> Session:
-        assert self._session is not None, "the federation has not started"
+        if self._session is None:
+            raise NoConnection("nobody is logged in: the server did not answer, or the federation has not started")
         return self._session
 
     def console_command(self) -> str:
@@ -191,8 +192,9 @@ class LocalFederation(ABC):
         missing = set(self.sites)
         while missing:
             try:
-                self._session = self._session or self._open_session(self.submitter)
-                missing = set(self.sites) - {client.name for client in self._session.get_system_info().client_info}
+                if self._session is None:
+                    self.log_in(self.submitter)
+                missing = set(self.sites) - {client.name for client in self.session.get_system_info().client_info}
             except NoConnection:
                 pass
             if missing:
@@ -208,6 +210,23 @@ class LocalFederation(ABC):
             session = new_secure_session(person, str(self.kit(person)), timeout=20.0)
         session.set_timeout(COMMAND_TIMEOUT)
         return session
+
+    def log_in(self, person: str) -> None:
+        """Be this person from now on, and nobody else.
+
+        Raises:
+            NoConnection: the server does not answer; nobody is logged in then.
+        """
+        self._log_out()
+        self._session = self._open_session(person)
+
+    def _log_out(self) -> None:
+        """Close the session, whether or not its server still lives: one that is left open goes on looking for its
+        server in threads that this process would wait for when it ends."""
+        session, self._session = self._session, None
+        if session is not None:
+            with contextlib.suppress(*LOST), contextlib.redirect_stdout(io.StringIO()):
+                session.close()
 
     def _check_alive(self, deadline: float, complaint: str) -> None:
         if self._failed_to_start() or time.monotonic() > deadline:

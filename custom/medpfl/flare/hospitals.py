@@ -9,18 +9,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import yaml
-from nvflare.fuel.flare_api.api_spec import InternalError, JobNotDone, JobNotRunning, NoConnection, SessionClosed
+from nvflare.fuel.flare_api.api_spec import JobNotDone, JobNotRunning
 
 from medpfl.core.errors import ConfigError
 from medpfl.data.paths import map_paths, split_pattern
 from medpfl.data.site_file import ENVIRONMENT_VARIABLE
 from medpfl.flare.allow import allow, forbid_code
-from medpfl.flare.federation import LocalFederation
+from medpfl.flare.federation import LOST, LocalFederation
 from medpfl.flare.kit_files import Participant, Project
 from medpfl.flare.provision import provision, read_project
 
 STOP_TIMEOUT = 40  # seconds that an abort or FLARE's shutdown may take; its daemons look every 5 seconds
-_REFUSALS = (NoConnection, SessionClosed, InternalError, JobNotRunning, JobNotDone)  # then signals do it
+_REFUSALS = (*LOST, JobNotRunning, JobNotDone)  # then signals do it
 _RESTARTED = "start fl because process of"  # a daemon says this when what it started has ended
 
 
@@ -99,8 +99,8 @@ class HospitalFederation(LocalFederation):
         if self._session is None:
             return
         with contextlib.suppress(*_REFUSALS), contextlib.redirect_stdout(io.StringIO()):
-            self._session.close()
-            session = self._session = self._open_session(self.admin)
+            self.log_in(self.admin)
+            session = self.session
             unfinished = [job["job_id"] for job in session.list_jobs() if not job["status"].startswith("FINISHED")]
             for job_id in unfinished:
                 session.abort_job(job_id)

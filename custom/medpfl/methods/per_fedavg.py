@@ -69,13 +69,15 @@ class PerFedAvg(Method):
         for batch, next_, after in _threes(site.training_batches()):
             first, _ = _gradient(site, weights, next_)
             gradient, loss = _gradient(site, _moved(weights, first, -self.inner_lr), batch, follow=True)
+            through = [next_]
             if self.variant == "hessian-free":
+                through.append(after)
                 ahead, _ = _gradient(site, _moved(weights, gradient, self.delta), after)
                 behind, _ = _gradient(site, _moved(weights, gradient, -self.delta), after)
                 product = {key: (ahead[key] - behind[key]) / (2 * self.delta) for key in weights}
                 gradient = _moved(gradient, product, -self.inner_lr)
             site.turn_to(batch)
-            site.descend("model", gradient, loss)
+            site.descend("model", gradient, loss, through)
 
     def after_mixing(self, site: Site) -> None:
         site.models["model"].train()

@@ -96,8 +96,9 @@ class Site:
         """Slot that the method wants to be ``shown`` to all hospitals' models in the roster's order; in ``refine``."""
         self.drawn: list[int] = []
         """Different training samples that each phase of training has seen; the hospital's policy asks for a least."""
-        self.behind: dict[str, EffectiveSamples] = {}
-        """Network to whose samples are behind its change, likewise."""
+        self.behind: dict[tuple[str, int], EffectiveSamples] = {}
+        """Network to whose samples are behind its change, likewise. Under 0 are those of its steps' batches; of a given
+        gradient there are more, of the batches that it was taken ``through``."""
 
     def training_batches(
         self, epochs: int | None = None, steps: int | None = None, purpose: str = "batches"
@@ -283,13 +284,22 @@ class Site:
 
     def _take_down(self, models: Sequence[str]) -> None:
         """The batch is part of the next step of these networks."""
-        if (rows := self._place.rows) is not None and (weights := self._place.weights) is not None:
-            for name in models:
-                key = f"{self._prefix}{name}"
-                self.behind.setdefault(key, EffectiveSamples(len(self.data.splits["train"]))).batch(rows, weights)
+        for name in models:
+            self._count(name, 0, self._place)
 
-    def descend(self, model: str, gradient: Mapping[str, Tensor], loss: Tensor) -> None:
+    def _count(self, model: str, number: int, place: Place) -> None:
+        if place.rows is not None and place.weights is not None:
+            key = f"{self._prefix}{model}", number
+            self.behind.setdefault(key, EffectiveSamples(len(self.data.splits["train"]))).batch(
+                place.rows, place.weights
+            )
+
+    def descend(self, model: str, gradient: Mapping[str, Tensor], loss: Tensor, through: Sequence[Batch] = ()) -> None:
         """The same with a given gradient, by parameter; ``loss`` is only reported.
+
+        Args:
+            through: further batches that decide where the gradient was taken. One patient's can show in it as much as
+                those of the batch itself, so each is counted for itself.
 
         Raises:
             ConfigError: every step must have noise, which this one would not have.
@@ -297,12 +307,14 @@ class Site:
         if self._noise is not None and self._noise.covers((model,)):
             raise ConfigError(f"{type(self.method).__name__} makes gradients of its own, which DPSGD cannot protect")
         self._take_down((model,))
-        number, batches = self._place.in_step(self.method.accumulate)
+        for number, batch in enumerate(through, 1):
+            self._count(model, number, batch.place)
+        done, batches = self._place.in_step(self.method.accumulate)
         for key, parameter in self.models[model].named_parameters():
             found = gradient[key].clone() if batches == 1 else gradient[key] / batches
-            parameter.grad = found if number == 0 or parameter.grad is None else parameter.grad + found
+            parameter.grad = found if done == 0 or parameter.grad is None else parameter.grad + found
         self.last_loss = loss
-        if number + 1 == batches:
+        if done + 1 == batches:
             self._move((model,))
 
     @property
@@ -318,8 +330,9 @@ class Site:
             rate = self.method.rate(name) * factor
             for group in optimizer.param_groups:
                 group["lr"] = rate
-            if behind := self.behind.get(f"{self._prefix}{name}"):
-                behind.moved(rate, self.method.takes_back(rate, pull))
+            for (model, _), behind in self.behind.items():
+                if model == f"{self._prefix}{name}":
+                    behind.moved(rate, self.method.takes_back(rate, pull))
         if self.method.clip_gradient is not None:
             every = [parameter for optimizer in optimizers for parameter in _parameters(optimizer)]
             nn.utils.clip_grad_norm_(every, self.method.clip_gradient)
