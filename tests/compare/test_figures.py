@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from medpfl.compare.figures import FIRST, _lines, curves, hidden_curves, single_curves
+from medpfl.compare.figures import FIRST, _lines, curves, equal_curves, hidden_curves, single_curves
 from medpfl.compare.results import Results, Row
 
 pytestmark = pytest.mark.usefixtures("rendered")
@@ -26,6 +26,7 @@ def test_equal_curves_are_drawn_once_and_under_the_references_name() -> None:
     names = [row.name for row in rows]
     assert [name for name in names if f">{name}</text>" in text] == ["Ditto", "FedAvg"]
     assert ">untrained</text>" not in text
+    assert equal_curves([*rows, _row("untrained", []), _row("idle", [])]) == ["FedAvg, Ditto (global), MoE (global)"]
 
 
 def test_curves_that_agree_in_one_run_only_are_both_drawn() -> None:

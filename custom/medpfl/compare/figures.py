@@ -78,6 +78,13 @@ def _distinct(rows: Sequence[Row]) -> list[tuple[Row, bool]]:
     return [(row, row.name not in others[FIRST:]) for row in found]
 
 
+def equal_curves(rows: Sequence[Row]) -> list[str]:
+    """The names of each group of rows whose curves are equal, of which one is drawn: that one's first."""
+    drawn = [row for row, _ in _distinct(rows)]
+    groups = [[one, *(row for row in rows if row is not one and row.curves == one.curves)] for one in drawn]
+    return [", ".join(row.name for row in group) for group in groups if len(group) > 1]
+
+
 def sweeps(rows: Sequence[Row], content: Results) -> list[dict[str, str]]:
     """Test score by the value of the swept argument, a line for each of the method's models; bars: standard deviation
     over the runs. References are level lines."""

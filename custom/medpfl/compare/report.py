@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, select_autoescape
+from jinja2 import ChoiceLoader, Environment, PackageLoader, select_autoescape
 
 from medpfl.compare import console, constant, figures
 from medpfl.compare.console import bytes_text, p_text, ranked
@@ -14,6 +14,7 @@ from medpfl.compare.file import POOLED
 from medpfl.compare.results import Made, Results, Row
 from medpfl.core.extras import require
 from medpfl.deployed.evaluate import write_text
+from medpfl.results.glossary import Glossary
 from medpfl.tasks.metrics.measure import Measure
 
 
@@ -27,7 +28,8 @@ def write_report(content: Results, folder: Path, examples: list[Example] | None 
         MedPFLError: it cannot be written.
     """
     require("matplotlib", "compare", "a comparison's report")
-    environment = Environment(loader=PackageLoader("medpfl.compare", "."), autoescape=select_autoescape())
+    pages = ChoiceLoader([PackageLoader("medpfl.compare", "."), PackageLoader("medpfl.results", ".")])
+    environment = Environment(loader=pages, autoescape=select_autoescape())
     environment.globals.update(zip=zip, p_text=p_text, bytes_text=bytes_text)
     rows = ranked(content)
     drawn = {
@@ -39,6 +41,7 @@ def write_report(content: Results, folder: Path, examples: list[Example] | None 
     sweeps = figures.sweeps(rows, content)
     page = environment.get_template("report.html").render(
         c=content,
+        glossary=Glossary(),
         rows=rows,
         score=content.score.replace("_", " "),
         label=content.label(content.score),
@@ -70,6 +73,7 @@ def write_report(content: Results, folder: Path, examples: list[Example] | None 
         **drawn,
         sweeps=sweeps,
         single_curves=figures.single_curves(rows, content),
+        equal_curves=figures.equal_curves(rows),
         hidden_curves=figures.hidden_curves(rows),
         reliability=figures.reliability_plots(rows),
         crosses=[{"name": row.name, "cells": _shades(row.cross, content.measure)} for row in rows],

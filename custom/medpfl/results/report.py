@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 from jinja2 import Environment, PackageLoader, Template, select_autoescape
 
 from medpfl.core.extras import require
 from medpfl.core.mixing import Matrix
 from medpfl.methods.panels import CurvesPanel, GraphPanel, Panel, SharesPanel
-from medpfl.results.chosen import chosen_table, interval_table, paid, power_notes
+from medpfl.results import spreadsheet
+from medpfl.results.chosen import chosen_table, interval_table, label_of, paid, power_notes
 from medpfl.results.differences import draw_boxes, draw_graph, sdwd_of_slots
 from medpfl.results.files import json_of, read_lines, read_mixing, read_summary, read_traffic
+from medpfl.results.glossary import Glossary
 from medpfl.results.schema import (
     Direction,
     EvaluationSummary,
@@ -27,8 +30,10 @@ from medpfl.results.schema import (
     TrainingSummary,
     ValidationLine,
 )
+from medpfl.results.sentences import sentences
+from medpfl.results.spreadsheet import Spreadsheet
 from medpfl.results.svg import svg_text
-from medpfl.results.tables import PRESENCE, REFERENCE_NAMES, ResultTable, metric_means, other_tables, result_table
+from medpfl.results.tables import PRESENCE, ResultTable, metric_means, other_tables, result_table
 
 COLOURS = {"local": "#8c8c8c", "fedavg": "#d1802b", "fedavg_before_mean": "#c9a227", "fedavg_finetuned": "#b5536b"}
 PERSONAL = ["#1f6fb4", "#2f9e6e", "#7b5bb5", "#b8a21a"]
@@ -69,9 +74,12 @@ def write_page(
         }
     page = _template().render(
         summary=summary,
-        settings=json_of(summary)["settings"],
+        glossary=Glossary(),
+        brought=sentences(summary),
+        sheets=_sheets(summary, traffic),
+        made=made(summary),
         best=_table(summary, result_table(summary)),
-        last=_table(summary, result_table(summary, "last")),
+        last=_table(summary, result_table(summary, "last"), "last round"),
         means=metric_means(summary),
         chosen=chosen_table(summary),
         paid=paid(summary),
@@ -85,6 +93,27 @@ def write_page(
     path = folder / "report.html"
     path.write_text(page, encoding="utf-8")
     return path
+
+
+def made(summary: Summary) -> str:
+    """How results were made, as YAML: the job's components, settings and codecs, or the model that it was given."""
+    content = json_of(summary)
+    shown = {"slots": "components", "settings": "settings", "codecs": "codecs", "model": "evaluated"}
+    found = {title: content[key] for title, key in shown.items() if content.get(key)}
+    return str(yaml.safe_dump(found, sort_keys=False, allow_unicode=True, width=100))
+
+
+def _sheets(summary: Summary, traffic: Sequence[Traffic]) -> dict[str, Spreadsheet]:
+    """The tables that are not a hospital-by-hospital result."""
+    found = {"traffic": spreadsheet.of_traffic(traffic)}
+    if isinstance(summary, TrainingSummary):
+        found |= {
+            "means": spreadsheet.of_means(summary),
+            "chosen": spreadsheet.of_chosen(summary),
+            "intervals": spreadsheet.of_intervals(summary),
+            "privacy": spreadsheet.of_privacy(summary),
+        }
+    return found
 
 
 def plain_text() -> AbstractContextManager[None]:
@@ -119,6 +148,7 @@ class _Shown:
     gains: list[str | None] | None
     scored: list[str]
     rounds: list[int | str]
+    sheet: Spreadsheet
 
 
 @dataclass(frozen=True)
@@ -130,9 +160,10 @@ class _Drawn:
     svg: str = ""
     head: Sequence[str] = ()
     rows: Sequence[Sequence[str]] = ()
+    sheet: Spreadsheet | None = None
 
 
-def _table(summary: Summary, table: ResultTable) -> _Shown:
+def _table(summary: Summary, table: ResultTable, name: str = "") -> _Shown:
     rows = []
     for row, (site, size, values) in enumerate(zip(table.sites, table.sizes, table.values, strict=True)):
         top = table.best(row)
@@ -150,6 +181,7 @@ def _table(summary: Summary, table: ResultTable) -> _Shown:
         gains=None if gains is None else [None if gain is None else _signed(gain) for gain in gains],
         scored=table.scored,
         rounds=[summary.best[model].round if model in summary.best else "" for model in table.models],
+        sheet=spreadsheet.of_results(table, name),
     )
 
 
@@ -181,21 +213,23 @@ def curves(summary: Summary, lines: Sequence[Line]) -> str:
     shown = [site for site in ("mean", *sites) if site in points]
     if not shown:
         return ""
+    together = _equal(points)
     columns = min(3, len(shown))
     rows = -(-len(shown) // columns)
     figure, axes = _figure(3.4 * columns, 2.5 * rows, columns, rows)
     personal = iter(PERSONAL)
     colours = dict(COLOURS)
-    for model in points[shown[0]]:
+    for model in together:
         if model not in colours:
             colours[model] = next(personal, "#333333")
     flat = list(axes.flat)
     for axis in flat:
         axis.xaxis.get_major_locator().set_params(integer=True)
     for axis, site in zip(flat, shown, strict=False):
-        for model, values in points[site].items():
-            x, y = zip(*sorted(values), strict=True)
-            axis.plot(x, y, color=colours[model], label=REFERENCE_NAMES.get(model, model), linewidth=1.6)
+        for model, label in together.items():
+            if model in points[site]:
+                x, y = zip(*sorted(points[site][model]), strict=True)
+                axis.plot(x, y, color=colours[model], label=label, linewidth=1.6)
         axis.set_title("Mean of the hospitals" if site == "mean" else site, fontsize=9)
         axis.grid(alpha=0.25)
         axis.tick_params(labelsize=7)
@@ -205,6 +239,17 @@ def curves(summary: Summary, lines: Sequence[Line]) -> str:
     flat[0].set_ylabel(summary.label(score), fontsize=8)
     flat[0].legend(fontsize=7)
     return svg_text(figure)
+
+
+def _equal(points: Mapping[str, Mapping[str, list[tuple[int, float]]]]) -> dict[str, str]:
+    """The first model of each group whose curves are the same at every hospital, and all names of the group: one curve
+    would hide the others."""
+    groups: dict[tuple[tuple[str, tuple[tuple[int, float], ...]], ...], list[str]] = {}
+    for model in dict.fromkeys(model for of_site in points.values() for model in of_site):
+        curve = tuple((site, tuple(sorted(found[model]))) for site, found in points.items() if model in found)
+        groups.setdefault(curve, []).append(model)
+    named = [sorted(models, key=lambda model: model not in COLOURS) for models in groups.values()]  # references first
+    return {models[0]: ", ".join(map(label_of, models)) for models in named}
 
 
 def heatmaps(summary: Summary, mixing: Mapping[str, Matrix]) -> list[dict[str, str]]:
@@ -259,9 +304,9 @@ def _drawn(panel: Panel, summary: Summary, lines: Sequence[Line], mixing: Mappin
         case CurvesPanel():
             return _Drawn(panel.title, "By round, on each hospital's validation cases.", _diagnosed(panel, lines))
         case SharesPanel():
-            columns = list(next(iter(panel.shares.values()), {}))
             rows = [[site, *(f"{share:.2f}" for share in found.values())] for site, found in panel.shares.items()]
-            return _Drawn(panel.title, panel.note, head=["cases of", *columns], rows=rows)
+            sheet = spreadsheet.of_shares(panel)
+            return _Drawn(panel.title, panel.note, head=sheet.head, rows=rows, sheet=sheet)
 
 
 def _diagnosed(panel: CurvesPanel, lines: Sequence[Line]) -> str:

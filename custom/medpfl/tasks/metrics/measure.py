@@ -55,15 +55,18 @@ class Measure(BaseModel):
         """Whether ``value`` is at least as good as ``target``."""
         return self.gain(value, target) >= -TOLERANCE
 
-    def label(self, name: str, classes: Sequence[str] = ()) -> str:
-        """What a metric of that name is called above a table or beside an axis: "mae (days, lower is better)"; with the
-        classes' names "hd95 of liver (mm, lower is better)"."""
-        said = [self.unit] if self.unit else []
+    def called(self, name: str, classes: Sequence[str] = ()) -> str:
+        """A metric of that name in words: "hd95 of liver" with the classes' names."""
         if self.class_number is not None and self.class_number < len(classes):
             name = f"{name.rpartition('_')[0]} of {classes[self.class_number]}"
+        return name.replace("_", " ")
+
+    def label(self, name: str, classes: Sequence[str] = ()) -> str:
+        """What a metric of that name is called above a table or beside an axis: "mae (days, lower is better)"."""
+        said = [self.unit] if self.unit else []
         if self.direction == "lower":
             said.append("lower is better")
-        shown = name.replace("_", " ")
+        shown = self.called(name, classes)
         return f"{shown} ({', '.join(said)})" if said else shown
 
     def text(self, value: float, digits: int = 3) -> str:

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What joining brought, one plain sentence for each hospital: what a report begins with."""
+
+from medpfl.results.glossary import spelled
+from medpfl.results.schema import ChosenRow, Summary, TrainingSummary
+from medpfl.tasks.metrics.certainty import Interval
+from medpfl.tasks.metrics.measure import Measure
+
+LOCAL = "local"
+
+
+def sentences(summary: Summary) -> list[str]:
+    """A sentence for each hospital of the federation, on the model that it takes; none where nothing was chosen."""
+    if not isinstance(summary, TrainingSummary) or not summary.chosen:
+        return []
+    return [_sentence(site, summary) for site in dict.fromkeys([*summary.roster, *summary.chosen])]
+
+
+def _sentence(site: str, summary: TrainingSummary) -> str:
+    row = summary.chosen.get(site)
+    if row is None and any(line.site == site for line in summary.test):
+        return f"{site} did not say which model it takes."
+    score = None if row is None else row.test.metrics.get(summary.score)
+    if row is None or score is None:
+        return f"{site} has no test result here."
+    measure = summary.measure(summary.score)
+    metric = f"test {spelled(measure.called(summary.score, summary.classes))}"
+    if measure.direction == "lower":
+        metric += " (lower is better)"
+    cases = _cases(site, row, summary)
+    if row.test.model == LOCAL:
+        sure = _sure("", row.test.certainty.interval if row.test.certainty else None)
+        return f"{site} kept its own model: its {metric} is {measure.text(score, 2)} on {cases} ({sure})."
+    local = _local_score(site, row.test.choice, summary)
+    if local is None:
+        return f"{site} takes a model with a {metric} of {measure.text(score, 2)} on {cases}; its own model has none."
+    gained = row.test.certainty.gained if row.test.certainty else None
+    chance = ", which these patients cannot tell from chance" if gained and gained[0] <= 0 <= gained[1] else ""
+    change = _change(metric, local, score, measure)
+    return f"At {site}, joining {change} on {cases}{chance} ({_sure(' of the gain', gained)})."
+
+
+def _change(metric: str, local: float, score: float, measure: Measure) -> str:
+    digits = 2 if f"{local:.2f}" != f"{score:.2f}" else 3
+    before, after = f"{local:.{digits}f}", measure.text(score, digits)
+    if before == f"{score:.{digits}f}":
+        return f"left the {metric} at {after}"
+    better = "raised" if measure.direction == "higher" else "lowered"
+    if measure.better(score, local):
+        return f"{better} the {metric} from {before} to {after}"
+    return f"made the {metric} worse, from {before} to {after},"
+
+
+def _cases(site: str, row: ChosenRow, summary: TrainingSummary) -> str:
+    if row.test.certainty:
+        return f"{row.test.certainty.patients} test patients"
+    count = summary.sizes.get(site, {}).get("test")
+    return "its test cases" if count is None else f"{count} test sample{'' if count == 1 else 's'}"
+
+
+def _sure(of: str, found: Interval | None) -> str:
+    return "no interval is known" if found is None else f"95 % interval{of}: {found[0]:.2f} to {found[1]:.2f}"
+
+
+def _local_score(site: str, choice: str, summary: TrainingSummary) -> float | None:
+    lines = (line for line in summary.test if (line.site, line.model, line.choice) == (site, LOCAL, choice))
+    return next((line.metrics.get(summary.score) for line in lines), None)
