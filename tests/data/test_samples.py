@@ -39,6 +39,7 @@ def stored(rows: torch.Tensor, parts: list[int], budget_rows: float) -> tuple[to
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), dtype=st.sampled_from([torch.float32, torch.uint8, torch.int64]))
+@pytest.mark.slow
 def test_file_and_memory_hold_the_same_rows(data: st.DataObject, dtype: torch.dtype) -> None:
     parts = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=5).filter(sum))
     shape = data.draw(st.sampled_from([(3,), (1, 2, 2), ()]))

@@ -286,7 +286,8 @@ def test_a_models_own_test_rows_are_predicted_as_in_its_test(
 def test_missing_rows_has_three_answers(tmp_path: Path) -> None:
     with pytest.raises(SiteFileError, match="'drop', 'refuse' or 'impute', got 'guess'"):
         declare(tmp_path, missing_rows="guess")
-    with pytest.raises(DataError, match=r"t\.csv:4: column 'age' is missing \(5 rows.*'missing_rows: drop'.*'impute'"):
+    words = r"t\.csv:4: column 'age' is missing \(rows that lack a value: 5\);.*'missing_rows: drop'.*'impute'"
+    with pytest.raises(DataError, match=words):
         read(tmp_path, missing_rows="refuse")
 
 

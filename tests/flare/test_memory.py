@@ -36,6 +36,7 @@ def seldom() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("seldom")
+@pytest.mark.slow
 def test_a_hospital_gives_back_what_messages_left(tmp_path: Path) -> None:
     job = small_job()
     executor = SiteExecutor(job.method, job.task)

@@ -109,6 +109,7 @@ def test_the_wheel_works_in_an_empty_folder(installed: Path, tmp_path: Path) -> 
     assert {path.name for path in tmp_path.iterdir()} == {"packed", "project.yml"}
 
 
+@pytest.mark.slow
 def test_licences_of_everything_that_is_needed() -> None:
     found = {one.name: one.licence for one in licences(extras=frozenset())}
     assert {"medpfl", "torch", "nvflare", "numpy", "grpcio"} <= set(found) and "pytest" not in found

@@ -90,6 +90,7 @@ def model_of(results: Path) -> Path:
     return next((results / "results" / "home").glob("anna/*/models/personal-best.safetensors"))
 
 
+@pytest.mark.slow
 def test_the_round_with_the_lowest_error_is_the_best(results: Path) -> None:
     summary = read_training(results / "results")
     assert summary.classes == [] and summary.metrics == {"mae": DAYS}
@@ -104,6 +105,7 @@ def test_the_round_with_the_lowest_error_is_the_best(results: Path) -> None:
     assert "Test mae (days, lower is better)" in (results / "results" / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_the_hospital_keeps_a_card_and_its_cases(results: Path) -> None:
     card = model_of(results).with_suffix(".md").read_text()
     assert "- Classes: none" in card and "days, lower is better |" in card and "Calibration" not in card
@@ -112,6 +114,7 @@ def test_the_hospital_keeps_a_card_and_its_cases(results: Path) -> None:
     assert f"| mae | {error:.4f} days" in card
 
 
+@pytest.mark.slow
 def test_new_cases_get_a_number(results: Path, tmp_path: Path) -> None:
     (tmp_path / "new.csv").write_text("age,pain\n40,0\n80,0\n")
     arguments = ["predict", str(model_of(results)), str(tmp_path / "new.csv"), "-o", str(tmp_path / "out")]
@@ -121,6 +124,7 @@ def test_new_cases_get_a_number(results: Path, tmp_path: Path) -> None:
     assert set(young) == {"case", "predicted"} and float(young["predicted"]) < float(old["predicted"])
 
 
+@pytest.mark.slow
 def test_it_is_tested_at_another_hospital_and_exported(results: Path, sites: dict[str, Path], tmp_path: Path) -> None:
     model = load_deployed(model_of(results))
     assert evaluate_at(model, load_site_file(sites["berta"]), "test").metrics["mae"] > 0
@@ -133,6 +137,7 @@ def test_it_is_tested_at_another_hospital_and_exported(results: Path, sites: dic
         export(model_of(results), tmp_path / "bundle", "monai")
 
 
+@pytest.mark.slow
 def test_a_given_model_is_evaluated_at_hospitals(results: Path, sites: dict[str, Path], tmp_path: Path) -> None:
     job = load_job(write_evaluation_job(model_of(results), tmp_path / "jobs"))
     assert isinstance(job, EvaluationJob)

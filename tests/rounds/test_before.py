@@ -76,6 +76,7 @@ def test_without_any_other_line_the_hospital_takes_no_part(tmp_path: Path, line:
         runners["anna"].handle(coordinator.init_messages()["anna"])
 
 
+@pytest.mark.slow
 def test_every_line_of_a_job_can_be_refused(tmp_path: Path) -> None:
     """The newest ones too: nobody has to know them."""
     job = small_job(mixers=slots(), method=Asked(lr=0.05, batch_size=8))

@@ -75,6 +75,7 @@ def test_the_choice_and_the_intervals_are_in_the_results(make_job: Make, tmp_pat
         assert sure.gain == (None if line.model == "local" else pytest.approx(expected, abs=1e-6))
 
 
+@pytest.mark.slow
 def test_the_average_of_all_is_deployed_as_the_others_are(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,6 +126,7 @@ def test_numbers_are_chosen_and_averaged_too(make_job: Make, tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("rule", ["no validation", "no local model", "few patients"])
+@pytest.mark.slow
 def test_where_there_is_nothing_to_choose_by(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, rule: str
 ) -> None:

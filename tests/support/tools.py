@@ -173,3 +173,9 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 def entries(runner: SiteRunner, model: str) -> dict[str, torch.Tensor]:
     return {key: value for key, value in runner.models.state_dict().items() if key.startswith(f"{model}.")}
+
+
+def bubbles(picture: str) -> int:
+    """How many there are in a figure of who has which labels."""
+    assert picture.startswith("<svg")
+    return picture.split('id="PathCollection_1"')[1].split("</g>")[0].count("<path ")

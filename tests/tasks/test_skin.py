@@ -130,6 +130,7 @@ def test_breastmnist_as_it_is(tmp_path: Path) -> None:
         np.testing.assert_allclose(restored, content["val_images"], atol=1e-3)
 
 
+@pytest.mark.slow
 def test_fedaps_split_of_twenty_hospitals(tmp_path: Path) -> None:
     """The lists of FedAP's Table 4 on arrays of the size they were made for (MedMNIST 1): to each hospital its rows."""
     lists = shared("MEDPFL_FEDAP_LISTS", "fedap_splits/organc_alpha0.05.json")

@@ -42,11 +42,12 @@ def write_bundle(deployed: Deployed, folder: Path) -> None:
     spec = deployed.task.spec
     preparation = read_preparation(deployed.preparation, spec)
     of_images = preparation.form == "images"
-    if spec.target is not Target.MASK or (of_images and spec.whole):
+    of_patches = of_images and spec.target is Target.MASK and spec.whole
+    if spec.target is not Target.MASK or of_patches:
+        cases = " of patches of images" if of_patches else " of images" if of_images else ""
         raise MedPFLError(
             "a MONAI bundle is written for models that segment volumes, or whole images; this one's task is "
-            f"{type(deployed.task).__name__}{' of patches of images' if of_images else ''}: export it as torchscript "
-            "or onnx"
+            f"{type(deployed.task).__name__}{cases}: export it as torchscript or onnx"
         )
     if not spec.readout.exclusive:
         raise MedPFLError(
