@@ -26,12 +26,12 @@ def lines(**scores: list[float]) -> list[ValidationLine]:
 
 @pytest.mark.usefixtures("rendered")
 def test_models_with_equal_curves_are_named_together() -> None:
-    drawn = curves(JOB, lines(**{"global": [0.3, 0.4]}, local=[0.1, 0.2], fedavg=[0.3, 0.4]))
-    assert ">FedAvg, Global</text>" in drawn and ">Local</text>" in drawn
-    apart = [*lines(fedavg=[0.3, 0.4], **{"global": [0.3, 0.4]})]
+    drawn = curves(JOB, lines(**{"all_share": [0.3, 0.4]}, local=[0.1, 0.2], fedavg=[0.3, 0.4]))
+    assert ">FedAvg, All share</text>" in drawn and ">Local</text>" in drawn
+    apart = [*lines(fedavg=[0.3, 0.4], **{"all_share": [0.3, 0.4]})]
     apart[-1] = apart[-1].model_copy(update={"metrics": {"dice": 0.5}})  # at one hospital, in one round
     drawn = curves(JOB, apart)
-    assert ">FedAvg</text>" in drawn and ">Global</text>" in drawn
+    assert ">FedAvg</text>" in drawn and ">All share</text>" in drawn
 
 
 def test_settings_are_readable_yaml(tmp_path: Path) -> None:
