@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from comparing import SOFT, write_file
 from medpfl.bundle import DEMOS
 from medpfl.cli import app
-from medpfl.compare import whole
+from medpfl.compare import comparison
 from medpfl.compare.file import Comparison
 from medpfl.core.errors import MedPFLError
 from small_volumes import VOLUMES, write_volume_sites
@@ -29,7 +29,7 @@ TASK = {
 def test_cases_are_kept_for_the_runs_and_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The data are read once before the runs; all runs read them again, here the plan does."""
     monkeypatch.setitem(DEMOS, "phantom", lambda folder: list(write_volume_sites(folder)))
-    make_plan, found = whole.make_plan, []
+    make_plan, found = comparison.make_plan, []
 
     def twice(comparison: Comparison, sites: dict[str, Path]) -> None:
         for _ in range(2):
@@ -37,7 +37,7 @@ def test_cases_are_kept_for_the_runs_and_no_longer(tmp_path: Path, monkeypatch: 
             found.append({path: path.stat().st_ino for path in next(iter(sites.values())).parents[1].rglob("*.case")})
         raise MedPFLError("that is enough")
 
-    monkeypatch.setattr(whole, "make_plan", twice)
+    monkeypatch.setattr(comparison, "make_plan", twice)
     file = write_file(tmp_path, task=TASK, demo="phantom", methods={"SoftPull": SOFT})
     with pytest.raises(MedPFLError, match="enough"):
         CliRunner().invoke(app, ["compare", str(file), "-o", str(tmp_path / "results")], catch_exceptions=False)
