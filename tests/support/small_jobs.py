@@ -47,9 +47,10 @@ FEW = {"least_samples": 5, "least_update": 4}
 """A policy for hospitals as small as tests want them; the defaults ask for 8 of both."""
 
 
-def for_few(file: Path) -> None:
-    """Let few samples train at this hospital."""
+def for_few(file: Path) -> Path:
+    """Let few samples train at this hospital; returns its site file."""
     file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), "policy": FEW}))
+    return file
 
 
 def on_its_own(file: Path) -> Path:
