@@ -114,9 +114,9 @@ def write_both(folder: Path) -> dict[bool, dict[str, Path]]:
     """The hospitals' site files: those with images (True) and those with tables."""
     tables = write_table_sites(folder / "tables", ["anna", "berta"], rows=30)
     images = {name: _images(folder / name, count) for name, count in (("anna", 24), ("berta", 18))}
-    return {
-        kind: {site: for_few(file) for site, file in files.items()} for kind, files in ((False, tables), (True, images))
-    }
+    for file in (*tables.values(), *images.values()):
+        for_few(file)
+    return {False: tables, True: images}
 
 
 def _images(folder: Path, count: int) -> Path:
