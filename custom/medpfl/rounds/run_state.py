@@ -37,7 +37,7 @@ class RunState:
         self.optimizers: dict[str, torch.optim.Optimizer]
 
     def enter(self, header: OfRun, home: Path, networks: Networks) -> list[str]:
-        """On this process's first task of a run: start afresh in round 1, else take up what was kept on disk.
+        """On this process's first task of a run: start afresh in its first round, else take up what was kept on disk.
 
         Args:
             home: the hospital's folder of the job.
@@ -53,7 +53,7 @@ class RunState:
         self._run = header.run
         self.optimizers = {}
         done = header.round - isinstance(header, StatisticsRequest | TrainRequest)
-        if done == 0:
+        if done == 0 or header.fresh:
             for kind in (PRIVATE, MIXED):
                 store.discard(self.folder, kind)
             return []

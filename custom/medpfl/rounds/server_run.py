@@ -13,6 +13,7 @@ import numpy as np
 from medpfl.core.mixers import RoundInfo
 from medpfl.data.fingerprint import Planned
 from medpfl.job.contents import Job
+from medpfl.job.sampling import asked_per_round
 from medpfl.results.callbacks import Callback, Report, ResultFiles
 from medpfl.results.record import Record
 from medpfl.results.schema import BestRound
@@ -49,6 +50,7 @@ class ServerRun:
 
     Attributes:
         done: rounds that are finished.
+        asked: how many hospitals a round asks; None: all.
         joined: hospitals that passed the init task; the others take no part.
         sizes: joined hospital to its samples by split.
         expected: slot to its entries, as the hospitals that joined have them; ``buffers``: those that are no weights.
@@ -76,6 +78,7 @@ class ServerRun:
         files = [ResultFiles(results), Report(results)]
         self.record = Record(job.name, self.roster, files, [*job.trackers, *trackers])
         self.quorum = Quorum(self.record, self.roster, job.min_clients)
+        self.asked = asked_per_round(job.settings, job.min_clients, len(self.roster))
         self.scores = BestRounds(self.record, self.terms.score, self.terms.measures[self.terms.score])
         self.done = 0
         self.joined: list[str] = []
@@ -118,6 +121,12 @@ class ServerRun:
         """A request of this run; ``more``: the fields of its kind."""
         of_run = {"run": self.run, "round": round_number, "rounds": self.settings.rounds, "best": self.best}
         return kind.model_validate({**of_run, **more})
+
+    def to(self, site: str, header: Q) -> Q:
+        """The request as this hospital gets it: where not all are asked, it may be the hospital's first."""
+        if self.asked is None or site in self.record.asked:
+            return header
+        return header.model_copy(update={"fresh": True})
 
     def answers(
         self,
