@@ -64,6 +64,11 @@ class RunState:
         self.optimizers = restore_private(kept, networks.models, networks.owner)
         return [*notes, f"resumed from the state after round {kept.number}"]
 
+    @property
+    def entered(self) -> bool:
+        """Whether this process has the run's state."""
+        return self._run is not None
+
     def forget(self) -> None:
         """The networks are made anew: the next task takes up again what was kept on disk."""
         self._run = self.trained = None
