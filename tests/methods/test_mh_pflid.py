@@ -203,8 +203,11 @@ def test_who_gets_gradients(task: Task, sites: dict[str, Path], tmp_path: Path) 
 
 @pytest.mark.slow
 @pytest.mark.convolutions
-def test_without_the_messenger_it_is_local_training(sites: dict[str, Path], tmp_path: Path) -> None:
-    both = job(mixers={"local": Identity(), "messenger": Mean()}, inject_messenger=0.0)
+@pytest.mark.parametrize("arguments", [{"inject_messenger": 0.0}, {"warm_up": 2}], ids=str)
+def test_without_the_messenger_it_is_local_training(
+    arguments: dict[str, Any], sites: dict[str, Path], tmp_path: Path
+) -> None:
+    both = job(mixers={"local": Identity(), "messenger": Mean()}, **arguments)
     run(both, sites, tmp_path / "run")
 
     for site in sites:
@@ -218,6 +221,14 @@ def test_without_the_messenger_it_is_local_training(sites: dict[str, Path], tmp_
 @pytest.mark.convolutions
 def test_the_messenger_changes_the_local_models(sites: dict[str, Path], tmp_path: Path) -> None:
     one, other = (run(job(distill_lr=lr), sites, tmp_path / str(lr)) for lr in (1e-3, 1e-2))
+    assert one["scores"] != other["scores"] or one["test"] != other["test"]
+
+
+@pytest.mark.slow
+@pytest.mark.convolutions
+def test_a_warm_up_ends(sites: dict[str, Path], tmp_path: Path) -> None:
+    """The second of two rounds is the messenger's to be heard in."""
+    one, other = (run(job(warm_up=rounds), sites, tmp_path / str(rounds)) for rounds in (1, 2))
     assert one["scores"] != other["scores"] or one["test"] != other["test"]
 
 
@@ -354,6 +365,7 @@ def test_what_does_not_fit(
     [
         ({"distill_epochs": 0}, "distill_epochs must be at least 1, got 0"),
         ({"distill_lr": 0.0}, "distill_lr must be above 0"),
+        ({"warm_up": -1}, "warm_up must be at least 0, got -1"),
         ({"inject_messenger": 1.5}, r"inject_messenger must be in \[0, 1\], got 1.5"),
         ({"distill_local": -0.1}, r"distill_local must be in \[0, 1\]"),
     ],

@@ -16,9 +16,10 @@ from medpfl.job import Job
 from medpfl.results.chosen import chosen_table, interval_table, paid, patients_needed, power_notes
 from medpfl.results.console import print_results
 from medpfl.results.files import read_training, write_json
+from medpfl.results.line import FinalLine
 from medpfl.results.report import write_report
 from medpfl.results.schema import TrainingSummary
-from medpfl.results.tables import result_table
+from medpfl.results.tables import mean_band, result_table
 from medpfl.tasks.metrics.certainty import Certainty
 from tools import run
 
@@ -40,7 +41,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from small_jobs import small_job, write_table_sites
 
     folder = tmp_path_factory.mktemp("chosen")
-    run(small_job(rounds=1), write_table_sites(folder / "sites", rows=60), folder)
+    run(small_job(rounds=3), write_table_sites(folder / "sites", rows=60), folder)
     return folder / "results"
 
 
@@ -55,14 +56,18 @@ def test_the_console_and_the_report_say_what_was_chosen(done: Path) -> None:
     console = Console(width=300, file=io.StringIO(), record=True)
     print_results(done, console)
     page = write_report(done).read_text()
-    for text in (console.export_text(), " ".join(page.split())):
+    for text in (console.export_text(clear=False), " ".join(page.split())):
         for cell in ("Personal", "0.62 [0.55, 0.68]", "+0.14 [0.06, 0.21]", "-0.02 [-0.06, 0.02]", "Average"):
             assert cell in text, cell
         assert "Joining paid for 2 of 3 hospitals" in text and "at 1 of them and surely below zero at 0" in text
         assert "clara: a difference of 0.02 would show on about 66 test patients; it has 8." in text
     head, lines = chosen_table(summary)
     assert head[1] == "chosen" and [line[:2] for line in lines][2] == ["clara", "Average"]
-    head, lines = interval_table(summary, result_table(summary))
+    table = result_table(summary)
+    low, high = next(band for band in table.bands if band and band[0] < band[1])
+    shown = f"[{low:.2f}, {high:.2f}]"
+    assert table.bands[0] is None and shown in console.export_text(clear=False) and shown in page
+    head, lines = interval_table(summary, table)
     assert head[1] == "anna (12 test patients)" and {len(line) for line in lines} == {5}
     assert "gain" in lines[1][1] and "gain" not in lines[0][1]  # the local model is the first
 
@@ -92,3 +97,30 @@ def test_so_many_patients_show_a_difference_four_times_in_five() -> None:
     gains = np.random.default_rng(0).normal(0.3, 1 / np.sqrt(needed), 4000)
     assert np.mean(gains * np.sqrt(needed) > norm.ppf(0.975)) == pytest.approx(0.8, abs=0.02)
     assert patients_needed(found.model_copy(update={"gain": 0.0})) is None
+
+
+def test_the_mean_gains_interval_by_hand() -> None:
+    """MOVER: hospitals of gains 0.1 [0, 0.3] and 0.3 [0.2, 0.5]; below sqrt(0.1^2 + 0.1^2) / 2, above twice as far."""
+    lines = [line_of(0.1, (0.0, 0.3)), line_of(0.3, (0.2, 0.5))]
+    low, high = mean_band(lines) or (np.nan, np.nan)
+    assert low == pytest.approx(0.2 - np.sqrt(0.02) / 2) and high == pytest.approx(0.2 + np.sqrt(0.08) / 2)
+    assert mean_band([*lines, line_of(None, None)]) is None and mean_band([]) is None
+
+
+def test_the_mean_gains_interval_holds_the_truth_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(0)
+    truth, deviations = np.array([0.1, 0.0, 0.3, -0.1]), np.array([0.02, 0.1, 0.05, 0.2])
+    reach, held = norm.ppf(0.975) * deviations, 0
+    for _ in range(400):
+        seen = truth + deviations * rng.standard_normal(4)
+        lines = [line_of(float(g), (float(g - r), float(g + r))) for g, r in zip(seen, reach, strict=True)]
+        low, high = mean_band(lines) or (np.nan, np.nan)
+        held += low <= truth.mean() <= high
+    assert 0.92 < held / 400 < 0.98
+
+
+def line_of(gain: float | None, gained: tuple[float, float] | None) -> FinalLine:
+    sure = Certainty(patients=8, interval=(0.5, 0.6), gain=gain, gained=gained)
+    return FinalLine(
+        site="a", model="personal", split="test", round=1, metrics={"dice": 0.5}, choice="best", certainty=sure
+    )

@@ -66,7 +66,7 @@ def test_the_console_has_a_column_and_a_row_for_who_took_no_part(tmp_path: Path)
     assert "trained in rounds" in text
     assert rows == {
         "anna": "1-5 of 5", "berta": "1-2, 5 of 5", "clara": "1, 3, 5 of 5", "dora": "none of 5",
-        "emma": "took no part", "mean": "",
+        "emma": "took no part", "mean": "", "gain over local": "",
     }  # fmt: skip
     write_json(tmp_path / "summary.json", summary({site: [(1, 5)] for site in GONE}))
     print_results(tmp_path, console)

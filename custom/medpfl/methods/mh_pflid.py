@@ -44,6 +44,7 @@ class MHpFLID(Method):
         distill_lr: learning rate of the distillation, > 0.
         inject_messenger: weight of the messenger's loss in Eq. (2), in [0, 1]; the local loss has the rest.
         distill_local: weight of the KL term in Eq. (5), in [0, 1]; the labels' loss has the rest.
+        warm_up: rounds in which the messenger learns, but no hospital listens (weight 0 in Eq. 2). A variant of ours.
         shared: what of the messenger is averaged; the rest stays home (Table 6).
         receiver, transmitter: attention, or plain addition (Table 6).
         bodies: hospital (or "default") to the path of the module that ends its network's body; others are found by a
@@ -56,6 +57,7 @@ class MHpFLID(Method):
     distill_lr: float = 1e-5
     inject_messenger: float = 0.1
     distill_local: float = 0.1
+    warm_up: int = 0
     shared: Literal["all", "body", "head"] = "all"
     receiver: Literal["attention", "add"] = "attention"
     transmitter: Literal["attention", "add"] = "attention"
@@ -73,6 +75,8 @@ class MHpFLID(Method):
         super().__post_init__()
         if self.distill_epochs < 1:
             raise ConfigError(f"MHpFLID's distill_epochs must be at least 1, got {self.distill_epochs}")
+        if self.warm_up < 0:
+            raise ConfigError(f"MHpFLID's warm_up must be at least 0, got {self.warm_up}")
         if not self.distill_lr > 0:
             raise ConfigError(f"MHpFLID's distill_lr must be above 0, got {self.distill_lr}")
         for name in ("inject_messenger", "distill_local"):
@@ -128,7 +132,7 @@ class MHpFLID(Method):
         receiver = site.models["receiver"]
         local.network.train()
         receiver.train()
-        weight = self.inject_messenger
+        weight = 0.0 if site.round <= self.warm_up else self.inject_messenger
         with _frozen(messenger):
             with site.autocast():
                 outputs, mine = local.with_features(batch.inputs)

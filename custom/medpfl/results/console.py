@@ -10,7 +10,7 @@ from rich.table import Table
 from medpfl.results.chosen import chosen_table, paid, power_notes
 from medpfl.results.files import read_summary
 from medpfl.results.schema import EvaluationSummary, TrainingSummary
-from medpfl.results.tables import PRESENCE, SCORED, metric_means, result_table
+from medpfl.results.tables import GAIN, PRESENCE, SCORED, metric_means, result_table
 
 
 def print_results(folder: Path, console: Console) -> None:
@@ -41,6 +41,8 @@ def print_results(folder: Path, console: Console) -> None:
         table.add_row(escape(site), *[""] * (1 + len(results.labels)), results.presence[site])
     table.add_section()
     table.add_row("mean", "", *results.mean_texts)
+    if gains := results.gain_texts():
+        table.add_row(GAIN, "", *gains)
     if results.scored:
         table.add_row(SCORED, "", *results.scored)
     console.print(table)

@@ -145,7 +145,7 @@ class _Shown:
     presence: str
     rows: list[_Row]
     mean: list[str]
-    gains: list[str | None] | None
+    gains: list[str] | None
     scored: list[str]
     rounds: list[int | str]
     sheet: Spreadsheet
@@ -170,7 +170,6 @@ def _table(summary: Summary, table: ResultTable, name: str = "") -> _Shown:
         rows.append(_Row(site, size, [(_text(v), bool(v == top)) for v in values], table.presence.get(site, "")))
     none = [("", False)] * len(table.labels)
     rows += [_Row(site, "", none, table.presence[site]) for site in table.absent]
-    gains = table.gains()
     return _Shown(
         score=table.score,
         heading=table.heading,
@@ -178,7 +177,7 @@ def _table(summary: Summary, table: ResultTable, name: str = "") -> _Shown:
         presence=PRESENCE if table.presence else "",
         rows=rows,
         mean=table.mean_texts,
-        gains=None if gains is None else [None if gain is None else _signed(gain) for gain in gains],
+        gains=table.gain_texts(),
         scored=table.scored,
         rounds=[summary.best[model].round if model in summary.best else "" for model in table.models],
         sheet=spreadsheet.of_results(table, name),
@@ -187,10 +186,6 @@ def _table(summary: Summary, table: ResultTable, name: str = "") -> _Shown:
 
 def _text(value: float) -> str:
     return "n/a" if np.isnan(value) else f"{value:.3f}"
-
-
-def _signed(value: float) -> str:
-    return "n/a" if np.isnan(value) else f"{value:+.3f}"
 
 
 def _figure(width: float, height: float, columns: int = 1, rows: int = 1) -> tuple[Any, Any]:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from medpfl.methods.panels import SharesPanel
 from medpfl.results.chosen import label_of
 from medpfl.results.schema import FinalLine, Summary, Traffic, TrainingSummary
-from medpfl.results.tables import PRESENCE, SCORED, ResultTable, other_tables, result_table
+from medpfl.results.tables import GAIN, PRESENCE, SCORED, ResultTable, other_tables, result_table
 
 Cell = str | float | int | None
 CERTAINTY = ("test patients", "95 % from", "95 % to", "gain over local", "gain 95 % from", "gain 95 % to")
@@ -66,7 +66,10 @@ def of_results(table: ResultTable, name: str = "") -> Spreadsheet:
     rows += [row(site, "", [""] * len(table.labels)) for site in table.absent]
     rows.append(row("mean", "", table.mean.tolist()))
     gains = table.gains()
-    rows += [row("gain over local", "", gains)] if gains is not None else []
+    rows += [row(GAIN, "", gains)] if gains is not None else []
+    for end, place in (("from", 0), ("to", 1)):
+        ends = [None if band is None else band[place] for band in table.bands]
+        rows += [row(f"{GAIN}, 95 % {end}", "", ends)] if any(table.bands) else []
     rows += [row(SCORED, "", table.scored)] if table.scored else []
     return Spreadsheet(f"test {table.score} {name}", ["hospital", table.heading, *table.labels, *there], rows)
 

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The per-hospital result table, from a job's summary.json; the console and the report show the same one."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from medpfl.results.presence import presence
-from medpfl.results.schema import EvaluationSummary, Summary
+from medpfl.results.schema import EvaluationSummary, FinalLine, Summary
+from medpfl.tasks.metrics.certainty import Interval, interval_text
 from medpfl.tasks.metrics.measure import Measure
 
 REFERENCE_NAMES = {
@@ -21,6 +23,8 @@ PRESENCE = "trained in rounds"
 """Heading of the column of ``ResultTable.presence``."""
 SCORED = "scored after"
 """Heading of the row of ``ResultTable.scored``."""
+GAIN = "gain over local"
+"""Heading of the row of ``ResultTable.gain_texts``."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,8 @@ class ResultTable:
         presence: hospital to the rounds that it trained in, in words; a hospital that is no row took no part. Empty
             where all were there all the time.
         scored: after what each model was evaluated, the mixing or local steps; empty where it is not known.
+        bands: of each model, the 95 % interval of its mean gain over local training (``mean_band``); None where it
+            is not known. Empty for other values than the score.
     """
 
     score: str
@@ -49,6 +55,7 @@ class ResultTable:
     measure: Measure | None
     presence: dict[str, str] = field(default_factory=dict)
     scored: list[str] = field(default_factory=list)
+    bands: list[Interval | None] = field(default_factory=list)
 
     @property
     def absent(self) -> list[str]:
@@ -74,6 +81,17 @@ class ResultTable:
             for place, value in enumerate(self.mean)
         ]
 
+    def gain_texts(self) -> list[str] | None:
+        """ "+0.136 [0.05, 0.22]": the gains in words, with their intervals where they are known."""
+        gains = self.gains()
+        if gains is None:
+            return None
+        bands = self.bands or [None] * len(gains)
+        return [
+            "" if gain is None else f"{_signed(gain)} {interval_text(band)}".rstrip()
+            for gain, band in zip(gains, bands, strict=True)
+        ]
+
     @property
     def mean(self) -> NDArray[np.float64]:
         """Unweighted mean over the hospitals that have a result, model by model."""
@@ -96,8 +114,10 @@ def result_table(summary: Summary, choice: str = "best", score: str | None = Non
         return _metric_table(summary)
     score = score or summary.score
     found: dict[str, dict[str, float]] = {}
+    lines: dict[str, list[FinalLine]] = {}
     for line in summary.test:
         if line.choice == choice or line.model == "fedavg_finetuned":
+            lines.setdefault(line.model, []).append(line)
             value = line.metrics.get(score)
             found.setdefault(line.model, {})[line.site] = float("nan") if value is None else value
     models = [name for name in REFERENCE_NAMES if name in found]
@@ -109,7 +129,25 @@ def result_table(summary: Summary, choice: str = "best", score: str | None = Non
     measure = summary.measure(score)
     shaped = values.reshape(len(sites), len(models))
     scored = [summary.scored.get(model, "") for model in models] if summary.scored else []
-    return ResultTable(summary.label(score), models, labels, sites, sizes, shaped, measure, presence(summary), scored)
+    bands = [mean_band(lines[model]) for model in models] if score == summary.score else []
+    return ResultTable(
+        summary.label(score), models, labels, sites, sizes, shaped, measure, presence(summary), scored, bands
+    )
+
+
+def mean_band(lines: Sequence[FinalLine]) -> Interval | None:
+    """95 % interval of a model's mean gain over local training, from the hospitals' test patients, who are independent
+    of each other; of which patients these happened to be, not of seeds. None where a hospital's interval is not known.
+
+    Ends by MOVER (Zou and Donner, Statistics in Medicine 27, 2008, Eq. 4): with gains g_k in [l_k, u_k] of K hospitals
+    mean(g) - sqrt(sum (g_k - l_k)^2) / K  and  mean(g) + sqrt(sum (u_k - g_k)^2) / K.
+    """
+    known = [(sure.gain, *sure.gained) for line in lines if (sure := line.certainty) and sure.gained is not None]
+    if not known or len(known) < len(lines):
+        return None
+    gain, low, high = np.array(known, dtype=float).T
+    below, above = np.sqrt(((gain - low) ** 2).sum()), np.sqrt(((high - gain) ** 2).sum())
+    return float(gain.mean() - below / len(gain)), float(gain.mean() + above / len(gain))
 
 
 def other_tables(summary: Summary) -> list[ResultTable]:
@@ -137,6 +175,10 @@ def metric_means(summary: Summary) -> tuple[list[str], list[list[str]]]:
 
 def _text(value: float) -> str:
     return "n/a" if np.isnan(value) else f"{value:.3f}"
+
+
+def _signed(value: float) -> str:
+    return "n/a" if np.isnan(value) else f"{value:+.3f}"
 
 
 def _metric_table(summary: EvaluationSummary) -> ResultTable:
