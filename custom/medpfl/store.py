@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from pydantic import JsonValue
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
+from medpfl.core import safetensors_file
 from medpfl.core.errors import MedPFLError
+from medpfl.core.mapped import pieces
 
 _META = "medpfl"
 """The only entry of the file's metadata, for safetensors writes several in any order: the checksum of the rest, that of
@@ -46,23 +46,19 @@ def save(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, object]) 
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        content = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
-        text, told = json.dumps({"format": FORMAT, **meta}), fingerprint(content)
-        save_file(content, temporary, metadata={_META: f"{_sum(text, told)} {told} {text}"})
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
+        text, told = json.dumps({"format": FORMAT, **meta}), fingerprint(tensors)
+        safetensors_file.write(temporary, tensors, {_META: f"{_sum(text, told)} {told} {text}"}, synced=True)
         os.replace(temporary, path)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         with suppress(OSError):
             temporary.unlink()
         # Of the place nothing is told outside; that its disk is full, say, is what the server's events need.
         raise MedPFLError(f"cannot write {path}: {error}", f"a file could not be written: {_reason(error)}") from error
 
 
-def _reason(error: Exception) -> str:
-    """The operating system's words; safetensors gives its number only."""
-    number = error.errno if isinstance(error, OSError) else re.search(r"os error (\d+)", str(error))
-    return os.strerror(int(number[1]) if isinstance(number, re.Match) else number) if number else "unknown"
+def _reason(error: OSError) -> str:
+    """The operating system's words."""
+    return os.strerror(error.errno) if error.errno else "unknown"
 
 
 def _sum(text: str, tensors: str) -> str:
@@ -131,12 +127,9 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 over names, types, shapes and bytes of all tensors, whatever their order."""
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
-        whole = tensor.detach().cpu().contiguous()
-        digest.update(f"{name} {whole.dtype} {tuple(whole.shape)}".encode())
-        flat = whole.reshape(-1)
-        if flat.stride() != (1,):  # of an empty tensor or a single value, which came from elsewhere
-            flat = flat.clone(memory_format=torch.contiguous_format)
-        digest.update(flat.view(torch.uint8).numpy().data)
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        for (part,) in pieces(safetensors_file.plain(tensor)):
+            digest.update(safetensors_file.bytes_of(part))
     return digest.hexdigest()
 
 

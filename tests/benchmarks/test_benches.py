@@ -43,6 +43,15 @@ def test_bench_mixing_measures_and_agrees_with_float64(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_bench_scale_measures_each_point_in_a_process_of_its_own(tmp_path: Path) -> None:
+    bench("scale", "--few", "--folder", str(tmp_path), "--out", str(tmp_path / "s.json"))
+    server, whole = json.loads((tmp_path / "s.json").read_text())["points"]
+    assert server["on_disk"] and server["peak_mb"] < server["before_mb"] + 100 and server["state_mb"] > 15
+    assert whole["hospitals"] == 4 and whole["seconds_a_round"] > 0
+    assert [path.name for path in tmp_path.iterdir()] == ["s.json"]
+
+
+@pytest.mark.slow
 def test_bench_choice_measures_regret_against_what_is_known_to_be_true(tmp_path: Path) -> None:
     bench("choice", "--hospitals", "8", "--out", str(tmp_path / "c.json"))
     found = {

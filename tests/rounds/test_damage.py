@@ -23,6 +23,7 @@ from medpfl.job.codecs import Codecs
 from medpfl.results.record import Saved
 from medpfl.rounds import checkpoint
 from medpfl.rounds.coordinator import Coordinator
+from medpfl.rounds.shelf import Shelf
 from medpfl.rounds.simulate import simulate
 from small_jobs import small_job, write_table_sites
 from tools import assert_same, outcome, run
@@ -189,9 +190,9 @@ def test_a_checkpoint_with_other_entries_is_refused_with_a_sentence(tmp_path: Pa
     record = Saved(lines=[], events=[], bytes=[], matrices={})
     about = checkpoint.About(done=1, finished=False, roster=["anna"], best={}, scores={}, record=record, saved=0.0)
     checkpoint.save(tmp_path, {"model": {checkpoint.SHARED: tensors}}, {}, about)
-    assert checkpoint.load(tmp_path, {"model": tensors}, ["anna"])[0] is not None
+    assert checkpoint.load(tmp_path, {"model": tensors}, ["anna"], Shelf(1, tmp_path))[0] is not None
     with pytest.raises(MedPFLError, match=r"of another version of MedPFL \(the entry 'second\.weight' of slot 'model'"):
-        checkpoint.load(tmp_path, {"model": ["first.weight"]}, ["anna"])
+        checkpoint.load(tmp_path, {"model": ["first.weight"]}, ["anna"], Shelf(1, tmp_path))
 
 
 @pytest.mark.slow

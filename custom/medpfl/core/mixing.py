@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from medpfl.core.mapped import Passing
+
 State = Mapping[str, Tensor]
 Matrix = NDArray[np.float64]
 
@@ -81,22 +83,24 @@ def mix(matrix: Matrix, states: Sequence[State], in_place: bool = False) -> list
     if len(states) != len(matrix):
         raise ValueError(f"a {len(matrix)} x {len(matrix)} matrix cannot mix {len(states)} models")
     results: list[dict[str, Tensor]] = [{} for _ in states]
+    passing = Passing()
     for key in states[0]:
         tensors = [state[key] for state in states]
         if any(t.shape != tensors[0].shape or t.dtype != tensors[0].dtype for t in tensors):
             raise ValueError(f"'{key}' does not have one shape and type in all models")
         targets = tensors if in_place else [torch.empty_like(t, memory_format=torch.contiguous_format) for t in tensors]
         if tensors[0].is_floating_point():
-            _mix_tensor(matrix, tensors, targets)
+            _mix_tensor(matrix, tensors, targets, passing)
         elif not in_place:
             for source, target in zip(tensors, targets, strict=True):
                 target.copy_(source)
         for result, target in zip(results, targets, strict=True):
             result[key] = target
+    passing.end()
     return results
 
 
-def _mix_tensor(matrix: Matrix, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+def _mix_tensor(matrix: Matrix, sources: Sequence[Tensor], targets: Sequence[Tensor], passing: Passing) -> None:
     flat_in = [t.reshape(-1) for t in sources]
     flat_out = [t.view(-1) for t in targets]
     dtype = torch.promote_types(sources[0].dtype, torch.float32)
@@ -121,6 +125,7 @@ def _mix_tensor(matrix: Matrix, sources: Sequence[Tensor], targets: Sequence[Ten
             torch._foreach_copy_(list(before.unbind()), old)
             torch.mm(weights, before, out=after)
             torch._foreach_copy_(new, list(after.unbind()))
+        passing.over(*old)
 
 
 def diagonal_and_shared(matrix: Matrix) -> tuple[list[float] | None, list[float]]:

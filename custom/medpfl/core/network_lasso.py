@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from medpfl.core.graph import Edges, members
+from medpfl.core.mapped import Passing
 from medpfl.core.mixing import Matrix, State
 
 RHO = 0.5
@@ -44,7 +45,7 @@ def gram(states: Sequence[State]) -> Matrix:
 
     Differences are taken before the products, which keeps the digits when the models are close together.
     """
-    size = len(states)
+    size, passing = len(states), Passing()
     total = np.zeros((size, size))
     for key, first in states[0].items():
         if not first.is_floating_point():
@@ -54,10 +55,13 @@ def gram(states: Sequence[State]) -> Matrix:
         scratch = torch.empty(size, width, dtype=torch.float64)
         for start in range(0, first.numel(), width):
             block = scratch[:, : min(width, first.numel() - start)]
-            torch._foreach_copy_(list(block.unbind()), [row[start : start + width] for row in rows])
+            parts = [row[start : start + width] for row in rows]
+            torch._foreach_copy_(list(block.unbind()), parts)
+            passing.over(*parts)
             block[1:] -= block[0]
             apart = block[1:].numpy()
             total[1:, 1:] += apart @ apart.T  # numpy sees the symmetry and does half the work, torch does not
+    passing.end()
     result: Matrix = total - total.mean(axis=0) - total.mean(axis=1, keepdims=True) + total.mean()
     return result
 

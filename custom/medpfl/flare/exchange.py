@@ -29,6 +29,7 @@ from medpfl.rounds.evaluation import EvaluationCoordinator
 from medpfl.rounds.loop import Exchange
 from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol.replies import Reply
+from medpfl.rounds.protocol.requests import Request
 
 
 class ExchangeController(Controller):
@@ -126,11 +127,25 @@ class ExchangeController(Controller):
         started, quorum_at = time.monotonic(), None
         awaited = set(tasks if exchange.awaited is None else exchange.awaited)
         replies: dict[str, Message[Reply]] = {}
+        failed: dict[str, str] = {}
+
+        def read(site: str) -> None:
+            """Outside FLARE's locks, and while others still compute or send theirs."""
+            if site in replies or site in failed:
+                return
+            try:
+                replies[site] = self._read(site, results[site], exchange.messages[site], fl_ctx)
+            except MedPFLError as error:
+                failed[site] = str(error)
+            results[site] = Shareable()  # its arrays are in the reply now, or in a file
+
         while len(results) < len(tasks):
             self._arrived.wait(0.2)
             self._arrived.clear()
             if abort_signal.triggered:
                 raise Stopped("aborted")
+            for site in [name for name, result in list(results.items()) if failure_of(result) is None]:
+                read(site)
             now = time.monotonic()
             good = sum(failure_of(result) is None for result in list(results.values()))
             if quorum_at is None and (good >= exchange.quorum or awaited <= results.keys()):
@@ -145,15 +160,23 @@ class ExchangeController(Controller):
             task.data = Shareable()
         for site, message in exchange.messages.items():
             round_number = message.header.round
-            result = results.get(site)
-            if result is None:
+            if site not in results:
                 self._missed[site] = self._missed.get(site, 0) + 1
                 self.coordinator.refuse(site, round_number, "did not answer in time")
                 continue
             self._missed[site] = 0
-            try:
-                reply = read_reply(result, message.slots, self._gradients())
-                replies[site] = dataclasses.replace(reply, encoded=traffic_of(fl_ctx, site))
-            except MedPFLError as error:
-                self.coordinator.refuse(site, round_number, f"failed: {error}")
-        return replies
+            read(site)
+            if site in failed:
+                self.coordinator.refuse(site, round_number, f"failed: {failed[site]}")
+        return {site: replies[site] for site in exchange.messages if site in replies}
+
+    def _read(self, site: str, result: Shareable, asked: Message[Request], fl_ctx: FLContext) -> Message[Reply]:
+        """A hospital's answer.
+
+        Raises:
+            MedPFLError: it says that it failed, or cannot be read.
+        """
+        reply = read_reply(result, asked.slots, self._gradients())
+        if isinstance(self.coordinator, Coordinator):
+            reply = self.coordinator.arrived(reply)
+        return dataclasses.replace(reply, encoded=traffic_of(fl_ctx, site))

@@ -7,6 +7,7 @@ from pathlib import Path
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mixer
 from medpfl.job.codecs import Codecs
+from medpfl.job.sampling import check_sampling
 from medpfl.job.settings import EvaluationSettings, Settings
 from medpfl.job.slots import mixers_of
 from medpfl.methods.contract import Method
@@ -29,7 +30,7 @@ class Job:
     Raises:
         ConfigError: there is no such reference or slot, a slot has no component (``mixers_of``), the job encrypts what
             the server must see (``check_encryptable``), or there are start weights for a network that is only planned
-            when the job starts.
+            when the job starts, or fewer hospitals are asked in a round than must answer.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Job:
                 "start weights are of a known network, and this job's is planned when it starts: leave 'start' out, or "
                 "take the network that 'medpfl plan' writes"
             )
+        check_sampling(self.settings, self.min_clients)
         object.__setattr__(self, "mixers", mixers_of(self.method, self.settings.references, self.components))
         if self.settings.encryption is not None:
             check_encryptable(self.mixers, self.settings.clip_updates is not None, self.codecs is not None)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The controller's arguments: everything about a job that the server decides."""
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -26,6 +27,8 @@ class Settings(Checked):
         most_samples: training samples; a hospital that says it has more takes no part.
         clip_updates: how many times as long as the median of the others' updates one may be; a longer one is shortened
             to that. None: it counts as it is. Either way an event tells of one that is more than 10 times as long.
+        hospitals_per_round: how many hospitals a round asks, drawn anew for each by the seed: a number of at least
+            ``min_clients``, or a share of them in (0, 1), rounded up. None: all.
         encryption: "ckks": hospitals encrypt what they send, with a key that the server does not have, and the server
             mixes ciphertexts. None: it sees their models.
     """
@@ -41,6 +44,7 @@ class Settings(Checked):
     patience: int = 2
     most_samples: int = 10_000_000
     clip_updates: float | None = None
+    hospitals_per_round: int | float | None = None
     encryption: Literal["ckks"] | None = None
 
     gone: ClassVar = {
@@ -61,8 +65,25 @@ class Settings(Checked):
             raise ConfigError(
                 f"the controller's clip_updates must be at least 1 and finite, or null, got {self.clip_updates}"
             )
+        self._check_hospitals_per_round()
         if len(set(self.references)) < len(self.references):
             raise ConfigError(f"the controller's references name one twice: {', '.join(self.references)}")
+
+    def _check_hospitals_per_round(self) -> None:
+        asked = self.hospitals_per_round
+        if asked is None or (isinstance(asked, int) and asked >= 1) or (isinstance(asked, float) and 0 < asked < 1):
+            return
+        raise ConfigError(
+            "the controller's hospitals_per_round must be a whole number of at least 1, or a share between 0 and 1, "
+            f"got {asked}"
+        )
+
+    def of_run(self) -> dict[str, object]:
+        """What makes a run another one: all, but what came later and is not used, so that a run keeps its key."""
+        said = dataclasses.asdict(self)
+        if self.hospitals_per_round is None:
+            del said["hospitals_per_round"]
+        return said
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from medpfl.results.schema import Line, Stretch, TrainingLine, TrainingSummary
+from medpfl.results.schema import Line, RoundLine, Stretch, TrainingLine, TrainingSummary
 
 SERVER = "server"
 
@@ -22,13 +22,37 @@ def stretches(lines: Iterable[Line], roster: Sequence[str]) -> dict[str, list[St
     return {site: _stretches(sorted(found)) for site, found in trained.items()}
 
 
-def absences(trained: Mapping[str, Sequence[Stretch]], rounds: int) -> dict[str, str]:
-    """A sentence on every hospital that missed a round."""
+def asked_in(lines: Iterable[Line], roster: Sequence[str]) -> dict[str, list[Stretch]]:
+    """Hospital to the stretches of rounds that it was drawn for."""
+    asked: dict[str, set[int]] = {site: set() for site in roster}
+    for line in lines:
+        if isinstance(line, RoundLine):
+            for site in line.asked or ():
+                asked[site].add(line.round)
+    return {site: _stretches(sorted(found)) for site, found in asked.items()}
+
+
+def absences(
+    trained: Mapping[str, Sequence[Stretch]], rounds: int, asked: Mapping[str, Sequence[Stretch]] | None = None
+) -> dict[str, str]:
+    """A sentence on every hospital that missed a round.
+
+    Args:
+        asked: of a job that does not ask all in every round; a round that did not ask a hospital is not missed.
+    """
+    if asked:
+        return {
+            site: f"trained in {_rounds(found)} of {rounds}; it was asked in {_rounds(asked[site])}"
+            for site, found in trained.items()
+            if list(found) != list(asked[site])
+        }
     return {
-        site: f"trained in {f'rounds {in_words(found)}' if found else 'none'} of {rounds}"
-        for site, found in trained.items()
-        if not _whole(found, rounds)
+        site: f"trained in {_rounds(found)} of {rounds}" for site, found in trained.items() if not _whole(found, rounds)
     }
+
+
+def _rounds(found: Sequence[Stretch]) -> str:
+    return f"rounds {in_words(found)}" if found else "none"
 
 
 def presence(summary: TrainingSummary) -> dict[str, str]:
@@ -39,10 +63,14 @@ def presence(summary: TrainingSummary) -> dict[str, str]:
     missing = {event.site for event in summary.events if event.round == 0} - {SERVER, *summary.roster}
     if not missing and all(_whole(found, rounds) for found in of_roster.values()):
         return {}
-    found = {
-        site: f"{in_words(found)} of {rounds}" if found else f"none of {rounds}" for site, found in of_roster.items()
-    }
+    found = {site: _shown(found, rounds, summary.asked.get(site)) for site, found in of_roster.items()}
     return {**found, **dict.fromkeys(sorted(missing), "took no part")}
+
+
+def _shown(found: Sequence[Stretch], rounds: int, asked: Sequence[Stretch] | None) -> str:
+    """The rounds that a hospital trained in, and where others asked it, those."""
+    said = f"{in_words(found)} of {rounds}" if found else f"none of {rounds}"
+    return said if asked is None or list(found) == list(asked) else f"{said}, asked in {in_words(asked)}"
 
 
 def in_words(found: Sequence[Stretch]) -> str:

@@ -50,6 +50,9 @@ class Record:
     Args:
         files: write it down; where one of them fails, the job does.
         trackers: are told too; one that fails is told no more.
+
+    Attributes:
+        asked: the hospitals that were drawn for any round so far, in a job that does not ask all.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Record:
         self.lines: list[Line] = []
         self.events: list[Event] = []
         self.matrices: dict[str, Matrix] = {}
+        self.asked: set[str] = set()
         self._bytes: dict[Place, tuple[int, int]] = {}
         self._files, self._trackers = tuple(files), list(trackers)
         self._told = 0
@@ -120,11 +124,14 @@ class Record:
     def event(self, round_number: int, site: str, text: str) -> None:
         self.events.append(Event(round=round_number, site=site, event=text))
 
-    def round(self, round_number: int, matrices: Mapping[str, Matrix], seconds: float) -> None:
-        """End of a round."""
+    def round(
+        self, round_number: int, matrices: Mapping[str, Matrix], seconds: float, asked: list[str] | None = None
+    ) -> None:
+        """End of a round; ``asked``: the hospitals that were drawn for it, where not all were asked."""
         for slot, matrix in matrices.items():
             self.matrices[f"{slot}/{round_number:05d}"] = matrix
-        self.lines.append(RoundLine(round=round_number, seconds=round(seconds, 3)))
+        self.lines.append(RoundLine(round=round_number, seconds=round(seconds, 3), asked=asked))
+        self.asked.update(asked or ())
         self._end_round(round_number, matrices)
 
     def _end_round(self, round_number: int, matrices: Mapping[str, Matrix]) -> None:
@@ -189,6 +196,7 @@ class Record:
     def restore(self, saved: Saved, round_number: int) -> None:
         """Go on after ``round_number``; the callbacks are told of what was measured until then."""
         self.lines = list(saved.lines)
+        self.asked = {site for line in self.lines if isinstance(line, RoundLine) for site in line.asked or ()}
         self._bytes = {(line.round, line.site, line.direction): (line.raw, line.encoded) for line in saved.bytes}
         self.events = [*saved.events, *self.events]
         self.matrices = {key: np.array(rows) for key, rows in saved.matrices.items()}

@@ -100,12 +100,18 @@ class TrainingLine(Typed):
 
 
 class RoundLine(Typed):
-    """A round's end at the server; ``seconds``: from its first message on."""
+    """A round's end at the server.
+
+    Attributes:
+        seconds: from its first message on.
+        asked: the hospitals that were drawn for it; None: all were asked.
+    """
 
     site: Literal["server"] = "server"
     split: Literal["round"] = "round"
     round: NonNegativeInt
     seconds: float
+    asked: list[str] | None = Field(default=None, exclude_if=lambda found: found is None)
 
 
 MetricLine = ValidationLine | FinalLine
@@ -227,6 +233,7 @@ class AboutTraining(About):
         codecs: by direction, where there are any.
         networks: slot to the pairs of similar hospitals, in files of before: now they are in ``panels``.
         trained: hospital to the stretches of rounds in which it trained; empty in files of before.
+        asked: hospital to the stretches of rounds that it was drawn for; empty where every round asked all.
         privacy: hospital to what its noise has cost, as it says itself; empty without noise.
         chosen: hospital to the model that it takes; empty in files of before, and where no local model rides along.
     """
@@ -239,6 +246,7 @@ class AboutTraining(About):
     networks: dict[str, list[tuple[str, str]]] = Field(default_factory=dict, exclude_if=lambda found: not found)
     scored: dict[str, str] = Field(default_factory=dict)
     trained: dict[str, list[Stretch]] = Field(default_factory=dict)
+    asked: dict[str, list[Stretch]] = Field(default_factory=dict, exclude_if=lambda found: not found)
     privacy: dict[str, Spent] = Field(default_factory=dict, exclude_if=lambda found: not found)
     chosen: dict[str, ChosenRow] = Field(default_factory=dict, exclude_if=lambda found: not found)
 

@@ -30,14 +30,19 @@ class BestRounds:
             if value is not None:
                 self.scores.setdefault(line.model, {})[site] = value
 
-    def choose(self, round_number: int) -> None:
-        """Compare the scores at hand, which are those of ``round_number``, with the best so far."""
+    def choose(self, round_number: int, of_all: bool = True) -> None:
+        """Compare the scores at hand, which are those of ``round_number``, with the best so far.
+
+        Args:
+            of_all: False: only some hospitals were asked for theirs, so the round is noted and nobody's best: the
+                others hold no models of it.
+        """
         if round_number < 1:
             return
         for model, scores in self.scores.items():
             mean = float(np.mean([scores[site] for site in sorted(scores)]))
             self._record.mean_score(round_number, model, self._score, mean)
-            if model not in self.best or self._measure.better(mean, self.best[model].score):
+            if of_all and (model not in self.best or self._measure.better(mean, self.best[model].score)):
                 self.best[model] = BestRound(round=round_number, score=mean)
 
     def restore(self, best: Mapping[str, BestRound], scores: Mapping[str, Mapping[str, float]]) -> None:

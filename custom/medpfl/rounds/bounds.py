@@ -6,11 +6,12 @@ the round itself gives: a multiple of the median length of the other hospitals' 
 """
 
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from medpfl.core.mapped import pieces
 from medpfl.core.mixing import State
 from medpfl.rounds.messages import Slots
 
@@ -71,16 +72,21 @@ class _Update:
 
     def __init__(self, entries: State, base: State | None):
         self._entries, self._base = entries, base
-        self.length = float(sum(float(self._apart(key).norm()) ** 2 for key in entries) ** 0.5)
+        self.length = float(sum(float(apart.norm()) ** 2 for _, _, apart in self._pieces()) ** 0.5)
 
-    def _apart(self, key: str) -> Tensor:
-        tensor = self._entries[key].double()
-        return tensor if self._base is None else tensor - self._base[key]
+    def _pieces(self) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:
+        """A piece of what was sent, of what had been sent, and the difference in float64."""
+        for key, tensor in self._entries.items():
+            if self._base is None:
+                for (sent,) in pieces(tensor):
+                    yield sent, None, sent.double()
+            else:
+                for sent, base in pieces(tensor, self._base[key]):
+                    yield sent, base, sent.double() - base
 
     def shorten(self, factor: float) -> None:
-        for key, tensor in self._entries.items():
-            apart = self._apart(key) * factor
-            tensor.copy_(apart if self._base is None else self._base[key] + apart)
+        for sent, base, apart in self._pieces():
+            sent.copy_(apart * factor if base is None else base + apart * factor)
 
 
 def _bound_group(what: str, updates: Mapping[str, _Update], limit: float | None) -> list[Far]:

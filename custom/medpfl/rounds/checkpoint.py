@@ -10,16 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from medpfl import store
 from medpfl.core.errors import MedPFLError
+from medpfl.core.mapped import pieces
 from medpfl.core.mixing import State
 from medpfl.results.record import Saved
 from medpfl.results.schema import BestRound, Typed
 from medpfl.rounds.messages import flatten, unflatten
+from medpfl.rounds.shelf import Shelf
 
 KIND = "server"
+MODELS = "models"
+"""Folder of the models that lie in files of their own."""
 SHARED = "*"
 """The owner of a model that all hospitals share."""
 
@@ -36,6 +41,8 @@ class About(Typed):
         best: model to its best round so far, and ``scores``: model to the hospitals' last known validation scores.
         record: what was measured.
         saved: when, in seconds since 1970.
+        files: where models lie in files of ``MODELS`` (``rounds.shelf``), slot to the K hospitals' files, and
+            ``digests``: file to the SHA-256 of its tensors.
     """
 
     done: int
@@ -45,6 +52,8 @@ class About(Typed):
     scores: dict[str, dict[str, float]]
     record: Saved
     saved: float
+    files: dict[str, list[str]] = Field(default_factory=dict, exclude_if=lambda found: not found)
+    digests: dict[str, str] = Field(default_factory=dict, exclude_if=lambda found: not found)
 
 
 @dataclass(frozen=True)
@@ -58,11 +67,17 @@ class Checkpoint:
 
 def compact(states: list[dict[str, Tensor]], roster: Sequence[str]) -> dict[str, dict[str, Tensor]]:
     """Owner to state; one entry for everybody where all hospitals have the same."""
-    same = all(
-        state.keys() == states[0].keys() and all(torch.equal(state[key], states[0][key]) for key in state)
-        for state in states[1:]
-    )
+    same = all(state is states[0] or _equal(state, states[0]) for state in states[1:])
     return {SHARED: states[0]} if same else dict(zip(roster, states, strict=True))
+
+
+def _equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(
+        mine.shape == theirs.shape
+        and mine.dtype == theirs.dtype
+        and all(torch.equal(*parts) for parts in pieces(mine, theirs))
+        for mine, theirs in ((one[key], other[key]) for key in one)
+    )
 
 
 def save(
@@ -76,28 +91,39 @@ def save(
 
 
 def load(
-    folder: Path, slots: Mapping[str, Collection[str]], roster: Sequence[str]
+    folder: Path, slots: Mapping[str, Collection[str]], roster: Sequence[str], shelf: Shelf
 ) -> tuple[Checkpoint | None, list[str]]:
     """What ``save`` wrote of an unfinished run, None if there is none or it is finished; and sentences about what was
     lost. Where nothing is resumed, no checkpoint is left in the folder.
 
     Args:
         slots: slot to its entries, as the hospitals send them.
+        shelf: of the run; is left without files where nothing is resumed.
 
     Raises:
         MedPFLError: the checkpoint was written by another version of MedPFL, or cannot be opened.
     """
     kept, damaged = store.newest(folder, KIND)
+    lying: Stack = {}
+    while kept is not None:
+        said = _about(folder, kept.meta)
+        try:
+            lying = {} if said.finished or not said.files else shelf.restore(said.files, said.digests)
+            break
+        except store.DamagedFile:
+            kept, more = store.newest(folder, KIND, kept.number - 1)
+            damaged += [said.done, *more]
     told = [f"the checkpoint after round {number} is damaged and not used" for number in damaged]
     about = _about(folder, kept.meta) if kept else None
     if kept is None or about is None or about.finished:
         store.discard(folder, KIND)
+        shelf.forget()
         return None, [*told, "the run starts anew"] if damaged else []
     found = unflatten(kept.tensors)
     stack: Stack = {}
     for slot, entries in slots.items():
         shared = found.get(f"{slot}/{SHARED}")
-        states = [shared or found.get(f"{slot}/{site}", {}) for site in roster]
+        states = lying.get(slot) or [shared or found.get(f"{slot}/{site}", {}) for site in roster]
         fullest = max(states, key=len)  # of what is encrypted, a copy that nobody has mixed yet is empty
         if set(fullest) != set(entries):
             other = sorted(set(fullest) ^ set(entries))[0]
@@ -105,7 +131,7 @@ def load(
                 f"{folder} holds a checkpoint of another version of MedPFL (the entry '{other}' of slot '{slot}' is in "
                 "it or in the hospitals' networks, and not in both): remove the folder to start the run anew"
             )
-        stack[slot] = [{key: tensor.clone() for key, tensor in state.items()} for state in states]
+        stack[slot] = states
     told.append(f"resumed after round {about.done} of an unfinished run")
     return Checkpoint(stack, {slot: found.get(f"mixer:{slot}/", {}) for slot in slots}, about), told
 

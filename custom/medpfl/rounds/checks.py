@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from medpfl.core.errors import RefusedUpdate
+from medpfl.core.mapped import pieces
 from medpfl.rounds.messages import SEPARATOR, Slots, digest_of, table
 
 LARGEST = 1e18
@@ -59,13 +60,14 @@ def check_values(site: str, slots: Slots, buffers: Collection[str] = ()) -> None
                 raise RefusedUpdate(f"{where} holds complex numbers")
             if not tensor.is_floating_point() or not tensor.numel():
                 continue
-            least, largest = (float(value) for value in torch.aminmax(tensor))
-            if not (-torch.inf < least and largest < torch.inf):  # NaN is neither
-                raise RefusedUpdate(f"{where} holds NaN or infinite values")
-            if max(-least, largest) > LARGEST:
-                raise RefusedUpdate(f"{where} holds values beyond {LARGEST:g}")
-            if key in buffers and key.rpartition(".")[2] == "running_var" and least < 0:
-                raise RefusedUpdate(f"{where} holds a negative variance")
+            for (part,) in pieces(tensor):
+                least, largest = (float(value) for value in torch.aminmax(part))
+                if not (-torch.inf < least and largest < torch.inf):  # NaN is neither
+                    raise RefusedUpdate(f"{where} holds NaN or infinite values")
+                if max(-least, largest) > LARGEST:
+                    raise RefusedUpdate(f"{where} holds values beyond {LARGEST:g}")
+                if key in buffers and key.rpartition(".")[2] == "running_var" and least < 0:
+                    raise RefusedUpdate(f"{where} holds a negative variance")
 
 
 def check_statistics(site: str, given: Slots, names: list[str], expected: Table) -> None:

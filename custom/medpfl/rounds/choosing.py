@@ -136,7 +136,7 @@ class Holding:
         sheets = {name: held.sheet for name, held in self._held.items() if held.sheet is not None}
         found = Choice(LOCAL, {}, 0)
         if sheets:
-            found = choose(sheets, LOCAL, self._task.measure, self._seed, self._site, "validation")
+            found = self._bounded(choose(sheets, LOCAL, self._task.measure, self._seed, self._site, "validation"))
         taken = self._held[found.model]
         tested = taken.tested or evaluate_test(
             taken.method, taken.name, taken.networks, self._task, self._data, self._device
@@ -155,6 +155,14 @@ class Holding:
         told = found.patients >= max(self._least, LEAST_PATIENTS) and said.gain is not None
         gain = round(found.gain, 6) if told else None
         return ChosenModel(test=line, gain=gain, interval=found.interval if told else None)
+
+    def _bounded(self, found: Choice) -> Choice:
+        """With few patients a gain and its errors reach further than scores can differ; the server refuses that."""
+        least, largest = next(metric.range for metric in self._task.tested if metric.name == self._task.score)
+        if found.interval is None:
+            return found
+        low, high = (min(max(end, least - largest), largest - least) for end in found.interval)
+        return replace(found, interval=(low, high))
 
     def _average(self, last: int) -> None:
         """A further candidate: the average of all whose validation score is defined."""

@@ -4,7 +4,6 @@
 ``rounds.loop`` says in which order its methods are called: one that makes messages, then one that takes the answers.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -60,6 +59,7 @@ class Coordinator(ServerRun):
             slots={slot: mixer.travels for slot, mixer in mixers.items()},
             gradients=tuple(slot for slot in self.copies.travelling if mixers[slot].takes == "gradients"),
             encryption=self.settings.encryption,
+            asked=self.asked,
         )
 
     def take_init(self, replies: Replies) -> None:
@@ -85,11 +85,17 @@ class Coordinator(ServerRun):
         # The roster is part of the run's key: a run with other hospitals neither resumes this one nor overwrites it.
         configs = sorted({ready[site].header.config for site in self.joined})
         components = self.end.about.components
-        said = [self.job.name, dataclasses.asdict(self.settings), components, list(self.roster), configs]
+        said = [self.job.name, self.settings.of_run(), components, list(self.roster), configs]
         if not self.begin(digest_of(said)):
+            self._tell_sampling()
             for text in lacking:
                 self.record.event(0, "server", text)
             self.copies.start(found.slots)
+
+    def _tell_sampling(self) -> None:
+        if self.asked is not None:
+            number, there = min(self.asked, len(self.joined)), len(self.joined)
+            self.record.event(0, "server", f"every round asks {number} of {there} hospitals, drawn by the seed")
 
     def _without(self, site: str, reason: str) -> None:
         self.refuse(site, 0, f"takes no part: {reason}")

@@ -15,6 +15,7 @@ from medpfl.rounds.checkpoint import Stack
 from medpfl.rounds.checks import Table, check_update
 from medpfl.rounds.messages import Slots, byte_count
 from medpfl.rounds.sealing import check_sealed, mix_sealed, sealed_table, whole_numbers
+from medpfl.rounds.shelf import Shelf
 
 
 class Copies:
@@ -23,12 +24,13 @@ class Copies:
     Args:
         mixers: slot to server component.
         roster: the hospitals' names, sorted; copy k is the k-th hospital's.
+        shelf: where they lie.
         sealed: whether the hospitals encrypt them (``rounds.sealing``).
     """
 
-    def __init__(self, mixers: Mapping[str, Mixer], roster: Sequence[str], sealed: bool = False):
+    def __init__(self, mixers: Mapping[str, Mixer], roster: Sequence[str], shelf: Shelf, sealed: bool = False):
         self.mixers = dict(mixers)
-        self.sealed = sealed
+        self.shelf, self.sealed = shelf, sealed
         self.travelling = [slot for slot, mixer in self.mixers.items() if mixer.travels]
         self.stack: Stack = {}
         self._roster = tuple(roster)
@@ -64,7 +66,7 @@ class Copies:
         for slot in self.travelling:
             self.mixers[slot].start(slots[slot])
             known = whole_numbers(slots[slot]) if self.sealed else slots[slot]
-            self.stack[slot] = [{key: t.clone() for key, t in known.items()} for _ in self._roster]
+            self.stack[slot] = [self.shelf.copy(known)] * len(self._roster)  # what is mixed are other tensors
 
     def restore(self, stack: Stack, states: Mapping[str, State]) -> None:
         """Go on from a checkpoint's copies and components' states."""
@@ -93,14 +95,15 @@ class Copies:
         for slot in slots:
             # Mixing is in place. An absent hospital's copy is cloned first: it may still be downloading the old one.
             stack = [
-                sent[site][slot] if site in sent else {key: t.clone() for key, t in kept.items()}
+                sent[site][slot] if site in sent else self.shelf.copy(kept)
                 for site, kept in zip(self._roster, self.stack[slot], strict=True)
             ]
             if self.sealed:
                 matrices[slot] = restrict(self.mixers[slot].matrix(info), info.present)
-                self.stack[slot] = mix_sealed(matrices[slot], stack)
+                self.stack[slot] = self.shelf.settle(mix_sealed(matrices[slot], stack))
                 continue
-            self.stack[slot], matrix = self.mixers[slot].mix(stack, info)
+            mixed, matrix = self.mixers[slot].mix(stack, info)
+            self.stack[slot] = self.shelf.settle(mixed)
             if matrix is not None:
                 matrices[slot] = matrix
         return matrices

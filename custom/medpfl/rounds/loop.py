@@ -113,13 +113,14 @@ def beginning(coordinator: Coordinator) -> Loop:
 
 
 def one_round(coordinator: Coordinator, round_number: int, sites: list[str]) -> Generator[Exchange, Replies, list[str]]:
-    """One round with these hospitals: statistics where a component wants them, training, and further exchanges where
-    the method wants them. Returns the hospitals whose updates were mixed."""
+    """One round with these hospitals, or those drawn of them: statistics of all where a component wants them, training,
+    and further exchanges where the method wants them. Returns the hospitals whose updates were mixed."""
     started = time.monotonic()
     timeout, quorum = coordinator.settings.train_timeout, coordinator.min_sites
     if requests := coordinator.rounds.statistics_messages(round_number, sites):
         coordinator.rounds.take_statistics(round_number, (yield Exchange(requests, timeout, quorum)))
-    replies = yield Exchange(coordinator.rounds.train_messages(round_number, sites), timeout, quorum)
+    asked = coordinator.rounds.drawn(round_number, sites)
+    replies = yield Exchange(coordinator.rounds.train_messages(round_number, asked), timeout, quorum)
     mixed = coordinator.rounds.take_train(round_number, replies, started)
     while messages := coordinator.rounds.refine_messages():
         coordinator.rounds.take_refined((yield Exchange(messages, timeout, quorum)))

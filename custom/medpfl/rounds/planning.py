@@ -73,7 +73,7 @@ class Planning:
     """
 
     def __init__(self, job: Job, roster: Sequence[str], home: Path, record: Record, quorum: Quorum):
-        said = [job.name, dataclasses.asdict(job.settings), spec_of(job.method), spec_of(job.task), list(roster)]
+        said = [job.name, job.settings.of_run(), spec_of(job.method), spec_of(job.task), list(roster)]
         self._file = home / "plans" / f"{digest_of(said)}.json"
         self._roster, self._record, self._quorum = roster, record, quorum
         self._task, self._asked = job.task, PlanRequest(job=job.name)

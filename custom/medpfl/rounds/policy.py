@@ -65,7 +65,7 @@ def check_start(policy: Policy, header: InitRequest) -> None:
     Raises:
         PolicyRefused: with the rule's key.
     """
-    check_hospitals(policy, len(set(header.roster)))
+    check_hospitals(policy, min(len(set(header.roster)), header.asked or len(header.roster)))
     check_length(policy, header.rounds)
     check_threads(policy, header.threads)
     check_encrypted(policy, header.encryption)

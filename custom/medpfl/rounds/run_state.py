@@ -37,7 +37,7 @@ class RunState:
         self.optimizers: dict[str, torch.optim.Optimizer]
 
     def enter(self, header: OfRun, home: Path, networks: Networks) -> list[str]:
-        """On this process's first task of a run: start afresh in round 1, else take up what was kept on disk.
+        """On this process's first task of a run: start afresh in its first round, else take up what was kept on disk.
 
         Args:
             home: the hospital's folder of the job.
@@ -53,7 +53,7 @@ class RunState:
         self._run = header.run
         self.optimizers = {}
         done = header.round - isinstance(header, StatisticsRequest | TrainRequest)
-        if done == 0:
+        if done == 0 or header.fresh:
             for kind in (PRIVATE, MIXED):
                 store.discard(self.folder, kind)
             return []
@@ -63,6 +63,11 @@ class RunState:
             return [*notes, f"no state of this run is kept here; the private part starts anew in round {done + 1}"]
         self.optimizers = restore_private(kept, networks.models, networks.owner)
         return [*notes, f"resumed from the state after round {kept.number}"]
+
+    @property
+    def entered(self) -> bool:
+        """Whether this process has the run's state."""
+        return self._run is not None
 
     def forget(self) -> None:
         """The networks are made anew: the next task takes up again what was kept on disk."""

@@ -3,7 +3,7 @@
 
 from medpfl.methods.panels import AtServer
 from medpfl.results.files import write_slots
-from medpfl.results.presence import absences, stretches
+from medpfl.results.presence import absences, asked_in, stretches
 from medpfl.results.schema import AboutTraining
 from medpfl.rounds.messages import Message
 from medpfl.rounds.planning import Planning
@@ -28,7 +28,7 @@ class ServerEnd:
     def validate_messages(self, sites: list[str]) -> dict[str, Message[ValidateRequest]]:
         run = self._run
         header = run.ask(ValidateRequest, run.done)
-        return {site: Message(header, run.copies.of(site, run.copies.travelling)) for site in sites}
+        return {site: Message(run.to(site, header), run.copies.of(site, run.copies.travelling)) for site in sites}
 
     def take_validation(self, replies: Replies) -> None:
         run = self._run
@@ -48,11 +48,12 @@ class ServerEnd:
         """Record the test results and write everything the job leaves behind at the server."""
         run = self._run
         trained = stretches(run.record.lines, run.roster)
-        for site, text in absences(trained, run.done).items():
+        asked = asked_in(run.record.lines, run.roster) if run.asked is not None else {}
+        for site, text in absences(trained, run.done, asked).items():
             run.record.event(run.done, site, text)
-        asked, chosen = run.ask(FinishRequest, run.done, finetune=run.settings.finetune), {}
+        header, chosen = run.ask(FinishRequest, run.done, finetune=run.settings.finetune), {}
         spent = {}
-        for site, message in run.answers(asked, FinishReply, replies).items():
+        for site, message in run.answers(header, FinishReply, replies).items():
             if message.header.privacy is not None:
                 spent[site] = message.header.privacy
             for line in message.header.metrics:
@@ -61,7 +62,7 @@ class ServerEnd:
             if message.header.chosen is not None:
                 chosen[site] = message.header.chosen.chosen_at(site)
         panels = run.job.method.report_panels(AtServer(links=run.copies.links()))
-        more = {"panels": panels, "trained": trained, "chosen": chosen, "privacy": spent}
+        more = {"panels": panels, "trained": trained, "asked": asked, "chosen": chosen, "privacy": spent}
         said = self.about.model_copy(update=more)
         readable = {} if run.copies.sealed else run.copies.compact()
         run.record.finish(said, run.best, write_slots(run.results, run.job.name, readable))

@@ -4,11 +4,13 @@
 ``rounds.loop`` says in which order the methods are called: one that makes messages, then one that takes the answers.
 """
 
+import logging
 import time
 from collections.abc import Mapping
 
 from medpfl.core.codecs.progress import progress_of
 from medpfl.core.mixing import Matrix
+from medpfl.job.sampling import drawn
 from medpfl.rounds.checks import check_statistics, most_common
 from medpfl.rounds.messages import Message, Slots, byte_count
 from medpfl.rounds.privacy import SPENT
@@ -25,6 +27,17 @@ class ServerRounds:
     def __init__(self, run: ServerRun):
         self._run, self._copies, self._record = run, run.copies, run.record
         self._refining: Refining | None = None
+        self._drawn: list[str] | None = None
+        self._log = logging.getLogger(__name__)
+
+    def drawn(self, round_number: int, reachable: list[str]) -> list[str]:
+        """The hospitals that a round asks; all that can be reached, where the job does not say how many."""
+        run = self._run
+        if run.asked is None:
+            return reachable
+        self._drawn = drawn(run.joined, run.asked, run.settings.seed, round_number, reachable)
+        self._log.info("round %d asks %s", round_number, ", ".join(self._drawn))
+        return self._drawn
 
     def ends_early(self, round_number: int) -> bool:
         """Whether hospitals' spent budgets keep this round from being made, and there are rounds to end with."""
@@ -39,7 +52,7 @@ class ServerRounds:
         if not names:
             return {}
         header = self._run.ask(StatisticsRequest, round_number, names=tuple(sorted(set(names.values()))))
-        return {site: Message(header) for site in sites}
+        return {site: Message(self._run.to(site, header)) for site in sites}
 
     def take_statistics(self, round_number: int, replies: Replies) -> None:
         """Hand the hospitals' statistics to the components that need them.
@@ -75,7 +88,8 @@ class ServerRounds:
                     progress = Told(losses=told.losses, scale=told.scale)
                     headers[site] = header.model_copy(update={"progress": progress})
         return {
-            site: Message(header, self._copies.of(site, self._copies.travelling)) for site, header in headers.items()
+            site: Message(self._run.to(site, header), self._copies.of(site, self._copies.travelling))
+            for site, header in headers.items()
         }
 
     def take_train(self, round_number: int, replies: Replies, started: float | None = None) -> list[str]:
@@ -99,7 +113,7 @@ class ServerRounds:
             self._record.traffic(
                 round_number, site, self._run.payload_bytes(), byte_count(message.slots), message.encoded
             )
-        self._run.scores.choose(round_number - 1)
+        self._run.scores.choose(round_number - 1, of_all=self._run.asked is None)
         plan, travelling = self._run.terms.plan, self._copies.travelling
         self._refining = refining(round_number, list(accepted), plan, travelling, matrices, started)
         if self._refining is None:
@@ -116,7 +130,9 @@ class ServerRounds:
         return self._copies.mix(slots, sent, self._run.info(accepted))
 
     def _end_round(self, round_number: int, matrices: dict[str, Matrix], started: float | None) -> None:
-        self._record.round(round_number, matrices, time.monotonic() - started if started is not None else 0.0)
+        self._record.round(
+            round_number, matrices, time.monotonic() - started if started is not None else 0.0, self._drawn
+        )
         self._run.done = round_number
         self._run.save()
 

@@ -13,6 +13,7 @@ import numpy as np
 from medpfl.core.mixers import RoundInfo
 from medpfl.data.fingerprint import Planned
 from medpfl.job.contents import Job
+from medpfl.job.sampling import asked_per_round
 from medpfl.results.callbacks import Callback, Report, ResultFiles
 from medpfl.results.record import Record
 from medpfl.results.schema import BestRound
@@ -29,6 +30,7 @@ from medpfl.rounds.protocol.bounded import Part
 from medpfl.rounds.protocol.replies import Reply
 from medpfl.rounds.protocol.requests import OfRun, Request
 from medpfl.rounds.quorum import Quorum
+from medpfl.rounds.shelf import Shelf
 from medpfl.rounds.terms import terms_of
 
 Replies = Mapping[str, Message[Reply]]
@@ -49,6 +51,7 @@ class ServerRun:
 
     Attributes:
         done: rounds that are finished.
+        asked: how many hospitals a round asks; None: all.
         joined: hospitals that passed the init task; the others take no part.
         sizes: joined hospital to its samples by split.
         expected: slot to its entries, as the hospitals that joined have them; ``buffers``: those that are no weights.
@@ -71,11 +74,15 @@ class ServerRun:
         self.terms = terms_of(job)
         check_statistics_wanted(job, len(roster))
         self.roster = tuple(sorted(roster))
-        self.copies = Copies(job.mixers, self.roster, job.settings.encryption is not None)
+        self.copies = Copies(
+            job.mixers, self.roster, Shelf(len(self.roster), home), job.settings.encryption is not None
+        )
+        self._kept: list[set[str]] = []
         self.results = results
         files = [ResultFiles(results), Report(results)]
         self.record = Record(job.name, self.roster, files, [*job.trackers, *trackers])
         self.quorum = Quorum(self.record, self.roster, job.min_clients)
+        self.asked = asked_per_round(job.settings, job.min_clients, len(self.roster))
         self.scores = BestRounds(self.record, self.terms.score, self.terms.measures[self.terms.score])
         self.done = 0
         self.joined: list[str] = []
@@ -112,12 +119,26 @@ class ServerRun:
         sizes = [float(self.sizes.get(site, {}).get("train", 0)) for site in self.roster]
         return RoundInfo(self.roster, np.array(sizes), tuple(site in present for site in self.roster))
 
+    def arrived(self, reply: Message[Reply]) -> Message[Reply]:
+        """An answer as soon as it is there: its tensors lie where the hospitals' models lie.
+
+        Raises:
+            MedPFLError: the disk is full, or cannot be written.
+        """
+        return dataclasses.replace(reply, slots=self.copies.shelf.take(reply.slots)) if reply.slots else reply
+
     # -- questions and answers ----------------------------------------------------------------------------------------
 
     def ask(self, kind: type[Q], round_number: int, **more: object) -> Q:
         """A request of this run; ``more``: the fields of its kind."""
         of_run = {"run": self.run, "round": round_number, "rounds": self.settings.rounds, "best": self.best}
         return kind.model_validate({**of_run, **more})
+
+    def to(self, site: str, header: Q) -> Q:
+        """The request as this hospital gets it: where not all are asked, it may be the hospital's first."""
+        if self.asked is None or site in self.record.asked:
+            return header
+        return header.model_copy(update={"fresh": True})
 
     def answers(
         self,
@@ -162,6 +183,7 @@ class ServerRun:
         """
         self.run, self._state = run, self._home / "state" / run
         self._lock.take(self._state, f"the job whose results go to {self.results}")
+        self.copies.shelf.open(self._state / checkpoint.MODELS)
         if self._resume():
             return True
         for text in checkpoint.other_runs(self._state):
@@ -169,7 +191,9 @@ class ServerRun:
         return False
 
     def save(self, finished: bool = False) -> None:
-        """Write the checkpoint of the last round that is done."""
+        """Write the checkpoint of the last round that is done; of models that lie in files, their names."""
+        on_disk = self.copies.shelf.on_disk
+        files, digests = self.copies.shelf.seal(self.copies.stack) if on_disk else ({}, {})
         about = checkpoint.About(
             done=self.done,
             finished=finished,
@@ -178,15 +202,21 @@ class ServerRun:
             scores=self.scores.scores,
             record=self.record.dump(),
             saved=time.time(),
+            files=files,
+            digests=digests,
         )
-        checkpoint.save(self._state, self.copies.compact(), self.copies.states(), about)
+        checkpoint.save(self._state, {} if on_disk else self.copies.compact(), self.copies.states(), about)
+        if on_disk:
+            self._kept = [*self._kept[-1:], set(digests)] if not finished else [set(digests)]
+            self.copies.shelf.forget(set().union(*self._kept))
 
     def _resume(self) -> bool:
         """Take up an unfinished run of the same job, settings, seed and roster; a finished one starts fresh."""
-        found, told = checkpoint.load(self._state, self.copies.entries(self.expected), self.roster)
+        found, told = checkpoint.load(self._state, self.copies.entries(self.expected), self.roster, self.copies.shelf)
         if found is not None:
             self.copies.restore(found.stack, found.mixers)
             self.done = found.about.done
+            self._kept = [set(found.about.digests)]
             self.scores.restore(found.about.best, found.about.scores)
             self.record.restore(found.about.record, self.done)
         for text in told:

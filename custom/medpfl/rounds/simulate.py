@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from medpfl.core.errors import BudgetSpent, CodecError, ConfigError
+from medpfl.core.mapped import release
 from medpfl.data.site_file import SiteFile, load_site_file
 from medpfl.job import EvaluationJob, Job
 from medpfl.results.callbacks import Callback
@@ -14,6 +15,7 @@ from medpfl.rounds.coders import Link
 from medpfl.rounds.coordinator import Coordinator, Replies
 from medpfl.rounds.evaluation import EvaluationCoordinator
 from medpfl.rounds.loop import Exchange, Watch, carry, evaluating, training
+from medpfl.rounds.parking import Parking
 from medpfl.rounds.site import SiteRunner
 
 
@@ -53,15 +55,20 @@ def simulate(
     coordinator = Coordinator(job, list(runners), server, results, trackers)
     links = {site: Link(job.codecs, home / "server", home / site, site) for site in runners} if job.codecs else {}
 
+    parking = Parking(home)
+
     def deliver(exchange: Exchange) -> Replies:
         replies = {}
         for site, message in exchange.messages.items():
             handle = runners[site].handle
             try:
-                replies[site] = links[site].carry(message, handle) if links else handle(message)
+                reply = links[site].carry(message, handle) if links else handle(message)
+                replies[site] = coordinator.arrived(reply)
             except (BudgetSpent, CodecError) as error:  # as in a federation: this hospital misses the round
                 coordinator.refuse(site, message.header.round, f"failed: {error}")
                 runners[site].recover()
+            release(tensor for state in message.slots.values() for tensor in state.values())
+            parking.leave(runners[site])
         return replies
 
     watch = Watch(ended=lambda round_number, mixed: progress(coordinator))

@@ -209,6 +209,11 @@ class SiteRunner:
         )
         return Message(reply, start)
 
+    @property
+    def begun(self) -> bool:
+        """Whether it has got ready for a job."""
+        return self._begun
+
     def close(self) -> None:
         """Let another job work in the run's state folder."""
         self.run.close()

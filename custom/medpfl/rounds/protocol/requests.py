@@ -36,6 +36,7 @@ class InitRequest(Part):
         gradients: slots whose component takes gradients instead of models.
         codec: of what goes to the hospital; a codec's end adds it.
         encryption: how the hospitals encrypt what they send; None: they do not.
+        asked: how many hospitals every round asks; None: all.
     """
 
     task: Literal["init"] = "init"
@@ -50,6 +51,7 @@ class InitRequest(Part):
     codec: Component | None = None
     planned: Planned | None = None
     encryption: Literal["ckks"] | None = None
+    asked: Positive | None = None
 
 
 class OfRun(Part):
@@ -59,12 +61,14 @@ class OfRun(Part):
         run: the run's key.
         round: the round that is under way; in the end, the last.
         best: model to its best round so far.
+        fresh: no round of this run has asked the hospital before: what it keeps of one is of an earlier run.
     """
 
     run: Name
     round: Round
     rounds: Round
     best: dict[Name, BestRound]
+    fresh: bool = False
 
 
 class StatisticsRequest(OfRun):

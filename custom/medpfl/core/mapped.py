@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors whose bytes lie in a file: they are read and written through a mapping of it, as any tensor is.
+
+What is in memory of such a file are pages that the operating system can take back at any time. ``release`` gives them
+back at once, so that who goes through many large tensors piece by piece holds a few pieces and not all of them.
+"""
+
+import mmap
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+PIECE = 1 << 20
+"""Values of a large tensor that are looked at at a time."""
+_HELD = 32 * 2**20
+"""Bytes after which pages are given back."""
+
+_mappings: "WeakValueDictionary[int, mmap.mmap]" = WeakValueDictionary()
+"""By the address of the first byte."""
+
+
+def map_file(path: Path) -> Tensor:
+    """All bytes of a file, which is not empty, as a uint8 tensor; what is written to it goes into the file.
+
+    The file may be removed; its space is given back when the last tensor that lies in it is gone.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    with open(path, "r+b") as file:
+        mapping = mmap.mmap(file.fileno(), 0)
+    whole = torch.frombuffer(mapping, dtype=torch.uint8)
+    _mappings[whole.data_ptr()] = mapping
+    return whole
+
+
+def is_mapped(tensor: Tensor) -> bool:
+    """Whether its bytes lie in a file; so do those of no tensor without values, which has none."""
+    return not tensor.numel() or tensor.untyped_storage().data_ptr() in _mappings
+
+
+def release(tensors: Iterable[Tensor]) -> None:
+    """Give the memory of the files that these tensors lie in back; what they hold stays. Others are left alone."""
+    if not _mappings:
+        return
+    for address in {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.device.type == "cpu"}:
+        mapping = _mappings.get(address)
+        if mapping is not None:
+            mapping.madvise(mmap.MADV_DONTNEED)
+
+
+class Passing:
+    """A pass over tensors of any total size: what it has touched is released now and then, and when it is over."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+        self._touched: dict[int, Tensor] = {}
+
+    def over(self, *tensors: Tensor) -> None:
+        """These (parts of) tensors have been looked at, or written to."""
+        if not _mappings:
+            return
+        for tensor in tensors:
+            self._touched[tensor.untyped_storage().data_ptr()] = tensor
+            self._bytes += tensor.numel() * tensor.element_size()
+        if self._bytes > _HELD:
+            self.end()
+
+    def end(self) -> None:
+        """Release what was touched."""
+        release(self._touched.values())
+        self._touched, self._bytes = {}, 0
+
+
+def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Contiguous tensors of as many values each, flat, piece by piece; a tensor of up to ``PIECE`` values is one."""
+    passing, flat = Passing(), [tensor.reshape(-1) for tensor in tensors]
+    for parts in zip(*(torch.split(one, PIECE) for one in flat), strict=True):
+        yield parts
+        passing.over(*parts)
+    passing.end()
+
+
+_ALIGNED = 64
+"""Bytes to which torch aligns tensors in memory; so do these in a file, because networks compute with them."""
+
+
+def move_to_file(tensors: Iterable[Tensor], path: Path) -> None:
+    """Let tensors lie in a file from now on, in place: who holds them goes on with the same values.
+
+    Those that lie in a file are released and left where they are, as are those that share their memory with others, are
+    not on the CPU or are not dense. The file has no name when this returns, and is gone with the last of its tensors.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    unique = {id(tensor): tensor for tensor in tensors if tensor.numel() and tensor.device.type == "cpu"}.values()
+    owners: dict[int, int] = {}
+    for tensor in unique:
+        place = tensor.untyped_storage().data_ptr()
+        owners[place] = owners.get(place, 0) + 1
+    moved = [
+        tensor
+        for tensor in unique
+        if not is_mapped(tensor) and owners[tensor.untyped_storage().data_ptr()] == 1 and _is_dense(tensor)
+    ]
+    if moved:
+        sizes = [tensor.numel() * tensor.element_size() for tensor in moved]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "wb") as file:
+            file.truncate(sum(-(-size // _ALIGNED) * _ALIGNED for size in sizes))
+        whole, place = map_file(path), 0
+        path.unlink()
+        for tensor, size in zip(moved, sizes, strict=True):
+            flat = whole[place : place + size].view(tensor.dtype)
+            laid = flat.as_strided(tensor.shape, tensor.stride())
+            laid.copy_(tensor.detach())
+            tensor.data = laid
+            place += -(-size // _ALIGNED) * _ALIGNED
+    release(unique)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether its values fill its memory, in whatever order of the axes."""
+    orders = [torch.contiguous_format]
+    orders += [torch.channels_last] if tensor.ndim == 4 else [torch.channels_last_3d] if tensor.ndim == 5 else []
+    return any(tensor.is_contiguous(memory_format=order) for order in orders)

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the server keeps the hospitals' models: in memory where they fit, else in files that are mapped into memory.
+
+What is mapped is read, checked and mixed by the same code, so nothing else depends on where a model lies. A file holds
+what one hospital sent in one message. It is mixed in place once, after which it is written no more: the checkpoints
+name these files and hold no models of their own.
+"""
+
+import logging
+import os
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from medpfl.core import safetensors_file
+from medpfl.core.errors import MedPFLError
+from medpfl.core.mapped import is_mapped, release
+from medpfl.core.mixing import State
+from medpfl.rounds.memory import WANTED, budget
+from medpfl.rounds.messages import Slots, byte_count, flatten, unflatten
+from medpfl.store import DamagedFile, fingerprint
+
+_COPIES = 2
+"""Of every hospital's model: what it was sent last, and what it sends."""
+
+
+class Shelf:
+    """The files of a run.
+
+    Args:
+        hospitals: how many there are.
+        scratch: folder for what comes before the run has a folder; those files go when nobody holds their tensors.
+
+    Attributes:
+        on_disk: whether models lie in files; so it is from the first message on that does not fit so often.
+    """
+
+    def __init__(self, hospitals: int, scratch: Path):
+        self.on_disk = False
+        self._hospitals, self._scratch = hospitals, scratch
+        self._folder: Path | None = None
+        self._serial = 0
+        self._names: dict[int, str] = {}
+        self._digests: dict[str, str] = {}
+        self._budget = budget()
+        self._log = logging.getLogger(__name__)
+
+    def open(self, folder: Path) -> None:
+        """The run's folder is known now; what an interrupted run left there is kept until ``forget``."""
+        self._folder = folder
+        self._serial = max(
+            (int(path.stem) for path in folder.glob("*.safetensors") if path.stem.isdecimal()), default=0
+        )
+
+    def take(self, slots: Slots) -> Slots:
+        """The same tensors, where they are to lie; those that were given are not held.
+
+        Raises:
+            MedPFLError: the disk is full, or cannot be written.
+        """
+        size = byte_count(slots)
+        if not self.on_disk and size * self._hospitals * _COPIES > self._budget:
+            self.on_disk = True
+            self._log.info(
+                "the models of %d hospitals, %d MiB each, lie in files: models may take %d MiB of memory here (%s)",
+                self._hospitals, -(-size // 2**20), self._budget // 2**20, WANTED,
+            )  # fmt: skip
+        return self._written(slots) if self.on_disk and size else slots
+
+    def settle(self, states: Sequence[State]) -> list[dict[str, Tensor]]:
+        """K mixed states where they are to lie; states that are one stay one."""
+        if not self.on_disk:
+            return [dict(state) for state in states]
+        found: dict[int, dict[str, Tensor]] = {}
+        for state in states:
+            if id(state) not in found:
+                lies = all(map(is_mapped, state.values())) and self._file(state) is not None
+                found[id(state)] = dict(state) if lies or not state else self._written({"": dict(state)})[""]
+        release(tensor for state in found.values() for tensor in state.values())
+        return [found[id(state)] for state in states]
+
+    def copy(self, state: State) -> dict[str, Tensor]:
+        """A copy that may be written to."""
+        if self.on_disk and state:
+            return self._written({"": dict(state)})[""]
+        return {key: tensor.clone() for key, tensor in state.items()}
+
+    def _written(self, slots: Slots) -> Slots:
+        folder = self._folder or self._scratch
+        self._serial += 1
+        path = folder / (f"{self._serial:08d}.safetensors" if self._folder else f".{os.getpid()}-{self._serial}")
+        tensors = flatten(slots)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            safetensors_file.write(path, tensors, {}, synced=False)
+            found = safetensors_file.open_mapped(path)
+            if self._folder is None:
+                path.unlink()
+        except OSError as error:
+            raise MedPFLError(
+                f"cannot keep a hospital's models in {path}: {error.strerror}",
+                f"models could not be kept: {error.strerror}",
+            ) from error
+        release(tensors.values())
+        self._name(found, path)
+        return unflatten(found)
+
+    def _name(self, tensors: Mapping[str, Tensor], path: Path) -> None:
+        place = next((tensor.untyped_storage().data_ptr() for tensor in tensors.values() if tensor.numel()), 0)
+        self._names.pop(place, None)  # of a file that is gone
+        if self._folder is not None:
+            self._names[place] = path.name
+
+    def _file(self, state: State) -> str | None:
+        """The name of the run's file that a state lies in; None: it lies in none."""
+        places = {tensor.untyped_storage().data_ptr() for tensor in state.values() if tensor.numel()}
+        return self._names.get(next(iter(places))) if len(places) == 1 else None
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def seal(self, stack: Mapping[str, Sequence[State]]) -> tuple[dict[str, list[str]], dict[str, str]]:
+        """Bring all that the stack holds to the disk: slot to the K files' names, and file to its tensors' SHA-256.
+
+        Raises:
+            MedPFLError: it cannot be written.
+        """
+        assert self._folder is not None
+        names: dict[str, list[str]] = {}
+        for slot, states in stack.items():
+            files = [self._file(state) for state in states]
+            names[slot] = [name for name in files if name is not None]
+            assert len(names[slot]) == len(files), f"a model of slot '{slot}' lies in no file"
+        for name in sorted({name for files in names.values() for name in files} - self._digests.keys()):
+            path = self._folder / name
+            tensors = safetensors_file.open_mapped(path)
+            self._digests[name] = fingerprint(tensors)
+            try:
+                with open(path, "rb") as file:
+                    os.fsync(file.fileno())
+            except OSError as error:
+                raise MedPFLError(f"cannot write {path}: {error.strerror}") from error
+        used = {name for files in names.values() for name in files}
+        return names, {name: self._digests[name] for name in sorted(used)}
+
+    def restore(
+        self, names: Mapping[str, Sequence[str]], digests: Mapping[str, str]
+    ) -> dict[str, list[dict[str, Tensor]]]:
+        """The stack that ``seal`` told of.
+
+        Raises:
+            DamagedFile: one of its files is missing, or not what was written.
+        """
+        assert self._folder is not None
+        self.on_disk, read = True, {}
+        for name, digest in digests.items():
+            path = self._folder / name
+            try:
+                tensors = safetensors_file.open_mapped(path)
+                whole = fingerprint(tensors) == digest
+            except (OSError, ValueError, KeyError, AssertionError, RuntimeError) as error:
+                raise DamagedFile(f"cannot read {path}: {error}") from error
+            if not whole:
+                raise DamagedFile(f"cannot read {path}: its tensors are not those that were written")
+            self._name(tensors, path)
+            read[name] = unflatten(tensors)
+            self._digests[name] = digest
+        return {slot: [self._of(read[name], slot) for name in files] for slot, files in names.items()}
+
+    @staticmethod
+    def _of(slots: Slots, slot: str) -> dict[str, Tensor]:
+        return slots[slot] if slot in slots else slots[""]
+
+    def forget(self, kept: Collection[str] = ()) -> None:
+        """Remove the run's files that no checkpoint names; their space is free once nobody holds their tensors."""
+        if self._folder is None:
+            return
+        for path in self._folder.glob("*.safetensors"):
+            if path.name not in kept:
+                path.unlink(missing_ok=True)
+                self._digests.pop(path.name, None)
