@@ -23,6 +23,7 @@ def bench(*arguments: str) -> str:
     return " ".join(result.output.split())
 
 
+@pytest.mark.slow
 def test_every_benchmark_has_a_verb_and_makes_its_tables() -> None:
     """Imported here, because most are too long to be run by a test."""
     found = verbs()

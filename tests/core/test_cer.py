@@ -34,6 +34,7 @@ def assert_optimal(found: Signal, signal: Signal, gamma: float) -> None:
     np.testing.assert_allclose(sums[apart], gamma * np.sign(steps[apart]), atol=scale, rtol=0)
 
 
+@pytest.mark.slow
 @given(signal=st.one_of(SIGNALS, STEPS), share=st.floats(1e-4, 3))
 def test_the_solution_carries_its_certificate(signal: Signal, share: float) -> None:
     gamma = share * float(np.abs(signal).mean()) + 1e-9

@@ -299,6 +299,7 @@ def test_cluster_mean_by_hand() -> None:
     assert [float(state["m.w"]) for state in new] == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_ifca_with_absent_hospitals(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     coordinator, runners = begin(make_job(mixers=cluster_slots(), method=ifca(), min_clients=1), table_sites, tmp_path)
     for number, answering in enumerate([["anna"], ["clara", "dora"], None], start=1):

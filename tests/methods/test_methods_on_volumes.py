@@ -91,6 +91,7 @@ def test_a_job_is_tried_on_a_hospitals_volumes_before_it_joins(tmp_path: Path) -
     assert found.memory > 10 * 7**3 * 5 and found.scratch == 0
 
 
+@pytest.mark.slow
 def test_a_page_shows_the_slice_with_most_of_the_organ(tmp_path: Path) -> None:
     sites = write_volume_sites(tmp_path / "sites")
     settings = Settings(rounds=1, references=(), finetune=0)

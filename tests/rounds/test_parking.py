@@ -34,6 +34,7 @@ def test_tensors_move_in_place_and_keep_their_order(tmp_path: Path) -> None:
     assert torch.equal(parameter, before + 1)
 
 
+@pytest.mark.slow
 def test_a_parked_run_is_the_run(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,7 @@ def test_the_environment_says_how_much(monkeypatch: pytest.MonkeyPatch) -> None:
         budget()
 
 
+@pytest.mark.slow
 def test_a_run_on_disk_is_the_run_in_memory(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, on_disk: Callable[[], None]
 ) -> None:
@@ -65,6 +66,7 @@ def test_taken_up_again(
     assert any("resumed after round 2" in event.event for event in coordinator.record.events)
 
 
+@pytest.mark.slow
 def test_of_a_damaged_file_the_checkpoint_before_is_taken(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, on_disk: Callable[[], None]
 ) -> None:
@@ -82,6 +84,7 @@ def test_of_a_damaged_file_the_checkpoint_before_is_taken(
     assert_same(whole, outcome(tmp_path / "b"))
 
 
+@pytest.mark.slow
 def test_a_finished_run_leaves_one_set_of_files_and_the_next_removes_them(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, on_disk: Callable[[], None]
 ) -> None:

@@ -73,6 +73,7 @@ def test_a_hospital_counts_those_that_a_round_asks() -> None:
         policy.check_start(Policy(least_hospitals=3), header)
 
 
+@pytest.mark.slow
 def test_those_who_are_drawn_train_and_all_are_tested(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:
