@@ -23,6 +23,7 @@ from medpfl.job.settings import Settings
 from medpfl.methods.fedsm import FedSM
 from medpfl.rounds.joint import read_result
 from medpfl.rounds.simulate import simulate
+from monai_command import run_python
 from small_volumes import VOLUMES, write_volume_sites
 
 pytestmark = pytest.mark.slow
@@ -102,10 +103,9 @@ def test_monai_runs_the_bundle_and_finds_the_same(trained: Path, tmp_path: Path)
         nib.orientations.io_orientation(source.affine), nib.orientations.axcodes2ornt("PIR")
     )
     nib.save(source.as_reoriented(turn), tmp_path / "in" / "scan.nii.gz")
-    command = [sys.executable, "-m", "monai.bundle", "run", "--config_file", "configs/inference.json"]
+    command = ["-m", "monai.bundle", "run", "--config_file", "configs/inference.json"]
     command += ["--dataset_dir", str(tmp_path / "in"), "--output_dir", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_python(command, folder)
     written: Any = nib.load(tmp_path / "out" / "scan_seg.nii.gz")
     predict(load_deployed(of_anna(trained)), tmp_path / "in", tmp_path / "ours")
     ours: Any = nib.load(tmp_path / "ours" / "scan.nii.gz")

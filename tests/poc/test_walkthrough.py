@@ -13,6 +13,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 
+from monai_command import BESIDE
 from shell import run_script
 
 pytestmark = [pytest.mark.poc, pytest.mark.timeout(600)]
@@ -30,11 +31,10 @@ def commands(page: Path) -> str:
 def beside(page: Path) -> Path:
     """Where ./tests/run puts what MONAI's own command needs, as the page says: not among the other packages, because
     MONAI imports ignite in every process that finds it, for seconds."""
-    folder = Path(sys.prefix) / "monai-command"
-    lies = {f"{one.name}=={one.version}" for one in distributions(path=[str(folder)])}
+    lies = {f"{one.name}=={one.version}" for one in distributions(path=[str(BESIDE)])}
     (pins,) = re.findall(r"^    pip install (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    assert set(pins.split()) <= lies, f"./tests/run puts {pins} into {folder}; there is {lies or 'nothing'}"
-    return folder
+    assert set(pins.split()) <= lies, f"./tests/run puts {pins} into {BESIDE}; there is {lies or 'nothing'}"
+    return BESIDE
 
 
 def test_the_walkthrough(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
