@@ -61,7 +61,7 @@ def gradient(site: Site, data: Seen, loss: Loss) -> dict[str, Tensor]:
     for numbers in torch.split(torch.arange(len(data.places)), _CHUNK):
         if not len(numbers):
             break
-        value = loss(selector.decide(data.signatures[numbers]), numbers)
+        value = loss(selector.decide(data.signatures[moved(numbers, site.device)]), numbers)
         for key, part in zip(weights, torch.autograd.grad(value, list(weights.values())), strict=True):
             total[key] += part / len(data.places)
     return total
