@@ -102,7 +102,7 @@ def test_a_job_goes_on_when_one_hospital_s_memory_does_not_suffice(
     where = "GPU" if device == "cuda" else "memory"
     assert where in told[0]["event"] and "batch_size (now 6) or smaller images or patches" in told[0]["event"]
     assert "resumed from the state after round 1" in told[1]["event"]
-    assert set(summary["test"]) == {"anna", "berta"}
+    assert {line["site"] for line in summary["test"]} >= {"anna", "berta"}
 
 
 @pytest.mark.parametrize(
