@@ -238,6 +238,14 @@ def test_what_cannot_be_exported(models: dict[str, Path], tmp_path: Path, kind: 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
+def test_what_was_traced_does_not_decide_what_is_found(models: dict[str, Path], tmp_path: Path) -> None:
+    for seed in range(8):  # whatever random numbers were drawn before
+        torch.manual_seed(seed)
+        with pytest.raises(MedPFLError, match="gives other outputs than the model"):
+            export(models["chooser"], tmp_path / "out", "torchscript")
+
+
 def test_an_existing_folder_and_a_missing_package_are_told(
     models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

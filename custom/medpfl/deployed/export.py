@@ -18,7 +18,7 @@ from medpfl.deployed import reference
 from medpfl.deployed.card import card
 from medpfl.deployed.model_file import Deployed, load_deployed
 from medpfl.deployed.monai_bundle import write_bundle
-from medpfl.deployed.torchscript import METADATA, check_same, metadata, quiet, which, write_torchscript
+from medpfl.deployed.torchscript import METADATA, check_same, example, metadata, quiet, which, write_torchscript
 
 
 def export(model: Path, target: Path, kind: str) -> Path:
@@ -82,7 +82,7 @@ def _write_onnx(deployed: Deployed, path: Path) -> None:
         with quiet():
             program = torch.onnx.export(
                 deployed.module(),
-                (torch.randn(2, *deployed.input_shape),),
+                (example(deployed),),
                 dynamo=True,
                 input_names=["input"],
                 output_names=["output"],
