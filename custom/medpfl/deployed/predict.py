@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medpfl.core.devices import training_device
+from medpfl.core.devices import moved, training_device
 from medpfl.core.errors import DataError, MedPFLError
 from medpfl.data.meaning import other_inputs
 from medpfl.data.preparation import NewCase, Row
@@ -142,7 +142,7 @@ def _predict_case(model: Deployed, case: NewCase, folder: Path, probabilities: b
     def forward(inputs: Tensor) -> Tensor:
         return model.task.infer(served.network, inputs)
 
-    outputs = torch.cat([_run(forward, part.to(device), window).cpu() for part in torch.split(case.inputs, _BATCH)])
+    outputs = torch.cat([_run(forward, moved(part, device), window).cpu() for part in torch.split(case.inputs, _BATCH)])
     if case.save:
         return {**told, **case.save(outputs, folder, model.class_names, probabilities)}
     return {**told, **model.task.answer(model.task.decide(outputs), model.class_names)}

@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from medpfl.core.devices import moved
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import under
 from medpfl.core.mixers import ClusterMean, Mixer
@@ -71,12 +72,13 @@ class IFCA(Method):
 
 def _training_loss(site: Site, network: nn.Module) -> float:
     """Mean task loss over the training split, in evaluation mode."""
-    samples, total = site.data.splits["train"], 0.0
+    samples, losses, sizes = site.data.splits["train"], [], []
     size = samples.together(64)
     network.eval()
     with torch.inference_mode(), site.autocast():
         for start in range(0, len(samples), size):
             inputs, targets = samples.inputs[start : start + size], samples.targets[start : start + size]
-            loss = site.task.loss(network(inputs.to(site.device)), targets.to(site.device))
-            total += float(loss) * len(inputs)
-    return total / len(samples)
+            losses.append(site.task.loss(network(moved(inputs, site.device)), moved(targets, site.device)))
+            sizes.append(len(inputs))
+    found: list[float] = torch.stack(losses).tolist()  # read once: the processor waits for the GPU here
+    return sum(loss * count for loss, count in zip(found, sizes, strict=True)) / len(samples)

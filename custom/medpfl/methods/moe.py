@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from medpfl.core.devices import moved
 from medpfl.core.groups import under
 from medpfl.core.mixers import Mean, Mixer
 from medpfl.data.samples import Samples
@@ -85,7 +86,7 @@ class MoE(Method):
         """Mean alpha, the common model's share."""
         with torch.inference_mode():
             shares = [
-                models["gate"](samples.inputs[start : start + 256].to(device)).sigmoid().flatten().cpu()
+                models["gate"](moved(samples.inputs[start : start + 256], device)).sigmoid().flatten()
                 for start in range(0, len(samples), 256)
             ]
-        return {"gate": float(torch.cat(shares).double().mean())}
+        return {"gate": float(torch.cat(shares).cpu().double().mean())}

@@ -13,6 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from medpfl.core.devices import moved
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import under
 from medpfl.core.mixers import Mean, Mixer
@@ -105,7 +106,7 @@ class OnPublicData(Method):
         for rows, inputs in site.public_batches(self.public, self.distill_epochs):
             with site.autocast():
                 logits = class_logits(network(inputs))
-            site.step("model", self.lesson(heard[rows.to(heard.device)], logits))
+            site.step("model", self.lesson(heard[moved(rows, heard.device)], logits))
         site.last_loss = loss  # what is reported is the local training's
 
 
@@ -113,4 +114,4 @@ def _chunks(site: Site, name: str, size: int = 64) -> Iterator[tuple[slice, Tens
     inputs = site.public[name]
     for start in range(0, len(inputs), size):
         site.go_on()
-        yield slice(start, start + size), inputs[start : start + size].to(site.device)
+        yield slice(start, start + size), moved(inputs[start : start + size], site.device)

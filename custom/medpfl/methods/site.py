@@ -132,7 +132,7 @@ class Site:
                 self.drawn[phase] = int(seen.sum())
                 taken = rows[case][: 0 if lot.blank else None]
                 self._place = Place(lot.index, lots, lot, taken, torch.full((len(taken),), 1 / size))
-                yield Batch(inputs.to(self.device), targets.to(self.device), self._place)
+                yield Batch(moved(inputs, self.device), moved(targets, self.device), self._place)
             return
         planned = self._planned(samples, generator, epochs, steps)
 
@@ -235,13 +235,14 @@ class Site:
         return torch.autocast(self.device.type, dtype=torch.bfloat16) if self._half else nullcontext()
 
     @property
-    def last_loss(self) -> float:
-        """The loss that is reported: the task's, of the last step, unless the method sets another one. NaN: no step."""
-        return float(self._loss)
+    def last_loss(self) -> Tensor | float:
+        """The loss that is reported: the task's, of the last step, unless the method sets another one. NaN: no step.
+
+        A scalar that may lie on the GPU: to read it at every step would make the processor wait for the GPU."""
+        return self._loss
 
     @last_loss.setter
     def last_loss(self, loss: Tensor | float) -> None:
-        # Not yet a number: that would make the processor wait for the GPU at every step.
         self._loss = loss.detach() if isinstance(loss, Tensor) else loss
 
     def step(self, model: str, loss: Tensor, *others: str, term: Callable[[], None] | None = None) -> bool:

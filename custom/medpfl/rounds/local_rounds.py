@@ -132,7 +132,7 @@ class LocalRounds:
             site = self.site(method, current, noise=here.guard.noise(method, header))
             method.local_round(site)
             policy.check_trained(here.policy, site)
-            losses[next(iter(method.deploys))] = number(site.last_loss)
+            losses[next(iter(method.deploys))] = number(float(site.last_loss))
             instead.update(networks.sent_instead(site.outbox))
         sent = here.guard.release({**networks.gather(), **instead}, slots, header)
         save_private(self.run.folder, current, here.models, networks.private(), self.run.optimizers)

@@ -86,7 +86,7 @@ def pretrain(
         seed_torch(job.settings.seed, POOLED, epoch)
         site = Site(hospital, method, epoch, Span(1, epochs))
         site.fit(name)
-        progress(epoch, site.last_loss)
+        progress(epoch, float(site.last_loss))
     tensors = {key: tensor.detach().cpu() for key, tensor in own_state(models[name]).items()}
     about = About(
         task=spec_of(job.task),

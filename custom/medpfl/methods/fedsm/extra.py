@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from medpfl.core.devices import moved
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.core.tied import call_with
 from medpfl.data.samples import Samples
@@ -61,7 +62,7 @@ class FedSMExtra(FedSM):
         labels = site.keep("labels", lambda: torch.from_numpy(_losses(site, data.places).argmin(axis=1)))
 
         def loss(logits: Tensor, numbers: Tensor) -> Tensor:
-            return nn.functional.cross_entropy(logits, labels[numbers].to(logits.device), reduction="sum")
+            return nn.functional.cross_entropy(logits, moved(labels[numbers], logits.device), reduction="sum")
 
         self.step_selector(site, loss)
 
@@ -72,7 +73,7 @@ class FedSMExtra(FedSM):
         with torch.inference_mode():
             chosen = torch.cat(
                 [
-                    models["selector"](samples.inputs[start : start + size].to(device)).argmax(dim=1)
+                    models["selector"](moved(samples.inputs[start : start + size], device)).argmax(dim=1)
                     for start in range(0, len(samples), size)
                 ]
             )
@@ -93,8 +94,8 @@ class FedSMEnsemble(FedSMExtra):
         targets = site.data.splits["train"].targets[data.places]
 
         def loss(logits: Tensor, numbers: Tensor) -> Tensor:
-            found = weighted_sum(logits, outputs[numbers].to(logits.device))
-            return site.task.loss(found, targets[numbers].to(logits.device)) * len(numbers)
+            found = weighted_sum(logits, moved(outputs[numbers], logits.device))
+            return site.task.loss(found, moved(targets[numbers], logits.device)) * len(numbers)
 
         self.step_selector(site, loss)
 
@@ -114,10 +115,10 @@ def _outputs(site: Site, places: Tensor) -> list[Tensor]:
     found = []
     for name, state in candidates:
         network = site.models[name].eval()
-        entries = {key.removeprefix(f"{name}."): tensor.to(site.device) for key, tensor in state.items()}
+        entries = {key.removeprefix(f"{name}."): moved(tensor, site.device) for key, tensor in state.items()}
         with torch.no_grad():
             parts = [
-                call_with(network, entries, samples.inputs[part].to(site.device)).float().cpu()
+                call_with(network, entries, moved(samples.inputs[part], site.device)).float().cpu()
                 for part in torch.split(places, samples.together(64))
             ]
         found.append(torch.cat(parts))

@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from medpfl.core.devices import moved
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import under
 from medpfl.core.mixers import Mean, Mixer, NoDefault, ServerAdam, SoftPull
@@ -153,7 +154,7 @@ class FedSM(Method):
         with torch.inference_mode():
             for start in range(0, len(samples), size):
                 inputs = samples.inputs[start : start + size]
-                logits.append(models["selector"](inputs.to(device)).cpu())
+                logits.append(models["selector"](moved(inputs, device)).cpu())
                 content.append(with_content(inputs))
         scores, flags = torch.cat(logits), torch.cat(content)
         cases = by_case(scores, samples.case, flags)

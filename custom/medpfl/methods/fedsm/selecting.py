@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from medpfl.core.adam import adam_step
+from medpfl.core.devices import moved
 from medpfl.methods.contract import Site
 from medpfl.models.selector import Selector, with_content
 
@@ -38,7 +39,7 @@ def seen(site: Site, most: int) -> Seen:
             for part in torch.split(chosen, samples.together(_CHUNK)):
                 inputs = samples.inputs[part]
                 content = with_content(inputs)
-                signatures.append(selector.signature(inputs[content].to(site.device)))
+                signatures.append(selector.signature(moved(inputs[content], site.device)))
                 places.append(part[content])
         return Seen(torch.cat(signatures), torch.cat(places))
 
@@ -60,7 +61,7 @@ def gradient(site: Site, data: Seen, loss: Loss) -> dict[str, Tensor]:
     for numbers in torch.split(torch.arange(len(data.places)), _CHUNK):
         if not len(numbers):
             break
-        value = loss(selector.decide(data.signatures[numbers]), numbers)
+        value = loss(selector.decide(data.signatures[moved(numbers, site.device)]), numbers)
         for key, part in zip(weights, torch.autograd.grad(value, list(weights.values())), strict=True):
             total[key] += part / len(data.places)
     return total

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from medpfl.core.devices import moved
 from medpfl.core.errors import ConfigError
 from medpfl.data.rows import Rows
 from medpfl.data.samples import Samples, SiteData
@@ -140,7 +141,7 @@ class SuperModel(JointModel):
         with torch.inference_mode():
             for start in range(0, len(inputs), BATCH):
                 part = inputs[start : start + BATCH]  # of whole cases their views, as the selector was trained on
-                scores.append(self.scores(models, part.to(device)).cpu())
+                scores.append(self.scores(models, moved(part, device)).cpu())
                 content.append(with_content(part))
         return by_case(torch.cat(scores), case, torch.cat(content))
 

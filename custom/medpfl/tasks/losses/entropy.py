@@ -10,6 +10,7 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 
+from medpfl.core.devices import moved
 from medpfl.core.errors import ConfigError
 from medpfl.data.target import Target, listed
 from medpfl.tasks.losses.contract import Loss, both
@@ -89,7 +90,7 @@ class CrossEntropy(Loss):
         if weights == "balanced" or weights is None:
             raise ConfigError('CrossEntropy with "balanced" weights was asked for a loss before it was told the counts')
         each = nn.functional.cross_entropy(outputs, targets, reduction="none")
-        return (torch.tensor(weights, dtype=each.dtype, device=each.device)[targets] * each).mean()
+        return (moved(torch.tensor(weights, dtype=each.dtype), each.device)[targets] * each).mean()
 
 
 @dataclass(frozen=True)

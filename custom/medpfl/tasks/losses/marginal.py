@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from medpfl.core.devices import moved
 from medpfl.data.target import Target
 from medpfl.tasks.losses.contract import Loss
 
@@ -30,9 +31,10 @@ class Marginal(Loss):
 
     def of(self, outputs: Tensor, targets: Tensor) -> Tensor:
         others = [number for number in range(outputs.shape[1]) if number not in self.annotated]
-        background = torch.logsumexp(outputs[:, others], dim=1, keepdim=True)
+        apart, own = (moved(torch.tensor(each, dtype=torch.long), outputs.device) for each in (others, self.annotated))
+        background = torch.logsumexp(outputs[:, apart], dim=1, keepdim=True)
         numbers = torch.zeros(outputs.shape[1], dtype=torch.long, device=targets.device)
         for place, number in enumerate(self.annotated, start=1):
             numbers[number] = place
-        merged = torch.cat([background, outputs[:, list(self.annotated)]], dim=1)
+        merged = torch.cat([background, outputs[:, own]], dim=1)
         return self.loss.of(merged, numbers[targets.long()])

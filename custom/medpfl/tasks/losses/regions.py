@@ -8,13 +8,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from medpfl.core.devices import moved
 from medpfl.data.target import Target
 from medpfl.tasks.losses.contract import Loss
 
 
 def inside(labels: Tensor, regions: Sequence[Sequence[int]]) -> Tensor:
     """Whether each pixel or voxel is in each region: of labels B x ... truth values B x R x ..."""
-    return torch.stack([torch.isin(labels, torch.tensor(one, device=labels.device)) for one in regions], dim=1)
+    return torch.stack([torch.isin(labels, moved(torch.tensor(one), labels.device)) for one in regions], dim=1)
 
 
 @dataclass(frozen=True)
