@@ -81,6 +81,7 @@ class ServerRun:
         self._kept: list[set[str]] = []
         files = [ResultFiles(self.results), Report(self.results)]
         self.record = Record(job.name, self.roster, files, [*job.trackers, *self.trackers])
+        self.record.begin(self.results)
         self.quorum = Quorum(self.record, self.roster, job.min_clients)
         self.asked = asked_per_round(job.settings, job.min_clients, len(self.roster))
         self.scores = BestRounds(self.record, self.terms.score, self.terms.measures[self.terms.score])
