@@ -143,7 +143,7 @@ def simulate(
     """Run a job in this process, hospital after hospital, without FLARE: to debug, or on a lone GPU machine."""
     from medpfl.bundle import find_job, job_sites
     from medpfl.job import EvaluationJob, load_job
-    from medpfl.results.console import print_results
+    from medpfl.results.terminal_table import print_results
     from medpfl.rounds.coordinator import Coordinator
     from medpfl.rounds.simulate import simulate as run
     from medpfl.rounds.simulate import simulate_evaluation
@@ -263,8 +263,8 @@ def report(
     ] = None,
 ) -> None:
     """Print a results folder's table and write its report.html anew."""
-    from medpfl.results.console import print_results
     from medpfl.results.report import write_report
+    from medpfl.results.terminal_table import print_results
 
     write_report(folder)
     print_results(folder, console)
