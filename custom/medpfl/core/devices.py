@@ -2,6 +2,7 @@
 """Where networks are trained: the processor, or a GPU; and what is said when its memory does not suffice."""
 
 import os
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -81,17 +82,20 @@ def memory_errors(hint: str) -> Iterator[None]:
         hint: what to make smaller, for the end of the sentence.
 
     Raises:
-        OutOfMemory: in place of torch's and Python's errors. What the GPU's allocator held for later is given back.
+        OutOfMemory: in place of torch's and Python's errors. What was computed until then is forgotten, although the
+            error is still at hand, and what the GPU's allocator held for later is given back.
     """
     import torch
 
     try:
         yield
     except torch.OutOfMemoryError as error:
+        traceback.clear_frames(error.__traceback__)
         torch.cuda.empty_cache()
         raise OutOfMemory(f"the memory of this hospital's GPU does not suffice: {hint}") from error
     except (MemoryError, RuntimeError) as error:
         # The processor's allocator has no error class of its own.
         if isinstance(error, RuntimeError) and "DefaultCPUAllocator" not in str(error):
             raise
+        traceback.clear_frames(error.__traceback__)
         raise OutOfMemory(f"this hospital's memory does not suffice: {hint}") from error
