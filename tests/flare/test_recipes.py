@@ -24,6 +24,7 @@ from medpfl import (
 )  # fmt: skip
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import NetworkProx, ServerAdam
+from medpfl.flare.allow import component_classes
 from medpfl.flare.recipes import Recipe
 from medpfl.job import EvaluationJob, Job, load_job, write_job
 from medpfl.methods.cusfl import CusFL
@@ -37,6 +38,7 @@ from medpfl.models.light import MobileNetV2, ShuffleNetV2
 from medpfl.models.residual import ResidualNet
 from medpfl.models.tabnet import TabNet
 from medpfl.models.unet import UNet
+from medpfl.results.trackers.tensorboard import TensorBoard
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs"
 SHORT = Settings(rounds=12, train_timeout=600, grace=120)
@@ -140,5 +142,17 @@ def test_what_flare_would_add_is_refused_by_name(tmp_path: Path) -> None:
         first.add_server_config({"stream": True})
     with pytest.raises(ConfigError, match="FedSMRecipe takes FedSM, got FedAP"):
         FedSMRecipe(method=FedAP(lr=0.1), task=Tabular(dataset="x"), settings=SHORT)  # type: ignore[arg-type]
-    with pytest.raises((ConfigError, ValueError)):  # ValueError: the tracker's own package is not installed
-        add_experiment_tracking(first, "tensorboard")
+
+
+def test_flares_experiment_tracking_becomes_our_tracker(tmp_path: Path) -> None:
+    first, other, *_ = _recipes()
+    add_experiment_tracking(first, "tensorboard")
+    assert first.job.trackers == (TensorBoard(),)
+    first.export(str(tmp_path))
+    assert load_job(tmp_path / first.name).trackers == (TensorBoard(),)
+    assert "medpfl.results.trackers.tensorboard.TensorBoard" in component_classes()
+    with pytest.raises(ConfigError, match="TBAnalyticsReceiver: 'tb_folder' cannot be changed here: expected 'tb_ev"):
+        add_experiment_tracking(other, "tensorboard", {"tb_folder": "elsewhere"})
+    with pytest.raises(ConfigError, match="TBAnalyticsReceiver for @ALL: a recipe of MedPFL is changed by its argu"):
+        add_experiment_tracking(other, "tensorboard", client_side=True, server_side=False)
+    assert other.job.trackers == ()

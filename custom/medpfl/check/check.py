@@ -43,7 +43,8 @@ class Report:
 
     @property
     def warnings(self) -> list[str]:
-        return [warning for inspection in self.inspections for warning in inspection.warnings]
+        found = [warning for inspection in self.inspections for warning in inspection.warnings]
+        return [*found, *(self.trial.warnings if self.trial else ())]
 
     @property
     def passed(self) -> bool:
@@ -96,7 +97,7 @@ def check_data(
     if job:
         progress(f"preparing the data for {job[0]}", 0, 1)
         anew = load_site_file(path, site)  # what was inspected has left out what is wrong
-        trial = try_job(*job, anew, site_file.site or site)
+        trial = try_job(*job, anew, site_file.site or site, inspections[0].splits if inspections else None)
         progress(f"preparing the data for {job[0]}", 1, 1)
     return Report(site_file._path, site_file.site or site, site_file.storage.memory_gb, inspections, trial)
 

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Could a job run on a hospital's data? Its task loads them, and its network sees a first batch."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 
+from medpfl.check.advice import advice
+from medpfl.check.inspection import Split
 from medpfl.core.errors import MedPFLError
 from medpfl.data.rows import held
 from medpfl.data.site_file import SiteFile
@@ -25,6 +28,7 @@ class Trial:
         parameters: of the network; the same at every hospital, or the server refuses the one that deviates.
         memory: bytes of prepared data held in memory.
         scratch: bytes of prepared data held in the scratch folder.
+        warnings: what may be wrong between the job and the data.
     """
 
     job: str
@@ -34,14 +38,18 @@ class Trial:
     parameters: int = 0
     memory: int = 0
     scratch: int = 0
+    warnings: list[str] = field(default_factory=list)
 
 
-def try_job(job: str, task: Task, site_file: SiteFile, site: str | None = None) -> Trial:
+def try_job(
+    job: str, task: Task, site_file: SiteFile, site: str | None = None, splits: Mapping[str, Split] | None = None
+) -> Trial:
     """Load a job's data as the job would, and compute its loss on a few training samples.
 
     Args:
         site_file: freshly loaded; an inspected dataset has left out rows with problems.
         site: the hospital's name, which a job with another network at every hospital asks for.
+        splits: what was found in the dataset's files, for comparison; None: not known.
     """
     try:
         task = (task.at(site) if site else task).chosen(site_file)
@@ -54,7 +62,7 @@ def try_job(job: str, task: Task, site_file: SiteFile, site: str | None = None) 
     samples = {split: len(part) for split, part in data.splits.items()}
     shape = data.input_shape
     if task.to_be_planned:  # its size is the largest patch that may be planned
-        return Trial(job, "", samples, shape, 0, memory, scratch)
+        return Trial(job, "", samples, shape, 0, memory, scratch, advice(task, data, 0, splits or {}))
     try:
         network = task.network(data).eval()
         with torch.no_grad():
@@ -66,7 +74,8 @@ def try_job(job: str, task: Task, site_file: SiteFile, site: str | None = None) 
         return Trial(job, f"the job's network cannot be trained on samples of shape {shape}: {reason}", samples, shape)
     failure = "" if bool(torch.isfinite(loss)) else f"the job's loss on the first training samples is {float(loss)}"
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    return Trial(job, failure, samples, shape, parameters, memory, scratch)
+    warnings = advice(task, data, parameters, splits or {})
+    return Trial(job, failure, samples, shape, parameters, memory, scratch, warnings)
 
 
 def size(count: float) -> str:

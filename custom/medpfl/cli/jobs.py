@@ -143,7 +143,7 @@ def simulate(
     """Run a job in this process, hospital after hospital, without FLARE: to debug, or on a lone GPU machine."""
     from medpfl.bundle import find_job, job_sites
     from medpfl.job import EvaluationJob, load_job
-    from medpfl.results.console import print_results
+    from medpfl.results.terminal_table import print_results
     from medpfl.rounds.coordinator import Coordinator
     from medpfl.rounds.simulate import simulate as run
     from medpfl.rounds.simulate import simulate_evaluation
@@ -253,10 +253,26 @@ def evaluation_job(
 
 
 @app.command()
-def report(folder: Annotated[Path, typer.Argument(help="A job's results folder.")]) -> None:
+def report(
+    folder: Annotated[Path, typer.Argument(help="A job's results folder.")],
+    tensorboard: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write its numbers here as TensorBoard's event files.")
+    ] = None,
+    mlflow: Annotated[
+        str | None, typer.Option(metavar="URI", help="Write its numbers here as MLflow runs, one a hospital.")
+    ] = None,
+) -> None:
     """Print a results folder's table and write its report.html anew."""
-    from medpfl.results.console import print_results
     from medpfl.results.report import write_report
+    from medpfl.results.terminal_table import print_results
 
     write_report(folder)
     print_results(folder, console)
+    if tensorboard:
+        from medpfl.results.trackers.tensorboard import write_tensorboard
+
+        write_tensorboard(folder, tensorboard)
+    if mlflow:
+        from medpfl.results.trackers.mlflow import write_mlflow
+
+        write_mlflow(folder, mlflow)

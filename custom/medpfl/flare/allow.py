@@ -32,6 +32,7 @@ from medpfl.methods.schedules import Schedule
 from medpfl.methods.start import Start
 from medpfl.models.contract import Architecture
 from medpfl.privacy.contract import Privacy
+from medpfl.results.callbacks import Callback
 from medpfl.tasks.contract import Task
 from medpfl.tasks.losses import Loss
 
@@ -50,7 +51,8 @@ def component_classes() -> list[str]:
     for package, base in (
         ("augment", Augmentation), ("core.codecs", Codec), ("core.mixers", Mixer), ("data", Intensity),
         ("methods", Method), ("methods", Optimizer), ("methods", Schedule), ("methods", Start),
-        ("models", Architecture), ("privacy", Privacy), ("tasks", Task), ("tasks.losses", Loss),
+        ("models", Architecture), ("privacy", Privacy), ("results.trackers", Callback), ("tasks", Task),
+        ("tasks.losses", Loss),
     ):  # fmt: skip
         folder = importlib.import_module(f"medpfl.{package}")
         for module_info in pkgutil.iter_modules(folder.__path__, f"{folder.__name__}."):

@@ -9,10 +9,12 @@ installed class of ours, so there the job brings the code, as ``medpfl pack`` do
 import shutil
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from nvflare.apis.job_def import ALL_SITES
+from nvflare.apis.job_def import ALL_SITES, SERVER_SITE_NAME
+from nvflare.app_common.widgets.streaming import AnalyticsReceiver
 from nvflare.job_config.api import FedJob
 from nvflare.job_config.fed_job_config import FedJobConfig
 from nvflare.recipe import PocEnv, SimEnv
@@ -21,6 +23,7 @@ from nvflare.recipe.spec import ExecEnv, Recipe
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mixer
 from medpfl.flare.pack import pack
+from medpfl.flare.receivers import tracker_for
 from medpfl.job import Job, write_job
 from medpfl.job.codecs import Codecs
 from medpfl.job.settings import Settings
@@ -73,12 +76,19 @@ class _FedJob(FedJob):
     def to(self, obj: Any, target: str, *_: object, **__: object) -> Any:
         """Everything that FLARE's helpers would add to the job's apps comes here.
 
+        FLARE's receivers become the tracker that writes the same (``flare.receivers``): a receiver of FLARE's is fed by
+        hospitals only, and MedPFL's numbers are the server's.
+
         Raises:
-            ConfigError: always; what is added in silence would not be what the recipe says.
+            ConfigError: it is anything else; what is added in silence would not be what the recipe says.
         """
+        if target == SERVER_SITE_NAME and isinstance(obj, AnalyticsReceiver):
+            self.job.job = replace(self.job.job, trackers=(*self.job.job.trackers, tracker_for(obj, self.name)))
+            return None
         raise ConfigError(
             f"{type(obj).__name__} for {target}: a recipe of MedPFL is changed by its arguments alone (trackers, "
-            "codecs, components, settings); FLARE's filters and services are configured at the sites"
+            "codecs, components, settings) and by add_experiment_tracking; FLARE's filters and services are configured "
+            "at the sites"
         )
 
     def _set_all_apps(self) -> None:
@@ -117,8 +127,14 @@ class MedPFLRecipe(Recipe, Generic[M]):
     ):
         if not isinstance(method, self.takes):
             raise ConfigError(f"{type(self).__name__} takes {self.takes.__name__}, got {type(method).__name__}")
-        self.job = Job(name, min_clients, settings, dict(components or {}), method, task, codecs, tuple(trackers))
-        super().__init__(_FedJob(self.job))
+        made = Job(name, min_clients, settings, dict(components or {}), method, task, codecs, tuple(trackers))
+        super().__init__(_FedJob(made))
+
+    @property
+    def job(self) -> Job:
+        """What is run and exported."""
+        found: Job = self._job.job.job
+        return found
 
     def finalize(self) -> None:
         self._job.job.packed = False  # until ``process_env``, which FLARE calls next where there is an environment

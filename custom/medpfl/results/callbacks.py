@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is done at the end of a round and of a job: one small interface, for our own files and for others' trackers.
 
-A tracker (TensorBoard, MLflow) is one file: a class derived from ``Callback``, which a job names under "trackers" or a
-caller gives to ``simulate``. One that fails is told no more; the job goes on.
+A tracker (``results.trackers`` has two) is one file: a class derived from ``Callback``, which a job names under
+"trackers" or a caller gives to ``simulate``. One that fails is told no more; the job goes on.
 """
 
 import logging
@@ -17,6 +17,18 @@ from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.core.mixing import Matrix
 from medpfl.results.files import FAILURE, LINES, MIXING, SUMMARY, TRAFFIC, append_lines, write_json
 from medpfl.results.schema import Event, FailureReport, Line, Summary, Traffic
+
+
+@dataclass(frozen=True)
+class JobBegin:
+    """A job begins, or goes on after it was stopped.
+
+    Attributes:
+        results: the server's folder of what the job leaves; it is there.
+    """
+
+    job: str
+    results: Path
 
 
 @dataclass(frozen=True)
@@ -68,6 +80,9 @@ class Callback(Checked):
     To be named in a job it must be a dataclass, whose fields are its arguments. It is built wherever the job is
     checked, so it opens nothing (no file, no connection) before it is told of something.
     """
+
+    def on_job_begin(self, begin: JobBegin) -> None:
+        """Before anything else."""
 
     def on_round_end(self, end: RoundEnd) -> None:
         """After each round's mixing."""

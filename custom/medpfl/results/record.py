@@ -4,13 +4,14 @@
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
 import medpfl
 from medpfl.core.mixing import Matrix
 from medpfl.privacy.contract import Spent
-from medpfl.results.callbacks import Callback, Failure, JobEnd, RoundEnd
+from medpfl.results.callbacks import Callback, Failure, JobBegin, JobEnd, RoundEnd
 from medpfl.results.schema import (
     AboutEvaluation,
     AboutTraining,
@@ -67,6 +68,11 @@ class Record:
         self._files, self._trackers = tuple(files), list(trackers)
         self._told = 0
         self._log = logging.getLogger(__name__)
+
+    def begin(self, results: Path) -> None:
+        """The job begins, and leaves what it leaves in this folder."""
+        begun = JobBegin(self.job, results)
+        self._tell(0, lambda callback: callback.on_job_begin(begun))
 
     def metric(self, line: MetricLine) -> None:
         """One evaluation: which model, of which round, on which split of which hospital."""

@@ -75,6 +75,7 @@ class EvaluationCoordinator:
         self.roster = tuple(sorted(roster))
         self.results = results
         self.record = Record(job, self.roster, [ResultFiles(results), Report(results)], trackers)
+        self.record.begin(results)
         self._quorum = Quorum(self.record, self.roster, min_sites)
         self._tensors, self._meta = read_model(model)
         check_no_history(self._meta)

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trackers that ship: a job's numbers in TensorBoard and in MLflow, one file each. Written by the server alone."""
