@@ -19,7 +19,7 @@ from medpfl.results.tables import result_table
 from medpfl.results.terminal_table import print_results
 from tools import run
 
-TOGETHER = ("APFL", "FedRoD", "IFCA", "MoE")
+TOGETHER = ("APFL", "Auto", "FedRoD", "IFCA", "MoE")
 """Whose private network predicts only together with one that was mixed."""
 
 

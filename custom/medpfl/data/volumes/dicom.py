@@ -10,6 +10,8 @@ import numpy as np
 from medpfl.core.errors import DataError, unreadable
 from medpfl.data.untrusted import check_values
 
+LPS = np.diag([-1.0, -1.0, 1.0, 1.0])
+"""DICOM's x and y point left and back, ours right and to the front."""
 SEGMENTATIONS = ("1.2.840.10008.5.1.4.1.1.66.4", "1.2.840.10008.5.1.4.1.1.66.7")
 """SOP classes of segmentations: a bit or a share a segment, and a label map."""
 

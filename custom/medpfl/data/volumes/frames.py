@@ -9,10 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medpfl.core.errors import DataError
-from medpfl.data.volumes.dicom import SEGMENTATIONS, check_size, dicom_file
+from medpfl.data.volumes.dicom import LPS, SEGMENTATIONS, check_size, dicom_file
 
-LPS = np.diag([-1.0, -1.0, 1.0, 1.0])
-"""DICOM's x and y point left and back, ours right and to the front."""
 SLACK = 0.1
 """Steps between slices may differ by so much of a step, as in a series."""
 _GROUPS = (
