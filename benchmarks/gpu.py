@@ -3,7 +3,8 @@
 
 Three loops over the same random samples, with the same network, optimiser, batch and precision: ``resident``, one batch
 that already lies on the device, again and again, which is as fast as this network can be trained here; ``bare``, a loop
-of ten lines that takes batches from memory; and ours. Then the local round of each method, as a multiple of Local's.
+of ten lines that takes batches from memory; and ours. Beside them the device's roof: how fast it multiplies matrices.
+Then the local round of each method, as a multiple of Local's, and rounds over FLARE with four hospitals on the device.
 """
 
 import dataclasses
@@ -19,6 +20,8 @@ import typer
 from torch import Tensor, nn
 
 from benchmarks.common import OutOption, machine, markdown, write_json
+from benchmarks.gpu_flare import flare_rounds
+from benchmarks.roofline import operations, peak
 from medpfl.cli.terminal import say
 from medpfl.core.devices import training_device
 from medpfl.core.errors import MedPFLError
@@ -94,11 +97,12 @@ def loads(small: bool) -> list[Load]:
     ]  # fmt: skip
 
 
-def measure(repeats: int, small: bool) -> dict[str, Any]:
+def measure(repeats: int, small: bool, flare: bool) -> dict[str, Any]:
     """Samples a second of the three loops in float32 and bfloat16 (medians), peak memory, and the methods' rounds.
 
     Args:
         repeats: turns, at least 1; one more warms up.
+        flare: whether to start a federation, too.
     """
     if repeats < 1:
         raise MedPFLError(f"--repeats must be at least 1, got {repeats}")
@@ -110,6 +114,7 @@ def measure(repeats: int, small: bool) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "settings": [_measured(load, precision, device, repeats) for load, precision in kinds],
         "methods": _methods(repeats, *((2, 2) if small else (6, 50))),
+        "flare": flare_rounds(4, *((2, 8) if small else (50, 64))) if flare else None,
     }
 
 
@@ -117,7 +122,8 @@ def _measured(load: Load, precision: str, device: torch.device, repeats: int) ->
     data, method = _data(load), Local(batch_size=load.batch, precision=precision)  # type: ignore[arg-type]
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    loops = _loops(load, data, method, device)
+    loops, operations_a_sample = _loops(load, data, method, device)
+    roof = peak(device, precision, _now)
     rates: dict[str, list[float]] = {name: [] for name in loops}
     for turn in range(repeats + 1):
         for name, loop in loops.items():
@@ -131,13 +137,17 @@ def _measured(load: Load, precision: str, device: torch.device, repeats: int) ->
         "batch": load.batch,
         "precision": precision,
         "resident": round(found["resident"], 1),
+        "of_roof": round(found["resident"] * operations_a_sample / roof, 4),
         "ours_to_bare": round(found["ours"] / found["bare"], 3),
         "waiting": round(max(0.0, 1 - found["ours"] / found["resident"]), 3),
         "peak_mb": round(torch.cuda.max_memory_allocated(device) / 1e6) if device.type == "cuda" else None,
     }
 
 
-def _loops(load: Load, data: SiteData, method: Local, device: torch.device) -> dict[str, Callable[[], None]]:
+def _loops(
+    load: Load, data: SiteData, method: Local, device: torch.device
+) -> tuple[dict[str, Callable[[], None]], float]:
+    """The three loops, and how many operations a sample takes."""
     samples = data.splits["train"]
     inputs, targets = samples.inputs[:], samples.targets[:]
     networks = []
@@ -176,7 +186,8 @@ def _loops(load: Load, data: SiteData, method: Local, device: torch.device) -> d
     def ours() -> None:
         Site(hospital, method, 1).fit("local")
 
-    return {"resident": resident, "bare": bare, "ours": ours}
+    counted = operations(lambda: step(networks[0], first, *held)) / load.batch
+    return {"resident": resident, "bare": bare, "ours": ours}, counted
 
 
 def _data(load: Load) -> SiteData:
@@ -222,29 +233,43 @@ def table_of(results: dict[str, Any]) -> str:
     """Both tables, with what is a ratio said so."""
     rows = [
         [
-            one["name"], str(one["batch"]), one["precision"], f"{one['resident']:.0f}", f"{one['ours_to_bare']:.2f}",
+            one["name"], str(one["batch"]), one["precision"], f"{one['resident']:.0f}", f"{one['of_roof']:.1%}",
+            f"{one['ours_to_bare']:.2f}",
             f"{one['waiting']:.0%}", "–" if one["peak_mb"] is None else str(one["peak_mb"]),
         ]
         for one in results["settings"]
     ]  # fmt: skip
-    headings = ["what", "batch", "precision", "samples a second", "ours to a bare loop", "waiting", "peak memory, MB"]
+    headings = ["what", "batch", "precision", "samples a second", "of the roof", "ours to a bare loop", "waiting",
+                "peak memory, MB"]  # fmt: skip
     methods = [[name, f"{ratio:.2f}"] for name, ratio in results["methods"].items()]
     return (
         f"On {results['device']}, medians of {results['repeats']} turns. Samples a second: with one batch that lies on "
-        "the device; waiting: the part of our loop's time beyond that.\n\n"
+        "the device; of the roof: their operations beside those of the device's fastest product of matrices; waiting: "
+        "the part of our loop's time beyond that.\n\n"
         + markdown(headings, rows)
         + "\n\nA round of a few hospitals in one process, as a multiple of Local's:\n\n"
         + markdown(["method", "round"], methods)
+        + (_told(results["flare"]) if results["flare"] else "")
+    )
+
+
+def _told(rounds: dict[str, Any]) -> str:
+    return (
+        f"\n\nOver FLARE, {rounds['hospitals']} hospitals and a server in processes of their own on this machine, "
+        f"SoftPull, ResNet18 of width {rounds['width']}, {rounds['steps']} batches a round: "
+        f"{rounds['round_seconds']:.2f} s a round (median without the first), "
+        f"{rounds['start_seconds']:.0f} s from the submission to the end of the first."
     )
 
 
 def command(
     repeats: Annotated[int, typer.Option(help="Turns; medians are reported.")] = 3,
     small: Annotated[bool | None, typer.Option(help="Small networks; default: where there is no GPU.")] = None,
+    flare: Annotated[bool, typer.Option(help="Start a federation of four hospitals, too.")] = True,
     out: OutOption = None,
 ) -> None:
     """Training on this machine's GPU, or processor, beside a bare loop; the methods' rounds; peak memory."""
     facts = machine()
-    results = measure(repeats, training_device().type == "cpu" if small is None else small)
+    results = measure(repeats, training_device().type == "cpu" if small is None else small, flare)
     write_json(out, "gpu", facts, results)
     say(table_of(results))

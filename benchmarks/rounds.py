@@ -67,7 +67,7 @@ def measure(sites: int, rounds: int, values: int, interval: float, progress: Cal
         with Federation(folder / "sites", names, classes=[EMPTY]) as federation:
             found = {}
             for name, job in jobs.items():
-                found[name] = _run(federation, job, name, rounds)
+                found[name] = timed(federation, job, name, rounds)
                 progress(f"{name}: median {np.median(found[name]['seconds']):.3f} s a round")
     seconds = {name: each.pop("seconds") for name, each in found.items()}
     medians = {name: round(float(np.median(found)), 4) for name, found in seconds.items()}
@@ -146,7 +146,7 @@ def _stock_job(folder: Path, sites: int, rounds: int, values: int) -> Path:
     return folder / "stock" / "stock_fedavg"
 
 
-def _run(federation: Federation, job: Path, name: str, rounds: int) -> dict[str, Any]:
+def timed(federation: Federation, job: Path, name: str, rounds: int) -> dict[str, Any]:
     """One job: seconds of rounds 2 to n (the distances of the rounds' lines in the server's log, read while it is
     there), of the start and of the whole, peak memory of its processes, and bytes.
 

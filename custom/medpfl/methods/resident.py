@@ -45,6 +45,8 @@ class Resident:
         Args:
             key: all that ``make`` depends on within the round: the purpose, the step and the samples' numbers.
         """
+        if not self._most:
+            return make()
         if round_number != self._round:
             self.forget_round()
             self._round = round_number
