@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from medpfl.compare import console, fold_table
+from medpfl.compare import comparison_tables, fold_table
 from medpfl.compare.results import LeaveOneOut, Results
 from medpfl.core.errors import MedPFLError
 from medpfl.results.compact import read_compact
@@ -28,7 +28,7 @@ def tables_of(file: Path) -> str:
         text: str = importlib.import_module(f"benchmarks.{bench}").table_of(content)
         return text
     if "comparison" in content:
-        return console.markdown(parse(TypeAdapter(Results), json.dumps(content), file))
+        return comparison_tables.markdown(parse(TypeAdapter(Results), json.dumps(content), file))
     if {"models", "runs"} <= set(content):
         return fold_table.page(parse(TypeAdapter(LeaveOneOut), json.dumps(content), file), file.name.partition(".")[0])
     raise MedPFLError(f"{file}: neither a benchmark's result nor a comparison's nor a leave-one-out's")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import nibabel as nib
 import numpy as np
+import pytest
 
 from hospitals import write_site, write_table, write_volumes
 from medpfl.check.check import Report, check_data
@@ -17,6 +18,7 @@ from medpfl.tasks.tabular import Tabular
 from pictures import TABLE, write_images
 
 NET = UNet((4, 8))
+pytestmark = pytest.mark.slow
 
 
 def check(path: Path, task: Task) -> Report:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from comparing import SOFT, compared, plan_of
-from medpfl.compare.console import cost
+from medpfl.compare.comparison_tables import cost
 from medpfl.compare.report import write_report
 from medpfl.compare.runs import rebuild
 from medpfl.core.codecs import CER, STC, Chain, Half

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from comparing import SOFT, compared, do, plan_of
-from medpfl.compare.console import markdown
+from medpfl.compare.comparison_tables import markdown
 from medpfl.compare.data import reader
 from medpfl.compare.plan import Plan
 from medpfl.compare.results import Results

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from comparing import compared
-from medpfl.compare.console import markdown
+from medpfl.compare.comparison_tables import markdown
 from medpfl.compare.plan import Plan
 from medpfl.compare.report import write_report
 from medpfl.compare.results import Results

@@ -10,7 +10,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from comparing import compared
-from medpfl.compare import console
+from medpfl.compare import comparison_tables
 from medpfl.compare.constant import ALWAYS, always, beside, warnings
 from medpfl.compare.report import write_report
 from medpfl.compare.results import Results
@@ -34,14 +34,15 @@ def heart() -> Results:
 def test_the_row_of_who_learnt_nothing(heart: Results) -> None:
     counts = {site: list(found.values()) for site, found in heart.splits[0].labels.items()}
     shares = [max(one) / sum(one) for one in counts.values()]
-    head, rows = console.leaderboard(heart)
+    head, rows = comparison_tables.leaderboard(heart)
     assert head[:4] == ["method", "best round", "balanced accuracy", "auc"]
     name, accuracy, balanced, auc, *_, worst = rows[-1]
     assert (name, accuracy, balanced, auc) == (ALWAYS, f"{np.mean(shares):.3f}", "0.500", "0.500")
     assert worst == f"{heart.hospitals[int(np.argmin(shares))]} {min(shares):.3f}"
-    assert console.hospitals(heart)[1][-1] == [ALWAYS, *(f"{share:.3f}" for share in shares)]
+    assert comparison_tables.hospitals(heart)[1][-1] == [ALWAYS, *(f"{share:.3f}" for share in shares)]
     local = next(row for row in heart.rows if row.name == "Local")
-    assert console.score_text(local.metrics["balanced_accuracy"]) in next(row for row in rows if row[0] == "Local")
+    mean = comparison_tables.score_text(local.metrics["balanced_accuracy"])
+    assert mean in next(row for row in rows if row[0] == "Local")
 
 
 @pytest.mark.parametrize("name", ["phantom", "skin"])
@@ -49,7 +50,7 @@ def test_none_where_it_cannot_lead(name: str) -> None:
     """By Dice, and by balanced accuracy."""
     content = stored(name)
     assert beside(content) == [] and always(content) == {}
-    assert len(console.leaderboard(content)[0]) == 5 and ALWAYS not in console.markdown(content)
+    assert len(comparison_tables.leaderboard(content)[0]) == 5 and ALWAYS not in comparison_tables.markdown(content)
 
 
 def test_none_where_samples_have_several_labels(heart: Results) -> None:
@@ -66,7 +67,7 @@ def test_a_method_that_ends_there_is_named(heart: Results, tmp_path: Path) -> No
     content = heart.model_copy(update={"rows": rows})
     words = "FedAMP gives all test cases the same class: hungary in 3 of 10 runs."
     assert warnings(heart) == [] and warnings(content) == [words]
-    assert words in console.markdown(content) and words not in console.markdown(heart)
+    assert words in comparison_tables.markdown(content) and words not in comparison_tables.markdown(heart)
     page = write_report(content, tmp_path).read_text()
     assert f'<p class="warn">{words}</p>' in page and f'<td class="ref">{ALWAYS}</td>' in page
 
@@ -79,4 +80,4 @@ def test_a_comparison_finds_them(tmp_path: Path) -> None:
     table.write_text("\n".join([head, *(f"0,0,0,{line[-1]}" for line in lines)]) + "\n")  # nothing tells them apart
     _, content = compared(tmp_path, sites, methods={})
     assert all("anna" in row.one_answer for row in content.rows)
-    assert len(warnings(content)) == len(content.rows) and console.leaderboard(content)[1][-1][0] == ALWAYS
+    assert len(warnings(content)) == len(content.rows) and comparison_tables.leaderboard(content)[1][-1][0] == ALWAYS

@@ -10,7 +10,7 @@ import torch
 from scipy.stats import ttest_1samp
 
 from comparing import SOFT, compared
-from medpfl.compare import console
+from medpfl.compare import comparison_tables
 from medpfl.compare.chosen import ALL, Rows
 from medpfl.compare.intervals import corrected, needed, resampled
 from medpfl.compare.patients import Sheets
@@ -62,9 +62,9 @@ def test_so_many_seeds_show_a_difference_four_times_in_five() -> None:
 @pytest.mark.parametrize(("pairs", "told"), [(5, ""), (6, " (p 0.031)")])
 def test_a_p_that_cannot_be_small_is_not_told(pairs: int, told: str) -> None:
     gain = paired_gain([1.0] * pairs, [0.0] * pairs)
-    assert "(p " in console.gain_text(gain)  # a file of before, without intervals, is shown as it was
+    assert "(p " in comparison_tables.gain_text(gain)  # a file of before, without intervals, is shown as it was
     sure = gain.model_copy(update={"interval": (0.9, 1.1)})
-    assert console.gain_text(sure) == f"+1.000 [0.900, 1.100]{told}"
+    assert comparison_tables.gain_text(sure) == f"+1.000 [0.900, 1.100]{told}"
 
 
 def test_hospitals_choose_run_by_run() -> None:
@@ -102,8 +102,8 @@ def test_a_comparison_says_what_hospitals_choose(tmp_path: Path) -> None:
     for chosen in found.chosen:
         for site in ("anna", "berta"):
             assert sum(chosen.picks[site].values()) == 2
-    text, page = console.markdown(found), write_report(found, tmp_path / "results").read_text()
-    for part in (console.CHOSEN, "hierarchical bootstrap", ALL):
+    text, page = comparison_tables.markdown(found), write_report(found, tmp_path / "results").read_text()
+    for part in (comparison_tables.CHOSEN, "hierarchical bootstrap", ALL):
         assert part in text and part in " ".join(html.unescape(page).split())
     assert "(p " not in text
     for file in (tmp_path / "results" / "runs").glob("*/cases.npz"):
@@ -112,4 +112,4 @@ def test_a_comparison_says_what_hospitals_choose(tmp_path: Path) -> None:
 
     before = collect(plan, tmp_path / "results", {})
     assert not before.chosen and all(row.gain is None or row.gain.interval is None for row in before.rows)
-    assert console.CHOSEN not in console.markdown(before)
+    assert comparison_tables.CHOSEN not in comparison_tables.markdown(before)

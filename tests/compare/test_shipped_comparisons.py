@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from medpfl.compare.console import budget_text
+from medpfl.compare.comparison_tables import budget_text
 from medpfl.compare.entries import build_codecs
 from medpfl.compare.file import load_comparison
 from medpfl.compare.results import Results

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("SimpleITK", reason="needs the extra 'imaging'")
+pytest.importorskip("highdicom", reason="needs the extra 'dicom'")
 
 from broken_inputs.broken import Broken, Group
 from broken_inputs.listing import GROUPS, line, sound, told

@@ -17,6 +17,7 @@ from dicom_series import affine_of, write_series
 from medpfl.core.errors import DataError, MedPFLError
 from medpfl.core.mixers import Identity
 from medpfl.data.site_file import load_site_file, read_for_study
+from medpfl.data.volumes.structures import read_structures
 from medpfl.demo.phantom import write_phantoms
 from medpfl.deployed.model_file import Deployed, load_deployed
 from medpfl.deployed.predict import evaluate_at, evaluate_on, evaluate_on_all, predict
@@ -125,13 +126,20 @@ def test_dicom_in_nifti_out(model: Deployed, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     write_series(tmp_path / "in" / "d", values, affine)
     predict(model, tmp_path / "n.nii.gz", tmp_path / "a")
-    predict(model, tmp_path / "in", tmp_path / "b")
+    done = predict(model, tmp_path / "in", tmp_path / "b", dicom=True)
     first, second = nib.load(tmp_path / "a" / "n.nii.gz"), nib.load(tmp_path / "b" / "d.nii.gz")
     np.testing.assert_allclose(second.affine, affine, atol=1e-4)
     found = np.asarray(first.dataobj)
     assert found.any() and (found == np.asarray(second.dataobj)).mean() > 0.999
     predict(model, tmp_path / "in" / "d", tmp_path / "c")
     assert (tmp_path / "c" / "d.nii.gz").read_bytes()
+    assert done.rows[0]["dicom"] == "d.seg.dcm"
+    series, written = tmp_path / "in" / "d", np.asarray(second.dataobj)
+    segments = read_structures(tmp_path / "b" / "d.seg.dcm", series, written.shape, second.affine, {"organ": 1})
+    np.testing.assert_array_equal(segments, written)
+    with pytest.raises(DataError, match=r"'n' is no DICOM image, so no DICOM-SEG can be written of it"):
+        predict(model, tmp_path / "n.nii.gz", tmp_path / "e", dicom=True)
+    assert not (tmp_path / "e").exists()
 
 
 def test_the_header_says_the_same_place(model: Deployed, tmp_path: Path) -> None:

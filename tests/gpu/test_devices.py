@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which device is taken, and what is said when its memory does not suffice."""
 
+import json
+import weakref
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,12 @@ from every_method import EVERY
 from medpfl.core.devices import memory_errors, moved, training_device
 from medpfl.core.errors import ConfigError, OutOfMemory
 from medpfl.flare.gpus import runs_on
-from tools import round_of
+from medpfl.job import Job
+from medpfl.job.settings import Settings
+from medpfl.methods.contract import Site
+from medpfl.methods.fedavg import FedAvg
+from medpfl.rounds.simulate import simulate
+from tools import normed, round_of
 
 
 def test_the_environment_chooses_the_device(device: str) -> None:
@@ -56,6 +64,45 @@ def test_too_little_memory_costs_a_hospital_its_round(
             round_of(coordinator, {runner.name: runner}, 1)
     runner.recover()
     round_of(coordinator, runners, 1)
+
+
+def test_what_a_failed_round_computed_is_forgotten() -> None:
+    """Else the next round would begin beside the activations of the last, as long as its error is at hand."""
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    def train() -> None:
+        activations = torch.ones(4)
+        held.append(weakref.ref(activations))
+        torch.empty(2**60, dtype=torch.uint8)
+
+    with pytest.raises(OutOfMemory) as raised, memory_errors("take less"):
+        train()
+    assert held[0]() is None, raised.value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Greedy(FedAvg):
+    """One hospital's second round asks for more memory than there is."""
+
+    def local_round(self, site: Site) -> None:
+        if (site.name, site.round) == ("berta", 2):
+            torch.empty(2**55, device=site.device)
+        super().local_round(site)
+
+
+def test_a_job_goes_on_when_one_hospital_s_memory_does_not_suffice(
+    device: str, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    sites = {name: table_sites[name] for name in ("anna", "berta")}
+    job = Job("small", 1, Settings(rounds=3, references=(), finetune=0), {}, Greedy(batch_size=6), normed())
+    simulate(job, sites, tmp_path / "results", tmp_path / "home")
+    summary = json.loads((tmp_path / "results" / "summary.json").read_text())
+    told = [event for event in summary["events"] if event["site"] == "berta"]
+    assert [event["round"] for event in told[:2]] == [2, 3]
+    where = "GPU" if device == "cuda" else "memory"
+    assert where in told[0]["event"] and "batch_size (now 6) or smaller images or patches" in told[0]["event"]
+    assert "resumed from the state after round 1" in told[1]["event"]
+    assert {line["site"] for line in summary["test"]} >= {"anna", "berta"}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from baselines import begin
+from baselines import assert_resumes, begin
 from every_method import EVERY, write_both
 from medpfl.core.devices import training_device
 from tools import round_of
@@ -66,6 +66,14 @@ def test_a_run_repeats_itself_on_a_device(
 ) -> None:
     first, second = (trained(name, sites, tmp_path / str(turn)) for turn in (1, 2))
     assert all(torch.equal(tensor, second[key]) for key, tensor in first.items())
+
+
+@EVERYWHERE
+def test_a_job_that_was_killed_goes_on_as_if_it_was_not(
+    name: str, device: str, sites: dict[bool, dict[str, Path]], tmp_path: Path
+) -> None:
+    small = EVERY[name]
+    assert_resumes(lambda: small.job(rounds=3), sites[small.images], tmp_path)
 
 
 @EVERYWHERE

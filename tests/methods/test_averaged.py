@@ -30,6 +30,27 @@ def test_its_probabilities_are_the_mean() -> None:
     torch.testing.assert_close(together(list(one), Target.VALUE), one.mean(dim=0))
 
 
+def test_a_weighted_mean() -> None:
+    torch.manual_seed(0)
+    several, one = torch.randn(3, 5, 4, 2, 2) * 20, torch.randn(3, 5, 1) * 20
+    weights = torch.tensor([0.5, 0.0, 0.5])
+    for target, stacked in [
+        (Target.CLASS, several),
+        (Target.LABELS, several),
+        (Target.CLASS, one),
+        (Target.VALUE, one),
+    ]:
+        found = together(list(stacked), target, weights)
+        torch.testing.assert_close(found, together([stacked[0], stacked[2]], target))
+        torch.testing.assert_close(
+            together(list(stacked), target, torch.full((3,), 1 / 3)), together(list(stacked), target)
+        )
+    for target, stacked in [(Target.MASK, several), (Target.CLASS, one)]:
+        alone = together(list(stacked), target, torch.tensor([0.0, 1.0, 0.0]))
+        expected = stacked[1].softmax(dim=1) if stacked is several else stacked[1].sigmoid()
+        torch.testing.assert_close(alone.softmax(dim=1) if stacked is several else alone.sigmoid(), expected)
+
+
 def test_it_predicts_with_each_models_own_networks() -> None:
     first, second = nn.Linear(3, 1), nn.Linear(3, 1)
     members = {

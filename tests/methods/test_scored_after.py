@@ -13,13 +13,13 @@ from every_method import EVERY, write_both
 from medpfl.core.mixers import Mean
 from medpfl.job import Job
 from medpfl.methods.fedavg import FedAvg
-from medpfl.results.console import print_results
 from medpfl.results.files import read_summary
 from medpfl.results.schema import TrainingSummary
 from medpfl.results.tables import result_table
+from medpfl.results.terminal_table import print_results
 from tools import run
 
-TOGETHER = ("APFL", "FedRoD", "IFCA", "MoE")
+TOGETHER = ("APFL", "Auto", "FedRoD", "IFCA", "MoE")
 """Whose private network predicts only together with one that was mixed."""
 
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from comparing import SOFT, compared
 from medpfl.check.check import check_data
 from medpfl.cli import app
-from medpfl.compare import console
+from medpfl.compare import comparison_tables
 from medpfl.compare.report import write_report
 from medpfl.core.errors import ConfigError, DataError, MedPFLError, SiteFileError
 from medpfl.data.site_file import load_site_file
@@ -161,7 +161,7 @@ def test_methods_are_compared_by_it(sites: dict[str, Path], tmp_path: Path) -> N
     two = {site: sites[site] for site in ("anna", "berta")}
     _, content = compared(tmp_path, two, task=task, methods={"Soft": SOFT}, lr=0.5, pooled=True)
     assert content.measure == DAYS and content.splits[0].labels == {}
-    rows = console.ranked(content)
+    rows = comparison_tables.ranked(content)
     means = [row.best.mean for row in rows if row.best.mean is not None]
     assert len(means) == len(rows) == 7 and means == sorted(means)
     by_name = {row.name: row for row in rows}
@@ -170,7 +170,7 @@ def test_methods_are_compared_by_it(sites: dict[str, Path], tmp_path: Path) -> N
     assert soft.gain.mean == pytest.approx(local.best.mean - soft.best.mean, abs=2e-6)
     assert not any(row.calibration for row in rows)
     assert content.target == pytest.approx(min(local.curve), abs=2e-6)
-    assert "mae (days, lower is better)" in console.markdown(content)
+    assert "mae (days, lower is better)" in comparison_tables.markdown(content)
     page = write_report(content, tmp_path / "page").read_text()
     assert "Who has which labels" not in page and "Calibration" not in page
 

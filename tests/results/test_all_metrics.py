@@ -16,11 +16,11 @@ from medpfl.data.target import Target
 from medpfl.deployed.model_file import load_deployed
 from medpfl.job import Job
 from medpfl.methods.fedavg import FedAvg
-from medpfl.results.console import print_results
 from medpfl.results.files import read_training, write_json
 from medpfl.results.report import write_page
 from medpfl.results.schema import ControllerArguments, FinalLine, TrainingSummary
 from medpfl.results.tables import metric_means
+from medpfl.results.terminal_table import print_results
 from medpfl.tasks import Segmentation, Tabular
 from medpfl.tasks.metrics.constant import most_frequent, one_answer
 from tools import run

@@ -14,12 +14,12 @@ from scipy.stats import norm
 
 from medpfl.job import Job
 from medpfl.results.chosen import chosen_table, interval_table, paid, patients_needed, power_notes
-from medpfl.results.console import print_results
 from medpfl.results.files import read_training, write_json
 from medpfl.results.line import FinalLine
 from medpfl.results.report import write_report
 from medpfl.results.schema import TrainingSummary
 from medpfl.results.tables import mean_band, result_table
+from medpfl.results.terminal_table import print_results
 from medpfl.tasks.metrics.certainty import Certainty
 from tools import run
 

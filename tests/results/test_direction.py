@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from medpfl.results.console import print_results
 from medpfl.results.files import read_summary, write_json
 from medpfl.results.report import write_page
 from medpfl.results.schema import ControllerArguments, FinalLine, Traffic, TrainingSummary, ValidationLine
 from medpfl.results.tables import result_table
+from medpfl.results.terminal_table import print_results
 from medpfl.tasks.metrics.measure import Measure
 
 DAYS = {"mae": Measure(direction="lower", unit="days")}

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from medpfl.results.console import print_results
 from medpfl.results.files import read_summary, write_json
 from medpfl.results.presence import absences, presence, stretches
 from medpfl.results.report import write_page
@@ -19,6 +18,7 @@ from medpfl.results.schema import (
     TrainingLine,
     TrainingSummary,
 )
+from medpfl.results.terminal_table import print_results
 
 GONE = {"anna": [(1, 5)], "berta": [(1, 2), (5, 5)], "clara": [(1, 1), (3, 3), (5, 5)], "dora": []}
 

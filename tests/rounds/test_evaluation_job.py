@@ -22,10 +22,10 @@ from medpfl.job import EvaluationJob, Job, load_job, write_evaluation_job
 from medpfl.job.names import MODEL_FILE
 from medpfl.job.settings import Settings
 from medpfl.methods import softpull
-from medpfl.results.console import print_results
 from medpfl.results.files import read_summary
 from medpfl.results.schema import EvaluationSummary
 from medpfl.results.tables import result_table
+from medpfl.results.terminal_table import print_results
 from medpfl.rounds.evaluation import EvaluationCoordinator, method_of
 from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol.replies import StatisticsReply

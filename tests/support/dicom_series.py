@@ -33,7 +33,7 @@ def write_series(
 ) -> Path:
     """One DICOM file a slice, as a scanner writes them; ``values``: i x j x k stored integers, ``affine``: RAS mm."""
     folder.mkdir(parents=True)
-    series, study = generate_uid(), generate_uid()
+    series, study, frame = generate_uid(), generate_uid(), generate_uid()
     place = LPS @ affine
     lengths = np.linalg.norm(place[:3, :3], axis=0)
     for k in range(values.shape[2]):
@@ -44,7 +44,10 @@ def write_series(
         header = FileDataset(None, {}, file_meta=meta, preamble=b"\0" * 128)
         header.SOPClassUID, header.SOPInstanceUID = CTImageStorage, meta.MediaStorageSOPInstanceUID
         header.Modality, header.PatientID = "CT", "anonymous"
-        header.StudyInstanceUID, header.SeriesInstanceUID = study, series
+        header.StudyInstanceUID, header.SeriesInstanceUID, header.FrameOfReferenceUID = study, series, frame
+        for empty in ("PatientName", "PatientBirthDate", "PatientSex", "StudyDate", "StudyTime", "StudyID"):
+            setattr(header, empty, "")  # a file has these, if only empty
+        header.AccessionNumber, header.ReferringPhysicianName, header.Manufacturer = "", "", ""
         header.InstanceNumber = k + 1
         header.ImagePositionPatient = [float(v) for v in place[:3, 3] + k * place[:3, 2]]
         directions = [*(place[:3, 0] / lengths[0]), *(place[:3, 1] / lengths[1])]

@@ -12,6 +12,7 @@ from medpfl.core.mixers import AttentiveMessages, Mixer, SoftPull
 from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods.apfl import APFL
+from medpfl.methods.auto import Auto
 from medpfl.methods.contract import Method
 from medpfl.methods.cusfl import CusFL
 from medpfl.methods.ditto import Ditto
@@ -72,6 +73,7 @@ class Small:
 
 EVERY: dict[str, Small] = {
     "APFL": Small(APFL),
+    "Auto": Small(Auto),
     "CusFL": Small(CusFL, {"split": "2", "projection": 3}),
     "CusFL, both taught": Small(CusFL, {"split": "2", "projection": 3, "frozen": False, "alignment": "contrastive"}),
     "Ditto": Small(Ditto),

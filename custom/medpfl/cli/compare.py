@@ -30,7 +30,7 @@ def compare(
 
     Finished runs are kept and not repeated. Exit code 1: a run failed; the others are in the report."""
     from medpfl.compare.comparison import carry_out
-    from medpfl.compare.console import print_comparison
+    from medpfl.compare.comparison_tables import print_comparison
     from medpfl.compare.file import load_comparison
     from medpfl.compare.runner import do_runs
 

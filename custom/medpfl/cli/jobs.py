@@ -143,7 +143,7 @@ def simulate(
     """Run a job in this process, hospital after hospital, without FLARE: to debug, or on a lone GPU machine."""
     from medpfl.bundle import find_job, job_sites
     from medpfl.job import EvaluationJob, load_job
-    from medpfl.results.console import print_results
+    from medpfl.results.terminal_table import print_results
     from medpfl.rounds.coordinator import Coordinator
     from medpfl.rounds.simulate import simulate as run
     from medpfl.rounds.simulate import simulate_evaluation
@@ -227,16 +227,18 @@ def job_new(
     task: Annotated[str | None, typer.Option(help="Classification, Segmentation, Tabular, TimeSeries, ...")] = None,
     hospitals: Annotated[int | None, typer.Option(help="How many must answer for a round to count.", min=1)] = None,
     rounds: Annotated[int | None, typer.Option(help="Number of rounds.", min=1)] = None,
+    schema: Annotated[Path | None, typer.Option(help="A schema that every hospital's data must follow.")] = None,
 ) -> None:
     """Write a job of your own, made from another one: with its method, for another dataset, or another task."""
     from medpfl.bundle import find_job
+    from medpfl.data.schema import read_schema
     from medpfl.job import EvaluationJob, load_job
     from medpfl.job.new import new_job
 
     loaded = load_job(find_job(source))
     if isinstance(loaded, EvaluationJob):
         raise MedPFLError(f"job '{loaded.name}' trains nothing; 'medpfl evaluation-job' writes jobs of this form")
-    folder = new_job(loaded, name, output, dataset, task, hospitals, rounds)
+    folder = new_job(loaded, name, output, dataset, task, hospitals, rounds, read_schema(schema) if schema else None)
     say(f"wrote {folder}\nTry it with the hospitals' site files: medpfl check-job {folder} --sites DIR")
 
 
@@ -263,8 +265,8 @@ def report(
     ] = None,
 ) -> None:
     """Print a results folder's table and write its report.html anew."""
-    from medpfl.results.console import print_results
     from medpfl.results.report import write_report
+    from medpfl.results.terminal_table import print_results
 
     write_report(folder)
     print_results(folder, console)

@@ -19,6 +19,7 @@ def predict(
     output: Annotated[Path, typer.Option("-o", "--output", help="New folder for the predictions.")],
     probabilities: Annotated[bool, typer.Option(help="Segmentations: write each class's probability too.")] = False,
     labels: Annotated[Path | None, typer.Option(help="Segmentations: a folder of label maps, for Dice.")] = None,
+    dicom_seg: Annotated[bool, typer.Option("--dicom-seg", help="Of DICOM images: write DICOM-SEG, too.")] = False,
 ) -> None:
     """Predict new cases: segmentations in the input's geometry, classes with their probabilities as CSV."""
     from medpfl.deployed.model_file import load_deployed
@@ -26,7 +27,11 @@ def predict(
 
     deployed = load_deployed(model)
     with console.status("reading") as status:
-        done = run(deployed, source, output, probabilities, lambda name: status.update(f"{name} is done"), labels)
+
+        def told(name: str) -> None:
+            status.update(f"{name} is done")
+
+        done = run(deployed, source, output, probabilities, told, labels, dicom_seg)
     say(f"{len(done.rows)} cases: {done.file}\n{done.note}")
 
 

@@ -28,7 +28,7 @@ def check_data(
     With --job, only the dataset the job uses is read, and the job's data and network are tried. Exit code 1: there
     are problems, or the job could not run."""
     from medpfl.bundle import find_job
-    from medpfl.check.console import run
+    from medpfl.check.terminal_check import run
     from medpfl.data.schema import read_schema
     from medpfl.job import load_job
 

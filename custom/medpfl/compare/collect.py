@@ -10,7 +10,6 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from pydantic import TypeAdapter
 
 import medpfl
 from medpfl.compare import aggregate, chosen
@@ -40,7 +39,7 @@ from medpfl.compare.statistics import smallest_p
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.deployed.evaluate import write_text
 from medpfl.results.compact import compact
-from medpfl.results.files import json_of, parse
+from medpfl.results.files import json_of, read_versioned
 from medpfl.results.schema import Scores
 from medpfl.rounds.messages import digest_of
 
@@ -130,12 +129,7 @@ def read_results(folder: Path) -> Results:
     Raises:
         MedPFLError: it is missing, altered or of another version.
     """
-    path = folder / RESULTS
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise MedPFLError(f"{folder} is not the folder of a comparison: {RESULTS} cannot be read: {error}") from error
-    return parse(TypeAdapter(Results), text, path)
+    return read_versioned(folder, RESULTS, "the folder of a comparison", lambda _: Results)
 
 
 def _held(found: list[tuple[Run, TrainedRun]], plan: Plan, results: Path) -> chosen.Rows | None:

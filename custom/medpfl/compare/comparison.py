@@ -9,7 +9,7 @@ from pathlib import Path
 
 from medpfl.bundle import DEMOS
 from medpfl.compare.collect import collect
-from medpfl.compare.console import markdown
+from medpfl.compare.comparison_tables import markdown
 from medpfl.compare.examples import examples_of
 from medpfl.compare.file import Comparison
 from medpfl.compare.plan import Plan, decide, make_plan

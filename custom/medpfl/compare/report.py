@@ -7,8 +7,8 @@ from pathlib import Path
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, select_autoescape
 
-from medpfl.compare import console, constant, figures
-from medpfl.compare.console import bytes_text, p_text, ranked
+from medpfl.compare import comparison_tables, constant, figures
+from medpfl.compare.comparison_tables import bytes_text, p_text, ranked
 from medpfl.compare.examples import Example
 from medpfl.compare.file import POOLED
 from medpfl.compare.results import Made, Results, Row
@@ -47,29 +47,29 @@ def write_report(content: Results, folder: Path, examples: list[Example] | None 
         label=content.label(content.score),
         measure=content.measure,
         sites=content.hospitals,
-        runs=console.runs_text(content),
-        budget=console.budget_text(content),
+        runs=comparison_tables.runs_text(content),
+        budget=comparison_tables.budget_text(content),
         tests_at=_test_sizes(content),
         top=_top(rows, content.measure),
         winner=next((row.name for row in rows if row.name != POOLED), None),
         pooled=POOLED,
-        last=console.hospitals(content, "last"),
-        metrics=console.metrics(content),
-        other_metrics=console.other_metrics(content),
-        together=console.together(content),
-        cost=console.cost(content),
+        last=comparison_tables.hospitals(content, "last"),
+        metrics=comparison_tables.metrics(content),
+        other_metrics=comparison_tables.other_metrics(content),
+        together=comparison_tables.together(content),
+        cost=comparison_tables.cost(content),
         beside=constant.beside(content),
-        majority=console.majority(content),
+        majority=comparison_tables.majority(content),
         always=constant.always(content),
         warnings=constant.warnings(content),
-        unseen=console.unseen(content) if content.unseen else None,
-        searches=console.searches(content),
-        chosen=console.chosen(content),
-        chosen_title=console.CHOSEN,
-        power=console.power(content),
-        needed_title=console.NEEDED,
-        interval_note=console.interval_note(content),
-        selections=console.selections(content),
+        unseen=comparison_tables.unseen(content) if content.unseen else None,
+        searches=comparison_tables.searches(content),
+        chosen=comparison_tables.chosen(content),
+        chosen_title=comparison_tables.CHOSEN,
+        power=comparison_tables.power(content),
+        needed_title=comparison_tables.NEEDED,
+        interval_note=comparison_tables.interval_note(content),
+        selections=comparison_tables.selections(content),
         **drawn,
         sweeps=sweeps,
         single_curves=figures.single_curves(rows, content),

@@ -95,11 +95,14 @@ class NewCase:
         inputs: N x ... samples, prepared as in training; several for slices of a volume or windows of a recording.
         save: writes a segmentation from the network's outputs (N x C x ...) into a folder, in the input's geometry, on
             request with probabilities, and returns what to tell about it; None where the answer is no mask.
+        as_dicom: writes what ``save`` wrote, a file of the same folder, as a DICOM segmentation beside it, with the
+            classes' names, and returns the new file's name; None where the input is no DICOM.
     """
 
     name: str
     inputs: Tensor
     save: Callable[[Tensor, Path, list[str], bool], Row] | None = None
+    as_dicom: Callable[[Path, list[str]], str] | None = None
 
 
 class Preparation(Strict, ABC):

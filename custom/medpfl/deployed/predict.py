@@ -55,6 +55,7 @@ def predict(
     probabilities: bool = False,
     progress: Callable[[str], None] = lambda name: None,
     labels: Path | None = None,
+    dicom: bool = False,
 ) -> Predictions:
     """Predict every case in ``source`` and write the results into a new folder: all of them or none.
 
@@ -64,6 +65,7 @@ def predict(
         progress: called with each case's name when it is done.
         labels: for segmentations: a folder with a label map of each case, under the name of its segmentation. Without
             it, the labels that a datalist names count.
+        dicom: for segmentations of DICOM images: write each as DICOM-SEG, too.
 
     Raises:
         DataError: a case or its label cannot be read or does not fit; nothing is written.
@@ -78,8 +80,12 @@ def predict(
         for case in model.task.new_cases(source, model.preparation):
             if labels is not None and case.save is None:
                 raise DataError(f"{labels}: labels are for models that segment; test this one with 'medpfl evaluate'")
+            if dicom and case.as_dicom is None:
+                raise DataError(f"{source}: '{case.name}' is no DICOM image, so no DICOM-SEG can be written of it")
             label = label_of(case.name) if case.save else None  # a list of classified volumes names classes there
             row: Row = {"case": case.name, **_predict_case(model, case, unfinished, probabilities)}
+            if dicom and case.as_dicom:
+                row["dicom"] = case.as_dicom(unfinished / str(row["file"]), model.class_names)
             if label is not None:
                 classes = len(model.class_names)
                 found = dice_of(unfinished / str(row["file"]), label, classes, model.task.structures(classes))

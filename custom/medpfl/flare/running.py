@@ -13,7 +13,7 @@ from medpfl.core.errors import MedPFLError
 from medpfl.flare.federation import LocalFederation
 from medpfl.flare.progress import Progress
 from medpfl.job import EvaluationJob, Job
-from medpfl.results.console import print_results
+from medpfl.results.terminal_table import print_results
 
 
 def hospitals_of(job: Job | EvaluationJob, sites: Path | None) -> tuple[Path, list[str]]:

@@ -3,7 +3,7 @@
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,6 +20,7 @@ SUMMARY, LINES, TRAFFIC, FAILURE = "summary.json", "metrics.jsonl", "bytes.json"
 MIXING = "mixing.npz"
 
 T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
 _LINE: TypeAdapter[Line] = TypeAdapter(Line)
 _TRAFFIC = TypeAdapter(list[Traffic])
 _GOT = 60
@@ -32,16 +33,32 @@ def read_summary(folder: Path) -> Summary:
     Raises:
         MedPFLError: it is missing, altered or of another version.
     """
-    path = folder / SUMMARY
+    return read_versioned(folder, SUMMARY, "a results folder", _kind)
+
+
+def _kind(content: dict[str, JsonValue]) -> type[Summary]:
+    return EvaluationSummary if "evaluated" in content else TrainingSummary
+
+
+def read_versioned(folder: Path, name: str, what: str, kind: Callable[[dict[str, JsonValue]], type[M]]) -> M:
+    """A folder's main file.
+
+    Args:
+        what: the folder that has such a file, for the sentence.
+        kind: the content to its type.
+
+    Raises:
+        MedPFLError: it is missing, altered or of another version.
+    """
+    path = folder / name
     try:
         text = path.read_text(encoding="utf-8")
         content = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
-        raise MedPFLError(f"{folder} is not a results folder: {SUMMARY} cannot be read: {error}") from error
+        raise MedPFLError(f"{folder} is not {what}: {name} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise MedPFLError(f"{path}: expected a JSON object, got {type(content).__name__}")
-    kind: type[Summary] = EvaluationSummary if "evaluated" in content else TrainingSummary
-    return parse(TypeAdapter(kind), text, path)
+    return parse(TypeAdapter(kind(content)), text, path)
 
 
 def read_training(folder: Path) -> TrainingSummary:

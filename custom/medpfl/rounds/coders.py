@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -22,24 +23,22 @@ from medpfl.rounds.protocol.requests import InitRequest, Request, RunRequest, Tr
 from medpfl.rounds.protocol.text import Answered, Asked, Coded, parse
 
 
+@dataclass(eq=False, repr=False)
 class ServerCoder(Coder):
-    """The server's end of one hospital's connection.
+    """The server's end of one hospital's connection; its folder keeps the reference copies.
 
-    Args:
-        root: the server's folder for MedPFL; <root>/<job>/state/<run>/codec keeps the reference copies.
+    Attributes:
+        traffic: bytes of the last exchange's tensors as they travelled: to the hospital, and from it.
     """
 
     direction = "to_site"
 
-    def __init__(self, root: Path, site: str):
-        super().__init__(root, site)
-        self.traffic: tuple[int, int] | None = None
-        """Bytes of the last exchange's tensors as they travelled: to the hospital, and from it."""
-        self._run: str | None = None
-        self._held: Held | None = None
-        self._pending: tuple[Held, RunRequest, int, Codec | None] | None = None
-        self._count = 0
-        self._keep: int | None = None
+    traffic: tuple[int, int] | None = field(init=False, default=None)
+    _run: str | None = field(init=False, default=None)
+    _held: Held | None = field(init=False, default=None)
+    _pending: tuple[Held, RunRequest, int, Codec | None] | None = field(init=False, default=None)
+    _count: int = field(init=False, default=0)
+    _keep: int | None = field(init=False, default=None)
 
     def send(self, message: Message[Request], codec: Codec | None) -> Message[Request]:
         """The message as it travels.
@@ -133,25 +132,23 @@ class ServerCoder(Coder):
         store.prune(folder, "sent", current, KEPT)
 
 
+@dataclass(eq=False, repr=False)
 class SiteCoder(Coder):
-    """The hospital's end.
+    """The hospital's end; its folder keeps reference and residual.
 
-    Args:
-        root: the hospital's folder for MedPFL; <root>/<job>/state/<run>/codec keeps reference and residual.
+    Attributes:
+        lost: whether the last message named an exchange of which nothing is kept here.
     """
 
     direction = "from_site"
 
-    def __init__(self, root: Path, site: str):
-        super().__init__(root, site)
-        self.lost = False
-        """Whether the last message named an exchange of which nothing is kept here."""
-        self._to_site: Component | None = None
-        self._run = ""
-        self._known: dict[int, Held] = {}
-        self._now: Held | None = None
-        self._progress = Progress()
-        self._needed: set[int] = set()
+    lost: bool = field(init=False, default=False)
+    _to_site: Component | None = field(init=False, default=None)
+    _run: str = field(init=False, default="")
+    _known: dict[int, Held] = field(init=False, default_factory=dict)
+    _now: Held | None = field(init=False, default=None)
+    _progress: Progress = field(init=False, default_factory=Progress)
+    _needed: set[int] = field(init=False, default_factory=set)
 
     def receive(self, message: Message[Request]) -> Message[Request]:
         """The server's message, decoded.

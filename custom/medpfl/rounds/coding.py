@@ -16,6 +16,7 @@ FLARE's filters (``medpfl.flare.filters``) and ``simulate`` call the same two cl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -45,16 +46,22 @@ class Held:
     began: int | None = None
 
 
+@dataclass(eq=False, repr=False)
 class Coder:
-    """What both ends know: the job's name and seed, and, from the hospital's first message, what can be encoded."""
+    """What both ends know: the job's name and seed, and, from the hospital's first message, what can be encoded.
 
-    direction: str
+    Args:
+        root: this end's folder for MedPFL; <root>/<job>/state/<run>/codec keeps what it needs after a restart.
+        site: the hospital whose connection it is.
+    """
 
-    def __init__(self, root: Path, site: str):
-        self.root, self.site = root, site
-        self._learned = False
-        self._start: Tensors = {}
-        self._order: dict[str, list[str]] = {}
+    direction: ClassVar[str]
+
+    root: Path
+    site: str
+    _learned: bool = field(init=False, default=False)
+    _start: Tensors = field(init=False, default_factory=dict)
+    _order: dict[str, list[str]] = field(init=False, default_factory=dict)
 
     def _begin(self, header: InitRequest) -> None:
         self._job, self._learned = plain_name(header.job), False

@@ -4,11 +4,6 @@
 ``rounds.loop`` says in which order its methods are called: one that makes messages, then one that takes the answers.
 """
 
-from collections.abc import Sequence
-from pathlib import Path
-
-from medpfl.job.contents import Job
-from medpfl.results.callbacks import Callback
 from medpfl.rounds.announcing import versions
 from medpfl.rounds.joining import about, begins_with, join, oddities
 from medpfl.rounds.messages import Message, digest_of, table
@@ -32,16 +27,9 @@ class Coordinator(ServerRun):
         rounds: messages and answers of the rounds; ``end``: of what follows them.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        roster: Sequence[str],
-        home: Path,
-        results: Path,
-        trackers: Sequence[Callback] = (),
-    ):
-        super().__init__(job, roster, home, results, trackers)
-        self.planning = Planning(job, self.roster, home, self.record, self.quorum)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.planning = Planning(self.job, self.roster, self.home, self.record, self.quorum)
         self.rounds, self.end = ServerRounds(self), ServerEnd(self, self.planning)
 
     def init_messages(self) -> dict[str, Message[InitRequest]]:
@@ -60,6 +48,7 @@ class Coordinator(ServerRun):
             gradients=tuple(slot for slot in self.copies.travelling if mixers[slot].takes == "gradients"),
             encryption=self.settings.encryption,
             asked=self.asked,
+            agreed=self.settings.schema is not None,
         )
 
     def take_init(self, replies: Replies) -> None:

@@ -5,6 +5,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -39,12 +40,13 @@ Q = TypeVar("Q", bound=OfRun)
 A = TypeVar("A", bound=Part)
 
 
+@dataclass(eq=False, repr=False)
 class ServerRun:
     """State of a job at the server.
 
     Args:
         job: what it says.
-        roster: the hospitals' names.
+        hospitals: their names, in any order; ``roster`` has them sorted.
         home: folder for checkpoints, outside FLARE's run folder.
         results: folder for what the job leaves behind.
         trackers: are told of every round's end and the job's, beside what writes ``results`` and the job's own.
@@ -58,37 +60,35 @@ class ServerRun:
         run: the run's key.
     """
 
-    expected: Table
-    buffers: frozenset[str]
-    run: str
+    job: Job
+    hospitals: Sequence[str]
+    home: Path
+    results: Path
+    trackers: Sequence[Callback] = ()
+    expected: Table = field(init=False)
+    buffers: frozenset[str] = field(init=False)
+    run: str = field(init=False)
 
-    def __init__(
-        self,
-        job: Job,
-        roster: Sequence[str],
-        home: Path,
-        results: Path,
-        trackers: Sequence[Callback] = (),
-    ):
-        self.job, self.settings = job, job.settings
+    def __post_init__(self) -> None:
+        job = self.job
+        self.settings = job.settings
         self.terms = terms_of(job)
-        check_statistics_wanted(job, len(roster))
-        self.roster = tuple(sorted(roster))
+        check_statistics_wanted(job, len(self.hospitals))
+        self.roster = tuple(sorted(self.hospitals))
         self.copies = Copies(
-            job.mixers, self.roster, Shelf(len(self.roster), home), job.settings.encryption is not None
+            job.mixers, self.roster, Shelf(len(self.roster), self.home), job.settings.encryption is not None
         )
         self._kept: list[set[str]] = []
-        self.results = results
-        files = [ResultFiles(results), Report(results)]
-        self.record = Record(job.name, self.roster, files, [*job.trackers, *trackers])
-        self.record.begin(results)
+        files = [ResultFiles(self.results), Report(self.results)]
+        self.record = Record(job.name, self.roster, files, [*job.trackers, *self.trackers])
+        self.record.begin(self.results)
         self.quorum = Quorum(self.record, self.roster, job.min_clients)
         self.asked = asked_per_round(job.settings, job.min_clients, len(self.roster))
         self.scores = BestRounds(self.record, self.terms.score, self.terms.measures[self.terms.score])
         self.done = 0
         self.joined: list[str] = []
         self.sizes: dict[str, dict[str, int]] = {}
-        self._home, self._lock = home, StateLock()
+        self._lock = StateLock()
         self._log = logging.getLogger(__name__)
 
     def close(self) -> None:
@@ -182,7 +182,7 @@ class ServerRun:
         Raises:
             StateInUse: the same run is under way in another job.
         """
-        self.run, self._state = run, self._home / "state" / run
+        self.run, self._state = run, self.home / "state" / run
         self._lock.take(self._state, f"the job whose results go to {self.results}")
         self.copies.shelf.open(self._state / checkpoint.MODELS)
         if self._resume():

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from medpfl.core.errors import BudgetSpent, CodecError, ConfigError
+from medpfl.core.errors import BudgetSpent, CodecError, ConfigError, OutOfMemory
 from medpfl.core.mapped import release
 from medpfl.data.site_file import SiteFile, load_site_file
 from medpfl.job import EvaluationJob, Job
@@ -16,6 +16,7 @@ from medpfl.rounds.coordinator import Coordinator, Replies
 from medpfl.rounds.evaluation import EvaluationCoordinator
 from medpfl.rounds.loop import Exchange, Watch, carry, evaluating, training
 from medpfl.rounds.parking import Parking
+from medpfl.rounds.protocol.requests import OfRun
 from medpfl.rounds.site import SiteRunner
 
 
@@ -64,7 +65,10 @@ def simulate(
             try:
                 reply = links[site].carry(message, handle) if links else handle(message)
                 replies[site] = coordinator.arrived(reply)
-            except (BudgetSpent, CodecError) as error:  # as in a federation: this hospital misses the round
+            except (BudgetSpent, CodecError, OutOfMemory) as error:
+                if not isinstance(message.header, OfRun):
+                    raise
+                # As in a federation: this hospital misses the round.
                 coordinator.refuse(site, message.header.round, f"failed: {error}")
                 runners[site].recover()
             release(tensor for state in message.slots.values() for tensor in state.values())
@@ -105,6 +109,6 @@ def _runners(
     if len(site_files) < job.min_clients:
         raise ConfigError(f"job '{job.name}' needs at least {job.min_clients} hospitals, got {len(site_files)}")
     return {
-        site: SiteRunner(site, job.method, job.task, partial(read, path, site), home / site)
-        for site, path in sorted(site_files.items())
+        site: SiteRunner(site, job.method, job.task, partial(read, path, site), home / site, turn=turn)
+        for turn, (site, path) in enumerate(sorted(site_files.items()))
     }

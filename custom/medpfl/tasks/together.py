@@ -10,7 +10,7 @@ from torch import Tensor
 from medpfl.data.target import Target
 
 
-def together(outputs: Sequence[Tensor], target: Target) -> Tensor:
+def together(outputs: Sequence[Tensor], target: Target, weights: Tensor | None = None) -> Tensor:
     """Outputs, B x C x ..., whose probabilities are the mean of the networks' probabilities; of numbers (and
     logarithms of hazard ratios), B x ..., the mean itself.
 
@@ -19,11 +19,24 @@ def together(outputs: Sequence[Tensor], target: Target) -> Tensor:
 
     Args:
         outputs: of each network, all of one shape.
+        weights: of a weighted mean, one a network, >= 0, with the sum 1; None: the plain one.
     """
     stacked = torch.stack([one.float() for one in outputs])
+    if weights is not None:
+        return _weighted(stacked, target, weights.reshape(-1, *(1 for _ in stacked.shape[1:])))
     if target in (Target.VALUE, Target.SURVIVAL):
         return stacked.mean(dim=0)
     if target is Target.LABELS or stacked.shape[2] == 1:
         positive = torch.nn.functional.logsigmoid(stacked).logsumexp(dim=0)
         return positive - torch.nn.functional.logsigmoid(-stacked).logsumexp(dim=0)
     return stacked.log_softmax(dim=2).logsumexp(dim=0) - math.log(len(outputs))
+
+
+def _weighted(stacked: Tensor, target: Target, weights: Tensor) -> Tensor:
+    if target in (Target.VALUE, Target.SURVIVAL):
+        return (weights * stacked).sum(dim=0)
+    log = weights.log()  # of 0: -inf, which takes no part in the sums
+    if target is Target.LABELS or stacked.shape[2] == 1:
+        positive = (log + torch.nn.functional.logsigmoid(stacked)).logsumexp(dim=0)
+        return positive - (log + torch.nn.functional.logsigmoid(-stacked)).logsumexp(dim=0)
+    return (log + stacked.log_softmax(dim=2)).logsumexp(dim=0)

@@ -4,10 +4,17 @@
 import shutil
 from pathlib import Path
 
-from broken_inputs import images, jobs, sequences, tables, volumes
+from broken_inputs import dicom_labels, images, jobs, sequences, tables, volumes
 from broken_inputs.broken import Broken, Group
 
-GROUPS: list[Group] = [*tables.GROUPS, *images.GROUPS, *volumes.GROUPS, *sequences.GROUPS, *jobs.GROUPS]
+GROUPS: list[Group] = [
+    *tables.GROUPS,
+    *images.GROUPS,
+    *volumes.GROUPS,
+    *dicom_labels.GROUPS,
+    *sequences.GROUPS,
+    *jobs.GROUPS,
+]
 
 
 def sound(group: Group, scratch: Path) -> Path:

@@ -25,16 +25,18 @@ from broken_inputs.broken import (
     replaced,
     without,
 )
+from dicom_frames import write_frames
 from dicom_series import write_series
 from hospitals import AFFINE, SHAPE, change_json, save, scan, write_site
 
 NIFTI, NRRD, MHA, MHD, DICOM = "images/p00.nii.gz", "images/p01.nrrd", "images/p02.mha", "images/p03.mhd", "images/p04"
+FRAMES = "images/p05.dcm"
 LABEL = "labels/p00.nii.gz"
 
 
 def write(folder: Path) -> None:
-    """Six cases in five formats, with label maps in NIfTI and a datalist."""
-    places = [NIFTI, NRRD, MHA, MHD, DICOM, "images/p05.nii.gz"]
+    """Six cases in six formats, with label maps in NIfTI and a datalist."""
+    places = [NIFTI, NRRD, MHA, MHD, DICOM, FRAMES]
     items = []
     for number, name in enumerate(places):
         values, label = scan(number)
@@ -42,6 +44,8 @@ def write(folder: Path) -> None:
         save(folder / "labels" / f"p{number:02}.nii.gz", label)
         if name == DICOM:
             write_series(folder / name, values.astype(np.int16), AFFINE)
+        elif name == FRAMES:
+            write_frames(folder / name, values.astype(np.int16), AFFINE)
         elif not name.endswith(".nii.gz"):
             sitk.WriteImage(as_itk(values), str(folder / name))
         if not name.endswith(".nii.gz"):
@@ -86,6 +90,22 @@ def slice_of(change: Callable[[Any], object], number: int = 2) -> Change:
     return apply
 
 
+def frames(change: Callable[[Any], object]) -> Change:
+    """The multi-frame DICOM file is another."""
+
+    def apply(folder: Path) -> None:
+        header = pydicom.dcmread(folder / FRAMES)
+        change(header)
+        header.save_as(folder / FRAMES)
+
+    return apply
+
+
+def at(header: Any, number: int) -> Any:
+    """Where a frame lies."""
+    return header.PerFrameFunctionalGroupsSequence[number].PlanePositionSequence[0]
+
+
 def larger(header: Any) -> None:
     header.Rows, header.PixelData = header.Rows * 2, header.PixelData * 2
 
@@ -93,6 +113,7 @@ def larger(header: Any) -> None:
 def copied(folder: Path) -> None:
     """One patient's volume and label map once more, as another patient's of another split."""
     shutil.copy(folder / NIFTI, folder / "images/p05.nii.gz")
+    listed("test", 0, image="images/p05.nii.gz")(folder)
     shutil.copy(folder / LABEL, folder / "labels/p05.nii.gz")
 
 
@@ -194,6 +215,33 @@ GROUPS = [
                 "a gap between slices",
                 DICOM,
                 slice_of(lambda h: setattr(h, "ImagePositionPatient", [*h.ImagePositionPatient[:2], 99.0]), 5),
+            ),
+        ],
+    ),
+    Group(
+        "Multi-frame DICOM",
+        write,
+        of_data,
+        [
+            Broken("cut in the middle", FRAMES, cut(FRAMES)),
+            Broken(
+                "frames without functional groups",
+                FRAMES,
+                frames(lambda h: delattr(h, "PerFrameFunctionalGroupsSequence")),
+            ),
+            Broken("a frame without its position", FRAMES, frames(lambda h: delattr(at(h, 3), "ImagePositionPatient"))),
+            Broken(
+                "two frames at one position",
+                FRAMES,
+                frames(lambda h: setattr(at(h, 3), "ImagePositionPatient", at(h, 2).ImagePositionPatient)),
+            ),
+            Broken(
+                "a gap between frames",
+                FRAMES,
+                frames(lambda h: setattr(at(h, 5), "ImagePositionPatient", [*at(h, 5).ImagePositionPatient[:2], 99.0])),
+            ),
+            Broken(
+                "frames in colour", FRAMES, frames(lambda h: setattr(h, "PhotometricInterpretation", "PALETTE COLOR"))
             ),
         ],
     ),

@@ -30,6 +30,7 @@ from medpfl.data.volumes.fingerprint import fingerprint
 from medpfl.data.volumes.foreground import fitted
 from medpfl.data.volumes.new import VolumesPreparation
 from medpfl.data.volumes.prepare import prepare, prepare_label, read_image, resized, same_place
+from medpfl.data.volumes.structures import is_structure_set, read_structures, structures_of
 
 _ALONE = (".nii", ".nii.gz", ".mgh", ".mgz", ".dcm", ".nrrd", ".mha")
 """Files that are a whole volume; others may have their geometry in another file, which is not listed and may change."""
@@ -62,7 +63,10 @@ class Volumes(LabelMap, Dataset):
     The class's column is a field of the datalist's items, or a column of ``table``. The datalist's ``training``,
     ``validation`` and ``test`` (or ``testing``) lists are used as they are; entries without a label are left out of
     validation and test. If only ``training`` has labels, ``split`` cuts it. Its items are ``{"image": path or list of
-    paths, "label": path, ...}``, paths relative to the datalist; a path that is a folder is a DICOM series.
+    paths, "label": path, ...}``, paths relative to the datalist; a path that is a folder is a DICOM series. Label maps
+    that are DICOM segmentations or structure sets: ``structures`` says which label a name in them is; where several
+    overlap, the one that is named last counts. Without it a segment's number is its value, and a region's name its
+    label's.
     """
 
     form: ClassVar[str] = "volumes"
@@ -73,6 +77,7 @@ class Volumes(LabelMap, Dataset):
     kind: Literal["volumes"]
     datalist: str
     labels: dict[int, str] = Field(default={})
+    structures: dict[str, int] = Field(default={})
     label: LabelColumn | None = None
     table: VolumeTable | None = None
     split: SplitRule = Field(default=SplitRule(group="patient"))
@@ -88,6 +93,11 @@ class Volumes(LabelMap, Dataset):
     def _consistent(self) -> "Volumes":
         if not self.labels and self.label is None:
             raise ValueError("expected 'labels' (of label maps), 'label' (a class for every volume) or both")
+        for name, value in self.structures.items():
+            if value not in sorted(self.labels)[1:]:
+                raise ValueError(f"structures: '{name}' is mapped to {value}; expected a label but the first")
+            if self.annotated is not None and self.labels[value] not in self.annotated:
+                raise ValueError(f"structures: '{name}' is {self.labels[value]}, which 'annotated' does not name")
         if self.split.stratify and self.label is None:
             raise ValueError("'stratify' needs one class a case; these volumes have none to stratify by")
         if self.table and self.label is None:
@@ -194,6 +204,8 @@ class Volumes(LabelMap, Dataset):
     def _mask(self, case: VolumeCase, image: NDArray[Any], place: NDArray[np.float64]) -> NDArray[np.uint8]:
         """An image's label map, HWD in declared values."""
         assert case.label is not None
+        if file := structures_of(case.label):
+            return self._drawn(file, case.images[0], image.shape[1:], place)
         label, other = read_image(case.label, finite=False)  # ``translate`` names a value that is not declared
         if label.shape != (1, *image.shape[1:]):
             shape = tuple(label.shape[1:]) if len(label) == 1 else (*label.shape[1:], len(label))
@@ -202,6 +214,15 @@ class Volumes(LabelMap, Dataset):
             )
         same_place(case.label, case.images[0], image.shape[1:], place, other)
         return self.translate(str(case.label), label[0])
+
+    def _drawn(self, file: Path, image: Path, shape: tuple[int, ...], place: NDArray[np.float64]) -> NDArray[np.uint8]:
+        """The label map of a DICOM segmentation or structure set."""
+        wanted = self.structures
+        if not wanted and is_structure_set(file):
+            shown = self.shown() or range(1, len(self.labels))
+            wanted = {self.labels[value]: value for value in shown}
+        found = read_structures(file, image, shape, place, wanted)
+        return found.astype(np.uint8) if wanted else self.translate(str(file), found)
 
     def fingerprint(self) -> Fingerprint:
         if not self.labels:
@@ -320,6 +341,7 @@ class Volumes(LabelMap, Dataset):
             "size": [] if spec.whole else list(spec.size),
             "intensity": spec_of(spec.intensity),
             "labels": self.coding() if spec.target is Target.MASK else [case.value],
+            "structures": [[name, value] for name, value in self.structures.items()] or list(self.names()),
         }
 
 

@@ -10,6 +10,19 @@ import numpy as np
 from medpfl.core.errors import DataError, unreadable
 from medpfl.data.untrusted import check_values
 
+LPS = np.diag([-1.0, -1.0, 1.0, 1.0])
+"""DICOM's x and y point left and back, ours right and to the front."""
+SEGMENTATIONS = ("1.2.840.10008.5.1.4.1.1.66.4", "1.2.840.10008.5.1.4.1.1.66.7")
+"""SOP classes of segmentations: a bit or a share a segment, and a label map."""
+
+
+def dicom_file(path: Path) -> Path | None:
+    """The one DICOM file that a path means: itself, by its suffix, or the only file of a folder."""
+    if path.is_file():
+        return path if path.suffix.lower() == ".dcm" else None
+    files = _files(path) if path.is_dir() else []
+    return files[0] if len(files) == 1 else None
+
 
 def check_series(folder: Path) -> None:
     """Refuse a folder that is not one regular series of slices.
@@ -18,11 +31,15 @@ def check_series(folder: Path) -> None:
         DataError: no slices, a file that is no DICOM, several series, missing tags, other sizes or directions, a
             missing or double slice.
     """
-    files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    files = _files(folder)
     if not files:
         raise DataError(f"{folder}: the folder holds no DICOM files")
     slices = check_size(files)
     for file, header in slices:
+        if int(header.get("NumberOfFrames") or 1) > 1:
+            raise DataError(
+                f"{file}: holds several frames, so it is a volume itself; expected a slice, or no other file"
+            )
         for tag in ("InstanceNumber", "ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing", "Rows"):
             if header.get(tag) is None:
                 raise DataError(f"{file}: the DICOM tag {tag} is missing, or the file ends before it")
@@ -79,6 +96,10 @@ def check_size(files: Sequence[Path]) -> list[tuple[Path, Any]]:
         slices.append((file, header))
     check_values(files[0], (count,))
     return slices
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
 
 
 def _numbers(header: Any, tag: str) -> list[float]:

@@ -22,6 +22,7 @@ from medpfl.data.readout import ByClass, Readout
 from medpfl.data.target import Target
 from medpfl.data.volumes.itk import ITK, is_itk
 from medpfl.data.volumes.prepare import prepare, read_image, resized
+from medpfl.data.volumes.write_segments import is_dicom, write_segments
 
 _NIFTI = (".nii", ".nii.gz")
 
@@ -77,7 +78,7 @@ class VolumesPreparation(Preparation):
                 yield NewCase(name, resized(image, affine, spec.lengths(), spec.intensity)[None])
             return
         for volume in read_new_volumes(path, spec):
-            yield NewCase(volume.name, volume.inputs, volume.save)
+            yield NewCase(volume.name, volume.inputs, volume.save, volume.as_dicom if volume.is_dicom() else None)
 
     def shared(self) -> dict[str, JsonValue]:
         return {"kind": self.kind}
@@ -205,6 +206,23 @@ class NewVolume:
         counts = np.bincount(classes.ravel(), minlength=len(class_names))
         volumes = {f"{name}_ml": round(counts[k] * millilitres, 4) for k, name in enumerate(class_names) if k}
         return {"file": file.name, **volumes}
+
+    def is_dicom(self) -> bool:
+        """Whether the input is a DICOM series or a multi-frame DICOM file."""
+        return is_dicom(self._source)
+
+    def as_dicom(self, written: Path, class_names: list[str]) -> str:
+        """Write ``<name>.seg.dcm`` beside the NIfTI file that ``save`` wrote, and return its name.
+
+        Raises:
+            DataError: see ``write_segments``.
+        """
+        import nibabel as nib
+
+        image: Any = nib.load(written)
+        file = written.with_name(f"{self.name}.seg.dcm")
+        write_segments(file, self._source, np.asarray(image.dataobj), self._affine, class_names)
+        return file.name
 
 
 def read_new_volumes(path: Path, spec: Spec) -> Iterator[NewVolume]:

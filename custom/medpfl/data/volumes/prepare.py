@@ -14,7 +14,8 @@ from medpfl.core.errors import DataError, unreadable
 from medpfl.data.geometry import geometry
 from medpfl.data.intensity import Intensity, ZScore
 from medpfl.data.untrusted import MOST_PREPARED, MOST_VALUES, check_values
-from medpfl.data.volumes.dicom import check_series, check_size
+from medpfl.data.volumes.dicom import check_series
+from medpfl.data.volumes.frames import frames_of, read_frames
 from medpfl.data.volumes.itk import is_itk, read_itk
 from medpfl.data.volumes.nifti import check_spacing
 
@@ -30,14 +31,13 @@ def read_image(*files: Path, finite: bool = True) -> tuple[NDArray[np.float32], 
     """
     parts: list[tuple[NDArray[np.float32], NDArray[np.float64]]] = []
     for file in files:
-        if file.is_dir():
-            check_series(file)
-        elif not file.is_file():
+        if not file.exists():
             raise DataError(f"{file}: no such file")
-        elif file.suffix.lower() == ".dcm":
-            check_size([file])
+        frames = frames_of(file)
+        if frames is None and file.is_dir():
+            check_series(file)
         try:
-            array, affine = read_itk(file) if is_itk(file) else _read(file)
+            array, affine = read_frames(*frames) if frames else read_itk(file) if is_itk(file) else _read(file)
         except DataError:
             raise
         except Exception as error:  # readers raise anything on a broken file; the sentence keeps the cause

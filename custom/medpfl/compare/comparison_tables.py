@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The leaderboard and the gains, on the console and as Markdown."""
+"""A comparison's tables: the leaderboard, the gains and every other, on the console and as Markdown."""
 
 from collections import Counter
 from pathlib import Path

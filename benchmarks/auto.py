@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``benchmarks auto``: Auto, our method for who does not want to choose one, in the stored comparisons' studies: same
+hospitals, seeds, rounds and networks, beside the best of the rows that are stored there."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from pydantic import TypeAdapter
+
+from benchmarks.common import machine, markdown, write_json
+from medpfl import api
+from medpfl.cli.terminal import say
+from medpfl.compare.results import Gain, Results, Row
+from medpfl.core.errors import MedPFLError
+from medpfl.data.untrusted import load_yaml
+from medpfl.results.compact import read_compact
+from medpfl.results.files import parse
+
+STORED = Path(__file__).resolve().parents[1] / "docs" / "results"
+STUDIES = {
+    "feature-shift": "scanner",
+    "label-skew": "case mix",
+    "concept-shift": "labelling rule",
+    "quantity-skew": "one tiny hospital",
+    "none": "nothing",
+    "heart": "UCI heart",
+}
+REFERENCES = ("Local", "FedAvg", "FedAvg + fine-tuning")
+NO_RIVALS = ("Pooled", "(always")
+"""Rows with which the best is not looked for: all data in one place, and the answer that is always the same. Nor is it
+with methods that step by another optimiser than the others of the study: that is a difference of its own."""
+
+
+def measure(studies: list[str], runs: Path) -> dict[str, Any]:
+    """Each study with Auto and the references; finished runs are kept in a folder of ``runs`` for each."""
+    if unknown := sorted(set(studies) - set(STUDIES)):
+        raise MedPFLError(f"--study: no study '{unknown[0]}'; there are: {', '.join(STUDIES)}")
+    return {"studies": {study: _measured(study, runs / study) for study in studies}}
+
+
+def _measured(study: str, folder: Path) -> dict[str, Any]:
+    said = load_yaml(STORED / f"compare-{study}.yaml")
+    said |= {"name": f"auto-{study}", "pooled": False, "methods": {"Auto": {"path": "medpfl.methods.auto.Auto"}}}
+    return beside_stored(study, api.compare(said, None, folder, 1).content)
+
+
+def beside_stored(study: str, content: Results) -> dict[str, Any]:
+    """What the table needs of a comparison of Auto and the references, and of the study's stored one."""
+    file = STORED / f"compare-{study}.json.xz"
+    before = parse(TypeAdapter(Results), json.dumps(read_compact(file)), file)
+    stored = load_yaml(STORED / f"compare-{study}.yaml")["methods"]
+    apart = (*NO_RIVALS, *(name for name, one in stored.items() if "optimizer" in one.get("args", {})))
+    rivals = [row for row in before.rows if not row.name.startswith(apart) and row.best.mean is not None]
+    best = max(rivals, key=lambda row: row.best.mean or 0.0)
+    rows = {row.name: row for row in content.rows}
+    auto = rows["Auto"]
+    hospitals = {site: _gain(one.gain) for site, one in auto.hospitals.items()}
+    return {
+        "score": content.score,
+        "seeds": content.seeds,
+        "references": {name: _values(rows[name]) for name in REFERENCES},
+        "auto": _values(auto),
+        "gain": _gain(auto.gain),
+        "hospitals": hospitals,
+        "rivals": len(rivals),
+        "best": best.name,
+        "best_values": _values(best),
+    }
+
+
+def _values(row: Row) -> list[float | None]:
+    return [None if value is None else round(value, 6) for value in row.best.values]
+
+
+def _gain(gain: Gain | None) -> list[float] | None:
+    """The mean and its 95 % interval."""
+    if gain is None or gain.interval is None:
+        return None
+    return [round(value, 4) for value in (gain.mean, *gain.interval)]
+
+
+def table_of(results: dict[str, Any]) -> str:
+    """A row a study; means and standard deviations over its seeds."""
+    rows = []
+    for study, found in results["studies"].items():
+        mean, low, high = found["gain"]
+        below = [site for site, one in found["hospitals"].items() if one[2] < 0]
+        rows.append(
+            [
+                STUDIES[study],
+                f"{len(found['seeds'])}",
+                *(_shown(found["references"][name]) for name in REFERENCES),
+                f"{found['best']} {_shown(found['best_values'])}",
+                f"**{_shown(found['auto'])}**",
+                f"{mean:+.3f} [{low:.3f}, {high:.3f}]",
+                ", ".join(below) or "none",
+                f"{np.mean(found['auto']) - np.mean(found['best_values']):+.3f}",
+            ]
+        )
+    headings = ["hospitals differ in", "seeds", *REFERENCES, "best of the others", "Auto", "gain over Local"]
+    return markdown([*headings, "surely below Local", "to the best of the others"], rows)
+
+
+def _shown(values: list[float]) -> str:
+    return f"{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}"
+
+
+def command(
+    runs: Annotated[Path, typer.Option(help="Folder for the runs; finished ones in it are not repeated.")],
+    study: Annotated[list[str] | None, typer.Option(help="One of the studies; default: all.")] = None,
+    out: Annotated[Path | None, typer.Option(help="JSON file for the numbers and the machine's facts.")] = None,
+) -> None:
+    """Auto in the stored studies, beside the references and the best row that is stored (about 40 minutes)."""
+    facts = machine()
+    results = measure(study or list(STUDIES), runs)
+    write_json(out, "auto", facts, results)
+    say(table_of(results))

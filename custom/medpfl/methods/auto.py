@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Auto: for who does not want to choose a method. It is ours, no paper describes it.
+
+Three models that every comparison of ours showed to be best somewhere predict together: the common one (FedAvg, with
+BatchNorm at home, as in FedBN), the same after the hospital's own steps of the round (fine-tuning, round by round), and
+one that the hospital trains alone. The probabilities are mixed,  p = sum_k w_k p_k,  and every hospital takes for w the
+one of seven mixtures (each model alone, each pair in halves, all three) with the least loss on its own validation
+cases; a tie goes to the mixture of more models. The loss moves less by chance than the score, and seven candidates can
+be told apart by few cases.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from medpfl.core.devices import moved
+from medpfl.core.groups import BATCH_NORM, of_type, under, without
+from medpfl.core.mixers import Mean, Mixer
+from medpfl.data.samples import Samples
+from medpfl.data.target import Target
+from medpfl.methods.contract import BATCH, Build, Method, Site
+from medpfl.privacy.contract import Cover
+from medpfl.tasks.together import together
+
+MEMBERS = ("own", "tuned", "shared")
+MIXTURES = (
+    (1 / 3, 1 / 3, 1 / 3),
+    (0.5, 0.5, 0.0),
+    (0.5, 0.0, 0.5),
+    (0.0, 0.5, 0.5),
+    (1.0, 0.0, 0.0),
+    (0.0, 1.0, 0.0),
+    (0.0, 0.0, 1.0),
+)
+"""Shares of the ``MEMBERS``."""
+
+
+class Mixture(nn.Module):
+    """The shares, in [0, 1], and how outputs are mixed."""
+
+    weights: Tensor
+
+    def __init__(self, target: Target):
+        super().__init__()
+        self.target = target
+        self.register_buffer("weights", torch.tensor(MIXTURES[0]))
+
+    def forward(self, *outputs: Tensor) -> Tensor:
+        """Outputs, B x C x ..., of the ``MEMBERS``, as one."""
+        return together(outputs, self.target, self.weights)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Auto(Method):
+    """Slot "shared" (mean): the common network without BatchNorm layers. Private: "own" and "tuned", two networks more,
+    BatchNorm, and the mixture. A round trains two networks and asks three for validation."""
+
+    deploys: ClassVar = {"personal": "mix"}
+    cover: ClassVar = Cover(at_home=("own",))
+    diagnoses: ClassVar = MEMBERS
+
+    def models(self, build: Build) -> dict[str, nn.Module]:
+        return {**{name: build.network() for name in MEMBERS}, "mix": Mixture(build.task.spec.target)}
+
+    def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
+        every = under(models, "shared")
+        if not any(isinstance(module, BATCH_NORM) for module in models["shared"].modules()):
+            return {"shared": every}
+        return {"shared": without(every, of_type(models, BATCH_NORM, "shared", "Auto"))}
+
+    def components(self) -> dict[str, Mixer]:
+        return {"shared": Mean()}
+
+    def local_round(self, site: Site) -> None:
+        site.fit("own")
+        site.fit("shared")  # whose loss is the one that is reported
+        site.models["tuned"].load_state_dict(site.models["shared"].state_dict())
+
+    def after_mixing(self, site: Site) -> None:
+        """Choose the mixture. Without validation cases it stays the mean of all three."""
+        samples = site.data.splits["validation"]
+        if not len(samples):
+            return
+        site.models.eval()
+        mix = site.models["mix"]
+        assert isinstance(mix, Mixture)
+        candidates = torch.tensor(MIXTURES, device=site.device)
+        losses = torch.zeros(len(MIXTURES), dtype=torch.float64, device=site.device)
+        size = samples.together(BATCH)
+        with torch.inference_mode():
+            for start in range(0, len(samples), size):
+                inputs = moved(samples.inputs[start : start + size], site.device)
+                targets = moved(samples.targets[start : start + size], site.device)
+                outputs = [site.models[name](inputs) for name in MEMBERS]
+                for number, weights in enumerate(candidates):
+                    losses[number] += len(inputs) * site.task.loss(together(outputs, mix.target, weights), targets)
+            mix.weights.copy_(candidates[losses.argmin()])
+
+    def predict(self, name: str, models: nn.ModuleDict, inputs: Tensor) -> Tensor:
+        found: Tensor = models["mix"](*(models[member](inputs) for member in MEMBERS))
+        return found
+
+    def diagnose(self, models: nn.ModuleDict, samples: Samples, index: int, device: torch.device) -> dict[str, float]:
+        """The members' shares."""
+        weights = models["mix"].get_buffer("weights").tolist()
+        return dict(zip(MEMBERS, weights, strict=True))

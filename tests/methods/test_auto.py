@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Auto: what travels, what each of its models is, and that a hospital's mixture is the best on its validation cases."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from baselines import begin, held, play, same, served
+from medpfl.core.mixers import Identity, Mean
+from medpfl.data.target import Target
+from medpfl.deployed.export import export
+from medpfl.job import Job
+from medpfl.methods.auto import MEMBERS, MIXTURES, Auto, Mixture
+from tools import normed, run
+
+Make = Callable[..., Job]
+BESIDE = {"local": Identity(), "fedavg": Mean(), "shared": Mean()}
+SETTINGS = {"lr": 0.05, "batch_size": 4, "epochs": 2}
+
+
+def test_its_own_model_is_local_training_and_batch_norm_stays(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    coordinator, runners = begin(make_job(mixers=BESIDE, method=Auto(**SETTINGS), task=normed()), table_sites, tmp_path)
+    for number in (1, 2):
+        before = {site: held(runner, "shared") for site, runner in runners.items()}
+        sent = play(coordinator, runners, number)
+        for site, runner in runners.items():
+            assert same(held(runner, "own"), held(runner, "local"))
+            travelled = {key.partition(".")[2] for key in sent[site]["shared"]}
+            assert travelled == {"0.weight", "0.bias", "3.weight", "3.bias"}  # "1" is the BatchNorm layer
+            tuned = held(runner, "tuned")
+            assert all(torch.equal(sent[site]["shared"][f"shared.{key}"], tuned[key]) for key in travelled)
+            assert not same(before[site], tuned)
+    runner = runners["anna"]
+    play(coordinator, runners, 3)
+    assert not same(held(runner, "tuned"), held(runner, "own"))
+
+
+def test_without_batch_norm_all_of_it_travels_as_in_fedavg(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    coordinator, runners = begin(make_job(mixers=BESIDE, method=Auto(**SETTINGS)), table_sites, tmp_path)
+    for number in (1, 2):
+        play(coordinator, runners, number)
+        mixed = coordinator.rounds.train_messages(number + 1, coordinator.joined)["anna"].slots
+        assert same(served(coordinator, "shared"), {key.partition(".")[2]: t for key, t in mixed["fedavg"].items()})
+
+
+def test_the_mixture_has_the_least_validation_loss(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """Every mixture's loss computed apart, from its probabilities."""
+    coordinator, runners = begin(make_job(mixers=BESIDE, method=Auto(**SETTINGS)), table_sites, tmp_path)
+    for number in (1, 2):
+        play(coordinator, runners, number)
+    taken = []
+    for runner in runners.values():
+        for better in MEMBERS:  # the output of one of them is made to be right, of the others to be wrong
+            site = runner.rounds.site(runner.method, 3)
+            samples = site.data.splits["validation"]
+            probabilities = []
+            for name in MEMBERS:
+                network = site.models[name].eval()
+                if name != better:
+                    for weight in network.parameters():
+                        weight.data.mul_(-0.5)
+                with torch.no_grad():
+                    probabilities.append(network(samples.inputs[:]).sigmoid().double().flatten())
+            site.method.after_mixing(site)
+            losses = []
+            for mixture in MIXTURES:
+                mixed = sum(share * one for share, one in zip(mixture, probabilities, strict=True))
+                losses.append(torch.nn.functional.binary_cross_entropy(mixed, samples.targets[:].double().flatten()))
+            found = site.models["mix"].get_buffer("weights")
+            best = int(torch.stack(losses).argmin())
+            assert torch.equal(found, torch.tensor(MIXTURES[best]))
+            taken.append(best)
+    assert len(set(taken)) > 1
+
+
+def test_without_validation_cases_all_count_alike() -> None:
+    mix = Mixture(Target.VALUE)
+    found = mix(*(torch.full((4, 1), value) for value in (0.0, 3.0, 6.0)))
+    torch.testing.assert_close(found, torch.full((4, 1), 3.0))
+
+
+@pytest.mark.parametrize("kind", ["torchscript", "onnx"])
+@pytest.mark.slow
+def test_the_mixture_can_be_exported(make_job: Make, table_sites: dict[str, Path], tmp_path: Path, kind: str) -> None:
+    run(make_job(mixers=BESIDE, method=Auto(**SETTINGS), task=normed()), table_sites, tmp_path)
+    model = tmp_path / "home" / "anna" / "small" / "models" / "personal-last.safetensors"
+    export(model, tmp_path / "given", kind)  # compares the outputs itself
+
+
+def test_the_shares_are_told(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
+    result = run(make_job(mixers=BESIDE, method=Auto(**SETTINGS)), table_sites, tmp_path)
+    told = [line for line in result["scores"] if line["model"] in MEMBERS and line["site"] == "anna"]
+    for number in (1, 2, 3):
+        shares = {line["model"]: line["metrics"][line["model"]] for line in told if line["round"] == number}
+        assert tuple(shares[name] for name in MEMBERS) in [pytest.approx(mixture) for mixture in MIXTURES]
