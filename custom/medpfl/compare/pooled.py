@@ -106,6 +106,10 @@ class Together(Task):
     def augments(self) -> bool:
         return self.task.augments
 
+    @property
+    def shows_as_they_are(self) -> bool:
+        return self.task.shows_as_they_are
+
     def infer(self, forward: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
         return self.task.infer(forward, inputs)
 

@@ -2,6 +2,7 @@
 """Where networks are trained: the processor, or a GPU; and what is said when its memory does not suffice."""
 
 import os
+import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,31 +19,67 @@ REPEATABLE = "MEDPFL_DETERMINISTIC"
 """Environment variable: ``1`` asks for the same bits of every run on the same GPU, which takes longer."""
 
 
-def training_device() -> "device":
+def training_device(named: str | None = None, turn: int = 0) -> "device":
     """The device that this process trains and predicts on.
 
     On a GPU float32 is float32: convolutions do not round their inputs to 10 bits (TF32), as torch would have it.
 
+    Args:
+        named: by the hospital's site file; the environment comes first.
+        turn: number of the hospital among those of this process, from 0, which take its GPUs in turn.
+
     Raises:
-        ConfigError: the environment names a device that torch does not find here, or none at all.
+        ConfigError: the environment, or the site file, names a device that torch does not find here, or none at all.
     """
     import torch
 
-    wanted = os.environ.get(WANTED, "")
-    found = torch.cuda.is_available()
-    try:
-        device = torch.device(wanted or ("cuda" if found else "cpu"))
-    except RuntimeError:
-        raise ConfigError(f"{WANTED} must be 'cpu', 'cuda' or 'cuda:NUMBER', got '{wanted}'") from None
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"{WANTED} must be 'cpu', 'cuda' or 'cuda:NUMBER', got '{wanted}'")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    device = torch.device(device_for(os.environ.get(WANTED, ""), named, turn, count))
     if device.type == "cuda":
-        count = torch.cuda.device_count() if found else 0
-        if (device.index or 0) >= count:
-            raise ConfigError(f"{WANTED} is '{wanted}', but torch finds {count or 'no'} GPU{'s' * (count > 1)} here")
         torch.backends.cudnn.allow_tf32 = False
     _make_repeatable(device)
     return device
+
+
+def device_for(wanted: str, named: str | None, turn: int, count: int) -> str:
+    """The name of the device that a hospital takes.
+
+    Args:
+        wanted: by the environment; "": nothing.
+        named: by the site file; None: nothing.
+        turn: the hospital's number, from 0.
+        count: how many GPUs torch finds.
+
+    Raises:
+        ConfigError: what is wanted, or else named, is no device, or is not there.
+    """
+    asked, where = (wanted, WANTED) if wanted else (named, "the site file's gpu.device")
+    if not asked:
+        return ("cuda" if turn % count == 0 else f"cuda:{turn % count}") if count else "cpu"
+    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", asked):
+        raise ConfigError(f"{where} must be 'cpu', 'cuda' or 'cuda:NUMBER', got '{asked}'")
+    if asked != "cpu" and int(asked.partition(":")[2] or 0) >= count:
+        raise ConfigError(f"{where} is '{asked}', but torch finds {count or 'no'} GPU{'s' * (count > 1)} here")
+    return asked
+
+
+_SHARE = 10
+"""Of the free memory of a GPU, one part of so many holds training data where the site file does not say how much."""
+
+
+def bytes_for_data(device: "device", cache_gb: float | None) -> int:
+    """Bytes of training data that may stay on the device: none on the processor, whose memory holds them anyway.
+
+    Args:
+        cache_gb: as the site file says, in 2**30 bytes; None: a tenth of what is free now.
+    """
+    if device.type != "cuda":
+        return 0
+    if cache_gb is not None:
+        return int(cache_gb * 2**30)
+    import torch
+
+    return torch.cuda.mem_get_info(device)[0] // _SHARE
 
 
 def _make_repeatable(device: "device") -> None:

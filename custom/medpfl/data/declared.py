@@ -30,6 +30,15 @@ class StorageRule(Strict):
     cache_gb: float = Field(default=20.0, gt=0, allow_inf_nan=False)
 
 
+class GpuRule(Strict):
+    """``device``: on which this hospital trains, "cpu", "cuda" or "cuda:1", where the environment does not say it; by
+    default the first GPU. ``cache_gb``: how much of training data may stay on a GPU (2**30 bytes), at least 0; by
+    default a tenth of what is free there when the job starts."""
+
+    device: str | None = Field(default=None, pattern=r"^(cpu|cuda(:[0-9]{1,3})?)$")
+    cache_gb: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+
+
 class SplitRule(Strict):
     """How a dataset is cut into train, validation and test when its list does not say so itself.
 

@@ -40,7 +40,7 @@ from medpfl import store
 from medpfl.component import import_named
 from medpfl.core.errors import ConfigError, MedPFLError, SiteFileError, meant
 from medpfl.data.contract import Dataset
-from medpfl.data.declared import StorageRule, Strict
+from medpfl.data.declared import GpuRule, StorageRule, Strict
 from medpfl.data.kinds import KINDS, kind_named
 from medpfl.data.policy import STUDY, Policy
 from medpfl.data.preparation import Spec
@@ -57,10 +57,11 @@ Kind = TypeVar("Kind", bound=Dataset)
 class SiteFile(Strict):
     """A hospital's declaration of its datasets, of model files (``checkpoints``) that jobs may use by name, and of the
     network it wants for a dataset (``networks``), where a job leaves that to hospitals; the file of the hospitals'
-    common key (``keys``); and its ``policy`` for jobs."""
+    common key (``keys``); what it wants of its ``gpu``; and its ``policy`` for jobs."""
 
     site: str | None = None
     storage: StorageRule = StorageRule()
+    gpu: GpuRule = GpuRule()
     policy: Policy = Policy()
     datasets: dict[str, InstanceOf[Dataset]] = Field(min_length=1)
     checkpoints: dict[str, str] = Field(default={})

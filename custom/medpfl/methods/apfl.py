@@ -47,6 +47,8 @@ class APFL(Method):
     cover: ClassVar = Cover(at_home=("personal", "mixed", "alpha"))
     diagnoses: ClassVar = ("alpha",)
 
+    excludes: ClassVar = {"fp16": "alpha steps down its gradient as it is, which fp16 scales; take bf16"}
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.alpha <= 1:

@@ -18,9 +18,10 @@ from medpfl.core.seeding import seed_torch
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.target import Target
 from medpfl.methods.batches import Batch, Span
+from medpfl.methods.hospital import Hospital
 from medpfl.methods.joint_study import Found, Study
 from medpfl.methods.panels import AtServer, CurvesPanel, GraphPanel, Panel
-from medpfl.methods.site import Hospital, Site
+from medpfl.methods.site import Site
 from medpfl.methods.start import Started
 from medpfl.methods.training import Training
 from medpfl.privacy.contract import UNKNOWN, Cover

@@ -47,6 +47,8 @@ class PerFedAvg(Method):
     cover: ClassVar = Cover(record="its gradients are of several batches at once, not of one case")
     after_steps: ClassVar = ("personal",)
 
+    excludes: ClassVar = {"fp16": "it makes gradients of its own, whose small values fp16 would lose; take bf16"}
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.inner_lr < float("inf"):

@@ -34,7 +34,7 @@ class Scaffold(Method):
     excludes: ClassVar = dict.fromkeys(
         ("adam", "momentum", "clip_gradient"),
         "its control variates are mean gradients only if every step is lr times a gradient, as plain 'sgd' makes it",
-    )
+    ) | {"fp16": "its control variates would count the steps that fp16 leaves out"}
 
     def models(self, build: Build) -> dict[str, nn.Module]:
         network = build.network()

@@ -4,8 +4,7 @@
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
 from typing import TypeVar, cast
 
 import numpy as np
@@ -16,55 +15,17 @@ from medpfl.core.devices import moved
 from medpfl.core.errors import ConfigError, Stopped
 from medpfl.core.seeding import derive_seed
 from medpfl.data.rows import take
-from medpfl.data.samples import Samples, SiteData
+from medpfl.data.samples import Samples
 from medpfl.methods.batches import Batch, Place, Span
 from medpfl.methods.effective_samples import EffectiveSamples
-from medpfl.methods.presented import Presented
+from medpfl.methods.hospital import Hospital
+from medpfl.methods.precision import cast as cast_to
+from medpfl.methods.precision import half_of, parameters, step_scaled, unscale
 from medpfl.methods.proximal import Proximal
+from medpfl.methods.resident import OnDevice, Resident
 from medpfl.methods.training import Training
-from medpfl.privacy.lots import RecordNoise
-from medpfl.tasks.contract import Task
 
 Kept = TypeVar("Kept")
-
-
-def _never() -> bool:
-    return False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Hospital:
-    """What a hospital holds in a run, whatever the round and the method.
-
-    Attributes:
-        models: all networks, on the ``device``.
-        optimizers: by network; a missing one is made when it is first needed.
-        roster: the hospitals' names; ``name`` is this one's.
-        seed: the job's.
-        stopped: whether the job was aborted.
-        checkpoints: name to tensors, of the checkpoints that the method uses; the same at every hospital.
-        public: name to inputs, N x ..., of the method's public datasets; the same at every hospital, not on the device.
-        kept: what methods ``keep`` of the data in this process.
-        presented: the round's augmented batches, which all networks of the round see.
-        noise: record-level privacy of the training that is under way; None: there is none.
-        least_count: cases behind a share that leaves (of a class, say); fewer are told as part of the most frequent.
-    """
-
-    task: Task
-    data: SiteData
-    models: nn.ModuleDict
-    device: torch.device
-    roster: tuple[str, ...]
-    name: str
-    seed: int
-    optimizers: dict[str, torch.optim.Optimizer] = field(default_factory=dict)
-    stopped: Callable[[], bool] = _never
-    checkpoints: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
-    public: Mapping[str, Tensor] = field(default_factory=dict)
-    kept: dict[str, object] = field(default_factory=dict)
-    presented: Presented = field(default_factory=Presented)
-    noise: RecordNoise | None = None
-    least_count: int = 1
 
 
 class Site:
@@ -86,8 +47,9 @@ class Site:
         self.least_count = hospital.least_count
         self._seed, self._optimizers, self._stopped = hospital.seed, hospital.optimizers, hospital.stopped
         self._kept, self._presented, self._noise = hospital.kept, hospital.presented, hospital.noise
+        self._resident = hospital.resident or Resident(hospital.device)
         self._prefix = ""
-        self._half = _half(method, self.device)
+        self._half, self._scalers = half_of(method, self.device), hospital.scalers
         self._loss: Tensor | float = float("nan")
         self._place = Place(0, 1)
         self.outbox: dict[str, dict[str, Tensor]] = {}
@@ -136,16 +98,16 @@ class Site:
             return
         planned = self._planned(samples, generator, epochs, steps)
 
-        def shown(one: tuple[int, int, Tensor]) -> tuple[int, int, Tensor, tuple[Tensor, Tensor]]:
-            return *one, self._present(one[2], purpose, one[0])
+        def shown(one: tuple[int, int, Tensor]) -> tuple[int, int, Tensor, OnDevice]:
+            return *one, self._on_device(one[2], purpose, one[0])
 
         batches = self._presented.in_turn(shown, planned) if self.task.augments else map(shown, planned)
-        for done, of, chosen, (inputs, targets) in batches:
+        for done, of, chosen, (inputs, targets, counts) in batches:
             self.go_on()
             seen[chosen] = True
             self.drawn[phase] = int(seen.sum())
-            self._place = Place(done, of, None, chosen, self.task.importance(targets) / len(chosen))
-            yield Batch(moved(inputs, self.device), moved(targets, self.device), self._place)
+            self._place = Place(done, of, None, chosen, counts / len(chosen))
+            yield Batch(inputs, targets, self._place)
 
     def _planned(
         self, samples: Samples, generator: torch.Generator, epochs: int | None, steps: int | None
@@ -160,6 +122,21 @@ class Site:
                 done += 1
                 if done == steps:
                     return
+
+    def _on_device(self, chosen: Tensor, purpose: str, step: int) -> OnDevice:
+        """The same on the training device, where what lies there already is not copied again."""
+        samples, task = self.data.splits["train"], self.task
+        held = self._resident.whole(samples) if task.shows_as_they_are else None
+        if held is not None:
+            rows = moved(chosen, self.device)
+            inputs, targets = (part.index_select(0, rows) for part in held)
+            return inputs, targets, task.importance(take(samples.targets, chosen))
+
+        def make() -> OnDevice:
+            inputs, targets = self._present(chosen, purpose, step)
+            return moved(inputs, self.device), moved(targets, self.device), task.importance(targets)
+
+        return self._resident.batch(self.round, (purpose, step, chosen.numpy().tobytes()), make)
 
     def _present(self, chosen: Tensor, purpose: str, step: int) -> tuple[Tensor, Tensor]:
         """What the networks see in a step of these training samples, on the CPU."""
@@ -231,8 +208,8 @@ class Site:
         return derive_seed(self._seed, self.round, purpose) / 2**63
 
     def autocast(self) -> AbstractContextManager[None]:
-        """Mixed precision (bfloat16), as far as the method's ``precision`` and the device say so."""
-        return torch.autocast(self.device.type, dtype=torch.bfloat16) if self._half else nullcontext()
+        """Mixed precision, as far as the method's ``precision`` and the device say so."""
+        return cast_to(self._half, self.device)
 
     @property
     def last_loss(self) -> Tensor | float:
@@ -260,7 +237,7 @@ class Site:
         optimizers = [self._optimizer(name) for name in names]
         self._take_down(names)
         if lot is not None and self._noise is not None and self._noise.covers(names):
-            weights = [weight for optimizer in optimizers for weight in _parameters(optimizer)]
+            weights = [weight for optimizer in optimizers for weight in parameters(optimizer)]
             for weight in weights:
                 weight.grad = None
             self.last_loss = loss
@@ -271,13 +248,16 @@ class Site:
         number, batches = self._place.in_step(self.method.accumulate)
         if number == 0:
             for optimizer in optimizers:
-                for parameter in _parameters(optimizer):  # zero_grad does the same and takes forty times as long
+                for parameter in parameters(optimizer):  # zero_grad does the same and takes forty times as long
                     parameter.grad = None
-        torch.autograd.backward(loss if batches == 1 else loss / batches)
+        mean, scaler = loss if batches == 1 else loss / batches, self._scaler(names)
+        torch.autograd.backward(scaler.scale(mean) if scaler else mean)
         self.last_loss = loss
         return self._moved(names, term) if number + 1 == batches else False
 
     def _moved(self, models: Sequence[str], term: Callable[[], None] | None) -> bool:
+        if scaler := self._scaler(models):
+            unscale(scaler, [self._optimizer(name) for name in models])
         if term:
             term()
         self._move(models, term.strength if isinstance(term, Proximal) else 0.0)
@@ -307,6 +287,8 @@ class Site:
         """
         if self._noise is not None and self._noise.covers((model,)):
             raise ConfigError(f"{type(self.method).__name__} makes gradients of its own, which DPSGD cannot protect")
+        if self._half == torch.float16:
+            raise ConfigError(f"{type(self.method).__name__} makes gradients of its own, which fp16 would lose")
         self._take_down((model,))
         for number, batch in enumerate(through, 1):
             self._count(model, number, batch.place)
@@ -335,10 +317,21 @@ class Site:
                 if model == f"{self._prefix}{name}":
                     behind.moved(rate, self.method.takes_back(rate, pull))
         if self.method.clip_gradient is not None:
-            every = [parameter for optimizer in optimizers for parameter in _parameters(optimizer)]
+            every = [parameter for optimizer in optimizers for parameter in parameters(optimizer)]
             nn.utils.clip_grad_norm_(every, self.method.clip_gradient)
+        if scaler := self._scaler(models):
+            return step_scaled(scaler, optimizers)
         for optimizer in optimizers:
             optimizer.step()
+
+    def _scaler(self, models: Sequence[str]) -> torch.amp.GradScaler | None:
+        """What scales the loss of a step of these networks; None: they are not trained in float16."""
+        if self._half != torch.float16:
+            return None
+        name = f"{self._prefix}{models[0]}"
+        if name not in self._scalers:
+            self._scalers[name] = torch.amp.GradScaler(self.device.type)
+        return self._scalers[name]
 
     def _optimizer(self, model: str) -> torch.optim.Optimizer:
         name = f"{self._prefix}{model}"
@@ -349,7 +342,7 @@ class Site:
     def apart(self) -> "Site":
         """This hospital with optimisers of its own, which nothing keeps: for an exchange within a round."""
         other = copy.copy(self)
-        other._optimizers = {}
+        other._optimizers, other._scalers = {}, {}
         return other
 
     def view(self, method: Training, prefix: str) -> "Site":
@@ -372,17 +365,3 @@ class Site:
 def _starts(samples: int, size: int) -> list[int]:
     """Where the batches of an epoch begin; without a last one of a single sample when there are larger ones."""
     return [start for start in range(0, samples, size) if start == 0 or size == 1 or samples - start > 1]
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _half(method: Training, device: torch.device) -> bool:
-    """Whether forward passes are in bfloat16."""
-    supported = device.type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
-    if method.precision == "bf16" and not supported:
-        raise ConfigError(
-            f"{type(method).__name__}'s precision is 'bf16', which this hospital's GPU does not have: take 'auto'"
-        )
-    return method.precision == "bf16" or (method.precision == "auto" and device.type == "cuda" and supported)

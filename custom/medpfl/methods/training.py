@@ -22,6 +22,7 @@ _TOLD = {
     "schedule": "a schedule",
     "clip_gradient": "clip_gradient",
     "accumulate": "accumulate",
+    "fp16": "the precision fp16",
 }
 
 
@@ -45,8 +46,9 @@ class Training(Checked):
         accumulate: batches whose mean gradient makes one step, >= 1; the last step of a pass takes what is left.
         optimizer_state: "keep": the optimiser's state (Adam's moments, the momentum) stays at the hospital from round
             to round, whatever happened to the weights; "reset": every round's training begins without one.
-        precision: "auto": bfloat16 where a GPU has it, and never on a CPU; "fp32": never; "bf16": everywhere. Weights,
-            gradients and what is sent are float32 in any case, and so is every evaluation.
+        precision: "auto": bfloat16 where a GPU has it, and never on a CPU; "fp32": never; "bf16": everywhere; "fp16":
+            float16 everywhere, for GPUs without bfloat16, with scaled losses; a step whose gradients are too large for
+            it is left out. Weights, gradients and what is sent are float32 in any case, and so is every evaluation.
         start: the weights that the task's networks start with; None: random ones.
         privacy: differential privacy of what leaves, a component of ``medpfl.privacy``; None: there is none. The
             references that ride along have the same.
@@ -61,13 +63,13 @@ class Training(Checked):
     clip_gradient: float | None = None
     accumulate: int = 1
     optimizer_state: Literal["keep", "reset"] = "keep"
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     start: Start | None = None
     privacy: Privacy | None = None
 
     excludes: ClassVar[Mapping[str, str]] = {}
     """What the method's own rule makes impossible, to why: "adam", "momentum", "weight_decay", "schedule",
-    "clip_gradient", "accumulate"."""
+    "clip_gradient", "accumulate", "fp16"."""
 
     def __post_init__(self) -> None:
         kind = type(self).__name__
@@ -81,6 +83,8 @@ class Training(Checked):
             raise ConfigError(f"{kind}'s clip_gradient must be above 0 and finite, or null, got {self.clip_gradient}")
         if self.privacy and self.privacy.level == "record" and self.accumulate > 1:
             raise ConfigError(f"{kind} cannot accumulate with DPSGD, whose lots make a step each; raise batch_size")
+        if self.privacy and self.privacy.level == "record" and self.precision == "fp16":
+            raise ConfigError(f"{kind} cannot train in fp16 with DPSGD, which clips gradients as they are; take bf16")
         for trait, why in self.excludes.items():
             if trait in self._traits():
                 raise ConfigError(f"{kind} cannot train with {_TOLD[trait]}: {why}")
@@ -90,6 +94,7 @@ class Training(Checked):
             "schedule": schedule_of(self.schedule) != Constant(),
             "clip_gradient": self.clip_gradient is not None,
             "accumulate": self.accumulate > 1,
+            "fp16": self.precision == "fp16",
         }
         return {*self._optimizer.traits, *(name for name, used in own.items() if used)}
 

@@ -17,6 +17,8 @@ from medpfl.data.policy import Policy
 from medpfl.data.samples import SiteData
 from medpfl.methods.contract import Build, Hospital, Method, Site, Span
 from medpfl.methods.presented import Presented
+from medpfl.methods.resident import Resident
+from medpfl.models import compiling
 from medpfl.results.line import MetricLine
 from medpfl.results.schema import number
 from medpfl.rounds import policy
@@ -47,6 +49,7 @@ class Ready:
         roster: the hospitals' names; ``seed``: the job's.
         guard: what leaves goes through it.
         stopped: whether the job was aborted.
+        resident: bytes of training data that may stay on the device.
         networks: of all methods.
     """
 
@@ -63,6 +66,7 @@ class Ready:
     policy: Policy
     guard: Guard
     stopped: Callable[[], bool]
+    resident: int = 0
     networks: Networks = field(init=False)
 
     @property
@@ -82,6 +86,9 @@ class Ready:
         with policy.building(self.policy):
             self.networks = Networks(self.methods, build, self.served, self.device)
         policy.check_networks(self.policy, own_state(self.models))
+        if compiling.wanted():
+            for name, network in self.models.items():
+                compiling.compile_in_place(network, name)
 
 
 class LocalRounds:
@@ -93,12 +100,14 @@ class LocalRounds:
     Attributes:
         kept: what methods keep of the data in this process.
         presented: the round's augmented batches.
+        resident: what of the training data lies on the device.
     """
 
     def __init__(self, ready: Ready, run: RunState, total: int):
         self.ready, self.run, self.total = ready, run, total
         self.kept: dict[str, object] = {}
         self.presented = Presented(ahead=spare_core(ready.device))
+        self.resident = Resident(ready.device, ready.resident)
 
     def statistics(self, header: StatisticsRequest) -> Message[StatisticsReply]:
         """What the server's components want to know of the data here before the round."""
@@ -134,8 +143,9 @@ class LocalRounds:
             policy.check_trained(here.policy, site)
             losses[next(iter(method.deploys))] = number(float(site.last_loss))
             instead.update(networks.sent_instead(site.outbox))
+        self.resident.forget_round()
         sent = here.guard.release({**networks.gather(), **instead}, slots, header)
-        save_private(self.run.folder, current, here.models, networks.private(), self.run.optimizers)
+        save_private(self.run.folder, current, here.models, networks.private(), self.run.optimizers, self.run.scalers)
         self.run.trained = current
         seconds = round(time.monotonic() - started, 3)
         reply = TrainReply(round=current, metrics=tuple(metrics), loss=losses, notes=tuple(notes), seconds=seconds)
@@ -204,11 +214,13 @@ class LocalRounds:
             name=here.name,
             seed=here.seed,
             optimizers=self.run.optimizers,
+            scalers=self.run.scalers,
             stopped=here.stopped,
             checkpoints=here.common.checkpoints,
             public=here.common.public,
             kept=self.kept,
             presented=self.presented,
+            resident=self.resident,
             noise=noise,
             least_count=here.policy.least_count,
         )

@@ -26,7 +26,7 @@ class Networks:
     """
 
     def __init__(self, methods: Sequence[Method], build: Build, served: Mapping[str, bool], device: torch.device):
-        self.methods = methods
+        self.methods, self.device = methods, device
         self.models = nn.ModuleDict()
         self.owner: dict[str, Method] = {}
         """Network to the method that made it."""

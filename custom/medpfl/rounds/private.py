@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from medpfl import store
 from medpfl.methods.contract import Method
+from medpfl.methods.precision import Scalers, kept_of, restored
 from medpfl.rounds.messages import load
 
 PRIVATE = "private"
@@ -23,26 +24,29 @@ def save_private(
     models: nn.ModuleDict,
     keys: Sequence[str],
     optimizers: Mapping[str, torch.optim.Optimizer],
+    scalers: Scalers,
 ) -> None:
     """Keep the state after a round, and those of the rounds before it (see ``KEPT``).
 
     Args:
         keys: the private entries of ``models.state_dict()``.
         optimizers: by network.
+        scalers: of float16's gradients, by network.
     """
     state = models.state_dict()
     tensors: dict[str, Tensor] = {f"model/{key}": state[key] for key in keys}
     for model, optimizer in optimizers.items():
         for index, entries in optimizer.state_dict()["state"].items():
             tensors.update({f"optimizer/{model}/{index}/{key}": value for key, value in entries.items()})
+    tensors.update({f"scaler/{name}": told for name, told in kept_of(scalers).items()})
     store.save(store.path_of(folder, PRIVATE, round_number), tensors, {"optimizers": list(optimizers)})
     store.prune(folder, PRIVATE, round_number, KEPT)
 
 
 def restore_private(
-    kept: store.Kept, models: nn.ModuleDict, owner: Mapping[str, Method]
-) -> dict[str, torch.optim.Optimizer]:
-    """Copy what ``save_private`` kept into the networks; returns the optimisers.
+    kept: store.Kept, models: nn.ModuleDict, owner: Mapping[str, Method], device: torch.device
+) -> tuple[dict[str, torch.optim.Optimizer], Scalers]:
+    """Copy what ``save_private`` kept into the networks; returns the optimisers, and the scalers.
 
     Args:
         owner: network to the method that made it, which makes its optimiser too.
@@ -61,4 +65,5 @@ def restore_private(
                 state.setdefault(int(index), {})[key] = tensor
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
         optimizers[model] = optimizer
-    return optimizers
+    scalers = {name.removeprefix("scaler/"): told for name, told in tensors.items() if name.startswith("scaler/")}
+    return optimizers, restored(scalers, device)

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from medpfl import store
+from medpfl.methods.precision import Scalers
 from medpfl.rounds.lock import StateLock
 from medpfl.rounds.messages import plain_name
 from medpfl.rounds.mixed import MIXED
@@ -25,6 +26,7 @@ class RunState:
     Attributes:
         folder: of the run, under the hospital's folder of the job; there once the run was entered.
         optimizers: by network; there once the run was entered.
+        scalers: of float16's gradients, likewise.
         trained: the round that this process has trained in, as long as its networks are as that left them.
     """
 
@@ -35,6 +37,7 @@ class RunState:
         self.trained: int | None = None
         self.folder: Path
         self.optimizers: dict[str, torch.optim.Optimizer]
+        self.scalers: Scalers = {}
 
     def enter(self, header: OfRun, home: Path, networks: Networks) -> list[str]:
         """On this process's first task of a run: start afresh in its first round, else take up what was kept on disk.
@@ -51,7 +54,7 @@ class RunState:
         self.folder = home / "state" / plain_name(header.run)
         self._lock.take(self.folder, f"at {self._site}", self._stopped)
         self._run = header.run
-        self.optimizers = {}
+        self.optimizers, self.scalers = {}, {}
         done = header.round - isinstance(header, StatisticsRequest | TrainRequest)
         if done == 0 or header.fresh:
             for kind in (PRIVATE, MIXED):
@@ -61,7 +64,7 @@ class RunState:
         notes = [f"the state kept here after round {lost} is damaged and not used" for lost in damaged]
         if kept is None:
             return [*notes, f"no state of this run is kept here; the private part starts anew in round {done + 1}"]
-        self.optimizers = restore_private(kept, networks.models, networks.owner)
+        self.optimizers, self.scalers = restore_private(kept, networks.models, networks.owner, networks.device)
         return [*notes, f"resumed from the state after round {kept.number}"]
 
     @property

@@ -109,6 +109,6 @@ def _runners(
     if len(site_files) < job.min_clients:
         raise ConfigError(f"job '{job.name}' needs at least {job.min_clients} hospitals, got {len(site_files)}")
     return {
-        site: SiteRunner(site, job.method, job.task, partial(read, path, site), home / site)
-        for site, path in sorted(site_files.items())
+        site: SiteRunner(site, job.method, job.task, partial(read, path, site), home / site, turn=turn)
+        for turn, (site, path) in enumerate(sorted(site_files.items()))
     }

@@ -12,12 +12,14 @@ import torch
 from torch import nn
 
 from medpfl.component import spec_of
-from medpfl.core.devices import memory_errors, training_device
+from medpfl.core.devices import bytes_for_data, memory_errors, training_device
 from medpfl.core.errors import ConfigError, ProtocolError
 from medpfl.data.samples import SiteData
+from medpfl.data.schema import digest_of_declared
 from medpfl.data.site_file import SiteFile
 from medpfl.methods.contract import Method
 from medpfl.methods.references import riding_along
+from medpfl.methods.resident import Resident
 from medpfl.rounds import policy, withholding
 from medpfl.rounds.announcing import plan_of, rebuild_of, versions
 from medpfl.rounds.evaluation import GIVEN, evaluate_given
@@ -56,6 +58,7 @@ class SiteRunner:
         stopped: whether the job was aborted; asked before every batch.
         filters: full class names of the FLARE filters through which everything goes that leaves; the hospital's policy
             may ask for some.
+        turn: its number among the hospitals of this process, from 0, which take the machine's GPUs in turn.
     """
 
     def __init__(
@@ -67,12 +70,14 @@ class SiteRunner:
         root: Path,
         stopped: Callable[[], bool] = lambda: False,
         filters: Sequence[str] = (),
+        turn: int = 0,
     ):
         self.name, self.root = name, root
         self.method, self.task = method.at(name), task.at(name)
         self._given = method, task
         self._site_file, self._stopped, self._filters = site_file, stopped, filters
-        self.device = training_device()
+        self._turn = turn
+        self.device = training_device(turn=turn)
         self._log = logging.getLogger(f"{__name__}.{name}")
         self.run = RunState(name, stopped)
         self.ready: Ready
@@ -156,6 +161,7 @@ class SiteRunner:
         self.method, self.task = method.at(self.name), task.at(self.name)
         recipe = [spec_of(method), spec_of(task)]
         methods = [self.method, *riding_along(header.slots, self.method)]
+        self.device = training_device(site_file.gpu.device, self._turn)
         policy.check_start(self.policy, header)
         withholding.check_job(self.policy, header)
         policy.check_classes(self.policy, methods, self.task, self._filters)
@@ -183,6 +189,7 @@ class SiteRunner:
             policy=self.policy,
             guard=guard,
             stopped=self._stopped,
+            resident=bytes_for_data(self.device, site_file.gpu.cache_gb),
         )
         common = ready.common.marks()
         ready.build()
@@ -206,6 +213,7 @@ class SiteRunner:
             versions=versions(),
             plan=plan_of(self.method, methods, header.rounds),
             encryption=self._seal.fingerprint if self._seal else None,
+            agreed=digest_of_declared(site_file, self.task.dataset) if header.agreed else None,
         )
         return Message(reply, start)
 
@@ -222,4 +230,5 @@ class SiteRunner:
         """After a failed task: forget what it half did; the next task starts from the state kept on disk."""
         self.run.forget()
         if self._begun:
+            self.rounds.resident = Resident(self.device)  # what lay on the GPU may have been too much
             self.ready.build()

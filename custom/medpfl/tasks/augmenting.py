@@ -21,3 +21,7 @@ class AugmentsInputs(Task):
     @property
     def augments(self) -> bool:
         return bool(self.augment)
+
+    @property
+    def shows_as_they_are(self) -> bool:
+        return not self.augments

@@ -231,6 +231,11 @@ class Task(Checked):
         """Whether ``present`` changes samples at random: what it gave is then kept for the round's other networks."""
         return False
 
+    @property
+    def shows_as_they_are(self) -> bool:
+        """Whether ``present`` gives samples of one shape as they are, so that they may lie on a GPU."""
+        return type(self).present is Task.present
+
     def infer(self, forward: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
         """What a network says of whole samples: by default ``forward(inputs)``.
 

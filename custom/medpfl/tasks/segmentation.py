@@ -144,6 +144,10 @@ class Segmentation(Task):
     def augments(self) -> bool:
         return bool(self.augment)
 
+    @property
+    def shows_as_they_are(self) -> bool:
+        return not self.augments
+
     def infer(self, forward: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
         def mirrored(given: Tensor) -> Tensor:
             return flipped(forward, given, self.flips, back=True)

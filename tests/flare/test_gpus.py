@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``medpfl site doctor`` says of a machine's GPUs, and of a torch that cannot use them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from medpfl.flare.gpus import Driven, gpus, seen_by_driver
+
+
+def smi(folder: Path, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program in the place of NVIDIA's, which comes with its driver."""
+    file = folder / "nvidia-smi"
+    file.write_text(f"#!/bin/sh\n{says}\n")
+    file.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+
+
+def test_the_driver_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    smi(tmp_path, "echo 'NVIDIA H200, 550.54.15'; echo 'NVIDIA A100, 80GB, 550.54.15'", monkeypatch)
+    assert seen_by_driver() == [Driven("NVIDIA H200", "550.54.15"), Driven("NVIDIA A100, 80GB", "550.54.15")]
+
+
+@pytest.mark.parametrize("says", ["echo 'Failed to initialize NVML'; exit 9", "echo 'No devices were found'"])
+def test_a_driver_that_fails_is_none(says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    smi(tmp_path, says, monkeypatch)
+    assert seen_by_driver() == []
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch is built for CUDA")
+def test_a_torch_that_is_built_for_processors_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    smi(tmp_path, "echo 'NVIDIA H200, 550.54.15'", monkeypatch)
+    (found,) = gpus()
+    assert found.status == "note" and "(550.54.15) sees NVIDIA H200" in found.text
+    assert "built for processors only" in found.text and "build of torch for CUDA" in found.mend
+
+
+@pytest.mark.cuda
+def test_a_gpu_is_named_with_its_driver() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU that torch can use on this machine")
+    for found in gpus():
+        assert "compute capability" in found.text and "GiB free" in found.text and "driver" in found.text

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""float16 with scaled losses: near float32, its scale kept on disk, refused where a method's gradients forbid it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from baselines import assert_resumes, begin
+from every_method import EVERY, write_both
+from medpfl.core.errors import ConfigError
+from medpfl.methods.precision import kept_of, restored
+from medpfl.privacy import DPSGD
+from tools import round_of
+
+REFUSED = {name for name in EVERY if name.split(",")[0] in ("APFL", "PerFedAvg", "Scaffold")}
+QUICK = {"FedAvg", "FedProx", "CusFL, both taught"}
+TRAINED = [
+    pytest.param(name, device, marks=[pytest.mark.cuda] if device == "cuda" else [])
+    for device in ("cpu", "cuda")
+    for name in EVERY
+    if name not in REFUSED and (device == "cuda" or name in QUICK)
+]
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, dict[str, Path]]:
+    return write_both(tmp_path_factory.mktemp("sites"))
+
+
+@pytest.mark.parametrize(("name", "device"), TRAINED, indirect=["device"])
+def test_float16_trains_nearly_alike(
+    name: str, device: str, sites: dict[bool, dict[str, Path]], tmp_path: Path
+) -> None:
+    small, found = EVERY[name], {}
+    for precision in ("fp32", "fp16"):
+        job = small.job(precision=precision, optimizer="sgd", clip_gradient=1.0)
+        coordinator, runners = begin(job, sites[small.images], tmp_path / precision)
+        for number in (1, 2):
+            round_of(coordinator, runners, number)
+        found[precision] = runners["anna"]
+    scalers = found["fp16"].run.scalers
+    assert scalers and not found["fp32"].run.scalers
+    assert all(scaler.get_scale() >= 2**8 for scaler in scalers.values())
+    whole = found["fp32"].models.state_dict()
+    for key, tensor in found["fp16"].models.state_dict().items():
+        assert tensor.isfinite().all(), key
+        if tensor.is_floating_point():
+            assert (whole[key] - tensor).norm() <= 0.1 * whole[key].norm() + 0.05, key
+
+
+def test_a_killed_job_goes_on_with_its_scale(sites: dict[bool, dict[str, Path]], tmp_path: Path) -> None:
+    assert_resumes(lambda: EVERY["FedProx"].job(rounds=3, precision="fp16"), sites[False], tmp_path)
+
+
+def test_the_scale_is_kept() -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=512.0)
+    scaler.scale(torch.ones(()))
+    scaler.load_state_dict({**scaler.state_dict(), "_growth_tracker": 7})
+    again = restored(kept_of({"model": scaler}), torch.device("cpu"))["model"]
+    assert again.state_dict() == scaler.state_dict()
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_gradients_of_a_method_s_own_are_not_lost_in_silence(name: str) -> None:
+    with pytest.raises(ConfigError, match="cannot train with the precision fp16: "):
+        EVERY[name].method(precision="fp16")
+
+
+def test_record_level_privacy_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cannot train in fp16 with DPSGD"):
+        EVERY["FedAvg"].method(precision="fp16", privacy=DPSGD(noise_multiplier=1.0))
