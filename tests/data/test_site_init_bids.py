@@ -48,6 +48,7 @@ def init(place: Path, output: Path, classes: list[str] | None = None, **flags: s
     return yaml.safe_load(output.read_text())["datasets"]["data"], inspection.splits
 
 
+@pytest.mark.slow
 def test_scans_with_the_label_maps_of_derivatives(tmp_path: Path) -> None:
     """Segmentations on the scan's own voxels count, masks of the brain and other spaces do not."""
     dataset, splits = init(write(tmp_path / "bids"), tmp_path / "site.yaml")
@@ -73,6 +74,7 @@ class _Raising:
         raise AssertionError(sentence)
 
 
+@pytest.mark.slow
 def test_a_column_of_participants_is_the_class(tmp_path: Path) -> None:
     folder = write(tmp_path / "bids", 8, 1)
     dataset, splits = init(folder, tmp_path / "site.yaml", label="diagnosis")

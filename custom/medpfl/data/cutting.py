@@ -54,4 +54,5 @@ def _shares(sizes: Places, wanted: int, random: np.random.RandomState) -> Places
         chosen = random.choice(equal, size=min(len(equal), lacking), replace=False)
         found[chosen] += 1
         lacking -= len(chosen)
-    return found.astype(np.int64)
+    shares: Places = found.astype(np.int64)
+    return shares
