@@ -10,9 +10,11 @@ import pytest
 import torch
 import yaml
 
+from hospitals import change_yaml
 from in_process import Harness
 from medpfl import store
 from medpfl.core.mixers import Identity, SoftPull
+from medpfl.data.schema import digest_of_declared
 from medpfl.data.site_file import load_site_file
 from medpfl.job import Job, load_job
 from medpfl.methods.optimizers import AdamW, Sgd
@@ -21,6 +23,7 @@ from medpfl.methods.softpull import SoftPull as SoftPulled
 from medpfl.methods.start import Start
 from medpfl.models.resnet import ResNet
 from medpfl.models.unet import UNet
+from medpfl.results.files import read_summary
 from medpfl.tasks import Classification, Segmentation
 from medpfl.tasks.contract import Task
 from medpfl.tasks.losses import DiceFocal, Focal
@@ -70,7 +73,9 @@ def starting(sites: dict[str, Path], folder: Path) -> dict[str, Path]:
 def both_ways(make_job: Make, sites: dict[str, Path], folder: Path, task: Task, **method: Any) -> dict[str, Any]:
     """Run the job, as read from its folder, over FLARE and in process; what both leave."""
     mixers = {"local": Identity(), "model": SoftPull(lam=0.5)}
-    folder_of_job = write_job(make_job(2, mixers, SoftPulled(batch_size=4, **method), task, seed=3), folder / "job")
+    agreed = digest_of_declared(load_site_file(sites["anna"]), "skin")
+    made = make_job(2, mixers, SoftPulled(batch_size=4, **method), task, seed=3, schema=agreed)
+    folder_of_job = write_job(made, folder / "job")
 
     def job() -> Job:
         found = load_job(folder_of_job)
@@ -106,3 +111,13 @@ def test_balanced_classification_from_start_weights_with_frozen_layers(
     assert all({"auprc", "brier", "sensitivity"} <= line["metrics"].keys() for line in found["test"])
     sent = found["slots"]["model"]
     assert sent and not any(key.split(".")[1] in ("conv1", "bn1") for key in sent)
+
+
+def test_who_declares_something_else_than_the_jobs_schema_takes_no_part(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    agreed = digest_of_declared(load_site_file(table_sites["anna"]), "blood")
+    change_yaml(table_sites["dora"], lambda site: site["datasets"]["blood"].update(units={"c": "mg/dl"}))
+    harness = Harness(make_job(1, schema=agreed), table_sites, tmp_path / "flare").run()
+    told = [event.event for event in read_summary(harness.results).events if event.site == "dora"]
+    assert any("does not follow the schema that the job names" in one for one in told), told

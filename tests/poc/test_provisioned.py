@@ -20,7 +20,11 @@ import psutil
 import pytest
 import yaml
 from nvflare.fuel.flare_api.api_spec import AuthorizationError
+from nvflare.recipe import ProdEnv
+from nvflare.recipe.run import Run
+from nvflare.recipe.utils import add_experiment_tracking
 
+from medpfl import MedPFLRecipe, load_result
 from medpfl.demo.phantom import write_phantoms
 from medpfl.flare.allow import allow
 from medpfl.flare.doctor import examine
@@ -30,8 +34,12 @@ from medpfl.flare.kits import read_kit
 from medpfl.flare.pack import pack
 from medpfl.flare.provision import provision
 from medpfl.job import Job, load_job
+from medpfl.results.files import read_lines
+from medpfl.results.trackers.scalars import scalars
+from medpfl.results.trackers.tensorboard import FOLDER
 from medpfl.tasks.tabular import Tabular
 from small_jobs import small_job, write_table_sites
+from tensorboard_files import shown
 from theft import AT_HOSPITAL, AT_SERVER, write_theft
 from tools import assert_same, deploy_to, interrupt, outcome, run, write_job
 
@@ -108,6 +116,19 @@ def jobs(federation: HospitalFederation, tmp_path_factory: pytest.TempPathFactor
     return {**submitted, "theft": (phantom, federation.submit(theft))}
 
 
+@pytest.fixture(scope="module")
+def by_recipe(federation: HospitalFederation, jobs: dict[str, tuple[Job, str]]) -> tuple[Job, Run]:
+    """A recipe with FLARE's tracking, submitted beside ``jobs``: plain JSON, for hospital-c takes no code."""
+    made = replace(small_job(min_clients=3), name="by-recipe")
+    recipe = MedPFLRecipe(
+        method=made.method, task=made.task, settings=made.settings, name=made.name, min_clients=made.min_clients,
+        components=made.components,
+    )  # fmt: skip
+    add_experiment_tracking(recipe, "tensorboard")
+    lead = federation.lead
+    return made, recipe.execute(ProdEnv(str(federation.kit(lead)), login_timeout=30, username=lead))
+
+
 def secret(federation: HospitalFederation) -> Path:
     """A file of a hospital's machine that its site file does not declare."""
     file = federation.workspace / "patients.npy"
@@ -157,6 +178,18 @@ def test_a_job_gives_what_simulate_gives(
         log = (federation.run_folder(site, job_id) / "log.txt").read_text()
         # The job's own process has a connection of its own, with the kit's certificates.
         assert f"{federation.port} SSL {federation.server}] is created" in log
+
+
+def test_a_recipe_in_a_federation_equals_simulate_and_is_seen_in_tensorboard(
+    by_recipe: tuple[Job, Run], hospitals: dict[str, Path], tmp_path: Path
+) -> None:
+    job, running = by_recipe
+    results = load_result(running.get_result()).folder
+    assert running.get_status() == "FINISHED:COMPLETED"
+    assert_same(outcome(results), run(job, hospitals, tmp_path / "simulated"))
+    wanted = [one._replace(value=float(np.float32(one.value))) for one in scalars(read_lines(results))]
+    assert shown(results / FOLDER) == sorted(wanted)
+    assert {one.site for one in wanted} == {*SITES, "mean", "server"}
 
 
 def test_a_hospital_refuses_a_job_with_code_and_the_others_go_on(

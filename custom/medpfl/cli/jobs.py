@@ -227,16 +227,18 @@ def job_new(
     task: Annotated[str | None, typer.Option(help="Classification, Segmentation, Tabular, TimeSeries, ...")] = None,
     hospitals: Annotated[int | None, typer.Option(help="How many must answer for a round to count.", min=1)] = None,
     rounds: Annotated[int | None, typer.Option(help="Number of rounds.", min=1)] = None,
+    schema: Annotated[Path | None, typer.Option(help="A schema that every hospital's data must follow.")] = None,
 ) -> None:
     """Write a job of your own, made from another one: with its method, for another dataset, or another task."""
     from medpfl.bundle import find_job
+    from medpfl.data.schema import read_schema
     from medpfl.job import EvaluationJob, load_job
     from medpfl.job.new import new_job
 
     loaded = load_job(find_job(source))
     if isinstance(loaded, EvaluationJob):
         raise MedPFLError(f"job '{loaded.name}' trains nothing; 'medpfl evaluation-job' writes jobs of this form")
-    folder = new_job(loaded, name, output, dataset, task, hospitals, rounds)
+    folder = new_job(loaded, name, output, dataset, task, hospitals, rounds, read_schema(schema) if schema else None)
     say(f"wrote {folder}\nTry it with the hospitals' site files: medpfl check-job {folder} --sites DIR")
 
 

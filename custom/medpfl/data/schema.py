@@ -11,6 +11,8 @@ declared:
 """
 
 import difflib
+import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from pydantic import Field, JsonValue, ValidationError
 from medpfl.core.errors import SiteFileError
 from medpfl.data.contract import Dataset
 from medpfl.data.declared import Strict
-from medpfl.data.site_file import first_problem
+from medpfl.data.site_file import SiteFile, first_problem
 from medpfl.data.untrusted import load_yaml
 
 
@@ -49,6 +51,12 @@ class Schema(Strict):
         lines += ["declared:", *(f"  {_line(key, value)}" for key, value in content["declared"].items())]
         return "\n".join(lines) + "\n"
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what it says, 64 hexadecimal digits; the order of features and classes counts, comments do not."""
+        text = json.dumps(self.model_dump(mode="json"), separators=(",", ":"), ensure_ascii=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
     def differences(self, dataset: Dataset) -> list[str]:
         """Sentences on what a declaration has otherwise, each naming the key, what is expected and what is there."""
         if dataset.kind != self.kind:
@@ -69,6 +77,11 @@ class Schema(Strict):
 def schema_of(name: str, dataset: Dataset) -> Schema:
     """The schema that a hospital's declaration follows."""
     return Schema(dataset=name, kind=dataset.kind, classes=dataset.class_names(), declared=agreed_of(dataset))
+
+
+def digest_of_declared(site_file: SiteFile, dataset: str) -> str:
+    """Digest of the schema that a hospital's declaration follows."""
+    return schema_of(dataset, site_file.datasets[dataset]).digest
 
 
 def agreed_of(dataset: Dataset) -> dict[str, JsonValue]:

@@ -7,6 +7,7 @@ import numpy as np
 
 from medpfl.core.errors import DataError
 from medpfl.data.contract import Case
+from medpfl.data.cutting import cut_in_two
 from medpfl.data.declared import SPLITS, Problems, SplitRule
 
 _SPELLINGS = {
@@ -85,8 +86,6 @@ def split_indices(
     Raises:
         DataError: a split would be empty.
     """
-    from sklearn.model_selection import train_test_split  # two seconds, which a split by a column does without
-
     units: list[list[int]]
     if groups is None:
         units = [[index] for index in range(count)]
@@ -113,14 +112,9 @@ def split_indices(
         fraction = rule.fractions[name] / share
         keep = int(round(len(rest) * (1 - fraction), 9))
         keep = min(max(keep, wanted.index(name)), len(rest) - 1)  # at least one for each part still to fill
-        rest, taken = train_test_split(
-            rest,
-            train_size=keep,
-            test_size=len(rest) - keep,
-            random_state=rule.seed,
-            shuffle=True,
-            stratify=None if strata is None else _if_possible(strata[rest], keep, len(rest) - keep),
-        )
+        even = None if strata is None else _if_possible(strata[rest], keep, len(rest) - keep)
+        first, second = cut_in_two(len(rest), keep, rule.seed, even)
+        rest, taken = rest[first], rest[second]
         chosen[name] = sorted(index for unit in taken for index in units[unit])
         share -= rule.fractions[name]
     chosen["train"] = sorted(index for unit in rest for index in units[unit])

@@ -13,6 +13,7 @@ from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 from medpfl.flare.authorize import check_allowed
 from medpfl.flare.exchange import ExchangeController
 from medpfl.flare.executor import PROBE
+from medpfl.flare.home import home_of
 from medpfl.flare.kits import hospitals_of
 from medpfl.flare.memory import Cleaner
 from medpfl.job import Job, load_config
@@ -66,7 +67,7 @@ class MixingController(ExchangeController):
         config = Path(workspace.get_app_config_dir(fl_ctx.get_job_id()))
         job = load_config(config, name, min_clients, lambda path: check_allowed(path, fl_ctx))
         assert isinstance(job, Job)
-        home = Path(workspace.get_root_dir()) / "medpfl" / name
+        home = home_of(fl_ctx) / name
         results = self._results_of(fl_ctx)
         coordinator = Coordinator(job, roster, home, results)
         for site in hospitals_of(Path(workspace.get_site_config_dir())):

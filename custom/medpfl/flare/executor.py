@@ -13,6 +13,7 @@ from nvflare.apis.signal import Signal
 from medpfl.core.errors import MedPFLError, ProtocolError, Stopped
 from medpfl.data.site_file import find_site_file
 from medpfl.flare.differences import answer
+from medpfl.flare.home import home_of
 from medpfl.flare.leaving import check_filters, filters_out
 from medpfl.flare.memory import Cleaner
 from medpfl.flare.wire import ERROR, read_request
@@ -92,7 +93,7 @@ class SiteExecutor(Executor):
             self.method,
             self.task,
             lambda: find_site_file(name, scope, Path(workspace.get_site_config_dir())),
-            Path(workspace.get_root_dir()) / "medpfl",
+            home_of(fl_ctx),
             lambda: bool(self._abort and self._abort.triggered),
             filters_out(fl_ctx),
         )

@@ -16,6 +16,7 @@ from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 
 from medpfl.core.codecs import Codec
 from medpfl.core.errors import MedPFLError
+from medpfl.flare.home import home_of
 from medpfl.flare.wire import ERROR, LOST, REFUSED, put, reply_of, request_of
 from medpfl.rounds.coders import ServerCoder, SiteCoder
 from medpfl.rounds.messages import Message
@@ -27,7 +28,7 @@ _LOCK = threading.Lock()
 
 
 def _place(fl_ctx: FLContext) -> tuple[Path, str]:
-    return Path(fl_ctx.get_workspace().get_root_dir()) / "medpfl", str(fl_ctx.get_job_id())
+    return home_of(fl_ctx), str(fl_ctx.get_job_id())
 
 
 def server_coder(fl_ctx: FLContext, site: str) -> ServerCoder:
@@ -114,11 +115,11 @@ class EncodeUpdate(MessageFilter):
             except MedPFLError as error:
                 self.log_error(fl_ctx, str(error))
                 return _refused(shareable, error)
-        coder = _site_coder(fl_ctx)
-        if shareable.get_return_code() != ReturnCode.OK:
-            shareable.set_header(LOST, coder.lost)
-            return shareable
         try:
+            coder = _site_coder(fl_ctx)
+            if shareable.get_return_code() != ReturnCode.OK:
+                shareable.set_header(LOST, coder.lost)
+                return shareable
             answer = reply_of(shareable)
             if isinstance(answer.header, InitReply):
                 coder.keep_start(_start_of(fl_ctx), answer)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from medpfl.component import build
 from medpfl.core.errors import ConfigError, meant
+from medpfl.data.schema import Schema
 from medpfl.job.contents import Job
 from medpfl.job.writing import new_folder, write_job
 from medpfl.tasks.contract import Task
@@ -19,6 +20,7 @@ def new_job(
     task: str | None = None,
     hospitals: int | None = None,
     rounds: int | None = None,
+    schema: Schema | None = None,
 ) -> Path:
     """Write ``target/<name>``: ``job`` with another name and what else is given; whole or not at all.
 
@@ -26,17 +28,24 @@ def new_job(
         dataset: what the task learns from, as the hospitals' site files call it.
         task: class of the task, by its name (Segmentation) or full name; its other arguments are its own defaults.
         hospitals: how many must answer for a round to count.
+        schema: what every hospital's declaration of the dataset must follow; it names the dataset, too.
 
     Raises:
         ConfigError: the name cannot be a job's, there is no such task, or what is given does not fit together.
         MedPFLError: the folder exists already or cannot be written.
     """
+    if schema is not None:
+        if dataset not in (None, schema.dataset):
+            raise ConfigError(f"the schema describes the dataset '{schema.dataset}', not '{dataset}'")
+        dataset = schema.dataset
     learnt = job.task
     if task is not None:
         learnt = build({"path": _task(task), "args": {"dataset": dataset or job.task.dataset}}, Task, "the task")
     elif dataset is not None:
         learnt = dataclasses.replace(job.task, dataset=dataset)  # type: ignore[type-var]
-    settings = dataclasses.replace(job.settings, rounds=rounds or job.settings.rounds)
+    settings = dataclasses.replace(
+        job.settings, rounds=rounds or job.settings.rounds, schema=schema.digest if schema else None
+    )
     least = hospitals or job.min_clients
     made = dataclasses.replace(job, name=name, task=learnt, settings=settings, min_clients=least)
     return new_folder(target, name, lambda folder: write_job(made, folder))

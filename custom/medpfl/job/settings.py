@@ -3,6 +3,7 @@
 
 import dataclasses
 import math
+import re
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -31,6 +32,8 @@ class Settings(Checked):
             ``min_clients``, or a share of them in (0, 1), rounded up. None: all.
         encryption: "ckks": hospitals encrypt what they send, with a key that the server does not have, and the server
             mixes ciphertexts. None: it sees their models.
+        schema: digest of the dataset's schema that every hospital's declaration must follow, 64 hexadecimal digits, as
+            ``medpfl job new --schema FILE`` writes it. None: hospitals are compared with each other alone.
     """
 
     rounds: int
@@ -46,6 +49,7 @@ class Settings(Checked):
     clip_updates: float | None = None
     hospitals_per_round: int | float | None = None
     encryption: Literal["ckks"] | None = None
+    schema: str | None = None
 
     gone: ClassVar = {
         "slots": "remove it, for slots follow from the method; where 'local' or 'fedavg' was not among them, add "
@@ -66,6 +70,11 @@ class Settings(Checked):
                 f"the controller's clip_updates must be at least 1 and finite, or null, got {self.clip_updates}"
             )
         self._check_hospitals_per_round()
+        if self.schema is not None and not re.fullmatch("[0-9a-f]{64}", self.schema):
+            raise ConfigError(
+                "the controller's schema must be the digest of one, 64 hexadecimal digits, or null, got "
+                f"'{self.schema}'; 'medpfl job new --schema FILE' writes it"
+            )
         if len(set(self.references)) < len(self.references):
             raise ConfigError(f"the controller's references name one twice: {', '.join(self.references)}")
 
@@ -81,8 +90,9 @@ class Settings(Checked):
     def of_run(self) -> dict[str, object]:
         """What makes a run another one: all, but what came later and is not used, so that a run keeps its key."""
         said = dataclasses.asdict(self)
-        if self.hospitals_per_round is None:
-            del said["hospitals_per_round"]
+        for later in ("hospitals_per_round", "schema"):
+            if said[later] is None:
+                del said[later]
         return said
 
 

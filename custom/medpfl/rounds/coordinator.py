@@ -48,6 +48,7 @@ class Coordinator(ServerRun):
             gradients=tuple(slot for slot in self.copies.travelling if mixers[slot].takes == "gradients"),
             encryption=self.settings.encryption,
             asked=self.asked,
+            agreed=self.settings.schema is not None,
         )
 
     def take_init(self, replies: Replies) -> None:

@@ -78,6 +78,12 @@ def _objection(site: str, header: InitReply, terms: Terms, most_samples: int) ->
     """A sentence on why a hospital takes no part, whatever the others say."""
     if header.sizes.train > most_samples:
         return f"{site} says that it has {header.sizes.train} training samples; the job allows {most_samples}"
+    if header.agreed != terms.agreed:
+        return (
+            f"{site}'s declaration of the dataset does not follow the schema that the job names (its digest is "
+            f"{(header.agreed or 'none')[:12]}, the job's {(terms.agreed or 'none')[:12]}): 'medpfl check-data "
+            "SITE_FILE --schema FILE' says there what differs"
+        )
     differs = terms.difference(header)
     if differs in ("codecs", "adapts"):
         return (

@@ -15,6 +15,7 @@ from medpfl.component import spec_of
 from medpfl.core.devices import bytes_for_data, memory_errors, training_device
 from medpfl.core.errors import ConfigError, ProtocolError
 from medpfl.data.samples import SiteData
+from medpfl.data.schema import digest_of_declared
 from medpfl.data.site_file import SiteFile
 from medpfl.methods.contract import Method
 from medpfl.methods.references import riding_along
@@ -212,6 +213,7 @@ class SiteRunner:
             versions=versions(),
             plan=plan_of(self.method, methods, header.rounds),
             encryption=self._seal.fingerprint if self._seal else None,
+            agreed=digest_of_declared(site_file, self.task.dataset) if header.agreed else None,
         )
         return Message(reply, start)
 

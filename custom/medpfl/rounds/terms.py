@@ -31,6 +31,7 @@ class Terms:
         adapts: whether one of them goes by the job's progress.
         encrypted: whether the hospitals encrypt what they send.
         scored: model to after what it is evaluated: the mixing, or local steps.
+        agreed: digest of the schema that the job names.
     """
 
     plan: Plan
@@ -44,6 +45,7 @@ class Terms:
     adapts: bool
     encrypted: bool = False
     scored: Mapping[str, str] = field(default_factory=dict)
+    agreed: str | None = None
 
     def difference(self, reply: InitReply) -> str | None:
         """The first thing of which a hospital says something else; None: there is nothing."""
@@ -72,6 +74,7 @@ def terms_of(job: Job) -> Terms:
         adapts=bool(job.codecs and job.codecs.from_site and job.codecs.from_site.adapts),
         encrypted=job.settings.encryption is not None,
         scored=_scored(methods, job.settings.finetune),
+        agreed=job.settings.schema,
     )
 
 

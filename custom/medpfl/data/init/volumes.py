@@ -57,9 +57,9 @@ def from_datalist(path: Path, shown: str, answers: Answers) -> list[Entry]:
     if classes and sorted(classes) == list(range(len(classes))) and len(classes) > 1:
         entries.append(Entry("labels", classes, "taken from the datalist"))
     else:
-        entries += _labels([path.parent / str(item["label"]) for item in items], answers)
+        entries += labels_in([path.parent / str(item["label"]) for item in items], answers)
     if not content.validation and not content.test:
-        entries.append(_split(bool(groups)))
+        entries.append(split_of(bool(groups)))
     return entries
 
 
@@ -82,8 +82,8 @@ def from_folder(folder: Path, datalist: Path, answers: Answers) -> tuple[list[En
     entries = [
         Entry("kind", "volumes"),
         Entry("datalist", datalist.name, f"written from {folder}: {len(items)} images with label maps"),
-        *_labels([pair.label for pair in pairs], answers),
-        _split(any(patients)),
+        *labels_in([pair.label for pair in pairs], answers),
+        split_of(any(patients)),
     ]
     return entries, json.dumps({"training": items}, indent=1) + "\n"
 
@@ -207,7 +207,12 @@ def _patients(folder: Path, pairs: Sequence[Pair], answers: Answers) -> list[str
     return [match[match.lastindex or 0] for match in found if match]
 
 
-def _labels(files: Sequence[Path], answers: Answers) -> list[Entry]:
+def labels_in(files: Sequence[Path], answers: Answers) -> list[Entry]:
+    """``labels``, and ``label_map`` where needed, for the values that label maps hold.
+
+    Raises:
+        DataError: one cannot be read or holds other than whole numbers, or all hold one value.
+    """
     values: set[int] = set()
     for file in files[:LOOKED]:
         found = np.unique(read_image(file, finite=False)[0])
@@ -236,7 +241,8 @@ def label_entries(values: Sequence[int], comment: str, answers: Answers) -> list
     return entries
 
 
-def _split(grouped: bool) -> Entry:
+def split_of(grouped: bool) -> Entry:
+    """``split``; ``grouped``: whether items name their patient."""
     fractions = {"train": 0.6, "validation": 0.2, "test": 0.2}
     comment = "scans of one patient stay together" if grouped else "every scan counts as another patient"
     return Entry("split", {"group": "patient", "seed": 0, "fractions": fractions}, comment)

@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from medpfl.core.errors import MedPFLError, SiteFileError
-from medpfl.data.init import arrays, images, tables, volumes
+from medpfl.data.init import arrays, bids, images, tables, volumes
 from medpfl.data.init.answers import Answers, Entry
 from medpfl.data.init.like import like
 from medpfl.data.schema import Schema
@@ -60,10 +60,11 @@ def look(place: Path, base: Path, datalist: Path, answers: Answers) -> tuple[lis
         return volumes.from_datalist(lists[0], volumes.shown(lists[0], base), answers), ""
     if len(lists) > 1:
         raise SiteFileError(f"{place}: it holds several datalists ({_named(lists)}); name one of them")
-    if volumes.find_volumes(place):
+    tree = bids.is_bids(place)
+    if tree or volumes.find_volumes(place):
         if datalist.exists():
             raise SiteFileError(f"{datalist} is there already and is not overwritten; name another site file with -o")
-        return volumes.from_folder(place, datalist, answers)
+        return (bids.from_bids if tree else volumes.from_folder)(place, datalist, answers)
     if images.find_images(place):
         shown = volumes.shown(place, base)
         return images.describe(place, "" if shown == "." else shown, answers), ""

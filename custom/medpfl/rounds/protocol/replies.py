@@ -91,6 +91,7 @@ class InitReply(Part):
         codecs: the codecs by direction; a codec's end adds them.
         adapts: whether one of them goes by the job's progress; a codec's end adds it.
         encryption: fingerprint of the key with which this hospital encrypts; None: it does not.
+        agreed: digest of the schema that its declaration of the dataset follows, where the job names one.
     """
 
     task: Literal["init"] = "init"
@@ -108,6 +109,7 @@ class InitReply(Part):
     codecs: dict[Literal["to_site", "from_site"], Component | None] | None = None
     adapts: bool = False
     encryption: Name | None = None
+    agreed: Name | None = None
 
 
 class StatisticsReply(Part):

@@ -37,6 +37,7 @@ class InitRequest(Part):
         codec: of what goes to the hospital; a codec's end adds it.
         encryption: how the hospitals encrypt what they send; None: they do not.
         asked: how many hospitals every round asks; None: all.
+        agreed: whether the hospital tells the digest of the schema that its declaration of the dataset follows.
     """
 
     task: Literal["init"] = "init"
@@ -52,6 +53,7 @@ class InitRequest(Part):
     planned: Planned | None = None
     encryption: Literal["ckks"] | None = None
     asked: Positive | None = None
+    agreed: bool = False
 
 
 class OfRun(Part):

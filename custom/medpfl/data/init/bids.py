@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""BIDS folders: a subject's anatomical scans with the label maps of its derivatives, and what participants.tsv tells.
+
+pybids would bring a database and pandas queries for what is a pattern of names here.
+"""
+
+import csv
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from medpfl.core.errors import DataError
+from medpfl.data.init.answers import Answers, Entry, as_value
+from medpfl.data.init.volumes import labels_in, shown, split_of
+
+_SCANS = ("T1w", "T2w", "FLAIR", "PDw", "T2starw", "inplaneT1", "inplaneT2", "angio", "T1map", "T2map")
+"""Suffixes of images, the usual first."""
+_LABELS = ("dseg", "mask")
+_OWN = {"space", "desc", "res", "den", "label", "atlas", "seg", "hemi"}
+"""Entities that a derivative has of its own; the others say of which scan it is."""
+_MISSING = "n/a"
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file by its name: entities (``sub``, ``ses``, ...) and suffix."""
+
+    path: Path
+    entities: dict[str, str]
+    suffix: str
+
+    def of(self, scan: "_File") -> bool:
+        """Whether it may be a scan's: what both names say is the same, and it says nothing that the scan does not."""
+        return all(scan.entities.get(key) == value for key, value in self.entities.items() if key not in _OWN)
+
+
+def is_bids(folder: Path) -> bool:
+    """Whether a folder holds subjects with anatomical scans."""
+    return any(folder.glob("sub-*/anat")) or any(folder.glob("sub-*/ses-*/anat"))
+
+
+def from_bids(folder: Path, datalist: Path, answers: Answers) -> tuple[list[Entry], str]:
+    """Entries, and the text of a datalist to be written at ``datalist``: an item a scan, its subject as the patient,
+    and the columns of participants.tsv.
+
+    Of the contrasts the first that most scans have is taken. Without label maps a column of participants.tsv is the
+    class; with them only where it was asked for.
+
+    Raises:
+        DataError: a scan has several label maps, or no subject has any and there is no participants.tsv.
+        SiteFileError: what is needed was not answered.
+    """
+    found = [_parsed(path) for path in sorted(_files(folder))]
+    maps = [file for file in found if file and file.suffix in _LABELS]
+    scans = [file for file in found if file and file.suffix in _SCANS and "derivatives" not in file.path.parts]
+    told, columns = _participants(folder)
+    scans, others = _of_one_contrast(folder, scans)
+    pairs = [(scan, _map_of(scan, maps)) for scan in scans]
+    by_class = "label" in answers.given or not maps
+    if by_class and not columns:
+        raise DataError(
+            f"{folder}: found no label map (derivatives/*/sub-*/.../anat/*_dseg.nii.gz or *_mask.nii.gz), and no "
+            "column of participants.tsv that could be predicted"
+        )
+    column = (
+        answers.get("label", "Which column of participants.tsv is to be predicted?", None, columns) if by_class else ""
+    )
+    items: list[dict[str, str]] = []
+    for scan, label in pairs:
+        item = {"image": shown(scan.path, datalist.parent)}
+        if maps and label is None:
+            continue
+        if label:
+            item["label"] = shown(label.path, datalist.parent)
+        subject = f"sub-{scan.entities['sub']}"
+        facts = told.get(subject, {})
+        if column and facts.get(column, _MISSING) == _MISSING:
+            continue
+        items.append({**facts, **item, "patient": subject})
+    left = len(scans) - len(items)
+    comment = f"written from {folder}: {len(items)} {scans[0].suffix} scans of {_subjects(items)} subjects"
+    comment += f"; {left} without a label are left out" if left else ""
+    comment += f"; not used: {', '.join(others)}" if others else ""
+    entries = [Entry("kind", "volumes"), Entry("datalist", datalist.name, comment)]
+    if maps:
+        entries += labels_in([label.path for _, label in pairs if label], answers)
+    if column:
+        values = sorted({as_value(item[column]) for item in items}, key=str)
+        classes = answers.class_values(values, [str(value) for value in values], f"column '{column}'")
+        entries.append(Entry("label", {"column": column, "classes": classes}, "from participants.tsv"))
+    if not items:
+        raise DataError(f"{folder}: no {scans[0].suffix} scan has a label")
+    return [*entries, split_of(True)], json.dumps({"training": items}, indent=1) + "\n"
+
+
+def _files(folder: Path) -> list[Path]:
+    patterns = (f"{top}sub-*/{session}anat/*.nii*" for top in ("", "derivatives/*/") for session in ("", "ses-*/"))
+    return [path for pattern in patterns for path in folder.glob(pattern)]
+
+
+def _parsed(path: Path) -> _File | None:
+    """By its name, sub-01_ses-1_T1w.nii.gz; None for another name."""
+    match = re.fullmatch(r"(sub-[A-Za-z0-9]+(?:_[a-z0-9]+-[A-Za-z0-9+]+)*)_([A-Za-z0-9]+)\.nii(\.gz)?", path.name)
+    if match is None:
+        return None
+    parts = (part.partition("-") for part in match[1].split("_"))
+    return _File(path, {key: value for key, _, value in parts}, match[2])
+
+
+def _of_one_contrast(folder: Path, scans: Sequence[_File]) -> tuple[list[_File], list[str]]:
+    """The scans of the contrast that most subjects have, the usual one if several do; and the other contrasts."""
+    subjects = {suffix: {scan.entities["sub"] for scan in scans if scan.suffix == suffix} for suffix in _SCANS}
+    if not scans:
+        raise DataError(f"{folder}: found no anatomical scan (sub-*/anat/*_T1w.nii.gz, ..._T2w, ..._FLAIR and others)")
+    chosen = max(_SCANS, key=lambda suffix: len(subjects[suffix]))
+    others = [suffix for suffix in _SCANS if subjects[suffix] and suffix != chosen]
+    return [scan for scan in scans if scan.suffix == chosen], others
+
+
+def _map_of(scan: _File, maps: Sequence[_File]) -> _File | None:
+    """A scan's label map; a segmentation (dseg) counts before a mask, and those on other voxels not at all."""
+    fitting = [
+        file for file in maps if file.of(scan) and file.entities.get("space", scan.suffix) in (scan.suffix, "orig")
+    ]
+    for suffix in _LABELS:
+        these = [file for file in fitting if file.suffix == suffix]
+        if len(these) > 1:
+            raise DataError(
+                f"{scan.path}: it has several label maps, {these[0].path} and {these[1].path}; leave the ones that "
+                "count below derivatives, or name a datalist instead"
+            )
+        if these:
+            return these[0]
+    return None
+
+
+def _participants(folder: Path) -> tuple[dict[str, dict[str, str]], list[str]]:
+    """Subject to what participants.tsv says of it, and the names of its columns but the first."""
+    file = folder / "participants.tsv"
+    if not file.is_file():
+        return {}, []
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as opened:
+            rows = list(csv.reader(opened, delimiter="\t"))
+    except (OSError, ValueError, csv.Error) as error:
+        raise DataError(f"{file}: cannot be read as a table: {error}") from error
+    header = rows[0] if rows else []
+    if header[:1] != ["participant_id"] or len(set(header)) != len(header):
+        raise DataError(
+            f"{file}: expected 'participant_id' as the first of its columns, each once, got {', '.join(header)}"
+        )
+    told: dict[str, dict[str, str]] = {}
+    for number, row in enumerate(rows[1:], start=2):
+        if len(row) != len(header) or row[0] in told:
+            what = (
+                f"{row[0]} is there twice"
+                if row and row[0] in told
+                else f"expected {len(header)} cells, got {len(row)}"
+            )
+            raise DataError(f"{file}:{number}: {what}")
+        told[row[0]] = dict(zip(header[1:], row[1:], strict=True))
+    return told, header[1:]
+
+
+def _subjects(items: Sequence[dict[str, str]]) -> int:
+    return len({item["patient"] for item in items})

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a site keeps what outlives a job's run: checkpoints, private parts, models."""
+
+import os
+from pathlib import Path
+
+from nvflare.apis.fl_context import FLContext
+
+from medpfl.core.errors import MedPFLError
+
+ENVIRONMENT_VARIABLE = "MEDPFL_HOME"
+
+
+def home_of(fl_ctx: FLContext) -> Path:
+    """This site's own folder in the one that MEDPFL_HOME names; without it ``medpfl`` in the kit's folder.
+
+    FLARE's Docker and Kubernetes launchers give a job's container a kit's folder in memory, which is gone with it:
+    there the variable names a volume.
+
+    Raises:
+        MedPFLError: it names no folder that is there; a volume that is not mounted must not be made up.
+    """
+    named = os.environ.get(ENVIRONMENT_VARIABLE)
+    if not named:
+        return Path(fl_ctx.get_workspace().get_root_dir()) / "medpfl"
+    if not (Path(named).is_absolute() and Path(named).is_dir()):
+        raise MedPFLError(
+            f"{ENVIRONMENT_VARIABLE} must be the absolute path of a folder that is there, got '{named}'",
+            public=f"{ENVIRONMENT_VARIABLE} names no folder that is there",
+        )
+    return Path(named) / str(fl_ctx.get_identity_name())  # sites on one machine do not share one
