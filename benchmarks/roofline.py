@@ -31,4 +31,4 @@ def operations(step: Callable[[], None]) -> int:
     """Additions and multiplications in the products and convolutions of a step, forward and backward."""
     with FlopCounterMode(display=False) as counted:
         step()
-    return counted.get_total_flops()
+    return int(counted.get_total_flops())

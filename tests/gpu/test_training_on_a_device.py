@@ -68,6 +68,7 @@ def test_a_run_repeats_itself_on_a_device(
     assert all(torch.equal(tensor, second[key]) for key, tensor in first.items())
 
 
+@pytest.mark.slow
 @EVERYWHERE
 def test_a_job_that_was_killed_goes_on_as_if_it_was_not(
     name: str, device: str, sites: dict[bool, dict[str, Path]], tmp_path: Path

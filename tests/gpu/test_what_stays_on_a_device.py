@@ -38,7 +38,7 @@ def two_rounds(job: Job, sites: dict[str, Path], folder: Path, most: int) -> dic
     return runners
 
 
-@pytest.mark.parametrize("name", ["three networks", "FedSM", "PerFedAvg", "MHpFLID", "FedMD"])
+@pytest.mark.parametrize("name", ["three networks", "FedSM", "PerFedAvg"])
 @pytest.mark.parametrize("most", [2**24, 2000])
 def test_what_stays_on_the_device_changes_no_bit(
     name: str, most: int, device: str, sites: dict[bool, dict[str, Path]], tmp_path: Path

@@ -18,8 +18,9 @@ from medpfl.deployed.model_file import load_deployed
 from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods.fedavg import FedAvg
+from medpfl.methods.hospital import Hospital
 from medpfl.methods.local import Pooled
-from medpfl.methods.site import Hospital, Site
+from medpfl.methods.site import Site
 from medpfl.models.dynunet import DynUNet
 from medpfl.rounds.simulate import simulate
 from small_volumes import VOLUMES, write_volume_sites

@@ -8,34 +8,47 @@ import pytest
 import torch
 
 from baselines import begin
-from every_method import Small, write_both
+from every_method import EVERY
 from medpfl.core.errors import ConfigError
-from medpfl.methods.fedavg import FedAvg
 from medpfl.models.compiling import compile_in_place, wanted
 from medpfl.models.resnet import ResNet
-from tools import round_of
+
+
+class Small(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 4)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.layer(inputs) * 2)
 
 
 @pytest.mark.slow
-def test_a_network_that_cannot_be_compiled_trains_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """torch itself says so: here it finds no C++ compiler. The rounds are those of networks that were not compiled."""
+def test_a_network_that_cannot_be_compiled_trains_without(caplog: pytest.LogCaptureFixture) -> None:
+    """torch itself says so: here it finds no C++ compiler. Gradients are those of a network that is not compiled."""
     from torch._inductor import config
 
-    sites = write_both(tmp_path)[True]
-    found = {}
-    for asked in ("0", "1"):
-        monkeypatch.setenv("MEDPFL_COMPILE", asked)
-        with config.patch({"cpp.cxx": ("/nowhere/g++",), "force_disable_caches": True}):
-            coordinator, runners = begin(Small(FedAvg, images=True).job(), sites, tmp_path / asked)
-            round_of(coordinator, runners, 1)
-        found[asked] = runners["anna"].models.state_dict()
-    assert "torch cannot compile the network" in caplog.text and "which trains without" in caplog.text
-    assert list(found["0"]) == list(found["1"])
-    assert all(torch.equal(tensor, found["1"][key]) for key, tensor in found["0"].items())
+    network, inputs = Small(), torch.randn(6, 3)
+    plain = copy.deepcopy(network)
+    plain(inputs).sum().backward()
+    compile_in_place(network, "model")
+    with config.patch({"cpp.cxx": ("/nowhere/g++",), "force_disable_caches": True}):
+        network(inputs).sum().backward()
+    assert "torch cannot compile the network 'model' here, which trains without" in caplog.text
+    assert network.layer.weight.grad is not None and plain.layer.weight.grad is not None
+    assert torch.equal(network.layer.weight.grad, plain.layer.weight.grad)
 
 
+@pytest.mark.slow
+def test_the_environment_asks_for_it(
+    table_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MEDPFL_COMPILE", "1")
+    begin(EVERY["FedAvg"].job(), {name: table_sites[name] for name in ("anna", "berta")}, tmp_path)
+    assert "torch does not compile its own containers" in caplog.text
+
+
+@pytest.mark.slow
 def test_compiling_renames_nothing() -> None:
     network = ResNet(width=2, depth=10).build((3, 36, 36), 3)
     keys = list(network.state_dict())
