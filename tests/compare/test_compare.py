@@ -4,8 +4,10 @@
 One test starts worker processes, and what they compute is what this process computes.
 """
 
+import csv
 import hashlib
 import html.parser
+import io
 import json
 import os
 import shutil
@@ -15,6 +17,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -210,13 +213,24 @@ def test_the_page_is_whole_and_loads_nothing(done: Path) -> None:
     source = (done / "here" / "report.html").read_text()
     page = _Page()
     page.feed(source)
-    assert all(target.startswith("#") for target in page.loads)
+    tables = [unquote(target) for target in page.loads if target.startswith("data:text/csv")]
+    assert len(tables) == 4 and all(target.startswith(("#", "data:text/csv")) for target in page.loads)
     assert "url(http" not in source and "@import" not in source
     text = " ".join(" ".join(page.text).split())
     content = json.loads((done / "here" / "results.json").read_text())
     (split,) = content["splits"]
     for site, counts in split["labels"].items():
         assert list(counts) == ["no", "yes"] and sum(counts.values()) == sum(split["sizes"][site].values())
+    rows = list(csv.DictReader(io.StringIO(tables[1].partition("\ufeff")[2])))
+    found = {(row["method"], row["hospital"]): row for row in rows}
+    assert len(found) == sum(len(row["hospitals"]) for row in content["rows"])
+    for row in content["rows"]:
+        for site, stored in row["hospitals"].items():
+            assert float(found[row["name"], site]["test accuracy, best round"]) == stored["best"]["mean"]
+            low = stored["gain"]["interval"][0] if stored["gain"] else None
+            assert found[row["name"], site]["gain 95 % from"] == ("" if low is None else str(low))
+    runs = list(csv.DictReader(io.StringIO(tables[2].partition("\ufeff")[2])))
+    assert len(runs) == sum(len(row["pairs"]) for row in content["rows"])
     for words in (
         "Leaderboard: test accuracy",
         "Who has which labels",

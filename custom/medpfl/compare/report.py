@@ -12,6 +12,7 @@ from medpfl.compare.comparison_tables import bytes_text, p_text, ranked
 from medpfl.compare.examples import Example
 from medpfl.compare.file import POOLED
 from medpfl.compare.results import Made, Results, Row
+from medpfl.compare.sheets import sheets
 from medpfl.core.extras import require
 from medpfl.deployed.evaluate import write_text
 from medpfl.results.glossary import Glossary
@@ -70,6 +71,7 @@ def write_report(content: Results, folder: Path, examples: list[Example] | None 
         needed_title=comparison_tables.NEEDED,
         interval_note=comparison_tables.interval_note(content),
         selections=comparison_tables.selections(content),
+        sheets=sheets(content),
         **drawn,
         sweeps=sweeps,
         single_curves=figures.single_curves(rows, content),
