@@ -137,7 +137,7 @@ def _measured(load: Load, precision: str, device: torch.device, repeats: int) ->
         "batch": load.batch,
         "precision": precision,
         "resident": round(found["resident"], 1),
-        "of_roof": round(found["resident"] * operations_a_sample / roof, 4),
+        "of_roof": float(f"{found['resident'] * operations_a_sample / roof:.3g}"),
         "ours_to_bare": round(found["ours"] / found["bare"], 3),
         "waiting": round(max(0.0, 1 - found["ours"] / found["resident"]), 3),
         "peak_mb": round(torch.cuda.max_memory_allocated(device) / 1e6) if device.type == "cuda" else None,
