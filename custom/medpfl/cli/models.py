@@ -55,7 +55,8 @@ def evaluate(
     found = evaluate_at(deployed, load_site_file(site_file), split)
     history = deployed.meta.history
     made = f", {history.choice} round ({history.round}) of job {history.job} at {history.site}" if history else ""
-    say(f"{history.model if history else deployed.name}{made}: {counted(len(found.cases), 'case')} of the {split} split")
+    name = history.model if history else deployed.name
+    say(f"{name}{made}: {counted(len(found.cases), 'case')} of the {split} split")
     for metric, value in found.metrics.items():
         say(f"{metric} {value:.4f}")
     if cases:

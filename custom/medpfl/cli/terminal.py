@@ -14,7 +14,7 @@ ModelArgument = Annotated[Path, typer.Argument(help="A deployed model: <model>-<
 
 
 def counted(number: int, what: str) -> str:
-    """"1 case", "2 cases"."""
+    """ "1 case", "2 cases"."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 

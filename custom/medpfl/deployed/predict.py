@@ -177,7 +177,8 @@ def _note(model: Deployed) -> str:
         for name, value in history.test.items()
         if value is not None
     )
-    note = f"How the model did before, on other cases ({history.cases['test']} test cases of {history.site}): {results}."
+    tested = f"{history.cases['test']} test cases of {history.site}"
+    note = f"How the model did before, on other cases ({tested}): {results}."
     if found := history.calibration:
         note += f" Its probabilities there: expected calibration error {found.ece:.3f}, Brier score {found.brier:.3f}."
     return f"{note} This says nothing about the cases predicted now. For research; not a medical device."
