@@ -51,6 +51,19 @@ def test_structures_that_a_jobs_size_loses(tmp_path: Path) -> None:
     ]
 
 
+def test_volumes_that_fill_little_of_a_patch(tmp_path: Path) -> None:
+    """One slice among whole volumes is read, trained on between zeros, and told."""
+    path = write_volumes(tmp_path)
+    for folder in ("images", "labels"):
+        file = tmp_path / folder / "p03.nii.gz"
+        image = nib.load(file)
+        nib.save(nib.Nifti1Image(np.asanyarray(image.dataobj)[:, :, :1], image.affine), file)
+    task = Segmentation(dataset="organ", size=(8, 8, 4), spacing=(2.0, 2.0, 4.0), architecture=NET)
+    told = [told for told in check(path, task).warnings if "job's patch of" in told]
+    assert len(told) == 1 and "cases of the " in told[0] and "p03" in told[0], told
+    assert told[0].startswith("organ: 1 of ") and " x 1 at the job's spacing)" in told[0]
+
+
 def test_few_cases_for_many_features(tmp_path: Path) -> None:
     few, many = (check(write_table(tmp_path / str(rows), rows), Tabular("blood")) for rows in (40, 400))
     (told,) = few.warnings

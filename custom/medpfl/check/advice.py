@@ -29,6 +29,7 @@ def advice(task: Task, data: SiteData, weights: int, splits: Mapping[str, Split]
     """
     return [
         *_lost_structures(task, data, splits),
+        *_short_cases(task, data),
         *_one_answer(task, data),
         *(_size_of_network(task, data, weights) if weights else ()),
     ]
@@ -51,6 +52,26 @@ def _lost_structures(task: Task, data: SiteData, splits: Mapping[str, Split]) ->
                     f"job's size of {size} only {int(left[number])} of them have at least {LEAST_PIXELS} pixels of it; "
                     "take a larger size or a smaller spacing"
                 )
+
+
+def _short_cases(task: Task, data: SiteData) -> Iterator[str]:
+    """Of cases that are shown in patches, those that fill less than half of one."""
+    for split, samples in data.splits.items():
+        rows = samples.inputs
+        if not isinstance(rows, CaseRows):
+            continue
+        lengths = {name: rows.spatial(number) for number, name in enumerate(samples.names)}
+        short = [
+            name for name, sides in lengths.items() if any(2 * a < b for a, b in zip(sides, rows.size, strict=True))
+        ]
+        if short:
+            shown = " x ".join(map(str, lengths[short[0]]))
+            yield (
+                f"{task.dataset}: {len(short)} of {len(samples.names)} cases of the {split} split fill less than half "
+                f"of the job's patch of {' x '.join(map(str, rows.size))} along an axis ({short[0]} has {shown} at the "
+                "job's spacing): the network will see zeros there; take a smaller size, or look whether this is a "
+                "whole volume"
+            )
 
 
 def _counts(samples: Samples) -> Iterator[Tensor]:
