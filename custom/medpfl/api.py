@@ -219,7 +219,7 @@ def load_job(job: Place) -> Job | EvaluationJob:
 
 
 def load_model(file: Place) -> Model:
-    """A deployed model's file, <model>-<choice>.safetensors at a hospital.
+    """A deployed model's file, ``MODEL-CHOICE.safetensors`` at a hospital.
 
     Raises:
         MedPFLError: it is no such file, or was altered.
@@ -253,7 +253,7 @@ def simulate(
     Args:
         job: a job, a job folder, or the name of a shipped job.
         sites: the hospitals; None: the demo data of the shipped job.
-        results: new folder; None: results/<job>-simulated.
+        results: new folder; None: ``results/JOB-simulated``.
         progress: called with the number of finished rounds.
 
     Raises:
@@ -286,7 +286,7 @@ def compare(
     Args:
         file: a comparison file, or what it would say.
         sites: the hospitals; None: the demo that the comparison names.
-        results: folder; None: results/compare-<name>.
+        results: folder; None: ``results/compare-NAME``.
         jobs: runs at a time, each in a process of its own, >= 1.
 
     Raises:

@@ -39,14 +39,16 @@ class MHpFLID(Method):
     predicts. Networks may differ from hospital to hospital (``medpfl.models.by_hospital.ByHospital``).
 
     Args:
-        epochs, lr: of the injection; local models train as long as in local training with the same ``epochs``.
+        epochs: of the injection; local models train as long as in local training with the same ``epochs``.
+        lr: learning rate of the injection, > 0.
         distill_epochs: passes over the data in the distillation, >= 1.
         distill_lr: learning rate of the distillation, > 0.
         inject_messenger: weight of the messenger's loss in Eq. (2), in [0, 1]; the local loss has the rest.
         distill_local: weight of the KL term in Eq. (5), in [0, 1]; the labels' loss has the rest.
         warm_up: rounds in which the messenger learns, but no hospital listens (weight 0 in Eq. 2). A variant of ours.
         shared: what of the messenger is averaged; the rest stays home (Table 6).
-        receiver, transmitter: attention, or plain addition (Table 6).
+        receiver: attention, or plain addition (Table 6).
+        transmitter: attention, or plain addition (Table 6).
         bodies: hospital (or "default") to the path of the module that ends its network's body; others are found by a
             trial run.
     """
