@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands for a model after its job: export, evaluation-job, and what checks and runs such a job."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,6 +28,9 @@ def medpfl(*arguments: str | Path) -> str:
 
 @pytest.mark.slow
 def test_from_a_model_to_its_evaluation(model: Path, table_sites: dict[str, Path], tmp_path: Path) -> None:
+    printed = medpfl("evaluate", model, table_sites["berta"])
+    origin = r"personal, best round \(1\) of job small at anna: \d+ cases of the test split accuracy 0\.\d{4} "
+    assert re.match(origin, printed)
     assert "out" in medpfl("export", model, "-o", tmp_path / "out", "--format", "torchscript")
     assert (tmp_path / "out" / "model.ts").is_file()
     assert "jobs/third-party" in medpfl("evaluation-job", model, "-o", tmp_path / "jobs", "--name", "third-party")

@@ -3,6 +3,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -329,3 +331,30 @@ def test_a_label_with_too_many_values(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("x,y\n" + "\n".join(f"{n % 3},n{n}" for n in range(50)))
     with pytest.raises(DataError, match="column 'y' has 50 different values"):
         write_site_file(tmp_path / "t.csv", tmp_path / "s.yaml", Answers({"site": "a", "dataset": "b", "label": "y"}))
+
+
+LOADED = """
+import sys
+
+from typer.testing import CliRunner
+
+from medpfl.cli import app
+
+for place in sys.argv[1:]:
+    given = ["--site", "here", "--dataset", "data", "--patient", "file", "--label", "sick", "--yes"]
+    result = CliRunner().invoke(app, ["site", "init", place, "-o", f"{place}.yaml", *given])
+    assert result.exit_code == 0, result.output
+print([name for name in ("torch", "monai", "matplotlib", "sklearn", "nvflare") if name in sys.modules])
+"""
+
+
+@pytest.mark.slow
+def test_looking_at_data_loads_nothing_that_trains(tmp_path: Path) -> None:
+    """Else the command takes seconds, of which the look at the data is a small part."""
+    write_folder(tmp_path / "scans", "images/p{}.nii.gz".format, "labels/p{}.nii.gz".format)
+    write_table(tmp_path / "table", 40)
+    (table,) = (tmp_path / "table").glob("*.csv")
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, tmp_path / "scans", table], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")

@@ -3,6 +3,7 @@
 
 import csv
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,9 @@ def test_on_the_tasks_own_grid_it_is_the_networks_decision(model: Deployed, tmp_
     assert millilitres > 0
     assert done.rows == [{"case": "one", "file": "one.nii.gz", "organ_ml": pytest.approx(millilitres)}]
     assert next(csv.DictReader(done.file.open()))["case"] == "one"
-    assert "test cases of hospital-a: dice" in done.note and "not a medical device" in done.note
+    # The model's own test is told, and told to be no result of this image.
+    assert re.search(r"^How the model did before, on other cases \(8 test cases of hospital-a\): dice 0", done.note)
+    assert "This says nothing about the cases predicted now." in done.note and "not a medical device" in done.note
 
 
 def test_the_evaluated_dice_comes_out_of_the_written_files(
@@ -207,6 +210,9 @@ def test_what_cannot_be_predicted_is_named_and_nothing_is_left_behind(model: Dep
     with pytest.raises(DataError, match=r"list\.json: cannot be read as a datalist"):
         predict(model, tmp_path / "list.json", tmp_path / "out7")
     assert not list(tmp_path.rglob("*.part.nii.gz"))
+    with pytest.raises(DataError, match=r"nowhere: no such file"):
+        predict(model, tmp_path / "nowhere", tmp_path / "not" / "yet" / "there")
+    assert not (tmp_path / "not").exists()
 
 
 def test_evaluating_elsewhere(trained: tuple[Path, Path], model: Deployed) -> None:

@@ -81,7 +81,7 @@ def test_which_model_served_how_sure_and_dice(trained: Path, model: Deployed, tm
         dice = 2 * float((found & there).sum()) / float(found.sum() + there.sum())
         assert float(row["dice"]) == pytest.approx(dice, abs=1e-6)
     mean = np.mean([float(row["dice"]) for row in rows])
-    assert f"Dice {mean:.4f}, mean of 3 labelled cases." in done.note and "Served by: " in done.note
+    assert f"Dice of these cases: {mean:.4f}, mean of 3 with a label." in done.note and "Served by: " in done.note
 
 
 def test_one_network_segments_all_slices_of_a_volume(model: Deployed, tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_labels_of_a_datalist_count_and_unlabelled_cases_have_no_dice(
     (tmp_path / "in" / "list.json").write_text(json.dumps({"test": items}))
     done = predict(model, tmp_path / "in" / "list.json", tmp_path / "out")
     rows = list(csv.DictReader(done.file.open()))
-    assert 0 <= float(rows[0]["dice"]) <= 1 and rows[1]["dice"] == "" and "1 labelled cases" in done.note
+    assert 0 <= float(rows[0]["dice"]) <= 1 and rows[1]["dice"] == "" and "mean of 1 with a label" in done.note
 
 
 def test_dice_is_for_every_segmentation_model(trained: Path, tmp_path: Path) -> None:
@@ -216,7 +216,8 @@ def test_the_commands(trained: Path, tmp_path: Path) -> None:
     assert "| client average | 16 |" in path.with_suffix(".md").read_text()
     images, labels = cases_of(trained, "hospital-a", 1, tmp_path / "in")
     printed = medpfl("predict", path, images, "-o", tmp_path / "out", "--labels", labels)
-    assert "Dice " in printed and "Served by: " in printed and "On 16 test cases of all hospitals: dice" in printed
+    assert "Dice of these cases: " in printed and "Served by: " in printed
+    assert "on other cases (16 test cases of all hospitals): dice" in printed
     medpfl("evaluation-job", path, "-o", tmp_path / "jobs", "--name", "test-super")
     where = tmp_path / "evaluated"
     medpfl("simulate", tmp_path / "jobs" / "test-super", "--sites", sites, "--results", where)

@@ -4,6 +4,8 @@
 import re
 from pathlib import Path
 
+from medpfl.cli.federations import NEXT
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
 
@@ -25,6 +27,15 @@ def test_every_file_and_module_that_is_named_is_there() -> None:
             package.joinpath(*name.split(".")).with_suffix(".py").is_file()
             or package.joinpath(*name.split(".")).is_dir()
         )
+
+
+def test_start_sh_does_not_print_where_the_next_command_is_typed() -> None:
+    """FLARE prints its whole log there, for as long as a site runs: between the lines of 'medpfl site doctor', too."""
+    lines = [line for page in (ROOT / "docs").rglob("*.md") for line in page.read_text(encoding="utf-8").splitlines()]
+    typed = [line for line in lines if re.match(r"    KIT/startup/start\.sh", line)]
+    assert len(typed) >= 3
+    for command in [*typed, NEXT["server"], NEXT["hospital"]]:
+        assert "KIT/startup/start.sh > KIT/start.log 2>&1" in command, command
 
 
 def test_links_lead_to_files() -> None:

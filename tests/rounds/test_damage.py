@@ -20,9 +20,9 @@ from medpfl.core.errors import MedPFLError
 from medpfl.core.mixers import Identity, SoftPull
 from medpfl.job import Job
 from medpfl.job.codecs import Codecs
-from medpfl.results.record import Saved
 from medpfl.rounds import checkpoint
 from medpfl.rounds.coordinator import Coordinator
+from medpfl.rounds.history import Kept
 from medpfl.rounds.shelf import Shelf
 from medpfl.rounds.simulate import simulate
 from small_jobs import small_job, write_table_sites
@@ -187,8 +187,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
 def test_a_checkpoint_with_other_entries_is_refused_with_a_sentence(tmp_path: Path) -> None:
     """As a version that listed a tensor under each of its names has left it."""
     tensors = {"first.weight": torch.ones(2), "second.weight": torch.ones(2)}
-    record = Saved(lines=[], events=[], bytes=[], matrices={})
-    about = checkpoint.About(done=1, finished=False, roster=["anna"], best={}, scores={}, record=record, saved=0.0)
+    about = checkpoint.About(done=1, finished=False, roster=["anna"], best={}, scores={}, history=Kept(), saved=0.0)
     checkpoint.save(tmp_path, {"model": {checkpoint.SHARED: tensors}}, {}, about)
     assert checkpoint.load(tmp_path, {"model": tensors}, ["anna"], Shelf(1, tmp_path))[0] is not None
     with pytest.raises(MedPFLError, match=r"of another version of MedPFL \(the entry 'second\.weight' of slot 'model'"):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from medpfl.cli.terminal import ModelArgument, console, say
+from medpfl.cli.terminal import ModelArgument, console, counted, say
 from medpfl.core.errors import MedPFLError
 
 app = typer.Typer()
@@ -32,7 +32,7 @@ def predict(
             status.update(f"{name} is done")
 
         done = run(deployed, source, output, probabilities, told, labels, dicom_seg)
-    say(f"{len(done.rows)} cases: {done.file}\n{done.note}")
+    say(f"{counted(len(done.rows), 'case')}: {done.file}\n{done.note}")
 
 
 @app.command()
@@ -55,7 +55,8 @@ def evaluate(
     found = evaluate_at(deployed, load_site_file(site_file), split)
     history = deployed.meta.history
     made = f", {history.choice} round ({history.round}) of job {history.job} at {history.site}" if history else ""
-    say(f"{history.model if history else deployed.name}{made}: {len(found.cases)} cases of the {split} split")
+    name = history.model if history else deployed.name
+    say(f"{name}{made}: {counted(len(found.cases), 'case')} of the {split} split")
     for metric, value in found.metrics.items():
         say(f"{metric} {value:.4f}")
     if cases:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepared cases, kept on disk between runs where the hospital's site file names a folder for them."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import logging
@@ -14,13 +16,15 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from threading import Lock
+from typing import TYPE_CHECKING, TypeAlias
 
 from pydantic import JsonValue
-from safetensors.torch import load, save
-from torch import Tensor
 
 from medpfl import __version__
 from medpfl.data.declared import StorageRule
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FORMAT = 1
 """To be raised whenever cases are prepared otherwise than before, or are kept in another form."""
@@ -31,7 +35,7 @@ _DIGEST = hashlib.sha256().digest_size
 
 How = Mapping[str, JsonValue]
 """All that says how a case is prepared, beside its files."""
-Tensors = dict[str, Tensor]
+Tensors: TypeAlias = "dict[str, Tensor]"
 
 
 class PreparedCases:
@@ -81,6 +85,8 @@ class PreparedCases:
         return kept
 
     def _read(self, file: Path) -> Tensors | None:
+        from safetensors.torch import load
+
         try:
             with open(file, "rb") as opened:
                 told, content = opened.read(_DIGEST), opened.read()
@@ -95,6 +101,8 @@ class PreparedCases:
         return load(content)
 
     def _keep(self, file: Path, tensors: Tensors) -> None:
+        from safetensors.torch import save
+
         content = save({name: tensor.contiguous() for name, tensor in tensors.items()})
         try:
             if self._has_room(file, _DIGEST + len(content)):

@@ -1,20 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """How intensities of volumes are brought into a range that networks take; a job chooses one."""
 
+from __future__ import annotations
+
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import JsonValue
-from torch import Tensor
 
 from medpfl.core.checked import Checked
 from medpfl.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Intensity(Checked):
@@ -25,7 +28,7 @@ class Intensity(Checked):
     fits: ClassVar[bool] = False
     """Whether it must be fitted on the foreground of the training part before it can be applied."""
 
-    def fitted(self, voxels: Sequence[NDArray[Any]]) -> "Intensity":
+    def fitted(self, voxels: Sequence[NDArray[Any]]) -> Intensity:
         """The same, as fitted on the foreground voxels of each channel; what does not fit stays as it is."""
         return self
 
@@ -132,7 +135,7 @@ class Foreground(Intensity):
         if not 0 <= self.low < self.high <= 100:
             raise ConfigError(f"Foreground must be 0 <= low < high <= 100, got {self.low:g} and {self.high:g}")
 
-    def fitted(self, voxels: Sequence[NDArray[Any]]) -> "Fixed":
+    def fitted(self, voxels: Sequence[NDArray[Any]]) -> Fixed:
         ends = [np.percentile(channel, (self.low, self.high)).tolist() for channel in voxels]
         return Fixed(
             low=tuple(float(low) for low, _ in ends),
@@ -173,6 +176,8 @@ class Fixed(Intensity):
             raise ConfigError("Fixed's numbers must be finite, its low at most its high, its deviation at least 0")
 
     def __call__(self, image: Tensor) -> Tensor:
+        import torch
+
         if len(image) != len(self.low):
             raise ConfigError(f"the intensities are those of {len(self.low)} channels, the volume has {len(image)}")
         changed = image.clone()

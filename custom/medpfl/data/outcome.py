@@ -2,17 +2,20 @@
 """What the answer to a case is read from: a column of classes, several columns of labels, a number, or a time and
 whether an event ended it. All kinds of datasets that read answers from columns (or arrays) declare them alike."""
 
+from __future__ import annotations
+
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from medpfl.data.declared import LabelColumn, Strict, canonical, distinct
 from medpfl.data.target import Target
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Value = str | int | float
 Answer = int | float | tuple[float, ...]
@@ -31,7 +34,7 @@ class Outcome(Strict):
     no: list[Value] = Field(default=[0], min_length=1)
 
     @model_validator(mode="after")
-    def _two_answers(self) -> "Outcome":
+    def _two_answers(self) -> Outcome:
         distinct([*self.yes, *self.no, *self.unsure()])
         return self
 
@@ -123,7 +126,7 @@ class Answered(Strict):
     survival: Survival | None = None
 
     @model_validator(mode="after")
-    def _one_answer(self) -> "Answered":
+    def _one_answer(self) -> Answered:
         one_of(label=self.label, several=self.several, value=self.value, survival=self.survival)
         return self
 
@@ -203,6 +206,8 @@ def read_answer(
 
 def tensor_of(answers: Sequence[Answer], target: Target) -> Tensor:
     """The answers of a split as ``Target`` has them."""
+    import torch
+
     return torch.tensor(answers, dtype=torch.int64 if target is Target.CLASS else torch.float32)
 
 

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Image files to arrays and arrays to network inputs: decoding (Pillow), size, range of values."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
-from torch import Tensor
 
 from medpfl.core.errors import DataError, unreadable
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".gif", ".webp")
 _FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "PPM", "GIF", "WEBP")
@@ -60,6 +63,8 @@ def read_mask(path: Path) -> NDArray[Any]:
 
 def prepare(image: NDArray[Any], size: tuple[int, int]) -> Tensor:
     """A decoded image as network input: C x H x W float32 of ``size``, bilinear and antialiased, about -2 to 2."""
+    import torch
+
     # Channel by channel: a photograph of 24 million pixels takes 0.3 GB as float32.
     channels = [resize(torch.from_numpy(channel.astype(np.float32))[None, None], size)[0] for channel in image]
     values = torch.cat(channels)
@@ -68,12 +73,16 @@ def prepare(image: NDArray[Any], size: tuple[int, int]) -> Tensor:
 
 def prepare_mask(mask: NDArray[np.uint8], size: tuple[int, int]) -> Tensor:
     """A mask of ``size``, H x W uint8, each pixel the value of the nearest one."""
+    import torch
+
     values = torch.from_numpy(mask)[None, None]
     return torch.nn.functional.interpolate(values, size=size, mode="nearest-exact")[0, 0]
 
 
 def resize(images: Tensor, size: tuple[int, ...]) -> Tensor:
     """Images N x C x H x W float32 of another size; those that have it (any number of axes) stay as they are."""
+    import torch
+
     if tuple(images.shape[2:]) == size:
         return images
     return torch.nn.functional.interpolate(images, size=size, mode="bilinear", antialias=True)

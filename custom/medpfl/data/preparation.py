@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a task wants of cases, how they were prepared for it, and new cases that are prepared alike."""
 
+from __future__ import annotations
+
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import JsonValue
-from torch import Tensor
 
 from medpfl.core.errors import ConfigError, DataError
 from medpfl.data.declared import Strict
@@ -17,6 +18,9 @@ from medpfl.data.intensity import Intensity, ZScore
 from medpfl.data.readout import ByClass, Readout
 from medpfl.data.target import Target
 from medpfl.data.untrusted import MOST_PREPARED
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Row = dict[str, str | float]
 """A row of a table that is written: column to value."""

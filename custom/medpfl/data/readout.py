@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the classes of pixels or voxels follow from the outputs of a network that segments."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,8 @@ class ByRegion:
 
     def decided(self, outputs: Tensor) -> Tensor:
         """The same of outputs N x R x ... on their device, uint8."""
+        import torch
+
         found = torch.zeros(outputs.shape[0], *outputs.shape[2:], dtype=torch.uint8, device=outputs.device)
         for number, label in enumerate(self.order):
             found[outputs[:, number] > 0] = label

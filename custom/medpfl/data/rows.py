@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of decoded data: of one shape, or whole cases of differing shape; in memory or in a file."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from medpfl.core.errors import DataError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 _PLACES = 1000
 """Voxels of each label value, at most, that a case offers as centres of patches."""
@@ -27,6 +31,8 @@ class FileRows:
     @property
     def shape(self) -> torch.Size:
         """N x ..., as of a tensor."""
+        import torch
+
         return torch.Size((self._count, *self._like.shape[1:]))
 
     @property
@@ -66,6 +72,8 @@ class CaseRows:
     """
 
     def __init__(self, values: Tensor | FileRows, shapes: Sequence[tuple[int, ...]], size: tuple[int, ...]):
+        from torch import Tensor
+
         self.values, self.shapes, self.size = values, tuple(shapes), size
         flat = values.numpy() if isinstance(values, Tensor) else values.mapped()
         ends = list(accumulate((int(np.prod(shape)) for shape in self.shapes), initial=0))
@@ -77,6 +85,8 @@ class CaseRows:
     @property
     def shape(self) -> torch.Size:
         """N x L x size: as of a tensor of the views."""
+        import torch
+
         lead = self.shapes[0][: len(self.shapes[0]) - len(self.size)]
         return torch.Size((len(self), *lead, *self.size))
 
@@ -89,6 +99,8 @@ class CaseRows:
 
     def __getitem__(self, index: slice | Tensor) -> Tensor:
         """Views by slice, by index tensor or by mask: N x L x size."""
+        import torch
+
         views = [self.patch(number, self.centre(number)) for number in numbers_of(index, len(self))]
         return torch.stack(views) if views else torch.empty((0, *self.shape[1:]), dtype=self.dtype)
 
@@ -102,10 +114,14 @@ class CaseRows:
 
     def whole(self, number: int) -> Tensor:
         """A copy of a case."""
+        import torch
+
         return torch.from_numpy(np.array(self._cases[number]))
 
     def patch(self, number: int, start: Sequence[int]) -> Tensor:
         """A copy of ``size`` of a case from ``start`` on, with zeros where it lies beyond the case: L x size."""
+        import torch
+
         case, lengths = self._cases[number], self.spatial(number)
         lead = case.shape[: case.ndim - len(lengths)]
         patch = np.zeros((*lead, *self.size), dtype=case.dtype)
@@ -138,11 +154,13 @@ def _some(places: NDArray[np.int64]) -> NDArray[np.int64]:
     return places[np.linspace(0, len(places) - 1, _PLACES).round().astype(np.int64)]
 
 
-Rows = Tensor | FileRows | CaseRows
+Rows: TypeAlias = "Tensor | FileRows | CaseRows"
 
 
 def numbers_of(index: slice | Tensor, count: int) -> list[int]:
     """The row numbers that a slice, an index tensor or a mask means."""
+    import torch
+
     if isinstance(index, slice):
         return list(range(*index.indices(count)))
     numbers: list[int] = (index.nonzero()[:, 0] if index.dtype == torch.bool else index).tolist()
@@ -151,11 +169,16 @@ def numbers_of(index: slice | Tensor, count: int) -> list[int]:
 
 def take(rows: Rows, numbers: Tensor) -> Tensor:
     """A copy of the rows with these numbers. Of a tensor: in a quarter of the time that indexing it takes."""
+    from torch import Tensor
+
     return rows.index_select(0, numbers) if isinstance(rows, Tensor) else rows[numbers]
 
 
 def held(rows: Rows) -> tuple[int, int]:
     """Bytes of the rows in memory, and in the scratch folder."""
+    import torch
+    from torch import Tensor
+
     values = rows.values if isinstance(rows, CaseRows) else rows
     size = torch.Size(values.shape).numel() * torch.empty((), dtype=values.dtype).element_size()
     return (size, 0) if isinstance(values, Tensor) else (0, size)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Samples ready for training, in memory up to a stated budget and in a file beyond it."""
 
+from __future__ import annotations
+
 import collections
 import io
 import os
@@ -9,17 +11,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from medpfl.core.errors import DataError
 from medpfl.data.declared import StorageRule
 from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.rows import CaseRows, FileRows, Rows
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 _READERS = min(4, os.cpu_count() or 1)
 _ROWS = 256
@@ -70,12 +74,16 @@ class Samples:
     def entries(self) -> Tensor:
         """How many entries of a tensor of decisions are about each sample, N: one; of whole cases that differ in shape
         all their voxels, for whose decisions lie one after another."""
+        import torch
+
         if not isinstance(self.targets, CaseRows):
             return torch.ones(len(self), dtype=torch.int64)
         return torch.tensor([int(np.prod(shape)) for shape in self.targets.shapes])
 
     def masks(self, decisions: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Of each of ``names`` the mask that was decided and the true one, H x W x D (of an image D is 1), uint8."""
+        import torch
+
         if isinstance(self.targets, CaseRows):
             each = torch.split(decisions, self.entries.tolist())
             for number in range(len(self.names)):
@@ -168,6 +176,8 @@ class Store:
 
     def finish(self) -> Rows:
         """The rows; a tensor if they are in memory."""
+        import torch
+
         assert self._like is not None, "nothing was appended"
         if isinstance(self._file, io.BytesIO):
             if not self._count:
@@ -238,6 +248,8 @@ def empty_like(samples: Samples) -> Samples:
 
 def joined_targets(parts: Sequence[Samples]) -> Samples:
     """The targets and cases of several splits, one after another, and no inputs: what metrics need."""
+    import torch
+
     starts = np.cumsum([0, *(len(part.names) for part in parts)])
     targets = joined_rows([part.targets for part in parts], Budget(StorageRule(), Path()))
     return Samples(
@@ -273,4 +285,6 @@ def joined_rows(parts: Sequence[Rows], budget: Budget) -> Rows:
 
 def to_tensor(array: NDArray[Any], dtype: torch.dtype) -> Tensor:
     """A contiguous CPU tensor of ``dtype``."""
+    import torch
+
     return torch.from_numpy(np.ascontiguousarray(array)).to(dtype)

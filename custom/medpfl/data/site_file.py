@@ -26,17 +26,17 @@ networks:                             # of this hospital's choice, for jobs that
   organ: {path: medpfl.models.unet.UNet, args: {channels: [16, 32, 64]}}
 """
 
+from __future__ import annotations
+
 import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar, get_args
+from typing import TYPE_CHECKING, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, Field, InstanceOf, PrivateAttr, ValidationError
-from torch import Tensor
 
-from medpfl import store
 from medpfl.component import import_named
 from medpfl.core.errors import ConfigError, MedPFLError, SiteFileError, meant
 from medpfl.data.contract import Dataset
@@ -46,6 +46,9 @@ from medpfl.data.policy import STUDY, Policy
 from medpfl.data.preparation import Spec
 from medpfl.data.samples import SiteData
 from medpfl.data.untrusted import load_yaml
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ENVIRONMENT_VARIABLE = "MEDPFL_SITE_FILE"
 CHECKPOINT = "checkpoint"
@@ -127,6 +130,8 @@ class SiteFile(Strict):
         Raises:
             SiteFileError: it is not declared, or its file cannot be read.
         """
+        from medpfl import store
+
         if name not in self.checkpoints:
             raise SiteFileError(
                 f"{self._path}: the job asks for checkpoint '{name}', which this hospital does not declare; "

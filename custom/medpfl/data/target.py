@@ -2,11 +2,14 @@
 """What the answer to a case is. A task says which it learns, a kind of dataset which it can give; whoever handles
 answers without knowing the task asks here what applies to them."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Target(StrEnum):
@@ -40,6 +43,8 @@ class Target(StrEnum):
 
     def counts(self, targets: Tensor, classes: int) -> list[int] | None:
         """Samples of each class, or with each label; None where a sample has none of its own (masks, numbers)."""
+        import torch
+
         if self is Target.CLASS:
             found: list[int] = torch.bincount(targets.long(), minlength=classes).tolist()
             return found

@@ -40,7 +40,7 @@ class Predictions:
             sure the selector was; what the task answers (``Task.answer``); for segmentations, the file written, the
             volume of each class and, where there is a label, Dice.
         file: the CSV file with these rows.
-        note: what is known of the model's results; how far to trust the numbers.
+        note: first what the labels say of these cases, if there are any; then how the model did in its own test.
     """
 
     rows: list[Row]
@@ -72,7 +72,7 @@ def predict(
         MedPFLError: the folder exists already and holds something, or cannot be written.
     """
     label_of = find_labels(source, labels)
-    new = _prepare_folder(folder)
+    made = _prepare_folder(folder)
     unfinished = folder / f".{os.getpid()}"
     rows: list[Row] = []
     try:
@@ -95,14 +95,14 @@ def predict(
         if not rows:
             raise DataError(f"{source}: holds nothing to predict")
         write_cases(unfinished / SUMMARY, Evaluation({}, rows))
-        for made in unfinished.iterdir():
-            made.rename(folder / made.name)
+        for file in unfinished.iterdir():
+            file.rename(folder / file.name)
     except OSError as error:
         raise MedPFLError(f"cannot write into {folder}: {error}") from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-        if new and not any(folder.iterdir()):
-            folder.rmdir()
+        for empty in made if not any(folder.iterdir()) else []:
+            empty.rmdir()
     return Predictions(rows, folder / SUMMARY, "\n".join([*_totals(rows), _note(model)]))
 
 
@@ -110,27 +110,27 @@ def _totals(rows: list[Row]) -> list[str]:
     """Mean Dice over the cases with a label, and how often each model of a super model served."""
     lines = []
     if known := [float(row["dice"]) for row in rows if "dice" in row]:
-        lines.append(f"Dice {sum(known) / len(known):.4f}, mean of {len(known)} labelled cases.")
+        lines.append(f"Dice of these cases: {sum(known) / len(known):.4f}, mean of {len(known)} with a label.")
     if "served_by" in rows[0]:
         served = Counter(row["served_by"] for row in rows)
         lines.append("Served by: " + ", ".join(f"{name} {count}" for name, count in served.most_common()) + ".")
     return lines
 
 
-def _prepare_folder(folder: Path) -> bool:
-    """Whether the folder was not there before.
+def _prepare_folder(folder: Path) -> list[Path]:
+    """The folders that were not there before and are now, innermost first.
 
     Raises:
         MedPFLError: it holds something, or cannot be made.
     """
-    new = not folder.exists()
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise MedPFLError(f"{folder} holds files already; name a new folder")
     except OSError as error:
         raise MedPFLError(f"cannot write into {folder}: {error.strerror}") from error
-    return new
+    return made
 
 
 def _predict_case(model: Deployed, case: NewCase, folder: Path, probabilities: bool) -> Row:
@@ -177,10 +177,11 @@ def _note(model: Deployed) -> str:
         for name, value in history.test.items()
         if value is not None
     )
-    note = f"On {history.cases['test']} test cases of {history.site}: {results}."
+    tested = f"{history.cases['test']} test cases of {history.site}"
+    note = f"How the model did before, on other cases ({tested}): {results}."
     if found := history.calibration:
         note += f" Its probabilities there: expected calibration error {found.ece:.3f}, Brier score {found.brier:.3f}."
-    return note + " For research; not a medical device."
+    return f"{note} This says nothing about the cases predicted now. For research; not a medical device."
 
 
 def evaluate_at(model: Deployed, site_file: SiteFile, split: str) -> Evaluation:

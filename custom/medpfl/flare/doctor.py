@@ -196,7 +196,7 @@ def allow_list(kit: Kit) -> Iterator[Finding]:
         text = f"class_list_enforcement_mode is '{resources.class_list_enforcement_mode}': the list is not enforced"
         yield problem(check, text, mend)
     elif not (bad or wrong or missing or untouched):
-        yield ok(check, f"{len(component_classes())} MedPFL classes, each in full, no prefix")
+        yield ok(check, "all MedPFL classes, each by its full name, and no prefix")
     if further and not wrong:
         text = f"a risk that this site took: a job may also build {', '.join(further)}"
         yield note(check, text, f"to allow MedPFL's only: {mend}")

@@ -37,8 +37,15 @@ Place = tuple[int, str, Direction]
 
 
 class Saved(Typed):
-    """A record in a checkpoint; ``matrices``: "slot/round" to the rows."""
+    """What was recorded between a run's checkpoint and the one before.
 
+    Attributes:
+        round: the last one that was done.
+        bytes: what came to the traffic.
+        matrices: "slot/round" to the rows.
+    """
+
+    round: int
     lines: list[Line]
     events: list[Event]
     bytes: list[Bytes]
@@ -65,6 +72,9 @@ class Record:
         self.matrices: dict[str, Matrix] = {}
         self.asked: set[str] = set()
         self._bytes: dict[Place, tuple[int, int]] = {}
+        self._unsaved_bytes: dict[Place, tuple[int, int]] = {}
+        self._saved_lines = self._saved_events = 0
+        self._unsaved_matrices: dict[str, Matrix] = {}
         self._files, self._trackers = tuple(files), list(trackers)
         self._told = 0
         self._log = logging.getLogger(__name__)
@@ -116,16 +126,14 @@ class Record:
         self._add((rounds + 1, site, "to_site"), sent, encoded[0] if encoded else sent)
 
     def _add(self, place: Place, raw: int, coded: int) -> None:
-        before = self._bytes.get(place, (0, 0))
-        self._bytes[place] = (before[0] + raw, before[1] + coded)
+        for known in (self._bytes, self._unsaved_bytes):
+            before = known.get(place, (0, 0))
+            known[place] = (before[0] + raw, before[1] + coded)
 
     @property
     def bytes(self) -> list[Bytes]:
         """The traffic so far."""
-        return [
-            Bytes(round=round_number, site=site, direction=direction, raw=raw, encoded=encoded)
-            for (round_number, site, direction), (raw, encoded) in self._bytes.items()
-        ]
+        return _bytes_of(self._bytes)
 
     def event(self, round_number: int, site: str, text: str) -> None:
         self.events.append(Event(round=round_number, site=site, event=text))
@@ -136,6 +144,7 @@ class Record:
         """End of a round; ``asked``: the hospitals that were drawn for it, where not all were asked."""
         for slot, matrix in matrices.items():
             self.matrices[f"{slot}/{round_number:05d}"] = matrix
+            self._unsaved_matrices[f"{slot}/{round_number:05d}"] = matrix
         self.lines.append(RoundLine(round=round_number, seconds=round(seconds, 3), asked=asked))
         self.asked.update(asked or ())
         self._end_round(round_number, matrices)
@@ -194,19 +203,39 @@ class Record:
                 self.event(round_number, "server", f"the tracker {name} failed and is told no more: {error}")
                 self._trackers.remove(callback)
 
-    def dump(self) -> Saved:
-        """All of it, for the checkpoint."""
-        matrices = {key: matrix.tolist() for key, matrix in self.matrices.items()}
-        return Saved(lines=self.lines, events=self.events, bytes=self.bytes, matrices=matrices)
+    def unsaved(self, round_number: int) -> Saved:
+        """What was recorded since the last call, for the checkpoint after this round."""
+        matrices = {key: matrix.tolist() for key, matrix in self._unsaved_matrices.items()}
+        found = Saved(
+            round=round_number,
+            lines=self.lines[self._saved_lines :],
+            events=self.events[self._saved_events :],
+            bytes=_bytes_of(self._unsaved_bytes),
+            matrices=matrices,
+        )
+        self._saved_lines, self._saved_events = len(self.lines), len(self.events)
+        self._unsaved_bytes, self._unsaved_matrices = {}, {}
+        return found
 
-    def restore(self, saved: Saved, round_number: int) -> None:
-        """Go on after ``round_number``; the callbacks are told of what was measured until then."""
-        self.lines = list(saved.lines)
+    def restore(self, parts: Sequence[Saved], round_number: int) -> None:
+        """Go on after ``round_number``, of what the checkpoints until then kept; the callbacks are told of what was
+        measured."""
+        self.lines = [line for part in parts for line in part.lines]
         self.asked = {site for line in self.lines if isinstance(line, RoundLine) for site in line.asked or ()}
-        self._bytes = {(line.round, line.site, line.direction): (line.raw, line.encoded) for line in saved.bytes}
-        self.events = [*saved.events, *self.events]
-        self.matrices = {key: np.array(rows) for key, rows in saved.matrices.items()}
+        for line in (line for part in parts for line in part.bytes):
+            self._add((line.round, line.site, line.direction), line.raw, line.encoded)
+        events = [event for part in parts for event in part.events]
+        self.events = [*events, *self.events]
+        self._saved_lines, self._saved_events, self._unsaved_bytes = len(self.lines), len(events), {}
+        self.matrices = {key: np.array(rows) for part in parts for key, rows in part.matrices.items()}
         ending = f"/{round_number:05d}"
         self._end_round(
             round_number, {key.removesuffix(ending): m for key, m in self.matrices.items() if key.endswith(ending)}
         )
+
+
+def _bytes_of(traffic: Mapping[Place, tuple[int, int]]) -> list[Bytes]:
+    return [
+        Bytes(round=round_number, site=site, direction=direction, raw=raw, encoded=encoded)
+        for (round_number, site, direction), (raw, encoded) in traffic.items()
+    ]

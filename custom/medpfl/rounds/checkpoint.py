@@ -17,8 +17,8 @@ from medpfl import store
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mapped import pieces
 from medpfl.core.mixing import State
-from medpfl.results.record import Saved
 from medpfl.results.schema import BestRound, Typed
+from medpfl.rounds.history import Kept
 from medpfl.rounds.messages import flatten, unflatten
 from medpfl.rounds.shelf import Shelf
 
@@ -39,7 +39,7 @@ class About(Typed):
         done: rounds that are finished.
         finished: whether the job is.
         best: model to its best round so far, and ``scores``: model to the hospitals' last known validation scores.
-        record: what was measured.
+        history: where what was measured is.
         saved: when, in seconds since 1970.
         files: where models lie in files of ``MODELS`` (``rounds.shelf``), slot to the K hospitals' files, and
             ``digests``: file to the SHA-256 of its tensors.
@@ -50,7 +50,7 @@ class About(Typed):
     roster: list[str]
     best: dict[str, BestRound]
     scores: dict[str, dict[str, float]]
-    record: Saved
+    history: Kept
     saved: float
     files: dict[str, list[str]] = Field(default_factory=dict, exclude_if=lambda found: not found)
     digests: dict[str, str] = Field(default_factory=dict, exclude_if=lambda found: not found)

@@ -23,6 +23,7 @@ from medpfl.rounds.answers import Check, answers, no_tensors
 from medpfl.rounds.best import BestRounds
 from medpfl.rounds.checks import Table
 from medpfl.rounds.copies import Copies
+from medpfl.rounds.history import History
 from medpfl.rounds.lock import StateLock
 from medpfl.rounds.messages import Message, Slots
 from medpfl.rounds.planning import as_planned
@@ -184,6 +185,7 @@ class ServerRun:
         """
         self.run, self._state = run, self.home / "state" / run
         self._lock.take(self._state, f"the job whose results go to {self.results}")
+        self.history = History(self._state)
         self.copies.shelf.open(self._state / checkpoint.MODELS)
         if self._resume():
             return True
@@ -201,7 +203,7 @@ class ServerRun:
             roster=list(self.roster),
             best=self.best,
             scores=self.scores.scores,
-            record=self.record.dump(),
+            history=self.history.add(self.record.unsaved(self.done)),
             saved=time.time(),
             files=files,
             digests=digests,
@@ -219,7 +221,11 @@ class ServerRun:
             self.done = found.about.done
             self._kept = [set(found.about.digests)]
             self.scores.restore(found.about.best, found.about.scores)
-            self.record.restore(found.about.record, self.done)
+            parts, lost = self.history.restore(found.about.history)
+            told = [*told, *lost]
+            self.record.restore(parts, self.done)
+        else:
+            self.history.forget()
         for text in told:
             self.record.event(self.done, "server", text)
             self._log.info(text)

@@ -9,7 +9,6 @@ from threading import Lock
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
@@ -141,6 +140,8 @@ class Arrays(Dataset):
 
     def read(self, case: ArrayCase) -> Item:
         """C x H x W (or C x D x H x W) as stored, and the class."""
+        import torch
+
         path = self._folder / self.file
         with self._reading:
             if case.key not in self._stored:

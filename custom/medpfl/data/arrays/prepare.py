@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of .npz files as network inputs: which axis is what, size, range of values."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from medpfl.core.errors import DataError
 from medpfl.data.arrays.npz import Npz
 from medpfl.data.pixels import CENTRE, SPREAD, resize
 from medpfl.data.preparation import NewCase, Preparation, Spec
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Layout = Literal["NHW", "NHWC", "NCHW", "NDHW", "NDHWC", "NCDHW"]
 MEDMNIST = {"train": "train", "validation": "val", "test": "test"}
@@ -83,6 +86,8 @@ def prepare(images: NDArray[Any], size: tuple[int, ...], ranges: Mapping[str, Se
     Raises:
         DataError: volumes of another size.
     """
+    import torch
+
     spatial = images.shape[2:]
     if len(spatial) != len(size) or (len(size) == 3 and spatial != size):
         sentence = f"the task's size {list(size)} does not fit arrays of {' x '.join(map(str, spatial))}"

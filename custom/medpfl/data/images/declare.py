@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images: PNG, JPEG, TIFF and other files with class labels (from a table or from their paths), with masks, or both."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
-from torch import Tensor
 
 from medpfl.core.errors import DataError
 from medpfl.data.cache import How, PreparedCases
@@ -28,6 +29,7 @@ from medpfl.data.target import Target
 
 if TYPE_CHECKING:
     import pandas as pd
+    from torch import Tensor
 
 
 class ImageTable(Strict):
@@ -110,7 +112,7 @@ class Images(Dataset):
     masks: Masks | None = None
 
     @model_validator(mode="after")
-    def _consistent(self) -> "Images":
+    def _consistent(self) -> Images:
         answers = {"label": self.label, "several": self.several, "value": self.value, "survival": self.survival}
         if any(answers.values()):
             one_of(**answers)
@@ -333,7 +335,7 @@ class Images(Dataset):
         return ImageCase(row.image.name, group, row.where, row.image.path, answer, masks.get(row.image.name))
 
 
-def _records(frame: "pd.DataFrame") -> Iterator[dict[str, str]]:
+def _records(frame: pd.DataFrame) -> Iterator[dict[str, str]]:
     columns = list(frame.columns)
     for row in frame.itertuples(index=False, name=None):
         yield dict(zip(columns, row, strict=True))

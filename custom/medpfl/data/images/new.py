@@ -1,22 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """New images to segment, and their masks as PNG files of the images' own size."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from PIL import Image
 from pydantic import JsonValue
-from torch import Tensor
 
 from medpfl.core.errors import DataError
 from medpfl.data.pixels import image_files, prepare, read_image, resize
 from medpfl.data.preparation import NewCase, Preparation, Row, Spec
 from medpfl.data.readout import Readout
 from medpfl.data.target import Target
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class ImagesPreparation(Preparation):

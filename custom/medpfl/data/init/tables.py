@@ -1,19 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """A table's columns: which is to be predicted, which are numbers or categories, which names the patient."""
 
+from __future__ import annotations
+
 import csv
 import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from medpfl.core.errors import DataError
 from medpfl.core.extras import require
 from medpfl.data.cells import bounded_pieces, check_parquet, opened_parquet
 from medpfl.data.init.answers import Answers, Entry, Value, as_value
 from medpfl.data.init.like import own_codes, own_columns
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SUFFIXES = (".csv", ".tsv", ".tab", ".data", ".parquet", ".pq")
 MISSING = ["", "?", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "-", ".", "unknown", "missing"]
@@ -43,6 +47,8 @@ def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> l
         DataError: the files are no tables.
         SiteFileError: what is needed was not answered.
     """
+    import pandas as pd
+
     frames = [read(file) for file in files]
     header, separator = frames[0][1], frames[0][2]
     frame = pd.concat([part for part, *_ in frames], ignore_index=True)
@@ -128,6 +134,8 @@ def read(file: Path) -> tuple[pd.DataFrame, bool, str | None]:
     Raises:
         DataError: it is no table.
     """
+    import pandas as pd
+
     if file.suffix.lower() in (".parquet", ".pq"):
         require("pyarrow", "parquet", f"{file}: a Parquet file", DataError)
         from pyarrow import parquet

@@ -7,16 +7,17 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, JsonValue
 
 from medpfl.core.errors import DataError, SiteFileError
 from medpfl.data.init.answers import Answers, Entry, Value
-from medpfl.data.volumes.prepare import read_image
+from medpfl.data.volumes.nifti import SUFFIXES as NIFTI
+from medpfl.data.volumes.nifti import stored_values
 
-NIFTI = (".nii", ".nii.gz")
 LABELS = re.compile(r"(labels?|masks?|segs?|segmentations?|gt|ground.?truth)(tr|ts|s)?", re.IGNORECASE)
 MARK = re.compile(r"[._-]?(label|mask|seg|segmentation|gt)s?$", re.IGNORECASE)
 CHANNEL = re.compile(r"_(\d{4})$")  # nnU-Net's channel number
@@ -215,11 +216,20 @@ def labels_in(files: Sequence[Path], answers: Answers) -> list[Entry]:
     """
     values: set[int] = set()
     for file in files[:LOOKED]:
-        found = np.unique(read_image(file, finite=False)[0])
+        found = _values(file)
         if not np.array_equal(found, np.round(found)) or len(found) > 256:
             raise DataError(f"{file}: expected a label map with whole numbers, got {len(found)} different values")
         values |= {int(value) for value in found}
     return label_entries(sorted(values), f"values found in {min(len(files), LOOKED)} label maps", answers)
+
+
+def _values(file: Path) -> NDArray[Any]:
+    """The different values of a label map."""
+    if file.name.lower().endswith(NIFTI):
+        return stored_values(file)
+    from medpfl.data.volumes.prepare import read_image
+
+    return np.unique(read_image(file, finite=False)[0])
 
 
 def label_entries(values: Sequence[int], comment: str, answers: Answers) -> list[Entry]:

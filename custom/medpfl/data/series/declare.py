@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field, PrivateAttr, model_validator
 
@@ -108,6 +107,8 @@ class Series(Answered, Cells, Dataset):
         Raises:
             DataError: with the file, the line and the column, expected and got.
         """
+        import torch
+
         if spec.target is not self.target:
             key = KEYS[spec.target]
             sentence = f"the job's task learns {spec.target.told}: it needs series with '{key}', which is not declared"
@@ -214,6 +215,8 @@ def _marks(dataset: Series) -> list[str]:
 
 
 def _planned(dataset: Series, problems: Problems) -> _Plan:
+    import torch
+
     budget = Budget(dataset._storage, dataset._folder)
     store = Store(budget)
     places: list[NDArray[np.int64]] = []

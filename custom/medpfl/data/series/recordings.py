@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recordings of time series: from table files (a row per time step) and .npz arrays to steps, and steps to windows."""
 
+from __future__ import annotations
+
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from medpfl.core.errors import DataError, unreadable
 from medpfl.data.cells import PLACE, Cells, read_cells, to_numbers
@@ -19,6 +19,9 @@ from medpfl.data.declared import Problems
 from medpfl.data.meaning import described
 from medpfl.data.preparation import NewCase, Preparation, Spec
 from medpfl.data.untrusted import check_member
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -213,6 +216,8 @@ def new_recordings(path: Path, preparation: SeriesPreparation) -> Iterator[tuple
     Raises:
         DataError: with the file, the line and the column, expected and got.
     """
+    import torch
+
     problems = Problems()
     files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
     if not files:

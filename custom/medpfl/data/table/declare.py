@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field, PrivateAttr, model_validator
 
@@ -151,6 +150,8 @@ class TableData:
 
 
 def _samples(data: TableData, rows: list[int]) -> Samples:
+    import torch
+
     return Samples(
         to_tensor(data.features[rows], torch.float32),
         to_tensor(data.targets[rows], torch.int64 if data.target is Target.CLASS else torch.float32),

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -35,6 +34,8 @@ class TablePreparation(Preparation):
 
     def new_cases(self, path: Path, spec: Spec) -> Iterator[NewCase]:
         """The rows of a CSV, TSV or Parquet file; a label is not needed."""
+        import torch
+
         names, values = new_rows(path, self)
         for name, row in zip(names, values, strict=True):
             yield NewCase(name, to_tensor(row[None], torch.float32))

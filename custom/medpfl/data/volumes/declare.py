@@ -2,18 +2,18 @@
 """Volumes: NIfTI files or DICOM series with label maps, a class each, or both, listed in MONAI's Decathlon datalist
 format."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
-from torch import Tensor
 
 from medpfl.component import spec_of
 from medpfl.core.errors import DataError, shown
@@ -31,6 +31,9 @@ from medpfl.data.volumes.foreground import fitted
 from medpfl.data.volumes.new import VolumesPreparation
 from medpfl.data.volumes.prepare import prepare, prepare_label, read_image, resized, same_place
 from medpfl.data.volumes.structures import is_structure_set, read_structures, structures_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _ALONE = (".nii", ".nii.gz", ".mgh", ".mgz", ".dcm", ".nrrd", ".mha")
 """Files that are a whole volume; others may have their geometry in another file, which is not listed and may change."""
@@ -90,7 +93,7 @@ class Volumes(LabelMap, Dataset):
         return labels
 
     @model_validator(mode="after")
-    def _consistent(self) -> "Volumes":
+    def _consistent(self) -> Volumes:
         if not self.labels and self.label is None:
             raise ValueError("expected 'labels' (of label maps), 'label' (a class for every volume) or both")
         for name, value in self.structures.items():
@@ -311,6 +314,8 @@ class Volumes(LabelMap, Dataset):
         Raises:
             DataError: with the file, expected and got.
         """
+        import torch
+
         values, affine = read_image(*case.images)
         if spec.target is Target.CLASS:
             return resized(values, affine, spec.lengths(), spec.intensity), torch.tensor([case.value])

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Volumes to predict: found in a file, a folder or a datalist, and segmentations written where the volumes lie."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import JsonValue
-from torch import Tensor
 
 from medpfl.core.errors import DataError
 from medpfl.data.declared import Strict
@@ -21,10 +21,12 @@ from medpfl.data.preparation import NewCase, Preparation, Row, Spec
 from medpfl.data.readout import ByClass, Readout
 from medpfl.data.target import Target
 from medpfl.data.volumes.itk import ITK, is_itk
+from medpfl.data.volumes.nifti import SUFFIXES as NIFTI
 from medpfl.data.volumes.prepare import prepare, read_image, resized
 from medpfl.data.volumes.write_segments import is_dicom, write_segments
 
-_NIFTI = (".nii", ".nii.gz")
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Fitted(Strict):
@@ -44,7 +46,7 @@ class VolumesPreparation(Preparation):
     fitted: Fitted | None = None
 
     @classmethod
-    def of(cls, spec: Spec) -> "VolumesPreparation":
+    def of(cls, spec: Spec) -> VolumesPreparation:
         """Of volumes that were prepared so.
 
         Args:
@@ -104,7 +106,7 @@ def find_volumes(path: Path) -> list[tuple[str, tuple[Path, ...]]]:
     else:
         raise DataError(f"{path}: no such file")
     if not found:
-        raise DataError(f"{path}: holds no volume ({', '.join((*_NIFTI, *ITK))}) and no folder with a DICOM series")
+        raise DataError(f"{path}: holds no volume ({', '.join((*NIFTI, *ITK))}) and no folder with a DICOM series")
     names = [name for name, _ in found]
     for name, files in found:
         if names.count(name) > 1:
@@ -145,7 +147,7 @@ def _name(path: Path) -> str:
 
 
 def _is_volume(path: Path) -> bool:
-    return path.is_file() and (path.name.endswith(_NIFTI) or is_itk(path)) and not path.name.startswith(".")
+    return path.is_file() and (path.name.endswith(NIFTI) or is_itk(path)) and not path.name.startswith(".")
 
 
 def _is_series(path: Path) -> bool:
@@ -184,6 +186,7 @@ class NewVolume:
         Returns:
             The file and the volume of each class but the first, in ml.
         """
+        import torch
         from monai.data import MetaTensor
         from monai.transforms import SpatialResample
 
@@ -257,7 +260,7 @@ def _save(file: Path, values: NDArray[Any], affine: NDArray[np.float64], source:
     """Write a NIfTI file with the geometry of ``source``, whole or not at all."""
     import nibabel as nib
 
-    if source.is_file() and source.name.endswith(_NIFTI):
+    if source.is_file() and source.name.endswith(NIFTI):
         like: Any = nib.load(source)
         image = nib.Nifti1Image(values, like.affine)
         for kind in ("qform", "sform"):  # which of the two counts is part of a file's geometry

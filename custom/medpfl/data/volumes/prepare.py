@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Volumes from files (NIfTI, DICOM, NRRD, MetaImage) to the task's grid: orientation, spacing, size, intensities."""
 
+from __future__ import annotations
+
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from medpfl.core.errors import DataError, unreadable
 from medpfl.data.geometry import geometry
@@ -18,6 +18,9 @@ from medpfl.data.volumes.dicom import check_series
 from medpfl.data.volumes.frames import frames_of, read_frames
 from medpfl.data.volumes.itk import is_itk, read_itk
 from medpfl.data.volumes.nifti import check_spacing
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def read_image(*files: Path, finite: bool = True) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
@@ -67,6 +70,7 @@ _FINER = 8
 @geometry(True)
 def _read(file: Path) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
     """A NIfTI file or DICOM series by MONAI's readers, channels first, and its affine."""
+    import torch
     from monai.data import MetaTensor, NibabelReader, PydicomReader
     from monai.transforms import EnsureChannelFirst
 
@@ -90,6 +94,7 @@ def prepare(
     intensity: Intensity = ZScore(),  # noqa: B008 (it is frozen)
 ) -> Tensor:
     """An image on the task's grid, CHWD float32 (a MetaTensor that knows its affine); ``size`` None: no crop or pad."""
+    import torch
     from monai.data import MetaTensor
     from monai.transforms import Spacing
 
@@ -105,6 +110,7 @@ def resized(
 ) -> Tensor:
     """An image in RAS orientation, brought to ``size`` voxels whatever its own, CHWD float32: each voxel the mean of
     what lies there (MONAI's usual Resize; its smoothing before trilinear interpolation would darken the edges)."""
+    import torch
     from monai.data import MetaTensor
     from monai.transforms import Resize
 
@@ -122,6 +128,7 @@ def prepare_label(
     size: tuple[int, int] | None,
 ) -> Tensor:
     """A label map on the task's grid, HWD uint8."""
+    import torch
     from monai.data import MetaTensor
     from monai.transforms import Spacing
 
