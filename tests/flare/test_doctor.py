@@ -28,7 +28,6 @@ from medpfl.flare.allow import allow, forbid_code
 from medpfl.flare.common_key import common_key
 from medpfl.flare.doctor import examine
 from medpfl.flare.finding import Finding
-from medpfl.flare.home import ENVIRONMENT_VARIABLE as HOME_VARIABLE
 from medpfl.flare.identity import check_server
 from medpfl.flare.kits import read_kit
 from medpfl.flare.provision import Provisioned, fingerprint, provision
@@ -295,20 +294,6 @@ def test_other_kits(made: Provisioned, tmp_path: Path, silent_port: int, monkeyp
     file = server / "startup" / "fed_server.json"
     file.write_text(file.read_text().replace(f":{read_kit(server).port}", f":{silent_port}"))
     assert "not by this server" in problems(server)["server"].text
-
-
-def test_where_models_are_kept(kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def told() -> Finding:
-        (found,) = (finding for finding in examine(kit) if finding.check == "home")
-        return found
-
-    assert told().status == "ok" and told().text.endswith(f"are kept in {kit / 'medpfl'}")
-    volume = tmp_path / "volume"
-    monkeypatch.setenv(HOME_VARIABLE, str(volume))
-    assert told().status == "problem" and f"a folder that is there, got '{volume}'" in told().text
-    assert "mount the volume" in told().mend
-    volume.mkdir()
-    assert told().status == "note" and str(volume) in told().text
 
 
 def test_notes(kit: Path, made: Provisioned, monkeypatch: pytest.MonkeyPatch) -> None:

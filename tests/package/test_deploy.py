@@ -17,6 +17,8 @@ from nvflare.app_opt.job_launcher.study_runtime import load_study_runtime_file, 
 from medpfl.bundle import find_job
 from medpfl.cli import app
 from medpfl.flare.allow import allow
+from medpfl.flare.doctor import examine
+from medpfl.flare.finding import Finding
 from medpfl.flare.home import ENVIRONMENT_VARIABLE as HOME
 from medpfl.flare.kit_files import Resources, local_file
 from medpfl.flare.provision import Provisioned, provision, read_project
@@ -148,6 +150,25 @@ def test_flare_prepares_a_kit_which_is_then_allowed_again(kits: Provisioned, run
         study = resolve_study_runtime(load_study_runtime_file(file, "docker"), "default", file)
         assert study.env == {HOME: "/data/default/home", "MEDPFL_SITE_FILE": "/data/default/site"}
         assert {one.mount_path for one in study.datasets if not one.read_only} == {study.env[HOME]}
+
+
+@pytest.mark.slow
+def test_the_doctor_says_where_models_are_kept(
+    kits: Provisioned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit = kits.folder / "hospital-a"
+
+    def told() -> Finding:
+        (found,) = (finding for finding in examine(kit) if finding.check == "home")
+        return found
+
+    assert told().status == "ok" and told().text.endswith(f"are kept in {kit / 'medpfl'}")
+    volume = tmp_path / "volume"
+    monkeypatch.setenv(HOME, str(volume))
+    assert told().status == "problem" and f"a folder that is there, got '{volume}'" in told().text
+    assert "mount the volume" in told().mend
+    volume.mkdir()
+    assert told().status == "note" and str(volume) in told().text
 
 
 @pytest.mark.slow
