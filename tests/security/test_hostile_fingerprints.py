@@ -92,6 +92,8 @@ def test_one_hospital_does_not_end_the_others_job(said: dict[str, Any], words: s
     refused = [event for event in record.events if event.site != "server"]
     assert [event.site for event in refused] == (["anna"] if words else [])
     assert not words or words in refused[0].event
+    alike = [event.event for event in record.events if "exactly the same" in event.event]
+    assert [event.split(" say ")[0] for event in alike] == ["berta and clara"]
 
 
 NOISE = ClippedNoise(clip=1.0, noise_multiplier=1.0)

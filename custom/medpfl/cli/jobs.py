@@ -127,6 +127,8 @@ def _rehearse(job: "Job", folder: Path) -> None:
         sizes = found.sizes.get(site)
         ready = ", ".join(f"{split} {count}" for split, count in sizes.items()) if sizes else "would NOT take part"
         say(f"{site}: {ready}{''.join(f'; {sentence}' for sentence in found.told.get(site, []))}")
+    for sentence in found.likeness:
+        say(f"warning: {sentence}")
     if found.lacking:
         raise MedPFLError(f"{job.name} could not begin: {found.lacking}")
     if len(found.sizes) < len(files):
@@ -162,7 +164,7 @@ def simulate(
                 def advance(coordinator: Coordinator) -> None:
                     progress.update(bar, completed=coordinator.done)
 
-                run(loaded, files, results, results / "home", advance)
+                run(loaded, files, results, results / "home", advance, noticed=lambda text: say(f"warning: {text}"))
     print_results(results, console)
 
 

@@ -21,6 +21,7 @@ from medpfl.methods.contract import Method
 from medpfl.results.record import Record
 from medpfl.rounds import policy
 from medpfl.rounds.answers import answers, no_tensors
+from medpfl.rounds.likeness import of_fingerprints
 from medpfl.rounds.messages import Message, digest_of
 from medpfl.rounds.protocol.replies import PlanReply, Reply
 from medpfl.rounds.protocol.requests import PlanRequest
@@ -66,7 +67,7 @@ class Planning:
     Args:
         roster: the hospitals' names; with others it is another run.
         home: of the job's state.
-        record: is told what was planned, and which hospital tells nothing.
+        record: is told what was planned, which hospital tells nothing, and which are oddly alike or different.
 
     Raises:
         MedPFLError: the plan of an unfinished run is there and cannot be read.
@@ -114,6 +115,8 @@ class Planning:
         self.plan = self._task.plan(found)
         self._write(self.plan)
         self._record.event(0, "server", sentence(self.plan, sum(one.cases for one in found)))
+        for notice in of_fingerprints({site: reply.header.fingerprint for site, reply in fitting.items()}):
+            self._record.event(0, "server", notice)
 
     def _check(self, said: Fingerprint, usual: tuple[int, int] | None) -> None:
         """Raises RefusedUpdate: there is no plan for such volumes, or the others' have other channels or classes; one

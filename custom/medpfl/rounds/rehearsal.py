@@ -3,7 +3,7 @@
 trained, and nothing of it is kept."""
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from medpfl.core.errors import MedPFLError
 from medpfl.data.site_file import load_site_file
 from medpfl.job import Job
 from medpfl.rounds.coordinator import Coordinator
+from medpfl.rounds.likeness import Look, look_at, of_inputs
 from medpfl.rounds.loop import Exchange, beginning, carry
 from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol.replies import Reply
@@ -28,11 +29,13 @@ class Rehearsal:
         sizes: hospital that would take part to its samples by split.
         told: hospital to sentences: why it would not, or what is odd about it.
         lacking: why the job could not begin, though; None: it could.
+        likeness: hospitals whose inputs are oddly alike or very different (``rounds.likeness``).
     """
 
     sizes: Mapping[str, Mapping[str, int]]
     told: Mapping[str, list[str]]
     lacking: str | None = None
+    likeness: Sequence[str] = ()
 
 
 def rehearse(job: Job, site_files: Mapping[str, Path]) -> Rehearsal:
@@ -44,6 +47,7 @@ def rehearse(job: Job, site_files: Mapping[str, Path]) -> Rehearsal:
     """
     told: dict[str, list[str]] = {}
     sizes: dict[str, dict[str, int]] = {}
+    looks: dict[str, Look] = {}
     lacking = None
     with tempfile.TemporaryDirectory(prefix="medpfl-") as scratch:
         runners = {
@@ -59,6 +63,7 @@ def rehearse(job: Job, site_files: Mapping[str, Path]) -> Rehearsal:
                     replies[site] = runners[site].handle(message)
                     if isinstance(message.header, InitRequest):  # what comes before it reads no data
                         sizes[site] = {split: len(samples) for split, samples in runners[site].data.splits.items()}
+                        looks[site] = look_at(runners[site].data.splits["train"])
                 except MedPFLError as error:  # this hospital's; the others are asked all the same
                     told.setdefault(site, []).append(str(error))
             return replies
@@ -74,4 +79,5 @@ def rehearse(job: Job, site_files: Mapping[str, Path]) -> Rehearsal:
         for event in coordinator.record.events:
             if event.site not in told:
                 told.setdefault(event.site, []).append(event.event)
-    return Rehearsal({site: sizes[site] for site in coordinator.joined}, told, lacking)
+    alike = of_inputs({site: looks[site] for site in coordinator.joined})
+    return Rehearsal({site: sizes[site] for site in coordinator.joined}, told, lacking, alike)

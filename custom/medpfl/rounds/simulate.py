@@ -14,9 +14,11 @@ from medpfl.results.callbacks import Callback
 from medpfl.rounds.coders import Link
 from medpfl.rounds.coordinator import Coordinator, Replies
 from medpfl.rounds.evaluation import EvaluationCoordinator
+from medpfl.rounds.likeness import Look, look_at, of_inputs
 from medpfl.rounds.loop import Exchange, Watch, carry, evaluating, training
 from medpfl.rounds.parking import Parking
-from medpfl.rounds.protocol.requests import OfRun
+from medpfl.rounds.protocol.replies import InitReply
+from medpfl.rounds.protocol.requests import InitRequest, OfRun
 from medpfl.rounds.site import SiteRunner
 
 
@@ -30,6 +32,7 @@ def simulate(
     read: Callable[[Path, str], SiteFile] = load_site_file,
     test: bool = True,
     trackers: Sequence[Callback] = (),
+    noticed: Callable[[str], None] | None = None,
 ) -> Coordinator:
     """Run ``job`` with one hospital per site file.
 
@@ -42,6 +45,8 @@ def simulate(
         read: reads a hospital's site file, given its path and the hospital's name.
         test: False: end after the last validation; no test set is read and no model is kept.
         trackers: are told of every round's end and the job's, beside those that the job names.
+        noticed: called, before the first round, with a sentence on each hospital whose inputs are oddly like or unlike
+            the others'; a federation's server does not see inputs, so the results do not have these sentences.
 
     Raises:
         MedPFLError: as the hospitals and the server raise them.
@@ -57,6 +62,7 @@ def simulate(
     links = {site: Link(job.codecs, home / "server", home / site, site) for site in runners} if job.codecs else {}
 
     parking = Parking(home)
+    looks: dict[str, Look] = {}
 
     def deliver(exchange: Exchange) -> Replies:
         replies = {}
@@ -65,6 +71,8 @@ def simulate(
             try:
                 reply = links[site].carry(message, handle) if links else handle(message)
                 replies[site] = coordinator.arrived(reply)
+                if noticed and isinstance(message.header, InitRequest) and isinstance(reply.header, InitReply):
+                    looks[site] = look_at(runners[site].data.splits["train"])
             except (BudgetSpent, CodecError, OutOfMemory) as error:
                 if not isinstance(message.header, OfRun):
                     raise
@@ -73,6 +81,10 @@ def simulate(
                 runners[site].recover()
             release(tensor for state in message.slots.values() for tensor in state.values())
             parking.leave(runners[site])
+        if noticed and looks:
+            for sentence in of_inputs(looks):
+                noticed(sentence)
+            looks.clear()
         return replies
 
     watch = Watch(ended=lambda round_number, mixed: progress(coordinator))
