@@ -3,7 +3,7 @@
 
 import csv
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,7 +78,7 @@ def read_cases(path: Path, score: str, measure: Measure, classes: list[str]) -> 
         raise MedPFLError(f"{path}: not the test cases that a job wrote ({type(error).__name__})") from error
 
 
-def _scored(rows: list[Row], score: str, measure: Measure) -> Cases:
+def _scored(rows: Sequence[Row], score: str, measure: Measure) -> Cases:
     """Of tasks whose score is one of cases."""
     values = {row["case"]: float(row[score]) for row in rows}
     known = sorted(
@@ -90,7 +90,7 @@ def _scored(rows: list[Row], score: str, measure: Measure) -> Cases:
     return Cases(worst=tuple(listed[:SHOWN]), middle=listed[len(listed) // 2], best=listed[-1])
 
 
-def _labelled(rows: list[Row], classes: list[str]) -> Cases:
+def _labelled(rows: Sequence[Row], classes: list[str]) -> Cases:
     top = np.array([float(row["probability"]) for row in rows])
     truth, found = (np.array([int(row[name]) for row in rows]) for name in ("class", "predicted"))
     if not np.isfinite(top).all():

@@ -56,6 +56,7 @@ def write_page(folder: Path) -> Path:
     others = {meta.history.model: meta.history for meta in models.values() if meta.history}
     score = history.score or ""
     metric = spelled(measure.called(score, taken.recipe.classes))
+    best = None if chosen.best is None else label_of(chosen.best)
     loader = ChoiceLoader([PackageLoader("medpfl.rounds", "."), PackageLoader("medpfl.results", ".")])
     environment = Environment(loader=loader, autoescape=select_autoescape(), trim_blocks=True)
     cases = read_cases(file.with_suffix(".csv"), score, measure, taken.recipe.classes)
@@ -65,7 +66,7 @@ def write_page(folder: Path) -> Path:
         chosen=chosen,
         sentence=_sentence(history, chosen, others.get(LOCAL), metric, measure),
         label=label_of(chosen.model),
-        why=why(chosen),
+        why=why(chosen.model_copy(update={"model": label_of(chosen.model), "best": best})),
         metric=metric,
         lower=measure.direction == "lower",
         candidates=_candidates(history, chosen, others, measure),
