@@ -2,6 +2,7 @@
 """Codec filters in a federation: the same results as in process, few bytes on the wire, one sentence without them."""
 
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from in_process import Harness, tensors_of
 from medpfl.core.codecs import CER, STC, Chain
 from medpfl.job import Job
 from medpfl.job.codecs import Codecs
+from medpfl.rounds.coders import ServerCoder
 from medpfl.rounds.coding import PAYLOAD
 from tools import assert_same, outcome, run
 
@@ -27,12 +29,23 @@ def found(harness: Harness, name: str) -> Any:
     return json.loads((harness.results / name).read_text())
 
 
-def test_filters_equal_simulate_bit_for_bit(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
+def test_filters_equal_simulate_bit_for_bit(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode, decoding = ServerCoder.receive, set()
+
+    def receive(coder: ServerCoder, reply: Any) -> Any:
+        decoding.add(threading.get_ident())
+        return decode(coder, reply)
+
+    monkeypatch.setattr(ServerCoder, "receive", receive)
+
     def job() -> Job:
         return replace(make_job(rounds=4, mixers=slots(), method=Asked(lr=0.05, batch_size=8)), codecs=CODECS)
 
     harness = Harness(job(), table_sites, tmp_path / "flare").run()
     assert harness.engine.panic is None
+    assert len(decoding) == 1  # the controller's thread, and not those in which FLARE holds a lock and calls filters
     assert_same(outcome(harness.results), run(job(), table_sites, tmp_path / "simulated"))
     traffic = json.loads((tmp_path / "simulated" / "results" / "bytes.json").read_text())
     assert sorted(map(str, found(harness, "bytes.json"))) == sorted(map(str, traffic))

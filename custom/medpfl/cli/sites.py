@@ -147,3 +147,13 @@ def site_init(
     for path in write_site_file(place, output, answers):
         say(f"wrote {path}")
     say(f"Read it, then check the data: medpfl check-data {output}{f' --schema {like}' if like else ''}")
+
+
+@site_app.command("page")
+def site_page(
+    folder: Annotated[Path, typer.Argument(help="Where a job left this hospital's models.")],
+) -> None:
+    """Write a hospital's own page of a job again: what joining brought, for its clinicians. It stays here."""
+    from medpfl.rounds.hospital_page import write_page
+
+    say(str(write_page(folder)))

@@ -5,9 +5,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
 from jinja2 import ChoiceLoader, Environment, PackageLoader, select_autoescape
 
-from medpfl.compare import comparison_tables, constant, figures
+from medpfl.compare import arranging, comparison_tables, constant, figures
 from medpfl.compare.comparison_tables import bytes_text, p_text, ranked
 from medpfl.compare.examples import Example
 from medpfl.compare.file import POOLED
@@ -40,10 +41,17 @@ def write_report(content: Results, folder: Path, examples: list[Example] | None 
         "communication": figures.communication(rows, content),
     }
     sweeps = figures.sweeps(rows, content)
+    shown, same = arranging.collapsed(rows)
     page = environment.get_template("report.html").render(
         c=content,
         glossary=Glossary(),
         rows=rows,
+        same=same,
+        number={row.name: place for place, row in enumerate(rows)},
+        by_score=arranging.of_leaderboard(shown, content),
+        by_hospital=arranging.of_hospitals(shown, content),
+        by_gain=arranging.of_gains(shown, content),
+        file=_file(content),
         score=content.score.replace("_", " "),
         label=content.label(content.score),
         measure=content.measure,
@@ -98,6 +106,12 @@ def _write_figures(folder: Path, drawn: dict[str, str]) -> None:
             name = re.sub(r"[^\w.-]+", "-", title)
             # White behind it: the page that shows the file may be dark.
             write_text(folder / f"{name}.svg", svg.replace("<svg ", '<svg style="background: #fff" ', 1))
+
+
+def _file(content: Results) -> str:
+    """The comparison's file, as YAML that ``medpfl compare`` reads: what is not the default."""
+    told = content.file.model_dump(mode="json", exclude_defaults=True)
+    return str(yaml.safe_dump(told, sort_keys=False, allow_unicode=True, width=100))
 
 
 def _test_sizes(content: Results) -> dict[str, str]:

@@ -12,7 +12,7 @@ from medpfl.tasks.metrics.constant import most_frequent
 from medpfl.tasks.metrics.measure import Measure
 
 if TYPE_CHECKING:
-    from medpfl.deployed.model_file import History, ModelMeta, Recipe
+    from medpfl.deployed.model_file import Chosen, History, ModelMeta, Recipe
 
 WARNING = "**Not a medical device.** For research; it must not be used for decisions about patients."
 INTENDED_USE = (
@@ -163,25 +163,28 @@ def _chosen(history: "History", measures: Mapping[str, Measure]) -> str:
         f"| {name} | {'not defined' if value is None else measure.text(value, 4)} |"
         for name, value in found.candidates.items()
     )
-    if found.gain is None or found.error is None or found.needed is None:
-        why = "They are too few to say that another model is better than the local one."
-    else:
-        than = "more" if found.model == found.best else "not more"
-        why = (
-            f"On them {found.best} gains {found.gain:+.4f} {interval_text(found.interval)} over the local model, "
-            f"{than} than the {found.needed:.2f} standard errors (of {found.error:.4f}) that it takes with so many "
-            "candidates."
-        )
     return f"""
 ## Chosen by this hospital
 
 The hospital's own {found.patients} validation patients support the model "{found.model}".
-{why}
+{why(found)}
 
 | candidate | validation {history.score} |
 |---|---|
 {rows}
 """
+
+
+def why(found: "Chosen") -> str:
+    """Why the validation cases support the model that they chose, in a sentence."""
+    if found.gain is None or found.error is None or found.needed is None:
+        return "They are too few to say that another model is better than the local one."
+    than = "more" if found.model == found.best else "not more"
+    return (
+        f"On them {found.best} gains {found.gain:+.4f} {interval_text(found.interval)} over the local model, "
+        f"{than} than the {found.needed:.2f} standard errors (of {found.error:.4f}) that it takes with so many "
+        "candidates."
+    )
 
 
 def _one_answer(history: "History") -> str:

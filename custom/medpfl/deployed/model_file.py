@@ -255,8 +255,21 @@ def _check_seal(path: Path, meta: ModelMeta, tensors: Mapping[str, Tensor]) -> N
         raise MedPFLError(f"{path}: its content was altered after it was written (its SHA-256 does not fit)")
 
 
+def read_description(path: Path) -> ModelMeta:
+    """What a model's file says of itself; its tensors are not read.
+
+    Raises:
+        MedPFLError: the file is missing, broken, made by a newer MedPFL, or not a model of MedPFL's.
+    """
+    return _description(path, store.read_meta(path))
+
+
 def _read(path: Path) -> tuple[dict[str, Tensor], ModelMeta]:
     tensors, content = store.read(path)
+    return tensors, _description(path, content)
+
+
+def _description(path: Path, content: store.Meta) -> ModelMeta:
     if content.get("kind") != "model":
         raise MedPFLError(f"{path}: not a deployed model but another file of MedPFL's")
     version = content.get("model_format")
@@ -265,7 +278,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], ModelMeta]:
             f"{path}: made by a newer MedPFL (model format {version}, this one reads {MODEL_FORMAT}); update MedPFL"
         )
     try:
-        return tensors, ModelMeta.model_validate({key: value for key, value in content.items() if key != "format"})
+        return ModelMeta.model_validate({key: value for key, value in content.items() if key != "format"})
     except ValidationError as error:
         problem = error.errors()[0]
         place = ".".join(map(str, problem["loc"]))

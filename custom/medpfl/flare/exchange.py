@@ -20,8 +20,8 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from medpfl.core.errors import ConfigError, MedPFLError, Stopped
-from medpfl.flare.filters import traffic_of
+from medpfl.core.errors import CodecError, ConfigError, MedPFLError, Stopped
+from medpfl.flare.filters import decoded, traffic_of
 from medpfl.flare.leaving import check_filters
 from medpfl.flare.wire import failure_of, read_reply, to_shareable
 from medpfl.rounds.coordinator import Coordinator
@@ -176,6 +176,12 @@ class ExchangeController(Controller):
         Raises:
             MedPFLError: it says that it failed, or cannot be read.
         """
+        if failure_of(result) is None:
+            try:
+                result = decoded(result, fl_ctx, site)
+            except MedPFLError as error:
+                self.log_error(fl_ctx, str(error))
+                raise CodecError(error.public) from error
         reply = read_reply(result, asked.slots, self._gradients())
         if isinstance(self.coordinator, Coordinator):
             reply = self.coordinator.arrived(reply)

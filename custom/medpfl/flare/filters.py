@@ -24,6 +24,8 @@ from medpfl.rounds.protocol.replies import InitReply, Reply
 from medpfl.rounds.protocol.requests import Request
 
 _CODERS: dict[tuple[str, str, str], ServerCoder | SiteCoder] = {}
+_DUE: set[tuple[str, str, str]] = set()
+"""Of ``_CODERS``: whose result has passed the server's filter and is not decoded yet."""
 _LOCK = threading.Lock()
 
 
@@ -46,6 +48,21 @@ def traffic_of(fl_ctx: FLContext, site: str) -> tuple[int, int] | None:
     with _LOCK:
         coder = _CODERS.get((str(root), job, site))
     return coder.traffic if isinstance(coder, ServerCoder) else None
+
+
+def decoded(result: Shareable, fl_ctx: FLContext, site: str) -> Shareable:
+    """A hospital's answer decoded, where it came through ``DecodeUpdate``.
+
+    Raises:
+        MedPFLError: it cannot be decoded, or what it leaves cannot be kept.
+    """
+    root, job = _place(fl_ctx)
+    place = str(root), job, site
+    with _LOCK:
+        if place not in _DUE:
+            return result
+        _DUE.discard(place)
+    return _with(result, server_coder(fl_ctx, site).receive(reply_of(result)))
 
 
 def _site_coder(fl_ctx: FLContext) -> SiteCoder:
@@ -132,7 +149,12 @@ class EncodeUpdate(MessageFilter):
 
 
 class DecodeUpdate(MessageFilter):
-    """Decodes what arrives: a hospital's task data or the server's task results."""
+    """Decodes what arrives: a hospital's task data or the server's task results.
+
+    FLARE holds a lock while the server's filters act, for which every heartbeat and request waits. So a result
+    is only marked here, and the controller decodes it (``decoded``) once the lock is free; one that comes too late is
+    never decoded.
+    """
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         if self.get_prop(FilterContextKey.CHAIN_TYPE) == FilterChainType.TASK_DATA_CHAIN:
@@ -146,8 +168,7 @@ class DecodeUpdate(MessageFilter):
             if shareable.get_header(LOST, False):
                 coder.forget()
             return shareable
-        try:
-            return _with(shareable, coder.receive(reply_of(shareable)))
-        except MedPFLError as error:
-            self.log_error(fl_ctx, str(error))
-            return _refused(shareable, error)
+        root, job = _place(fl_ctx)
+        with _LOCK:
+            _DUE.add((str(root), job, _peer(fl_ctx)))
+        return shareable

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What joining brought, one plain sentence for each hospital: what a report begins with."""
 
+from dataclasses import dataclass
+
 from medpfl.results.glossary import spelled
 from medpfl.results.schema import ChosenRow, Summary, TrainingSummary
-from medpfl.tasks.metrics.certainty import Interval
+from medpfl.tasks.metrics.certainty import Certainty, Interval
 from medpfl.tasks.metrics.measure import Measure
 
 LOCAL = "local"
@@ -16,6 +18,27 @@ def sentences(summary: Summary) -> list[str]:
     return [_sentence(site, summary) for site in dict.fromkeys([*summary.roster, *summary.chosen])]
 
 
+@dataclass(frozen=True)
+class Brought:
+    """What a hospital takes and has.
+
+    Attributes:
+        model: that it takes; ``score``: of its test; ``certainty``: of that.
+        local: the test score of its own model; None where there is none.
+        cases: how many it was tested on, in words.
+        metric: the score's name as it is written; ``measure``: which values of it are better.
+    """
+
+    site: str
+    model: str
+    score: float
+    certainty: Certainty | None
+    local: float | None
+    cases: str
+    metric: str
+    measure: Measure
+
+
 def _sentence(site: str, summary: TrainingSummary) -> str:
     row = summary.chosen.get(site)
     if row is None and any(line.site == site for line in summary.test):
@@ -24,19 +47,34 @@ def _sentence(site: str, summary: TrainingSummary) -> str:
     if row is None or score is None:
         return f"{site} has no test result here."
     measure = summary.measure(summary.score)
-    metric = f"test {spelled(measure.called(summary.score, summary.classes))}"
+    return sentence(
+        Brought(
+            site=site,
+            model=row.test.model,
+            score=score,
+            certainty=row.test.certainty,
+            local=_local_score(site, row.test.choice, summary),
+            cases=_cases(site, row, summary),
+            metric=spelled(measure.called(summary.score, summary.classes)),
+            measure=measure,
+        )
+    )
+
+
+def sentence(found: Brought) -> str:
+    """What joining brought to one hospital."""
+    site, cases, measure, score = found.site, found.cases, found.measure, found.score
+    metric = f"test {found.metric}"
     if measure.direction == "lower":
         metric += " (lower is better)"
-    cases = _cases(site, row, summary)
-    if row.test.model == LOCAL:
-        sure = _sure("", row.test.certainty.interval if row.test.certainty else None)
+    if found.model == LOCAL:
+        sure = _sure("", found.certainty.interval if found.certainty else None)
         return f"{site} kept its own model: its {metric} is {measure.text(score, 2)} on {cases} ({sure})."
-    local = _local_score(site, row.test.choice, summary)
-    if local is None:
+    if found.local is None:
         return f"{site} takes a model with a {metric} of {measure.text(score, 2)} on {cases}; its own model has none."
-    gained = row.test.certainty.gained if row.test.certainty else None
+    gained = found.certainty.gained if found.certainty else None
     chance = ", which these patients cannot tell from chance" if gained and gained[0] <= 0 <= gained[1] else ""
-    change = _change(metric, local, score, measure)
+    change = _change(metric, found.local, score, measure)
     return f"At {site}, joining {change} on {cases}{chance} ({_sure(' of the gain', gained)})."
 
 

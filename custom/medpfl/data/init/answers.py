@@ -64,9 +64,9 @@ class Answers:
         """Class names to values: those of --class, else one class a value, named as guessed or answered."""
         if self.classes:
             declared = {str(value) for values in self.classes.values() for value in values}
-            for value in found:
-                if str(value) not in declared:
-                    raise SiteFileError(f"--class: {what} holds the value {value!r}, which no --class mentions")
+            if lacking := [repr(value) for value in found if str(value) not in declared]:
+                values = f"value {lacking[0]}" if len(lacking) == 1 else f"values {', '.join(lacking)}"
+                raise SiteFileError(f"--class: {what} holds the {values}, which no --class mentions")
             return self._in_order({name: list(values) for name, values in self.classes.items()}, what)
         if self.schema:
             return self._in_order(self._agreed(found, names, what, self.schema.classes), what)

@@ -14,6 +14,10 @@ from medpfl.data.init.pairing import Layout, eyes, images_and_masks, layouts
 from medpfl.data.init.volumes import LABELS, LOOKED, MARK, label_entries
 from medpfl.data.pixels import SUFFIXES
 
+_MASKS = 200
+"""Masks that are read to find their values: more than label maps of volumes, for a stray value is often in one of many,
+and an image is read quickly."""
+
 
 def find_images(folder: Path) -> list[Path]:
     """All image files below a folder."""
@@ -86,13 +90,13 @@ def _split(grouped: bool) -> Entry:
 
 
 def _values(masks: Sequence[Path]) -> list[int]:
-    """The values of the first masks.
+    """The values of the masks; of very many, of the first.
 
     Raises:
         DataError: they are no masks.
     """
     values: set[int] = set()
-    for path in masks[:LOOKED]:
+    for path in masks[:_MASKS]:
         with Image.open(path) as mask:
             values |= {int(value) for value in np.unique(np.array(mask.convert("L") if mask.mode != "P" else mask))}
     if len(values) > 32:

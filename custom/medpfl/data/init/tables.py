@@ -161,6 +161,12 @@ def read(file: Path) -> tuple[pd.DataFrame, bool, str | None]:
     if not lines[0].count(separator):
         raise DataError(f"{file}: found no commas, semicolons, tabs or bars between columns in its first line")
     rows = [[cell.strip() for cell in row] for row in csv.reader(lines, delimiter=separator, skipinitialspace=True)]
+    lengths = {len(row) for row in rows[1:]}
+    if len(rows) > 3 and len(lengths) == 1 and len(rows[0]) not in lengths:
+        raise DataError(
+            f"{file}: its first line has {len(rows[0])} cells and every other line {lengths.pop()}, so it does not "
+            "name the columns; remove it, or put their names there"
+        )
     header = not any(is_number(cell) for cell in rows[0])
     names = rows.pop(0) if header else [f"column_{number + 1}" for number in range(len(rows[0]))]
     for number, row in enumerate(rows, start=1 + header):

@@ -1,2 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trackers that ship: a job's numbers in TensorBoard and in MLflow, one file each. Written by the server alone."""
+"""Trackers that ship: a job's numbers in TensorBoard, MLflow and Weights & Biases, one file each.
+
+Written by the server alone.
+"""

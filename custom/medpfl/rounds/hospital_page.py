@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A hospital's own page: what a job brought it, for its clinicians. It is made of the models' files that the job left
+here, tells of single patients, and stays beside them."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from medpfl.component import build
+from medpfl.core.errors import ConfigError, MedPFLError
+from medpfl.deployed.card import why
+from medpfl.deployed.evaluate import write_text
+from medpfl.deployed.model_file import Chosen, History, ModelMeta, read_description
+from medpfl.results.chosen import label_of
+from medpfl.results.glossary import Glossary, spelled
+from medpfl.results.sentences import LOCAL, Brought, sentence
+from medpfl.rounds.hospital_cases import read_cases
+from medpfl.tasks.contract import Task
+from medpfl.tasks.metrics.certainty import interval_text
+from medpfl.tasks.metrics.decision import Decided
+from medpfl.tasks.metrics.measure import Measure
+
+PAGE = "hospital.html"
+CHOSEN = "chosen-best"
+"""Of the files of the model that the hospital takes."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A line of the table of models; texts."""
+
+    label: str
+    taken: bool
+    validation: str
+    test: str
+    gain: str
+
+
+def write_page(folder: Path) -> Path:
+    """Write the page of the models in ``folder``, for this account only; returns its path.
+
+    Raises:
+        MedPFLError: no job chose a model there, or a file is broken.
+    """
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, select_autoescape
+
+    file = folder / f"{CHOSEN}.safetensors"
+    if not file.is_file():
+        raise MedPFLError(
+            f"{folder}: no {file.name} there; expected the folder in which a job left a hospital's models"
+        )
+    taken = read_description(file)
+    history, chosen = _known(file, taken)
+    measure = _measure(file, taken)
+    models = {path: read_description(path) for path in sorted(folder.glob("*-best.safetensors")) if path != file}
+    others = {meta.history.model: meta.history for meta in models.values() if meta.history}
+    score = history.score or ""
+    metric = spelled(measure.called(score, taken.recipe.classes))
+    best = None if chosen.best is None else label_of(chosen.best)
+    loader = ChoiceLoader([PackageLoader("medpfl.rounds", "."), PackageLoader("medpfl.results", ".")])
+    environment = Environment(loader=loader, autoescape=select_autoescape(), trim_blocks=True)
+    cases = read_cases(file.with_suffix(".csv"), score, measure, taken.recipe.classes)
+    page = environment.get_template("hospital_page.html").render(
+        glossary=Glossary(),
+        history=history,
+        chosen=chosen,
+        sentence=_sentence(history, chosen, others.get(LOCAL), metric, measure),
+        label=label_of(chosen.model),
+        why=why(chosen.model_copy(update={"model": label_of(chosen.model), "best": best})),
+        metric=metric,
+        lower=measure.direction == "lower",
+        candidates=_candidates(history, chosen, others, measure),
+        classes=taken.recipe.classes,
+        cases=cases,
+        curves=_curves(cases.decisions),
+        patients=history.certainty.patients if history.certainty else None,
+    )
+    place = folder / PAGE
+    write_text(place, page)
+    os.chmod(place, 0o600)
+    return place
+
+
+def _known(file: Path, meta: ModelMeta) -> tuple[History, Chosen]:
+    if meta.history is None or meta.history.chosen is None or meta.history.score is None:
+        raise MedPFLError(f"{file}: it does not say how it was chosen; expected a model that a job left at a hospital")
+    return meta.history, meta.history.chosen
+
+
+def _measure(file: Path, meta: ModelMeta) -> Measure:
+    try:
+        task: Task = build(meta.recipe.task, Task, "task")
+    except ConfigError as error:
+        raise MedPFLError(f"{file}: {error}") from error
+    return task.measures.get(meta.history.score or "", Measure()) if meta.history else Measure()
+
+
+def _sentence(history: History, chosen: Chosen, local: History | None, metric: str, measure: Measure) -> str:
+    score = history.test.get(history.score or "")
+    if score is None:
+        return f"{history.site} takes a model whose {metric} is not defined on its test cases."
+    count = history.certainty.patients if history.certainty else history.cases["test"]
+    return sentence(
+        Brought(
+            site=history.site,
+            model=chosen.model,
+            score=score,
+            certainty=history.certainty,
+            local=local.test.get(history.score or "") if local else None,
+            cases=f"{count} test {'patients' if history.certainty else 'cases'}",
+            metric=metric,
+            measure=measure,
+        )
+    )
+
+
+def _candidates(history: History, chosen: Chosen, others: dict[str, History], measure: Measure) -> list[Candidate]:
+    """The models in the order of their validation scores; the average has a test only where it was taken."""
+    tested = {**others, chosen.model: history}
+    names = list(dict.fromkeys([*chosen.candidates, *tested]))
+    names.sort(key=lambda name: measure.rank(chosen.candidates.get(name)))
+    return [_candidate(name, chosen, tested.get(name), history.score or "", measure) for name in names]
+
+
+def _candidate(name: str, chosen: Chosen, tested: History | None, score: str, measure: Measure) -> Candidate:
+    seen = chosen.candidates.get(name)
+    value = tested.test.get(score) if tested else None
+    sure = tested.certainty if tested else None
+    return Candidate(
+        label=label_of(name),
+        taken=name == chosen.model,
+        validation="" if seen is None else f"{seen:.3f}",
+        test="" if value is None else f"{value:.3f} {interval_text(sure.interval if sure else None)}".strip(),
+        gain="" if sure is None or sure.gain is None else f"{sure.gain:+.3f} {interval_text(sure.gained)}",
+    )
+
+
+def _curves(decisions: tuple[Decided, ...]) -> dict[str, str]:
+    """Points of an SVG of 100 x 60: net benefit by threshold; what is worse than nobody by far is cut off."""
+    if not decisions:
+        return {}
+    top = max(0.05, *(one.benefit for one in decisions), *(one.acting_on_all for one in decisions))
+
+    def points(values: list[float]) -> str:
+        places = zip((one.threshold for one in decisions), values, strict=True)
+        return " ".join(f"{100 * at:.1f},{50 - 48 * max(value, -top / 5) / top:.1f}" for at, value in places)
+
+    return {
+        "model": points([one.benefit for one in decisions]),
+        "all": points([one.acting_on_all for one in decisions]),
+        "top": f"{top:.2f}",
+    }

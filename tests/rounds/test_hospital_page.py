@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page that a job leaves at a hospital, and only there."""
+
+import csv
+import re
+from collections.abc import Callable
+from html import unescape
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from medpfl.cli.sites import app
+from medpfl.core.errors import MedPFLError
+from medpfl.job import Job
+from medpfl.results.files import read_training
+from medpfl.results.sentences import sentences
+from medpfl.rounds.hospital_cases import Cases, read_cases
+from medpfl.rounds.hospital_page import PAGE, write_page
+from medpfl.tasks.metrics.measure import Measure
+from small_jobs import SITES, write_table_sites
+from tools import run
+
+Make = Callable[..., Job]
+
+
+def plain(page: str) -> str:
+    """A page's text without its tags."""
+    return " ".join(unescape(re.sub(r"<[^>]+>", "", page)).split())
+
+
+@pytest.mark.slow
+def test_every_hospital_has_a_page_and_the_server_none(make_job: Make, tmp_path: Path) -> None:
+    run(make_job(), write_table_sites(tmp_path / "sites", rows=60), tmp_path)
+    held = [path.read_bytes() for path in sorted((tmp_path / "results").rglob("*")) if path.is_file()]
+    said = dict(zip(SITES, sentences(read_training(tmp_path / "results")), strict=True))
+    assert not list((tmp_path / "results").rglob(PAGE))
+    for site in SITES:
+        models = tmp_path / "home" / site / "small" / "models"
+        page = (models / PAGE).read_text()
+        assert said[site] in plain(page)
+        assert (models / PAGE).stat().st_mode & 0o077 == 0
+        assert "<script" not in page and "http" not in page
+        for heading in ("taken at their word?", "Would acting on it help?"):
+            assert heading in page
+        rows = list(csv.DictReader((models / "chosen-best.csv").open()))
+        wrong = [row["case"] for row in rows if row["class"] != row["predicted"]]
+        if wrong:
+            assert any(case in page for case in wrong)
+        assert not [case for case in (row["case"] for row in rows) for content in held if case.encode() in content]
+        (models / PAGE).unlink()
+        result = CliRunner().invoke(app, ["site", "page", str(models)])
+        assert result.exit_code == 0 and (models / PAGE).read_text() == page
+
+
+def test_a_folder_without_a_choice_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(MedPFLError, match=r"no chosen-best\.safetensors there; expected the folder"):
+        write_page(tmp_path)
+
+
+def written(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_the_surest_wrong_answers_come_first(tmp_path: Path) -> None:
+    file = written(
+        tmp_path / "cases.csv", "case,class,predicted,probability", "p1,0,1,0.7", "p2,1,0,0.9", "p3,1,1,0.75"
+    )
+    found = read_cases(file, "accuracy", Measure(), ["no", "yes"])
+    assert [(one.case, one.said) for one in found.worst] == [
+        ("p2", "no with 0.90, is yes"),
+        ("p1", "yes with 0.70, is no"),
+    ]
+    assert [(one.count, one.given, one.right) for one in found.bins] == [
+        (1, 0.7, 0.0), (1, 0.75, 1.0), (1, 0.9, 0.0)
+    ]  # fmt: skip
+    assert not read_cases(file, "accuracy", Measure(), ["a", "b", "c"]).decisions
+
+
+@pytest.mark.parametrize(("direction", "order"), [("higher", "bca"), ("lower", "acb")])
+def test_cases_with_a_score_of_their_own_are_ordered_by_it(tmp_path: Path, direction: str, order: str) -> None:
+    file = written(tmp_path / "cases.csv", "case,dice", "a,0.9", "b,0.1", "c,0.5", "d,nan")
+    found = read_cases(file, "dice", Measure.model_validate({"direction": direction}), ["organ", "rest"])
+    assert "".join(one.case for one in found.worst) == order
+    assert found.middle and found.best and (found.middle.case, found.best.case) == (order[1], order[2])
+
+
+def test_no_file_of_cases_is_no_cases_and_a_broken_one_is_named(tmp_path: Path) -> None:
+    assert read_cases(tmp_path / "none.csv", "dice", Measure(), []) == Cases()
+    with pytest.raises(MedPFLError, match=r"cases.csv: not the test cases that a job wrote \(ValueError\)"):
+        read_cases(written(tmp_path / "cases.csv", "case,dice", "a,much"), "dice", Measure(), [])
