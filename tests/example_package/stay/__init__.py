@@ -22,7 +22,7 @@ class MAE(Metric):
     unit = "days"
 
     def of_split(self, decisions: Tensor, samples: Samples) -> float:
-        # Torch's own: it is asked of a thousand resamples, and scikit-learn checks its arguments for longer than it counts.
+        # By torch: asked of a thousand resamples, scikit-learn would check arguments for longer than it counts.
         return float((samples.targets[:] - decisions).double().abs().mean())
 
 
