@@ -277,9 +277,9 @@ def table_of(results: dict[str, Any]) -> str:
         [name, ratio if isinstance(ratio, str) else f"{ratio:.2f}"] for name, ratio in results["methods"].items()
     ]
     return (
-        f"On {results['device']}, medians of at most {results['repeats']} turns. Samples a second: with one batch that lies on "
-        "the device; of the roof: their operations beside those of the device's fastest product of matrices; waiting: "
-        "the part of our loop's time beyond that.\n\n"
+        f"On {results['device']}, medians of at most {results['repeats']} turns. Samples a second: with one batch "
+        "that lies on the device; of the roof: their operations beside those of the device's fastest product of "
+        "matrices; waiting: the part of our loop's time beyond that.\n\n"
         + markdown(headings, rows)
         + "\n\nA round of a few hospitals in one process, as a multiple of Local's:\n\n"
         + markdown(["method", "round"], methods)
