@@ -75,23 +75,19 @@ def test_record_level_privacy_is_refused() -> None:
         EVERY["FedAvg"].method(precision="fp16", privacy=DPSGD(noise_multiplier=1.0))
 
 
-@pytest.mark.parametrize("name", ["FedAvg", "CusFL, both taught"])
-def test_a_step_that_was_left_out_has_no_samples_behind_it(
-    name: str, sites: dict[bool, dict[str, Path]], tmp_path: Path
-) -> None:
+def test_a_step_that_was_left_out_has_no_samples_behind_it(sites: dict[bool, dict[str, Path]], tmp_path: Path) -> None:
     """A hospital's policy asks for a least number of samples behind what leaves."""
-    small, found = EVERY[name], {}
+    small, found = EVERY["FedAvg"], {}
     for scale in (2.0**16, 2.0**120):  # beyond all gradients: no step is made
-        _, runners = begin(small.job(precision="fp16", optimizer="sgd"), sites[small.images], tmp_path / str(scale))
-        rounds, method = runners["anna"].rounds, runners["anna"].method
-        site = rounds.site(method, 1)
+        job = small.job(precision="fp16", optimizer="sgd")
+        coordinator, runners = begin(job, sites[small.images], tmp_path / str(scale))
+        round_of(coordinator, runners, 1)
+        site = runners["anna"].rounds.site(runners["anna"].method, 2)
         first = next(iter(site.models))
         site._scalers[first] = torch.amp.GradScaler("cpu", init_scale=scale)
-        before = site.models[first].state_dict()
-        before = {key: tensor.clone() for key, tensor in before.items() if key.endswith("weight")}
+        before = {key: tensor.detach().clone() for key, tensor in site.models[first].named_parameters()}
         site.fit(first)
-        after = site.models[first].state_dict()
-        moved = any(not torch.equal(tensor, after[key]) for key, tensor in before.items())
+        moved = any(not torch.equal(tensor, before[key]) for key, tensor in site.models[first].named_parameters())
         found[scale] = moved, site.behind[first, 0].effective
     assert found[2.0**16][0] and 1 < found[2.0**16][1] < float("inf")
     assert found[2.0**120] == (False, float("inf"))
