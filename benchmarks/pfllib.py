@@ -41,21 +41,47 @@ METHODS = ("FedAvg", "Ditto")
 NETWORKS = {CNN: 1, LINEAR: 10}
 """Network to how many times as many rounds: those of the linear one, which show what a step costs besides its
 computation, are short."""
-TRAIN_ROWS = (1950, 1550, 1150, 800)  # a hospital each; multiples of the batch size, because PFLlib drops the rest
-TEST_ROWS = 100
+TRAIN_ROWS = (1950, 1550, 1150, 800)  # of four hospitals; multiples of the batch size, because PFLlib drops the rest
+TEST_ROWS = 400  # of all hospitals together, at least CLASSES each
 BATCH_SIZE, LR, LAM, SEED = 10, 0.005, 1.0, 0  # PFLlib's own batch size and rate; its mu must not stay at 0
 TOLERANCE = 1e-6
 """Largest absolute difference of any weight after one round."""
 BARE_LIMIT = 1.1  # of the bare loop's time
 
 
-def measure(pfllib: Path, rounds: int, repeats: int, progress: Callable[[str], None]) -> dict[str, Any]:
+def rows_of(hospitals: int) -> list[int]:
+    """Training rows of every hospital: each of four is cut into equal ones, so that a round has the same steps.
+
+    Raises:
+        MedPFLError: they cannot be cut so.
+    """
+    parts, rest = divmod(hospitals, len(TRAIN_ROWS))
+    if hospitals < 1 or rest or parts > min(TRAIN_ROWS) // BATCH_SIZE:
+        most = len(TRAIN_ROWS) * (min(TRAIN_ROWS) // BATCH_SIZE)
+        raise MedPFLError(f"--hospitals must be a multiple of {len(TRAIN_ROWS)} up to {most}, got {hospitals}")
+    rows = []
+    for whole in TRAIN_ROWS:
+        batches, more = divmod(whole // BATCH_SIZE, parts)
+        rows += [BATCH_SIZE * (batches + (part < more)) for part in range(parts)]
+    return rows
+
+
+def measure(
+    pfllib: Path,
+    rounds: int,
+    repeats: int,
+    progress: Callable[[str], None],
+    hospitals: int = len(TRAIN_ROWS),
+    networks: Sequence[str] = tuple(NETWORKS),
+) -> dict[str, Any]:
     """Equality after one round, then seconds of every round of every arm.
 
     Args:
         pfllib: a checkout of PFLlib (it has ``system/flcore``).
         rounds: rounds of a run, >= 2; the first is not counted.
         repeats: how often the arms start anew.
+        hospitals: how many share the same number of rows.
+        networks: of ``NETWORKS``.
 
     Raises:
         MedPFLError: there is no PFLlib, an arm failed, or the weights differ.
@@ -65,24 +91,28 @@ def measure(pfllib: Path, rounds: int, repeats: int, progress: Callable[[str], N
             raise MedPFLError(f"--{name} must be at least {least}, got {value}")
     if not (pfllib / "system" / "flcore").is_dir():
         raise MedPFLError(f"--pfllib: {pfllib} is no checkout of PFLlib: it has no folder system/flcore")
+    if unknown := [network for network in networks if network not in NETWORKS]:
+        raise MedPFLError(f"--network: expected {' or '.join(NETWORKS)}, got '{unknown[0]}'")
+    rows = rows_of(hospitals)
     results: dict[str, Any] = {
         "pfllib": _commit(pfllib),
-        "hospitals": len(TRAIN_ROWS),
-        "steps_a_round": sum(TRAIN_ROWS) // BATCH_SIZE,
+        "hospitals": hospitals,
+        "steps_a_round": sum(rows) // BATCH_SIZE,
         "rounds": rounds,
         "repeats": repeats,
-        "setting": {"train_rows": TRAIN_ROWS, "batch_size": BATCH_SIZE, "lr": LR, "lam": LAM, "seed": SEED},
+        "setting": {"train_rows": rows, "batch_size": BATCH_SIZE, "lr": LR, "lam": LAM, "seed": SEED},
         "tolerance": TOLERANCE,
         "bare_limit": BARE_LIMIT,
         "work": [],
     }
     with tempfile.TemporaryDirectory(prefix="medpfl-bench-") as scratch:
         folder = Path(scratch)
-        _write_sites(folder)
+        _write_sites(folder, rows)
         path, given = str(pfllib.resolve()), str(folder)
         first = Setting(METHODS[0], CNN, 1, BATCH_SIZE, LR, LAM, SEED, path, given)
         write_for_pfllib(first)
-        for network, times in NETWORKS.items():
+        for network in networks:
+            times = NETWORKS[network]
             for method in METHODS:
                 setting = replace(first, method=method, architecture=network)
                 differences = _differences(setting, folder)
@@ -97,17 +127,18 @@ def _commit(pfllib: Path) -> str | None:
     return done.stdout.strip() or None
 
 
-def _write_sites(folder: Path) -> None:
+def _write_sites(folder: Path, rows_each: Sequence[int]) -> None:
     """Ten classes of noisy 28 x 28 patterns at every hospital: the cost does not depend on what they show."""
     patterns = np.random.default_rng(SEED).uniform(0, 255, size=(CLASSES, SIDE, SIDE))
-    for number, rows in enumerate(TRAIN_ROWS):
+    tested, digits = max(CLASSES, TEST_ROWS // len(rows_each)), len(str(len(rows_each) - 1))
+    for number, rows in enumerate(rows_each):
         rng = np.random.default_rng(1 + number)
         arrays: dict[str, NDArray[np.generic]] = {}
-        for split, count in (("train", rows), ("test", TEST_ROWS)):
+        for split, count in (("train", rows), ("test", tested)):
             labels = np.arange(count) % CLASSES
             noisy = 0.5 * patterns[labels] + 0.5 * rng.uniform(0, 255, size=(count, SIDE, SIDE))
             arrays |= {f"{split}_images": noisy.astype(np.uint8), f"{split}_labels": labels}
-        site = f"site-{number}"
+        site = f"site-{number:0{digits}d}"
         np.savez(folder / f"{site}.npz", **arrays)  # type: ignore[arg-type]
         dataset = {"kind": "arrays", "file": f"{site}.npz", "classes": {f"c{i}": [i] for i in range(CLASSES)}}
         text = yaml.safe_dump({"site": site, "datasets": {"digits": dataset}}, sort_keys=False)
@@ -282,10 +313,12 @@ def command(
     pfllib: Annotated[Path, typer.Option(help="Checkout of github.com/TsingZ0/PFLlib; it needs h5py installed.")],
     rounds: Annotated[int, typer.Option(help="Rounds of a run; the first is not counted.")] = 7,
     repeats: Annotated[int, typer.Option(help="How often the arms start anew; medians are reported.")] = 3,
+    hospitals: Annotated[int, typer.Option(help="How many share the rows; a multiple of 4.")] = len(TRAIN_ROWS),
+    network: Annotated[list[str] | None, typer.Option(help="Only this network of PFLlib's.")] = None,
     out: OutOption = None,
 ) -> None:
     """FedAvg and Ditto in process: this package's engine beside PFLlib's own code and the bare loop."""
     facts = machine()
-    results = measure(pfllib, rounds, repeats, say)
+    results = measure(pfllib, rounds, repeats, say, hospitals, tuple(network or NETWORKS))
     write_json(out, "pfllib", facts, results)
     say(table_of(results))

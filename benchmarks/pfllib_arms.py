@@ -247,7 +247,8 @@ def theirs(setting: Setting, clock: Clock, cached: bool) -> Weights:
     clock.begin()
     with contextlib.suppress(_Enough):
         server.train()
-    personal = {f"site-{c.id}": c.model_per for c in server.clients} if setting.method == "Ditto" else {}
+    names = list(setting.site_files)  # sorted, as the folders that were written
+    personal = {names[c.id]: c.model_per for c in server.clients} if setting.method == "Ditto" else {}
     return _named(server.global_model.state_dict(), personal)
 
 
@@ -259,7 +260,7 @@ def _ordered(client_class: Any, setting: Setting) -> Any:
 
         def load_train_data(self, batch_size: int | None = None) -> Any:
             loader = super().load_train_data(batch_size)
-            order = setting.order(f"site-{self.id}", self.round_number, len(loader.dataset))
+            order = setting.order(list(setting.site_files)[self.id], self.round_number, len(loader.dataset))
             return torch.utils.data.DataLoader(
                 loader.dataset, loader.batch_size, drop_last=loader.drop_last, sampler=_Order(order)
             )

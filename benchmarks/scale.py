@@ -203,16 +203,21 @@ def _simulate(scratch: Path, hospitals: int, rounds: int, hidden: int) -> dict[s
     sites = _sites(scratch / "sites", hospitals)
     ends: list[float] = []
     memory: list[float] = []
+    processor: list[float] = []
 
     def progress(coordinator: Coordinator) -> None:
         ends.append(time.monotonic())
+        processor.append(time.process_time())
         memory.append(resident("VmRSS"))
 
     job = _job(rounds, MIXERS["SoftPull"], (hidden,) if hidden else ())
     simulate(job, sites, scratch / "results", scratch / "home", progress, test=False)
     spans = np.diff(ends)
     third = len(spans) // 3
+    busy = np.diff(processor)
     return {
+        "processor_s": round(float(np.median(busy)), 4),
+        "processor_ms_in_100_rounds": round(1e5 * float(np.polyfit(np.arange(len(busy)), busy, 1)[0]), 2),
         "seconds_a_round": round(float(np.median(spans)), 4),
         "first_third_s": round(float(np.median(spans[:third])), 4),
         "last_third_s": round(float(np.median(spans[-third:])), 4),
@@ -310,7 +315,7 @@ def _points(large: bool) -> list[dict[str, Any]]:
         *(server(100, 4.0, False, mixer) for mixer in MIXERS if mixer != "SoftPull"),
         *(whole(hospitals, 6) for hospitals in (4, 20, 100, 200)),
         *(whole(hospitals, 4, 50_000, on_disk) for hospitals in (4, 20, 100) for on_disk in (False, True)),
-        whole(4, 150),
+        whole(4, 300),
     ]
     return [*small, server(20, 200.0, True, rounds=2), server(4, 1000.0, True, rounds=2)] if large else small
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,8 +37,11 @@ Meta = dict[str, JsonValue]
 """What a file says beside its tensors."""
 
 
-def save(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, object]) -> None:
+def save(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, object], synced: bool = True) -> None:
     """Write tensors and a JSON-able ``meta``; a reader sees the old file or the new one, never half of it.
+
+    Args:
+        synced: whether it outlives a power failure from now on; else it outlives this process only, until ``sync``.
 
     Raises:
         MedPFLError: the folder cannot be written.
@@ -47,12 +50,25 @@ def save(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, object]) 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         text, told = json.dumps({"format": FORMAT, **meta}), fingerprint(tensors)
-        safetensors_file.write(temporary, tensors, {_META: f"{_sum(text, told)} {told} {text}"}, synced=True)
+        safetensors_file.write(temporary, tensors, {_META: f"{_sum(text, told)} {told} {text}"}, synced)
         os.replace(temporary, path)
     except OSError as error:
         with suppress(OSError):
             temporary.unlink()
         # Of the place nothing is told outside; that its disk is full, say, is what the server's events need.
+        raise MedPFLError(f"cannot write {path}: {error}", f"a file could not be written: {_reason(error)}") from error
+
+
+def sync(path: Path) -> None:
+    """Bring a file to the disk that was saved without.
+
+    Raises:
+        MedPFLError: it cannot be written.
+    """
+    try:
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+    except OSError as error:
         raise MedPFLError(f"cannot write {path}: {error}", f"a file could not be written: {_reason(error)}") from error
 
 
@@ -201,7 +217,7 @@ def discard(folder: Path, kind: str, kept: Container[int | None] = ()) -> None:
             path.unlink()
 
 
-def prune(folder: Path, kind: str, last: int, keep: int) -> None:
-    """Remove the files of rounds after ``last``, and all but the newest ``keep`` of the others."""
+def prune(folder: Path, kind: str, last: int, keep: int, more: Collection[int] = ()) -> None:
+    """Remove the files of rounds after ``last``, and all but the newest ``keep`` of the others and ``more``."""
     rounds = [number for number in sorted(numbered(folder, kind)) if number <= last]
-    discard(folder, kind, rounds[-keep:])
+    discard(folder, kind, {*rounds[-keep:], *more})

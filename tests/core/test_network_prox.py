@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The graph of similar hospitals, and the server component that mixes over it."""
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mean, Mixer, NetworkProx, RoundInfo
 from medpfl.job import Job
 from medpfl.methods import fedprox
+from one_slot import OneSlot
 
 ROSTER = ("anna", "berta", "clara", "dora", "eva")
 K = len(ROSTER)
@@ -165,10 +167,9 @@ def test_a_far_off_hospital_blurs_nobody_it_has_no_part_in(absent: bool, solver:
             states[2][key] += offset
         states[2]["a"][0, 0] = -0.0
         mixer = NetworkProx(tau=0.3, s=s, p=p, solver=solver, graph="given", edges=edges)
-        mixer.start({key: tensor * 0 for key, tensor in states[0].items()})
-        if s < 1:  # what it was sent is what it has
-            mixer._known.update({f"clara/{key}": states[2][key].clone() for key in ("a", "b")})
-        return mixer.mix(states, info(there))[0]
+        sent = [{key: tensor * 0 for key, tensor in states[0].items()} for _ in range(K)]
+        sent[2] = {key: tensor.clone() for key, tensor in states[2].items()}  # what it was sent is what it has
+        return mixer.mix(states, dataclasses.replace(info(there), known=sent))[0]
 
     near, far = end(0.0), end(1e8)
     others = [0, 1, 3, 4]
@@ -200,27 +201,22 @@ def test_a_partial_step_starts_from_what_was_sent(solver: Any) -> None:
     def make(s: float) -> NetworkProx:
         return NetworkProx(tau=0.3, s=s, graph="complete", solver=solver)
 
-    partial = make(0.4)
     initial = models(5)[0]
-    partial.start(initial)
+    partial = OneSlot(make(0.4), initial, dict.fromkeys(ROSTER, 1.0))
     sent = flat([initial] * K)
     for number in range(3):
         if number == 2:  # over a restart of the server
-            partial, old = make(0.4), partial
-            partial.load_state(old.state())
+            partial = partial.restarted(make(0.4))
         trained = models(number)
         v = 0.6 * sent + 0.4 * flat(trained)
         stand_in = [{"a": row[:12].view(3, 4).clone(), "b": row[12:].clone()} for row in v]
         expected = mixed(make(1.0), stand_in)
-        sent = mixed(partial, trained)
+        sent = flat(partial.mix(trained)[0])
         torch.testing.assert_close(sent, expected, atol=1e-9, rtol=0)
 
 
 def test_a_whole_step_remembers_nothing() -> None:
-    mixer = NetworkProx(tau=0.3, graph="complete")
-    mixer.start(models()[0])
-    mixer.mix(models(), info())
-    assert mixer.state() == {}
+    assert NetworkProx(tau=0.3, graph="complete").remembers is None
 
 
 def test_a_lone_hospital_is_left_alone() -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import yaml
 from PIL import Image
 
 from medpfl.core.errors import DataError
-from medpfl.data.cache import PreparedCases, Tensors
+from medpfl.data.cache import PreparedCases, Tensors, _libraries
 from medpfl.data.declared import StorageRule
 from medpfl.data.preparation import Spec
 from medpfl.data.rows import CaseRows
@@ -113,6 +114,27 @@ def test_a_changed_file_is_prepared_anew(tmp_path: Path, kind: str) -> None:
     with pytest.raises(AssertionError):
         assert_same(after, before)
     assert len(kept(tmp_path)) == 13
+
+
+@pytest.mark.parametrize("library", ["SimpleITK", "highdicom", "pyjpegls"])
+def test_another_version_of_a_library_prepares_anew(
+    tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, asked = tmp_path / "case.nrrd", list[int]()
+    source.write_bytes(b"a volume")
+    for installed, times in (("1.0", 1), ("1.0", 1), ("1.1", 2), (None, 3)):
+
+        def version_of(name: str, installed: str | None = installed) -> str:
+            if name == library and installed is None:
+                raise PackageNotFoundError(name)
+            return installed or "" if name == library else "0"
+
+        monkeypatch.setattr("medpfl.data.cache.version", version_of)
+        _libraries.cache_clear()
+        cases(tmp_path, 10**6).get([source], {}, noting(asked, 0))
+        assert len(asked) == times
+    monkeypatch.undo()
+    _libraries.cache_clear()
 
 
 def test_other_preparation_is_another_case(tmp_path: Path) -> None:

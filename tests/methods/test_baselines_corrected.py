@@ -5,14 +5,13 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from baselines import Normed, assert_resumes, begin, close, combine, held, play, same, served, slope
 from medpfl.core.errors import ConfigError
-from medpfl.core.mixers import ControlVariates, Mean, Mixer, RoundInfo
+from medpfl.core.mixers import ControlVariates, Mean, Mixer
 from medpfl.deployed.export import export
 from medpfl.deployed.model_file import load_deployed
 from medpfl.job import Job
@@ -22,6 +21,7 @@ from medpfl.methods.fedrod import FedRoD, balanced_loss
 from medpfl.methods.moon import Moon, contrast
 from medpfl.methods.scaffold import Scaffold
 from medpfl.tasks.segmentation import Segmentation
+from one_slot import OneSlot
 from tools import run
 
 Make = Callable[..., Job]
@@ -59,15 +59,11 @@ def test_the_common_control_is_the_mean_of_the_hospitals(
 
 def test_the_controls_of_the_absent_survive_a_restart() -> None:
     sent = [{"c": torch.tensor([4.0])}, {"c": torch.tensor([-1.0])}]
-    before, after = ControlVariates(), ControlVariates()
-    new, _ = before.mix(sent, RoundInfo(("a", "b"), np.array([30.0, 10.0]), (True, True)))
+    server = OneSlot(ControlVariates(), {"c": torch.zeros(1)}, {"a": 30.0, "b": 10.0})
+    new, _ = server.mix(sent)
     assert [state["c"].item() for state in new] == [1.5, 1.5]
-    after.load_state(before.state())
-    for mixer in (before, after):  # b is away: its stack holds what it was sent last, which counts for nothing
-        new, _ = mixer.mix(
-            [{"c": torch.tensor([6.0])}, {"c": torch.tensor([1.5])}],
-            RoundInfo(("a", "b"), np.array([30.0, 10.0]), (True, False)),
-        )
+    for one in (server.restarted(ControlVariates()), server):  # b is away: what it was sent last counts for nothing
+        new, _ = one.mix([{"c": torch.tensor([6.0])}, {"c": torch.tensor([99.0])}], (True, False))
         assert [state["c"].item() for state in new] == [2.5, 2.5]
 
 

@@ -19,6 +19,7 @@ from medpfl.methods.pfedme import PFedMe
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.site import SiteRunner
 from medpfl.tasks.tabular import Tabular
+from one_slot import OneSlot
 from tools import Make, entries, exchange, normed, pieces, ready, round_of, run, same, train
 
 SETTINGS: dict[str, Any] = {"lr": 0.05, "batch_size": 8}
@@ -177,15 +178,15 @@ def test_relaxed_mean_remembers_and_is_restored() -> None:
     def states(a: float, b: float) -> list[dict[str, Tensor]]:
         return [{"w": torch.tensor([value]), "n": torch.tensor(int(value))} for value in (a, b)]
 
-    mixer = RelaxedMean(beta=0.25)
-    mixer.start({"w": torch.tensor([8.0]), "n": torch.tensor(0)})
-    new, matrix = mixer.mix(states(4.0, 8.0), about())  # 0.75 * 8 + 0.25 * (0.75 * 4 + 0.25 * 8)
+    server = OneSlot(RelaxedMean(beta=0.25), {"w": torch.tensor([8.0]), "n": torch.tensor(0)}, {"a": 30.0, "b": 10.0})
+    new, matrix = server.mix(states(4.0, 8.0))  # 0.75 * 8 + 0.25 * (0.75 * 4 + 0.25 * 8)
     assert matrix is None and [state["w"].item() for state in new] == [7.25, 7.25]
     assert [state["n"].item() for state in new] == [4, 8]  # integers are not averaged
-    other = RelaxedMean(beta=0.25)
-    other.load_state(mixer.state())
-    for one in (mixer, other):  # one absent hospital: the mean is the other's, and both get the result
-        new, _ = one.mix(states(1.0, 99.0), about((True, False)))
+    for one in (
+        server.restarted(RelaxedMean(beta=0.25)),
+        server,
+    ):  # one absent hospital: the mean is the other's, and both get the result
+        new, _ = one.mix(states(1.0, 99.0), (True, False))
         assert [state["w"].item() for state in new] == [0.75 * 7.25 + 0.25] * 2
 
 
@@ -193,10 +194,8 @@ def test_relaxed_mean_remembers_and_is_restored() -> None:
 def test_relaxed_mean_with_beta_one_is_the_mean(uniform: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     old = [{"w": torch.randn(50, generator=generator)} for _ in range(2)]
-    mixer = RelaxedMean(uniform=uniform, beta=1.0)
-    mixer.start({"w": torch.randn(50, generator=generator)})
-    copies = [{key: value.clone() for key, value in state.items()} for state in old]
-    relaxed, _ = mixer.mix(copies, about())
+    start = {"w": torch.randn(50, generator=generator)}
+    relaxed, _ = OneSlot(RelaxedMean(uniform=uniform, beta=1.0), start, {"a": 30.0, "b": 10.0}).mix(old)
     plain, _ = Mean(uniform=uniform).mix(old, about())
     assert torch.equal(relaxed[0]["w"], plain[0]["w"]) and torch.equal(relaxed[1]["w"], plain[1]["w"])
 

@@ -4,7 +4,6 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,7 +13,7 @@ from torch import Tensor
 from baselines import assert_resumes, begin, held, play, same, served
 from medpfl import store
 from medpfl.core.errors import ConfigError
-from medpfl.core.mixers import Mean, MeanOfLatest, RoundInfo
+from medpfl.core.mixers import Mean, MeanOfLatest
 from medpfl.deployed.export import export
 from medpfl.deployed.model_file import load_deployed
 from medpfl.job import Job
@@ -27,6 +26,7 @@ from medpfl.privacy import DPSGD
 from medpfl.rounds.site import SiteRunner
 from medpfl.tasks import Classification, Segmentation
 from medpfl.tasks.contract import Task
+from one_slot import OneSlot
 from pictures import TABLE, declare, write_images
 from small_cusfl import on_tables
 from small_jobs import on_its_own
@@ -319,32 +319,24 @@ def states(seed: int, count: int = 3) -> list[dict[str, Tensor]]:
     return [{"w": torch.randn(5, generator=generator), "n": torch.tensor(k)} for k in range(count)]
 
 
-def info(sizes: list[float], present: list[bool]) -> RoundInfo:
-    return RoundInfo(tuple("abc"), np.array(sizes), tuple(present))
-
-
 @pytest.mark.parametrize("uniform", [True, False])
 def test_when_all_answer_it_is_the_mean(uniform: bool) -> None:
-    mixer, about = MeanOfLatest(uniform), info([3.0, 1.0, 2.0], [True] * 3)
-    mixer.start(states(9)[0])
+    sizes = {"a": 3.0, "b": 1.0, "c": 2.0}
+    newest, mean = (OneSlot(mixer, states(9)[0], sizes) for mixer in (MeanOfLatest(uniform), Mean(uniform)))
     for seed in (1, 2):
-        expected, matrix = Mean(uniform).mix(states(seed), about)
-        got, applied = mixer.mix(states(seed), about)
-        assert applied is not None and (applied == matrix).all()
+        expected, matrix = mean.mix(states(seed))
+        got, applied = newest.mix(states(seed))
+        assert applied is not None and matrix is not None and (applied == matrix).all()
         assert all(torch.equal(a[key], b[key]) for a, b in zip(got, expected, strict=True) for key in a)
 
 
 def test_who_is_absent_counts_with_its_newest_model_and_who_never_joined_does_not() -> None:
-    mixer, first, second = MeanOfLatest(uniform=True), states(1), states(2)
-    start = states(9)[0]
-    mixer.start(start)
-    about = info([3.0, 0.0, 2.0], [True, False, False])
-    got, _ = mixer.mix([state.copy() for state in first], about)
+    first, second, start = states(1), states(2), states(9)[0]
+    server = OneSlot(MeanOfLatest(uniform=True), start, {"a": 3.0, "b": 0.0, "c": 2.0})
+    got, _ = server.mix(first, [True, False, False])
     torch.testing.assert_close(got[2]["w"], (first[0]["w"] + start["w"]) / 2)
-    resumed = MeanOfLatest(uniform=True)
-    resumed.load_state(mixer.state())
-    for each in (mixer, resumed):
-        got, _ = each.mix([state.copy() for state in second], info([3.0, 0.0, 2.0], [False, False, True]))
+    for each in (server.restarted(MeanOfLatest(uniform=True)), server):
+        got, _ = each.mix(second, [False, False, True])
         torch.testing.assert_close(got[0]["w"], (first[0]["w"] + second[2]["w"]) / 2)
 
 

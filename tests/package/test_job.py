@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nvflare.fuel.utils.zip_utils import zip_directory_to_bytes
+from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 
 from medpfl.component import build, spec_of
 from medpfl.core.errors import ConfigError
@@ -170,6 +172,14 @@ WRONG: list[tuple[tuple[str | int, ...], Any, list[str]]] = [
     ((*TASK, "args", "a/b"), 1, ["never a path", "'a/b'"]),
     ((*CONTROLLER, "args", "references"), ["local", "a/b"], [SERVER_FILE, "never a path", "'a/b'"]),
     (("meta", "scope"), "../x", ["meta.json", "scope", "never a path"]),
+    (("meta", "launcher_spec"), ["docker"], ["meta.json: launcher_spec: expected a JSON object, site or 'default'"]),
+    (("meta", "launcher_spec"), {"a": {"dokcer": {}}}, ["launcher_spec: a: unknown key 'dokcer'", "mean 'docker'"]),
+    (("meta", "launcher_spec"), {"a": {"slurm": 1}}, ["launcher_spec: a: slurm: expected a JSON object, got 1"]),
+    (
+        ("meta", "launcher_spec"),
+        {"a": {"docker": {"volumes": "/"}}},
+        ["launcher_spec: a: docker: unknown key 'volumes'"],
+    ),
     # meta.json and the shape of the files
     (("meta", "name"), "a b", ["'name' must be letters", "got 'a b'"]),
     (("meta", "name"), DROP, ["'name' must be letters", "got None"]),
@@ -228,6 +238,17 @@ def test_files_that_are_no_json(tmp_path: Path, file: str, text: str | None, wor
         load_job(tmp_path)
     for word in [path.name, *words]:
         assert word in str(caught.value)
+
+
+def test_what_flares_launchers_are_told_is_accepted_here_and_by_flare(tmp_path: Path) -> None:
+    told = {
+        "default": {"docker": {"image": "images.example.org/medpfl-site:0.1", "shm_size": "2g"}},
+        "a": {"slurm": {}},
+    }
+    folder = write(tmp_path / "softpull_heart", changed(("meta", "launcher_spec"), told))
+    assert load_job(folder) == load_job(JOBS / "softpull_heart")
+    valid, error, meta = JobMetaValidator().validate(folder.name, zip_directory_to_bytes(str(tmp_path), folder.name))
+    assert valid and meta["launcher_spec"] == told, error
 
 
 def test_links_are_refused(tmp_path: Path) -> None:

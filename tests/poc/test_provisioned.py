@@ -28,6 +28,7 @@ from medpfl import MedPFLRecipe, load_result
 from medpfl.demo.phantom import write_phantoms
 from medpfl.flare.allow import allow
 from medpfl.flare.doctor import examine
+from medpfl.flare.home import ENVIRONMENT_VARIABLE as HOME_VARIABLE
 from medpfl.flare.hospitals import HospitalFederation
 from medpfl.flare.identity import handshake
 from medpfl.flare.kits import read_kit
@@ -76,7 +77,10 @@ def federation(hospitals: dict[str, Path], tmp_path_factory: pytest.TempPathFact
         workspace=tmp_path_factory.mktemp("federation"),
         allow_code=SITES[:2],
     )
+    volume = tmp_path_factory.mktemp("volume")  # of the real federation in whose container this one is tried, say
+    os.environ[HOME_VARIABLE] = str(volume)
     with up:
+        del os.environ[HOME_VARIABLE]
         yield up
         started = up._members()
         assert len(started) >= 2 * (1 + len(SITES))  # a daemon and what it watches, at the server and each hospital
@@ -88,6 +92,7 @@ def federation(hospitals: dict[str, Path], tmp_path_factory: pytest.TempPathFact
         assert "shutdown.\n" in up._console(name).read_text()
         assert not (up.kit(name) / "daemon_pid.fl").exists()
     assert sorted(FLARE_DEFAULT.rglob("*")) == before
+    assert not list(volume.iterdir())  # all that it kept lay in its own workspace
     assert (up.kit("server") / "storage" / "jobs").is_dir()
 
 

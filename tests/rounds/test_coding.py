@@ -23,6 +23,7 @@ from medpfl.core.codecs.contract import tag_of
 from medpfl.core.codecs.dadaquant import levels_over_time
 from medpfl.core.codecs.progress import hospital_scales
 from medpfl.core.errors import CodecError, ConfigError
+from medpfl.core.mapped import is_mapped
 from medpfl.core.mixers import Identity, Mean
 from medpfl.deployed.model_file import Recipe
 from medpfl.job import Job, load_job
@@ -32,6 +33,7 @@ from medpfl.methods.softpull import SoftPull
 from medpfl.results.schema import Rebuild
 from medpfl.rounds.coders import ServerCoder, SiteCoder
 from medpfl.rounds.coding import PAYLOAD
+from medpfl.rounds.memory import WANTED
 from medpfl.rounds.messages import Message, flatten
 from medpfl.rounds.protocol.replies import InitReply, Plan, Sizes, StatisticsReply, TrainReply
 from medpfl.rounds.protocol.requests import EvaluateRequest, InitRequest, TrainRequest
@@ -95,6 +97,32 @@ def test_both_ends_hold_the_same_and_nothing_is_lost_for_good(tmp_path: Path, co
         received = site.receive(server.send(Message(header, model(7)), STC(0.1)))
         server.receive(site.send(Message(StatisticsReply(), received.slots), None))
     torch.testing.assert_close(received.slots["model"]["w"], model(7)["model"]["w"], atol=0.2, rtol=0)
+
+
+@pytest.mark.parametrize("codec", [STC(0.1), Half(), Chain(CER(0.1), STC(0.2)), None], ids=repr)
+def test_the_servers_references_in_files_are_those_in_memory(
+    tmp_path: Path, codec: Codec | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exchanged(memory: str) -> list[Tensor]:
+        monkeypatch.setenv(WANTED, memory)
+        server, site, header = messages(tmp_path / memory)
+        found = []
+        for number in range(1, 4):
+            travelling = server.send(Message(at(header, number), model(number)), codec)
+            received = site.receive(travelling)
+            if number == 2:  # this answer is lost, and the next message is a difference to what was before it
+                continue
+            trained = {"model": {key: tensor + 1 for key, tensor in received.slots["model"].items()}}
+            reply = server.receive(site.send(Message(StatisticsReply(), trained), Half()))
+            assert server._held is not None
+            kept = [*server._held.reference.values(), *server._start.values()]
+            assert all(map(is_mapped, kept)) == (memory == "0")
+            found += [tensor for slots in (travelling.slots, reply.slots) for tensor in flatten(slots).values()] + kept
+        return [tensor.clone() for tensor in found]
+
+    in_memory, in_files = exchanged("1000"), exchanged("0")
+    assert all(torch.equal(one, other) for one, other in zip(in_memory, in_files, strict=True))
+    assert not list((tmp_path / "0" / "server").glob(".reference*"))
 
 
 @given(st.lists(st.sampled_from(["fine", "lost down", "lost up", "nan", "late"]), max_size=12), st.booleans())

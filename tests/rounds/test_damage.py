@@ -265,7 +265,7 @@ def test_a_damaged_model_is_not_tested_and_the_others_are(stopped: Stopped, tmp_
     best = {found["round"] for found in stopped.whole["best"].values()}
     assert best & {1, 2}
     for number in best & {1, 2}:  # those of round 3 are made again
-        flip(next((home / "anna").rglob(f"mixed-0000{number}.safetensors")), 1)
+        flip(next((home / "anna").rglob(f"private-0000{number + 1}.safetensors")), 1)
     coordinator = stopped.resume(home, tmp_path)
     notes = [text for text in told(coordinator, "anna") if text.endswith("this hospital kept of it is damaged")]
     assert len(notes) == sum(found["round"] in (1, 2) for found in stopped.whole["best"].values())

@@ -75,10 +75,18 @@ class Passing:
         self._touched, self._bytes = {}, 0
 
 
-def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Contiguous tensors of as many values each, flat, piece by piece; a tensor of up to ``PIECE`` values is one."""
+def share(count: int) -> int:
+    """Values of a piece of each of ``count`` tensors that are looked at together: ``PIECE`` of all of them.
+
+    A multiple of 64, so that vectors of values begin in a piece where they begin in the whole tensor, bit for bit.
+    """
+    return max(64, PIECE // count // 64 * 64)
+
+
+def pieces(*tensors: Tensor, values: int = PIECE) -> Iterator[tuple[Tensor, ...]]:
+    """Contiguous tensors of as many values each, flat, piece by piece; a tensor of up to ``values`` values is one."""
     passing, flat = Passing(), [tensor.reshape(-1) for tensor in tensors]
-    for parts in zip(*(torch.split(one, PIECE) for one in flat), strict=True):
+    for parts in zip(*(torch.split(one, values) for one in flat), strict=True):
         yield parts
         passing.over(*parts)
     passing.end()

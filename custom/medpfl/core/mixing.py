@@ -61,7 +61,9 @@ def restrict(matrix: Matrix, present: Sequence[bool]) -> Matrix:
     return result
 
 
-def mix(matrix: Matrix, states: Sequence[State], in_place: bool = False) -> list[dict[str, Tensor]]:
+def mix(
+    matrix: Matrix, states: Sequence[State], in_place: bool = False, into: Sequence[State] | None = None
+) -> list[dict[str, Tensor]]:
     """Mix K state dicts: entry by entry, new_k = sum_j A[k, j] old_j.
 
     Floating-point entries are mixed, in float32 or wider, and returned in their own type; integer and boolean entries
@@ -72,9 +74,10 @@ def mix(matrix: Matrix, states: Sequence[State], in_place: bool = False) -> list
         matrix: K x K, row-stochastic.
         states: K state dicts with the same keys, shapes and types, contiguous, on one device.
         in_place: write into the given tensors (extra memory: one block) instead of allocating K new models.
+        into: K states like these to write into; they share no memory with ``states``.
 
     Returns:
-        K state dicts; with ``in_place`` they hold the given tensors.
+        K state dicts; with ``in_place`` or ``into`` they hold the given tensors.
 
     Raises:
         ValueError: the matrix is not K x K row-stochastic, or the states do not agree.
@@ -88,7 +91,12 @@ def mix(matrix: Matrix, states: Sequence[State], in_place: bool = False) -> list
         tensors = [state[key] for state in states]
         if any(t.shape != tensors[0].shape or t.dtype != tensors[0].dtype for t in tensors):
             raise ValueError(f"'{key}' does not have one shape and type in all models")
-        targets = tensors if in_place else [torch.empty_like(t, memory_format=torch.contiguous_format) for t in tensors]
+        if in_place:
+            targets = tensors
+        elif into is not None:
+            targets = [state[key] for state in into]
+        else:
+            targets = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in tensors]
         if tensors[0].is_floating_point():
             _mix_tensor(matrix, tensors, targets, passing)
         elif not in_place:
@@ -103,6 +111,7 @@ def mix(matrix: Matrix, states: Sequence[State], in_place: bool = False) -> list
 def _mix_tensor(matrix: Matrix, sources: Sequence[Tensor], targets: Sequence[Tensor], passing: Passing) -> None:
     flat_in = [t.reshape(-1) for t in sources]
     flat_out = [t.view(-1) for t in targets]
+    into_others = targets is not sources
     dtype = torch.promote_types(sources[0].dtype, torch.float32)
     keep, shared = diagonal_and_shared(matrix)
     total = flat_in[0].numel()
@@ -125,7 +134,7 @@ def _mix_tensor(matrix: Matrix, sources: Sequence[Tensor], targets: Sequence[Ten
             torch._foreach_copy_(list(before.unbind()), old)
             torch.mm(weights, before, out=after)
             torch._foreach_copy_(new, list(after.unbind()))
-        passing.over(*old)
+        passing.over(*old, *(new if into_others else ()))
 
 
 def diagonal_and_shared(matrix: Matrix) -> tuple[list[float] | None, list[float]]:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, TypeAlias
@@ -167,8 +167,16 @@ def _looked_at(sources: Sequence[Path]) -> list[tuple[Path, os.stat_result]]:
 
 @cache
 def _libraries() -> list[str]:
-    """Whose next version may resample or decode otherwise."""
-    return [__version__, *map(version, ("torch", "monai", "numpy", "nibabel", "pydicom", "pillow"))]
+    """Versions of what may resample or decode otherwise in its next one; "" of an extra's that is not installed."""
+    readers = ("nibabel", "pydicom", "pillow", "SimpleITK", "highdicom", "pyjpegls")
+    return [__version__, *map(_version, ("torch", "monai", "numpy", *readers))]
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 def _digest(name: str, content: bytes) -> bytes:

@@ -26,6 +26,8 @@ from medpfl.flare.allow import CODE_RIGHT, LOG_STREAMING, READ_RIGHT, component_
 from medpfl.flare.common_key import common_key
 from medpfl.flare.finding import Finding, note, ok, problem
 from medpfl.flare.gpus import gpus
+from medpfl.flare.home import ENVIRONMENT_VARIABLE as HOME_VARIABLE
+from medpfl.flare.home import IN_THE_KIT, named_home
 from medpfl.flare.identity import check_identity, check_server
 from medpfl.flare.kit_files import Json, Privacy, Resources, local_file, read_file
 from medpfl.flare.kits import DEFAULT_STORAGE, Kit, read_kit, storage_of
@@ -56,6 +58,7 @@ def examine(folder: Path) -> Iterator[Finding]:
         yield from allow_list(kit)
         yield from _code(kit)
         yield from _supervision(kit)
+        yield from _home(kit)
     if kit.role == "hospital":
         yield from _leaks(kit)
         yield from _site_file(kit)
@@ -251,6 +254,23 @@ def _leaks(kit: Kit) -> Iterator[Finding]:
         yield problem(check, text, mend)
     if not readers and not resources.allow_log_streaming:
         yield ok(check, "logs stay here, and no file of the kit can be read from FLARE's console")
+
+
+def _home(kit: Kit) -> Iterator[Finding]:
+    """Where what outlives a job's run is kept."""
+    check, what = "home", "checkpoints, private parts and models"
+    try:
+        named = named_home()
+    except MedPFLError as error:
+        yield problem(check, str(error), f"mount the volume, or start the site without {HOME_VARIABLE}")
+        return
+    folder = named or kit.folder
+    if not os.access(folder, os.W_OK | os.X_OK):
+        yield problem(check, f"{what} are to be kept in {folder}, where this user may not write", f"chown {folder}")
+    elif named:
+        yield note(check, f"{what} are kept in {named}, which {HOME_VARIABLE} names; start.sh must run with it, too")
+    else:
+        yield ok(check, f"{what} are kept in {folder / IN_THE_KIT}")
 
 
 def _storage(kit: Kit) -> Iterator[Finding]:

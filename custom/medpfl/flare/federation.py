@@ -22,6 +22,7 @@ from nvflare.fuel.flare_api.api_spec import InternalError, JobNotFound, NoConnec
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from medpfl.core.errors import MedPFLError
+from medpfl.flare.home import ENVIRONMENT_VARIABLE as HOME_VARIABLE
 
 START_TIMEOUT = 90  # seconds until server and hospitals must be connected
 LOST = (NoConnection, SessionClosed, InternalError)  # what FLARE raises where the server is gone
@@ -249,9 +250,11 @@ class LocalFederation(ABC):
         return self.workspace / f"{name}.console"
 
     def _own_home(self, folder: Path) -> dict[str, str]:
-        """This process's environment with a HOME of its own: FLARE keeps a registry of kits in the user's."""
+        """This process's environment with a HOME of its own, for FLARE keeps a registry of kits in the user's, and
+        without the volume of a real site: what this federation keeps lies in its workspace."""
         folder.mkdir(parents=True, exist_ok=True)
-        keep = {key: value for key, value in os.environ.items() if not key.startswith("NVFLARE_")}
+        dropped = (HOME_VARIABLE, "NVFLARE_")
+        keep = {key: value for key, value in os.environ.items() if not key.startswith(dropped)}
         path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
         return {**keep, "HOME": str(folder), "PATH": path, "OMP_NUM_THREADS": "1"}
 

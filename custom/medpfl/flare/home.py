@@ -9,6 +9,7 @@ from nvflare.apis.fl_context import FLContext
 from medpfl.core.errors import MedPFLError
 
 ENVIRONMENT_VARIABLE = "MEDPFL_HOME"
+IN_THE_KIT = "medpfl"
 
 
 def home_of(fl_ctx: FLContext) -> Path:
@@ -20,12 +21,20 @@ def home_of(fl_ctx: FLContext) -> Path:
     Raises:
         MedPFLError: it names no folder that is there; a volume that is not mounted must not be made up.
     """
+    named = named_home()
+    if named is None:
+        return Path(fl_ctx.get_workspace().get_root_dir()) / IN_THE_KIT
+    return named / str(fl_ctx.get_identity_name())  # sites on one machine do not share one
+
+
+def named_home() -> Path | None:
+    """The folder that MEDPFL_HOME names, of this machine's sites; None where it is not set. Raises as ``home_of``."""
     named = os.environ.get(ENVIRONMENT_VARIABLE)
     if not named:
-        return Path(fl_ctx.get_workspace().get_root_dir()) / "medpfl"
+        return None
     if not (Path(named).is_absolute() and Path(named).is_dir()):
         raise MedPFLError(
             f"{ENVIRONMENT_VARIABLE} must be the absolute path of a folder that is there, got '{named}'",
             public=f"{ENVIRONMENT_VARIABLE} names no folder that is there",
         )
-    return Path(named) / str(fl_ctx.get_identity_name())  # sites on one machine do not share one
+    return Path(named)

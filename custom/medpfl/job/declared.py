@@ -21,6 +21,9 @@ from medpfl.job.names import (
     SERVER_FILE,
 )
 
+LAUNCHER = "launcher_spec"
+"""meta.json: what FLARE's launchers at the sites that have one (Docker, Kubernetes, Slurm) are told of this job."""
+_DOCKER = {"image", "python_path", "entrypoint", "num_of_gpus", "shm_size"}  # what FLARE lets a job say
 FILTERS = ("task_data_filters", "task_result_filters")
 
 
@@ -78,7 +81,9 @@ def meta_of(content: Object) -> Meta:
         ConfigError: with the key, expected and got.
     """
     where = "meta.json"
-    object_of(content, where, {"name", "resource_spec", "min_clients", "mandatory_clients", "deploy_map", "scope"})
+    keys = {"name", "resource_spec", "min_clients", "mandatory_clients", "deploy_map", "scope", LAUNCHER}
+    object_of(content, where, keys)
+    _launched(content.get(LAUNCHER, {}), f"{where}: {LAUNCHER}")
     name = content.get("name")
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise ConfigError(f"{where}: 'name' must be letters, digits, '.', '_' or '-', got {name!r}")
@@ -92,6 +97,19 @@ def meta_of(content: Object) -> Meta:
     if not isinstance(content.get("deploy_map"), dict) or not content["deploy_map"]:
         raise ConfigError(f'{where}: \'deploy_map\' is missing or empty; expected {{"app": ["@ALL"]}}')
     return Meta(name, min_clients)
+
+
+def _launched(spec: JsonValue, where: str) -> None:
+    """Raises ConfigError unless it is FLARE's: site (or "default") to a launcher's kind to that launcher's options."""
+    if not isinstance(spec, dict):
+        raise ConfigError(f"{where}: expected a JSON object, site or 'default' to launchers, got {spec!r}")
+    for site, launchers in spec.items():
+        for kind, options in object_of(launchers, f"{where}: {site}", {"process", "docker", "k8s", "slurm"}).items():
+            place = f"{where}: {site}: {kind}"
+            if kind == "docker":
+                object_of(options, place, _DOCKER)
+            elif not isinstance(options, dict):
+                raise ConfigError(f"{place}: expected a JSON object, got {options!r}")
 
 
 def server_of(content: Object) -> Server:

@@ -2,6 +2,7 @@
 """A job's JSON without surprises: no key twice, no NaN, no path, URL or variable in it, no symbolic link beside it."""
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -12,8 +13,9 @@ Object = dict[str, JsonValue]
 """A JSON object."""
 
 
-def read_object(path: Path) -> Object:
-    """The object that a JSON file holds.
+def read_object(path: Path, others: Collection[str] = ()) -> Object:
+    """The object that a JSON file holds; ``others``: its keys of which MedPFL reads nothing, and whose values may hold
+    what looks like a path.
 
     Raises:
         ConfigError: it cannot be read, is no such file, or names a path, URL or variable.
@@ -28,7 +30,7 @@ def read_object(path: Path) -> Object:
         raise ConfigError(f"{path}: not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: expected a JSON object, got {type(content).__name__}")
-    _no_paths(content, path.name)
+    _no_paths({key: value for key, value in content.items() if key not in others}, path.name)
     return content
 
 

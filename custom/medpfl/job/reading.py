@@ -14,7 +14,7 @@ from medpfl.core.mixers import Mixer
 from medpfl.deployed.model_file import load_deployed
 from medpfl.job.codecs import Codecs
 from medpfl.job.contents import EvaluationJob, Job
-from medpfl.job.declared import FILTERS, Client, Meta, Server, client_of, meta_of, server_of
+from medpfl.job.declared import FILTERS, LAUNCHER, Client, Meta, Server, client_of, meta_of, server_of
 from medpfl.job.files import no_links, read_object
 from medpfl.job.given import check_no_history, check_recipe
 from medpfl.job.names import (
@@ -42,7 +42,7 @@ def load_job(folder: Path) -> Job | EvaluationJob:
         MedPFLError: the given model of an evaluation job is broken.
     """
     no_links(folder)
-    meta = meta_of(read_object(folder / "meta.json"))
+    meta = meta_of(read_object(folder / "meta.json", {LAUNCHER}))
     return load_config(folder / "app" / "config", meta.name, meta.min_clients)
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The coders at the two ends of a hospital's connection (see ``rounds.coding``), and both in one process."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,9 +13,11 @@ from torch import Tensor
 from medpfl import store
 from medpfl.component import spec_of
 from medpfl.core.codecs import Codec, Progress, encode_with_feedback
-from medpfl.core.errors import CodecError
+from medpfl.core.errors import CodecError, MedPFLError
+from medpfl.core.mapped import move_to_file
 from medpfl.job.codecs import TASKS, Codecs
 from medpfl.rounds.coding import PAYLOAD, Coder, Held, Tensors, without
+from medpfl.rounds.memory import budget
 from medpfl.rounds.messages import SEPARATOR, Message, byte_count, digest_of, flatten, unflatten
 from medpfl.rounds.private import KEPT
 from medpfl.rounds.protocol.bounded import Component, as_json
@@ -39,6 +42,8 @@ class ServerCoder(Coder):
     _pending: tuple[Held, RunRequest, int, Codec | None] | None = field(init=False, default=None)
     _count: int = field(init=False, default=0)
     _keep: int | None = field(init=False, default=None)
+    _hospitals: int = field(init=False, default=1)
+    _on_disk: bool = field(init=False, default=False)
 
     def send(self, message: Message[Request], codec: Codec | None) -> Message[Request]:
         """The message as it travels.
@@ -49,6 +54,7 @@ class ServerCoder(Coder):
         header, slots = message.header, message.slots
         if isinstance(header, InitRequest):
             self._begin(header)
+            self._hospitals = len(header.roster)
             return Message(header.model_copy(update={"codec": as_json(spec_of(codec)) if codec else None}), slots)
         if not isinstance(header, RunRequest):
             raise CodecError(f"{self.site}: a request to '{header.task}' does not pass a codec filter")
@@ -73,6 +79,8 @@ class ServerCoder(Coder):
                 new.update({name: reference[name] + t for name, t in flatten({slot: sent}).items()})
             slots = {**without(slots, target), PAYLOAD: payload}
         held = Held(self._count, {**reference, **new})
+        self._put_away(reference)
+        self._put_away(held.reference)
         self._pending = (held, header, byte_count(slots), codec)
         number = base.number if base else None
         coded = Coded(number=self._count, base=number, keep=self._keep, codec=codec.tag if codec else None)
@@ -86,6 +94,9 @@ class ServerCoder(Coder):
         """
         if not self._learned:
             self._learn(reply)
+            # Of every hospital what it holds, and what it will hold once it has answered.
+            self._on_disk = 2 * self._hospitals * byte_count({"": self._start}) > budget()
+            self._put_away(self._start)
             return reply
         given = reply.coded
         if given is None:
@@ -97,7 +108,21 @@ class ServerCoder(Coder):
         self._held, self.traffic = held, (sent, byte_count(reply.slots))
         self._pending = None
         self._save(header, codec)
+        self._put_away(held.reference)
         return Message(reply.header, self._merged(reply.slots, decoded), encoded=self.traffic)
+
+    def _put_away(self, tensors: Tensors) -> None:
+        """Let them lie in a file, where the references of all hospitals do not fit into memory."""
+        if not self._on_disk:
+            return
+        path = self.root / f".reference-{os.getpid()}-{self.site}"
+        try:
+            move_to_file(tensors.values(), path)
+        except OSError as error:
+            raise MedPFLError(
+                f"cannot keep {self.site}'s reference in {path}: {error.strerror}",
+                f"a reference could not be kept: {error.strerror}",
+            ) from error
 
     def forget(self) -> None:
         """The hospital has no reference any more: the next message goes whole."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the server mixes: for every slot the hospitals' copies and the component that mixes them."""
 
+import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
 from torch import Tensor
@@ -17,6 +18,9 @@ from medpfl.rounds.messages import Slots, byte_count
 from medpfl.rounds.sealing import check_sealed, mix_sealed, sealed_table, whole_numbers
 from medpfl.rounds.shelf import Shelf
 
+_ANSWERS = "answers:"
+"""Before a slot's name: what its component remembers of what the hospitals sent."""
+
 
 class Copies:
     """The K copies of every slot that travels.
@@ -31,6 +35,7 @@ class Copies:
     def __init__(self, mixers: Mapping[str, Mixer], roster: Sequence[str], shelf: Shelf, sealed: bool = False):
         self.mixers = dict(mixers)
         self.shelf, self.sealed = shelf, sealed
+        self.shelf.copies += any(mixer.remembers == "answers" for mixer in self.mixers.values())
         self.travelling = [slot for slot, mixer in self.mixers.items() if mixer.travels]
         self.stack: Stack = {}
         self._roster = tuple(roster)
@@ -67,6 +72,8 @@ class Copies:
             self.mixers[slot].start(slots[slot])
             known = whole_numbers(slots[slot]) if self.sealed else slots[slot]
             self.stack[slot] = [self.shelf.copy(known)] * len(self._roster)  # what is mixed are other tensors
+            if self.mixers[slot].remembers == "answers":
+                self.stack[_ANSWERS + slot] = list(self.stack[slot])
 
     def restore(self, stack: Stack, states: Mapping[str, State]) -> None:
         """Go on from a checkpoint's copies and components' states."""
@@ -102,11 +109,24 @@ class Copies:
                 matrices[slot] = restrict(self.mixers[slot].matrix(info), info.present)
                 self.stack[slot] = self.shelf.settle(mix_sealed(matrices[slot], stack))
                 continue
-            mixed, matrix = self.mixers[slot].mix(stack, info)
+            known = self._known(slot, sent)
+            mixed, matrix = self.mixers[slot].mix(stack, dataclasses.replace(info, known=known))
             self.stack[slot] = self.shelf.settle(mixed)
             if matrix is not None:
                 matrices[slot] = matrix
         return matrices
+
+    def _known(self, slot: str, sent: Mapping[str, Slots]) -> Sequence[State]:
+        """What a slot's component remembers, of this round's answers too."""
+        remembered = self.mixers[slot].remembers
+        if remembered == "answers":
+            answers = [
+                self.shelf.copy(sent[site][slot]) if site in sent else kept
+                for site, kept in zip(self._roster, self.stack[_ANSWERS + slot], strict=True)
+            ]
+            self.stack[_ANSWERS + slot] = self.shelf.settle(answers)
+            return self.stack[_ANSWERS + slot]
+        return self.stack[slot] if remembered == "copies" else ()
 
     def check(self, site: str, sent: Slots, expected: Table, buffers: Collection[str]) -> None:
         """Refuse an update that is not of the expected slots; see ``rounds.checks`` and ``rounds.sealing``.
@@ -117,9 +137,10 @@ class Copies:
         (check_sealed if self.sealed else check_update)(site, sent, expected, buffers)
 
     def entries(self, expected: Table) -> Table:
-        """Of the expected slots what the copies hold of each."""
+        """Of the expected slots what the stack holds of each."""
         found = sealed_table(expected) if self.sealed else expected
-        return {slot: found[slot] for slot in self.travelling}
+        answers = [slot for slot in self.travelling if self.mixers[slot].remembers == "answers"]
+        return {slot: found[slot] for slot in self.travelling} | {_ANSWERS + slot: found[slot] for slot in answers}
 
     def of(self, site: str, slots: Sequence[str]) -> Slots:
         """A hospital's copies."""
@@ -132,7 +153,7 @@ class Copies:
 
     def compact(self) -> dict[str, dict[str, dict[str, Tensor]]]:
         """Slot to owner to state; one owner for all where all hospitals have the same."""
-        return {slot: checkpoint.compact(self.stack[slot], self._roster) for slot in self.travelling}
+        return {slot: checkpoint.compact(states, self._roster) for slot, states in self.stack.items()}
 
     def states(self) -> dict[str, State]:
         """Slot to its component's state."""

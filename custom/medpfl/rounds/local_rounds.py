@@ -24,7 +24,7 @@ from medpfl.results.schema import number
 from medpfl.rounds import policy
 from medpfl.rounds.held_alike import Common
 from medpfl.rounds.messages import Message, Slots, copy_out, gather, load
-from medpfl.rounds.mixed import keep_mixed
+from medpfl.rounds.mixed import drop_mixed, keep_mixed, small_mixed
 from medpfl.rounds.networks import Networks
 from medpfl.rounds.privacy import Guard, Noise
 from medpfl.rounds.private import save_private
@@ -145,11 +145,20 @@ class LocalRounds:
             instead.update(networks.sent_instead(site.outbox))
         self.resident.forget_round()
         sent = here.guard.release({**networks.gather(), **instead}, slots, header)
-        save_private(self.run.folder, current, here.models, networks.private(), self.run.optimizers, self.run.scalers)
+        self._keep(current, header)
         self.run.trained = current
         seconds = round(time.monotonic() - started, 3)
         reply = TrainReply(round=current, metrics=tuple(metrics), loss=losses, notes=tuple(notes), seconds=seconds)
         return Message(here.guard.told(reply), sent)
+
+    def _keep(self, current: int, header: TrainRequest) -> None:
+        """One file that is waited for until it is on the disk."""
+        folder, mixed = self.run.folder, small_mixed(self.run.folder, current - 1)
+        here, best = self.ready, {best.round for best in header.best.values()}
+        private = here.networks.private()
+        save_private(folder, current, here.models, private, self.run.optimizers, self.run.scalers, mixed, best)
+        if mixed:
+            drop_mixed(folder, current - 1)
 
     def refine(self, header: RefineRequest, slots: Slots) -> Message[RefineReply]:
         """One further exchange of some slots within a round that this hospital has trained in.

@@ -1,32 +1,67 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a hospital keeps of its models as they came out of the rounds' mixing: of the newest round, and of the best ones
-so far, which are tested in the end."""
+so far, which are tested in the end.
+
+They are written before the next round's training, which may be long, and a small file then moves into the one that is
+written after it (``rounds.private``): of both, one has to be waited for until it is on the disk.
+"""
 
 from collections.abc import Collection
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
 from medpfl import store
 from medpfl.core.tied import own_state
 from medpfl.rounds.messages import load
+from medpfl.rounds.private import MIXED_PART, PRIVATE
 
 MIXED = "mixed"
+SMALL = 8 * 2**20
+"""Bytes up to which waiting for the disk takes longer than writing twice."""
 
 
 def keep_mixed(folder: Path, round_number: int, models: nn.ModuleDict, best: Collection[int]) -> None:
     """Keep the models, and of those kept before the rounds that are somebody's ``best``."""
-    store.save(store.path_of(folder, MIXED, round_number), own_state(models), {"round": round_number})
+    store.save(store.path_of(folder, MIXED, round_number), own_state(models), {"round": round_number}, synced=False)
     store.discard(folder, MIXED, {round_number, *best})
+
+
+def small_mixed(folder: Path, round_number: int) -> dict[str, Tensor]:
+    """What was kept of a round, for the file that is about to be written; empty: nothing was, or it stays where it is
+    and is on the disk now."""
+    path = store.path_of(folder, MIXED, round_number)
+    if not path.exists():
+        return {}
+    if path.stat().st_size > SMALL:
+        store.sync(path)
+        return {}
+    try:
+        return store.read(path)[0]
+    except store.DamagedFile:  # is told where somebody wants it
+        return {}
+
+
+def drop_mixed(folder: Path, round_number: int) -> None:
+    """What ``small_mixed`` gave lies elsewhere now."""
+    store.path_of(folder, MIXED, round_number).unlink(missing_ok=True)
 
 
 def load_mixed(folder: Path, round_number: int, models: nn.ModuleDict) -> str | None:
     """Put a round's tensors into the models; the reason, where they are not there."""
-    path = store.path_of(folder, MIXED, round_number)
-    if not path.exists():
-        return "this hospital took no part in that round, so it has no such model"
+    own, other = store.path_of(folder, MIXED, round_number), store.path_of(folder, PRIVATE, round_number + 1)
+    missing = "this hospital took no part in that round, so it has no such model"
+    if not own.exists() and not other.exists():
+        return missing
     try:
-        load(models, {"": store.read(path)[0]})
+        found = store.read(own)[0] if own.exists() else _part(store.read(other)[0])
     except store.DamagedFile:
         return "the file that this hospital kept of it is damaged"
+    if not found:
+        return missing
+    load(models, {"": found})
     return None
+
+
+def _part(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {key.removeprefix(MIXED_PART): tensor for key, tensor in tensors.items() if key.startswith(MIXED_PART)}

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a run only the hospital holds, on its disk: private entries of the networks, and the optimisers' state."""
+"""What of a run only the hospital holds, on its disk: private entries of the networks, and the optimisers' state; with
+them, small models as they were before the round's training (``rounds.mixed``)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -13,6 +14,8 @@ from medpfl.methods.precision import Scalers, kept_of, restored
 from medpfl.rounds.messages import load
 
 PRIVATE = "private"
+MIXED_PART = "mixed/"
+"""So the names of entries begin that belong to the models before training."""
 KEPT = 3
 """Rounds whose state is kept: a server that was killed within a round goes on from the end of the one before, or, where
 its newest checkpoint is damaged, of the one before that."""
@@ -25,6 +28,8 @@ def save_private(
     keys: Sequence[str],
     optimizers: Mapping[str, torch.optim.Optimizer],
     scalers: Scalers,
+    mixed: Mapping[str, Tensor],
+    best: Collection[int],
 ) -> None:
     """Keep the state after a round, and those of the rounds before it (see ``KEPT``).
 
@@ -32,6 +37,8 @@ def save_private(
         keys: the private entries of ``models.state_dict()``.
         optimizers: by network.
         scalers: of float16's gradients, by network.
+        mixed: the models before the round's training, where they are kept here.
+        best: rounds whose mixed models are kept, which are in the file of the round after.
     """
     state = models.state_dict()
     tensors: dict[str, Tensor] = {f"model/{key}": state[key] for key in keys}
@@ -39,8 +46,9 @@ def save_private(
         for index, entries in optimizer.state_dict()["state"].items():
             tensors.update({f"optimizer/{model}/{index}/{key}": value for key, value in entries.items()})
     tensors.update({f"scaler/{name}": told for name, told in kept_of(scalers).items()})
+    tensors.update({f"{MIXED_PART}{key}": tensor for key, tensor in mixed.items()})
     store.save(store.path_of(folder, PRIVATE, round_number), tensors, {"optimizers": list(optimizers)})
-    store.prune(folder, PRIVATE, round_number, KEPT)
+    store.prune(folder, PRIVATE, round_number, KEPT, {number + 1 for number in best})
 
 
 def restore_private(

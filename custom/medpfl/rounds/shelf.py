@@ -21,9 +21,6 @@ from medpfl.rounds.memory import WANTED, budget
 from medpfl.rounds.messages import Slots, byte_count, flatten, unflatten
 from medpfl.store import DamagedFile, fingerprint
 
-_COPIES = 2
-"""Of every hospital's model: what it was sent last, and what it sends."""
-
 
 class Shelf:
     """The files of a run.
@@ -33,11 +30,13 @@ class Shelf:
         scratch: folder for what comes before the run has a folder; those files go when nobody holds their tensors.
 
     Attributes:
+        copies: how many there are of every hospital's model: what it was sent last, what it sends, and more
+            where a component remembers it.
         on_disk: whether models lie in files; so it is from the first message on that does not fit so often.
     """
 
     def __init__(self, hospitals: int, scratch: Path):
-        self.on_disk = False
+        self.on_disk, self.copies = False, 2
         self._hospitals, self._scratch = hospitals, scratch
         self._folder: Path | None = None
         self._serial = 0
@@ -60,7 +59,7 @@ class Shelf:
             MedPFLError: the disk is full, or cannot be written.
         """
         size = byte_count(slots)
-        if not self.on_disk and size * self._hospitals * _COPIES > self._budget:
+        if not self.on_disk and size * self._hospitals * self.copies > self._budget:
             self.on_disk = True
             self._log.info(
                 "the models of %d hospitals, %d MiB each, lie in files: models may take %d MiB of memory here (%s)",

@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from medpfl.core.errors import ConfigError
+from medpfl.core.mapped import pieces
 from medpfl.core.mixers.contract import Mixer, RoundInfo
 from medpfl.core.mixing import Matrix, State, mix
 
@@ -60,4 +61,11 @@ class AttentiveMessages(Mixer):
 
 def _distance(one: State, other: State) -> float:
     """Squared Euclidean distance over all floating-point entries."""
-    return float(sum((one[k].double() - other[k].double()).square().sum() for k in one if one[k].is_floating_point()))
+    return float(
+        sum(
+            (mine.double() - theirs.double()).square().sum()
+            for key in one
+            if one[key].is_floating_point()
+            for mine, theirs in pieces(one[key], other[key])
+        )
+    )

@@ -22,11 +22,13 @@ class RoundInfo:
         roster: the K hospitals' names, sorted; every K-vector follows this order.
         sizes: K numbers of training samples.
         present: K flags, which hospitals answered this round.
+        known: the K models of the slot that a component ``remembers``, which it must not change; else none.
     """
 
     roster: tuple[str, ...]
     sizes: NDArray[np.float64]
     present: tuple[bool, ...]
+    known: Sequence[State] = ()
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,15 @@ class Mixer(Checked):
     """False: the slot stays at the hospital and the server never sees it."""
     takes: ClassVar[Literal["weights", "gradients"]] = "weights"
     """What hospitals send it; a job whose method sends the other is refused."""
+
+    @property
+    def remembers(self) -> Literal["copies", "answers"] | None:
+        """Which models the server keeps for it between rounds, beside what it mixes; see ``RoundInfo.known``.
+
+        "copies": what every hospital was sent last. "answers": what every hospital sent last, this round's answers
+        among them, and what all began with of one that never answered. What is small is its own matter (``state``).
+        """
+        return None
 
     def check(self, roster: Sequence[str]) -> None:
         """Refuse parameters that do not fit the roster; called once, before round 1.
@@ -86,12 +97,13 @@ class Mixer(Checked):
         """The K x K row-stochastic matrix for the whole roster; absent hospitals are dropped afterwards."""
 
     def mix(self, states: Sequence[State], info: RoundInfo) -> tuple[list[dict[str, Tensor]], Matrix | None]:
-        """Mix in place; returns the K new states and the matrix that was applied (None if there is no such matrix)."""
+        """Mix in place, for the models may lie in files that memory does not hold; returns the K new
+        states and the matrix that was applied (None if there is no such matrix)."""
         matrix = restrict(self.matrix(info), info.present)
         return mix(matrix, states, in_place=True), matrix
 
     def state(self) -> dict[str, Tensor]:
-        """What the component must remember between rounds; saved in the server's checkpoint."""
+        """What the component must remember between rounds, in memory; saved in the server's checkpoint."""
         return {}
 
     def load_state(self, state: State) -> None:

@@ -6,7 +6,8 @@ a common start (hospitals that start otherwise take no part) this is the mean of
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
@@ -22,28 +23,10 @@ class MeanOfLatest(Mean):
     The server keeps a copy of the slot for each hospital.
     """
 
-    _initial: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _latest: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    def start(self, state: State) -> None:
-        self._latest.clear()
-        self._initial.clear()
-        self._initial.update({key: tensor.clone() for key, tensor in state.items()})
+    @property
+    def remembers(self) -> Literal["answers"]:
+        return "answers"
 
     def mix(self, states: Sequence[State], info: RoundInfo) -> tuple[list[dict[str, Tensor]], Matrix]:
-        stack = []
-        for site, state, present in zip(info.roster, states, info.present, strict=True):
-            if present:
-                self._latest.update({f"{site}/{key}": tensor.clone() for key, tensor in state.items()})
-            stack.append({key: self._latest.get(f"{site}/{key}", self._initial[key]) for key in state})
         matrix = restrict(self.matrix(info), (info.sizes > 0).tolist())  # without those that never joined
-        return mix(matrix, stack), matrix
-
-    def state(self) -> dict[str, Tensor]:
-        initial = {f"initial/{key}": tensor for key, tensor in self._initial.items()}
-        return {**initial, **{f"latest/{key}": tensor for key, tensor in self._latest.items()}}
-
-    def load_state(self, state: State) -> None:
-        for kind, kept in (("initial/", self._initial), ("latest/", self._latest)):
-            kept.clear()
-            kept.update({k.removeprefix(kind): tensor.clone() for k, tensor in state.items() if k.startswith(kind)})
+        return mix(matrix, info.known, into=states), matrix

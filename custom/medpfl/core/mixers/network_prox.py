@@ -16,11 +16,12 @@ from torch import Tensor
 from medpfl.core import graph as graphs
 from medpfl.core.errors import ConfigError
 from medpfl.core.graph import Edges
+from medpfl.core.mapped import pieces
 from medpfl.core.mixers.contract import Mixer, RoundInfo
 from medpfl.core.mixing import Matrix, State, mix
 from medpfl.core.network_lasso import gram, solve_gram, solve_stack
 
-_EDGES, _ANY = "edges", "*"
+_EDGES = "edges"
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class NetworkProx(Mixer):
     iterations: int = 500
     solver: Literal["exact", "paper"] = "exact"
     _known: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """The graph, once the sketches made it, and with s < 1 what every hospital was sent, as "site/entry"."""
+    """The graph, once the sketches made it."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.tau < math.inf:
@@ -81,6 +82,10 @@ class NetworkProx(Mixer):
         if self.edges is not None:  # FLARE gives JSON's lists
             object.__setattr__(self, "edges", tuple(tuple(pair) for pair in self.edges))
 
+    @property
+    def remembers(self) -> Literal["copies"] | None:
+        return "copies" if self.s < 1 else None
+
     def check(self, roster: Sequence[str]) -> None:
         if self.graph == "given":
             graphs.named(self.edges or (), roster)
@@ -89,8 +94,6 @@ class NetworkProx(Mixer):
 
     def start(self, state: State) -> None:
         self._known.clear()
-        if self.s < 1:
-            self._known.update({f"{_ANY}/{key}": t.clone() for key, t in state.items() if t.is_floating_point()})
 
     def wants(self, round_number: int, hospitals: int) -> str | None:
         """The sketch, once; never where everybody's neighbours are all others, whatever the sketches say."""
@@ -137,23 +140,14 @@ class NetworkProx(Mixer):
                 solution = solve_gram(gram(part), between, self.tau, self.rho, iterations=self.iterations)
                 mix(solution.matrix, part, in_place=True)
                 matrix[np.ix_(inside, inside)] = solution.matrix
-        new = [dict(state) for state in states]
-        if self.s < 1:
-            sent = {f"{site}/{key}": state[key] for site, state in zip(info.roster, new, strict=True) for key in keys}
-            for key in [key for key in self._known if key != _EDGES]:
-                del self._known[key]
-            self._known.update({key: tensor.clone() for key, tensor in sent.items()})
-        return new, matrix
+        return [dict(state) for state in states], matrix
 
     def _step(self, states: Sequence[State], info: RoundInfo, keys: Sequence[str]) -> None:
         """V in the place of what the hospitals sent; those that sent nothing keep what they have."""
-        for site, state, present in zip(info.roster, states, info.present, strict=True):
-            if not present:
-                continue
-            for key in keys:
-                last = self._known.get(f"{site}/{key}", self._known.get(f"{_ANY}/{key}"))
-                assert last is not None, "mix needs start or load_state first"
-                state[key].copy_(torch.lerp(last, state[key], self.s))
+        for last, state, present in zip(info.known, states, info.present, strict=True):
+            for key in keys if present else ():
+                for before, sent in pieces(last[key], state[key]):
+                    sent.copy_(torch.lerp(before, sent, self.s))
 
     def _mix_stack(self, states: Sequence[State], keys: Sequence[str], edges: Edges) -> None:
         stack = torch.stack([torch.cat([state[key].reshape(-1).double() for key in keys]) for state in states])

@@ -6,11 +6,13 @@ step):  w  <-  (1 - beta) w + beta mean_k w_k.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
 from medpfl.core.errors import ConfigError
+from medpfl.core.mapped import pieces, share
 from medpfl.core.mixers.contract import RoundInfo
 from medpfl.core.mixers.mean import Mean
 from medpfl.core.mixing import State
@@ -26,26 +28,22 @@ class RelaxedMean(Mean):
     """
 
     beta: float = 1.0
-    _last: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 0 < self.beta < float("inf"):
             raise ConfigError(f"RelaxedMean's beta must be above 0 and finite, got {self.beta}")
 
-    def start(self, state: State) -> None:
-        self.load_state({key: tensor for key, tensor in state.items() if tensor.is_floating_point()})
+    @property
+    def remembers(self) -> Literal["copies"]:
+        return "copies"
 
     def mix(self, states: Sequence[State], info: RoundInfo) -> tuple[list[dict[str, Tensor]], None]:
         new, _ = super().mix(states, info)  # all rows are equal: everybody, absent or not, has the mean now
-        for key, last in self._last.items():
-            last.mul_(1 - self.beta).add_(new[0][key], alpha=self.beta)
-            for state in new:
-                state[key].copy_(last)
+        for key, last in info.known[0].items():
+            if not last.is_floating_point():
+                continue
+            for base, *parts in pieces(last, *(state[key] for state in new), values=share(len(new))):
+                relaxed = (base * (1 - self.beta)).add_(parts[0], alpha=self.beta)
+                for part in parts:
+                    part.copy_(relaxed)
         return new, None
-
-    def state(self) -> dict[str, Tensor]:
-        return dict(self._last)
-
-    def load_state(self, state: State) -> None:
-        self._last.clear()
-        self._last.update({key: tensor.clone() for key, tensor in state.items()})

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from medpfl.core.adam import adam_step
 from medpfl.core.errors import ConfigError
+from medpfl.core.mapped import pieces
 from medpfl.core.mixers.contract import Mixer, RoundInfo
 from medpfl.core.mixing import Matrix, State
 
@@ -73,8 +74,12 @@ class ServerAdam(Mixer):
         sent = [state for share, state in zip(shares, states, strict=True) if share]
         if self._state[_STEP] or any(gradient.any() for state in sent for gradient in state.values()):
             self._step(states, shares)
-        new = {key: self._state[f"w/{key}"] for key in states[0]}
-        return [{key: weight.clone() for key, weight in new.items()} for _ in states], None
+        for key in states[0]:
+            weight = self._state[f"w/{key}"]
+            for state in states:
+                for new, part in pieces(weight, state[key]):
+                    part.copy_(new)
+        return [dict(state) for state in states], None
 
     def _step(self, states: Sequence[State], shares: NDArray[np.float64]) -> None:
         self._state[_STEP] += 1

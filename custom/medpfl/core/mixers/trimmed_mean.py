@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from medpfl.core.errors import ConfigError
+from medpfl.core.mapped import pieces
 from medpfl.core.mixers.contract import Mixer, RoundInfo
 from medpfl.core.mixing import Matrix, State
 
@@ -39,14 +40,13 @@ class Trimmed(Mixer):
         return [dict(state) for state in states], None
 
     def _mix_entry(self, sent: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
-        count, total = len(sent), targets[0].numel()
-        width = max(1, _BLOCK_VALUES // count)
+        count = len(sent)
         out = self.left_out(count)
-        for start in range(0, total, width):
-            block = torch.stack([tensor.reshape(-1)[start : start + width].double() for tensor in sent])
+        for parts in pieces(*sent, *targets, values=max(1, _BLOCK_VALUES // count)):
+            block = torch.stack([part.double() for part in parts[:count]])
             common = block.sort(dim=0).values[out : count - out].mean(dim=0)
-            for target in targets:
-                target.view(-1)[start : start + width].copy_(common)
+            for target in parts[count:]:
+                target.copy_(common)
 
 
 @dataclass(frozen=True)
