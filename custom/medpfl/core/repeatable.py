@@ -34,12 +34,14 @@ class Repeatable(TorchFunctionMode):
 def _cross_entropy(outputs: Tensor, targets: Tensor, *args: Any, reduction: str = "mean", **named: Any) -> Tensor:
     """torch adds up the pixels' losses as they come; here each is computed, then they are added up."""
     if args or reduction == "none" or targets.is_floating_point():
-        return nn.functional.cross_entropy(outputs, targets, *args, reduction=reduction, **named)
+        plain: Callable[..., Tensor] = nn.functional.cross_entropy
+        return plain(outputs, targets, *args, reduction=reduction, **named)
     total = nn.functional.cross_entropy(outputs, targets, reduction="none", **named).sum()
     if reduction == "sum":
         return total
     counted, weight = targets != named.get("ignore_index", -100), named.get("weight")
-    return total / (counted if weight is None else weight[torch.where(counted, targets, 0)] * counted).sum()
+    counts: Tensor = counted if weight is None else weight[torch.where(counted, targets, 0)] * counted
+    return total / counts.sum()
 
 
 def _interpolate(
@@ -83,7 +85,7 @@ def _stretching(length: int, size: int | None, scale: float | None, corners: boo
     """What each of so many positions adds to each position of the result: length x length of the result."""
     ones = torch.eye(length)[None]
     given = {"size": size} if size is not None else {"scale_factor": scale}
-    found: Tensor = nn.functional.interpolate(ones, mode="linear", align_corners=corners, **given)  # type: ignore[arg-type]
+    found: Tensor = nn.functional.interpolate(ones, mode="linear", align_corners=corners, **given)
     return found[0]
 
 
