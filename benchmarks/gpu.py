@@ -11,6 +11,7 @@ import dataclasses
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,6 +59,8 @@ METHODS: dict[str, Method] = {
 }
 
 DYN = (32, 64, 128, 256)
+LIMIT = 40.0
+"""Seconds after which a setting gets no further turn, so that slow cards are done in ten minutes, too."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,10 +115,25 @@ def measure(repeats: int, small: bool, flare: bool) -> dict[str, Any]:
         "repeats": repeats,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "the processor",
         "threads": torch.get_num_threads(),
-        "settings": [_measured(load, precision, device, repeats) for load, precision in kinds],
-        "methods": _methods(repeats, *((2, 2) if small else (6, 50))),
-        "flare": flare_rounds(4, *((2, 8) if small else (50, 64))) if flare else None,
+        "settings": [
+            {"name": load.name, "batch": load.batch, "precision": precision}
+            | attempted(partial(_measured, load, precision, device, repeats))
+            for load, precision in kinds
+        ],
+        "methods": attempted(lambda: _methods(repeats, *((2, 2) if small else (6, 20)))),
+        "flare": attempted(lambda: flare_rounds(4, *((2, 8) if small else (50, 64)))) if flare else None,
     }
+
+
+def attempted(part: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What a part of the measurement found; where it failed (a small card's memory, say) why, and the others go on."""
+    try:
+        return part()
+    except (RuntimeError, OSError, MedPFLError) as error:
+        told = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return {"failed": told}
 
 
 def _measured(load: Load, precision: str, device: torch.device, repeats: int) -> dict[str, Any]:
@@ -125,7 +143,10 @@ def _measured(load: Load, precision: str, device: torch.device, repeats: int) ->
     loops, operations_a_sample = _loops(load, data, method, device)
     roof = peak(device, precision, _now)
     rates: dict[str, list[float]] = {name: [] for name in loops}
+    begun = time.monotonic()
     for turn in range(repeats + 1):
+        if turn > 1 and time.monotonic() - begun > LIMIT:
+            break
         for name, loop in loops.items():
             started = _now(device)
             loop()
@@ -133,9 +154,7 @@ def _measured(load: Load, precision: str, device: torch.device, repeats: int) ->
                 rates[name].append(load.samples / (_now(device) - started))
     found = {name: float(np.median(each)) for name, each in rates.items()}
     return {
-        "name": load.name,
-        "batch": load.batch,
-        "precision": precision,
+        "turns": len(rates["ours"]),
         "resident": round(found["resident"], 1),
         "of_roof": float(f"{found['resident'] * operations_a_sample / roof:.3g}"),
         "ours_to_bare": round(found["ours"] / found["bare"], 3),
@@ -208,16 +227,27 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def _methods(repeats: int, hospitals: int, steps: int) -> dict[str, float]:
-    """A round of so many hospitals with generated images in one process, as a multiple of Local's."""
+def _methods(repeats: int, hospitals: int, steps: int) -> dict[str, float | str]:
+    """A round of so many hospitals with generated images in one process, as a multiple of Local's; or why it failed."""
     with tempfile.TemporaryDirectory(prefix="medpfl-") as scratch:
         names = write_patterns(Path(scratch, "sites"))[:hospitals]
         sites = {name: Path(scratch, "sites", f"{name}.yaml") for name in names}
-        seconds = {name: _round(name, method, sites, Path(scratch), repeats, steps) for name, method in METHODS.items()}
-    return {name: round(each / seconds["Local"], 2) for name, each in seconds.items()}
+        found = {
+            name: attempted(partial(_round, name, method, sites, Path(scratch), repeats, steps))
+            for name, method in METHODS.items()
+        }
+    seconds = {name: each["seconds"] for name, each in found.items() if "seconds" in each}
+    if "Local" not in seconds:
+        raise MedPFLError(f"the rounds of Local failed: {found['Local']['failed']}")
+    return {
+        name: round(seconds[name] / seconds["Local"], 2) if name in seconds else each["failed"]
+        for name, each in found.items()
+    }
 
 
-def _round(name: str, method: Method, sites: dict[str, Path], scratch: Path, repeats: int, steps: int) -> float:
+def _round(
+    name: str, method: Method, sites: dict[str, Path], scratch: Path, repeats: int, steps: int
+) -> dict[str, Any]:
     task = Classification("pattern", size=(64, 64), architecture=ResNet(width=8, depth=10))
     trained = dataclasses.replace(method, epochs=1, steps=steps, batch_size=16)
     settings = Settings(rounds=repeats + 1, references=(), finetune=0)
@@ -226,13 +256,15 @@ def _round(name: str, method: Method, sites: dict[str, Path], scratch: Path, rep
         Job("gpu", len(sites), settings, {}, trained, task), sites, scratch / "results" / name, scratch / "home" / name,
         progress=lambda coordinator: ends.append(_now(training_device())), test=False,
     )  # fmt: skip
-    return float(np.median(np.diff(ends)))
+    return {"seconds": float(np.median(np.diff(ends)))}
 
 
 def table_of(results: dict[str, Any]) -> str:
     """Both tables, with what is a ratio said so."""
     rows = [
-        [
+        [one["name"], str(one["batch"]), one["precision"], *["–"] * 4, one["failed"]]
+        if "failed" in one
+        else [
             one["name"], str(one["batch"]), one["precision"], f"{one['resident']:.0f}", f"{one['of_roof']:.1%}",
             f"{one['ours_to_bare']:.2f}",
             f"{one['waiting']:.0%}", "–" if one["peak_mb"] is None else str(one["peak_mb"]),
@@ -241,11 +273,13 @@ def table_of(results: dict[str, Any]) -> str:
     ]  # fmt: skip
     headings = ["what", "batch", "precision", "samples a second", "of the roof", "ours to a bare loop", "waiting",
                 "peak memory, MB"]  # fmt: skip
-    methods = [[name, f"{ratio:.2f}"] for name, ratio in results["methods"].items()]
+    methods = [
+        [name, ratio if isinstance(ratio, str) else f"{ratio:.2f}"] for name, ratio in results["methods"].items()
+    ]
     return (
-        f"On {results['device']}, medians of {results['repeats']} turns. Samples a second: with one batch that lies on "
-        "the device; of the roof: their operations beside those of the device's fastest product of matrices; waiting: "
-        "the part of our loop's time beyond that.\n\n"
+        f"On {results['device']}, medians of at most {results['repeats']} turns. Samples a second: with one batch "
+        "that lies on the device; of the roof: their operations beside those of the device's fastest product of "
+        "matrices; waiting: the part of our loop's time beyond that.\n\n"
         + markdown(headings, rows)
         + "\n\nA round of a few hospitals in one process, as a multiple of Local's:\n\n"
         + markdown(["method", "round"], methods)
@@ -254,6 +288,8 @@ def table_of(results: dict[str, Any]) -> str:
 
 
 def _told(rounds: dict[str, Any]) -> str:
+    if "failed" in rounds:
+        return f"\n\nThe rounds over FLARE failed: {rounds['failed']}"
     return (
         f"\n\nOver FLARE, {rounds['hospitals']} hospitals and a server in processes of their own on this machine, "
         f"SoftPull, ResNet18 of width {rounds['width']}, {rounds['steps']} batches a round: "

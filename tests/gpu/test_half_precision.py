@@ -14,7 +14,9 @@ from medpfl.privacy import DPSGD
 from tools import round_of
 
 REFUSED = {name for name in EVERY if name.split(",")[0] in ("APFL", "PerFedAvg", "Scaffold")}
-QUICK = {"FedAvg", "FedProx", "CusFL, both taught"}
+UNCLIPPED = {"L2GD"}
+"""Refuses to have its gradients shortened."""
+QUICK = {"FedAvg", "FedProx", "CusFL, both taught", *UNCLIPPED}
 TRAINED = [
     pytest.param(name, device, marks=[pytest.mark.cuda] if device == "cuda" else [])
     for device in ("cpu", "cuda")
@@ -34,7 +36,7 @@ def test_float16_trains_nearly_alike(
 ) -> None:
     small, found = EVERY[name], {}
     for precision in ("fp32", "fp16"):
-        job = small.job(precision=precision, optimizer="sgd", clip_gradient=1.0)
+        job = small.job(precision=precision, optimizer="sgd", clip_gradient=None if name in UNCLIPPED else 1.0)
         coordinator, runners = begin(job, sites[small.images], tmp_path / precision)
         for number in (1, 2):
             round_of(coordinator, runners, number)
@@ -71,3 +73,21 @@ def test_gradients_of_a_method_s_own_are_not_lost_in_silence(name: str) -> None:
 def test_record_level_privacy_is_refused() -> None:
     with pytest.raises(ConfigError, match="cannot train in fp16 with DPSGD"):
         EVERY["FedAvg"].method(precision="fp16", privacy=DPSGD(noise_multiplier=1.0))
+
+
+def test_a_step_that_was_left_out_has_no_samples_behind_it(sites: dict[bool, dict[str, Path]], tmp_path: Path) -> None:
+    """A hospital's policy asks for a least number of samples behind what leaves."""
+    small, found = EVERY["FedAvg"], {}
+    for scale in (2.0**16, 2.0**120):  # beyond all gradients: no step is made
+        job = small.job(precision="fp16", optimizer="sgd")
+        coordinator, runners = begin(job, sites[small.images], tmp_path / str(scale))
+        round_of(coordinator, runners, 1)
+        site = runners["anna"].rounds.site(runners["anna"].method, 2)
+        first = next(iter(site.models))
+        site._scalers[first] = torch.amp.GradScaler("cpu", init_scale=scale)
+        before = {key: tensor.detach().clone() for key, tensor in site.models[first].named_parameters()}
+        site.fit(first)
+        moved = any(not torch.equal(tensor, before[key]) for key, tensor in site.models[first].named_parameters())
+        found[scale] = moved, site.behind[first, 0].effective
+    assert found[2.0**16][0] and 1 < found[2.0**16][1] < float("inf")
+    assert found[2.0**120] == (False, float("inf"))

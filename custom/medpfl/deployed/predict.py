@@ -14,6 +14,7 @@ from torch import Tensor
 
 from medpfl.core.devices import moved, training_device
 from medpfl.core.errors import DataError, MedPFLError
+from medpfl.core.repeatable import repeatable
 from medpfl.data.meaning import other_inputs
 from medpfl.data.preparation import NewCase, Row
 from medpfl.data.samples import Samples, SiteData, joined_targets
@@ -148,7 +149,9 @@ def _predict_case(model: Deployed, case: NewCase, folder: Path, probabilities: b
     def forward(inputs: Tensor) -> Tensor:
         return model.task.infer(served.network, inputs)
 
-    outputs = torch.cat([_run(forward, moved(part, device), window).cpu() for part in torch.split(case.inputs, _BATCH)])
+    parts = torch.split(case.inputs, _BATCH)
+    with repeatable(device):
+        outputs = torch.cat([_run(forward, moved(part, device), window).cpu() for part in parts])
     if case.save:
         return {**told, **case.save(outputs, folder, model.class_names, probabilities)}
     return {**told, **model.task.answer(model.task.decide(outputs), model.class_names)}
@@ -242,4 +245,5 @@ def _decisions(model: Deployed, data: SiteData, split: str) -> Tensor:
     if not len(data.splits[split]):
         raise DataError(f"the {split} split is empty")
     device = training_device()
-    return decide(model.method, model.name, model.networks.to(device), model.task, data.splits[split], device)
+    with repeatable(device):
+        return decide(model.method, model.name, model.networks.to(device), model.task, data.splits[split], device)

@@ -21,6 +21,7 @@ class EffectiveSamples:
     def __init__(self, samples: int):
         self._weights = torch.zeros(samples, dtype=torch.float64)
         self._step: list[tuple[Tensor, Tensor]] = []
+        self._open: list[tuple[list[tuple[Tensor, Tensor]], float, float, Tensor]] = []
 
     def batch(self, rows: Tensor, weights: Tensor) -> None:
         """A batch of the step that is to come.
@@ -31,23 +32,39 @@ class EffectiveSamples:
         """
         self._step.append((rows, weights.double()))
 
-    def moved(self, rate: float, taken_back: float) -> None:
+    def moved(self, rate: float, taken_back: float, left_out: Tensor | None = None) -> None:
         """The step was made.
 
         Args:
             rate: its learning rate, >= 0.
             taken_back: part of the change until then that it undoes, >= 0; above 1 it overshoots.
+            left_out: not 0 where it was not made after all; a scalar that may lie on the GPU, so that it is read with
+                the result only. None: it was.
         """
+        step, self._step = self._step, []
+        if left_out is None:
+            self._settle()
+            self._take(step, rate, taken_back)
+        else:
+            self._open.append((step, rate, taken_back, left_out))
+
+    def _settle(self) -> None:
+        for step, rate, taken_back, left_out in self._open:
+            if not bool(left_out):
+                self._take(step, rate, taken_back)
+        self._open.clear()
+
+    def _take(self, step: list[tuple[Tensor, Tensor]], rate: float, taken_back: float) -> None:
         if taken_back:
             self._weights *= abs(1 - taken_back)
-        for rows, weights in self._step:
+        for rows, weights in step:
             self._weights.index_add_(0, rows, rate * weights)
-        self._step.clear()
 
     @property
     def effective(self) -> float:
         """How many samples of equal weight would be as many (Kish, "Survey Sampling", 1965): (sum w)^2 / sum w^2.
         Infinity: the change is not of training samples at all; 0: their weights are beyond all numbers."""
+        self._settle()
         largest = float(self._weights.max()) if len(self._weights) else 0.0
         if largest == 0:
             return float("inf")

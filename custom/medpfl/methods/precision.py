@@ -43,6 +43,15 @@ def unscale(scaler: torch.amp.GradScaler, optimizers: Sequence[torch.optim.Optim
         scaler.unscale_(optimizer)
 
 
+def left_out(scaler: torch.amp.GradScaler | None, optimizer: torch.optim.Optimizer) -> Tensor | None:
+    """After ``unscale``: a scalar on the device, not 0 where this optimiser's step will be left out. None: it will not
+    be for its gradients' sake."""
+    if scaler is None:
+        return None
+    found = list(scaler._found_inf_per_device(optimizer).values())
+    return found[0].clone() if found else None  # ``update`` writes into it
+
+
 def step_scaled(scaler: torch.amp.GradScaler, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """The optimisers' steps, none where a gradient is too large for float16; then the scale of the next step. torch's
     fused optimisers look at the gradients on the GPU, so the processor does not wait."""

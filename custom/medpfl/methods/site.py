@@ -20,7 +20,7 @@ from medpfl.methods.batches import Batch, Place, Span
 from medpfl.methods.effective_samples import EffectiveSamples
 from medpfl.methods.hospital import Hospital
 from medpfl.methods.precision import cast as cast_to
-from medpfl.methods.precision import half_of, parameters, step_scaled, unscale
+from medpfl.methods.precision import half_of, left_out, parameters, step_scaled, unscale
 from medpfl.methods.proximal import Proximal
 from medpfl.methods.resident import OnDevice, Resident
 from medpfl.methods.training import Training
@@ -308,18 +308,18 @@ class Site:
 
     def _move(self, models: Sequence[str], pull: float = 0.0) -> None:
         """Take the step that the gradients say, in which there is a ``pull`` back to where the network started."""
-        optimizers, factor = [self._optimizer(name) for name in models], self.factor
+        optimizers, factor, scaler = [self._optimizer(name) for name in models], self.factor, self._scaler(models)
         for name, optimizer in zip(models, optimizers, strict=True):
             rate = self.method.rate(name) * factor
             for group in optimizer.param_groups:
                 group["lr"] = rate
             for (model, _), behind in self.behind.items():
                 if model == f"{self._prefix}{name}":
-                    behind.moved(rate, self.method.takes_back(rate, pull))
+                    behind.moved(rate, self.method.takes_back(rate, pull), left_out(scaler, optimizer))
         if self.method.clip_gradient is not None:
             every = [parameter for optimizer in optimizers for parameter in parameters(optimizer)]
             nn.utils.clip_grad_norm_(every, self.method.clip_gradient)
-        if scaler := self._scaler(models):
+        if scaler:
             return step_scaled(scaler, optimizers)
         for optimizer in optimizers:
             optimizer.step()

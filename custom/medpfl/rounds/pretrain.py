@@ -15,6 +15,7 @@ from medpfl import store
 from medpfl.component import Spec, spec_of
 from medpfl.core.devices import training_device
 from medpfl.core.errors import ConfigError, DataError
+from medpfl.core.repeatable import repeatable
 from medpfl.core.seeding import derive_seed, seed_torch
 from medpfl.core.tied import own_state
 from medpfl.data.partition import cut_by_class
@@ -85,7 +86,8 @@ def pretrain(
     for epoch in range(1, epochs + 1):
         seed_torch(job.settings.seed, POOLED, epoch)
         site = Site(hospital, method, epoch, Span(1, epochs))
-        site.fit(name)
+        with repeatable(device):
+            site.fit(name)
         progress(epoch, float(site.last_loss))
     tensors = {key: tensor.detach().cpu() for key, tensor in own_state(models[name]).items()}
     about = About(

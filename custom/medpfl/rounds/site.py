@@ -14,6 +14,7 @@ from torch import nn
 from medpfl.component import spec_of
 from medpfl.core.devices import bytes_for_data, memory_errors, training_device
 from medpfl.core.errors import ConfigError, ProtocolError
+from medpfl.core.repeatable import repeatable
 from medpfl.data.samples import SiteData
 from medpfl.data.schema import digest_of_declared
 from medpfl.data.site_file import SiteFile
@@ -114,7 +115,8 @@ class SiteRunner:
         if isinstance(header, OfRun):
             policy.check_round(self.policy, header)
             self.rounds.total = header.rounds
-        with memory_errors(f"take a smaller batch_size (now {self.method.batch_size}) or smaller images or patches"):
+        hint = f"take a smaller batch_size (now {self.method.batch_size}) or smaller images or patches"
+        with memory_errors(hint), repeatable(self.device):
             reply = self._answer(self._seal.open(message) if self._seal else message)
         statistics = reply.slots if isinstance(reply.header, StatisticsReply) else ()
         reply = withholding.without(self.policy, reply, statistics)

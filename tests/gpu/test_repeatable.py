@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What torch refuses on a GPU where the same bits are asked for is computed otherwise, to the same results."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from medpfl.core.devices import training_device
+from medpfl.core.repeatable import Repeatable, repeatable
+from medpfl.models.tabnet import sparsemax
+from medpfl.tasks.losses.entropy import CrossEntropy, Focal
+from medpfl.tasks.losses.overlap import DiceCE
+
+functional = nn.functional
+REFUSED = ("upsample_linear", "upsample_bilinear", "upsample_trilinear", "_adaptive_avg_pool", "cumsum")
+"""By the list at ``torch.use_deterministic_algorithms``: the beginnings of their names; and a map's cross-entropy."""
+
+
+class Refusing(TorchDispatchMode):
+    """torch's refusal, on any device: the operations below torch's functions, and those of their gradients."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.__name__
+        if name.startswith(REFUSED) or (name.startswith("nll_loss2d_forward") and args[3] != 0):
+            raise RuntimeError(f"{name} does not have a deterministic implementation")
+        return func(*args, **(kwargs or {}))
+
+
+MASKS = torch.arange(2 * 6 * 8).view(2, 6, 8) % 3
+CLASSES = torch.tensor([0.5, 1.0, 2.0])
+OPERATIONS: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = {
+    "DiceCE": ((2, 3, 6, 8), lambda x: DiceCE()(x, MASKS.to(x.device))),
+    "CrossEntropy": ((2, 3, 6, 8), lambda x: CrossEntropy()(x, MASKS.to(x.device))),
+    "Focal": ((2, 3, 6, 8), lambda x: Focal()(x, MASKS.to(x.device))),
+    "weights and ignored": (
+        (2, 3, 6, 8),
+        lambda x: functional.cross_entropy(x, MASKS.to(x.device), weight=CLASSES.to(x.device), ignore_index=1),
+    ),
+    "sum": ((2, 3, 6, 8), lambda x: functional.cross_entropy(x, MASKS.to(x.device), reduction="sum")),
+    "sparsemax": ((5, 7), sparsemax),
+    "trilinear": ((2, 2, 3, 4, 5), nn.Upsample(scale_factor=2, mode="trilinear", align_corners=False)),
+    "bilinear": ((2, 2, 3, 4), lambda x: functional.interpolate(x, (7, 5), mode="bilinear", align_corners=True)),
+    "pooled": ((2, 2, 9, 12), nn.AdaptiveAvgPool2d((6, 5))),
+    "pooled volumes": ((2, 2, 6, 8, 5), nn.AdaptiveAvgPool3d((3, None, 2))),
+    "pooled series": ((2, 2, 9), nn.AdaptiveAvgPool1d(4)),
+}
+
+
+def run(name: str, device: str) -> tuple[Tensor, Tensor]:
+    """The result, and the gradient of the sum of its squares."""
+    shape, operation = OPERATIONS[name]
+    inputs = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device).requires_grad_()
+    outputs = operation(inputs)
+    outputs.square().sum().backward()
+    assert inputs.grad is not None
+    return outputs.detach().cpu(), inputs.grad.cpu()
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operations_that_repeat_themselves(name: str, device: str) -> None:
+    expected = run(name, "cpu")
+    training_device()  # asks for the same bits, on a GPU
+    with Repeatable() if device == "cpu" else repeatable(torch.device(device)):
+        run(name, device)  # matrices are made once, by torch's own operations on the processor
+        with Refusing():
+            found = run(name, device)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    if name != "Focal":
+        with pytest.raises(RuntimeError, match="does not have a deterministic"), Refusing():
+            run(name, "cpu")
+
+
+def test_a_processor_computes_as_it_did() -> None:
+    assert not isinstance(repeatable(torch.device("cpu")), Repeatable)
