@@ -71,14 +71,19 @@ def sent_by_anna(
     said: list[dict[str, Any]] = []
     for number in (1, 2):
         replies = exchange(runners, coordinator.rounds.train_messages(number, coordinator.joined))
-        found, said = replies["anna"].slots, [replies["anna"].header.model_dump(mode="json", exclude=SAYS)]
+        found = copied(replies["anna"].slots)  # the server mixes in the place of what it was sent
+        said = [replies["anna"].header.model_dump(mode="json", exclude=SAYS)]
         coordinator.rounds.take_train(number, replies)
         while messages := coordinator.rounds.refine_messages():
             replies = exchange(runners, messages)
-            found = {**found, **replies["anna"].slots}
+            found = {**found, **copied(replies["anna"].slots)}
             said.append(replies["anna"].header.model_dump(mode="json", exclude=SAYS))
             coordinator.rounds.take_refined(replies)
     return found, said
+
+
+def copied(slots: Slots) -> Slots:
+    return {slot: {key: tensor.clone() for key, tensor in state.items()} for slot, state in slots.items()}
 
 
 def farthest(one: Slots, other: Slots) -> float:
