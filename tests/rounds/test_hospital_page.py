@@ -2,6 +2,7 @@
 """The page that a job leaves at a hospital, and only there."""
 
 import csv
+import os
 import re
 from collections.abc import Callable
 from html import unescape
@@ -12,7 +13,10 @@ from typer.testing import CliRunner
 
 from medpfl.cli.sites import app
 from medpfl.core.errors import MedPFLError
+from medpfl.core.mixers import Mean
+from medpfl.deployed.evaluate import write_text
 from medpfl.job import Job
+from medpfl.methods.fedavg import FedAvg
 from medpfl.results.files import read_training
 from medpfl.results.sentences import sentences
 from medpfl.rounds.hospital_cases import Cases, read_cases
@@ -53,8 +57,41 @@ def test_every_hospital_has_a_page_and_the_server_none(make_job: Make, tmp_path:
         assert result.exit_code == 0 and (models / PAGE).read_text() == page
 
 
-def test_a_folder_without_a_choice_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(MedPFLError, match=r"no chosen-best\.safetensors there; expected the folder"):
+@pytest.mark.slow
+def test_a_job_that_chooses_nothing_says_so_and_leaves_nothing_of_an_earlier_choice(
+    make_job: Make, tmp_path: Path
+) -> None:
+    sites = write_table_sites(tmp_path / "sites")
+    run(make_job(), sites, tmp_path)
+    models = tmp_path / "home" / "anna" / "small" / "models"
+    assert (models / "chosen-best.csv").is_file()
+    for path in models.glob("*.csv"):
+        assert path.stat().st_mode & 0o077 == 0
+    for path in models.iterdir():
+        if "chosen" not in path.name:
+            path.unlink()
+    run(make_job(mixers={"fedavg": Mean()}, method=FedAvg(lr=0.05, batch_size=8)), sites, tmp_path)
+    assert not list(models.glob("chosen-*"))
+    page = plain((models / PAGE).read_text())
+    assert "No model was chosen for anna: this job trained no local model" in page
+    assert "(taken)" not in page and "FedAvg" in page and 'add "local" to its references' in page
+    assert "Cases to look at" not in page
+
+
+def test_a_private_file_is_never_readable_by_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modes, replace = [], os.replace
+
+    def watch(source: str, target: str) -> None:
+        modes.append(os.stat(source).st_mode & 0o777)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", watch)
+    write_text(tmp_path / "page.html", "anna", private=True)
+    assert modes == [0o600]
+
+
+def test_a_folder_without_models_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(MedPFLError, match=r"no model there; expected the folder in which a job left"):
         write_page(tmp_path)
 
 

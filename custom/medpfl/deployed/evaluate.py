@@ -172,18 +172,22 @@ def save_deployed(
 
 
 def write_cases(path: Path, evaluation: Evaluation) -> None:
-    """Write an evaluation's cases as CSV; nothing is written when it has none."""
+    """Write an evaluation's cases as CSV, for this account only; where it has none, no file is left there."""
+    path.unlink(missing_ok=True)  # of an earlier run
     if evaluation.cases:
         text = io.StringIO()
         columns = list(dict.fromkeys(name for case in evaluation.cases for name in case))
         writer = csv.DictWriter(text, fieldnames=columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(evaluation.cases)
-        write_text(path, text.getvalue())
+        write_text(path, text.getvalue(), private=True)
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, private: bool = False) -> None:
     """Write a text file; a reader sees the old one or the new one.
+
+    Args:
+        private: nobody but this account may read it, at no moment (mode 600).
 
     Raises:
         MedPFLError: it cannot be written.
@@ -191,7 +195,9 @@ def write_text(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
+        mode = 0o600 if private else 0o666  # the latter less the account's umask
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8") as file:
+            file.write(text)
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from medpfl.results.line import MetricLine
 from medpfl.results.schema import number
 from medpfl.rounds.announcing import fine_tuned_name, plan_of
 from medpfl.rounds.choosing import Holding, local_first
-from medpfl.rounds.hospital_page import write_page
+from medpfl.rounds.hospital_page import forget_choice, write_page
 from medpfl.rounds.local_rounds import LocalRounds
 from medpfl.rounds.messages import Message
 from medpfl.rounds.mixed import load_mixed
@@ -44,8 +44,11 @@ class _Finishing:
         order = plan_of(here.method, here.methods, self._header.rounds).tested
         lines.sort(key=lambda line: order.index(line.model))
         chosen, spent = self._holding.choose(last), here.guard.spent
-        if chosen:
-            write_page(here.home / "models")
+        models = here.home / "models"
+        if not chosen:
+            forget_choice(models)
+        if lines:
+            write_page(models)
         return Message(FinishReply(metrics=tuple(lines), notes=tuple(self._notes), chosen=chosen, privacy=spent))
 
     def _tested(self) -> list[MetricLine]:

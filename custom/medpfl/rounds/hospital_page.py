@@ -2,7 +2,6 @@
 """A hospital's own page: what a job brought it, for its clinicians. It is made of the models' files that the job left
 here, tells of single patients, and stays beside them."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from medpfl.deployed.model_file import Chosen, History, ModelMeta, read_descript
 from medpfl.results.chosen import label_of
 from medpfl.results.glossary import Glossary, spelled
 from medpfl.results.sentences import LOCAL, Brought, sentence
-from medpfl.rounds.hospital_cases import read_cases
+from medpfl.rounds.hospital_cases import Cases, read_cases
 from medpfl.tasks.contract import Task
 from medpfl.tasks.metrics.certainty import interval_text
 from medpfl.tasks.metrics.decision import Decided
@@ -23,6 +22,9 @@ from medpfl.tasks.metrics.measure import Measure
 PAGE = "hospital.html"
 CHOSEN = "chosen-best"
 """Of the files of the model that the hospital takes."""
+
+NOTHING = Chosen(model="", patients=0, gain=None, error=None, interval=None, candidates={})
+"""What stands in a choice's place where there was nothing to choose from."""
 
 
 @dataclass(frozen=True)
@@ -40,33 +42,41 @@ def write_page(folder: Path) -> Path:
     """Write the page of the models in ``folder``, for this account only; returns its path.
 
     Raises:
-        MedPFLError: no job chose a model there, or a file is broken.
+        MedPFLError: no job left a model there, or a file is broken.
     """
     from jinja2 import ChoiceLoader, Environment, PackageLoader, select_autoescape
 
     file = folder / f"{CHOSEN}.safetensors"
-    if not file.is_file():
-        raise MedPFLError(
-            f"{folder}: no {file.name} there; expected the folder in which a job left a hospital's models"
-        )
-    taken = read_description(file)
-    history, chosen = _known(file, taken)
-    measure = _measure(file, taken)
     models = {path: read_description(path) for path in sorted(folder.glob("*-best.safetensors")) if path != file}
     others = {meta.history.model: meta.history for meta in models.values() if meta.history}
+    if not others:
+        raise MedPFLError(f"{folder}: no model there; expected the folder in which a job left a hospital's models")
+    if not file.is_file():
+        file = next(path for path, meta in models.items() if meta.history)
+        taken = models[file]
+        history, chosen = _told(file, taken), NOTHING
+    else:
+        taken = read_description(file)
+        history = _told(file, taken)
+        chosen = _how(file, history)
+    measure = _measure(file, taken)
     score = history.score or ""
     metric = spelled(measure.called(score, taken.recipe.classes))
-    best = None if chosen.best is None else label_of(chosen.best)
+    told = chosen.model_copy(
+        update={"model": label_of(chosen.model), "best": None if chosen.best is None else label_of(chosen.best)}
+    )
     loader = ChoiceLoader([PackageLoader("medpfl.rounds", "."), PackageLoader("medpfl.results", ".")])
     environment = Environment(loader=loader, autoescape=select_autoescape(), trim_blocks=True)
-    cases = read_cases(file.with_suffix(".csv"), score, measure, taken.recipe.classes)
+    cases = Cases()
+    if chosen.model:
+        cases = read_cases(file.with_suffix(".csv"), score, measure, taken.recipe.classes)
     page = environment.get_template("hospital_page.html").render(
         glossary=Glossary(),
         history=history,
         chosen=chosen,
-        sentence=_sentence(history, chosen, others.get(LOCAL), metric, measure),
+        sentence=_sentence(history, chosen, others, metric, measure),
         label=label_of(chosen.model),
-        why=why(chosen.model_copy(update={"model": label_of(chosen.model), "best": best})),
+        why=why(told),
         metric=metric,
         lower=measure.direction == "lower",
         candidates=_candidates(history, chosen, others, measure),
@@ -76,15 +86,26 @@ def write_page(folder: Path) -> Path:
         patients=history.certainty.patients if history.certainty else None,
     )
     place = folder / PAGE
-    write_text(place, page)
-    os.chmod(place, 0o600)
+    write_text(place, page, private=True)
     return place
 
 
-def _known(file: Path, meta: ModelMeta) -> tuple[History, Chosen]:
-    if meta.history is None or meta.history.chosen is None or meta.history.score is None:
+def forget_choice(folder: Path) -> None:
+    """Take away what an earlier run of the job chose in ``folder``, and its page: they are not of this run's models."""
+    for name in (PAGE, *(f"{CHOSEN}{ending}" for ending in (".safetensors", ".md", ".csv"))):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _told(file: Path, meta: ModelMeta) -> History:
+    if meta.history is None or meta.history.score is None:
+        raise MedPFLError(f"{file}: it does not say where it is from; expected a model that a job left at a hospital")
+    return meta.history
+
+
+def _how(file: Path, history: History) -> Chosen:
+    if history.chosen is None:
         raise MedPFLError(f"{file}: it does not say how it was chosen; expected a model that a job left at a hospital")
-    return meta.history, meta.history.chosen
+    return history.chosen
 
 
 def _measure(file: Path, meta: ModelMeta) -> Measure:
@@ -95,7 +116,14 @@ def _measure(file: Path, meta: ModelMeta) -> Measure:
     return task.measures.get(meta.history.score or "", Measure()) if meta.history else Measure()
 
 
-def _sentence(history: History, chosen: Chosen, local: History | None, metric: str, measure: Measure) -> str:
+def _sentence(history: History, chosen: Chosen, others: dict[str, History], metric: str, measure: Measure) -> str:
+    local = others.get(LOCAL)
+    if not chosen.model:
+        if local is None:
+            return (
+                f"No model was chosen for {history.site}: this job trained no local model to compare the others with."
+            )
+        return f"No model was chosen for {history.site}: this job left it one only."
     score = history.test.get(history.score or "")
     if score is None:
         return f"{history.site} takes a model whose {metric} is not defined on its test cases."
@@ -116,7 +144,7 @@ def _sentence(history: History, chosen: Chosen, local: History | None, metric: s
 
 def _candidates(history: History, chosen: Chosen, others: dict[str, History], measure: Measure) -> list[Candidate]:
     """The models in the order of their validation scores; the average has a test only where it was taken."""
-    tested = {**others, chosen.model: history}
+    tested = {**others, chosen.model: history} if chosen.model else others
     names = list(dict.fromkeys([*chosen.candidates, *tested]))
     names.sort(key=lambda name: measure.rank(chosen.candidates.get(name)))
     return [_candidate(name, chosen, tested.get(name), history.score or "", measure) for name in names]
