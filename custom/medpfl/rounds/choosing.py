@@ -26,6 +26,7 @@ from medpfl.rounds.scoring import line_of
 from medpfl.tasks.contract import Evaluation, Task
 from medpfl.tasks.metrics.calibration import Calibration
 from medpfl.tasks.metrics.certainty import LEAST_PATIENTS, Certainty, certainty_of
+from medpfl.tasks.metrics.operating import OperatingPoint, operating_points
 from medpfl.tasks.metrics.sheet import Sheet
 
 CHOSEN = "chosen"
@@ -150,11 +151,17 @@ class Holding:
             needed=number(found.needed),
             interval=found.interval,
             candidates={name: number(score) for name, score in found.scores.items()},
+            operating=self._operating(taken.sheet, tested[0].sheet),
         )
         line = self._keep(CHOSEN, taken.method, taken.name, taken.networks, "best", taken.round, tested, said)
         told = found.patients >= max(self._least, LEAST_PATIENTS) and said.gain is not None
         gain = round(found.gain, 6) if told else None
         return ChosenModel(test=line, gain=gain, interval=found.interval if told else None)
+
+    def _operating(self, validation: Sheet | None, test: Sheet | None) -> tuple[OperatingPoint, ...]:
+        if validation is None or test is None:
+            return ()
+        return operating_points(self._task.spec.target, validation, test)
 
     def _bounded(self, found: Choice) -> Choice:
         """With few patients a gain and its errors reach further than scores can differ; the server refuses that."""

@@ -18,6 +18,7 @@ from medpfl.tasks.contract import Task
 from medpfl.tasks.metrics.certainty import interval_text
 from medpfl.tasks.metrics.decision import Decided
 from medpfl.tasks.metrics.measure import Measure
+from medpfl.tasks.metrics.operating import LEAST, SPECIFICITY, OperatingPoint, Share
 
 PAGE = "hospital.html"
 CHOSEN = "chosen-best"
@@ -36,6 +37,17 @@ class Candidate:
     validation: str
     test: str
     gain: str
+
+
+@dataclass(frozen=True)
+class Point:
+    """A line of the table of fixed specificities; texts. ``few``: why there is no number, "" where there is one."""
+
+    finding: str
+    few: str = ""
+    sensitivity: str = ""
+    specificity: str = ""
+    threshold: str = ""
 
 
 def write_page(folder: Path) -> Path:
@@ -83,6 +95,8 @@ def write_page(folder: Path) -> Path:
         classes=taken.recipe.classes,
         cases=cases,
         curves=_curves(cases.decisions),
+        points=[_point(one, taken.recipe.classes) for one in chosen.operating],
+        aim=SPECIFICITY,
         patients=history.certainty.patients if history.certainty else None,
     )
     place = folder / PAGE
@@ -161,6 +175,27 @@ def _candidate(name: str, chosen: Chosen, tested: History | None, score: str, me
         test="" if value is None else f"{value:.3f} {interval_text(sure.interval if sure else None)}".strip(),
         gain="" if sure is None or sure.gain is None else f"{sure.gain:+.3f} {interval_text(sure.gained)}",
     )
+
+
+def _point(one: OperatingPoint, classes: list[str]) -> Point:
+    finding = classes[one.label]
+    if one.threshold is None:
+        return Point(
+            finding,
+            few=f"{one.negatives} validation patients are without it; a threshold needs at least {LEAST} of them.",
+        )
+    return Point(
+        finding,
+        sensitivity=_share(one.sensitivity, "with"),
+        specificity=_share(one.specificity, "without"),
+        threshold=f"{one.threshold:.3f}",
+    )
+
+
+def _share(found: Share | None, which: str) -> str:
+    if found is None:
+        return f"no test case {which} it"
+    return f"{found.value:.2f} {interval_text((found.low, found.high))}, {found.patients} patients"
 
 
 def _curves(decisions: tuple[Decided, ...]) -> dict[str, str]:
