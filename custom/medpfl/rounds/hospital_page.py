@@ -14,6 +14,7 @@ from medpfl.results.chosen import label_of
 from medpfl.results.glossary import Glossary, spelled
 from medpfl.results.sentences import LOCAL, Brought, sentence
 from medpfl.rounds.hospital_cases import Cases, read_cases
+from medpfl.rounds.hospital_details import ENDING, Details, GroupScore, read_details
 from medpfl.tasks.contract import Task
 from medpfl.tasks.metrics.certainty import interval_text
 from medpfl.tasks.metrics.decision import Decided
@@ -79,8 +80,9 @@ def write_page(folder: Path) -> Path:
     )
     loader = ChoiceLoader([PackageLoader("medpfl.rounds", "."), PackageLoader("medpfl.results", ".")])
     environment = Environment(loader=loader, autoescape=select_autoescape(), trim_blocks=True)
-    cases = Cases()
+    cases, details = Cases(), Details()
     if chosen.model:
+        details = read_details(file)
         cases = read_cases(file.with_suffix(".csv"), score, measure, taken.recipe.classes)
     page = environment.get_template("hospital_page.html").render(
         glossary=Glossary(),
@@ -97,6 +99,7 @@ def write_page(folder: Path) -> Path:
         curves=_curves(cases.decisions),
         points=[_point(one, taken.recipe.classes) for one in chosen.operating],
         aim=SPECIFICITY,
+        groups=[(one, _scored(one)) for one in details.subgroups],
         patients=history.certainty.patients if history.certainty else None,
     )
     place = folder / PAGE
@@ -106,7 +109,7 @@ def write_page(folder: Path) -> Path:
 
 def forget_choice(folder: Path) -> None:
     """Take away what an earlier run of the job chose in ``folder``, and its page: they are not of this run's models."""
-    for name in (PAGE, *(f"{CHOSEN}{ending}" for ending in (".safetensors", ".md", ".csv"))):
+    for name in (PAGE, *(f"{CHOSEN}{ending}" for ending in (".safetensors", ".md", ".csv", ENDING))):
         (folder / name).unlink(missing_ok=True)
 
 
@@ -190,6 +193,12 @@ def _point(one: OperatingPoint, classes: list[str]) -> Point:
         specificity=_share(one.specificity, "without"),
         threshold=f"{one.threshold:.3f}",
     )
+
+
+def _scored(one: GroupScore) -> str:
+    if not one.scored:
+        return "too few patients"
+    return "not defined" if one.score is None else f"{one.score:.3f} {interval_text(one.interval)}".strip()
 
 
 def _share(found: Share | None, which: str) -> str:
