@@ -15,6 +15,7 @@ from medpfl.cli.sites import app
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mixers import Mean
 from medpfl.deployed.evaluate import write_text
+from medpfl.deployed.model_file import read_description
 from medpfl.job import Job
 from medpfl.methods.fedavg import FedAvg
 from medpfl.results.files import read_training
@@ -33,9 +34,18 @@ def plain(page: str) -> str:
     return " ".join(unescape(re.sub(r"<[^>]+>", "", page)).split())
 
 
+def found_of(rows: list[dict[str, str]], models: Path) -> float:
+    """The share of the test cases of "yes" that lie above the threshold in the chosen model's file."""
+    history = read_description(models / "chosen-best.safetensors").history
+    assert history and history.chosen and history.chosen.operating[0].threshold
+    ill = [row for row in rows if row["class"] == "1"]
+    given = [float(row["probability"]) if row["predicted"] == "1" else 1 - float(row["probability"]) for row in ill]
+    return sum(one > history.chosen.operating[0].threshold for one in given) / len(given)
+
+
 @pytest.mark.slow
 def test_every_hospital_has_a_page_and_the_server_none(make_job: Make, tmp_path: Path) -> None:
-    run(make_job(), write_table_sites(tmp_path / "sites", rows=60), tmp_path)
+    run(make_job(), write_table_sites(tmp_path / "sites", rows=160), tmp_path)
     held = [path.read_bytes() for path in sorted((tmp_path / "results").rglob("*")) if path.is_file()]
     said = dict(zip(SITES, sentences(read_training(tmp_path / "results")), strict=True))
     assert not list((tmp_path / "results").rglob(PAGE))
@@ -48,6 +58,7 @@ def test_every_hospital_has_a_page_and_the_server_none(make_job: Make, tmp_path:
         for heading in ("taken at their word?", "Would acting on it help?"):
             assert heading in page
         rows = list(csv.DictReader((models / "chosen-best.csv").open()))
+        assert f'<td>yes</td><td data-of="sensitivity">{found_of(rows, models):.2f} [' in page
         wrong = [row["case"] for row in rows if row["class"] != row["predicted"]]
         if wrong:
             assert any(case in page for case in wrong)

@@ -14,6 +14,7 @@ from medpfl.core.errors import DataError
 from medpfl.data.contract import Case, Dataset
 from medpfl.data.declared import Problems
 from medpfl.data.samples import in_parallel
+from medpfl.data.subgroups import Described, groupings
 
 SAMPLED = 200_000  # values of a channel that are kept for percentiles and histograms, about
 PICTURES = {"map": 6, "class": 2}  # in a split; in a split and class
@@ -33,6 +34,8 @@ def inspect(name: str, dataset: Dataset, progress: Progress = lambda done, all_:
     try:
         listing = dataset.cases(problems)
         inspection.columns = dataset.shown_columns(listing)
+        if isinstance(dataset, Described):
+            groupings(dataset)
     except DataError as error:
         inspection.problems = [*problems.found, str(error)]
         return inspection

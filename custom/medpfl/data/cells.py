@@ -2,7 +2,6 @@
 """The cells of table files: text (CSV, TSV) and Parquet, read in pieces, with the place of each row."""
 
 import csv
-import difflib
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -12,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 from pydantic import Field, field_validator
 
-from medpfl.core.errors import DataError, unreadable
+from medpfl.core.errors import DataError, meant, unreadable
 from medpfl.core.extras import require
 from medpfl.data.declared import Problems, Strict, canonical
 from medpfl.data.untrusted import check_growth, check_values
@@ -77,8 +76,7 @@ class Cells(Strict):
         """
         for column in self.rename:
             if column not in columns:
-                meant = difflib.get_close_matches(column, columns, 1)
-                hint = f"; did you mean '{meant[0]}'?" if meant else ""
+                hint = meant(column, columns)
                 raise DataError(f"{path}: column '{column}', which 'rename' names, is missing{hint}")
         return [self.rename.get(column, column) for column in columns]
 
@@ -150,8 +148,10 @@ def to_numbers(frame: "pd.DataFrame", column: str) -> np.ndarray[Any, np.dtype[n
 def _check_columns(path: Path, columns: Sequence[str], wanted: Sequence[str]) -> None:
     for column in wanted:
         if columns.count(column) != 1:
-            problem = "is there more than once" if column in columns else "is missing"
-            raise DataError(f"{path}: column '{column}' {problem}; the file has: {', '.join(columns)}")
+            problem, hint = (
+                ("is there more than once", "") if column in columns else ("is missing", meant(column, columns))
+            )
+            raise DataError(f"{path}: column '{column}' {problem}; the file has: {', '.join(columns)}{hint}")
 
 
 def _text(

@@ -20,6 +20,7 @@ from medpfl.core.errors import DataError
 from medpfl.data.declared import StorageRule
 from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.rows import CaseRows, FileRows, Rows
+from medpfl.data.subgroups import Grouping
 
 if TYPE_CHECKING:
     import torch
@@ -107,11 +108,13 @@ class SiteData:
         class_names: names of the classes in their order; none where the answer is a number.
         preparation: how inputs were prepared; kept with the deployed model so that new cases are prepared alike. None:
             nothing is known of it.
+        groupings: by which the hospital's own page tells scores apart; they never leave it.
     """
 
     splits: dict[str, Samples]
     class_names: list[str]
     preparation: Preparation | None = None
+    groupings: tuple[Grouping, ...] = ()
 
     @property
     def input_shape(self) -> tuple[int, ...]:

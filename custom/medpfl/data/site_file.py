@@ -31,6 +31,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, get_args
 
@@ -45,6 +46,7 @@ from medpfl.data.kinds import KINDS, kind_named
 from medpfl.data.policy import STUDY, Policy
 from medpfl.data.preparation import Spec
 from medpfl.data.samples import SiteData
+from medpfl.data.subgroups import Described, groupings
 from medpfl.data.untrusted import load_yaml
 
 if TYPE_CHECKING:
@@ -93,7 +95,8 @@ class SiteFile(Strict):
         dataset = self._declared(name)
         if not dataset.gives(spec):
             raise self._of_another_kind(name, [kind for kind, known in KINDS.items() if known.gives(spec)])
-        return dataset.load(spec)
+        data = dataset.load(spec)
+        return replace(data, groupings=groupings(dataset)) if isinstance(dataset, Described) else data
 
     def _declared(self, name: str) -> Dataset:
         if name not in self.datasets:
@@ -340,10 +343,13 @@ def first_problem(error: ValidationError, kind: type[BaseModel], before: tuple[s
 def _keys(kind: type[BaseModel], place: tuple[str | int, ...]) -> list[str]:
     """The keys that there are at a place of a declaration."""
     for part in place:
-        if str(part) not in kind.model_fields:
+        if isinstance(part, int):  # an entry of a list
+            continue
+        if part not in kind.model_fields:
             return []
-        field = kind.model_fields[str(part)]
+        field = kind.model_fields[part]
         inner = [field.annotation, *get_args(field.annotation)]
+        inner += [deeper for one in inner for deeper in get_args(one)]
         found = next((one for one in inner if isinstance(one, type) and issubclass(one, BaseModel)), None)
         if found is None:
             return []

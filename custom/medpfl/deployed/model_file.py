@@ -25,6 +25,7 @@ from medpfl.privacy.contract import Spent
 from medpfl.tasks.contract import Task
 from medpfl.tasks.metrics.calibration import Calibration
 from medpfl.tasks.metrics.certainty import Certainty, Interval
+from medpfl.tasks.metrics.operating import OperatingPoint
 
 MODEL_FORMAT = 1
 _NETWORKS = 16
@@ -79,6 +80,7 @@ class Chosen(_Strict):
         gain: its gain over the local model on them; None where nothing can be said; ``error``: its standard error;
             ``needed``: how many of these it takes to be chosen; ``interval``: 95 %, for all candidates at once.
         candidates: name to validation score; None where it is not defined.
+        operating: of a classifier, thresholds that the same cases chose for the model, and their test.
     """
 
     model: str
@@ -89,6 +91,7 @@ class Chosen(_Strict):
     needed: float | None = None
     interval: Interval | None
     candidates: dict[str, float | None]
+    operating: tuple[OperatingPoint, ...] = Field(default=(), exclude_if=lambda found: not found)
 
 
 class History(_Strict):

@@ -22,10 +22,12 @@ from medpfl.methods.references import AVERAGE, LOCAL, averaged
 from medpfl.privacy.contract import Spent
 from medpfl.results.line import ChosenModel, MetricLine
 from medpfl.results.schema import number
+from medpfl.rounds.hospital_details import Details, score_groups
 from medpfl.rounds.scoring import line_of
 from medpfl.tasks.contract import Evaluation, Task
 from medpfl.tasks.metrics.calibration import Calibration
 from medpfl.tasks.metrics.certainty import LEAST_PATIENTS, Certainty, certainty_of
+from medpfl.tasks.metrics.operating import OperatingPoint, operating_points
 from medpfl.tasks.metrics.sheet import Sheet
 
 CHOSEN = "chosen"
@@ -150,11 +152,26 @@ class Holding:
             needed=number(found.needed),
             interval=found.interval,
             candidates={name: number(score) for name, score in found.scores.items()},
+            operating=self._operating(taken.sheet, tested[0].sheet),
         )
+        self._detail(tested[0].sheet)
         line = self._keep(CHOSEN, taken.method, taken.name, taken.networks, "best", taken.round, tested, said)
         told = found.patients >= max(self._least, LEAST_PATIENTS) and said.gain is not None
         gain = round(found.gain, 6) if told else None
         return ChosenModel(test=line, gain=gain, interval=found.interval if told else None)
+
+    def _detail(self, sheet: Sheet | None) -> None:
+        """Keep what only the hospital's own page shows of the chosen model."""
+        found = Details()
+        if sheet is not None:
+            least, seeds = self._least, (self._seed, self._site, "test")
+            found = Details(subgroups=score_groups(sheet, self._data.groupings, self._task.measure, least, *seeds))
+        found.write(self._folder / f"{CHOSEN}-best.safetensors")
+
+    def _operating(self, validation: Sheet | None, test: Sheet | None) -> tuple[OperatingPoint, ...]:
+        if validation is None or test is None:
+            return ()
+        return operating_points(self._task.spec.target, validation, test)
 
     def _bounded(self, found: Choice) -> Choice:
         """With few patients a gain and its errors reach further than scores can differ; the server refuses that."""

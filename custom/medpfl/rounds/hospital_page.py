@@ -16,10 +16,12 @@ from medpfl.results.chosen import label_of
 from medpfl.results.glossary import Glossary, spelled
 from medpfl.results.sentences import LOCAL, Brought, sentence
 from medpfl.rounds.hospital_cases import Cases, read_cases
+from medpfl.rounds.hospital_details import ENDING, Details, GroupScore, read_details
 from medpfl.tasks.contract import Task
 from medpfl.tasks.metrics.certainty import interval_text
 from medpfl.tasks.metrics.decision import Decided
 from medpfl.tasks.metrics.measure import Measure
+from medpfl.tasks.metrics.operating import LEAST, SPECIFICITY, OperatingPoint, Share
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -41,6 +43,17 @@ class Candidate:
     validation: str
     test: str
     gain: str
+
+
+@dataclass(frozen=True)
+class Point:
+    """A line of the table of fixed specificities; texts. ``few``: why there is no number, "" where there is one."""
+
+    finding: str
+    few: str = ""
+    sensitivity: str = ""
+    specificity: str = ""
+    threshold: str = ""
 
 
 def write_page(folder: Path) -> Path:
@@ -68,8 +81,9 @@ def write_page(folder: Path) -> Path:
     told = chosen.model_copy(
         update={"model": label_of(chosen.model), "best": None if chosen.best is None else label_of(chosen.best)}
     )
-    cases = Cases()
+    cases, details = Cases(), Details()
     if chosen.model:
+        details = read_details(file)
         cases = read_cases(file.with_suffix(".csv"), score, measure, taken.recipe.classes)
     page = _template().render(
         glossary=Glossary(),
@@ -84,6 +98,9 @@ def write_page(folder: Path) -> Path:
         classes=taken.recipe.classes,
         cases=cases,
         curves=_curves(cases.decisions),
+        points=[_point(one, taken.recipe.classes) for one in chosen.operating],
+        aim=SPECIFICITY,
+        groups=[(one, _scored(one)) for one in details.subgroups],
         patients=history.certainty.patients if history.certainty else None,
     )
     place = folder / PAGE
@@ -103,7 +120,7 @@ def _template() -> "Template":
 
 def forget_choice(folder: Path) -> None:
     """Take away what an earlier run of the job chose in ``folder``, and its page: they are not of this run's models."""
-    for name in (PAGE, *(f"{CHOSEN}{ending}" for ending in (".safetensors", ".md", ".csv"))):
+    for name in (PAGE, *(f"{CHOSEN}{ending}" for ending in (".safetensors", ".md", ".csv", ENDING))):
         (folder / name).unlink(missing_ok=True)
 
 
@@ -172,6 +189,33 @@ def _candidate(name: str, chosen: Chosen, tested: History | None, score: str, me
         test="" if value is None else f"{value:.3f} {interval_text(sure.interval if sure else None)}".strip(),
         gain="" if sure is None or sure.gain is None else f"{sure.gain:+.3f} {interval_text(sure.gained)}",
     )
+
+
+def _point(one: OperatingPoint, classes: list[str]) -> Point:
+    finding = classes[one.label]
+    if one.threshold is None:
+        return Point(
+            finding,
+            few=f"{one.negatives} validation patients are without it; a threshold needs at least {LEAST} of them.",
+        )
+    return Point(
+        finding,
+        sensitivity=_share(one.sensitivity, "with"),
+        specificity=_share(one.specificity, "without"),
+        threshold=f"{one.threshold:.3f}",
+    )
+
+
+def _scored(one: GroupScore) -> str:
+    if not one.scored:
+        return "too few patients"
+    return "not defined" if one.score is None else f"{one.score:.3f} {interval_text(one.interval)}".strip()
+
+
+def _share(found: Share | None, which: str) -> str:
+    if found is None:
+        return f"no test case {which} it"
+    return f"{found.value:.2f} {interval_text((found.low, found.high))}, {found.patients} patients"
 
 
 def _curves(decisions: tuple[Decided, ...]) -> dict[str, str]:

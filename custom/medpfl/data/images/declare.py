@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
-from medpfl.core.errors import DataError
+from medpfl.core.errors import DataError, meant
 from medpfl.data.cache import How, PreparedCases
 from medpfl.data.cells import PLACE, Cells, joined, read_cells
 from medpfl.data.contract import Case, Dataset, Item, Listing
@@ -25,6 +25,7 @@ from medpfl.data.pixels import prepare, prepare_mask, read_image, read_mask
 from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.samples import Budget, Samples, SiteData, empty_like, in_parallel, stores
 from medpfl.data.splits import check_listing, choose
+from medpfl.data.subgroups import Described
 from medpfl.data.target import Target
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class _Row:
     cells: dict[str, str]
 
 
-class Images(Dataset):
+class Images(Described, Dataset):
     """Image files, in grey or colour as ``channels`` says.
 
     A column is one of the table's, or a placeholder of ``files``: ``"{split}/{dx}/*.png"`` has the columns ``split``
@@ -124,6 +125,7 @@ class Images(Dataset):
             if self.table is None and column not in placeholders(self.files):
                 raise ValueError(
                     f"there is no column '{column}': no 'table' is declared, and 'files' has no {{{column}}} in it"
+                    f"{meant(column, placeholders(self.files))}"
                 )
         return self
 
@@ -176,6 +178,11 @@ class Images(Dataset):
         target = mask if case.label is None else case.label
         assert target is not None
         return Item(image, target)
+
+    def described(self) -> dict[str, dict[str, str]]:
+        problems = Problems(keep=True)
+        rows = self._rows(find_files(self._folder, self.files, problems), problems)
+        return {column: {row.image.name: row.cells[column] for row in rows} for column in self.described_by}
 
     def load(self, spec: Spec) -> SiteData:
         """All images as network inputs of ``spec.size`` (height, width), or whole for patches of this size, with their
@@ -253,7 +260,8 @@ class Images(Dataset):
     def _columns(self) -> list[str]:
         """The columns that are used, each once."""
         answers = [self.label.column if self.label else self.value, *(self._outcome.used() if self._outcome else [])]
-        return list(dict.fromkeys(one for one in (*answers, self.split.group, self.split.column) if one))
+        others = (self.split.group, self.split.column, *self.described_by)
+        return list(dict.fromkeys(one for one in (*answers, *others) if one))
 
     @property
     def _outcome(self) -> Outcome | None:

@@ -19,6 +19,7 @@ from medpfl.data.outcome import KEYS, Answer, Answered, strata
 from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.samples import Samples, SiteData, to_tensor
 from medpfl.data.splits import check_listing, choose
+from medpfl.data.subgroups import Described
 from medpfl.data.table.coding import ROW, Feature, coded, filled, lookup, numbers_of, numeric, typical
 from medpfl.data.table.new import TablePreparation
 from medpfl.data.target import Target
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-class Table(Answered, Cells, Dataset):
+class Table(Answered, Cells, Described, Dataset):
     """One row a patient (or visit), read from CSV, TSV or Parquet files.
 
     ``features`` maps a column to ``number`` or to the list of its categories (coded one-hot without the first).
@@ -83,6 +84,15 @@ class Table(Answered, Cells, Dataset):
             if column:
                 roles.setdefault(column, role)
         return columns_of(self.cells(), roles, listing)
+
+    def described(self) -> dict[str, dict[str, str]]:
+        found: dict[str, dict[str, str]] = {column: {} for column in self.described_by}
+        for name, shown in zip(self.files, shown_names(self.files), strict=True):
+            for frame in read_cells(Path(self._folder, name), shown, self, Problems(keep=True), self.described_by):
+                rows = [f"{shown}:{place}" for place in frame[PLACE]]
+                for column, told in found.items():
+                    told.update(zip(rows, frame[column].fillna(""), strict=True))
+        return found
 
     def read(self, case: "RowCase") -> Item:
         """One row: F values as numbers, categories one-hot, before imputing and standardising (NaN: missing)."""

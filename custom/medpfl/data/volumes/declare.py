@@ -5,8 +5,8 @@ format."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
 from medpfl.component import spec_of
-from medpfl.core.errors import DataError, shown
+from medpfl.core.errors import DataError, meant, shown
 from medpfl.data.cache import How, PreparedCases
 from medpfl.data.cells import PLACE, Cells, joined, read_cells
 from medpfl.data.contract import Case, Dataset, Item, Listing
@@ -25,6 +25,7 @@ from medpfl.data.fingerprint import Fingerprint
 from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.samples import Budget, Samples, SiteData, Store, empty_like, in_parallel, stores
 from medpfl.data.splits import check_listing, choose
+from medpfl.data.subgroups import Described
 from medpfl.data.target import Target
 from medpfl.data.volumes.fingerprint import fingerprint
 from medpfl.data.volumes.foreground import fitted
@@ -43,12 +44,14 @@ _LISTS = {"train": ("training",), "validation": ("validation",), "test": ("test"
 @dataclass(frozen=True)
 class VolumeCase(Case):
     """One listed volume. ``images``: a file or DICOM folder for each channel; ``label``: its label map, None without;
-    ``value``: class index, -1 without classes; ``part``: what names its split."""
+    ``value``: class index, -1 without classes; ``part``: what names its split; ``marks``: its fields that ``subgroups``
+    names."""
 
     images: tuple[Path, ...]
     label: Path | None
     part: str = ""
     value: int = -1
+    marks: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
 class VolumeTable(Strict):
@@ -59,7 +62,7 @@ class VolumeTable(Strict):
     image: str
 
 
-class Volumes(LabelMap, Dataset):
+class Volumes(LabelMap, Described, Dataset):
     """Images with label maps (``labels``), a class each (``label``), or both, listed in MONAI's Decathlon datalist
     format.
 
@@ -190,8 +193,21 @@ class Volumes(LabelMap, Dataset):
             if (value := self._value(item, images[0], classes, where, problems)) is None:
                 continue
             part = str(item.get(self.split.column, "")) if self.split.column else ""
-            cases.append(VolumeCase(name, str(group) if group is not None else name, where, files, label, part, value))
+            group = str(group) if group is not None else name
+            marks = {key: str(item[key]) for key in self.described_by if item.get(key) is not None}
+            cases.append(VolumeCase(name, group, where, files, label, part, value, marks))
         return cases
+
+    def described(self) -> dict[str, dict[str, str]]:
+        cases = [case for listed in self.cases(Problems(keep=True)).values() for case in listed]
+        for column in self.described_by:
+            if not any(column in case.marks for case in cases):
+                path = Path(self._folder, self.datalist)
+                known = {key for items in _datalist(path).values() if isinstance(items, list) for key in _keys(items)}
+                raise DataError(
+                    f"{path}: no item has the field '{column}', which 'subgroups' names{meant(column, sorted(known))}"
+                )
+        return {column: {case.name: case.marks.get(column, "") for case in cases} for column in self.described_by}
 
     def _fields(self) -> list[str]:
         """Fields that items must have for their class."""
@@ -361,3 +377,7 @@ def _datalist(path: Path) -> dict[str, object]:
         got = f"the keys {', '.join(map(str, content)) or '(none)'}" if isinstance(content, dict) else shown(content)
         raise DataError(f"{path}: expected a Decathlon datalist with a list 'training', got {got}")
     return content
+
+
+def _keys(items: list[object]) -> set[str]:
+    return {key for item in items if isinstance(item, dict) for key in item}

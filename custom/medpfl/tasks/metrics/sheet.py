@@ -34,6 +34,18 @@ class Sheet:
         """How many there are."""
         return int(self.patient.max()) + 1
 
+    def only(self, cases: NDArray[np.bool_]) -> "Sheet":
+        """The answers to those of ``truth.names`` that are chosen, at least one; an answer is about a case or a
+        sample."""
+        of_cases = isinstance(self.metric, CaseMetric)
+        kept = cases if of_cases else cases[self.truth.case]
+        at, patient = torch.from_numpy(np.flatnonzero(kept)), np.unique(self.patient[kept], return_inverse=True)[1]
+        truth = self.truth
+        if not of_cases:
+            targets = truth.targets[at]
+            truth = Samples(torch.empty(len(at), 0), targets, truth.case[kept], truth.names, truth.classes)
+        return Sheet(self.metric, self.answers[at], truth, patient.astype(np.int64))
+
     @property
     def score(self) -> float:
         """Of all of them; NaN where it is not defined."""
