@@ -7,7 +7,8 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "medpfl.api": (
-        "ComparisonResult", "JobResult", "Model", "Svg", "compare", "load_job", "load_model", "load_result", "simulate",
+        "ComparisonResult", "DataCheck", "JobResult", "Model", "Svg", "check_data", "compare", "load_job", "load_model",
+        "load_result", "simulate",
     ),
     "medpfl.core.errors": ("MedPFLError",),
     "medpfl.data.site_file": ("SiteFile", "load_site_file"),

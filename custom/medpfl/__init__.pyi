@@ -2,9 +2,11 @@
 """Types of the public names, which ``__init__.py`` imports when they are first asked for."""
 
 from medpfl.api import ComparisonResult as ComparisonResult
+from medpfl.api import DataCheck as DataCheck
 from medpfl.api import JobResult as JobResult
 from medpfl.api import Model as Model
 from medpfl.api import Svg as Svg
+from medpfl.api import check_data as check_data
 from medpfl.api import compare as compare
 from medpfl.api import load_job as load_job
 from medpfl.api import load_model as load_model

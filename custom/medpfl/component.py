@@ -26,8 +26,12 @@ PACKAGES = "MEDPFL_PACKAGES"
 def spec_of(component: object) -> Spec:
     """The configuration that builds an equal component: a dataclass of plain values and other components, or a class
     with a method ``arguments`` that returns such values by name. As JSON: tuples are lists."""
-    kind = type(component)
-    return {"path": f"{kind.__module__}.{kind.__qualname__}", "args": _arguments(component)}
+    return {"path": class_name(type(component)), "args": _arguments(component)}
+
+
+def class_name(kind: type) -> str:
+    """The full name by which configuration names a class."""
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _arguments(component: Any) -> Spec:

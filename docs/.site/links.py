@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What mkdocs.yml adds to the pages of docs/: the README as the first page, the project's other pages, and a page for
-every file and folder outside docs/ that some page links to. The same links work here and in a checkout."""
+"""What mkdocs.yml adds to the pages of docs/: the README as the first page, the project's other pages, the notebooks as
+pages, and a page for every file and folder outside docs/ that some page links to. The same links work in a checkout."""
 
+import json
 import posixpath
 import re
 from pathlib import Path
@@ -26,6 +27,8 @@ def place(target: str) -> str:
     """Where the site has a file or folder of the checkout; both are relative, with forward slashes."""
     if target in PAGES:
         return PAGES[target]
+    if target.startswith("docs/") and target.endswith(".ipynb"):
+        return target.removeprefix("docs/").removesuffix(".ipynb") + ".md"
     return target.removeprefix("docs/") if target.startswith("docs/") else f"source/{target}.md"
 
 
@@ -48,13 +51,36 @@ def source(target: str) -> str:
     return "\n".join(lines)
 
 
+def notebook(target: str) -> str:
+    """A page with a notebook's cells, and a link to the notebook itself."""
+    cells = json.loads((ROOT / target).read_text(encoding="utf-8"))["cells"]
+    texts = ["".join(cell["source"]) for cell in cells]
+    parts = [
+        text if cell["cell_type"] == "markdown" else f"````python\n{text}\n````"
+        for cell, text in zip(cells, texts, strict=True)
+    ]
+    name = posixpath.basename(target)
+    parts.insert(1, f'*This page is a notebook: <a href="{name}" download>download {name}</a> and run it.*')
+    return "\n\n".join(parts) + "\n"
+
+
+def written_at(file: File) -> str | None:
+    """Where in the checkout a page's text was written; None: it is made from something outside docs/."""
+    if file.abs_src_path is not None:
+        return Path(file.abs_src_path).relative_to(ROOT).as_posix()
+    target = f"docs/{file.src_uri.removesuffix('.md')}.ipynb"
+    return target if (ROOT / target).exists() else None
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for origin, uri in PAGES.items():
         files.append(File.generated(config, uri, abs_src_path=str(ROOT / origin)))
+    for path in sorted((ROOT / "docs").rglob("*.ipynb")):
+        target = path.relative_to(ROOT).as_posix()
+        files.append(File.generated(config, place(target), content=notebook(target)))
     linked = set()
     for file in files.documentation_pages():
-        page = str(Path(file.abs_src_path or "").relative_to(ROOT))
-        linked |= set(targets(page, file.content_string).values())
+        linked |= set(targets(written_at(file) or "", file.content_string).values())
     for target in sorted(linked):
         if place(target).startswith("source/"):
             made = File.generated(config, place(target), content=source(target), inclusion=InclusionLevel.NOT_IN_NAV)
@@ -63,9 +89,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    if page.file.abs_src_path is None:
-        return markdown  # one of ours
-    found = targets(str(Path(page.file.abs_src_path).relative_to(ROOT)), markdown)
+    written = written_at(page.file)
+    if written is None:
+        return markdown  # the text of a file elsewhere
+    found = targets(written, markdown)
     start = posixpath.dirname(page.file.src_uri)
     return LINK.sub(
         lambda match: posixpath.relpath(place(found[match[0]]), start) if match[0] in found else match[0], markdown

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python API: its names, that importing it costs nothing, and docs/python.md by its letter."""
+"""The Python API: its names, and that importing it costs nothing. The notebooks run it (test_notebooks.py)."""
 
 import re
 import subprocess
@@ -11,17 +11,6 @@ import pytest
 import medpfl
 
 ROOT = Path(__file__).resolve().parents[2]
-CHECKS = """
-assert set(result.scores) >= {"local", "fedavg", "personal"} and list(result.scores.index) == result.summary.roster
-assert result.figures["curves"].startswith("<svg") and "mixing of model" in result.figures
-tested = result.tests.query(
-    "hospital == 'anna' and model == 'personal' and choice == 'best' and metric == 'accuracy'"
-)
-assert abs(model.evaluate("sites/anna.yaml")["accuracy"] - tested.value.item()) < 1e-9
-assert {"Local", "FedAvg", "SoftPull"} <= set(compared.leaderboard.index)
-again = medpfl.load_result("results/compare-cells")
-assert again.leaderboard.equals(compared.leaderboard) and len(again.runs.query("method == 'SoftPull'")) == 1
-"""
 
 
 def test_public_names_and_their_types_are_the_same() -> None:
@@ -53,12 +42,15 @@ def test_the_package_compare_is_the_function_too(first: str) -> None:
     assert done.stdout.count("comparison: 'name' is missing") == 2
 
 
-@pytest.mark.slow
-def test_the_page_by_its_letter(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 5
-    program = tmp_path / "page.py"
-    program.write_text("\n".join([*blocks, CHECKS]))
-    done = subprocess.run([sys.executable, program.name], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+def test_every_call_on_the_page_is_there() -> None:
+    named = re.findall(r"`medpfl\.(\w+)[(`]", (ROOT / "docs" / "python.md").read_text(encoding="utf-8"))
+    assert len(set(named) & {"simulate", "compare", "check_data", "load_model"}) == 4
+    assert set(named) <= {*medpfl.__all__, "__all__"}
+
+
+def test_a_class_that_other_processes_cannot_import_is_not_compared() -> None:
+    class Mine(medpfl.SoftPull):
+        pass
+
+    with pytest.raises(medpfl.MedPFLError, match=r"Mine cannot be compared from where it is defined.*%%writefile"):
+        medpfl.compare({"name": "cells", "task": medpfl.Tabular("cells"), "methods": {"Mine": {"path": Mine}}})

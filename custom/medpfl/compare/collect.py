@@ -82,7 +82,8 @@ def collect(plan: Plan, results: Path, failures: dict[str, str]) -> Results:
     found = [(run, each) for run, each in everything if isinstance(each, TrainedRun)]
     left_out = [each for _, each in everything if isinstance(each, UnseenRun)]
     if not found:
-        raise MedPFLError(f"no run of comparison '{plan.file.name}' is finished; there is nothing to compare")
+        why = f": {next(iter(failures.values()))}" if failures else ""
+        raise MedPFLError(f"no run of comparison '{plan.file.name}' is finished; there is nothing to compare{why}")
     check_initial_weights([each for _, each in everything])
     score = plan.task.score
     rows = _rows(found, plan, score)

@@ -203,7 +203,7 @@ class SiteFile(Strict):
         )
 
 
-def load_site_file(path: Path, site: str | None = None) -> SiteFile:
+def load_site_file(path: str | os.PathLike[str], site: str | None = None) -> SiteFile:
     """Read and validate a site file.
 
     Args:
@@ -213,6 +213,7 @@ def load_site_file(path: Path, site: str | None = None) -> SiteFile:
     Raises:
         SiteFileError: one sentence with the file, the key, expected and got.
     """
+    path = Path(path)
     if path.is_dir():
         if not site:
             raise SiteFileError(f"{path} is a folder; name the site file in it")
