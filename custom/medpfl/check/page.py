@@ -3,11 +3,12 @@
 
 import os
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, select_autoescape
+from jinja2 import Environment, PackageLoader, Template, select_autoescape
 from numpy.typing import NDArray
 
 import medpfl
@@ -24,14 +25,19 @@ CHANNELS = 12  # histograms of an image's or recording's channels
 SHAPES = 8  # different shapes, and spacings, shown
 
 
+@cache
+def _template() -> Template:
+    environment = Environment(loader=PackageLoader("medpfl.check", "."), autoescape=select_autoescape())
+    return environment.get_template("page.html")
+
+
 def write_page(report: Report, path: Path) -> Path:
     """Write the page, readable by its owner only; a reader sees the old page or the new one.
 
     Raises:
         DataError: it cannot be written.
     """
-    environment = Environment(loader=PackageLoader("medpfl.check", "."), autoescape=select_autoescape())
-    text = environment.get_template("page.html").render(
+    text = _template().render(
         report=report,
         datasets=[_dataset(inspection) for inspection in report.inspections],
         version=medpfl.__version__,

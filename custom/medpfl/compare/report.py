@@ -3,10 +3,11 @@
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import yaml
-from jinja2 import ChoiceLoader, Environment, PackageLoader, select_autoescape
+from jinja2 import ChoiceLoader, Environment, PackageLoader, Template, select_autoescape
 
 from medpfl.compare import arranging, comparison_tables, constant, figures
 from medpfl.compare.comparison_tables import bytes_text, p_text, ranked
@@ -20,6 +21,14 @@ from medpfl.results.glossary import Glossary
 from medpfl.tasks.metrics.measure import Measure
 
 
+@cache
+def _template() -> Template:
+    pages = ChoiceLoader([PackageLoader("medpfl.compare", "."), PackageLoader("medpfl.results", ".")])
+    environment = Environment(loader=pages, autoescape=select_autoescape())
+    environment.globals.update(zip=zip, p_text=p_text, bytes_text=bytes_text)
+    return environment.get_template("report.html")
+
+
 def write_report(content: Results, folder: Path, examples: list[Example] | None = None) -> Path:
     """Write ``report.html`` from what ``collect`` returned, and ``figures/`` anew: the page's large figures as SVG.
 
@@ -30,9 +39,6 @@ def write_report(content: Results, folder: Path, examples: list[Example] | None 
         MedPFLError: it cannot be written.
     """
     require("matplotlib", "compare", "a comparison's report")
-    pages = ChoiceLoader([PackageLoader("medpfl.compare", "."), PackageLoader("medpfl.results", ".")])
-    environment = Environment(loader=pages, autoescape=select_autoescape())
-    environment.globals.update(zip=zip, p_text=p_text, bytes_text=bytes_text)
     rows = ranked(content)
     drawn = {
         "labels": figures.label_counts(content),
@@ -42,7 +48,7 @@ def write_report(content: Results, folder: Path, examples: list[Example] | None 
     }
     sweeps = figures.sweeps(rows, content)
     shown, same = arranging.collapsed(rows)
-    page = environment.get_template("report.html").render(
+    page = _template().render(
         c=content,
         glossary=Glossary(),
         rows=rows,

@@ -85,7 +85,11 @@ def share(count: int) -> int:
 
 def pieces(*tensors: Tensor, values: int = PIECE) -> Iterator[tuple[Tensor, ...]]:
     """Contiguous tensors of as many values each, flat, piece by piece; a tensor of up to ``values`` values is one."""
-    passing, flat = Passing(), [tensor.reshape(-1) for tensor in tensors]
+    flat = [tensor.reshape(-1) for tensor in tensors]
+    if not _mappings and all(0 < len(one) <= values for one in flat):  # small networks have many
+        yield tuple(flat)
+        return
+    passing = Passing()
     for parts in zip(*(torch.split(one, values) for one in flat), strict=True):
         yield parts
         passing.over(*parts)

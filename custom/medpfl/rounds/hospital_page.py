@@ -3,7 +3,9 @@
 here, tells of single patients, and stays beside them."""
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from medpfl.component import build
 from medpfl.core.errors import ConfigError, MedPFLError
@@ -20,6 +22,9 @@ from medpfl.tasks.metrics.certainty import interval_text
 from medpfl.tasks.metrics.decision import Decided
 from medpfl.tasks.metrics.measure import Measure
 from medpfl.tasks.metrics.operating import LEAST, SPECIFICITY, OperatingPoint, Share
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 PAGE = "hospital.html"
 CHOSEN = "chosen-best"
@@ -57,8 +62,6 @@ def write_page(folder: Path) -> Path:
     Raises:
         MedPFLError: no job left a model there, or a file is broken.
     """
-    from jinja2 import ChoiceLoader, Environment, PackageLoader, select_autoescape
-
     file = folder / f"{CHOSEN}.safetensors"
     models = {path: read_description(path) for path in sorted(folder.glob("*-best.safetensors")) if path != file}
     others = {meta.history.model: meta.history for meta in models.values() if meta.history}
@@ -78,13 +81,11 @@ def write_page(folder: Path) -> Path:
     told = chosen.model_copy(
         update={"model": label_of(chosen.model), "best": None if chosen.best is None else label_of(chosen.best)}
     )
-    loader = ChoiceLoader([PackageLoader("medpfl.rounds", "."), PackageLoader("medpfl.results", ".")])
-    environment = Environment(loader=loader, autoescape=select_autoescape(), trim_blocks=True)
     cases, details = Cases(), Details()
     if chosen.model:
         details = read_details(file)
         cases = read_cases(file.with_suffix(".csv"), score, measure, taken.recipe.classes)
-    page = environment.get_template("hospital_page.html").render(
+    page = _template().render(
         glossary=Glossary(),
         history=history,
         chosen=chosen,
@@ -106,6 +107,16 @@ def write_page(folder: Path) -> Path:
     place = folder / PAGE
     write_text(place, page, private=True)
     return place
+
+
+@cache
+def _template() -> "Template":
+    """Compiled once for all hospitals of a process."""
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, select_autoescape
+
+    loader = ChoiceLoader([PackageLoader("medpfl.rounds", "."), PackageLoader("medpfl.results", ".")])
+    environment = Environment(loader=loader, autoescape=select_autoescape(), trim_blocks=True)
+    return environment.get_template("hospital_page.html")
 
 
 def forget_choice(folder: Path) -> None:
