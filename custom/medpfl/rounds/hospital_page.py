@@ -100,6 +100,7 @@ def write_page(folder: Path) -> Path:
         curves=_curves(cases.decisions),
         points=[_point(one, taken.recipe.classes) for one in chosen.operating],
         aim=SPECIFICITY,
+        pictures=details.pictures,
         groups=[(one, _scored(one)) for one in details.subgroups],
         patients=history.certainty.patients if history.certainty else None,
     )
