@@ -17,7 +17,7 @@ from medpfl.cli.sites import app
 from medpfl.job import Job
 from medpfl.rounds.hospital_cases import ranked
 from medpfl.rounds.hospital_details import read_details
-from medpfl.rounds.hospital_page import PAGE
+from medpfl.rounds.hospital_page import PAGE, _place
 from medpfl.rounds.site import SiteRunner
 from medpfl.tasks.metrics.measure import Measure
 from small_volumes import VOLUMES, write_volume_sites
@@ -77,3 +77,18 @@ def test_labels_and_numbers_are_ranked_by_how_far_they_are_off() -> None:
     numbers = [{"case": str(n), "value": value, "predicted": 5.0} for n, value in enumerate([4.0, 9.0, 5.5])]
     assert [one.case for one in ranked(numbers, "mae", Measure(), [])] == ["1", "0", "2"]
     assert not ranked([{"case": "a", "time": 3.0, "event": 1}], "c_index", Measure(), [])
+
+
+@pytest.mark.parametrize(
+    ("cases", "place"),
+    [
+        (["/data/scans/a/1.png", "/data/scans/b/2.png"], "/data/scans/"),
+        (["/data/1.png"], "/data/"),
+        (["/1.png", "/data/2.png"], "/"),
+        (["a/1.png", "a/2.png"], ""),
+        (["1042", "1043"], ""),
+        ([], ""),
+    ],
+)
+def test_the_folder_of_all_cases_is_said_once(cases: list[str], place: str) -> None:
+    assert _place(cases) == place
