@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks import augmenting
 from benchmarks.__main__ import app, verbs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,7 +65,12 @@ def test_bench_choice_measures_regret_against_what_is_known_to_be_true(tmp_path:
 
 
 @pytest.mark.slow
-def test_bench_augmenting_makes_batches_once_for_all_networks_of_a_round(tmp_path: Path) -> None:
+def test_bench_augmenting_makes_batches_once_for_all_networks_of_a_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photographs, *_, volumes = augmenting._settings()
+    monkeypatch.setattr(augmenting, "_settings", lambda: [photographs, volumes])
+    monkeypatch.setattr(augmenting, "_STEPS", 2)
     bench("augmenting", "--repeats", "1", "--out", str(tmp_path / "a.json"))
     found = json.loads((tmp_path / "a.json").read_text())["settings"]
     assert all(one["ratios"]["first network"] > one["ratios"]["next network"] for one in found)

@@ -2,6 +2,7 @@
 """The command ``medpfl``, verb by verb."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from commands import refusal
+from medpfl.bundle import find_bundle, manifest
 from medpfl.cli import app
 from medpfl.flare.allow import component_classes
 
@@ -32,6 +34,18 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_jobs_and_check_job() -> None:
     assert "softpull_heart" in medpfl("jobs")
     assert "softpull_phantom is valid" in medpfl("check-job", "softpull_phantom")
+
+
+def test_the_list_of_jobs_fits_a_narrow_window() -> None:
+    """Nothing is cut off, and no word is broken."""
+    command = [sys.executable, "-m", "medpfl", "jobs"]
+    said = subprocess.run(command, env={**os.environ, "COLUMNS": "80"}, capture_output=True, text=True, check=True)
+    lines = said.stdout.splitlines()
+    assert max(map(len, lines)) <= 80 and "…" not in said.stdout
+    told = " ".join(" ".join(line.split("│")[2].split()) for line in lines if line.startswith("│"))
+    for name, entry in manifest(find_bundle()).jobs.items():
+        assert any(name in line for line in lines)
+        assert all(word in told for word in f"{entry.task} {entry.data} {entry.paper}".split())
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import ssl
 import subprocess
 import threading
 import time
+from base64 import b64decode
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +39,8 @@ from medpfl.job import Job, load_job
 from medpfl.results.files import read_lines
 from medpfl.results.trackers.scalars import scalars
 from medpfl.results.trackers.tensorboard import FOLDER
+from medpfl.rounds.hospital_details import read_details
+from medpfl.rounds.hospital_page import PAGE
 from medpfl.tasks.tabular import Tabular
 from small_jobs import small_job, write_table_sites
 from tensorboard_files import shown
@@ -183,6 +186,18 @@ def test_a_job_gives_what_simulate_gives(
         log = (federation.run_folder(site, job_id) / "log.txt").read_text()
         # The job's own process has a connection of its own, with the kit's certificates.
         assert f"{federation.port} SSL {federation.server}] is created" in log
+    at_server = [path for path in federation.kit("server").rglob("*") if path.is_file()]
+    downloaded = [path for path in (federation.workspace / "downloads" / job_id).rglob("*") if path.is_file()]
+    for site in VOLUMES:  # each has its page with pictures of its patients, and nobody else has any of it
+        models = federation.models(site, "volumes")
+        simulated = tmp_path / "simulated" / "home" / site / "volumes" / "models"
+        pictures = read_details(models / "chosen-best.safetensors").pictures
+        assert pictures and pictures == read_details(simulated / "chosen-best.safetensors").pictures
+        page = (models / PAGE).read_text()
+        assert (models / PAGE).stat().st_mode & 0o077 == 0 and all(one.png in page for one in pictures)
+        secrets = [secret for one in pictures for secret in (one.png[40:100].encode(), b64decode(one.png)[30:90])]
+        for path in at_server + downloaded:
+            assert path.name != PAGE and not any(secret in path.read_bytes() for secret in secrets), path
 
 
 def test_a_recipe_in_a_federation_equals_simulate_and_is_seen_in_tensorboard(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
@@ -27,9 +28,12 @@ def jobs() -> None:
     """List the shipped jobs."""
     from medpfl.bundle import find_bundle, manifest
 
-    table = Table(Column("job", no_wrap=True), "method", "task", "data", "paper")
+    table = Table(Column("job", no_wrap=True), "what it learns", show_lines=True)
     for name, entry in manifest(find_bundle()).jobs.items():
-        table.add_row(name, entry.method, entry.task, entry.data, entry.paper)
+        table.add_row(
+            f"[bold]{escape(name)}[/]\n{escape(entry.method)}",
+            escape(f"{entry.task}\ndata: {entry.data}\nsource: {entry.paper}"),
+        )
     console.print(table)
 
 

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
 from medpfl.cli.terminal import JobArgument, console, say
 from medpfl.core.errors import ConfigError, MedPFLError
@@ -33,6 +32,7 @@ def leave_one_out(
     from medpfl.job import Job, load_job
     from medpfl.results.compact import compact
     from medpfl.results.files import json_of
+    from medpfl.results.terminal_blocks import print_table
 
     if jobs < 1:
         raise MedPFLError(f"--jobs must be at least 1, got {jobs}")
@@ -71,10 +71,7 @@ def leave_one_out(
         ("served by", frequencies(content)),
     ):
         if given:
-            table = Table(*given[0], title=title)
-            for row in given[1]:
-                table.add_row(*row)
-            console.print(table)
+            print_table(console, title, *given)
     say(str(results / "leave-one-out.md"))
     if len(found) < total:
         raise typer.Exit(1)

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
-from rich.table import Table
 
 from medpfl.compare.constant import ALWAYS, always, always_mean, beside, warnings
 from medpfl.compare.file import LOCAL
 from medpfl.compare.results import Gain, MetricStat, Results, Row, Stat
 from medpfl.compare.runs import values_text
 from medpfl.results.schema import Direction
+from medpfl.results.terminal_blocks import print_table
 
 CHOSEN = "What the hospitals' own validation cases choose"
 NEEDED = "What would show a gain of this size (two-sided 5 %, power 80 %)"
@@ -241,12 +241,7 @@ def print_comparison(content: Results, folder: Path, console: Console) -> None:
     if content.unseen:
         tables.append(("Tested at a hospital that took no part", unseen(content)))
     for heading, (head, rows) in tables:
-        table = Table(title=heading)
-        for number, name in enumerate(head):
-            table.add_column(name, justify="right" if number else "left")
-        for row in rows:
-            table.add_row(*(_in_two_lines(cell) for cell in row))
-        console.print(table)
+        print_table(console, heading, head, [[_in_two_lines(cell) for cell in row] for row in rows])
     for text in warnings(content):
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     console.print(f"p: {content.test}; smallest possible p: {content.smallest_p:.3g}")
@@ -257,7 +252,7 @@ def print_comparison(content: Results, folder: Path, console: Console) -> None:
 
 
 def _in_two_lines(cell: str) -> str:
-    """ "+0.041 (p 0.250)" with the p below, so that seven columns fit a terminal of 80."""
+    """ "+0.041 (p 0.250)" with the p below, so that more columns stand beside each other."""
     gain, found, p = cell.partition(" (p ")
     return f"{gain}\np {p.removesuffix(')')}" if found else cell
 

@@ -7,6 +7,7 @@ from typing import Any
 
 _PLACES = re.compile(r'\b(?:d|x|y|transform|points)="[^"]*"')
 _LONG = re.compile(r"-?\d+\.\d{3,}")
+_FONTS = re.compile(r"font-family: 'DejaVu Sans', [^;\"]*sans-serif")
 
 
 def svg_text(figure: Any, transparent: bool = False) -> str:
@@ -21,6 +22,7 @@ def svg_text(figure: Any, transparent: bool = False) -> str:
     with matplotlib.rc_context({"svg.hashsalt": "medpfl", "svg.fonttype": "none"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None}, facecolor="white", transparent=transparent)
     text = re.sub(r"\n *", "\n", buffer.getvalue())
+    text = _FONTS.sub("font-family: 'DejaVu Sans', sans-serif", text)  # every text names nine fonts
     return _PLACES.sub(lambda place: _LONG.sub(_short, place[0]), text[text.index("<svg") :])
 
 

@@ -22,7 +22,8 @@ from medpfl.methods.references import AVERAGE, LOCAL, averaged
 from medpfl.privacy.contract import Spent
 from medpfl.results.line import ChosenModel, MetricLine
 from medpfl.results.schema import number
-from medpfl.rounds.hospital_details import Details, score_groups
+from medpfl.rounds.hospital_details import Details, GroupScore, score_groups
+from medpfl.rounds.hospital_pictures import pictures_of
 from medpfl.rounds.scoring import line_of
 from medpfl.tasks.contract import Evaluation, Task
 from medpfl.tasks.metrics.calibration import Calibration
@@ -154,19 +155,20 @@ class Holding:
             candidates={name: number(score) for name, score in found.scores.items()},
             operating=self._operating(taken.sheet, tested[0].sheet),
         )
-        self._detail(tested[0].sheet)
+        self._detail(taken, tested[0])
         line = self._keep(CHOSEN, taken.method, taken.name, taken.networks, "best", taken.round, tested, said)
         told = found.patients >= max(self._least, LEAST_PATIENTS) and said.gain is not None
         gain = round(found.gain, 6) if told else None
         return ChosenModel(test=line, gain=gain, interval=found.interval if told else None)
 
-    def _detail(self, sheet: Sheet | None) -> None:
+    def _detail(self, taken: _Held, tested: Evaluation) -> None:
         """Keep what only the hospital's own page shows of the chosen model."""
-        found = Details()
-        if sheet is not None:
-            least, seeds = self._least, (self._seed, self._site, "test")
-            found = Details(subgroups=score_groups(sheet, self._data.groupings, self._task.measure, least, *seeds))
-        found.write(self._folder / f"{CHOSEN}-best.safetensors")
+        groups: tuple[GroupScore, ...] = ()
+        if tested.sheet is not None:
+            seeds = (self._seed, self._site, "test")
+            groups = score_groups(tested.sheet, self._data.groupings, self._task.measure, self._least, *seeds)
+        pictures = pictures_of(taken.method, taken.name, taken.networks, self._task, self._data, self._device, tested)
+        Details(subgroups=groups, pictures=pictures).write(self._folder / f"{CHOSEN}-best.safetensors")
 
     def _operating(self, validation: Sheet | None, test: Sheet | None) -> tuple[OperatingPoint, ...]:
         if validation is None or test is None:

@@ -6,8 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from medpfl.core.errors import MedPFLError
 from medpfl.tasks.metrics.calibration import BINS, reliability
@@ -18,7 +20,9 @@ SHOWN = 5
 """Cases that are listed."""
 THRESHOLDS = tuple(number / 20 for number in range(1, 20))
 _LABELLED = ("case", "class", "predicted", "probability")
-Row = Mapping[str, str]
+_LEAST = 1e-12
+"""Probability of what is true that a loss is told of."""
+Row = Mapping[str, str | float]
 
 
 @dataclass(frozen=True)
@@ -43,14 +47,17 @@ class Cases:
     """Of the chosen model's test cases.
 
     Attributes:
-        worst: where it failed: the worst score first, or the wrong answer that it was surest of.
-        middle, best: of cases with a score of their own; None of others.
-        bins: of a classifier, those that hold cases; ``decisions``: of two classes.
+        worst: where it failed: the worst score first, the largest error, or the wrong answer that it was surest of.
+        middle, best: of cases with a score or an error of their own; None of one class a case.
+        of: what the answers are; "score": cases have scores of their own.
+        bins: of a classifier, those that hold cases, of several labels those that hold answers; ``decisions``: of two
+            classes.
     """
 
     worst: tuple[Listed, ...] = ()
     middle: Listed | None = None
     best: Listed | None = None
+    of: Literal["class", "labels", "value", "score"] = "score"
     bins: tuple[Bin, ...] = ()
     decisions: tuple[Decided, ...] = ()
 
@@ -69,44 +76,117 @@ def read_cases(path: Path, score: str, measure: Measure, classes: list[str]) -> 
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
-        if rows and tuple(rows[0]) == _LABELLED:
-            return _labelled(rows, classes)
-        return _scored([row for row in rows if score in row], score, measure)
+        return _told(rows, score, measure, classes)
     except OSError as error:
         raise MedPFLError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise MedPFLError(f"{path}: not the test cases that a job wrote ({type(error).__name__})") from error
 
 
-def _scored(rows: Sequence[Row], score: str, measure: Measure) -> Cases:
-    """Of tasks whose score is one of cases."""
-    values = {row["case"]: float(row[score]) for row in rows}
-    known = sorted(
-        (name for name in values if math.isfinite(values[name])), key=lambda name: -measure.rank(values[name])
-    )
-    if not known:
+def ranked(rows: Sequence[Row], score: str, measure: Measure, classes: Sequence[str]) -> list[Listed]:
+    """The cases of an evaluation, the worst first, each with what is said of it: by their score where the score is one
+    of cases, else by how far the answer is from the truth. None where neither is told, as of survival.
+
+    Args:
+        rows: ``Evaluation.cases``, or the same read from their file.
+        score: the metric by which models were chosen.
+    """
+    if not rows:
+        return []
+    match _kind(rows, score):
+        case "class":
+            found = [_of_class(row, classes) for row in rows]
+        case "labels":
+            found = [_of_labels(row, classes) for row in rows]
+        case "value":
+            found = [_of_value(row) for row in rows]
+        case "score":
+            found = [
+                (measure.rank(value), str(row["case"]), measure.text(value))
+                for row in rows
+                if score in row and math.isfinite(value := float(row[score]))
+            ]
+    known = [one for one in found if math.isfinite(one[0])]
+    return [Listed(case, said) for _, case, said in sorted(known, key=lambda one: -one[0])]
+
+
+def _kind(rows: Sequence[Row], score: str) -> Literal["class", "labels", "value", "score"]:
+    columns = rows[0].keys()
+    if score in columns:
+        return "score"
+    if tuple(columns) == _LABELLED:
+        return "class"
+    if {"label_0", "p_0"} <= columns:
+        return "labels"
+    return "value" if {"value", "predicted"} <= columns else "score"
+
+
+def _of_class(row: Row, classes: Sequence[str]) -> tuple[float, str, str]:
+    """Wrong answers first, those that the model was surest of; then right ones, the surest last."""
+    truth, found, given = int(row["class"]), int(row["predicted"]), float(row["probability"])
+    if truth == found:
+        return -given, str(row["case"]), f"{classes[found]} with {given:.2f}, right"
+    return 1 + given, str(row["case"]), f"{classes[found]} with {given:.2f}, is {classes[truth]}"
+
+
+def _of_labels(row: Row, classes: Sequence[str]) -> tuple[float, str, str]:
+    """By the mean logarithmic loss over its known labels; what is said is of the one that is furthest off."""
+    off = []
+    for label, name in enumerate(classes):
+        if str(row[f"label_{label}"]):
+            there, given = float(row[f"label_{label}"]) > 0, float(row[f"p_{label}"])
+            off.append((abs(there - given), f"{name} with {given:.2f}, is {'' if there else 'not '}there"))
+    if not off:
+        return math.nan, str(row["case"]), ""
+    losses = [-math.log(max(1 - far, _LEAST)) for far, _ in off]
+    return sum(losses) / len(losses), str(row["case"]), max(off)[1]
+
+
+def _of_value(row: Row) -> tuple[float, str, str]:
+    value, found = float(row["value"]), float(row["predicted"])
+    return abs(value - found), str(row["case"]), f"{found:.4g}, is {value:.4g}"
+
+
+def _told(rows: Sequence[Row], score: str, measure: Measure, classes: list[str]) -> Cases:
+    listed = ranked(rows, score, measure, classes)
+    if not listed:
         return Cases()
-    listed = [Listed(name, measure.text(values[name])) for name in known]
-    return Cases(worst=tuple(listed[:SHOWN]), middle=listed[len(listed) // 2], best=listed[-1])
+    kind = _kind(rows, score)
+    if kind == "class":
+        return _of_classes(rows, listed, classes)
+    bins: tuple[Bin, ...] = ()
+    if kind == "labels":
+        pairs = [
+            (float(row[f"p_{label}"]), float(row[f"label_{label}"]) > 0)
+            for row in rows
+            for label in range(len(classes))
+            if str(row[f"label_{label}"])
+        ]
+        bins = _bins(np.array([given for given, _ in pairs]), np.array([there for _, there in pairs]))
+    return Cases(tuple(listed[:SHOWN]), listed[len(listed) // 2], listed[-1], kind, bins)
 
 
-def _labelled(rows: Sequence[Row], classes: list[str]) -> Cases:
+def _of_classes(rows: Sequence[Row], listed: list[Listed], classes: list[str]) -> Cases:
     top = np.array([float(row["probability"]) for row in rows])
     truth, found = (np.array([int(row[name]) for row in rows]) for name in ("class", "predicted"))
     if not np.isfinite(top).all():
         return Cases()
-    surest = [place for place in np.argsort(-top, kind="stable").tolist() if truth[place] != found[place]]
-    worst = [
-        Listed(rows[place]["case"], f"{classes[found[place]]} with {top[place]:.2f}, is {classes[truth[place]]}")
-        for place in surest[:SHOWN]
-    ]
-    counts, hits, given = reliability(top, truth == found)
-    bins = [
-        Bin(int(counts[place]), float(given[place] / counts[place]), float(hits[place] / counts[place]))
-        for place in range(BINS)
-        if counts[place]
-    ]
+    wrong = int((truth != found).sum())
     decisions: list[Decided] = []
     if len(classes) == 2:
         decisions = decision_curve(truth == 1, np.where(found == 1, top, 1 - top), THRESHOLDS)
-    return Cases(worst=tuple(worst), bins=tuple(bins), decisions=tuple(decisions))
+    return Cases(
+        worst=tuple(listed[: min(SHOWN, wrong)]),
+        of="class",
+        bins=_bins(top, truth == found),
+        decisions=tuple(decisions),
+    )
+
+
+def _bins(given: NDArray[np.float64], right: NDArray[np.bool_]) -> tuple[Bin, ...]:
+    counts, hits, total = reliability(given, right)
+    return tuple(
+        Bin(int(counts[place]), float(total[place] / counts[place]), float(hits[place] / counts[place]))
+        for place in range(BINS)
+        if counts[place]
+    )

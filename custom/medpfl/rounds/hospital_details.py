@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a hospital's page shows beyond the chosen model's description: scores of subgroups. They are kept in a file of
-their own beside the model, for the job's account only, and never leave the hospital."""
+"""What a hospital's page shows beyond the chosen model's description: scores of subgroups, and pictures of test cases.
+They are kept in a file of their own beside the model, for the job's account only, and never leave the hospital."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
 from medpfl.core.errors import MedPFLError
 from medpfl.data.subgroups import Grouping
@@ -17,6 +18,7 @@ from medpfl.tasks.metrics.measure import Measure
 from medpfl.tasks.metrics.sheet import Sheet
 
 ENDING = ".details.json"
+Which = Literal["worst", "median", "best"]
 LEAST = 5
 """Patients of a group whose score is told; the policy may ask for more."""
 
@@ -42,10 +44,22 @@ class GroupScore(_Strict):
     interval: Interval | None = None
 
 
+class Pictured(_Strict):
+    """A test case. ``said``: what the model made of it; ``png``: the picture in base64; ``outlined``: whether it shows
+    the hospital's outline and the model's."""
+
+    which: Which
+    case: str
+    said: str
+    outlined: bool = False
+    png: Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]*={0,2}$")]
+
+
 class Details(_Strict):
     """The file's content."""
 
     subgroups: tuple[GroupScore, ...] = ()
+    pictures: tuple[Pictured, ...] = ()
 
     def write(self, model: Path) -> None:
         """Beside the file of the model, where there is anything to tell; nothing is left there of an earlier run.

@@ -2,9 +2,11 @@
 """A hospital's own page: what a job brought it, for its clinicians. It is made of the models' files that the job left
 here, tells of single patients, and stays beside them."""
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from medpfl.component import build
@@ -100,12 +102,21 @@ def write_page(folder: Path) -> Path:
         curves=_curves(cases.decisions),
         points=[_point(one, taken.recipe.classes) for one in chosen.operating],
         aim=SPECIFICITY,
+        pictures=details.pictures,
+        place=_place([one.case for one in (*cases.worst, cases.middle, cases.best, *details.pictures) if one]),
         groups=[(one, _scored(one)) for one in details.subgroups],
         patients=history.certainty.patients if history.certainty else None,
     )
     place = folder / PAGE
     write_text(place, page, private=True)
     return place
+
+
+def _place(cases: Sequence[str]) -> str:
+    """The folder in which all of these files lie, as "/data/scans/", which is then said once; "" of other names."""
+    if not cases or not all(PurePath(case).is_absolute() for case in cases):
+        return ""
+    return os.path.join(os.path.commonpath([PurePath(case).parent for case in cases]), "")
 
 
 @cache
