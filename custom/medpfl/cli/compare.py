@@ -27,6 +27,9 @@ def compare(
     ] = os.cpu_count() or 1,
     flare: Annotated[bool, typer.Option("--flare", help="Each run as a job on a FLARE POC federation here.")] = False,
     timeout: Annotated[float, typer.Option(help="With --flare: seconds a run may take.")] = 3600,
+    mlflow: Annotated[
+        str | None, typer.Option(metavar="URI", help="Afterwards: write the finished runs here as MLflow runs.")
+    ] = None,
 ) -> None:
     """Compare methods over seeds (and splits) on the same hospitals: leaderboard, gains over local training, a report.
 
@@ -60,6 +63,10 @@ def compare(
         else:
             content = carry_out(loaded, files, results, do)
     print_comparison(content, results, console)
+    if mlflow:
+        from medpfl.compare.tracked import write_comparison
+
+        say(f"{write_comparison(content, results, mlflow)} runs were written to MLflow")
     if content.failures:
         raise typer.Exit(1)
 

@@ -55,8 +55,10 @@ class WandbRuns:
             raise MedPFLError(f"Weights & Biases did not take the numbers: {error}") from error
 
     def close(self, failed: bool = False) -> None:
-        """End the runs. W&B's own process writes a run's last lines after ``finish`` has returned: it is ended, too, which
-        waits for them, unless the caller has a run of their own open."""
+        """End the runs, and W&B's own process, unless the caller has another run open.
+
+        That process writes a run's last lines after ``finish`` has returned; its end waits for them.
+        """
         import wandb
 
         for run in self._runs.values():
