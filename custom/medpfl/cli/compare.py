@@ -22,7 +22,9 @@ def compare(
     file: Annotated[Path, typer.Argument(help="Comparison file (YAML or JSON): task, methods, seeds, rounds.")],
     sites: Annotated[Path | None, typer.Option(help="Folder with <hospital>.yaml files; default: the demo.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Default: results/compare-<name>.")] = None,
-    jobs: Annotated[int, typer.Option(help="Runs at a time, one torch thread each.")] = os.cpu_count() or 1,
+    jobs: Annotated[
+        int, typer.Option(help="Runs at a time, one torch thread each.", show_default="one a processor")
+    ] = os.cpu_count() or 1,
     flare: Annotated[bool, typer.Option("--flare", help="Each run as a job on a FLARE POC federation here.")] = False,
     timeout: Annotated[float, typer.Option(help="With --flare: seconds a run may take.")] = 3600,
 ) -> None:

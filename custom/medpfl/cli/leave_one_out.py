@@ -18,7 +18,9 @@ def leave_one_out(
     sites: Annotated[Path | None, typer.Option(help="Folder with <hospital>.yaml files; default: demo data.")] = None,
     seeds: Annotated[int, typer.Option(help="Seeds, counted from the job's own.")] = 1,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Default: results/<job>-left-out.")] = None,
-    jobs: Annotated[int, typer.Option(help="Runs at a time, one torch thread each.")] = os.cpu_count() or 1,
+    jobs: Annotated[
+        int, typer.Option(help="Runs at a time, one torch thread each.", show_default="one a processor")
+    ] = os.cpu_count() or 1,
 ) -> None:
     """Run a job without each hospital in turn, in process, and test what it gives at the hospital left out.
 
