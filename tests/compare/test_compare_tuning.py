@@ -2,20 +2,24 @@
 """The search of arguments: an equal budget, chosen on validation, with seeds of its own."""
 
 import json
+import math
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from comparing import SOFT, compared, do, plan_of, write_file
 from medpfl.cli import app
-from medpfl.compare.file import load_comparison
-from medpfl.compare.plan import decide
+from medpfl.compare.file import Comparison, load_comparison
+from medpfl.compare.plan import decide, widen
 from medpfl.compare.runner import finished
 from medpfl.compare.tuning import candidates_of
 from medpfl.core.errors import ConfigError
+from medpfl.tasks.metrics.measure import Measure
 
 TUNING: dict[str, Any] = {"budget": 2, "seeds": [100], "tune": {"lr": [0.01, 0.1]}}
 METHODS: dict[str, Any] = {"Soft": {**SOFT, "tune": {"model.lam": [0.4, 0.6, 0.8]}}}
@@ -33,6 +37,10 @@ METHODS: dict[str, Any] = {"Soft": {**SOFT, "tune": {"model.lam": [0.4, 0.6, 0.8
         ),
         ({"tuning": {**TUNING, "tune": {"lr": []}}}, "'tuning.tune.lr': list should have at least 1 item"),
         ({"tuning": {"budget": 2, "seeds": [1]}}, "'tuning.tune' is missing"),
+        ({"tuning": {**TUNING, "tune": {"lr": {"low": 1, "high": 0.1}}}}, "'low' must be below 'high'"),
+        ({"tuning": {**TUNING, "tune": {"lr": {"low": 0, "high": 1, "log": True}}}}, "above 0 with 'log'"),
+        ({"tuning": {**TUNING, "tune": {"lr": {"low": 0.1, "hihg": 1}}}}, "unknown key 'tuning.tune.lr.hihg'"),
+        ({"tuning": {**TUNING, "tune": {"lr": 0.1}}}, "'tuning.tune.lr'"),
     ],
 )
 def test_a_broken_search_gets_one_sentence(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
@@ -75,12 +83,16 @@ def test_a_search_that_cannot_be_gets_one_sentence(
 @pytest.mark.slow
 def test_every_method_gets_as_many_candidates(tmp_path: Path, table_sites: dict[str, Path]) -> None:
     file = load_comparison(write_file(tmp_path, tuning=TUNING, methods=METHODS))
-    assert candidates_of(file, "FedAvg") == [{"lr": 0.01}, {"lr": 0.1}]
-    drawn = candidates_of(file, "Soft")
-    assert len(drawn) == 2 and drawn == candidates_of(file, "Soft")  # two of six, the same ones every time
+    assert candidates_of(file, "FedAvg", None, Measure()) == [{"lr": 0.01}, {"lr": 0.1}]
+    drawn = candidates_of(file, "Soft", None, Measure())
+    assert len(drawn) == 2 and drawn == candidates_of(
+        file, "Soft", None, Measure()
+    )  # two of six, the same ones every time
     assert all(set(each) == {"lr", "model.lam"} for each in drawn)
     own = {"Soft": {**SOFT, "tune": {"lr": [0.5, 0.7]}}}  # a method's own values go before those for all
-    assert candidates_of(load_comparison(write_file(tmp_path, tuning=TUNING, methods=own)), "Soft") == [
+    assert candidates_of(
+        load_comparison(write_file(tmp_path, tuning=TUNING, methods=own)), "Soft", None, Measure()
+    ) == [
         {"lr": 0.5},
         {"lr": 0.7},
     ]
@@ -172,3 +184,73 @@ def test_an_unfinished_search_chooses_nothing(tmp_path: Path, table_sites: dict[
     assert decide(again, results).runs == whole.runs
     shutil.rmtree(results / "runs" / fedavg.runs[1][0].digest)
     assert [run.name for run in decide(again, results).runs] == ["Local"]
+
+
+RANGES: Any = {"lr": {"low": 1e-4, "high": 1.0, "log": True}, "model.lam": {"low": 0.2, "high": 0.9}}
+
+
+def searched(file: Comparison, measure: Measure, score: Callable[[float], float | None]) -> list[float]:
+    """The learning rates that a search tries whose score follows from them alone."""
+    found: list[Any] = []
+    while True:
+        new = candidates_of(file, "Soft", None, measure, [score(one["lr"]) for one in found])
+        assert new[: len(found)] == found  # what was proposed stays
+        if len(new) == len(found):
+            return [one["lr"] for one in found]
+        found = new
+
+
+def test_candidates_of_ranges_follow_from_the_scores(tmp_path: Path) -> None:
+    tuning = {**TUNING, "budget": 30, "tune": RANGES}
+    file = load_comparison(write_file(tmp_path, tuning=tuning, methods={"Soft": SOFT}))
+    begun = candidates_of(file, "Soft", None, Measure())
+    assert len(begun) == 10 and begun == candidates_of(file, "Soft", None, Measure())
+    assert begun != candidates_of(file, "Local", None, Measure()) != candidates_of(file, "Local", 3, Measure())
+    assert all(1e-4 <= one["lr"] <= 1 and 0.2 <= one["model.lam"] <= 0.9 for one in begun)  # type: ignore[operator]
+    assert all(one["lr"] == float(f"{one['lr']:.4g}") for one in begun)  # short enough to be told
+
+    def near(lr: float) -> float:
+        return -abs(math.log10(lr) + 2)  # 0.01 is the best
+
+    for measure, score in ((Measure(), near), (Measure(direction="lower"), lambda lr: -near(lr))):
+        tried = searched(file, measure, score)
+        assert len(tried) == 30 and tried == searched(file, measure, score)
+        early, late = (np.mean([near(lr) for lr in part]) for part in (tried[:10], tried[20:]))
+        assert late > early + 0.3
+    assert len(searched(file, Measure(), lambda lr: None if lr > 0.1 else near(lr))) == 30  # some diverge
+
+
+def test_ranges_hold_whole_numbers_and_stand_beside_lists(tmp_path: Path) -> None:
+    axes = {"inner": {"low": 1, "high": 6}, "sizes": [[4], [8, 4]], "log": {"low": 1, "high": 1000, "log": True}}
+    tuning = {**TUNING, "budget": 9, "tune": axes}
+    found = candidates_of(load_comparison(write_file(tmp_path, tuning=tuning)), "Local", None, Measure(), [0.5] * 8)
+    assert len(found) == 9
+    assert all(one["inner"] in range(1, 7) and one["sizes"] in ([4], [8, 4]) for one in found)
+    assert all(isinstance(one[name], int) for one in found for name in ("inner", "log"))
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.slow
+def test_the_command_goes_on_with_what_a_search_proposes(tmp_path: Path, table_sites: dict[str, Path]) -> None:
+    """Candidate after candidate; a search that was stopped goes on to the same end."""
+    tuning = {"budget": 4, "seeds": [100], "tune": {"lr": {"low": 1e-4, "high": 1.0, "log": True}}}
+    file = write_file(tmp_path, tuning=tuning, rounds=1)
+    sites = str(tmp_path / "sites")
+
+    def command(out: str) -> list[Any]:
+        arguments = ["compare", str(file), "--sites", sites, "-o", str(tmp_path / out), "--jobs", "1"]
+        done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        found: list[Any] = json.loads((tmp_path / out / "results.json").read_text())["tuning"]
+        return found
+
+    found = command("out")
+    assert [len(search["candidates"]) for search in found] == [4, 4]
+    assert "Parzen estimator proposed candidates" in (tmp_path / "out" / "results.md").read_text()
+    last = plan_of(tmp_path, table_sites, tuning=tuning, rounds=1)
+    while (wider := widen(last, tmp_path / "out")) is not None:
+        last = wider
+    lost = [search.runs[-1][0].digest for search in last.searches] + [last.searches[0].runs[0][0].digest]
+    for digest in lost:
+        shutil.rmtree(tmp_path / "out" / "runs" / digest)
+    assert command("out") == found

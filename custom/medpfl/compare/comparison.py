@@ -12,7 +12,7 @@ from medpfl.compare.collect import collect
 from medpfl.compare.comparison_tables import markdown
 from medpfl.compare.examples import examples_of
 from medpfl.compare.file import Comparison
-from medpfl.compare.plan import Plan, decide, make_plan
+from medpfl.compare.plan import Plan, decide, make_plan, widen
 from medpfl.compare.report import write_report
 from medpfl.compare.results import Results
 from medpfl.core.errors import ConfigError
@@ -45,15 +45,27 @@ def carry_out(
         plan = change(make_plan(file, files))
         failures: dict[str, str] = {}
         if plan.searches:
-            searching = [run for search in plan.searches for runs in search.runs for run in runs]
-            failures.update(do(replace(plan, runs=searching), "searching runs"))
-            plan = decide(plan, results)
+            plan = _searched(plan, results, do, failures)
         failures.update(do(plan, "runs"))
         content = collect(plan, results, failures)
         examples = examples_of(plan, content, results) if file.examples else None
     write_report(content, results, examples)
     write_text(results / "results.md", markdown(content))
     return content
+
+
+def _searched(plan: Plan, results: Path, do: Do, failures: dict[str, str]) -> Plan:
+    """Do the searches, in as many turns as candidates follow from others' scores; the plan with what they chose."""
+    known: set[str] = set()
+    wider: Plan | None = plan
+    while wider is not None:
+        plan = wider
+        runs = [run for search in plan.searches for of_seeds in search.runs for run in of_seeds]
+        new = [run for run in runs if run.digest not in known]
+        known.update(run.digest for run in new)
+        failures.update(do(replace(plan, runs=new), "searching runs"))
+        wider = widen(plan, results)
+    return decide(plan, results)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Literal
 from rich.console import Console
 
 from medpfl.compare.constant import ALWAYS, always, always_mean, beside, warnings
-from medpfl.compare.file import LOCAL
+from medpfl.compare.file import LOCAL, Range
 from medpfl.compare.results import Gain, MetricStat, Results, Row, Stat
 from medpfl.compare.runs import values_text
 from medpfl.results.schema import Direction
@@ -328,8 +328,12 @@ def budget_text(content: Results) -> str:
     if not tuning:
         return f"No search in this comparison; arguments are as written in its file.{before}"
     each = " on each split" if len(content.splits) > 1 else ""
+    axes = [*tuning.tune.values(), *(axis for entry in content.file.methods.values() for axis in entry.tune.values())]
+    ranges = ""
+    if any(isinstance(axis, Range) for axis in axes):
+        ranges = " Optuna's tree-structured Parzen estimator proposed candidates from ranges by the scores so far."
     return (
         f"Tuning budget: {tuning.budget} candidates for every method{each}, references included, by the mean "
         f"validation score of their best round; seeds {', '.join(map(str, tuning.seeds))}, which take no part "
-        f"in the results, and no test set was read.{before}"
+        f"in the results, and no test set was read.{ranges}{before}"
     )

@@ -3,10 +3,21 @@
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, PositiveFloat, PositiveInt, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    JsonValue,
+    PositiveFloat,
+    PositiveInt,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 
 from medpfl.bundle import DEMOS
 from medpfl.component import construct, import_named
@@ -29,12 +40,41 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 .+_()-]{0,39}$")]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Arguments = dict[str, JsonValue]
 """Argument to value."""
-Candidates = dict[str, Annotated[list[JsonValue], Field(min_length=1)]]
-"""Argument to the values to try. ``lr``: the method's; ``model.lam``: the server component's of slot "model"."""
+Values = Annotated[list[JsonValue], Field(min_length=1)]
+Number = Annotated[int, Field(strict=True)] | float
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Range(_Strict):
+    """Values of an argument from ``low`` to ``high``, both included: whole numbers if both are. ``log``: as many are
+    tried between 0.001 and 0.01 as between 0.01 and 0.1."""
+
+    low: Number
+    high: Number
+    log: bool = False
+
+    @model_validator(mode="after")
+    def _has_values(self) -> Self:
+        if self.low >= self.high or (self.log and self.low <= 0):
+            raise ValueError(f"'low' must be below 'high', and above 0 with 'log', got {self.low} and {self.high}")
+        return self
+
+    @property
+    def whole(self) -> bool:
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+
+Sweep = Annotated[dict[str, Values], Field(max_length=1)]
+_TAGS = "its list", "its range"
+Axis = Annotated[
+    Annotated[Values, Tag(_TAGS[0])] | Annotated[Range, Tag(_TAGS[1])],
+    Discriminator(lambda found: _TAGS[isinstance(found, dict | Range)]),
+]
+Axes = dict[str, Axis]
+"""Argument to the values to try. ``lr``: the method's; ``model.lam``: the server component's of slot "model"."""
 
 
 class Component(_Strict):
@@ -59,8 +99,8 @@ class MethodEntry(Component):
 
     slots: dict[str, Component] = {}
     codecs: CodecsEntry | None = None
-    tune: Candidates = {}
-    sweep: Annotated[Candidates, Field(max_length=1)] = {}
+    tune: Axes = {}
+    sweep: Sweep = {}
     chosen: str = Field(default="", exclude_if=lambda found: not found)
 
     @property
@@ -73,14 +113,15 @@ class Tuning(_Strict):
     """A search of arguments with the same budget for every method, the references included.
 
     Attributes:
-        budget: candidates a method. Of a larger grid so many are drawn; a smaller one is refused.
+        budget: candidates a method. Of a larger grid so many are drawn; a smaller one is refused. Where an argument has
+            a range, the first third is drawn at random and the others follow from the scores so far.
         seeds: seeds of the searching runs, none of them among the comparison's ``seeds``.
         tune: what is searched for every method; a method's own ``tune`` goes before it.
     """
 
     budget: Annotated[int, Field(ge=2)]
     seeds: Annotated[list[Seed], Field(min_length=1)]
-    tune: Candidates
+    tune: Axes
 
 
 class Comparison(_Strict):
@@ -179,13 +220,14 @@ def comparison_of(content: object, path: Path | str) -> Comparison:
     try:
         found = Comparison.model_validate(content, strict=True)
     except ValidationError as error:
-        problem = error.errors()[0]
-        place = ".".join(map(str, problem["loc"]))
+        problem = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")  # else misspelt is missing
+        place = ".".join(str(part) for part in problem["loc"] if part not in _TAGS)
         if problem["type"] == "extra_forbidden":
             raise ConfigError(f"{path}: unknown key '{place}'{meant(place, Comparison.model_fields)}") from error
         if problem["type"] == "missing":
             raise ConfigError(f"{path}: '{place}' is missing") from error
-        text = problem["msg"][0].lower() + problem["msg"][1:]
+        text = problem["msg"].removeprefix("Value error, ")
+        text = text[0].lower() + text[1:]
         raise ConfigError(f"{path}: '{place}': {text}, got {problem['input']!r}") from error
     _check(found, path)
     return found

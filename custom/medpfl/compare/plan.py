@@ -2,6 +2,7 @@
 """The runs that follow from a comparison file: every method with every split and seed under the same conditions."""
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -79,34 +80,50 @@ def make_plan(file: Comparison, site_files: dict[str, Path]) -> Plan:
     if file.examples and task.spec.target is not Target.MASK:
         raise ConfigError(f"'examples' shows segmentations of images, which {type(task).__name__} does not make")
     plan = Plan(file, task, dict(site_files), made, splits)
-    candidates = {
-        name: [build_entry(file, name, made, values) for values in candidates_of(file, name)]
-        for name in names_of(file, task)
-    }
-    check_equal_work([entry for entries in candidates.values() for entry in entries])
+    begun = [_search(plan, name, split) for split in splits for name in names_of(file, task)]
+    check_equal_work([entry for search in begun for entry in search.candidates])
     if file.tuning is None:
-        return _with_runs(plan, [(entries[0], split) for split in splits for entries in candidates.values()])
-    for entries in candidates.values():
-        _check_entry(entries[0], plan, file.tuning.seeds)
-    searches = [
-        Search(name, split.seed, entries, [
-            [_run(plan, entry, split, seed, searching=True) for seed in file.tuning.seeds]
-            for entry in entries
-        ])
-        for split in splits
-        for name, entries in candidates.items()
-    ]  # fmt: skip
+        by_seed = {split.seed: split for split in splits}
+        return _with_runs(plan, [(search.candidates[0], by_seed[search.split]) for search in begun])
+    for search in begun:
+        _check_entry(search.candidates[0], plan, file.tuning.seeds)
+    return dataclasses.replace(plan, searches=begun)
+
+
+def widen(plan: Plan, results: Path) -> Plan | None:
+    """The plan with the candidates that follow from the scores so far; None where no search has a next one: it has its
+    budget, or a run of it is missing."""
+    by_seed = {split.seed: split for split in plan.splits}
+    searches = []
+    for search, found in zip(plan.searches, _judged(plan, results), strict=True):
+        whole = all(candidate.finished for candidate in found.candidates)
+        scores = [candidate.mean for candidate in found.candidates]
+        searches.append(_search(plan, search.name, by_seed[search.split], scores) if whole else search)
+    if all(len(new.candidates) == len(old.candidates) for new, old in zip(searches, plan.searches, strict=True)):
+        return None
+    check_equal_work([entry for search in searches for entry in search.candidates])
     return dataclasses.replace(plan, searches=searches)
+
+
+def _search(plan: Plan, name: str, split: Split, scores: Sequence[float | None] = ()) -> Search:
+    """A method's search as far as it is known when the first candidates have ``scores``."""
+    values = candidates_of(plan.file, name, split.seed, plan.task.measure, scores)
+    entries = [build_entry(plan.file, name, plan.made, each) for each in values]
+    seeds = plan.file.tuning.seeds if plan.file.tuning else []
+    runs = [[_run(plan, entry, split, seed, searching=True) for seed in seeds] for entry in entries]
+    return Search(name, split.seed, entries, runs)
+
+
+def _judged(plan: Plan, results: Path) -> list[SearchResult]:
+    def read(run: Run) -> SearchRun | None:
+        return read_run(results, run, SearchRun) if finished(results, run) else None
+
+    return [judge(search, read, plan.task.measure) for search in plan.searches]
 
 
 def decide(plan: Plan, results: Path) -> Plan:
     """The plan with what the searches chose and the runs that follow; a method without a choice has none."""
-    found = [
-        judge(
-            each, lambda run: read_run(results, run, SearchRun) if finished(results, run) else None, plan.task.measure
-        )
-        for each in plan.searches
-    ]
+    found = _judged(plan, results)
     by_seed = {split.seed: split for split in plan.splits}
     chosen = [
         (search.candidates[result.chosen], by_seed[search.split])
