@@ -19,36 +19,30 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 QUICK = "not slow and not harness and not simulator and not poc"
+TOOLS = ("pytest", "hypothesis", "hadolint", "ipykernel", "nbclient", "onnxruntime")
 LOWEST = re.compile(r"([A-Za-z0-9._-]+)>=([0-9.]+)")
 
 
-def lowest() -> list[str]:
-    """``name==version`` for every direct dependency, of the extra "all" too."""
+def wanted() -> str:
+    """What is to be installed: ``name==version`` of every direct dependency, of the extra "all" too, and test tools."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     (names,) = re.findall(r"\[(.+)\]", extras["all"][0])
     texts = [*project["dependencies"], *(text for name in names.split(",") for text in extras[name])]
     found = [LOWEST.match(text) for text in texts]
-    return [f"{one[1]}=={one[2]}" for one in found if one]
+    lowest = [f"{one[1]}=={one[2]}" for one in found if one]
+    assert len(lowest) == len(texts), "every dependency has a lower bound"
+    return "\n".join([*lowest, *(text for text in extras["test"] if text.startswith(TOOLS))]) + "\n"
 
 
 def try_in(folder: Path) -> int:
     """Install into ``folder``, unless that was done, and run the tests; pytest's exit code."""
-    python = folder / "bin" / "python"
-    wanted = folder / "lowest.txt"
-    tools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"][
-        "test"
-    ]
-    tools = [
-        text for text in tools if text.startswith(("pytest", "hypothesis", "nbclient", "ipykernel", "onnxruntime"))
-    ]
-    text = "\n".join([*lowest(), *tools]) + "\n"
-    if not wanted.exists() or wanted.read_text(encoding="utf-8") != text:
+    python, done, begun = folder / "bin" / "python", folder / "installed.txt", folder / "lowest.txt"
+    if not done.exists() or done.read_text(encoding="utf-8") != wanted():
         venv.create(folder, with_pip=True, clear=True)
-        (folder / "wanted.txt").write_text(text, encoding="utf-8")
-        command = [python, "-m", "pip", "install", "--quiet", "--no-compile", "-r", folder / "wanted.txt"]
-        subprocess.run(command, check=True)
-        (folder / "wanted.txt").rename(wanted)
+        begun.write_text(wanted(), encoding="utf-8")
+        subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-compile", "-r", begun], check=True)
+        begun.rename(done)
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "custom"), "OMP_NUM_THREADS": "1"}
     command = [python, "-m", "pytest", "-p", "no:cacheprovider", "-m", QUICK, "-n", "2", "--dist", "loadfile"]
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode

@@ -47,7 +47,7 @@ class _Finishing:
         models = here.home / "models"
         if not chosen:
             forget_choice(models)
-        if lines:
+        if any(line.choice == "best" for line in lines):  # none: what was kept of all best rounds is damaged
             write_page(models)
         return Message(FinishReply(metrics=tuple(lines), notes=tuple(self._notes), chosen=chosen, privacy=spent))
 
