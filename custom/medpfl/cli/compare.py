@@ -30,6 +30,9 @@ def compare(
     scheduler: Annotated[
         str | None, typer.Option(help="Address of a Dask scheduler (tcp://host:8786): its workers do the runs.")
     ] = None,
+    mlflow: Annotated[
+        str | None, typer.Option(metavar="URI", help="Afterwards: write the finished runs here as MLflow runs.")
+    ] = None,
 ) -> None:
     """Compare methods over seeds (and splits) on the same hospitals: leaderboard, gains over local training, a report.
 
@@ -65,6 +68,10 @@ def compare(
         else:
             content = carry_out(loaded, files, results, do)
     print_comparison(content, results, console)
+    if mlflow:
+        from medpfl.compare.tracked import write_comparison
+
+        say(f"{write_comparison(content, results, mlflow)} runs were written to MLflow")
     if content.failures:
         raise typer.Exit(1)
 

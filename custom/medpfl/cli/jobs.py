@@ -269,6 +269,9 @@ def report(
     mlflow: Annotated[
         str | None, typer.Option(metavar="URI", help="Write its numbers here as MLflow runs, one a hospital.")
     ] = None,
+    wandb: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write its numbers here as Weights & Biases' offline runs.")
+    ] = None,
 ) -> None:
     """Print a results folder's table and write its report.html anew."""
     from medpfl.results.report import write_report
@@ -284,3 +287,7 @@ def report(
         from medpfl.results.trackers.mlflow import write_mlflow
 
         write_mlflow(folder, mlflow)
+    if wandb:
+        from medpfl.results.trackers.wandb import write_wandb
+
+        write_wandb(folder, wandb)

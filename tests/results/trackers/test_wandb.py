@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from medpfl.cli import app
 from medpfl.job import Job
 from medpfl.results.files import read_lines, read_summary
 from medpfl.results.trackers.scalars import Scalar, scalars
@@ -61,9 +63,14 @@ def test_wandb_holds_the_lines(
     folder = tmp_path / "results"
     simulate(make_job(rounds=2), table_sites, folder, tmp_path / "home", trackers=[WeightsAndBiases("thesis")])
     assert not [one for one in read_summary(folder).events if "tracker" in one.event]
-    runs = [stored(file) for file in (folder / "wandb").glob("offline-run-*/*.wandb")]
-    assert {name: numbers for _, _, name, numbers in runs} == {
-        f"small {site}": sorted(one for one in scalars(read_lines(folder)) if one.site == site)
-        for site in (*table_sites, "mean", "server")
-    }
-    assert {(project, group) for project, group, _, _ in runs} == {("thesis", "small")}
+    for place, experiment in ((folder, "thesis"), (tmp_path / "again", "small")):
+        if place != folder:
+            command = ["report", str(folder), "--wandb", str(place)]
+            assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
+        # At once: what W&B's process has not written by now is lost where the server's process is ended.
+        runs = [stored(file) for file in (place / "wandb").glob("offline-run-*/*.wandb")]
+        assert {name: numbers for _, _, name, numbers in runs} == {
+            f"small {site}": sorted(one for one in scalars(read_lines(folder)) if one.site == site)
+            for site in (*table_sites, "mean", "server")
+        }
+        assert {(project, group) for project, group, _, _ in runs} == {(experiment, "small")}

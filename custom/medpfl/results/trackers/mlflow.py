@@ -4,7 +4,7 @@
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -21,25 +21,24 @@ ADDRESS = "MLFLOW_TRACKING_URI"
 """MLflow's own environment variable, of whoever runs the server: a job says no address."""
 DATABASE = "mlflow.db"
 _BATCH = 1000
-"""So many numbers MLflow takes at once."""
+_PARAMETERS = 100
+"""So many numbers, and parameters, MLflow takes at once."""
 _NOT_IN_NAMES = re.compile(r"[^/\w.\- ]")
 
 
-class MlflowRuns:
-    """Writes numbers into new runs of ``experiment`` at ``address``.
+class Store:
+    """Writes new runs of ``experiment`` at ``address``.
 
     Raises:
         MedPFLError: mlflow is not installed, or the address cannot be reached or used.
     """
 
-    def __init__(self, address: str, experiment: str, job: str):
+    def __init__(self, address: str, experiment: str):
         require("mlflow", "mlflow", "writing to MLflow")
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it would tell its makers what is called
         from mlflow.exceptions import MlflowException
         from mlflow.tracking.client import MlflowClient
 
-        self.job = job
-        self._runs: dict[str, str] = {}
         try:
             self._client = MlflowClient(address)
             known = self._client.get_experiment_by_name(experiment)
@@ -47,8 +46,32 @@ class MlflowRuns:
         except (MlflowException, OSError) as error:
             raise MedPFLError(f"MLflow at {address} cannot be used: {error}") from error
 
-    def write(self, lines: Iterable[Line]) -> None:
-        """Write the lines' numbers, at the round that each names.
+    def has(self, tag: str, value: str) -> bool:
+        """Whether a run with this tag ended well."""
+        wanted = f"tags.{tag} = '{value}' and attributes.status = 'FINISHED'"
+        return bool(self._client.search_runs([self._experiment], wanted, max_results=1))
+
+    def begin(self, name: str, tags: Mapping[str, str], parameters: Mapping[str, str] | None = None) -> str:
+        """A new run; returns its id.
+
+        Raises:
+            MedPFLError: MLflow does not take it.
+        """
+        from mlflow.entities import Param
+        from mlflow.exceptions import MlflowException
+
+        told = {**tags, "medpfl": medpfl.__version__}
+        try:
+            run = str(self._client.create_run(self._experiment, tags=told, run_name=name).info.run_id)
+            found = [Param(_NOT_IN_NAMES.sub("_", key), value) for key, value in (parameters or {}).items()]
+            for start in range(0, len(found), _PARAMETERS):
+                self._client.log_batch(run, params=found[start : start + _PARAMETERS])
+        except MlflowException as error:
+            raise MedPFLError(f"MLflow did not take the run {name}: {error}") from error
+        return run
+
+    def write(self, run: str, numbers: Iterable[tuple[str, float, int]], whose: str) -> None:
+        """Write numbers, each with its name and round; ``whose``: for the message.
 
         Raises:
             MedPFLError: MLflow does not take them.
@@ -57,26 +80,46 @@ class MlflowRuns:
         from mlflow.exceptions import MlflowException
 
         now = int(time.time() * 1000)
+        metrics = [Metric(_NOT_IN_NAMES.sub("_", name), value, now, round_) for name, value, round_ in numbers]
+        try:
+            for start in range(0, len(metrics), _BATCH):
+                self._client.log_batch(run, metrics[start : start + _BATCH])
+        except MlflowException as error:
+            raise MedPFLError(f"MLflow did not take the numbers of {whose}: {error}") from error
+
+    def end(self, run: str, status: str = "FINISHED") -> None:
+        """End a run; ``status``: "FINISHED" or "FAILED"."""
+        self._client.set_terminated(run, status)
+
+
+class MlflowRuns:
+    """Writes a job's numbers, into a new run for each hospital.
+
+    Raises:
+        MedPFLError: as ``Store``.
+    """
+
+    def __init__(self, address: str, experiment: str, job: str):
+        self.job = job
+        self._store = Store(address, experiment)
+        self._runs: dict[str, str] = {}
+
+    def write(self, lines: Iterable[Line]) -> None:
+        """Write the lines' numbers, at the round that each names.
+
+        Raises:
+            MedPFLError: MLflow does not take them.
+        """
         found = sorted(scalars(lines), key=lambda one: one.site)
         for site, numbers in groupby(found, key=lambda one: one.site):
-            metrics = [Metric(_NOT_IN_NAMES.sub("_", one.name), one.value, now, one.round) for one in numbers]
-            try:
-                for start in range(0, len(metrics), _BATCH):
-                    self._client.log_batch(self._run(site), metrics[start : start + _BATCH])
-            except MlflowException as error:
-                raise MedPFLError(f"MLflow did not take the numbers of {site}: {error}") from error
+            if site not in self._runs:
+                self._runs[site] = self._store.begin(f"{self.job} {site}", {"job": self.job, "site": site})
+            self._store.write(self._runs[site], ((one.name, one.value, one.round) for one in numbers), site)
 
     def close(self, status: str = "FINISHED") -> None:
         """End the runs; ``status``: "FINISHED" or "FAILED"."""
         for run in self._runs.values():
-            self._client.set_terminated(run, status)
-
-    def _run(self, site: str) -> str:
-        if site not in self._runs:
-            tags = {"job": self.job, "site": site, "medpfl": medpfl.__version__}
-            run = self._client.create_run(self._experiment, tags=tags, run_name=f"{self.job} {site}")
-            self._runs[site] = str(run.info.run_id)
-        return self._runs[site]
+            self._store.end(run, status)
 
 
 @dataclass(frozen=True)

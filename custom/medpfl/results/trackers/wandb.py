@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from medpfl.core.errors import MedPFLError
 from medpfl.core.extras import require
 from medpfl.results.callbacks import Callback, Failure, JobBegin, JobEnd, RoundEnd
+from medpfl.results.files import read_lines, read_summary
 from medpfl.results.schema import Line
 from medpfl.results.trackers.scalars import scalars
 
@@ -54,9 +55,17 @@ class WandbRuns:
             raise MedPFLError(f"Weights & Biases did not take the numbers: {error}") from error
 
     def close(self, failed: bool = False) -> None:
-        """End the runs."""
+        """End the runs, and W&B's own process, unless the caller has another run open.
+
+        That process writes a run's last lines after ``finish`` has returned; its end waits for them.
+        """
+        import wandb
+
         for run in self._runs.values():
             run.finish(exit_code=int(failed))
+        self._runs.clear()
+        if wandb.run is None:
+            wandb.teardown()
 
     def _run(self, site: str) -> "Run":
         import wandb
@@ -107,3 +116,19 @@ class WeightsAndBiases(Callback):
             runs.write(lines)
             if ended:
                 runs.close(failed)
+
+
+def write_wandb(results: Path, folder: Path) -> None:
+    """A finished results folder's numbers as runs below ``folder``/wandb, sent where WANDB_MODE is "online".
+
+    Raises:
+        MedPFLError: as ``read_lines``, ``read_summary`` and ``WandbRuns``; or the folder cannot be written.
+    """
+    job, lines = read_summary(results).job, read_lines(results)
+    runs = WandbRuns(folder, job, job)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)  # W&B would silently take another
+    except OSError as error:
+        raise MedPFLError(f"cannot write {folder}: {error.strerror}") from error
+    runs.write(lines)
+    runs.close()
