@@ -50,10 +50,11 @@ def licences(package: str = "medpfl", extras: frozenset[str] | None = None) -> l
 
 def _licence(one: Distribution) -> str:
     stated = one.metadata
-    if stated["License-Expression"]:
-        return str(stated["License-Expression"])
+    # Not [...]: where a package has imported importlib_metadata, what is not stated raises KeyError there.
+    if expression := stated.get_all("License-Expression"):
+        return str(expression[0])
     classifiers = [text.rpartition(" :: ")[2] for text in stated.get_all("Classifier") or [] if "License ::" in text]
     if classifiers:
         return ", ".join(classifiers)
-    text = (stated["License"] or "").strip()
+    text = (stated.get_all("License") or [""])[0].strip()
     return text.splitlines()[0][:80] if text else UNKNOWN

@@ -115,3 +115,8 @@ def test_licences_of_everything_that_is_needed() -> None:
     assert {"medpfl", "torch", "nvflare", "numpy", "grpcio"} <= set(found) and "pytest" not in found
     assert found["medpfl"] == "Apache-2.0" and UNKNOWN not in (found["torch"], found["nvflare"])
     assert "pytest" in {one.name for one in licences()}
+    code = (
+        "import importlib_metadata; from medpfl.licences import licences; print(len(licences()))"  # as Dask's loop does
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) == len(licences())

@@ -4,6 +4,7 @@
 import csv
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from medpfl.deployed.export import export
 from medpfl.deployed.model_file import load_deployed
 from medpfl.deployed.predict import evaluate_at
 from medpfl.job import Job
+from medpfl.methods.contract import Method
 from medpfl.methods.fedavg import FedAvg
 from medpfl.results.files import read_training
+from medpfl.rounds import choosing
 from medpfl.rounds.answers import check_answer
 from medpfl.rounds.protocol.replies import FinishReply
 from medpfl.rounds.protocol.requests import FinishRequest
@@ -198,3 +201,25 @@ def test_without_a_local_model_nothing_can_be_chosen(make_job: Make) -> None:
     alone = make_job(mixers={"fedavg": Mean()}, method=FedAvg(lr=0.05))
     with pytest.raises(ProtocolError, match="no local model rides along"):
         check_answer(request, reply, terms_of(alone))
+
+
+def test_a_model_whose_best_round_is_the_last_is_tested_once(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The test set may be large volumes; both files hold what the one test found."""
+    tested: list[str] = []
+    evaluate_test = choosing.evaluate_test
+
+    def counted(method: Method, name: str, *rest: Any) -> Any:
+        tested.append(name)
+        return evaluate_test(method, name, *rest)
+
+    monkeypatch.setattr(choosing, "evaluate_test", counted)
+    job = make_job(rounds=1)
+    run(replace(job, settings=replace(job.settings, finetune=0)), table_sites, tmp_path)
+    summary = read_training(tmp_path / "results")
+    found = {(line.site, line.model, line.choice): line for line in summary.test if line.site in table_sites}
+    assert len(tested) == len(found) / 2 > 0
+    for site, model, _ in found:
+        best, last = found[site, model, "best"], found[site, model, "last"]
+        assert best.round == last.round == 1 and best.metrics == last.metrics

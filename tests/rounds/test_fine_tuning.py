@@ -22,7 +22,7 @@ from medpfl.tasks.metrics.measure import Direction
 from medpfl.tasks.tabular import Tabular
 from small_jobs import on_its_own
 
-MIXED = 2 * [1.0, 1.0, 1.0]  # round 1, after the mean and before: validated once, tested as best and as last
+MIXED = 2 * [1.0, 1.0]  # round 1, after the mean and before: validated, and tested as best and last in one
 
 
 class Scripted(Metric):

@@ -36,4 +36,4 @@ class InProcess:
 
 def without_workers(patch: pytest.MonkeyPatch) -> None:
     """The runner starts no processes."""
-    patch.setattr("medpfl.compare.runner.subprocess", SimpleNamespace(Popen=InProcess))
+    patch.setattr("medpfl.compare.processes.subprocess", SimpleNamespace(Popen=InProcess))

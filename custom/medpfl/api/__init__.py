@@ -116,6 +116,7 @@ def compare(
     sites: Sites | None = None,
     results: Place | None = None,
     jobs: int = os.cpu_count() or 1,
+    scheduler: str | None = None,
 ) -> ComparisonResult:
     """Compare methods over seeds on the same hospitals, as ``medpfl compare`` does; finished runs are kept.
 
@@ -126,6 +127,7 @@ def compare(
         sites: the hospitals; None: the demo that the comparison names.
         results: folder; None: ``results/compare-NAME``.
         jobs: runs at a time, each in a process of its own, >= 1.
+        scheduler: address of a Dask scheduler, whose workers do the runs; None: this machine.
 
     Raises:
         MedPFLError: the comparison or the data cannot be used, or a run failed (the others are kept).
@@ -140,7 +142,7 @@ def compare(
     folder = Path("results") / f"compare-{loaded.name}" if results is None else Path(results)
 
     def do(plan: Plan, what: str) -> dict[str, str]:
-        return do_runs(plan, folder, jobs, tell=lambda run, reason: None, tick=lambda rounds: None)
+        return do_runs(plan, folder, jobs, lambda run, reason: None, lambda rounds: None, scheduler)
 
     content = carry_out(loaded, _files(sites), folder, do)
     if content.failures:

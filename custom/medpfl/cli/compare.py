@@ -27,6 +27,9 @@ def compare(
     ] = os.cpu_count() or 1,
     flare: Annotated[bool, typer.Option("--flare", help="Each run as a job on a FLARE POC federation here.")] = False,
     timeout: Annotated[float, typer.Option(help="With --flare: seconds a run may take.")] = 3600,
+    scheduler: Annotated[
+        str | None, typer.Option(help="Address of a Dask scheduler (tcp://host:8786): its workers do the runs.")
+    ] = None,
     mlflow: Annotated[
         str | None, typer.Option(metavar="URI", help="Afterwards: write the finished runs here as MLflow runs.")
     ] = None,
@@ -41,6 +44,8 @@ def compare(
 
     if jobs < 1:
         raise MedPFLError(f"--jobs must be at least 1, got {jobs}")
+    if flare and scheduler is not None:
+        raise MedPFLError("--flare runs on a federation here, --scheduler on a Dask cluster; give one of them")
     loaded = load_comparison(file)
     results = output or Path("results") / f"compare-{loaded.name}"
     if sites is None and loaded.demo is None:
@@ -48,7 +53,7 @@ def compare(
     if sites is not None and not sites.is_dir():
         raise MedPFLError(f"--sites: {sites} is not a folder")
     files = {path.stem: path for path in sorted(sites.glob("*.yaml"))} if sites else None
-    way: Callable[..., dict[str, str]] = partial(do_runs, jobs=jobs)
+    way: Callable[..., dict[str, str]] = partial(do_runs, jobs=jobs, scheduler=scheduler)
     with console.status("reading the data") as status:
 
         def do(plan: "Plan", what: str) -> dict[str, str]:

@@ -4,19 +4,18 @@
 import contextlib
 import fcntl
 import json
-import os
-import subprocess
-import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from pydantic import TypeAdapter
 
+from medpfl.compare.cluster import cluster_of, ended, outcome
 from medpfl.compare.orders import Handed
+from medpfl.compare.processes import FAILURE, RESULT
 from medpfl.compare.run_results import FoldRun, SearchRun, TrainedRun, UnseenRun
-from medpfl.compare.worker import FAILURE, ORDER, PROGRESS, RESULT
+from medpfl.compare.worker import ORDER, PROGRESS
 from medpfl.core.errors import MedPFLError
 from medpfl.deployed.evaluate import write_text
 from medpfl.results.files import json_of, parse
@@ -32,6 +31,7 @@ class Run(Protocol):
 
 
 R = TypeVar("R", bound=Run, covariant=True)
+_PAUSE = 0.2  # seconds
 K = TypeVar("K", SearchRun, TrainedRun, UnseenRun, FoldRun)
 
 
@@ -45,46 +45,47 @@ class Plan(Protocol[R]):
 
 
 def do_runs(
-    plan: Plan[R], results: Path, jobs: int, tell: Callable[[R, str | None], None], tick: Callable[[int], None]
+    plan: Plan[R],
+    results: Path,
+    jobs: int,
+    tell: Callable[[R, str | None], None],
+    tick: Callable[[int], None],
+    scheduler: str | None = None,
 ) -> dict[str, str]:
     """Do what is not done yet.
 
     Args:
         results: the comparison's folder; runs are kept under ``runs/<digest>/``.
-        jobs: how many at a time, >= 1.
+        jobs: how many at a time on this machine, >= 1.
         tell: called with each run that ends and, where it failed, why.
         tick: called now and then with the number of rounds done in the runs that are not finished.
+        scheduler: address of a Dask scheduler whose workers do the runs; None: this machine.
 
     Returns:
         Why each failed run failed, by digest.
 
     Raises:
-        MedPFLError: the folder cannot be written, or another comparison is using it.
+        MedPFLError: the folder cannot be written, another comparison is using it, or no scheduler answers.
     """
-    open_runs = [run for run in plan.runs if not finished(results, run)]
+    # Two entries that compute the same share one run.
+    unique = {run.digest: run for run in plan.runs if not finished(results, run)}
     failures: dict[str, str] = {}
-    processes: dict[str, subprocess.Popen[str]] = {}
-    with locked(results), ThreadPoolExecutor(jobs) as pool:
-        # Two entries that compute the same share one run.
-        unique = {run.digest: run for run in open_runs}
-        waiting: dict[Future[str | None], R] = {
-            pool.submit(work_on, run, plan, results, processes): run for run in unique.values()
+    if not unique:
+        return failures
+    with locked(results), cluster_of(jobs, scheduler) as cluster:
+        waiting = {
+            cluster.submit(run.order.worker, str(write_order(run, plan, results).resolve()), run.digest): run
+            for run in unique.values()
         }
-        try:
-            while waiting:
-                done, _ = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
-                for future in done:
-                    run, reason = waiting.pop(future), future.result()
-                    if reason:
-                        failures[run.digest] = reason
-                    tell(run, reason)
-                tick(sum(_rounds(results, run) for run in waiting.values()))
-        except BaseException:
-            for future in waiting:
-                future.cancel()
-            for process in list(processes.values()):
-                process.terminate()
-            raise
+        while waiting:
+            for future in [future for future in waiting if ended(future)]:
+                run, reason = waiting.pop(future), outcome(future)
+                if reason:
+                    failures[run.digest] = reason
+                tell(run, reason)
+            tick(sum(_rounds(results, run) for run in waiting.values()))
+            if waiting:
+                time.sleep(_PAUSE)
     return failures
 
 
@@ -116,10 +117,8 @@ def part_of(results: Path, run: Run) -> Path:
     return results / "runs" / f"{run.digest}.part"
 
 
-def work_on(
-    run: Run, plan: Plan[Any], results: Path, processes: dict[str, subprocess.Popen[str]], trained: bool = False
-) -> str | None:
-    """Run the worker; returns why it failed, or None.
+def write_order(run: Run, plan: Plan[Any], results: Path, trained: bool = False) -> Path:
+    """Write what the run's process is told; returns the run's folder.
 
     Args:
         trained: the run's results and models are in its folder already, from FLARE.
@@ -129,22 +128,7 @@ def work_on(
     order = run.order.model_copy(update={"trained": trained, "site_files": site_files})
     write_text(part / ORDER, json.dumps(json_of(order), indent=1))
     (part / FAILURE).unlink(missing_ok=True)
-    # One thread each; the same search path, so that a method found here is found there.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-m", run.order.worker, str(part)]
-    with open(part / "log.txt", "w", encoding="utf-8") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, text=True, env=environment)
-        processes[run.digest] = process
-        code = process.wait()
-        del processes[run.digest]
-    if finished(results, run):
-        return None
-    if (part / FAILURE).is_file():
-        return (part / FAILURE).read_text(encoding="utf-8")
-    if code < 0:
-        return f"its process was killed by signal {-code} (out of memory?)"
-    lines = (part / "log.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return f"{lines[-1] if lines else f'exit code {code}'} (all of it: {part / 'log.txt'})"
+    return part
 
 
 def _rounds(results: Path, run: Run) -> int:

@@ -8,9 +8,10 @@ from pathlib import Path
 from pydantic import JsonValue, TypeAdapter
 
 from medpfl.compare.orders import Order
+from medpfl.compare.processes import RESULT
 from medpfl.compare.results import Results, RunRow
 from medpfl.compare.run_results import ModelRow, TrainedRun
-from medpfl.compare.worker import ORDER, RESULT
+from medpfl.compare.worker import ORDER
 from medpfl.core.errors import MedPFLError
 from medpfl.results.files import parse
 from medpfl.results.trackers.mlflow import Store

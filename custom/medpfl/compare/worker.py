@@ -23,6 +23,7 @@ from medpfl.compare.file import BEFORE_MEAN, FEDAVG, FINE_TUNED, LOCAL, POOLED
 from medpfl.compare.orders import FoldOrder, Order
 from medpfl.compare.patients import Kept
 from medpfl.compare.pooled import train_pooled
+from medpfl.compare.processes import FAILURE, RESULT
 from medpfl.compare.run_results import AnyRun, Bins, Initial, ModelRow, Rows, SearchRun, SuperRow, TrainedRun, UnseenRun
 from medpfl.compare.runs import job_of, rebuild
 from medpfl.compare.unseen import SUPER, served, super_model
@@ -49,7 +50,7 @@ from medpfl.rounds.simulate import simulate
 from medpfl.tasks.contract import Evaluation, Task
 from medpfl.tasks.metrics.calibration import reliability
 
-ORDER, RESULT, FAILURE = "order.json", "run.json", "failure.txt"
+ORDER = "order.json"
 PROGRESS = f"results/{LINES}"
 Told = TypeVar("Told", Order, FoldOrder)
 _WAYS: tuple[Direction, Direction] = ("to_site", "from_site")

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from medpfl.compare.plan import Plan
-from medpfl.compare.runner import finished, locked, part_of, work_on
+from medpfl.compare.processes import run_in_process
+from medpfl.compare.runner import finished, locked, part_of, write_order
 from medpfl.compare.runs import Run, job_of, rebuild
 from medpfl.component import class_paths
 from medpfl.core.errors import ConfigError, MedPFLError
@@ -100,7 +101,7 @@ def _one(
     finally:
         for name in ("server", *federation.sites):  # the next run's job has the same name
             shutil.rmtree(federation.models(name, job.name).parent, ignore_errors=True)
-    return work_on(run, plan, results, {}, trained=True)
+    return run_in_process(run.order.worker, str(write_order(run, plan, results, trained=True).resolve()))
 
 
 def _rounds(live: Path) -> int:

@@ -75,6 +75,7 @@ class Holding:
         self._chooses = any(LOCAL in method.deploys for method in methods)
         self._held: dict[str, _Held] = {}
         self._local: dict[str, Sheet | None] = {}
+        self._latest: tuple[str, int, Tested] | None = None
 
     def test(
         self,
@@ -92,7 +93,10 @@ class Holding:
             name: the method's own name of the model; ``deployed``: what it is called in the results.
             models: all networks, as they are of that round; ``networks``: those of the method among them.
         """
-        tested = evaluate_test(method, name, models, self._task, self._data, self._device)
+        if self._latest is None or self._latest[:2] != (deployed, round_number):
+            tested = evaluate_test(method, name, models, self._task, self._data, self._device)
+            self._latest = deployed, round_number, tested
+        tested = self._latest[2]  # of the last round, too, where that is the best one
         if deployed == LOCAL:
             self._local[choice] = tested[0].sheet
         if choice == "best" and self._chooses:

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A comparison's runs on a Dask cluster of two workers, one of which is killed while it works; and on several GPUs."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from comparing import compared, plan_of
+from medpfl.compare import processes
+from medpfl.compare.cluster import cluster_of, outcome
+from medpfl.compare.collect import collect
+from medpfl.compare.runner import do_runs
+from medpfl.core.errors import MedPFLError
+from small_jobs import write_table_sites
+
+STUB = """
+import os, sys, time
+from pathlib import Path
+folder = Path(sys.argv[1])
+(folder / "seen").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "none"))
+while not (folder.parent / "go").exists():
+    time.sleep(0.02)
+"""
+"""In a worker's place: says which GPU it was given and waits."""
+
+
+def wait_for(what: Callable[[], object], seconds: float = 100) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+class Cluster:
+    """A scheduler and two workers of one thread, as ``dask scheduler`` and ``dask worker`` start them."""
+
+    def __init__(self, folder: Path):
+        self.file = folder / "scheduler.json"
+        self.log = open(folder / "dask.txt", "w")  # noqa: SIM115  (held while it runs)
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.start("scheduler", "--port", "0", "--no-show", "--dashboard-address", "127.0.0.1:0")
+        wait_for(self.file.is_file)
+        self.address = json.loads(self.file.read_text())["address"]
+        for _ in range(2):
+            self.start("worker", "--nthreads", "1", "--no-nanny", "--no-dashboard", "--local-directory", str(folder))
+
+    def start(self, what: str, *options: str) -> None:
+        command = [sys.executable, "-m", "dask", what, "--host", "127.0.0.1", "--scheduler-file", str(self.file)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        process = subprocess.Popen([*command, *options], env=environment, stdout=self.log, stderr=self.log)
+        self.processes.append(process)
+
+    def close(self) -> None:
+        for process in self.processes:
+            for child in psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []:
+                child.kill()
+            process.kill()
+            process.wait()
+        self.log.close()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    started = Cluster(tmp_path)
+    yield started
+    started.close()
+
+
+@pytest.mark.slow
+def test_a_worker_killed_while_it_works_changes_no_digit(cluster: Cluster, tmp_path: Path) -> None:
+    """It is killed with the process that it had begun; the other worker begins the run again."""
+    sites = write_table_sites(tmp_path / "sites")
+    plan, here = compared(tmp_path, sites)
+    assert len(plan.runs) == 2
+    results = tmp_path / "there"
+    killed: list[subprocess.Popen[bytes]] = []
+
+    def kill_one(rounds: int) -> None:
+        alive = [one for one in cluster.processes[1:] if one.poll() is None]
+        busy = [one for one in alive if psutil.Process(one.pid).children()]
+        if busy and not killed:
+            killed.append(busy[0])
+            for pid in (busy[0].pid, psutil.Process(busy[0].pid).children()[0].pid):
+                os.kill(pid, signal.SIGKILL)
+
+    assert not do_runs(plan, results, 1, lambda run, reason: None, kill_one, cluster.address)
+    assert killed[0].wait() == -signal.SIGKILL
+    found = collect(plan, results, {})
+    for row, same in zip(found.rows, here.rows, strict=True):
+        assert row.model_copy(update={"seconds": same.seconds, "reach": same.reach}) == same
+    assert not list(results.glob("runs/*.part"))
+
+
+@pytest.mark.slow
+def test_nobody_at_the_address_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("medpfl.compare.cluster._WAIT", 0.2)
+    plan = plan_of(tmp_path, write_table_sites(tmp_path / "sites"))
+    with pytest.raises(MedPFLError, match=r"no Dask scheduler answers at tcp://127.0.0.1:9"):
+        do_runs(plan, tmp_path, 1, lambda run, reason: None, lambda rounds: None, "tcp://127.0.0.1:9")
+
+
+def test_runs_of_this_machine_open_no_port_to_others(tmp_path: Path) -> None:
+    def listening() -> set[tuple[str, int]]:
+        found = psutil.Process().net_connections()
+        return {(one.laddr.ip, one.laddr.port) for one in found if one.status == psutil.CONN_LISTEN}
+
+    before = listening()
+    with cluster_of(2, None) as cluster:
+        assert outcome(cluster.submit("stub", str(tmp_path / "gone.part"), "0")) is not None
+        assert {ip for ip, _ in listening() - before} <= {"127.0.0.1"}
+    assert listening() == before
+
+
+def test_several_gpus_have_as_many_runs_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine without any: the environment of the runs' own processes says what they would see."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    (tmp_path / "stub.py").write_text(STUB)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(processes, "_gpus_taken", Counter())
+    parts = [tmp_path / f"{number}.part" for number in range(4)]
+    for part in parts:
+        part.mkdir()
+    with ThreadPoolExecutor(4) as threads:
+        runs = [threads.submit(processes.run_in_process, "stub", str(part)) for part in parts]
+        wait_for(lambda: all((part / "seen").exists() and (part / "seen").read_text() for part in parts))
+        (tmp_path / "go").touch()
+        assert all("exit code 0" in str(run.result()) for run in runs)  # it leaves no result
+    assert sorted((part / "seen").read_text() for part in parts) == ["2", "2", "5", "5"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert processes.visible_gpus() == [] and processes._take_gpu() is None
+
+
+def test_what_a_cluster_cannot_do_is_one_sentence(tmp_path: Path) -> None:
+    told = processes.run_in_process("stub", str(tmp_path / "gone.part"))
+    assert told is not None and "results must lie on a disk that all workers see" in told
+    (tmp_path / "a.part").mkdir()
+    told = processes.run_in_process("stub", str(tmp_path / "a.part"), version="0.0.9")
+    assert told is not None and "and the comparison is of 0.0.9" in told
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / processes.RESULT).touch()
+    assert processes.run_in_process("stub", str(tmp_path / "b.part")) is None  # another worker ended it
