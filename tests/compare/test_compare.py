@@ -24,6 +24,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+import medpfl
+from bounded_fedavg import BoundedFedAvg
 from medpfl.cli import app
 from medpfl.compare.file import load_comparison
 from medpfl.compare.plan import Plan, make_plan
@@ -32,6 +34,7 @@ from medpfl.core.errors import MedPFLError
 from medpfl.data.site_file import load_site_file
 from medpfl.deployed.model_file import load_deployed
 from medpfl.deployed.predict import evaluate_at, evaluate_on_all
+from medpfl.tasks import Tabular
 from small_jobs import write_table_sites
 
 pytestmark = pytest.mark.slow
@@ -86,6 +89,22 @@ def done(tmp_path_factory: pytest.TempPathFactory, in_process: None) -> Path:
     result = compare(folder, "here")
     assert result.exit_code == 0, result.output
     return folder
+
+
+def test_the_python_api_takes_objects_and_reads_what_is_finished(done: Path) -> None:
+    said = {**FILE, "task": Tabular(dataset="blood", hidden=(4,))}
+    said["methods"] = {"Bounded": {"path": BoundedFedAvg, "args": {"bound": 0.5}}}
+    before = outcomes(done / "here")
+    compared = medpfl.compare(said, done / "sites", done / "here")
+    assert outcomes(done / "here") == before  # the same runs: nothing is trained again
+    again = medpfl.load_result(done / "here")
+    assert again.leaderboard.equals(compared.leaderboard) and {"Local", "FedAvg", "Bounded"} <= {
+        *again.leaderboard.index
+    }
+    assert (
+        len(compared.runs.query("method == 'Bounded'")) == 2 and list(compared.hospitals) == compared.content.hospitals
+    )
+    assert compared.figures["curves"].startswith("<svg")
 
 
 def test_a_killed_comparison_of_processes_goes_on_and_equals_the_one_in_process(done: Path) -> None:
