@@ -36,6 +36,7 @@ def test_jobs_and_check_job() -> None:
     assert "softpull_phantom is valid" in medpfl("check-job", "softpull_phantom")
 
 
+@pytest.mark.slow
 def test_the_list_of_jobs_fits_a_narrow_window() -> None:
     """Nothing is cut off, and no word is broken."""
     command = [sys.executable, "-m", "medpfl", "jobs"]

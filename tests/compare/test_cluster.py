@@ -109,6 +109,7 @@ def test_nobody_at_the_address_is_one_sentence(tmp_path: Path, monkeypatch: pyte
         do_runs(plan, tmp_path, 1, lambda run, reason: None, lambda rounds: None, "tcp://127.0.0.1:9")
 
 
+@pytest.mark.slow
 def test_runs_of_this_machine_open_no_port_to_others(tmp_path: Path) -> None:
     def listening() -> set[tuple[str, int]]:
         found = psutil.Process().net_connections()

@@ -200,6 +200,7 @@ def searched(file: Comparison, measure: Measure, score: Callable[[float], float 
         found = new
 
 
+@pytest.mark.slow
 def test_candidates_of_ranges_follow_from_the_scores(tmp_path: Path) -> None:
     tuning = {**TUNING, "budget": 30, "tune": RANGES}
     file = load_comparison(write_file(tmp_path, tuning=tuning, methods={"Soft": SOFT}))

@@ -85,6 +85,7 @@ def test_decisions_about_whole_cases_lie_one_after_another() -> None:
     assert len(pairs) == 6 and torch.equal(pairs[4][1], truth[1])
 
 
+@pytest.mark.slow
 def test_large_views_are_taken_a_few_at_a_time() -> None:
     samples = Samples(stored(cases(), size=(256, 256, 100)), stored(cases()), np.arange(3), [])
     assert samples.together(64) == 1

@@ -66,6 +66,7 @@ def test_a_segmentation_read_back_is_what_was_written(tmp_path: Path, kind: str,
     np.testing.assert_array_equal(read(file, series, label_map={1: 2, 2: 1}), np.array([0, 2, 1])[expected])
 
 
+@pytest.mark.slow
 def test_structures_that_overlap_are_put_in_the_order_that_is_said(tmp_path: Path) -> None:
     series = write_series(tmp_path / "series", VALUES, affine_of())
     liver = np.zeros(SHAPE, bool)

@@ -261,6 +261,7 @@ def silent_port() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
+@pytest.mark.slow
 def test_the_ways_not_to_reach_the_server(kit: Path, silent_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("medpfl.flare.identity.CONNECT_TIMEOUT", 0.5)
     file = kit / "startup" / "fed_client.json"
@@ -276,6 +277,7 @@ def test_the_ways_not_to_reach_the_server(kit: Path, silent_port: int, monkeypat
         assert words in found.text and mend in found.mend
 
 
+@pytest.mark.slow
 def test_other_kits(made: Provisioned, tmp_path: Path, silent_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     person = list(examine(made.folder / "lead@hospital-a.example.org"))
     assert any("needs no site file" in finding.text for finding in person)

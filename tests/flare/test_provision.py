@@ -70,6 +70,7 @@ def test_the_server_keeps_its_jobs_in_its_kit(made: Provisioned, tmp_path: Path)
     moved.rename(server.folder)
 
 
+@pytest.mark.slow
 def test_code_is_refused_and_other_rights_stay(made: Provisioned) -> None:
     kit = next(person.kit for person in made.people if person.role == "hospital")
     assert roles_with(kit.folder, CODE_RIGHT) == ["lead", "project_admin"]

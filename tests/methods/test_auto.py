@@ -20,6 +20,7 @@ BESIDE = {"local": Identity(), "fedavg": Mean(), "shared": Mean()}
 SETTINGS = {"lr": 0.05, "batch_size": 4, "epochs": 2}
 
 
+@pytest.mark.slow
 def test_its_own_model_is_local_training_and_batch_norm_stays(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -95,6 +96,7 @@ def test_the_mixture_can_be_exported(make_job: Make, table_sites: dict[str, Path
     export(model, tmp_path / "given", kind)  # compares the outputs itself
 
 
+@pytest.mark.slow
 def test_the_shares_are_told(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     result = run(make_job(mixers=BESIDE, method=Auto(**SETTINGS)), table_sites, tmp_path)
     told = [line for line in result["scores"] if line["model"] in MEMBERS and line["site"] == "anna"]

@@ -156,6 +156,7 @@ def test_who_hears_what(task: Task, sites: dict[str, Path], tmp_path: Path) -> N
 
 @TASKS
 @pytest.mark.convolutions
+@pytest.mark.slow
 def test_the_teacher_stands_still(task: Task, sites: dict[str, Path], tmp_path: Path) -> None:
     coordinator, runners = begin(job(task), sites, tmp_path)
     for number in (1, 2):

@@ -110,6 +110,7 @@ def test_batch_norm_stays_and_is_not_touched_by_mixing(
             assert not torch.equal(after["model.0.weight"], before[site]["model.0.weight"])
 
 
+@pytest.mark.slow
 def test_the_weights_are_made_once_and_written_down(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -51,6 +51,7 @@ def models(folder: Path, site: str = "anna") -> Path:
     return folder / "home" / site / "small" / "models"
 
 
+@pytest.mark.slow
 def test_the_choice_and_the_intervals_are_in_the_results(make_job: Make, tmp_path: Path) -> None:
     sites = write_table_sites(tmp_path / "sites", rows=60)
     run(make_job(), sites, tmp_path)
@@ -203,6 +204,7 @@ def test_without_a_local_model_nothing_can_be_chosen(make_job: Make) -> None:
         check_answer(request, reply, terms_of(alone))
 
 
+@pytest.mark.slow
 def test_a_model_whose_best_round_is_the_last_is_tested_once(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from medpfl.rounds import choosing
 from medpfl.rounds.simulate import simulate
 
 
+@pytest.mark.slow
 def test_its_answer_counts_all_the_same(
     make_job: Callable[..., Job], table_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ def test_references_change_nothing(make_job: Make, table_sites: dict[str, Path],
         assert torch.equal(tensor, with_them["slots"]["model"][key])
 
 
+@pytest.mark.slow
 def test_lam_one_trains_exactly_as_local(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     result = run(make_job(mixers={"local": Identity(), "model": SoftPull(lam=1.0)}), table_sites, tmp_path)
     by_model: dict[str, list[Any]] = {}

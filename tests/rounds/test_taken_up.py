@@ -15,6 +15,7 @@ from tools import entries, exchange, pieces, ready, round_of, same
 Make = Callable[..., Job]
 
 
+@pytest.mark.slow
 def test_getting_ready_again_keeps_the_private_part(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -224,6 +224,7 @@ def test_odd_answers_within_a_round_are_refused(make_job: Make, tmp_path: Path) 
     assert coordinator.done == 1 and {event.site for event in coordinator.record.events} == set(kind_of)
 
 
+@pytest.mark.slow
 def test_a_line_that_names_another_hospital_is_refused(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:
