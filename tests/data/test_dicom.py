@@ -48,6 +48,31 @@ def test_nifti_and_dicom_of_one_patient_are_the_same(tmp_path: Path, turn: float
     assert items[0].spacing == pytest.approx((1.5, 2.0, 4.0))
 
 
+@pytest.mark.filterwarnings("ignore:Invalid value for VR DS")  # pydicom's, as such a file is written
+@pytest.mark.parametrize("slices", [2, 5])
+def test_numbers_longer_than_dicom_allows_are_read(tmp_path: Path, slices: int) -> None:
+    """Much software writes direction cosines with more than DICOM's 16 characters; what they say is clear."""
+    values, affine = scan()[0][:, :, :slices], affine_of(0.3)
+    _, place = read_image(write_series(tmp_path / "short", values, affine))
+    array, exact = read_image(write_series(tmp_path / "long", values, affine, digits=17))
+    np.testing.assert_allclose(exact, place, atol=1e-6)
+    np.testing.assert_allclose(exact[:3, :2], affine[:3, :2], atol=1e-12)
+    np.testing.assert_array_equal(array[0], values)
+
+
+def test_reading_changes_no_setting_of_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads read beside each other: what one sets for a moment decides what another one refuses."""
+
+    def touched(settings: object, value: int) -> None:
+        pytest.fail(f"pydicom's reading_validation_mode was set to {value}")
+
+    series = write_series(tmp_path / "series", scan()[0], affine_of())
+    kind = type(pydicom.config.settings)
+    mode = property(kind.reading_validation_mode.fget, touched)
+    monkeypatch.setattr(kind, "reading_validation_mode", mode)
+    read_image(series)
+
+
 def test_slices_from_feet_to_head_or_head_to_feet(tmp_path: Path) -> None:
     values, _ = scan()
 

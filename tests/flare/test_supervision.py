@@ -53,12 +53,15 @@ def test_a_process_that_ended_by_itself_stays_ended(command: str, code: int) -> 
 def test_an_aborted_process_is_not_started_again(tmp_path: Path) -> None:
     file = tmp_path / "starts"
     handle = SupervisedHandle(
-        starting("import sys, time; open(sys.argv[1], 'a').write('x'); time.sleep(60)", str(file))
+        starting(
+            "import sys, time; open(sys.argv[1], 'a').write('x'); open(sys.argv[1] + '.done', 'x'); time.sleep(60)",
+            str(file),
+        )
     )
     assert handle.poll() == JobReturnCode.UNKNOWN
     waiting = threading.Thread(target=handle.wait)
     waiting.start()
-    while not file.exists():
+    while not file.with_name("starts.done").exists():  # the first file is there before what is in it
         time.sleep(0.01)
     handle.terminate()
     waiting.join(10)

@@ -30,8 +30,10 @@ def write_series(
     change: Callable[[int, Any], None] = lambda number, header: None,
     slope: float = 1.0,
     intercept: float = 0.0,
+    digits: int = 12,
 ) -> Path:
-    """One DICOM file a slice, as a scanner writes them; ``values``: i x j x k stored integers, ``affine``: RAS mm."""
+    """One DICOM file a slice, as a scanner writes them; ``values``: i x j x k stored integers, ``affine``: RAS mm;
+    directions with so many digits."""
     folder.mkdir(parents=True)
     series, study, frame = generate_uid(), generate_uid(), generate_uid()
     place = LPS @ affine
@@ -51,7 +53,7 @@ def write_series(
         header.InstanceNumber = k + 1
         header.ImagePositionPatient = [float(v) for v in place[:3, 3] + k * place[:3, 2]]
         directions = [*(place[:3, 0] / lengths[0]), *(place[:3, 1] / lengths[1])]
-        header.ImageOrientationPatient = [float(f"{v:.12g}") for v in directions]
+        header.ImageOrientationPatient = [float(f"{v:.{digits}g}") for v in directions]
         header.PixelSpacing = [float(lengths[1]), float(lengths[0])]  # between rows, between columns
         header.SliceThickness = float(lengths[2])
         header.SamplesPerPixel, header.PhotometricInterpretation = 1, "MONOCHROME2"

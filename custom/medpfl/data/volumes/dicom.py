@@ -98,6 +98,20 @@ def check_size(files: Sequence[Path]) -> list[tuple[Path, Any]]:
     return slices
 
 
+def geometry_tags(header: Any) -> dict[str, dict[str, list[float]]]:
+    """Where a slice lies, in the form in which MONAI's reader wants it: by tag, in DICOM's JSON.
+
+    MONAI's own way there is pydicom's ``to_json_dict``. That leaves out every number of more than 16 characters, which
+    much software writes, so that the slice would lie nowhere; and it changes a setting of the whole process while it
+    works, by which a thread that reads another file at that moment refuses it.
+    """
+    tags = {tag: header.get(tag) for tag in ("ImageOrientationPatient", "ImagePositionPatient", "PixelSpacing")}
+    codes = dict(zip(tags, ("00200037", "00200032", "00280030"), strict=True))
+    return {
+        codes[tag]: {"Value": [float(value) for value in found]} for tag, found in tags.items() if found is not None
+    }
+
+
 def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
 

@@ -14,7 +14,7 @@ from medpfl.core.errors import DataError, unreadable
 from medpfl.data.geometry import geometry
 from medpfl.data.intensity import Intensity, ZScore
 from medpfl.data.untrusted import MOST_PREPARED, MOST_VALUES, check_values
-from medpfl.data.volumes.dicom import check_series
+from medpfl.data.volumes.dicom import check_series, geometry_tags
 from medpfl.data.volumes.frames import frames_of, read_frames
 from medpfl.data.volumes.itk import is_itk, read_itk
 from medpfl.data.volumes.nifti import check_spacing
@@ -75,6 +75,8 @@ def _read(file: Path) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
     from monai.transforms import EnsureChannelFirst
 
     reader = PydicomReader() if file.is_dir() or file.suffix.lower() == ".dcm" else NibabelReader()
+    if isinstance(reader, PydicomReader):
+        reader._get_meta_dict = geometry_tags
     if isinstance(reader, NibabelReader):
         check_spacing(file)
     header = reader.read(str(file))
