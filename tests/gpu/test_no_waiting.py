@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from baselines import begin
 from every_method import EVERY, write_both
+from medpfl.methods import optimizers as ours
 from medpfl.methods.batches import Batch
 from medpfl.methods.contract import Hospital, Site
 from medpfl.rounds.site import SiteRunner
@@ -74,7 +75,7 @@ def test_steps_read_nothing_from_their_device(
     a tensor as a condition, indexing by a mask) raises there, and so does a tensor that stayed on the processor."""
     optimizers = importlib.import_module("torch.optim.optimizer")
     monkeypatch.setattr(optimizers, "_get_fused_kernels_supported_devices", lambda: ["meta"])
-    monkeypatch.setattr(torch.optim, "SGD", lambda *args, fused, **more: SGD(*args, **more))  # "meta" has no fused one
+    monkeypatch.setattr(ours, "_EagerSgd", lambda *args, fused, **more: SGD(*args, **more))  # "meta" has no fused one
     small = EVERY[name]
     _, runners = begin(small.job(precision="fp32"), sites[small.images], tmp_path)
     runner = runners["anna"]
