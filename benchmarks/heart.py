@@ -70,7 +70,7 @@ def measure(data: Path | None, seeds: int, flamby: Path | None, progress: Callab
         write_heart(sites, data, "flamby")
         for seed in numbers:
             for start, initial in (("flamby", seed), ("own", None)):
-                found = _one_seed(seed, initial, sites, Path(scratch) / f"{start}-{seed}")
+                found = one_seed(seed, initial, sites, Path(scratch) / f"{start}-{seed}")
                 for method, scores in found.items():
                     rows = collected.setdefault(start, {}).setdefault(method, {})
                     for site, value in scores.items():
@@ -79,7 +79,14 @@ def measure(data: Path | None, seeds: int, flamby: Path | None, progress: Callab
     return {"seeds": numbers, "rounds": ROUNDS, "lam": LAM, "accuracy": collected, "published": published}
 
 
-def _one_seed(seed: int, start: int | None, sites: Path, scratch: Path) -> Scores:
+def one_seed(seed: int, start: int | None, sites: Path, scratch: Path) -> Scores:
+    """Test accuracies of one seed: method to hospital to value.
+
+    Args:
+        start: seed of FLamby's initial weights; None: this package's own.
+        sites: folder with the hospitals' site files.
+        scratch: for the runs, a folder that need not be there.
+    """
     task = HeartTabular("heart", start=start)
     files = {site: sites / f"{site}.yaml" for site in SITES}
     alone = Local(epochs=EPOCHS, lr=1e-3, batch_size=4, optimizer="adam")
