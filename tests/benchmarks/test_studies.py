@@ -61,6 +61,7 @@ def test_the_pairwise_cut_has_the_structure_of_the_official_one() -> None:
     assert partners > 0.75 and 0.4 < across < 0.65
 
 
+@pytest.mark.slow
 def test_cuts_that_cannot_be_made() -> None:
     with pytest.raises(DataError, match="30 rows cannot be cut into 4 clients of at least 10 rows"):
         dirichlet(labels(30), 4, 1.0, 0)

@@ -60,6 +60,7 @@ def test_the_best_stands_first(stored: Callable[[Measure | None], Results]) -> N
     assert more[:2] == ["10.500", "9.500"]  # by number, not by text
 
 
+@pytest.mark.slow
 def test_what_is_marked_is_the_best(stored: Callable[[Measure | None], Results], tmp_path: Path) -> None:
     rows = stored(LESS).rows
     site = stored(LESS).hospitals[0]

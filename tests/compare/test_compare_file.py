@@ -152,6 +152,7 @@ def test_a_wrong_method_gets_one_sentence(tmp_path: Path, entry: dict[str, Any],
     assert words in str(caught.value)
 
 
+@pytest.mark.slow
 def test_training_is_everybodys_but_for_what_a_method_names(tmp_path: Path) -> None:
     nesterov = {"path": "medpfl.methods.optimizers.Sgd", "args": {"momentum": 0.9, "nesterov": True}}
     given = {"optimizer": nesterov, "schedule": "cosine", "clip_gradient": 12, "accumulate": 2, "precision": "fp32"}

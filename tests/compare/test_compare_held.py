@@ -30,6 +30,7 @@ def by_name(runs: list[Run]) -> dict[str, str]:
     return {run.name: run.digest for run in runs}
 
 
+@pytest.mark.slow
 def test_other_public_data_make_other_runs_of_the_methods_that_use_them(
     tmp_path: Path, table_sites: dict[str, Path]
 ) -> None:

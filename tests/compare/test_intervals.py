@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from scipy.stats import ttest_1samp
 
 from comparing import SOFT, compared
 from medpfl.compare import comparison_tables
@@ -42,6 +41,8 @@ def test_draws_vary_with_patients_and_with_seeds() -> None:
 
 
 def test_repeated_splits_are_corrected_as_nadeau_and_bengio_do() -> None:
+    from scipy.stats import ttest_1samp
+
     values = [0.1, 0.3, 0.2, 0.4]
     plain = ttest_1samp(values, 0).confidence_interval(0.95)
     found, independent = corrected(values, 0.25), corrected(values, 0.0)
@@ -52,6 +53,8 @@ def test_repeated_splits_are_corrected_as_nadeau_and_bengio_do() -> None:
 
 
 def test_so_many_seeds_show_a_difference_four_times_in_five() -> None:
+    from scipy.stats import ttest_1samp
+
     found = needed(0.5, 0.6, (0.5 - 1.96 * 0.25, 0.5 + 1.96 * 0.25))
     assert found.seeds == 14 and found.times == pytest.approx((2.80 / 2) ** 2, abs=0.01)
     values = np.random.default_rng(0).normal(0.5, 0.6, size=(4000, 14))

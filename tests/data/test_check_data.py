@@ -174,6 +174,7 @@ def test_every_problem_is_told_not_only_the_first(tmp_path: Path) -> None:
     assert report.inspections[0].splits["train"].cases == 5  # the others are still counted
 
 
+@pytest.mark.slow
 def test_a_job_that_can_run(tmp_path: Path) -> None:
     report = check(write_volumes(tmp_path), SMALL)
     assert report.passed and report.verdict == "The job the job can run here: no problem in the data."
@@ -183,6 +184,7 @@ def test_a_job_that_can_run(tmp_path: Path) -> None:
     assert (trial.memory, trial.scratch) == (96 * 64 * (4 + 1), 0)
 
 
+@pytest.mark.slow
 def test_memory_and_scratch_are_told_apart(tmp_path: Path) -> None:
     path = write_volumes(tmp_path)
     change_yaml(path, lambda site: site.update(storage={"memory_gb": 1e-6}))

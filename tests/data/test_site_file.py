@@ -247,6 +247,7 @@ def test_any_value_anywhere(tmp_path_factory: pytest.TempPathFactory, place: tup
     only_site_file_errors(tmp_path_factory, lambda path: path.write_text(text, encoding="utf-8"))
 
 
+@pytest.mark.slow
 @fuzz
 @given(text=st.text(alphabet="ab:-[]{}!&*#|>'\"0129.,?% \n\t", max_size=40).map(str.encode) | st.binary(max_size=20))
 def test_any_text(tmp_path_factory: pytest.TempPathFactory, text: bytes) -> None:

@@ -40,6 +40,7 @@ def test_its_own_model_is_local_training_and_batch_norm_stays(
     assert not same(held(runner, "tuned"), held(runner, "own"))
 
 
+@pytest.mark.slow
 def test_without_batch_norm_all_of_it_travels_as_in_fedavg(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -30,6 +30,7 @@ def test_fedprox_without_its_term_is_fedavg(
         assert same(slots["model"], slots["fedavg"]) is equal
 
 
+@pytest.mark.slow
 def test_fedprox_holds_the_hospital_near_what_it_received(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:

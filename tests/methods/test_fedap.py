@@ -239,6 +239,7 @@ def test_sbn_mixes_batch_norm_too(make_job: Make, table_sites: dict[str, Path], 
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_d_fedap_needs_no_batch_norm(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     plain = Tabular(dataset="blood", hidden=(4,))
     d_fedap = StatisticsDistance(statistics="head_inputs")

@@ -232,6 +232,7 @@ def test_a_warm_up_ends(sites: dict[str, Path], tmp_path: Path) -> None:
     assert one["scores"] != other["scores"] or one["test"] != other["test"]
 
 
+@pytest.mark.slow
 def test_only_the_messenger_travels(sites: dict[str, Path], tmp_path: Path) -> None:
     coordinator, runners = begun(job(), sites, tmp_path)
     replies = exchange(runners, coordinator.rounds.train_messages(1, coordinator.joined))

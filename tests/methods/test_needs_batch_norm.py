@@ -56,6 +56,7 @@ def test_f_fedap_too() -> None:
         running_moments(networks(UNet((2, 4), norm="group"))["model"])
 
 
+@pytest.mark.slow
 def test_no_other_method_asks_for_it() -> None:
     """Every method of one network called "model", or of the same name as its slot, with its defaults."""
     refusing, tried = set(), set()

@@ -77,6 +77,7 @@ def test_the_papers_splits() -> None:
         ConvPool().build((1, 8, 20), 2)
 
 
+@pytest.mark.slow
 def test_the_papers_split_of_resnet18() -> None:
     network = ResNet(width=64).build((3, 32, 32), 2)
     extractor = Extractor(network, "layer2", (3, 32, 32))

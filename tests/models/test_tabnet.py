@@ -121,6 +121,7 @@ def test_a_table_is_learnt_with_it(make_job: Callable[..., Job], table_sites: di
     assert found["best"]["personal"]["score"] > 0.5
 
 
+@pytest.mark.slow
 def test_layers_that_steps_share_travel_and_are_kept_once(
     make_job: Callable[..., Job], table_sites: dict[str, Path], tmp_path: Path
 ) -> None:

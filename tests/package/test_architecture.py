@@ -131,6 +131,7 @@ def test_no_import_cycle_between_modules(package: list[Module]) -> None:
     assert not cycle(graph(package))
 
 
+@pytest.mark.slow
 def test_no_import_cycle_beside_the_package() -> None:
     paths = {path.stem: path for path in (ROOT / "tests").rglob("test_*.py")}
     for folder in (ROOT / "tests" / "support", ROOT / "tests" / "example_package"):  # where pytest looks for imports

@@ -2,7 +2,6 @@
 """The account of noise is that of Opacus' accountant."""
 
 import pytest
-from opacus.accountants import PRVAccountant, RDPAccountant
 
 from medpfl.core.errors import ConfigError
 from medpfl.privacy import DPSGD, ClippedNoise
@@ -14,6 +13,8 @@ DELTA = 1e-5
 
 def by_opacus(history: list[Mechanism], delta: float = DELTA) -> float:
     """The accountant itself, told of every step."""
+    from opacus.accountants import RDPAccountant
+
     accountant = RDPAccountant()
     for noise, rate, steps in history:
         for _ in range(steps):
@@ -45,6 +46,8 @@ def test_epsilon_is_opacus_own(history: list[Mechanism]) -> None:
 )
 def test_the_other_accountant_says_a_tenth_less(history: list[Mechanism], ours: float, prv: float) -> None:
     """The numbers of docs/privacy.md: ours is on the safe side of Opacus' PRV accountant."""
+    from opacus.accountants import PRVAccountant
+
     other = PRVAccountant()
     other.history = [(one.noise_multiplier, one.sample_rate, one.steps) for one in history]
     assert epsilon(history, DELTA) == pytest.approx(ours, abs=0.01)

@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-from opacus import GradSampleModule
 from torch import Tensor, nn
 
 from medpfl.privacy.accountant import epsilon
@@ -65,6 +64,8 @@ def test_a_lot_s_gradient_is_the_sum_of_single_clipped_ones() -> None:
         assert moved == lot.last
     assert lot is not None and lot.expected == 20 and 8 < len(drawn) < 32
     found = [weight.grad.clone() for weight in weights if weight.grad is not None]
+
+    from opacus import GradSampleModule
 
     hooked = GradSampleModule(network(), loss_reduction="mean")
     loss(hooked(inputs[drawn]), targets[drawn]).backward()

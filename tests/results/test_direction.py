@@ -56,6 +56,7 @@ def test_the_console_marks_the_lowest(tmp_path: Path) -> None:
     assert "\x1b[1m3.000" in text and "\x1b[1m2.000" in text and "\x1b[1m5.000" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("rendered")
 def test_the_page_shades_the_lowest_and_says_the_unit(tmp_path: Path) -> None:
     lines = [ValidationLine(site=site, model="local", round=1, metrics={"mae": 3.0}) for site in ("mean", "anna")]

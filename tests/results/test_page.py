@@ -24,6 +24,7 @@ def lines(**scores: list[float]) -> list[ValidationLine]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("rendered")
 def test_models_with_equal_curves_are_named_together() -> None:
     drawn = curves(JOB, lines(**{"all_share": [0.3, 0.4]}, local=[0.1, 0.2], fedavg=[0.3, 0.4]))

@@ -62,6 +62,7 @@ def test_a_super_model_shows_which_model_served_whom() -> None:
     assert model.with_gamma(0.123).report_panels(AtServer(studies={"anna": study})) == []
 
 
+@pytest.mark.slow
 def test_graphs_of_files_of_before_are_shown(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     simulate(make_job(rounds=1), table_sites, tmp_path / "results", tmp_path / "home")
     path = tmp_path / "results" / "summary.json"

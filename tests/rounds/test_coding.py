@@ -99,6 +99,7 @@ def test_both_ends_hold_the_same_and_nothing_is_lost_for_good(tmp_path: Path, co
     torch.testing.assert_close(received.slots["model"]["w"], model(7)["model"]["w"], atol=0.2, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", [STC(0.1), Half(), Chain(CER(0.1), STC(0.2)), None], ids=repr)
 def test_the_servers_references_in_files_are_those_in_memory(
     tmp_path: Path, codec: Codec | None, monkeypatch: pytest.MonkeyPatch

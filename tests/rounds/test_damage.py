@@ -237,6 +237,7 @@ def test_where_both_checkpoints_are_damaged_the_run_starts_anew(stopped: Stopped
     assert_same(stopped.whole, outcome(tmp_path / "b"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [cut, DAMAGES["a tensor's byte"]], ids=["truncated", "flipped"])
 def test_a_hospitals_damaged_state_falls_back_and_says_so(
     stopped: Stopped, tmp_path: Path, damage: Callable[[Path], None]

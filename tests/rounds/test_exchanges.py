@@ -23,6 +23,7 @@ from tools import exchange, pieces, ready, run
 Make = Callable[..., Job]
 
 
+@pytest.mark.slow
 def test_statistics_reach_the_component_before_the_round(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -31,6 +31,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "PATIENCE", 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 def test_a_second_server_is_refused_and_the_first_is_named(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
@@ -46,6 +47,7 @@ def test_a_second_server_is_refused_and_the_first_is_named(
     ready(another, third)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 def test_a_second_process_at_a_hospital_is_refused(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path

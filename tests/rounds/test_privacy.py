@@ -106,6 +106,7 @@ def test_a_kill_between_rounds_changes_nothing(
     assert account(tmp_path / "k" / "home")[0] == 3
 
 
+@pytest.mark.slow
 def test_a_kill_within_the_training_costs_nothing(
     sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,6 +132,7 @@ def test_another_content(name: str, content: bytes, results: Path) -> None:
             assert "\n" not in str(error)
 
 
+@pytest.mark.slow
 def test_a_models_file_with_any_byte_flipped_is_refused(left: Path, tmp_path: Path) -> None:
     path = next(left.rglob("models/*.safetensors"))
     content, draw = path.read_bytes(), random.Random(0)

@@ -31,6 +31,7 @@ def test_no_mutation_gets_through_or_raises_another_error() -> None:
     assert all(found.outcomes[kind] for kind in told)
 
 
+@pytest.mark.slow
 @settings(max_examples=500)
 @given(pair=st.sampled_from(fuzz._pairs()), rng=st.randoms(use_true_random=False))
 def test_a_mutated_reply_is_refused_or_sound(pair: tuple[Message[Any], Message[Any]], rng: Random) -> None:

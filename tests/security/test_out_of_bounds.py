@@ -89,6 +89,7 @@ def test_bounding_changes_no_digit_where_nothing_is_far(
     assert_same(plain, run(make_job(rounds=2, clip_updates=1000.0), table_sites, tmp_path / "bounded"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mixer", [CoordinateMedian(), TrimmedMean(0.25)], ids=repr)
 def test_robust_components_stay_with_the_others(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, mixer: Any

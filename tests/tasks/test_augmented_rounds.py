@@ -34,6 +34,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"a": path, "b": path}
 
 
+@pytest.mark.slow
 def test_every_model_of_a_round_sees_the_same_batches_whatever_else_is_drawn(
     sites: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -171,6 +171,7 @@ def test_new_images_are_segmented_in_their_own_size(hospital: Path, tmp_path: Pa
         predict(model, tmp_path / "new", tmp_path / "other")
 
 
+@pytest.mark.slow
 def test_arrays_are_classified(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     labels = np.arange(40) % 2

@@ -82,6 +82,7 @@ def declare(folder: Path, sources: list[str]) -> Images:
     return load_site_file(folder / "site.yaml").dataset("skin", Images)
 
 
+@pytest.mark.slow
 def test_the_four_sources_are_four_hospitals(skin: Path) -> None:
     rows = {row["image_id"]: row for row in csv.DictReader(io.StringIO((skin / "metadata.csv").read_text()))}
     seen: set[str] = set()
@@ -99,6 +100,7 @@ def test_the_four_sources_are_four_hospitals(skin: Path) -> None:
     assert len(seen) == 4 * EACH
 
 
+@pytest.mark.slow
 def test_images_and_masks_become_samples(skin: Path) -> None:
     declare(skin, list(SOURCES))
     site_file = load_site_file(skin / "site.yaml")
