@@ -15,12 +15,12 @@ from medpfl.component import spec_of
 from medpfl.core.devices import bytes_for_data, memory_errors, training_device
 from medpfl.core.errors import ConfigError, ProtocolError
 from medpfl.core.repeatable import repeatable
+from medpfl.data.resident import Resident, serving
 from medpfl.data.samples import SiteData
 from medpfl.data.schema import digest_of_declared
 from medpfl.data.site_file import SiteFile
 from medpfl.methods.contract import Method
 from medpfl.methods.references import riding_along
-from medpfl.methods.resident import Resident
 from medpfl.rounds import policy, withholding
 from medpfl.rounds.announcing import plan_of, rebuild_of, versions
 from medpfl.rounds.evaluation import GIVEN, evaluate_given
@@ -116,7 +116,8 @@ class SiteRunner:
             policy.check_round(self.policy, header)
             self.rounds.total = header.rounds
         hint = f"take a smaller batch_size (now {self.method.batch_size}) or smaller images or patches"
-        with memory_errors(hint), repeatable(self.device):
+        resident = self.rounds.resident if self._begun else None
+        with memory_errors(hint), repeatable(self.device), serving(resident):
             reply = self._answer(self._seal.open(message) if self._seal else message)
         statistics = reply.slots if isinstance(reply.header, StatisticsReply) else ()
         reply = withholding.without(self.policy, reply, statistics)
