@@ -56,8 +56,8 @@ class Resident:
         return None if inputs is None or targets is None else (inputs, targets)
 
     def evaluated(self, rows: Rows) -> Tensor | None:
-        """The values of these rows, copied once in this process; of whole cases one after another. None: they do not fit
-        beside what training wants, lie in a file, or are of no split that is evaluated."""
+        """The values of these rows, copied once in this process; of whole cases one after another. None: they do not
+        fit beside what training wants, lie in a file, or are of no split that is evaluated."""
         if id(rows) not in self._rows:
             if id(rows) not in self._evaluates:
                 return None

@@ -118,6 +118,14 @@ class LocalRounds:
         others = [samples for split, samples in splits.items() if split != "train"]
         return Resident(here.device, most, bytes_shown(splits["train"], count), others)
 
+    def forget(self) -> None:
+        """After a failed task: give back what lies on the device, for it may have been too much. The networks are to be
+        built anew, for which there may be no room beside the old ones."""
+        self.resident = Resident(self.ready.device)
+        self.presented = Presented(ahead=spare_core(self.ready.device))
+        self.kept.clear()
+        self.ready.models.to("meta")
+
     def statistics(self, header: StatisticsRequest) -> Message[StatisticsReply]:
         """What the server's components want to know of the data here before the round."""
         here = self.ready
