@@ -177,21 +177,25 @@ class Site:
         if self._stopped():
             raise Stopped(f"the job was aborted in round {self.round}")
 
-    def training_inputs(self, size: int = 64) -> Iterator[Tensor]:
+    def training_inputs(self, size: int = 64, device: torch.device | None = None) -> Iterator[Tensor]:
         """The inputs of the training split once, ``size`` at a time (of large patches fewer), in their own order; of
         whole cases that differ in shape their centres.
+
+        Args:
+            device: where they are wanted; None: where networks are trained.
 
         Raises:
             Stopped: the job was aborted.
         """
-        samples = self.data.splits["train"]
+        samples, device = self.data.splits["train"], device or self.device
         size = samples.together(size)
-        held = self._resident.whole(samples) if self.task.shows_as_they_are else None
+        lies = self.task.shows_as_they_are and device == self.device
+        held = self._resident.whole(samples) if lies else None
         for start in range(0, len(samples), size):
             if self._stopped():
                 raise Stopped(f"the job was aborted before round {self.round}")
             rows = samples.inputs if held is None else held[0]
-            yield moved(rows[start : start + size], self.device)
+            yield moved(rows[start : start + size], device)
 
     def keep(self, name: str, make: Callable[[], Kept]) -> Kept:
         """What ``make`` returned the first time in this process: for what is computed of the data once."""
