@@ -159,7 +159,9 @@ class SiteRunner:
         policy.check_threads(self.policy, message.header.threads)
         policy.check_classes(self.policy, [self.method], self.task, self._filters)
         policy.check_networks(self.policy, message.slots.get(GIVEN, {}))
-        return evaluate_given(message, self.name, self.method, self.task, site_file, home, self.device)
+        self.device = training_device(site_file.gpu.device, self._turn)
+        with current(self.device):
+            return evaluate_given(message, self.name, self.method, self.task, site_file, home, self.device)
 
     def _init(self, header: InitRequest) -> Message[InitReply]:
         site_file = self._site_file()
