@@ -15,6 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from medpfl.core.devices import moved
 from medpfl.core.groups import BATCH_NORM, of_type, under, without
 from medpfl.core.mixers import Mean, Mixer
 from medpfl.data.resident import part_of
@@ -86,7 +87,7 @@ class Auto(Method):
         site.models.eval()
         mix = site.models["mix"]
         assert isinstance(mix, Mixture)
-        candidates = torch.tensor(MIXTURES, device=site.device)
+        candidates = moved(torch.tensor(MIXTURES), site.device)
         losses = torch.zeros(len(MIXTURES), dtype=torch.float64, device=site.device)
         size = samples.together(BATCH)
         with torch.inference_mode():
