@@ -99,7 +99,7 @@ def measure(repeats: int, small: bool, flare: bool) -> dict[str, Any]:
             | attempted(partial(_measured, load, precision, device, repeats))
             for load, precision in kinds
         ],
-        "methods": attempted(lambda: method_rounds(repeats, *((2, 2) if small else (6, 20)))),
+        "methods": attempted(lambda: method_rounds(repeats, *((2, 2) if small else (3, 10)))),
         "order": attempted(lambda: orders(device, repeats, small)),
         "flare": attempted(lambda: flare_rounds(4, *((2, 8) if small else (50, 64)))) if flare else None,
     }

@@ -5,6 +5,7 @@ MedPFL's networks take volumes in the plain order. Whether the other one pays de
 this measures both, so that it can be decided by numbers.
 """
 
+import time
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,8 @@ from medpfl.models.segresnet import SegResNet
 from medpfl.models.unet import UNet
 
 _STEPS = 5
+LIMIT = 20.0
+"""Seconds after which a network gets no further turn."""
 _ORDERS = {"plain": torch.contiguous_format, "last": torch.channels_last_3d}
 
 
@@ -66,7 +69,10 @@ def _both(
         return loss.detach()
 
     taken: dict[str, list[float]] = {order: [] for order in _ORDERS}
+    begun = time.monotonic()
     for turn in range(repeats + 1):
+        if turn > 1 and time.monotonic() - begun > LIMIT:
+            break
         for order in _ORDERS:
             started = now(device)
             losses = [step(order) for _ in range(_STEPS)]
