@@ -12,7 +12,7 @@ import torch
 
 from baselines import begin
 from every_method import EVERY
-from medpfl.core.devices import bytes_for_data, memory_errors, moved, training_device
+from medpfl.core.devices import bytes_for_data, memory_errors, moved, placed, training_device
 from medpfl.core.errors import ConfigError, OutOfMemory
 from medpfl.flare.gpus import runs_on
 from medpfl.job import Job
@@ -96,6 +96,8 @@ def test_a_second_gpu_is_the_one_that_is_asked(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.Tensor, "to", lambda self, *_, **__: self)
     moved(torch.ones(2).as_subclass(OnGPU), torch.device("cuda:1"))
     assert OnGPU.places == [1] and now == [0]
+    placed(torch.ones(2).as_subclass(OnGPU), torch.device("cuda:1"))
+    assert OnGPU.places == [1], "torch would keep that much locked memory for ever"
 
 
 def test_hospitals_of_one_process_do_not_fill_its_gpu_with_data(monkeypatch: pytest.MonkeyPatch) -> None:

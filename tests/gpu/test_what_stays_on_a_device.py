@@ -81,8 +81,8 @@ def test_networks_of_a_round_share_one_copy_of_a_batch(
     runner.rounds.resident = runner.rounds.holding({"nothing": 0, "batches": whole, "samples": whole}[keeps])
     if keeps == "batches":
         monkeypatch.setattr(type(runner.task), "shows_as_they_are", False)
-    for module in ("methods.site", "data.resident"):
-        monkeypatch.setattr(f"medpfl.{module}.moved", counted)
+    for name in ("methods.site.moved", "data.resident.moved", "data.resident.placed"):
+        monkeypatch.setattr(f"medpfl.{name}", counted)
     runner.handle(coordinator.rounds.train_messages(1, ["anna"])["anna"])
     inputs = [shape for shape in made if len(shape) == 2]
     assert len([shape for shape in inputs if shape[0] < rows]) == copies * -(-rows // 6)
@@ -112,7 +112,8 @@ def test_validation_cases_are_copied_once_for_all_networks_and_rounds(
     runner.rounds.resident = runner.rounds.holding(most)
     validation = runner.data.splits["validation"].inputs
     assert isinstance(validation, torch.Tensor) and 0 < len(validation) <= 64
-    monkeypatch.setattr("medpfl.data.resident.moved", counted)
+    for name in ("moved", "placed"):
+        monkeypatch.setattr(f"medpfl.data.resident.{name}", counted)
     for number in (1, 2, 3):
         round_of(coordinator, runners, number)
     copies = made.count(validation.data_ptr())

@@ -122,6 +122,12 @@ def moved(tensor: "Tensor", device: "device") -> "Tensor":
     return tensor.to(device)
 
 
+def placed(tensor: "Tensor", device: "device") -> "Tensor":
+    """The same of what stays there and may be large. torch keeps locked memory for as long as the process lives, and
+    rounds it up to a power of two; so this goes without, and the processor waits once."""
+    return tensor.to(device)
+
+
 _NO_MEMORY = re.compile(
     r"CUDA( driver)? error: out of memory|CUDA_ERROR_OUT_OF_MEMORY|(CUBLAS|CUDNN|CUSOLVER|CUFFT)_STATUS_ALLOC_FAILED"
 )

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
-from medpfl.core.devices import moved
+from medpfl.core.devices import moved, placed
 from medpfl.data.rows import CaseRows, Rows, take
 from medpfl.data.samples import Samples
 
@@ -72,7 +72,7 @@ class Resident:
         values = rows.values if isinstance(rows, CaseRows) else rows
         assert isinstance(values, Tensor)
         with torch.inference_mode(False):  # the first to ask may evaluate, and others train with it
-            return moved(values, self.device)
+            return placed(values, self.device)
 
     def batch(self, round_number: int, key: tuple[str, int, bytes], make: Callable[[], OnDevice]) -> OnDevice:
         """What ``make`` returned for this key in this round; beyond the budget it is made again.
