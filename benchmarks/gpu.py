@@ -8,11 +8,9 @@ Then the local round of each method, as a multiple of Local's, and rounds over F
 """
 
 import dataclasses
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -22,41 +20,22 @@ from torch import Tensor, nn
 
 from benchmarks.common import OutOption, machine, markdown, write_json
 from benchmarks.gpu_flare import flare_rounds
+from benchmarks.gpu_methods import method_rounds
+from benchmarks.gpu_order import orders, told_of_orders
+from benchmarks.gpu_timing import attempted, now
 from benchmarks.roofline import operations, peak
 from medpfl.cli.terminal import say
 from medpfl.core.devices import training_device
 from medpfl.core.errors import MedPFLError
 from medpfl.data.samples import Samples, SiteData
-from medpfl.demo.patterns import write_patterns
-from medpfl.job import Job
-from medpfl.job.settings import Settings
-from medpfl.methods.contract import Hospital, Method, Site
-from medpfl.methods.cusfl import CusFL
-from medpfl.methods.ditto import Ditto
-from medpfl.methods.fedap import FedAP
-from medpfl.methods.fedsm import FedSM
+from medpfl.methods.contract import Hospital, Site
 from medpfl.methods.local import Local
-from medpfl.methods.mh_pflid import MHpFLID
-from medpfl.methods.pfednet import PFedNet
-from medpfl.methods.softpull import SoftPull
 from medpfl.models.dynunet import DynUNet
 from medpfl.models.resnet import ResNet
 from medpfl.models.unet import UNet
-from medpfl.rounds.simulate import simulate
 from medpfl.tasks.classification import Classification
 from medpfl.tasks.segmentation import Segmentation
 from medpfl.tasks.tabular import Tabular
-
-METHODS: dict[str, Method] = {
-    "Local": Local(),
-    "SoftPull": SoftPull(),
-    "FedAP": FedAP(),
-    "FedSM": FedSM(),
-    "pFedNet": PFedNet(),
-    "CusFL": CusFL(),
-    "MH-pFLID": MHpFLID(),
-    "Ditto": Ditto(),
-}
 
 DYN = (32, 64, 128, 256)
 LIMIT = 40.0
@@ -120,20 +99,10 @@ def measure(repeats: int, small: bool, flare: bool) -> dict[str, Any]:
             | attempted(partial(_measured, load, precision, device, repeats))
             for load, precision in kinds
         ],
-        "methods": attempted(lambda: _methods(repeats, *((2, 2) if small else (6, 20)))),
+        "methods": attempted(lambda: method_rounds(repeats, *((2, 2) if small else (3, 10)))),
+        "order": attempted(lambda: orders(device, repeats, small)),
         "flare": attempted(lambda: flare_rounds(4, *((2, 8) if small else (50, 64)))) if flare else None,
     }
-
-
-def attempted(part: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What a part of the measurement found; where it failed (a small card's memory, say) why, and the others go on."""
-    try:
-        return part()
-    except (RuntimeError, OSError, MedPFLError) as error:
-        told = next(iter(str(error).strip().splitlines()), type(error).__name__)
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    return {"failed": told}
 
 
 def _measured(load: Load, precision: str, device: torch.device, repeats: int) -> dict[str, Any]:
@@ -141,17 +110,17 @@ def _measured(load: Load, precision: str, device: torch.device, repeats: int) ->
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     loops, operations_a_sample = _loops(load, data, method, device)
-    roof = peak(device, precision, _now)
+    roof = peak(device, precision, now)
     rates: dict[str, list[float]] = {name: [] for name in loops}
     begun = time.monotonic()
     for turn in range(repeats + 1):
         if turn > 1 and time.monotonic() - begun > LIMIT:
             break
         for name, loop in loops.items():
-            started = _now(device)
+            started = now(device)
             loop()
             if turn:
-                rates[name].append(load.samples / (_now(device) - started))
+                rates[name].append(load.samples / (now(device) - started))
     found = {name: float(np.median(each)) for name, each in rates.items()}
     return {
         "turns": len(rates["ours"]),
@@ -219,46 +188,6 @@ def _data(load: Load) -> SiteData:
     return SiteData({"train": samples}, ["a", "b"])
 
 
-def _now(device: torch.device) -> float:
-    """Seconds: of a GPU, when it is done with all it was given; of the processor its time, without other work's."""
-    if device.type == "cpu":
-        return time.process_time()
-    torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
-def _methods(repeats: int, hospitals: int, steps: int) -> dict[str, float | str]:
-    """A round of so many hospitals with generated images in one process, as a multiple of Local's; or why it failed."""
-    with tempfile.TemporaryDirectory(prefix="medpfl-") as scratch:
-        names = write_patterns(Path(scratch, "sites"))[:hospitals]
-        sites = {name: Path(scratch, "sites", f"{name}.yaml") for name in names}
-        found = {
-            name: attempted(partial(_round, name, method, sites, Path(scratch), repeats, steps))
-            for name, method in METHODS.items()
-        }
-    seconds = {name: each["seconds"] for name, each in found.items() if "seconds" in each}
-    if "Local" not in seconds:
-        raise MedPFLError(f"the rounds of Local failed: {found['Local']['failed']}")
-    return {
-        name: round(seconds[name] / seconds["Local"], 2) if name in seconds else each["failed"]
-        for name, each in found.items()
-    }
-
-
-def _round(
-    name: str, method: Method, sites: dict[str, Path], scratch: Path, repeats: int, steps: int
-) -> dict[str, Any]:
-    task = Classification("pattern", size=(64, 64), architecture=ResNet(width=8, depth=10))
-    trained = dataclasses.replace(method, epochs=1, steps=steps, batch_size=16)
-    settings = Settings(rounds=repeats + 1, references=(), finetune=0)
-    ends: list[float] = []
-    simulate(
-        Job("gpu", len(sites), settings, {}, trained, task), sites, scratch / "results" / name, scratch / "home" / name,
-        progress=lambda coordinator: ends.append(_now(training_device())), test=False,
-    )  # fmt: skip
-    return {"seconds": float(np.median(np.diff(ends)))}
-
-
 def table_of(results: dict[str, Any]) -> str:
     """Both tables, with what is a ratio said so."""
     rows = [
@@ -283,6 +212,7 @@ def table_of(results: dict[str, Any]) -> str:
         + markdown(headings, rows)
         + "\n\nA round of a few hospitals in one process, as a multiple of Local's:\n\n"
         + markdown(["method", "round"], methods)
+        + told_of_orders(results["order"])
         + (_told(results["flare"]) if results["flare"] else "")
     )
 

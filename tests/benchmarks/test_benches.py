@@ -7,10 +7,12 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
-from benchmarks import augmenting
+from benchmarks import augmenting, gpu_order
 from benchmarks.__main__ import app, verbs
+from medpfl.models.memory_order import faulty_here
 
 ROOT = Path(__file__).resolve().parents[2]
 HEART = Path(os.environ.get("MEDPFL_HEART_DATA", ROOT.parent / "shared" / "data" / "uci_heart"))
@@ -82,7 +84,22 @@ def test_bench_gpu_measures_on_the_processor_too(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "g.json").read_text())
     assert len(found["settings"]) == 8 and all(one["ours_to_bare"] > 0.2 for one in found["settings"])
     assert all(0 < one["of_roof"] < 1.5 for one in found["settings"])  # a busy machine measures a low roof
-    assert found["methods"]["Local"] == 1.0 and found["methods"]["Ditto"] > 1.2  # two networks instead of one
+    methods = found["methods"]
+    assert methods["Local"] == 1.0 and methods["Ditto"] > 1.2  # two networks instead of one
+    assert len(methods) == 25 and not any(isinstance(one, str) for one in methods.values()), methods
+
+
+@pytest.mark.slow
+def test_volumes_are_measured_in_both_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(gpu_order, "faulty_here", lambda: True)
+        assert "damage memory" in gpu_order.told_of_orders(gpu_order.orders(torch.device("cpu"), 1, True))
+    if faulty_here():
+        pytest.skip("convolutions with channels last damage memory on this processor")
+    found = gpu_order.orders(torch.device("cpu"), 1, True)
+    assert len(found) == 6 and all(one["plain"] > 0 and one["last"] > 0 for one in found.values())
+    assert all(one["apart"] < (1e-4 if name.endswith("fp32") else 0.05) for name, one in found.items()), found
+    assert len(gpu_order.told_of_orders(found).splitlines()) == 4 + 2 + 6
 
 
 @pytest.mark.slow

@@ -137,6 +137,11 @@ def test_several_gpus_have_as_many_runs_each(tmp_path: Path, monkeypatch: pytest
         (tmp_path / "go").touch()
         assert all("exit code 0" in str(run.result()) for run in runs)  # it leaves no result
     assert sorted((part / "seen").read_text() for part in parts) == ["2", "2", "5", "5"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a, MIG-b")
+    assert processes.visible_gpus() == ["MIG-a", "MIG-b"]
+    monkeypatch.setenv("MEDPFL_DEVICE", "cuda:1")  # which would not be there, were a run shown one of them alone
+    assert processes._take_gpu() is None
+    monkeypatch.delenv("MEDPFL_DEVICE")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert processes.visible_gpus() == [] and processes._take_gpu() is None
 

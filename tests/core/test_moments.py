@@ -54,6 +54,23 @@ def test_channels_last_makes_no_difference(
         torch.testing.assert_close(moments.variance, exact.var(1, correction=0), rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("block", [1, 130, 2**24])
+def test_values_of_a_gpu_are_added_up_there_to_the_same(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In blocks, and beside values of the processor. 16 bits are added up by torch wherever they lie."""
+    monkeypatch.setattr("medpfl.core.moments._BLOCK", block)
+    generator = torch.Generator().manual_seed(0)
+    parts = [(3 + torch.randn(size, 2, 25, generator=generator)).half() for size in (4, 1, 7)]
+    moments = Moments()
+    for number, part in enumerate(parts):
+        moments.add(part.float() if number == 1 else part)
+        if number:
+            assert moments.count == sum(len(each) * 25 for each in parts[: number + 1])
+    exact = torch.cat(parts).double().movedim(1, 0).flatten(1)
+    for _ in range(2):  # to read it changes nothing
+        torch.testing.assert_close(moments.mean, exact.mean(1), rtol=1e-13, atol=0)
+        torch.testing.assert_close(moments.variance, exact.var(1, correction=0), rtol=1e-12, atol=0)
+
+
 def test_constant_and_half_precision_values() -> None:
     moments = Moments()
     moments.add(torch.full((3, 2, 7), 0.1))

@@ -36,6 +36,26 @@ def test_a_torch_that_is_built_for_processors_is_named(tmp_path: Path, monkeypat
     assert "built for processors only" in found.text and "build of torch for CUDA" in found.mend
 
 
+def test_a_gpu_that_cannot_be_used_now_does_not_end_the_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(number: int) -> tuple[int, int]:
+        if number == 0:
+            raise RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable\nCompile with ...")
+        return 3 * 2**30, 8 * 2**30
+
+    for name, value in {
+        "is_available": lambda: True,
+        "device_count": lambda: 2,
+        "get_arch_list": lambda: ["sm_80"],
+        "get_device_capability": lambda number: (8, 0),
+        "get_device_name": lambda number: f"NVIDIA A100 number {number}",
+        "mem_get_info": asked,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    busy, other = gpus()
+    assert busy.status == "problem" and busy.text.endswith("busy or unavailable") and "number 0" in busy.text
+    assert other.status == "ok" and "3 of 8 GiB free, compute capability 8.0" in other.text
+
+
 @pytest.mark.cuda
 def test_a_gpu_is_named_with_its_driver() -> None:
     if not torch.cuda.is_available():

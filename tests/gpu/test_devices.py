@@ -5,19 +5,22 @@ import json
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 
 from baselines import begin
 from every_method import EVERY
-from medpfl.core.devices import memory_errors, moved, training_device
+from medpfl.core.devices import bytes_for_data, memory_errors, moved, placed, training_device
 from medpfl.core.errors import ConfigError, OutOfMemory
 from medpfl.flare.gpus import runs_on
 from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods.contract import Site
 from medpfl.methods.fedavg import FedAvg
+from medpfl.methods.precision import half_of
+from medpfl.rounds import local_rounds
 from medpfl.rounds.simulate import simulate
 from tools import normed, round_of
 
@@ -44,6 +47,68 @@ def test_what_torch_says_of_too_little_memory_is_one_sentence() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
     with pytest.raises(RuntimeError, match="mat1 and mat2"), memory_errors("take less"):  # as it is
         torch.zeros(2, 3) @ torch.zeros(2, 3)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call",
+        "CUDA driver error: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+    ],
+)
+def test_memory_that_libraries_take_past_torch_is_the_gpu_s(said: str) -> None:
+    with pytest.raises(OutOfMemory, match="hospital's GPU does not suffice: take less"), memory_errors("take less"):
+        raise RuntimeError(said)
+
+
+class OnGPU(torch.Tensor):
+    """Where locked memory was made, and which GPU was current."""
+
+    places: ClassVar[list[object]] = []
+
+    def pin_memory(self, *args: object) -> torch.Tensor:
+        self.places.append(torch.cuda.current_device())
+        return torch.empty(0)
+
+
+def test_a_second_gpu_is_the_one_that_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locked memory made for "the" GPU takes some of the first one's, and the first may have another format."""
+    now = [0]
+
+    class Entered:
+        def __init__(self, device: torch.device):
+            self.number = device.index or 0
+
+        def __enter__(self) -> None:
+            self.before, now[0] = now[0], self.number
+
+        def __exit__(self, *_: object) -> None:
+            now[0] = self.before
+
+    monkeypatch.setattr(torch.cuda, "device", Entered)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: now[0])
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: now[0] == 1)
+    assert half_of(FedAvg(), torch.device("cuda:1")) is torch.bfloat16
+    assert half_of(FedAvg(), torch.device("cuda:0")) is None
+    monkeypatch.setattr(OnGPU, "to", lambda self, *_, **__: self, raising=False)
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, *_, **__: self)
+    moved(torch.ones(2).as_subclass(OnGPU), torch.device("cuda:1"))
+    assert OnGPU.places == [1] and now == [0]
+    placed(torch.ones(2).as_subclass(OnGPU), torch.device("cuda:1"))
+    assert OnGPU.places == [1], "torch would keep that much locked memory for ever"
+
+
+def test_hospitals_of_one_process_do_not_fill_its_gpu_with_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each asks before any has taken something."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**30, 2**31))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    gpu = torch.device("cuda")
+    assert bytes_for_data(gpu, None) == bytes_for_data(gpu, None, 10) == 2**30 // 10
+    for hospitals in (25, 40):
+        assert 0.4 * 2**30 < hospitals / 2 * bytes_for_data(gpu, None, hospitals) <= 2**29
+    assert bytes_for_data(gpu, 0.5, 40) == 2**29, "as the hospital says"
 
 
 def test_too_little_memory_costs_a_hospital_its_round(
@@ -78,6 +143,35 @@ def test_what_a_failed_round_computed_is_forgotten() -> None:
     with pytest.raises(OutOfMemory) as raised, memory_errors("take less"):
         train()
     assert held[0]() is None, raised.value
+
+
+def test_a_failed_round_s_networks_are_gone_before_new_ones_are_made(
+    table_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be no room for both, nor for the optimisers' state. If there is none for the new ones either, the
+    hospital misses another round, and no more."""
+    sites = {name: table_sites[name] for name in sorted(table_sites)[:2]}
+    coordinator, runners = begin(EVERY["FedAvg"].job(), sites, tmp_path)
+    round_of(coordinator, runners, 1)
+    runner = next(iter(runners.values()))
+    held = [weakref.ref(parameter) for parameter in runner.models.parameters()]
+    held += [weakref.ref(state["exp_avg"]) for one in runner.run.optimizers.values() for state in one.state.values()]
+    assert len(held) > 3
+    alive: list[int] = []
+
+    def full(*args: object) -> None:
+        alive.append(sum(one() is not None for one in held))
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(local_rounds, "Networks", full)
+        runner.recover()
+        assert alive == [0]
+        with pytest.raises(OutOfMemory, match=r"GPU does not suffice: take a smaller batch_size \(now 6\)"):
+            round_of(coordinator, {runner.name: runner}, 2)
+        runner.recover()
+    round_of(coordinator, runners, 2)
+    assert {parameter.device.type for parameter in runner.models.parameters()} == {"cpu"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,10 +14,19 @@ from torch.overrides import TorchFunctionMode
 
 from baselines import begin
 from every_method import EVERY, write_both
+from medpfl.core.moments import InputMoments
+from medpfl.job import Job
+from medpfl.job.settings import Settings
 from medpfl.methods import optimizers as ours
 from medpfl.methods.batches import Batch
 from medpfl.methods.contract import Hospital, Site
+from medpfl.methods.fedap.feature_statistics import batch_norm_layers
+from medpfl.methods.fedsm.selecting import seen
+from medpfl.methods.pfednet.sketches import sketch
+from medpfl.privacy.lots import RecordNoise
+from medpfl.privacy.noise import Stream
 from medpfl.rounds.site import SiteRunner
+from medpfl.tasks import Survival, Tabular
 from medpfl.tasks.losses.contract import Loss
 from medpfl.tasks.losses.entropy import CrossEntropy, Focal
 from medpfl.tasks.losses.marginal import Marginal
@@ -51,7 +60,7 @@ class CopiesAhead(TorchFunctionMode):
         return func(*args, **named)
 
 
-def elsewhere(runner: SiteRunner, device: str) -> Hospital:
+def elsewhere(runner: SiteRunner, device: str, noise: RecordNoise | None = None) -> Hospital:
     """The hospital with its networks on that device, and no state of optimisers."""
     here = runner.ready
     return Hospital(
@@ -64,6 +73,7 @@ def elsewhere(runner: SiteRunner, device: str) -> Hospital:
         seed=here.seed,
         checkpoints=here.common.checkpoints,
         public=here.common.public,
+        noise=noise,
     )
 
 
@@ -90,6 +100,62 @@ def test_steps_read_nothing_from_their_device(
         float(site.last_loss)
 
 
+@pytest.mark.parametrize("name", ["FedAvg", "Ditto", "SoftPull"])
+def test_steps_with_noise_read_nothing_from_their_device(
+    name: str, sites: dict[bool, dict[str, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each case's gradient, clipped, and noise that is drawn on the device."""
+    generator = Stream.generator
+    monkeypatch.setattr(  # "meta" draws nothing, and has no generator
+        Stream, "generator", lambda self, device="cpu": None if str(device) == "meta" else generator(self, device)
+    )
+    optimizers = importlib.import_module("torch.optim.optimizer")
+    monkeypatch.setattr(optimizers, "_get_fused_kernels_supported_devices", lambda: ["meta"])
+    job = Job("small", 2, Settings(rounds=2, references=()), {}, EVERY[name].method(precision="fp32"), Tabular("blood"))
+    _, runners = begin(job, sites[False], tmp_path)  # BatchNorm cannot train on single cases
+    runner, noise = runners["anna"], RecordNoise(1.0, 1.0, (), Stream("ab" * 32))
+    site = Site(elsewhere(runner, "meta", noise), runner.method, 1)
+    with CopiesAhead():
+        runner.method.local_round(site)
+    assert sum(each.steps for each in noise.mechanisms()) > 1
+    with pytest.raises(RuntimeError, match="meta"):
+        float(site.last_loss)
+
+
+def test_statistics_of_a_network_read_nothing_from_their_device_until_they_are_told(
+    sites: dict[bool, dict[str, Path]], tmp_path: Path
+) -> None:
+    _, runners = begin(EVERY["FedAP"].job(), sites[False], tmp_path)
+    site = Site(elsewhere(runners["anna"], "meta"), runners["anna"].method, 1)
+    network = next(iter(site.models.values())).eval()
+    with InputMoments(batch_norm_layers(network)) as watched, CopiesAhead(), torch.inference_mode():
+        for inputs in site.training_inputs(4):
+            network(inputs)
+    with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
+        watched.result()
+
+
+@pytest.mark.parametrize("name", ["moments", "covariance", "labels"])
+def test_sketches_of_the_data_are_made_where_the_data_lie(
+    name: str, sites: dict[bool, dict[str, Path]], tmp_path: Path
+) -> None:
+    _, runners = begin(EVERY["PFedNet"].job(), sites[False], tmp_path)
+    runner = runners["anna"]
+    expected = sketch(name, runner.rounds.site(runner.method, 1))
+    found = sketch(name, Site(elsewhere(runner, "meta"), runner.method, 1))
+    assert found and all(torch.equal(tensor, expected[key]) for key, tensor in found.items())
+
+
+def test_the_selector_s_signatures_read_nothing_from_their_device(
+    sites: dict[bool, dict[str, Path]], tmp_path: Path
+) -> None:
+    _, runners = begin(EVERY["FedSM"].job(), sites[EVERY["FedSM"].images], tmp_path)
+    site = Site(elsewhere(runners["anna"], "meta"), runners["anna"].method, 1)
+    with CopiesAhead():
+        found = seen(site, 100)
+    assert found.signatures.device.type == "meta" and len(found.signatures) == len(found.places) > 0
+
+
 @pytest.mark.parametrize(
     ("loss", "outputs"),
     [
@@ -108,6 +174,14 @@ def test_losses_read_nothing_from_their_device(loss: Loss, outputs: int) -> None
     with CopiesAhead():
         loss(network, torch.zeros(2, 8, 8, dtype=torch.uint8, device="meta")).backward()
     assert network.grad is not None
+
+
+def test_survival_s_loss_reads_nothing_from_its_device() -> None:
+    """Not whether the batch has an event, nor whether times are tied."""
+    outputs = torch.zeros(4, 1, device="meta", requires_grad=True)
+    with CopiesAhead():
+        Survival(dataset="d", horizons=(1.0,)).loss(outputs, torch.zeros(4, 2, device="meta")).backward()
+    assert outputs.grad is not None
 
 
 @pytest.mark.cuda

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What torch refuses on a GPU where the same bits are asked for is computed otherwise, to the same results."""
 
+import importlib
+import inspect
+import pkgutil
 from collections.abc import Callable
 from typing import Any
 
@@ -9,14 +12,32 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import medpfl.models
 from medpfl.core.devices import training_device
+from medpfl.core.errors import ConfigError
 from medpfl.core.repeatable import Repeatable, repeatable
+from medpfl.models.contract import Architecture
 from medpfl.models.tabnet import sparsemax
 from medpfl.tasks.losses.entropy import CrossEntropy, Focal
 from medpfl.tasks.losses.overlap import DiceCE
 
 functional = nn.functional
-REFUSED = ("upsample_linear", "upsample_bilinear", "upsample_trilinear", "_adaptive_avg_pool", "cumsum")
+NETWORKS = sorted(
+    {
+        kind
+        for module in pkgutil.iter_modules(medpfl.models.__path__)
+        for kind in vars(importlib.import_module(f"medpfl.models.{module.name}")).values()
+        if isinstance(kind, type) and issubclass(kind, Architecture) and not inspect.isabstract(kind)
+    },
+    key=lambda kind: kind.__name__,
+)
+CHOOSE = {"Auto", "ByHospital", "OwnChoice", "MonaiNet"}
+"""Which are made of other networks of this package, or are any of MONAI's."""
+REFUSED = (
+    *("upsample_linear", "upsample_bilinear", "upsample_bicubic", "upsample_trilinear", "grid_sampler", "cumsum"),
+    *("_adaptive_avg_pool", "avg_pool3d_backward", "adaptive_max_pool", "fractional_max_pool", "max_unpool"),
+    *("reflection_pad", "_ctc_loss", "histc", "kthvalue"),
+)
 """By the list at ``torch.use_deterministic_algorithms``: the beginnings of their names; and a map's cross-entropy."""
 
 
@@ -46,6 +67,8 @@ OPERATIONS: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = {
     "bilinear": ((2, 2, 3, 4), lambda x: functional.interpolate(x, (7, 5), mode="bilinear", align_corners=True)),
     "pooled": ((2, 2, 9, 12), nn.AdaptiveAvgPool2d((6, 5))),
     "pooled volumes": ((2, 2, 6, 8, 5), nn.AdaptiveAvgPool3d((3, None, 2))),
+    "means of volumes": ((2, 2, 6, 8, 5), nn.AvgPool3d(2, 2)),
+    "overlapping means": ((2, 2, 6, 8, 5), nn.AvgPool3d((3, 2, 3), (2, 1, 2), ceil_mode=True)),
     "pooled series": ((2, 2, 9), nn.AdaptiveAvgPool1d(4)),
 }
 
@@ -73,6 +96,29 @@ def test_operations_that_repeat_themselves(name: str, device: str) -> None:
     if name != "Focal":
         with pytest.raises(RuntimeError, match="does not have a deterministic"), Refusing():
             run(name, "cpu")
+
+
+INPUTS = ((3, 64, 64), (1, 32, 32, 32), (3, 128), (10,))
+
+
+@pytest.mark.slow
+@pytest.mark.convolutions
+@pytest.mark.parametrize("kind", NETWORKS, ids=lambda kind: kind.__name__)
+def test_no_network_of_ours_needs_what_is_refused(kind: type[Architecture]) -> None:
+    """Whatever inputs it takes, in a step of training."""
+    tried = 0
+    for shape in INPUTS:
+        try:
+            network, inputs = kind().build(shape, 3), torch.randn(2, *shape)
+            with Repeatable():
+                network(inputs)  # matrices are made once
+        except (ConfigError, RuntimeError, ValueError, IndexError):
+            continue  # it takes other inputs
+        tried += 1
+        with Repeatable(), Refusing():
+            outputs = network(inputs)
+            (outputs if isinstance(outputs, Tensor) else outputs[0]).square().sum().backward()
+    assert tried or kind.__name__ in CHOOSE
 
 
 def test_a_processor_computes_as_it_did() -> None:

@@ -13,6 +13,7 @@ import torch
 from baselines import assert_resumes, begin
 from every_method import EVERY, write_both
 from medpfl.core.devices import training_device
+from medpfl.rounds.site import SiteRunner
 from tools import round_of
 
 QUICK = {"FedAvg", "FedSM"}
@@ -113,6 +114,50 @@ def test_half_the_digits_train_nearly_alike(
         assert tensor.isfinite().all(), key
         if tensor.is_floating_point() and name not in FAR:
             assert (whole[key] - tensor).norm() <= 0.1 * whole[key].norm() + 0.05, key
+
+
+def living(device: str) -> int:
+    """Bytes of the device's tensors: as its allocator counts them, and of the processor of those that Python knows."""
+    gc.collect()
+    if device == "cuda":
+        return torch.cuda.memory_allocated()
+    storages = {}
+    for tensor in (thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)):
+        assert tensor.grad_fn is None, f"the graph of a step lives on: {tensor.grad_fn}"
+        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [pytest.param(name, "cpu", marks=[] if name in QUICK else [pytest.mark.slow]) for name in EVERY if "," not in name]
+    + [pytest.param(name, "cuda", marks=pytest.mark.cuda) for name in EVERY],
+    indirect=["device"],
+)
+def test_memory_comes_back_after_every_task_of_a_round(
+    name: str, device: str, sites: dict[bool, dict[str, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Statistics, validation and training, further exchanges: after two rounds no more lives on than did before them.
+    Two, because some methods do every other round something else."""
+    found: dict[int, list[int]] = {}
+    handle = SiteRunner.handle
+
+    def watched(self: SiteRunner, message: Any) -> Any:
+        reply = handle(self, message)
+        found.setdefault(message.header.round, []).append(living(device))
+        return reply
+
+    small = EVERY[name]
+    coordinator, runners = begin(small.job(rounds=6), sites[small.images], tmp_path)
+    monkeypatch.setattr(SiteRunner, "handle", watched)
+    gc.collect()
+    gc.freeze()  # what was there before is not looked at
+    try:
+        for number in (1, 2, 3, 4, 5):
+            round_of(coordinator, runners, number)
+    finally:
+        gc.unfreeze()
+    assert max(found[4] + found[5]) <= max(found[2] + found[3]), found
 
 
 @pytest.mark.cuda

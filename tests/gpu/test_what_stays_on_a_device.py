@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training data on a hospital's device: one copy for all networks of a round, the same bits, memory given back."""
+"""A hospital's data on its device: one copy for all networks, the same bits, memory given back."""
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,9 +12,12 @@ from baselines import begin
 from every_method import EVERY, write_both
 from medpfl.core.devices import bytes_for_data, device_for, moved
 from medpfl.core.errors import ConfigError, SiteFileError
+from medpfl.data.resident import Resident, case_of, part_of, serving
+from medpfl.data.rows import CaseRows
+from medpfl.data.samples import Samples
 from medpfl.job import Job
 from medpfl.job.settings import Settings
-from medpfl.methods.resident import Resident
+from medpfl.rounds.simulate import simulate
 from medpfl.rounds.site import SiteRunner
 from tools import normed, round_of
 
@@ -24,7 +29,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, dict[str, Path
 
 def three_networks() -> Job:
     """The job's method, and two references beside it."""
-    settings = Settings(rounds=2, references=("local", "fedavg"), finetune=0)
+    settings = Settings(rounds=3, references=("local", "fedavg"), finetune=0)
     method = EVERY["SoftPull"].method()
     return Job("small", 2, settings, {}, method, normed())
 
@@ -32,7 +37,7 @@ def three_networks() -> Job:
 def two_rounds(job: Job, sites: dict[str, Path], folder: Path, most: int) -> dict[str, SiteRunner]:
     coordinator, runners = begin(job, sites, folder)
     for runner in runners.values():
-        runner.rounds.resident = Resident(runner.device, most)
+        runner.rounds.resident = runner.rounds.holding(most)
     for number in (1, 2):
         round_of(coordinator, runners, number)
     return runners
@@ -51,7 +56,10 @@ def test_what_stays_on_the_device_changes_no_bit(
     for site, runner in with_.items():
         other = without[site].models.state_dict()
         assert all(torch.equal(tensor, other[key]) for key, tensor in runner.models.state_dict().items())
-        assert runner.rounds.resident._left == most  # of the round's batches nothing stays
+        resident, size = runner.rounds.resident, runner.rounds.resident.size
+        assert size <= most
+        resident.forget_round()
+        assert resident.size == size  # of the round's batches nothing stayed
 
 
 @pytest.mark.parametrize(("keeps", "copies"), [("nothing", 3), ("batches", 1), ("samples", 0)])
@@ -70,15 +78,99 @@ def test_networks_of_a_round_share_one_copy_of_a_batch(
     runner = runners["anna"]
     rows = len(runner.data.splits["train"])
     whole = rows * (3 * 4 + 8)  # three float32 columns and an int64 class
-    runner.rounds.resident = Resident(runner.device, {"nothing": 0, "batches": whole, "samples": whole}[keeps])
+    runner.rounds.resident = runner.rounds.holding({"nothing": 0, "batches": whole, "samples": whole}[keeps])
     if keeps == "batches":
         monkeypatch.setattr(type(runner.task), "shows_as_they_are", False)
-    for module in ("site", "resident"):
-        monkeypatch.setattr(f"medpfl.methods.{module}.moved", counted)
+    for name in ("methods.site.moved", "data.resident.moved", "data.resident.placed"):
+        monkeypatch.setattr(f"medpfl.{name}", counted)
     runner.handle(coordinator.rounds.train_messages(1, ["anna"])["anna"])
     inputs = [shape for shape in made if len(shape) == 2]
     assert len([shape for shape in inputs if shape[0] < rows]) == copies * -(-rows // 6)
     assert [shape for shape in inputs if shape[0] == rows] == ([(rows, 3)] if copies == 0 else [])
+
+
+def sizes_of(runner: SiteRunner) -> dict[str, int]:
+    """Bytes of each split: three float32 columns and an int64 class."""
+    return {split: len(samples) * (3 * 4 + 8) for split, samples in runner.data.splits.items()}
+
+
+@pytest.mark.parametrize("room", ["none", "training", "all"])
+def test_validation_cases_are_copied_once_for_all_networks_and_rounds(
+    room: str, sites: dict[bool, dict[str, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without room every round and network copies them; training data come first."""
+    made: list[int] = []
+
+    def counted(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        made.append(tensor.data_ptr())
+        return moved(tensor, device)
+
+    coordinator, runners = begin(three_networks(), sites[False], tmp_path)
+    runner = runners["anna"]
+    sizes = sizes_of(runner)
+    most = {"none": 0, "training": sizes["train"] + sizes["validation"] // 8, "all": sum(sizes.values())}[room]
+    runner.rounds.resident = runner.rounds.holding(most)
+    validation = runner.data.splits["validation"].inputs
+    assert isinstance(validation, torch.Tensor) and 0 < len(validation) <= 64
+    for name in ("moved", "placed"):
+        monkeypatch.setattr(f"medpfl.data.resident.{name}", counted)
+    for number in (1, 2, 3):
+        round_of(coordinator, runners, number)
+    copies = made.count(validation.data_ptr())
+    assert copies == 1 if room == "all" else copies >= 3 * 2  # the mixed models of two rounds were looked at
+    assert (runner.rounds.resident.whole(runner.data.splits["train"]) is None) == (room == "none")
+
+
+def test_training_data_come_first_also_where_a_job_goes_on(sites: dict[bool, dict[str, Path]], tmp_path: Path) -> None:
+    """A process that takes a job up evaluates before it trains."""
+    _, runners = begin(EVERY["FedAvg"].job(), sites[False], tmp_path)
+    runner = runners["anna"]
+    sizes, splits = sizes_of(runner), runner.data.splits
+    for room, held in ((sizes["train"], False), (sizes["train"] + sizes["validation"], True)):
+        resident = runner.rounds.holding(room)
+        with serving(resident):
+            part_of(splits["validation"].inputs, slice(0, 2), runner.device)
+        assert (resident.size > 0) is held
+        assert resident.whole(splits["train"]) is not None
+        assert resident.size <= room
+
+
+def test_results_are_those_of_a_device_that_keeps_nothing(
+    device: str, sites: dict[bool, dict[str, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Validation, choice and the tests at the end, of the method and of two references."""
+    found = []
+    for most in (0, 400, 2**24):
+        monkeypatch.setattr("medpfl.rounds.site.bytes_for_data", lambda *_, most=most: most)
+        simulate(three_networks(), sites[False], tmp_path / f"results {most}", tmp_path / f"home {most}")
+        summary = json.loads((tmp_path / f"results {most}" / "summary.json").read_text())
+        lines = (tmp_path / f"results {most}" / "metrics.jsonl").read_text().splitlines()
+        metrics = [{key: value for key, value in json.loads(line).items() if key != "seconds"} for line in lines]
+        found.append((summary["test"], metrics))
+    assert found[0] == found[1] == found[2] and found[0][0]
+
+
+def test_what_is_first_asked_for_in_an_evaluation_can_be_trained_with() -> None:
+    samples = Samples(torch.ones(4, 3), torch.zeros(4, dtype=torch.int64), np.arange(4), list("abcd"))
+    device = torch.device("meta")
+    resident = Resident(device, 2**10, 0, [samples])
+    with torch.inference_mode(), serving(resident):
+        part = part_of(samples.inputs, slice(0, 2), device)
+    assert resident.size == 4 * 3 * 4
+    held = resident.evaluated(samples.inputs)
+    assert held is not None and not held.is_inference() and part.shape == (2, 3)
+    assert resident.evaluated(torch.ones(4, 3)) is None, "rows of no split"
+
+
+def test_whole_cases_lie_there_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = [(1, 2, 3), (1, 4, 2)]
+    rows = CaseRows(torch.arange(14.0), shapes, (2, 2))
+    samples = Samples(rows, rows, np.arange(2), ["a", "b"])
+    device = torch.device("cpu")
+    with serving(Resident(device, 10**3, 0, [samples])):
+        assert all(torch.equal(case_of(rows, number, device), rows.whole(number)) for number in (0, 1))
+        monkeypatch.setattr(CaseRows, "whole", None)
+        assert [tuple(case_of(rows, number, device).shape) for number in (0, 1)] == shapes
 
 
 def test_after_a_failed_round_nothing_stays(sites: dict[bool, dict[str, Path]], tmp_path: Path) -> None:

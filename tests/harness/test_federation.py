@@ -122,7 +122,9 @@ class OutOfMemory(Failing):
 def test_out_of_memory_is_a_failed_round(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     harness = Harness(make_job(method=OutOfMemory(lr=0.05)), table_sites, tmp_path).run()
     assert harness.engine.panic is None
-    assert any("memory of this hospital's GPU does not suffice" in str(event["event"]) for event in events(harness))
+    told = [event for event in events(harness) if event["site"] == "berta"]
+    assert told[0]["round"] == 2 and "memory of this hospital's GPU does not suffice: take a" in str(told[0]["event"])
+    assert "smaller batch_size (now " in str(told[0]["event"]) and "resumed from" in str(told[1]["event"])
 
 
 def test_a_silent_hospital_is_left_out_after_the_timeout(

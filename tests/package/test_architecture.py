@@ -230,7 +230,6 @@ CONTRACTS = {
         "panels",
         "precision",
         "presented",
-        "resident",
         "proximal",
         "schedules",
         "site",

@@ -176,6 +176,14 @@ def test_a_hospital_refuses_a_model_that_does_not_fit(
     assert not list(tmp_path.glob("anna/**/*"))
 
 
+def test_the_device_is_the_one_that_the_site_file_names(
+    job: EvaluationJob, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    table_sites["dora"].write_text(table_sites["dora"].read_text() + "gpu: {device: 'cuda:99'}\n")
+    with pytest.raises(ConfigError, match=r"gpu.device is 'cuda:99', but torch finds"):
+        simulate_evaluation(job, table_sites, tmp_path / "r", tmp_path / "h")
+
+
 def test_data_of_another_shape_are_told(job: EvaluationJob, table_sites: dict[str, Path], tmp_path: Path) -> None:
     text = table_sites["dora"].read_text().replace("c: number", "c: [1, 2, 3]")
     data = (table_sites["dora"].parent / "dora.csv").read_text().splitlines()

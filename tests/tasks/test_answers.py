@@ -19,6 +19,7 @@ from medpfl.models.resnet import ResNet
 from medpfl.tasks import MultiLabel, Regression, Survival
 from medpfl.tasks.contract import Task
 from medpfl.tasks.losses import BinaryCrossEntropy
+from medpfl.tasks.losses.cox import cox as without_waiting
 from medpfl.tasks.metrics.contract import at_threshold, threshold_for
 
 NAN = float("nan")
@@ -149,6 +150,34 @@ def cox(hazard: Tensor, times: Tensor) -> Tensor:
             at_risk = times[:, 0] >= times[row, 0]
             total = total - (hazard[row] - torch.logsumexp(hazard[at_risk], 0))
     return total / times[:, 1].sum()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_loss_of_survival_that_no_gpu_is_waited_for_is_the_same(seed: int) -> None:
+    """With tied events, tied times of others, and hazards of any size: the loss and its gradient."""
+    generator = torch.Generator().manual_seed(seed)
+    hazard = torch.randn(40, generator=generator) * (1, 5)[seed % 2]
+    targets = torch.randint(0, 2, (40, 2), generator=generator).float()
+    targets[:, 0] = torch.randint(1, (6, 1000, 30)[seed % 3], (40,), generator=generator)
+    one, other = (hazard.clone().requires_grad_() for _ in range(2))
+    expected = Survival(dataset="d", horizons=(2.5,)).loss(one[:, None], targets)
+    found = without_waiting(other, targets[:, 0], targets[:, 1] > 0)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    expected.backward()  # type: ignore[no-untyped-call]
+    found.backward()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(other.grad, one.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_the_same_without_events_with_one_case_and_with_what_is_no_number() -> None:
+    for rows in ([1, 4, 5], [0]):
+        hazard = HAZARD[rows].clone().requires_grad_()
+        loss = without_waiting(hazard, TIMES[rows, 0], TIMES[rows, 1] > 0)
+        loss.backward()  # type: ignore[no-untyped-call]
+        assert float(loss) == 0 and hazard.grad is not None and bool((hazard.grad == 0).all())
+    for number in (NAN, math.inf):
+        bad = HAZARD.clone()
+        bad[4] = number
+        assert math.isnan(float(without_waiting(bad, TIMES[:, 0], TIMES[:, 1] > 0)))
 
 
 def test_the_loss_of_survival() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import medpfl
 
+_DEVICE = "MEDPFL_DEVICE"  # as ``core.devices`` has it
 RESULT, FAILURE, LOG = "run.json", "failure.txt", "log.txt"
 _running: dict[str, subprocess.Popen[str]] = {}
 _gpus_taken = Counter[str]()
@@ -66,8 +67,9 @@ def end_all() -> None:
 
 
 def _take_gpu() -> str | None:
-    """The one that the fewest runs begun here have, of several; None where there is at most one."""
-    there = visible_gpus()
+    """The one that the fewest runs begun here have, of several; None where there is at most one, or where the
+    environment says on which all train: of a single visible one, "cuda:1" would not be there."""
+    there = visible_gpus() if not os.environ.get(_DEVICE) else []
     if len(there) < 2:
         return None
     with _lock:
@@ -80,7 +82,7 @@ def visible_gpus() -> list[str]:
     """As CUDA_VISIBLE_DEVICES names them. PyTorch is asked only where something has imported it or none are named."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
-        return [one for one in named.split(",") if one]
+        return [one.strip() for one in named.split(",") if one.strip()]
     if not Path("/dev/nvidiactl").exists():
         return []
     import torch

@@ -5,7 +5,7 @@ import os
 import re
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from medpfl.core.errors import ConfigError, OutOfMemory
@@ -64,14 +64,15 @@ def device_for(wanted: str, named: str | None, turn: int, count: int) -> str:
 
 
 _SHARE = 10
-"""Of the free memory of a GPU, one part of so many holds training data where the site file does not say how much."""
+"""Of the free memory of a GPU, one part of so many holds data where the site file does not say how much."""
 
 
-def bytes_for_data(device: "device", cache_gb: float | None) -> int:
-    """Bytes of training data that may stay on the device: none on the processor, whose memory holds them anyway.
+def bytes_for_data(device: "device", cache_gb: float | None, hospitals: int = 1) -> int:
+    """Bytes of data that may stay on the device: none on the processor, whose memory holds them anyway.
 
     Args:
         cache_gb: as the site file says, in 2**30 bytes; None: a tenth of what is free now.
+        hospitals: of this process, which share its GPUs; all that are on one take no more than half of it together.
     """
     if device.type != "cuda":
         return 0
@@ -79,7 +80,8 @@ def bytes_for_data(device: "device", cache_gb: float | None) -> int:
         return int(cache_gb * 2**30)
     import torch
 
-    return torch.cuda.mem_get_info(device)[0] // _SHARE
+    sharing = -(-hospitals // torch.cuda.device_count())
+    return torch.cuda.mem_get_info(device)[0] // max(_SHARE, 2 * sharing)
 
 
 def _make_repeatable(device: "device") -> None:
@@ -104,11 +106,33 @@ def spare_core(device: "device") -> bool:
     return cores > 1 and (device.type != "cpu" or torch.get_num_threads() == 1)
 
 
+def current(device: "device") -> AbstractContextManager[object]:
+    """While it lasts, this thread's GPU is that one: what torch asks of "the" GPU, or makes for it without being told
+    which (locked memory), is else asked of the machine's first, and takes some of that one's memory."""
+    import torch
+
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 def moved(tensor: "Tensor", device: "device") -> "Tensor":
     """``tensor`` on the device. To a GPU the copy goes from locked memory, while the processor goes on."""
     if device.type == "cuda" and tensor.device.type == "cpu":
-        return tensor.pin_memory().to(device, non_blocking=True)
+        with current(device):  # threads that make batches ahead have a current GPU of their own
+            return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
+
+
+def placed(tensor: "Tensor", device: "device") -> "Tensor":
+    """The same of what stays there and may be large. torch keeps locked memory for as long as the process lives, and
+    rounds it up to a power of two; so this goes without, and the processor waits once."""
+    return tensor.to(device)
+
+
+_NO_MEMORY = re.compile(
+    r"CUDA( driver)? error: out of memory|CUDA_ERROR_OUT_OF_MEMORY|(CUBLAS|CUDNN|CUSOLVER|CUFFT)_STATUS_ALLOC_FAILED"
+)
+"""What is said where memory is taken past torch's allocator: by the driver, cuBLAS, cuDNN. torch has no error class for
+it. Locked memory, which is the processor's, is refused in the driver's words, too."""
 
 
 @contextmanager
@@ -126,13 +150,13 @@ def memory_errors(hint: str) -> Iterator[None]:
 
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        traceback.clear_frames(error.__traceback__)
-        torch.cuda.empty_cache()
-        raise OutOfMemory(f"the memory of this hospital's GPU does not suffice: {hint}") from error
     except (MemoryError, RuntimeError) as error:
+        of_gpu = isinstance(error, torch.OutOfMemoryError) or bool(_NO_MEMORY.search(str(error)))
         # The processor's allocator has no error class of its own.
-        if isinstance(error, RuntimeError) and "DefaultCPUAllocator" not in str(error):
+        if isinstance(error, RuntimeError) and not of_gpu and "DefaultCPUAllocator" not in str(error):
             raise
         traceback.clear_frames(error.__traceback__)
-        raise OutOfMemory(f"this hospital's memory does not suffice: {hint}") from error
+        if of_gpu:
+            torch.cuda.empty_cache()
+        whose = "the memory of this hospital's GPU" if of_gpu else "this hospital's memory"
+        raise OutOfMemory(f"{whose} does not suffice: {hint}") from error

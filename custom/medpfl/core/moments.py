@@ -22,6 +22,7 @@ from medpfl.core.errors import ConfigError
 Floats = NDArray[np.float64]
 _WIDTH = 256  # sums that fit the processor's fastest memory
 _NATIVE = (torch.float32, torch.float64)
+_BLOCK = 2**24  # values that are float64 at a time, 128 MiB
 
 
 class Moments:
@@ -30,6 +31,9 @@ class Moments:
     def __init__(self) -> None:
         self.count = 0
         self._mean = self._squares = np.zeros(0)
+        self._settled = 0
+        """Of the ``count``, in ``_mean`` and ``_squares``; the rest is in ``_elsewhere``."""
+        self._elsewhere: tuple[Tensor, Tensor] | None = None
 
     def add(self, values: Tensor) -> None:
         """Take in B x C x n values, B and n >= 1."""
@@ -40,25 +44,44 @@ class Moments:
             if by_place.is_contiguous() and not values.is_contiguous():  # images with channels last
                 batch, places, channels = by_place.shape
                 wide = by_place.numpy().reshape(batch, -1, channels * math.gcd(places, max(1, _WIDTH // channels)))
-                _take_in_by_place(wide, self.count, self._mean, self._squares)
+                _take_in_by_place(wide, self._settled, self._mean, self._squares)
             else:
-                _take_in(values.contiguous().numpy(), self.count, self._mean, self._squares)
+                _take_in(values.contiguous().numpy(), self._settled, self._mean, self._squares)
+            self._settled += values.shape[0] * values.shape[2]
         else:
-            values = values.to(torch.float64, copy=True)
-            mean = values.mean(dim=(0, 2))
-            squares = values.sub_(mean[:, None]).square_().sum(dim=(0, 2))
-            size = values.shape[0] * values.shape[2]
-            _merge(self.count, self._mean, self._squares, size, mean.cpu().numpy(), squares.cpu().numpy())
+            self._add_there(values)
         self.count += values.shape[0] * values.shape[2]
+
+    def _add_there(self, values: Tensor) -> None:
+        """On the values' device, which nothing waits for until the result is read; in blocks."""
+        taken = self.count - self._settled
+        for part in torch.split(values, max(1, _BLOCK // max(1, values[0].numel()))):
+            block, size = part.to(torch.float64, copy=True), part.shape[0] * part.shape[2]
+            mean = block.mean(dim=(0, 2))
+            squares = block.sub_(mean[:, None]).square_().sum(dim=(0, 2))
+            if self._elsewhere is not None:
+                before, so_far = self._elsewhere
+                shift = mean - before
+                mean = before + shift * (size / (taken + size))
+                squares = so_far + squares + shift * shift * (taken * (size / (taken + size)))
+            self._elsewhere, taken = (mean, squares), taken + size
+
+    def _settle(self) -> None:
+        if self._elsewhere is not None:
+            mean, squares = (each.cpu().numpy() for each in self._elsewhere)
+            _merge(self._settled, self._mean, self._squares, self.count - self._settled, mean, squares)
+            self._settled, self._elsewhere = self.count, None
 
     @property
     def mean(self) -> Tensor:
         """C values."""
+        self._settle()
         return torch.from_numpy(self._mean)
 
     @property
     def variance(self) -> Tensor:
         """C values, >= 0: divided by the number of values, not by one less."""
+        self._settle()
         return torch.from_numpy(self._squares / self.count)
 
 

@@ -25,7 +25,8 @@ def repeatable(device: torch.device) -> AbstractContextManager[object]:
 
 
 class Repeatable(TorchFunctionMode):
-    """Takes the place of: cross-entropy of maps, linear interpolation, adaptive mean pooling, cumulative sums."""
+    """Takes the place of: cross-entropy of maps, linear interpolation, mean pooling (adaptive; of volumes), cumulative
+    sums."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _OTHERS.get(func, func)(*args, **(kwargs or {}))
@@ -68,6 +69,18 @@ def _pooled(pool: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return other
 
 
+def _mean_pooled(
+    inputs: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False, *args: Any,
+    **named: Any,
+) -> Tensor:  # fmt: skip
+    """Mean pooling of volumes, likewise; what is padded stays torch's own, which refuses."""
+    if any(_each(padding, 3)) or any(args[1:]) or named.get("divisor_override"):
+        return nn.functional.avg_pool3d(inputs, kernel_size, stride, padding, ceil_mode, *args, **named)
+    steps = kernel_size if stride is None or stride == [] else stride
+    each = zip(inputs.shape[-3:], _each(kernel_size, 3), _each(steps, 3), strict=True)
+    return _by_axis(inputs, [_averaging(length, window, step, ceil_mode) for length, window, step in each])
+
+
 def _cumsum(values: Tensor, dim: int, **named: Any) -> Tensor:
     """A product with a triangle of ones."""
     if not values.is_floating_point() or named:
@@ -94,6 +107,11 @@ def _pooling(length: int, size: int | None) -> Tensor:
     return nn.functional.adaptive_avg_pool1d(torch.eye(length)[None], size or length)[0]
 
 
+@cache
+def _averaging(length: int, window: int, step: int, ceil_mode: bool) -> Tensor:
+    return nn.functional.avg_pool1d(torch.eye(length)[None], window, step, 0, ceil_mode)[0]
+
+
 def _by_axis(values: Tensor, matrices: Sequence[Tensor]) -> Tensor:
     """Each of the last axes, multiplied by its matrix."""
     for axis, matrix in enumerate(matrices, start=values.ndim - len(matrices)):
@@ -112,6 +130,7 @@ _OTHERS: dict[Callable[..., Any], Callable[..., Tensor]] = {
     nn.functional.adaptive_avg_pool1d: _pooled(nn.functional.adaptive_avg_pool1d),
     nn.functional.adaptive_avg_pool2d: _pooled(nn.functional.adaptive_avg_pool2d),
     nn.functional.adaptive_avg_pool3d: _pooled(nn.functional.adaptive_avg_pool3d),
+    nn.functional.avg_pool3d: _mean_pooled,
     torch.cumsum: _cumsum,
     Tensor.cumsum: _cumsum,
 }

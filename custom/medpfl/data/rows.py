@@ -76,7 +76,7 @@ class CaseRows:
 
         self.values, self.shapes, self.size = values, tuple(shapes), size
         flat = values.numpy() if isinstance(values, Tensor) else values.mapped()
-        ends = list(accumulate((int(np.prod(shape)) for shape in self.shapes), initial=0))
+        self._ends = ends = list(accumulate((int(np.prod(shape)) for shape in self.shapes), initial=0))
         self._cases = [
             flat[start:end].reshape(shape) for start, end, shape in zip(ends[:-1], ends[1:], self.shapes, strict=True)
         ]
@@ -117,6 +117,10 @@ class CaseRows:
         import torch
 
         return torch.from_numpy(np.array(self._cases[number]))
+
+    def whole_in(self, values: Tensor, number: int) -> Tensor:
+        """The same case in a copy of all ``values``; a view of it."""
+        return values[self._ends[number] : self._ends[number + 1]].view(self.shapes[number])
 
     def patch(self, number: int, start: Sequence[int]) -> Tensor:
         """A copy of ``size`` of a case from ``start`` on, with zeros where it lies beyond the case: L x size."""

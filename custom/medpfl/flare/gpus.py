@@ -50,7 +50,15 @@ def gpus() -> Iterator[Finding]:
     built = torch.cuda.get_arch_list()
     for number in range(torch.cuda.device_count()):
         major, minor = torch.cuda.get_device_capability(number)
-        free, total = torch.cuda.mem_get_info(number)
+        try:
+            free, total = torch.cuda.mem_get_info(number)
+        except RuntimeError as error:  # another process has it for itself, say, or it is broken
+            yield problem(
+                "gpu",
+                f"{torch.cuda.get_device_name(number)} cannot be used now: {str(error).strip().partition(chr(10))[0]}",
+                f"see what nvidia-smi says of it, or set {WANTED} to another one",
+            )
+            continue
         text = (
             f"{torch.cuda.get_device_name(number)}, {free / GIB:.0f} of {total / GIB:.0f} GiB free, "
             f"compute capability {major}.{minor}, driver {driven[0].driver if driven else 'not known'}"

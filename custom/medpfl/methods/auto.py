@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from medpfl.core.devices import moved
 from medpfl.core.groups import BATCH_NORM, of_type, under, without
 from medpfl.core.mixers import Mean, Mixer
+from medpfl.data.resident import part_of
 from medpfl.data.samples import Samples
 from medpfl.data.target import Target
 from medpfl.methods.contract import BATCH, Build, Method, Site
@@ -86,13 +87,14 @@ class Auto(Method):
         site.models.eval()
         mix = site.models["mix"]
         assert isinstance(mix, Mixture)
-        candidates = torch.tensor(MIXTURES, device=site.device)
+        candidates = moved(torch.tensor(MIXTURES), site.device)
         losses = torch.zeros(len(MIXTURES), dtype=torch.float64, device=site.device)
         size = samples.together(BATCH)
         with torch.inference_mode():
             for start in range(0, len(samples), size):
-                inputs = moved(samples.inputs[start : start + size], site.device)
-                targets = moved(samples.targets[start : start + size], site.device)
+                part = slice(start, start + size)
+                inputs = part_of(samples.inputs, part, site.device)
+                targets = part_of(samples.targets, part, site.device)
                 outputs = [site.models[name](inputs) for name in MEMBERS]
                 for number, weights in enumerate(candidates):
                     losses[number] += len(inputs) * site.task.loss(together(outputs, mix.target, weights), targets)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from medpfl.data.resident import Resident
 from medpfl.data.samples import SiteData
 from medpfl.methods.precision import Scalers
 from medpfl.methods.presented import Presented
-from medpfl.methods.resident import Resident
 from medpfl.privacy.lots import RecordNoise
 from medpfl.tasks.contract import Task
 
@@ -34,7 +34,7 @@ class Hospital:
         public: name to inputs, N x ..., of the method's public datasets; the same at every hospital, not on the device.
         kept: what methods ``keep`` of the data in this process.
         presented: the round's augmented batches, which all networks of the round see.
-        resident: what of the training data lies on the ``device``; None: nothing stays there.
+        resident: what of the data lies on the ``device``; None: nothing stays there.
         noise: record-level privacy of the training that is under way; None: there is none.
         least_count: cases behind a share that leaves (of a class, say); fewer are told as part of the most frequent.
     """

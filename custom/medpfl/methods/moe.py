@@ -12,9 +12,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from medpfl.core.devices import moved
 from medpfl.core.groups import under
 from medpfl.core.mixers import Mean, Mixer
+from medpfl.data.resident import part_of
 from medpfl.data.samples import Samples
 from medpfl.data.target import Target
 from medpfl.methods.contract import Build, Method, Site
@@ -86,7 +86,7 @@ class MoE(Method):
         """Mean alpha, the common model's share."""
         with torch.inference_mode():
             shares = [
-                models["gate"](moved(samples.inputs[start : start + 256], device)).sigmoid().flatten()
+                models["gate"](part_of(samples.inputs, slice(start, start + 256), device)).sigmoid().flatten()
                 for start in range(0, len(samples), 256)
             ]
         return {"gate": float(torch.cat(shares).cpu().double().mean())}

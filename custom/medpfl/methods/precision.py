@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from medpfl.core.devices import current
 from medpfl.core.errors import ConfigError
 from medpfl.methods.training import Training
 
@@ -22,7 +23,8 @@ def half_of(method: Training, device: torch.device) -> torch.dtype | None:
     """
     if method.precision == "fp16":
         return torch.float16
-    supported = device.type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
+    with current(device):
+        supported = device.type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
     if method.precision == "bf16" and not supported:
         raise ConfigError(
             f"{type(method).__name__}'s precision is 'bf16', which this hospital's GPU does not have: take 'auto', or "

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from medpfl.core.devices import moved
 from medpfl.core.errors import ConfigError, Stopped
 from medpfl.core.seeding import derive_seed
+from medpfl.data.resident import OnDevice, Resident
 from medpfl.data.rows import take
 from medpfl.data.samples import Samples
 from medpfl.methods.batches import Batch, Place, Span
@@ -22,7 +23,6 @@ from medpfl.methods.hospital import Hospital
 from medpfl.methods.precision import cast as cast_to
 from medpfl.methods.precision import half_of, left_out, parameters, step_scaled, unscale
 from medpfl.methods.proximal import Proximal
-from medpfl.methods.resident import OnDevice, Resident
 from medpfl.methods.training import Training
 
 Kept = TypeVar("Kept")
@@ -177,19 +177,25 @@ class Site:
         if self._stopped():
             raise Stopped(f"the job was aborted in round {self.round}")
 
-    def training_inputs(self, size: int = 64) -> Iterator[Tensor]:
+    def training_inputs(self, size: int = 64, device: torch.device | None = None) -> Iterator[Tensor]:
         """The inputs of the training split once, ``size`` at a time (of large patches fewer), in their own order; of
         whole cases that differ in shape their centres.
+
+        Args:
+            device: where they are wanted; None: where networks are trained.
 
         Raises:
             Stopped: the job was aborted.
         """
-        samples = self.data.splits["train"]
+        samples, device = self.data.splits["train"], device or self.device
         size = samples.together(size)
+        lies = self.task.shows_as_they_are and device == self.device
+        held = self._resident.whole(samples) if lies else None
         for start in range(0, len(samples), size):
             if self._stopped():
                 raise Stopped(f"the job was aborted before round {self.round}")
-            yield moved(samples.inputs[start : start + size], self.device)
+            rows = samples.inputs if held is None else held[0]
+            yield moved(rows[start : start + size], device)
 
     def keep(self, name: str, make: Callable[[], Kept]) -> Kept:
         """What ``make`` returned the first time in this process: for what is computed of the data once."""

@@ -14,10 +14,10 @@ from medpfl.core.errors import ProtocolError
 from medpfl.core.seeding import seed_torch
 from medpfl.core.tied import own_state
 from medpfl.data.policy import Policy
+from medpfl.data.resident import Resident, bytes_shown
 from medpfl.data.samples import SiteData
 from medpfl.methods.contract import Build, Hospital, Method, Site, Span
 from medpfl.methods.presented import Presented
-from medpfl.methods.resident import Resident
 from medpfl.models import compiling
 from medpfl.results.line import MetricLine
 from medpfl.results.schema import number
@@ -49,7 +49,7 @@ class Ready:
         roster: the hospitals' names; ``seed``: the job's.
         guard: what leaves goes through it.
         stopped: whether the job was aborted.
-        resident: bytes of training data that may stay on the device.
+        resident: bytes of data that may stay on the device.
         networks: of all methods.
     """
 
@@ -100,14 +100,31 @@ class LocalRounds:
     Attributes:
         kept: what methods keep of the data in this process.
         presented: the round's augmented batches.
-        resident: what of the training data lies on the device.
+        resident: what of the data lies on the device.
     """
 
     def __init__(self, ready: Ready, run: RunState, total: int):
         self.ready, self.run, self.total = ready, run, total
         self.kept: dict[str, object] = {}
         self.presented = Presented(ahead=spare_core(ready.device))
-        self.resident = Resident(ready.device, ready.resident)
+        self.resident = self.holding(ready.resident)
+
+    def holding(self, most: int) -> Resident:
+        """What keeps so many bytes of the data on the device: training data first, then what is evaluated."""
+        here, method, splits = self.ready, self.ready.method, self.ready.data.splits
+        count = len(splits["train"])
+        if not here.task.shows_as_they_are:  # the batches of a round
+            count = method.steps * method.batch_size if method.steps else method.epochs * count
+        others = [samples for split, samples in splits.items() if split != "train"]
+        return Resident(here.device, most, bytes_shown(splits["train"], count), others)
+
+    def forget(self) -> None:
+        """After a failed task: give back what lies on the device, for it may have been too much. The networks are to be
+        built anew, for which there may be no room beside the old ones."""
+        self.resident = Resident(self.ready.device)
+        self.presented = Presented(ahead=spare_core(self.ready.device))
+        self.kept.clear()
+        self.ready.models.to("meta")
 
     def statistics(self, header: StatisticsRequest) -> Message[StatisticsReply]:
         """What the server's components want to know of the data here before the round."""

@@ -75,6 +75,7 @@ class RunState:
     def forget(self) -> None:
         """The networks are made anew: the next task takes up again what was kept on disk."""
         self._run = self.trained = None
+        self.optimizers, self.scalers = {}, {}  # on a GPU they take twice the networks' memory
 
     def close(self) -> None:
         """Let another job work in the run's folder."""

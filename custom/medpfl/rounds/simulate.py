@@ -120,7 +120,8 @@ def _runners(
 ) -> dict[str, SiteRunner]:
     if len(site_files) < job.min_clients:
         raise ConfigError(f"job '{job.name}' needs at least {job.min_clients} hospitals, got {len(site_files)}")
+    count = len(site_files)
     return {
-        site: SiteRunner(site, job.method, job.task, partial(read, path, site), home / site, turn=turn)
+        site: SiteRunner(site, job.method, job.task, partial(read, path, site), home / site, turn=turn, of=count)
         for turn, (site, path) in enumerate(sorted(site_files.items()))
     }

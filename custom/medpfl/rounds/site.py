@@ -12,15 +12,15 @@ import torch
 from torch import nn
 
 from medpfl.component import spec_of
-from medpfl.core.devices import bytes_for_data, memory_errors, training_device
-from medpfl.core.errors import ConfigError, ProtocolError
+from medpfl.core.devices import bytes_for_data, current, memory_errors, training_device
+from medpfl.core.errors import ConfigError, OutOfMemory, ProtocolError
 from medpfl.core.repeatable import repeatable
+from medpfl.data.resident import serving
 from medpfl.data.samples import SiteData
 from medpfl.data.schema import digest_of_declared
 from medpfl.data.site_file import SiteFile
 from medpfl.methods.contract import Method
 from medpfl.methods.references import riding_along
-from medpfl.methods.resident import Resident
 from medpfl.rounds import policy, withholding
 from medpfl.rounds.announcing import plan_of, rebuild_of, versions
 from medpfl.rounds.evaluation import GIVEN, evaluate_given
@@ -60,6 +60,7 @@ class SiteRunner:
         filters: full class names of the FLARE filters through which everything goes that leaves; the hospital's policy
             may ask for some.
         turn: its number among the hospitals of this process, from 0, which take the machine's GPUs in turn.
+        of: how many these are.
     """
 
     def __init__(
@@ -72,18 +73,19 @@ class SiteRunner:
         stopped: Callable[[], bool] = lambda: False,
         filters: Sequence[str] = (),
         turn: int = 0,
+        of: int = 1,
     ):
         self.name, self.root = name, root
         self.method, self.task = method.at(name), task.at(name)
         self._given = method, task
         self._site_file, self._stopped, self._filters = site_file, stopped, filters
-        self._turn = turn
+        self._turn, self._of = turn, of
         self.device = training_device(turn=turn)
         self._log = logging.getLogger(f"{__name__}.{name}")
         self.run = RunState(name, stopped)
         self.ready: Ready
         self.rounds: LocalRounds
-        self._begun = False
+        self._begun = self._spoilt = False
         self._seal: Seal | None = None
 
     @property
@@ -116,7 +118,10 @@ class SiteRunner:
             policy.check_round(self.policy, header)
             self.rounds.total = header.rounds
         hint = f"take a smaller batch_size (now {self.method.batch_size}) or smaller images or patches"
-        with memory_errors(hint), repeatable(self.device):
+        resident = self.rounds.resident if self._begun else None
+        with memory_errors(hint), current(self.device), repeatable(self.device), serving(resident):
+            if self._spoilt and isinstance(header, OfRun):
+                self._rebuild()
             reply = self._answer(self._seal.open(message) if self._seal else message)
         statistics = reply.slots if isinstance(reply.header, StatisticsReply) else ()
         reply = withholding.without(self.policy, reply, statistics)
@@ -154,7 +159,9 @@ class SiteRunner:
         policy.check_threads(self.policy, message.header.threads)
         policy.check_classes(self.policy, [self.method], self.task, self._filters)
         policy.check_networks(self.policy, message.slots.get(GIVEN, {}))
-        return evaluate_given(message, self.name, self.method, self.task, site_file, home, self.device)
+        self.device = training_device(site_file.gpu.device, self._turn)
+        with current(self.device):
+            return evaluate_given(message, self.name, self.method, self.task, site_file, home, self.device)
 
     def _init(self, header: InitRequest) -> Message[InitReply]:
         site_file = self._site_file()
@@ -191,7 +198,7 @@ class SiteRunner:
             policy=self.policy,
             guard=guard,
             stopped=self._stopped,
-            resident=bytes_for_data(self.device, site_file.gpu.cache_gb),
+            resident=bytes_for_data(self.device, site_file.gpu.cache_gb, self._of),
         )
         common = ready.common.marks()
         ready.build()
@@ -200,7 +207,7 @@ class SiteRunner:
         self._seal = seal_of(header, site_file, self.name, start, ready.networks.untrained(), header.roster)
         self.run.forget()
         self.ready, self.rounds = ready, LocalRounds(ready, self.run, header.rounds)
-        self._begun = True
+        self._begun, self._spoilt = True, False
         self._log.info(ready.networks.describe())
         reply = InitReply(
             sizes=Sizes(**{split: len(samples) for split, samples in data.splits.items()}),
@@ -231,6 +238,16 @@ class SiteRunner:
     def recover(self) -> None:
         """After a failed task: forget what it half did; the next task starts from the state kept on disk."""
         self.run.forget()
-        if self._begun:
-            self.rounds.resident = Resident(self.device)  # what lay on the GPU may have been too much
-            self.ready.build()
+        if not self._begun:
+            return
+        self.rounds.forget()
+        self._spoilt = True
+        try:
+            with memory_errors("the hospital tries again"), current(self.device):
+                self._rebuild()
+        except OutOfMemory as error:  # then the next task begins with it, and fails if there still is none
+            self._log.warning("%s: its networks are not built anew yet: %s", self.name, error)
+
+    def _rebuild(self) -> None:
+        self.ready.build()
+        self._spoilt = False

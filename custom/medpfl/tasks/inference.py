@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from medpfl.core.devices import moved
+from medpfl.data.resident import case_of, part_of
 from medpfl.data.rows import CaseRows
 from medpfl.data.samples import Samples
 from medpfl.tasks.contract import Task
@@ -32,20 +32,20 @@ def decide_samples(
     whole = isinstance(samples.inputs, CaseRows)
     decisions = []
     with torch.inference_mode():
-        for inputs in _parts(samples, numbers):
-            decided = task.decide(task.infer(forward, moved(inputs, device))).cpu()
+        for inputs in _parts(samples, numbers, device):
+            decided = task.decide(task.infer(forward, inputs)).cpu()
             decisions.append(decided.flatten() if whole else decided)
     return torch.cat(decisions)
 
 
-def _parts(samples: Samples, numbers: Tensor | None) -> Iterator[Tensor]:
+def _parts(samples: Samples, numbers: Tensor | None, device: torch.device) -> Iterator[Tensor]:
     inputs = samples.inputs
     if isinstance(inputs, CaseRows):
         for number in range(len(samples)) if numbers is None else numbers.tolist():
-            yield inputs.whole(number)[None]
+            yield case_of(inputs, number, device)[None]
     elif numbers is None:
         for start in range(0, len(samples), BATCH):
-            yield inputs[start : start + BATCH]
+            yield part_of(inputs, slice(start, start + BATCH), device)
     else:
         for part in torch.split(numbers, BATCH):
-            yield inputs[part]
+            yield part_of(inputs, part, device)

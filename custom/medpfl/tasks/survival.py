@@ -19,6 +19,7 @@ from medpfl.data.samples import Samples, SiteData
 from medpfl.data.target import Target
 from medpfl.tasks.any_input import AnyInput
 from medpfl.tasks.contract import Task
+from medpfl.tasks.losses.cox import cox
 from medpfl.tasks.metrics.contract import Metric
 from medpfl.tasks.metrics.survival import BrierAt, CIndex, IntegratedBrier
 
@@ -89,6 +90,8 @@ class Survival(AnyInput):
         from torchsurv.loss.cox import neg_partial_log_likelihood
 
         hazard, time, event = outputs[:, 0].float(), targets[:, 0].float(), targets[:, 1] > 0
+        if hazard.device.type != "cpu":  # there it would take longer, and its sums are other ones
+            return cox(hazard, time, event)
         if len(hazard) < 2 or not bool(event.any()) or not bool(hazard.isfinite().all()):
             return hazard.sum() * 0  # NaN where an output is, as of other losses
         with _quiet():

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from medpfl.core.devices import moved
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.core.tied import call_with
+from medpfl.data.resident import part_of
 from medpfl.data.samples import Samples
 from medpfl.methods.contract import Site
 from medpfl.methods.fedsm import selecting
@@ -73,7 +74,7 @@ class FedSMExtra(FedSM):
         with torch.inference_mode():
             chosen = torch.cat(
                 [
-                    models["selector"](moved(samples.inputs[start : start + size], device)).argmax(dim=1)
+                    models["selector"](part_of(samples.inputs, slice(start, start + size), device)).argmax(dim=1)
                     for start in range(0, len(samples), size)
                 ]
             )

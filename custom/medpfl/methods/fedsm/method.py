@@ -12,10 +12,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from medpfl.core.devices import moved
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import under
 from medpfl.core.mixers import Mean, Mixer, NoDefault, ServerAdam, SoftPull
+from medpfl.data.resident import part_of
 from medpfl.data.samples import Samples
 from medpfl.methods.contract import Batch, Build, Method, Site
 from medpfl.methods.fedsm import selecting
@@ -154,7 +154,7 @@ class FedSM(Method):
         with torch.inference_mode():
             for start in range(0, len(samples), size):
                 inputs = samples.inputs[start : start + size]
-                logits.append(models["selector"](moved(inputs, device)).cpu())
+                logits.append(models["selector"](part_of(samples.inputs, slice(start, start + size), device)).cpu())
                 content.append(with_content(inputs))
         scores, flags = torch.cat(logits), torch.cat(content)
         cases = by_case(scores, samples.case, flags)

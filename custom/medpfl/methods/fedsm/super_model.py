@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from medpfl.core.devices import moved
 from medpfl.core.errors import ConfigError
+from medpfl.data.resident import part_of
 from medpfl.data.rows import Rows
 from medpfl.data.samples import Samples, SiteData
 from medpfl.methods.contract import BATCH, Build, JointModel, Served, Site
@@ -141,7 +141,7 @@ class SuperModel(JointModel):
         with torch.inference_mode():
             for start in range(0, len(inputs), BATCH):
                 part = inputs[start : start + BATCH]  # of whole cases their views, as the selector was trained on
-                scores.append(self.scores(models, moved(part, device)).cpu())
+                scores.append(self.scores(models, part_of(inputs, slice(start, start + BATCH), device)).cpu())
                 content.append(with_content(part))
         return by_case(torch.cat(scores), case, torch.cat(content))
 
