@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The notebooks are run as a user runs them, each in a kernel of its own and an empty folder.
-
-Cells with the tag "skip-execution" are left out: ``compare`` starts a process for each run. What they call is tested in
-tests/compare/test_compare.py.
-"""
+"""The notebooks are run as a user runs them, every cell, each in a kernel of its own and an empty folder."""
 
 import asyncio
 import os
@@ -33,6 +29,8 @@ assert result.scores["personal"].min() > 0.8 and set(predicted.predicted) <= {"z
     "own-method": """
 assert list(result.scores.index) == ["anna", "berta", "clara"]
 assert result.scores.loc["clara", "personal"] > result.scores.loc["clara", "fedavg"] + 0.2
+assert "HomeLayer" in compared.hospitals.index and list(compared.hospitals) == ["anna", "berta", "clara"]
+assert len(compared.leaderboard) >= 4
 """,
 }
 
@@ -43,6 +41,7 @@ def test_they_are_stored_without_what_they_printed() -> None:
         notebook = nbformat.read(file, as_version=4)
         nbformat.validate(notebook)
         assert not [cell.id for cell in notebook.cells if cell.get("outputs") or cell.get("execution_count")]
+        assert not [cell.id for cell in notebook.cells if cell.metadata.get("tags")]  # one leaves a cell out
 
 
 @pytest.mark.slow
