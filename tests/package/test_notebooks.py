@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The notebooks are run as a user runs them, every cell, each in a kernel of its own and an empty folder."""
+"""The notebooks are run as a user runs them, every cell, each in a kernel of its own and an empty folder.
+
+One line is another one here: the comparison takes one seed of the three, because every run is a process of its own."""
 
 import asyncio
 import os
@@ -54,6 +56,10 @@ def test_it_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     )
     (tmp_path / "work").mkdir()
     notebook = nbformat.read(ROOT / "docs" / "notebooks" / f"{name}.ipynb", as_version=4)
+    if name == "own-method":
+        (cell,) = [cell for cell in notebook.cells if "medpfl.compare(" in cell.source]
+        assert '"seeds": [0, 1, 2]' in cell.source
+        cell.source = cell.source.replace('"seeds": [0, 1, 2]', '"seeds": [0]')
     notebook.cells.append(nbformat.v4.new_code_cell(CHECKS[name]))
     client = NotebookClient(
         notebook, timeout=240, startup_timeout=180, resources={"metadata": {"path": tmp_path / "work"}}
