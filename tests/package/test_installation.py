@@ -2,6 +2,7 @@
 """What is installed where: the wheel, its dependencies with their ranges, and what a hospital leaves out."""
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -44,6 +45,18 @@ def test_every_dependency_has_a_range_that_holds_its_tested_version(project: dic
         assert requirement.specifier.contains(tested[name]), requirement
     (others,) = (Requirement(text).extras for text in project["all"])
     assert others == set(project) - {"", "all", "docs", "mlflow", "test", "wandb"}
+
+
+def test_the_page_names_every_extra_and_what_it_installs(project: dict[str, list[str]]) -> None:
+    page = (ROOT / "docs" / "installation.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `?(\w+)`? \| ([^|]+) \|([^|]*)\|$", page, flags=re.MULTILINE)
+    told = {extra: packages for extra, _, packages in rows if extra != "extra"}
+    assert set(told) == {"base", *project} - {"", "test"}
+    for extra, packages in told.items():
+        wanted = {Requirement(text).name.lower() for text in project["" if extra == "base" else extra]}
+        named = {re.sub(r" \(.*?\)|;.*", "", name).strip().lower() for name in packages.split(",") if name.strip()}
+        indirect = {"pyjpegls", "mkdocstrings-python"}  # what highdicom and mkdocstrings bring
+        assert named <= wanted | indirect and (extra in ("base", "all") or wanted <= named | indirect), extra
 
 
 def test_versions_in_the_manifest_are_the_pinned_ones() -> None:

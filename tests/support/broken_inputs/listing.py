@@ -37,15 +37,18 @@ def told(group: Group, row: Broken, scratch: Path) -> list[str]:
 
 INTRODUCTION = """# Broken inputs and the answers to them
 
-This page shows what MedPFL says to {count} inputs that are wrong, each in one way: the sentence names the file, the
-row or the key, and says what was expected and what is there. Look here to see whether a message that you got means
-what you think, or what a check finds before a hospital joins. Problems with data are found by `medpfl check-data
-SITE_FILE` (with `--schema SCHEMA` for the schemas) before anything is trained; problems with jobs by `medpfl check-
-job JOB`. The same sentence ends a job at a hospital; what may name its files stays in its own log. Problems that
-differ only in their files and numbers are one sentence, with their number and three examples.
+This page lists {count} mistakes, in site files, data, schemas and jobs, with the sentence that MedPFL answers to each.
+Every sentence names the file, the row or the key, and says what was expected and what is there. Use the page to find
+out whether a message that you got means what you think, or what a check finds before a hospital joins.
+
+Two commands give these answers before anything is trained. `medpfl check-data SITE_FILE` looks at a hospital's data,
+and with `--schema SCHEMA` also at what the hospitals have agreed on. `medpfl check-job JOB` looks at a job. When such
+a mistake first shows while a job runs, the job ends at this hospital with the same sentence; a sentence that may name
+the hospital's files stays in the hospital's own log. Where the same mistake occurs many times, with other files or
+numbers, it is told once, with the number of times and three examples.
 
 The page is written by `./tests/broken-inputs`, which makes each of these files, breaks it and asks. A test does the
-same and fails where an answer is another one than here.
+same, and fails where an answer is not the one on this page.
 """
 
 
