@@ -49,7 +49,8 @@ def simulate(
         results: folder for what the job leaves behind at the server.
         home: folder for checkpoints and, under each hospital's name, its state and models.
         progress: called after every round.
-        stop_after: stop after this round, as if the process had been killed (for tests of resuming).
+        stop_after: stop after this round, as if the process had been killed (for tests of resuming); every round is
+            written down.
         read: reads a hospital's site file, given its path and the hospital's name.
         test: False: end after the last validation; no test set is read and no model is kept.
         trackers: are told of every round's end and the job's, beside those that the job names.
@@ -67,13 +68,12 @@ def simulate(
         )
     # What codecs and accounts of noise keep is written in every round, and fits to that round's state.
     within = job.codecs or job.settings.encryption is not None or job.method.privacy is not None
-    later = Later(0.0 if within else every, budget() // 4)
+    later = Later(0.0 if within or stop_after is not None else every, budget() // 4)
     runners = _runners(job, site_files, home, read, later.of)
     server = home / "server" / job.name
 
     def due(round_number: int) -> bool:
-        stops = round_number in (job.settings.rounds, stop_after)
-        if not (stops or later.due or coordinator.copies.shelf.on_disk):
+        if not (round_number == job.settings.rounds or later.due or coordinator.copies.shelf.on_disk):
             return False
         later.write()
         return True
