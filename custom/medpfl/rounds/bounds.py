@@ -92,7 +92,7 @@ class _Update:
     """Entries of what a hospital sent, and what it had been sent; None: they are a difference themselves."""
 
     def __init__(self, entries: State, base: State | None):
-        self._entries, self._base = entries, base
+        self.entries, self._base = entries, base
 
     @functools.cached_property
     def length(self) -> float:
@@ -100,10 +100,10 @@ class _Update:
 
     def about(self) -> float:
         """The length to three digits, for a third of the work; NaN, 0 or infinite where that needs float64."""
-        if any(tensor.dtype not in (torch.float32, torch.float64) for tensor in self._entries.values()):
+        if any(tensor.dtype not in (torch.float32, torch.float64) for tensor in self.entries.values()):
             return math.nan
         found = 0.0
-        for key, tensor in self._entries.items():
+        for key, tensor in self.entries.items():
             base = () if self._base is None else (self._base[key],)
             for sent, *held in pieces(tensor, *base, values=_PIECE):
                 found += float(torch.linalg.vector_norm(sent - held[0] if held else sent)) ** 2
@@ -111,7 +111,7 @@ class _Update:
 
     def _pieces(self) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:
         """A piece of what was sent, of what had been sent, and the difference in float64."""
-        for key, tensor in self._entries.items():
+        for key, tensor in self.entries.items():
             if self._base is None:
                 for (sent,) in pieces(tensor):
                     yield sent, None, sent.double()
@@ -125,7 +125,7 @@ class _Update:
 
 
 def _bound_group(what: str, updates: Mapping[str, _Update], limit: float | None) -> list[Far]:
-    if len(updates) < 2:
+    if len(updates) < 2 or not any(update.entries for update in updates.values()):
         return []
     if _alike({site: update.about() for site, update in updates.items()}, FAR if limit is None else min(FAR, limit)):
         return []
