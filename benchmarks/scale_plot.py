@@ -1,21 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``benchmarks scale-plot``: what ``benchmarks scale`` measured, against hospitals and model size, with the limits.
+"""The plot of ``benchmarks join``: what ``benchmarks scale`` measured, against hospitals and size, with the limits.
 
 The limit of time is what the disk takes to write the models as often as a round writes them, at the speed that a plain
 write had in the same process; that of memory is what must be held, or what a server in files may take.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from medpfl.core.errors import MedPFLError
-from medpfl.deployed.evaluate import write_text
 
 Point = dict[str, Any]
 ALLOWED = 537.0  # MB, 512 MiB
@@ -37,8 +32,15 @@ class Row:
     points: Sequence[tuple[float, float]]
 
 
-def figure_of(points: Sequence[Point]) -> str:
-    """Four panels as SVG."""
+def figure_of(results: dict[str, Any]) -> str:
+    """Four panels as SVG, of a result and those that it was joined with.
+
+    Raises:
+        MedPFLError: it is none of ``benchmarks scale``.
+    """
+    if results.get("bench") != "scale":
+        raise MedPFLError(f"--plot: expected results of the benchmark 'scale', got '{results.get('bench')}'")
+    points: list[Point] = [point for each in (results, *results.get("others", ())) for point in each["points"]]
     server = [p for p in points if p["kind"] == "server" and "failed" not in p]
     memory = [p for p in server if not p["on_disk"] and p["megabytes"] == 4.0 and p["mixer"] == "SoftPull"]
     files = [p for p in server if p["on_disk"] and p["hospitals"] == 20 and p["mixer"] == "SoftPull"]
@@ -126,17 +128,3 @@ def _ticks(low: float, high: float) -> list[float]:
     steps = (1.0,) if high - low > 2.5 else (1.0, 2.0, 5.0)
     every = [step * 10.0**power for power in range(math.floor(low), math.ceil(high) + 1) for step in steps]
     return [value for value in every if low <= math.log10(value) <= high]
-
-
-def command(
-    files: Annotated[list[Path], typer.Argument(help="What `benchmarks scale` wrote.")],
-    out: Annotated[Path, typer.Option(help="SVG file.")],
-) -> None:
-    """Time and memory against hospitals and model size, with the limits drawn in."""
-    points: list[Point] = []
-    for file in files:
-        try:
-            points += json.loads(file.read_text(encoding="utf-8"))["points"]
-        except (OSError, ValueError, KeyError) as error:
-            raise MedPFLError(f"{file} is no file of benchmarks scale: {error}") from error
-    write_text(out, figure_of(points))

@@ -159,7 +159,7 @@ class Later:
     """When the files of all hospitals of this process, and the server's checkpoint, are written.
 
     Args:
-        every: seconds of finished rounds that may be lost when this process is killed, about; 0: write each round.
+        every: seconds of hospitals' work that may be lost when this process is killed, about; 0: write each round.
         room: bytes that may be held in memory.
     """
 
@@ -172,7 +172,7 @@ class Later:
         self._every, self._room = every, room
         self._files: list[HeldFiles] = []
         self._wanted = 0
-        self._end, self._took = time.monotonic(), 0.0
+        self._worked, self._took = 0.0, 0.0
 
     def of(self, folder: Path) -> RunFiles:
         """A hospital's files of a run."""
@@ -186,12 +186,16 @@ class Later:
         and what is private, with the optimiser's state."""
         self._wanted += 5 * models
 
+    def worked(self, seconds: float) -> None:
+        """So long the hospitals were at work."""
+        self._worked += seconds
+
     @property
     def due(self) -> bool:
         """Whether all are to be written now, at the end of a round."""
         if not self._every or self._wanted > self._room:
             return True
-        return time.monotonic() - self._end >= max(self._every, self.SHARE * self._took)
+        return self._worked >= max(self._every, self.SHARE * self._took)
 
     def write(self) -> None:
         """Bring all to the disk.
@@ -203,5 +207,4 @@ class Later:
         written = [path for files in self._files for path in files.write()]
         with ThreadPoolExecutor(self.AT_ONCE) as pool:
             list(pool.map(store.sync, written))
-        self._end = time.monotonic()
-        self._took = self._end - started
+        self._worked, self._took = 0.0, time.monotonic() - started

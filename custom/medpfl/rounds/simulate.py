@@ -2,6 +2,7 @@
 """Run a job in this process, one hospital after another, without nvflare: a debugger, a test oracle, and the way to
 run on a lone GPU machine. Hospitals that really train together use FLARE."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -56,7 +57,7 @@ def simulate(
         trackers: are told of every round's end and the job's, beside those that the job names.
         noticed: called, before the first round, with a sentence on each hospital whose inputs are oddly like or unlike
             the others'; a federation's server does not see inputs, so the results do not have these sentences.
-        every: seconds of finished rounds that may have to be repeated when this process is killed, about; 0: none.
+        every: seconds of hospitals' work that may have to be repeated when this process is killed, about; 0: none.
 
     Raises:
         MedPFLError: as the hospitals and the server raise them.
@@ -85,7 +86,7 @@ def simulate(
     looks: dict[str, Look] = {}
 
     def deliver(exchange: Exchange) -> Replies:
-        replies = {}
+        replies, started = {}, time.monotonic()
         for site, message in exchange.messages.items():
             handle = runners[site].handle
             try:
@@ -103,6 +104,7 @@ def simulate(
                 runners[site].recover()
             release(tensor for state in message.slots.values() for tensor in state.values())
             parking.leave(runners[site])
+        later.worked(time.monotonic() - started)
         if noticed and looks:
             for sentence in of_inputs(looks):
                 noticed(sentence)
