@@ -148,3 +148,15 @@ def test_a_hospital_that_fails_goes_on_from_its_last_round(tmp_path: Path, monke
     for name, every in (("held", 1e9), ("written", 0.0)):
         ran(tmp_path / name, every)
     assert_same(outcome(tmp_path / "held" / "results"), outcome(tmp_path / "written" / "results"))
+
+
+def test_much_is_written_rarely(tmp_path: Path) -> None:
+    """Before anything is known of the disk, too: 10 MB take a tenth of a second, which is to be one part in twenty."""
+    later = Later(every=1.0, room=10**9)
+    files = later.of(tmp_path)
+    later.worked(1.0)
+    assert later.due
+    files.save(PRIVATE, 1, {"a": torch.zeros(2_500_000)}, {"optimizers": []})
+    assert not later.due
+    later.worked(1.0)
+    assert later.due

@@ -143,6 +143,12 @@ class HeldFiles(RunFiles):
         self._drop(kind, ())
         super().forget(kind)
 
+    @property
+    def bytes(self) -> int:
+        """That are held; a tensor counts once."""
+        held = {id(tensor): tensor for entry in self._held.values() for tensor in entry.tensors.values()}
+        return sum(tensor.numel() * tensor.element_size() for tensor in held.values())
+
     def write(self) -> list[Path]:
         """Write all that is held and remove what is gone; returns the files, which nobody has waited for yet."""
         written = []
@@ -165,6 +171,8 @@ class Later:
 
     SHARE = 20
     """Writing takes at most one part in so many of the time."""
+    SPEED = 100e6
+    """Bytes a second that are written, checksums included, of which nothing is known yet: a slow disk's."""
     AT_ONCE = 8
     """Files that are waited for side by side: the file system brings them to the disk together."""
 
@@ -195,7 +203,8 @@ class Later:
         """Whether all are to be written now, at the end of a round."""
         if not self._every or self._wanted > self._room:
             return True
-        return self._worked >= max(self._every, self.SHARE * self._took)
+        takes = max(self._took, sum(files.bytes for files in self._files) / self.SPEED)
+        return self._worked >= max(self._every, self.SHARE * takes)
 
     def write(self) -> None:
         """Bring all to the disk.
