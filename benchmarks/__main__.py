@@ -13,9 +13,12 @@ from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
 from benchmarks import split
-from benchmarks.tables import tables_of
+from benchmarks.scale_plot import figure_of
+from benchmarks.tables import joined, tables_of
 from medpfl.cli.terminal import say
 from medpfl.core.errors import MedPFLError
+from medpfl.deployed.evaluate import write_text
+from medpfl.results.compact import compact
 
 
 def verbs() -> dict[str, str]:
@@ -50,6 +53,20 @@ def table(
 ) -> None:
     """Print a stored result's tables as Markdown, without measuring anything."""
     say(tables_of(file))
+
+
+@app.command("join")
+def join(
+    files: Annotated[list[Path], typer.Argument(help="Results of one benchmark.")],
+    out: Annotated[Path, typer.Option(help="JSON file for all of them.")],
+    plot: Annotated[Path | None, typer.Option(help="SVG file, of those of `scale`.")] = None,
+) -> None:
+    """Put a benchmark's results into one file, without measuring anything."""
+    content = joined(files)
+    write_text(out, compact(content))
+    if plot is not None:
+        write_text(plot, figure_of(content))
+    say(tables_of(out))
 
 
 def main() -> None:

@@ -73,6 +73,7 @@ def measure(
     progress: Callable[[str], None],
     hospitals: int = len(TRAIN_ROWS),
     networks: Sequence[str] = tuple(NETWORKS),
+    methods: Sequence[str] = METHODS,
 ) -> dict[str, Any]:
     """Equality after one round, then seconds of every round of every arm.
 
@@ -81,7 +82,7 @@ def measure(
         rounds: rounds of a run, >= 2; the first is not counted.
         repeats: how often the arms start anew.
         hospitals: how many share the same number of rows.
-        networks: of ``NETWORKS``.
+        networks: of ``NETWORKS``; ``methods``: of ``METHODS``.
 
     Raises:
         MedPFLError: there is no PFLlib, an arm failed, or the weights differ.
@@ -93,6 +94,8 @@ def measure(
         raise MedPFLError(f"--pfllib: {pfllib} is no checkout of PFLlib: it has no folder system/flcore")
     if unknown := [network for network in networks if network not in NETWORKS]:
         raise MedPFLError(f"--network: expected {' or '.join(NETWORKS)}, got '{unknown[0]}'")
+    if unknown := [method for method in methods if method not in METHODS]:
+        raise MedPFLError(f"--method: expected {' or '.join(METHODS)}, got '{unknown[0]}'")
     rows = rows_of(hospitals)
     results: dict[str, Any] = {
         "pfllib": _commit(pfllib),
@@ -113,7 +116,7 @@ def measure(
         write_for_pfllib(first)
         for network in networks:
             times = NETWORKS[network]
-            for method in METHODS:
+            for method in methods:
                 setting = replace(first, method=method, architecture=network)
                 differences = _differences(setting, folder)
                 found = _timed(replace(setting, rounds=1 + (rounds - 1) * times), repeats, folder, progress)
@@ -315,10 +318,11 @@ def command(
     repeats: Annotated[int, typer.Option(help="How often the arms start anew; medians are reported.")] = 3,
     hospitals: Annotated[int, typer.Option(help="How many share the rows; a multiple of 4.")] = len(TRAIN_ROWS),
     network: Annotated[list[str] | None, typer.Option(help="Only this network of PFLlib's.")] = None,
+    method: Annotated[list[str] | None, typer.Option(help="Only this method.")] = None,
     out: OutOption = None,
 ) -> None:
     """FedAvg and Ditto in process: this package's engine beside PFLlib's own code and the bare loop."""
     facts = machine()
-    results = measure(pfllib, rounds, repeats, say, hospitals, tuple(network or NETWORKS))
+    results = measure(pfllib, rounds, repeats, say, hospitals, tuple(network or NETWORKS), tuple(method or METHODS))
     write_json(out, "pfllib", facts, results)
     say(table_of(results))

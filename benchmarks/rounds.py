@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import psutil
 import typer
 import yaml
 
@@ -154,6 +155,7 @@ def timed(federation: Federation, job: Path, name: str, rounds: int) -> dict[str
         MedPFLError: the job failed or took too long.
     """
     text, peaks = "", dict.fromkeys(("server", *federation.sites), 0.0)
+    used: list[tuple[int, dict[str, float]]] = []  # rounds that were over, and seconds of each party's processes
     submitted, started = datetime.now(), time.monotonic()
     job_id = federation.submit(job)
     log = federation.run_folder("server", job_id) / "log.txt"
@@ -162,10 +164,16 @@ def timed(federation: Federation, job: Path, name: str, rounds: int) -> dict[str
         nonlocal text
         if log.is_file():
             text = log.read_text(encoding="utf-8", errors="replace")
+        over = sum(_ROUND_LINES[name].match(line) is not None for line in text.splitlines())
+        seconds: dict[str, float] = {}
         for site, processes in federation.job_processes(job_id).items():
             for process in processes:
-                with contextlib.suppress(OSError):  # it has ended meanwhile
+                with contextlib.suppress(OSError, psutil.NoSuchProcess):  # it has ended meanwhile
                     peaks[site] = max(peaks[site], resident("VmHWM", process))
+                    spent = psutil.Process(process).cpu_times()
+                    seconds[site] = seconds.get(site, 0.0) + spent.user + spent.system
+        if 0 < over < rounds and len(seconds) == len(peaks):
+            used.append((over, seconds))
 
     federation.follow(job_id, f"the job of {name}", JOB_TIMEOUT, look)
     whole = time.monotonic() - started
@@ -178,9 +186,21 @@ def timed(federation: Federation, job: Path, name: str, rounds: int) -> dict[str
         "seconds": [round((after - before).total_seconds(), 3) for before, after in itertools.pairwise(times)],
         "start_seconds": round((times[0] - submitted).total_seconds(), 2),
         "job_seconds": round(whole, 2),
+        "processor_s_a_round": _processor(used),
         "peak_mb": {site: round(peak, 1) for site, peak in peaks.items()},
         "mb_a_round": {way: round(max(each[way] for each in moved) / rounds, 3) for way in moved[0]},
     }
+
+
+def _processor(used: list[tuple[int, dict[str, float]]]) -> dict[str, float]:
+    """Processor seconds of a round at the server and, on average, at a hospital, between the first look and the last;
+    empty where the rounds were over between two looks."""
+    if len(used) < 2 or used[0][0] == used[-1][0]:
+        return {}
+    (before, first), (after, last) = used[0], used[-1]
+    each = {site: (last[site] - first[site]) / (after - before) for site in first}
+    server = each.pop("server")
+    return {"server": round(server, 4), "hospital": round(sum(each.values()) / len(each), 4)}
 
 
 def _moved(run_folder: Path) -> dict[str, float]:
@@ -208,6 +228,8 @@ def table_of(results: dict[str, Any]) -> str:
                 shown,
             ]
         )
+    told = all(job.get("processor_s_a_round") for job in results["jobs"].values())
+    computing = ("server", "hospital") if told else ()
     costs = [
         [
             name,
@@ -215,6 +237,7 @@ def table_of(results: dict[str, Any]) -> str:
             f"{job['job_seconds']:.1f}",
             f"{job['peak_mb']['server']:.0f}",
             f"{max(peak for site, peak in job['peak_mb'].items() if site != 'server'):.0f}",
+            *(f"{job['processor_s_a_round'][who]:.3f}" for who in computing),
             f"{job['mb_a_round']['sent']:.2f}",
             f"{job['mb_a_round']['received']:.2f}",
         ]
@@ -233,6 +256,7 @@ def table_of(results: dict[str, Any]) -> str:
                 "whole job, s",
                 "server's peak, MB",
                 "a hospital's peak, MB",
+                *(f"processor s a round, {who}" for who in computing),
                 "a hospital sends, MB a round",
                 "receives",
             ],

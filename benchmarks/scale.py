@@ -277,12 +277,14 @@ def table_of(results: dict[str, Any]) -> str:
                  f"{p['rss_end_mb']:.0f}", f"{p['peak_mb']:.0f}"]
             )  # fmt: skip
     slopes = "; ".join(f"{name}: {value:g}" for name, value in results["slopes"].items())
+    table = "The server's own work in a round:\n\n" + markdown(
+        ["mixing", "hospitals", "model, MB", "models lie in", "s a round", "GB/s of models", "plain write, GB/s",
+         "peak memory, MB", "1.5 models + 512 MiB"], server
+    )  # fmt: skip
+    if not whole:
+        return table
     return (
-        "The server's own work in a round:\n\n"
-        + markdown(
-            ["mixing", "hospitals", "model, MB", "models lie in", "s a round", "GB/s of models", "plain write, GB/s",
-             "peak memory, MB", "1.5 models + 512 MiB"], server
-        )
+        table
         + "\n\nA whole federation in one process (`simulate`):\n\n"
         + markdown(
             ["hospitals", "rounds", "hidden units", "models lie in", "s a round", "first third", "last third",
@@ -292,18 +294,21 @@ def table_of(results: dict[str, Any]) -> str:
     )  # fmt: skip
 
 
+def _server_point(
+    hospitals: int, megabytes: float, on_disk: bool, mixer: str = "SoftPull", rounds: int = 3
+) -> dict[str, Any]:
+    return {
+        "kind": "server",
+        "hospitals": hospitals,
+        "megabytes": megabytes,
+        "rounds": rounds,
+        "mixer": mixer,
+        "on_disk": on_disk,
+    }
+
+
 def _points(large: bool) -> list[dict[str, Any]]:
-    def server(
-        hospitals: int, megabytes: float, on_disk: bool, mixer: str = "SoftPull", rounds: int = 3
-    ) -> dict[str, Any]:
-        return {
-            "kind": "server",
-            "hospitals": hospitals,
-            "megabytes": megabytes,
-            "rounds": rounds,
-            "mixer": mixer,
-            "on_disk": on_disk,
-        }
+    server = _server_point
 
     def whole(hospitals: int, rounds: int, hidden: int = 0, on_disk: bool = False) -> dict[str, Any]:
         return {"kind": "simulate", "hospitals": hospitals, "rounds": rounds, "hidden": hidden, "on_disk": on_disk}
@@ -326,11 +331,20 @@ def command(
         bool, typer.Option(help="Also 20 models of 200 MB and 4 of 1 GB, which take 12 GB of disk.")
     ] = False,
     few: Annotated[bool, typer.Option(help="Two small points only.")] = False,
+    mixer: Annotated[
+        list[str] | None, typer.Option(help=f"Only the server's work with this mixing, in files: {', '.join(MIXERS)}.")
+    ] = None,
+    hospitals: Annotated[int, typer.Option(help="With --mixer: hospitals.")] = 20,
+    megabytes: Annotated[float, typer.Option(help="With --mixer: size of a model.")] = 200.0,
     out: OutOption = None,
 ) -> None:
     """Time and memory against the number of hospitals, the size of models and the number of rounds."""
     facts = machine()
+    if unknown := [name for name in mixer or () if name not in MIXERS]:
+        raise MedPFLError(f"--mixer: expected {', '.join(MIXERS)}, got '{unknown[0]}'")
     points = _points(large)
+    if mixer:
+        points = [_server_point(hospitals, megabytes, True, name, rounds=2) for name in mixer]
     results = measure([points[4], points[12]] if few else points, folder)
     write_json(out, "scale", facts, results)
     say(table_of(results))

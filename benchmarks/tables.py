@@ -6,7 +6,9 @@ Every table of a page in docs/results that says what a command wrote is made fro
 
 import importlib
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -15,6 +17,31 @@ from medpfl.compare.results import LeaveOneOut, Results
 from medpfl.core.errors import MedPFLError
 from medpfl.results.compact import read_compact
 from medpfl.results.files import parse
+
+OTHERS = "others"
+"""In a result: further ones of the same benchmark, whole."""
+
+
+def joined(files: Sequence[Path]) -> dict[str, Any]:
+    """The first file's result with those of the others, for one page.
+
+    Raises:
+        MedPFLError: one cannot be read, or they are not of one benchmark.
+    """
+    first, *others = [read_compact(file) for file in files]
+    for file, other in zip(files[1:], others, strict=True):
+        if "bench" not in other or other["bench"] != first.get("bench"):
+            raise MedPFLError(f"{file}: expected a result of the benchmark '{first.get('bench')}'")
+    return {**first, OTHERS: [*_others(first), *others]}
+
+
+def _others(content: Mapping[str, Any]) -> list[Any]:
+    return list(content.get(OTHERS, []))
+
+
+def _when(content: Mapping[str, Any]) -> str:
+    facts = content["machine"]
+    return f"Started {facts['started']}, load averages {', '.join(map(str, facts['load_average_at_start']))}"
 
 
 def tables_of(file: Path) -> str:
@@ -25,8 +52,9 @@ def tables_of(file: Path) -> str:
     """
     content = read_compact(file)
     if (bench := content.get("bench")) in [path.stem for path in Path(__file__).parent.glob("*.py")]:
-        text: str = importlib.import_module(f"benchmarks.{bench}").table_of(content)
-        return text
+        table_of = importlib.import_module(f"benchmarks.{bench}").table_of
+        others = [f"{_when(other)}:\n\n{table_of(other)}" for other in _others(content)]
+        return "\n\n".join([table_of(content), *others])
     if "comparison" in content:
         return comparison_tables.markdown(parse(TypeAdapter(Results), json.dumps(content), file))
     if {"models", "runs"} <= set(content):

@@ -273,7 +273,7 @@ def _pickled(source: Path, path: Path) -> None:
 
 
 def _checkpoint(source: Path, path: Path) -> None:
-    path.write_bytes(next((source.parents[1] / "state").rglob("mixed-*.safetensors")).read_bytes())
+    path.write_bytes(next((source.parents[1] / "state").rglob("private-*.safetensors")).read_bytes())
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mixer, NetworkProx
 from medpfl.job import Job
 from medpfl.methods.pfednet import PFedNet
-from medpfl.rounds import checkpoint
+from medpfl.rounds import checkpoint, shelf
 from medpfl.rounds.memory import WANTED, budget
 from medpfl.rounds.simulate import simulate
 from tools import assert_same, outcome, run
@@ -105,3 +106,27 @@ def test_a_graph_of_models(
     first = run(job, table_sites, tmp_path / "memory")
     on_disk()
     assert_same(first, run(job, table_sites, tmp_path / "disk"))
+
+
+@pytest.mark.slow
+def test_memory_of_messages_is_given_back_before_models_are_mixed(
+    table_sites: dict[str, Path], make_job: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The C library keeps what a message took, which would come on top of what mixing takes; in memory it may."""
+    found: list[str] = []
+    mix = NetworkProx.mix
+
+    def mixed(self: NetworkProx, *given: Any) -> Any:
+        found.append("mixed")
+        return mix(self, *given)
+
+    monkeypatch.setattr(NetworkProx, "mix", mixed)
+    monkeypatch.setattr(shelf, "give_back", lambda: found.append("given back"))
+    job = make_job(rounds=1, mixers={"model": NetworkProx(tau=0.1, graph="complete")})
+    run(job, table_sites, tmp_path / "memory")
+    assert found == ["mixed"]
+    monkeypatch.setenv(WANTED, "0")
+    found.clear()
+    run(job, table_sites, tmp_path / "disk")
+    place = found.index("mixed")
+    assert found[place - 1] == "given back" and found.count("given back") > len(table_sites)

@@ -14,6 +14,7 @@ from medpfl.rounds import mixed
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.mixed import drop_mixed, keep_mixed, load_mixed, small_mixed
 from medpfl.rounds.private import save_private
+from medpfl.rounds.run_files import RunFiles
 from medpfl.rounds.simulate import simulate
 from small_jobs import small_job, write_table_sites
 from tools import assert_same, outcome
@@ -32,7 +33,7 @@ def waits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(os, "fsync", fsync)
     sites = write_table_sites(folder / "sites", ["anna", "berta"])
-    simulate(small_job(rounds=4), sites, folder / "results", folder / "home", progress)
+    simulate(small_job(rounds=4), sites, folder / "results", folder / "home", progress, every=0.0)
     return [after - before for before, after in itertools.pairwise(at)]
 
 
@@ -62,10 +63,11 @@ def network(value: float) -> nn.ModuleDict:
 
 def kept(folder: Path, round_number: int, best: set[int]) -> None:
     """A round as a hospital keeps it; its mixed models are filled with its number."""
-    keep_mixed(folder, round_number - 1, network(round_number - 1), best)
-    small = small_mixed(folder, round_number - 1)
-    save_private(folder, round_number, network(-1.0), [], {}, {}, small, best)
-    drop_mixed(folder, round_number - 1)
+    files = RunFiles(folder)
+    keep_mixed(files, round_number - 1, network(round_number - 1), best)
+    small = small_mixed(files, round_number - 1)
+    save_private(files, round_number, network(-1.0), [], {}, {}, small, best)
+    drop_mixed(files, round_number - 1)
 
 
 def test_the_best_rounds_models_are_kept_and_others_go(tmp_path: Path) -> None:
@@ -74,21 +76,19 @@ def test_the_best_rounds_models_are_kept_and_others_go(tmp_path: Path) -> None:
     assert [path.name for path in sorted(tmp_path.iterdir())] == [
         f"private-0000{number}.safetensors" for number in (3, 6, 7, 8)
     ]
-    models = network(0.0)
-    assert load_mixed(tmp_path, 2, models) is None and models["model"].weight.item() == 2.0
-    assert "took no part" in str(load_mixed(tmp_path, 3, models)) and "took no part" in str(
-        load_mixed(tmp_path, 8, models)
-    )
+    models, files = network(0.0), RunFiles(tmp_path)
+    assert load_mixed(files, 2, models) is None and models["model"].weight.item() == 2.0
+    assert "took no part" in str(load_mixed(files, 3, models)) and "took no part" in str(load_mixed(files, 8, models))
 
 
 def test_killed_in_training_the_models_before_it_are_there(tmp_path: Path) -> None:
     """And killed before the small file was removed, it is there twice."""
     kept(tmp_path, 2, set())
-    keep_mixed(tmp_path, 2, network(2.0), {1})
+    keep_mixed(RunFiles(tmp_path), 2, network(2.0), {1})
     copied = shutil.copytree(tmp_path, tmp_path.with_name("copied"))
     models = network(0.0)
-    for folder in (tmp_path, copied):
-        assert load_mixed(folder, 2, models) is None and models["model"].weight.item() == 2.0
-        assert load_mixed(folder, 1, models) is None and models["model"].weight.item() == 1.0
-        save_private(folder, 3, network(-1.0), [], {}, {}, small_mixed(folder, 2), {1})
-    assert torch.equal(small_mixed(copied, 2)["model.weight"], torch.tensor([[2.0]]))
+    for files in (RunFiles(tmp_path), RunFiles(copied)):
+        assert load_mixed(files, 2, models) is None and models["model"].weight.item() == 2.0
+        assert load_mixed(files, 1, models) is None and models["model"].weight.item() == 1.0
+        save_private(files, 3, network(-1.0), [], {}, {}, small_mixed(files, 2), {1})
+    assert torch.equal(small_mixed(RunFiles(copied), 2)["model.weight"], torch.tensor([[2.0]]))

@@ -5,6 +5,7 @@ What is in memory of such a file are pages that the operating system can take ba
 back at once, so that who goes through many large tensors piece by piece holds a few pieces and not all of them.
 """
 
+import ctypes
 import mmap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -50,6 +51,13 @@ def release(tensors: Iterable[Tensor]) -> None:
         mapping = _mappings.get(address)
         if mapping is not None:
             mapping.madvise(mmap.MADV_DONTNEED)
+
+
+def give_back() -> None:
+    """Give the memory of tensors that are gone back to the system, which the C library keeps for others (glibc)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 class Passing:

@@ -82,7 +82,7 @@ class Site:
             epochs, steps = self.method.epochs, self.method.steps
         phase = len(self.drawn)
         self.drawn.append(0)
-        seen = torch.zeros(len(samples), dtype=torch.bool)
+        seen = np.zeros(len(samples), dtype=bool)
         if self._noise is not None:
             cases = len(samples.names)
             lots = steps or (epochs or 0) * math.ceil(cases / size)
@@ -90,8 +90,8 @@ class Site:
             for lot, case in self._noise.lots(cases, size, lots):
                 self.go_on()
                 inputs, targets = self._present(rows[case], purpose, lot.index * cases + case)
-                seen[rows[case]] |= not lot.blank
-                self.drawn[phase] = int(seen.sum())
+                seen[rows[case].numpy()] |= not lot.blank
+                self.drawn[phase] = int(np.count_nonzero(seen))
                 taken = rows[case][: 0 if lot.blank else None]
                 self._place = Place(lot.index, lots, lot, taken, torch.full((len(taken),), 1 / size))
                 yield Batch(moved(inputs, self.device), moved(targets, self.device), self._place)
@@ -104,8 +104,8 @@ class Site:
         batches = self._presented.in_turn(shown, planned) if self.task.augments else map(shown, planned)
         for done, of, chosen, (inputs, targets, counts) in batches:
             self.go_on()
-            seen[chosen] = True
-            self.drawn[phase] = int(seen.sum())
+            seen[chosen.numpy()] = True
+            self.drawn[phase] = int(np.count_nonzero(seen))
             self._place = Place(done, of, None, chosen, counts / len(chosen))
             yield Batch(inputs, targets, self._place)
 

@@ -5,10 +5,13 @@ Norm bounding (Sun, Kairouz, Suresh, McMahan, "Can You Really Backdoor Federated
 the round itself gives: a multiple of the median length of the other hospitals' updates.
 """
 
+import functools
+import math
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from medpfl.core.mapped import pieces
@@ -17,6 +20,11 @@ from medpfl.rounds.messages import Slots
 
 FAR = 10.0
 """An update that is so many times as long as the median of the others' is told of."""
+
+_PIECE = 1 << 16
+"""Values whose difference stays in the processor's cache."""
+TINY, HUGE = 1e-12, 1e12
+"""Between them the squares of a length fit its values' own type, float32 or wider."""
 
 
 @dataclass(frozen=True)
@@ -67,16 +75,43 @@ def bound(
     return found
 
 
+def _usual(lengths: Mapping[str, float]) -> dict[str, float]:
+    """Each hospital to the median of the others' lengths."""
+    return {site: statistics.median([length for other, length in lengths.items() if other != site]) for site in lengths}
+
+
+def _alike(lengths: Mapping[str, float], times: float) -> bool:
+    """Whether lengths that are known to three digits show that none is so many times as long as the others' median."""
+    if not all(TINY < length < HUGE for length in lengths.values()):
+        return False
+    usual = _usual(lengths)
+    return all(1.01 * length < times * usual[site] for site, length in lengths.items())
+
+
 class _Update:
     """Entries of what a hospital sent, and what it had been sent; None: they are a difference themselves."""
 
     def __init__(self, entries: State, base: State | None):
-        self._entries, self._base = entries, base
-        self.length = float(sum(float(apart.norm()) ** 2 for _, _, apart in self._pieces()) ** 0.5)
+        self.entries, self._base = entries, base
+
+    @functools.cached_property
+    def length(self) -> float:
+        return float(sum(float(apart.norm()) ** 2 for _, _, apart in self._pieces()) ** 0.5)
+
+    def about(self) -> float:
+        """The length to three digits, for a third of the work; NaN, 0 or infinite where that needs float64."""
+        if any(tensor.dtype not in (torch.float32, torch.float64) for tensor in self.entries.values()):
+            return math.nan
+        found = 0.0
+        for key, tensor in self.entries.items():
+            base = () if self._base is None else (self._base[key],)
+            for sent, *held in pieces(tensor, *base, values=_PIECE):
+                found += float(torch.linalg.vector_norm(sent - held[0] if held else sent)) ** 2
+        return math.sqrt(found)
 
     def _pieces(self) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:
         """A piece of what was sent, of what had been sent, and the difference in float64."""
-        for key, tensor in self._entries.items():
+        for key, tensor in self.entries.items():
             if self._base is None:
                 for (sent,) in pieces(tensor):
                     yield sent, None, sent.double()
@@ -90,14 +125,16 @@ class _Update:
 
 
 def _bound_group(what: str, updates: Mapping[str, _Update], limit: float | None) -> list[Far]:
+    if len(updates) < 2 or not any(update.entries for update in updates.values()):
+        return []
+    if _alike({site: update.about() for site, update in updates.items()}, FAR if limit is None else min(FAR, limit)):
+        return []
     found = []
-    lengths = {site: update.length for site, update in updates.items()}
+    usual = _usual({site: update.length for site, update in updates.items()})
     for site, update in updates.items():
-        others = [length for other, length in lengths.items() if other != site]
-        usual = statistics.median(others) if others else 0.0
-        if not usual:
+        if not usual[site]:
             continue
-        times = update.length / usual
+        times = update.length / usual[site]
         shortened = limit is not None and times > limit
         if limit is not None and shortened:
             update.shorten(limit / times)

@@ -99,6 +99,7 @@ class Copies:
             sent: hospital to what it answered; the tensors are mixed in place.
         """
         matrices: dict[str, Matrix] = {}
+        self.shelf.begin_mixing()
         for slot in slots:
             # Mixing is in place. An absent hospital's copy is cloned first: it may still be downloading the old one.
             stack = [

@@ -58,7 +58,7 @@ class _Finishing:
             for name in method.deploys:
                 choices: tuple[tuple[Choice, int], ...] = (("best", self._best(name)), ("last", self._header.round))
                 for choice, round_number in choices:
-                    note = load_mixed(self._rounds.run.folder, round_number, self._here.models)
+                    note = load_mixed(self._rounds.run.files, round_number, self._here.models)
                     if note:
                         self._notes.append(f"{name}, {choice} round {round_number}: {note}")
                         continue
@@ -71,7 +71,7 @@ class _Finishing:
         for method in self._here.methods:
             if method.fine_tuned is not None and self._header.finetune:
                 best = self._best(method.fine_tuned)
-                note = load_mixed(self._rounds.run.folder, best, self._here.models)
+                note = load_mixed(self._rounds.run.files, best, self._here.models)
                 if note:
                     self._notes.append(f"{fine_tuned_name(method.fine_tuned)}: {note}")
                 else:

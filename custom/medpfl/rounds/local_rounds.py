@@ -170,12 +170,12 @@ class LocalRounds:
 
     def _keep(self, current: int, header: TrainRequest) -> None:
         """One file that is waited for until it is on the disk."""
-        folder, mixed = self.run.folder, small_mixed(self.run.folder, current - 1)
+        files, mixed = self.run.files, small_mixed(self.run.files, current - 1)
         here, best = self.ready, {best.round for best in header.best.values()}
         private = here.networks.private()
-        save_private(folder, current, here.models, private, self.run.optimizers, self.run.scalers, mixed, best)
+        save_private(files, current, here.models, private, self.run.optimizers, self.run.scalers, mixed, best)
         if mixed:
-            drop_mixed(folder, current - 1)
+            drop_mixed(files, current - 1)
 
     def refine(self, header: RefineRequest, slots: Slots) -> Message[RefineReply]:
         """One further exchange of some slots within a round that this hospital has trained in.
@@ -217,7 +217,7 @@ class LocalRounds:
                 seed_torch(here.seed, here.name, round_number, type(method).__name__, "mixed")
                 method.after_mixing(self.site(method, round_number))
         metrics = self.scoring.lines(here.methods, round_number)
-        keep_mixed(self.run.folder, round_number, here.models, {best.round for best in header.best.values()})
+        keep_mixed(self.run.files, round_number, here.models, {best.round for best in header.best.values()})
         return metrics
 
     def enter(self, header: OfRun) -> list[str]:

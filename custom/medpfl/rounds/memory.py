@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much memory models may take in this process; what does not fit lies in files."""
 
+import functools
 import os
 from pathlib import Path
 
@@ -38,7 +39,12 @@ def _left_in_group(free: int) -> int:
         return free
 
 
+@functools.cache
+def _process(number: int) -> psutil.Process:
+    return psutil.Process(number)
+
+
 def resident() -> int:
     """Bytes of memory that this process takes now."""
-    found: int = psutil.Process().memory_info().rss
+    found: int = _process(os.getpid()).memory_info().rss  # asked after every answer of a hospital
     return found

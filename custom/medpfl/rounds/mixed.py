@@ -7,7 +7,6 @@ written after it (``rounds.private``): of both, one has to be waited for until i
 """
 
 from collections.abc import Collection
-from pathlib import Path
 
 from torch import Tensor, nn
 
@@ -15,46 +14,48 @@ from medpfl import store
 from medpfl.core.tied import own_state
 from medpfl.rounds.messages import load
 from medpfl.rounds.private import MIXED_PART, PRIVATE
+from medpfl.rounds.run_files import RunFiles
 
 MIXED = "mixed"
 SMALL = 8 * 2**20
 """Bytes up to which waiting for the disk takes longer than writing twice."""
 
 
-def keep_mixed(folder: Path, round_number: int, models: nn.ModuleDict, best: Collection[int]) -> None:
+def keep_mixed(files: RunFiles, round_number: int, models: nn.ModuleDict, best: Collection[int]) -> None:
     """Keep the models, and of those kept before the rounds that are somebody's ``best``."""
-    store.save(store.path_of(folder, MIXED, round_number), own_state(models), {"round": round_number}, synced=False)
-    store.discard(folder, MIXED, {round_number, *best})
+    files.save(MIXED, round_number, own_state(models), {"round": round_number}, synced=False)
+    files.discard(MIXED, {round_number, *best})
 
 
-def small_mixed(folder: Path, round_number: int) -> dict[str, Tensor]:
+def small_mixed(files: RunFiles, round_number: int) -> dict[str, Tensor]:
     """What was kept of a round, for the file that is about to be written; empty: nothing was, or it stays where it is
     and is on the disk now."""
-    path = store.path_of(folder, MIXED, round_number)
-    if not path.exists():
+    if not files.has(MIXED, round_number):
         return {}
-    if path.stat().st_size > SMALL:
-        store.sync(path)
+    if files.size(MIXED, round_number) > SMALL:
+        files.sync(MIXED, round_number)
         return {}
     try:
-        return store.read(path)[0]
+        return files.read(MIXED, round_number)
     except store.DamagedFile:  # is told where somebody wants it
         return {}
 
 
-def drop_mixed(folder: Path, round_number: int) -> None:
+def drop_mixed(files: RunFiles, round_number: int) -> None:
     """What ``small_mixed`` gave lies elsewhere now."""
-    store.path_of(folder, MIXED, round_number).unlink(missing_ok=True)
+    files.remove(MIXED, round_number)
 
 
-def load_mixed(folder: Path, round_number: int, models: nn.ModuleDict) -> str | None:
+def load_mixed(files: RunFiles, round_number: int, models: nn.ModuleDict) -> str | None:
     """Put a round's tensors into the models; the reason, where they are not there."""
-    own, other = store.path_of(folder, MIXED, round_number), store.path_of(folder, PRIVATE, round_number + 1)
     missing = "this hospital took no part in that round, so it has no such model"
-    if not own.exists() and not other.exists():
-        return missing
     try:
-        found = store.read(own)[0] if own.exists() else _part(store.read(other)[0])
+        if files.has(MIXED, round_number):
+            found = files.read(MIXED, round_number)
+        elif files.has(PRIVATE, round_number + 1):
+            found = _part(files.read(PRIVATE, round_number + 1))
+        else:
+            return missing
     except store.DamagedFile:
         return "the file that this hospital kept of it is damaged"
     if not found:

@@ -3,7 +3,6 @@
 them, small models as they were before the round's training (``rounds.mixed``)."""
 
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +11,7 @@ from medpfl import store
 from medpfl.methods.contract import Method
 from medpfl.methods.precision import Scalers, kept_of, restored
 from medpfl.rounds.messages import load
+from medpfl.rounds.run_files import RunFiles
 
 PRIVATE = "private"
 MIXED_PART = "mixed/"
@@ -22,7 +22,7 @@ its newest checkpoint is damaged, of the one before that."""
 
 
 def save_private(
-    folder: Path,
+    files: RunFiles,
     round_number: int,
     models: nn.ModuleDict,
     keys: Sequence[str],
@@ -47,8 +47,8 @@ def save_private(
             tensors.update({f"optimizer/{model}/{index}/{key}": value for key, value in entries.items()})
     tensors.update({f"scaler/{name}": told for name, told in kept_of(scalers).items()})
     tensors.update({f"{MIXED_PART}{key}": tensor for key, tensor in mixed.items()})
-    store.save(store.path_of(folder, PRIVATE, round_number), tensors, {"optimizers": list(optimizers)})
-    store.prune(folder, PRIVATE, round_number, KEPT, {number + 1 for number in best})
+    files.save(PRIVATE, round_number, tensors, {"optimizers": list(optimizers)})
+    files.prune(PRIVATE, round_number, KEPT, {number + 1 for number in best})
 
 
 def restore_private(

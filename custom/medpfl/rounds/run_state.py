@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 
-from medpfl import store
 from medpfl.methods.precision import Scalers
 from medpfl.rounds.lock import StateLock
 from medpfl.rounds.messages import plain_name
@@ -14,6 +13,7 @@ from medpfl.rounds.mixed import MIXED
 from medpfl.rounds.networks import Networks
 from medpfl.rounds.private import PRIVATE, restore_private
 from medpfl.rounds.protocol.requests import OfRun, StatisticsRequest, TrainRequest
+from medpfl.rounds.run_files import RunFiles
 
 
 class RunState:
@@ -22,20 +22,20 @@ class RunState:
     Args:
         site: the hospital.
         stopped: whether the job was aborted; ends the waiting for another process.
+        files: of a run, given its folder.
 
     Attributes:
-        folder: of the run, under the hospital's folder of the job; there once the run was entered.
         optimizers: by network; there once the run was entered.
         scalers: of float16's gradients, likewise.
         trained: the round that this process has trained in, as long as its networks are as that left them.
     """
 
-    def __init__(self, site: str, stopped: Callable[[], bool]):
-        self._site, self._stopped = site, stopped
+    def __init__(self, site: str, stopped: Callable[[], bool], files: Callable[[Path], RunFiles] = RunFiles):
+        self._site, self._stopped, self._files_in = site, stopped, files
         self._run: str | None = None
         self._lock = StateLock()
         self.trained: int | None = None
-        self.folder: Path
+        self._files: RunFiles | None = None
         self.optimizers: dict[str, torch.optim.Optimizer]
         self.scalers: Scalers = {}
 
@@ -51,21 +51,29 @@ class RunState:
         """
         if self._run == header.run:
             return []
-        self.folder = home / "state" / plain_name(header.run)
-        self._lock.take(self.folder, f"at {self._site}", self._stopped)
+        folder = home / "state" / plain_name(header.run)
+        self._lock.take(folder, f"at {self._site}", self._stopped)
+        if self._files is None or self._files.folder != folder:  # else these may hold what is on no disk yet
+            self._files = self._files_in(folder)
         self._run = header.run
         self.optimizers, self.scalers = {}, {}
         done = header.round - isinstance(header, StatisticsRequest | TrainRequest)
         if done == 0 or header.fresh:
             for kind in (PRIVATE, MIXED):
-                store.discard(self.folder, kind)
+                self.files.forget(kind)
             return []
-        kept, damaged = store.newest(self.folder, PRIVATE, last=done)
+        kept, damaged = self.files.newest(PRIVATE, done)
         notes = [f"the state kept here after round {lost} is damaged and not used" for lost in damaged]
         if kept is None:
             return [*notes, f"no state of this run is kept here; the private part starts anew in round {done + 1}"]
         self.optimizers, self.scalers = restore_private(kept, networks.models, networks.owner, networks.device)
         return [*notes, f"resumed from the state after round {kept.number}"]
+
+    @property
+    def files(self) -> RunFiles:
+        """Of the run, which was entered."""
+        assert self._files is not None, "no run was entered"
+        return self._files
 
     @property
     def entered(self) -> bool:

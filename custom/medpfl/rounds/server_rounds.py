@@ -134,7 +134,8 @@ class ServerRounds:
             round_number, matrices, time.monotonic() - started if started is not None else 0.0, self._drawn
         )
         self._run.done = round_number
-        self._run.save()
+        if self._run.due(round_number):
+            self._run.save()
 
     # -- exchanges within a round -------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@
 import dataclasses
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -51,6 +51,7 @@ class ServerRun:
         home: folder for checkpoints, outside FLARE's run folder.
         results: folder for what the job leaves behind.
         trackers: are told of every round's end and the job's, beside what writes ``results`` and the job's own.
+        due: whether the checkpoint of a round is to be written now.
 
     Attributes:
         done: rounds that are finished.
@@ -66,6 +67,7 @@ class ServerRun:
     home: Path
     results: Path
     trackers: Sequence[Callback] = ()
+    due: Callable[[int], bool] = lambda round_number: True
     expected: Table = field(init=False)
     buffers: frozenset[str] = field(init=False)
     run: str = field(init=False)

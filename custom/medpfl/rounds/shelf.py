@@ -15,7 +15,7 @@ from torch import Tensor
 
 from medpfl.core import safetensors_file
 from medpfl.core.errors import MedPFLError
-from medpfl.core.mapped import is_mapped, release
+from medpfl.core.mapped import give_back, is_mapped, release
 from medpfl.core.mixing import State
 from medpfl.rounds.memory import WANTED, budget
 from medpfl.rounds.messages import Slots, byte_count, flatten, unflatten
@@ -65,7 +65,15 @@ class Shelf:
                 "the models of %d hospitals, %d MiB each, lie in files: models may take %d MiB of memory here (%s)",
                 self._hospitals, -(-size // 2**20), self._budget // 2**20, WANTED,
             )  # fmt: skip
-        return self._written(slots) if self.on_disk and size else slots
+        if not (self.on_disk and size):
+            return slots
+        give_back()  # of the answers before, which were as large
+        return self._written(slots)
+
+    def begin_mixing(self) -> None:
+        """All answers are there, and lie where they are to lie."""
+        if self.on_disk:
+            give_back()
 
     def settle(self, states: Sequence[State]) -> list[dict[str, Tensor]]:
         """K mixed states where they are to lie; states that are one stay one."""

@@ -2,12 +2,14 @@
 """Run a job in this process, one hospital after another, without nvflare: a debugger, a test oracle, and the way to
 run on a lone GPU machine. Hospitals that really train together use FLARE."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from medpfl.core.errors import BudgetSpent, CodecError, ConfigError, OutOfMemory
 from medpfl.core.mapped import release
+from medpfl.core.tied import own_state
 from medpfl.data.site_file import SiteFile, load_site_file
 from medpfl.job import EvaluationJob, Job
 from medpfl.results.callbacks import Callback
@@ -16,10 +18,16 @@ from medpfl.rounds.coordinator import Coordinator, Replies
 from medpfl.rounds.evaluation import EvaluationCoordinator
 from medpfl.rounds.likeness import Look, look_at, of_inputs
 from medpfl.rounds.loop import Exchange, Watch, carry, evaluating, training
+from medpfl.rounds.memory import budget
+from medpfl.rounds.messages import byte_count
 from medpfl.rounds.parking import Parking
 from medpfl.rounds.protocol.replies import InitReply
-from medpfl.rounds.protocol.requests import InitRequest, OfRun
+from medpfl.rounds.protocol.requests import OfRun
+from medpfl.rounds.run_files import Later, RunFiles
 from medpfl.rounds.site import SiteRunner
+
+EVERY = 5.0
+"""Seconds of rounds that are cheaper to repeat than to write."""
 
 
 def simulate(
@@ -33,6 +41,7 @@ def simulate(
     test: bool = True,
     trackers: Sequence[Callback] = (),
     noticed: Callable[[str], None] | None = None,
+    every: float = EVERY,
 ) -> Coordinator:
     """Run ``job`` with one hospital per site file.
 
@@ -41,12 +50,14 @@ def simulate(
         results: folder for what the job leaves behind at the server.
         home: folder for checkpoints and, under each hospital's name, its state and models.
         progress: called after every round.
-        stop_after: stop after this round, as if the process had been killed (for tests of resuming).
+        stop_after: stop after this round, as if the process had been killed (for tests of resuming); every round is
+            written down.
         read: reads a hospital's site file, given its path and the hospital's name.
         test: False: end after the last validation; no test set is read and no model is kept.
         trackers: are told of every round's end and the job's, beside those that the job names.
         noticed: called, before the first round, with a sentence on each hospital whose inputs are oddly like or unlike
             the others'; a federation's server does not see inputs, so the results do not have these sentences.
+        every: seconds of hospitals' work that may have to be repeated when this process is killed, about; 0: none.
 
     Raises:
         MedPFLError: as the hospitals and the server raise them.
@@ -56,23 +67,35 @@ def simulate(
             f"job '{job.name}' has filters that FLARE alone can apply ({', '.join(job.filters)}), and this is not "
             "FLARE: run it with ./poc/run, or without them"
         )
-    runners = _runners(job, site_files, home, read)
+    # What codecs and accounts of noise keep is written in every round, and fits to that round's state.
+    within = job.codecs or job.settings.encryption is not None or job.method.privacy is not None
+    later = Later(0.0 if within or stop_after is not None else every, budget() // 4)
+    runners = _runners(job, site_files, home, read, later.of)
     server = home / "server" / job.name
-    coordinator = Coordinator(job, list(runners), server, results, trackers)
+
+    def due(round_number: int) -> bool:
+        if not (round_number == job.settings.rounds or later.due or coordinator.copies.shelf.on_disk):
+            return False
+        later.write()
+        return True
+
+    coordinator = Coordinator(job, list(runners), server, results, trackers, due)
     links = {site: Link(job.codecs, home / "server", home / site, site) for site in runners} if job.codecs else {}
 
     parking = Parking(home)
     looks: dict[str, Look] = {}
 
     def deliver(exchange: Exchange) -> Replies:
-        replies = {}
+        replies, started = {}, time.monotonic()
         for site, message in exchange.messages.items():
             handle = runners[site].handle
             try:
                 reply = links[site].carry(message, handle) if links else handle(message)
                 replies[site] = coordinator.arrived(reply)
-                if noticed and isinstance(message.header, InitRequest) and isinstance(reply.header, InitReply):
-                    looks[site] = look_at(runners[site].data.splits["train"])
+                if isinstance(reply.header, InitReply):
+                    later.want(byte_count({"": own_state(runners[site].models)}))
+                    if noticed:
+                        looks[site] = look_at(runners[site].data.splits["train"])
             except (BudgetSpent, CodecError, OutOfMemory) as error:
                 if not isinstance(message.header, OfRun):
                     raise
@@ -81,6 +104,7 @@ def simulate(
                 runners[site].recover()
             release(tensor for state in message.slots.values() for tensor in state.values())
             parking.leave(runners[site])
+        later.worked(time.monotonic() - started)
         if noticed and looks:
             for sentence in of_inputs(looks):
                 noticed(sentence)
@@ -117,11 +141,14 @@ def _runners(
     site_files: Mapping[str, Path],
     home: Path,
     read: Callable[[Path, str], SiteFile] = load_site_file,
+    files: Callable[[Path], RunFiles] = RunFiles,
 ) -> dict[str, SiteRunner]:
     if len(site_files) < job.min_clients:
         raise ConfigError(f"job '{job.name}' needs at least {job.min_clients} hospitals, got {len(site_files)}")
     count = len(site_files)
     return {
-        site: SiteRunner(site, job.method, job.task, partial(read, path, site), home / site, turn=turn, of=count)
+        site: SiteRunner(
+            site, job.method, job.task, partial(read, path, site), home / site, turn=turn, of=count, files=files
+        )
         for turn, (site, path) in enumerate(sorted(site_files.items()))
     }

@@ -44,6 +44,7 @@ from medpfl.rounds.protocol.requests import (
     TrainRequest,
     ValidateRequest,
 )
+from medpfl.rounds.run_files import RunFiles
 from medpfl.rounds.run_state import RunState
 from medpfl.rounds.sealing import Seal, seal_of
 from medpfl.tasks.contract import Task
@@ -61,6 +62,7 @@ class SiteRunner:
             may ask for some.
         turn: its number among the hospitals of this process, from 0, which take the machine's GPUs in turn.
         of: how many these are.
+        files: what it keeps of a run, given the run's folder.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class SiteRunner:
         filters: Sequence[str] = (),
         turn: int = 0,
         of: int = 1,
+        files: Callable[[Path], RunFiles] = RunFiles,
     ):
         self.name, self.root = name, root
         self.method, self.task = method.at(name), task.at(name)
@@ -82,7 +85,7 @@ class SiteRunner:
         self._turn, self._of = turn, of
         self.device = training_device(turn=turn)
         self._log = logging.getLogger(f"{__name__}.{name}")
-        self.run = RunState(name, stopped)
+        self.run = RunState(name, stopped, files)
         self.ready: Ready
         self.rounds: LocalRounds
         self._begun = self._spoilt = False

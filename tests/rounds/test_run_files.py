@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""State that one process of all hospitals keeps in memory between the rounds that it writes down."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from medpfl import store
+from medpfl.core.errors import OutOfMemory
+from medpfl.rounds.coordinator import Coordinator
+from medpfl.rounds.local_rounds import LocalRounds
+from medpfl.rounds.messages import Message
+from medpfl.rounds.mixed import drop_mixed, keep_mixed, load_mixed, small_mixed
+from medpfl.rounds.private import PRIVATE, save_private
+from medpfl.rounds.protocol.replies import TrainReply
+from medpfl.rounds.protocol.requests import TrainRequest
+from medpfl.rounds.run_files import HeldFiles, Later, RunFiles
+from medpfl.rounds.simulate import simulate
+from small_jobs import small_job, write_table_sites
+from tools import assert_same, outcome
+
+ROUNDS = 6
+
+
+class Killed(Exception):
+    """As if the process had ended."""
+
+
+def network(value: float) -> nn.ModuleDict:
+    found = nn.ModuleDict({"model": nn.Linear(1, 1)})
+    for parameter in found.parameters():
+        nn.init.constant_(parameter, value)
+    return found
+
+
+def play(files: RunFiles, first: int, last: int, best: int) -> None:
+    """Rounds as a hospital keeps them."""
+    for number in range(first, last + 1):
+        keep_mixed(files, number - 1, network(number - 1), {best} if number > best + 1 else ())
+        small = small_mixed(files, number - 1)
+        save_private(files, number, network(-number), ["model.weight"], {}, {}, small, {best})
+        drop_mixed(files, number - 1)
+
+
+def test_what_is_written_in_the_end_is_what_a_federation_has_on_the_disk(tmp_path: Path) -> None:
+    """The best round's models, and of the newest rounds what was there when they were written."""
+    play(RunFiles(tmp_path / "at once"), 2, 9, best=3)
+    held = HeldFiles(tmp_path / "later")
+    play(held, 2, 9, best=3)
+    assert not (tmp_path / "later").exists()
+    held.write()
+    names = {path.name for path in (tmp_path / "at once").iterdir()}
+    assert {path.name for path in (tmp_path / "later").iterdir()} == names - {
+        f"private-0000{number}.safetensors" for number in (7, 8)
+    }
+    for number in (4, 9):
+        (one, said), (other, told) = (
+            store.read(store.path_of(tmp_path / where, PRIVATE, number)) for where in ("at once", "later")
+        )
+        assert said == told and one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_what_a_process_that_begins_anew_needs_stays_until_the_next_writing(tmp_path: Path) -> None:
+    """A checkpoint of the server fits to the rounds on the disk: those are not removed while newer ones are held."""
+    files = HeldFiles(tmp_path)
+    play(files, 2, 5, best=3)
+    files.write()
+    play(files, 6, 20, best=12)
+    anew = RunFiles(tmp_path)
+    kept, damaged = anew.newest(PRIVATE, 5)
+    assert kept is not None and kept.number == 5 and not damaged
+    models = network(0.0)
+    assert load_mixed(anew, 3, models) is None and models["model"].weight.item() == 3.0
+    files.write()
+    assert sorted(store.numbered(tmp_path, PRIVATE)) == [5, 13, 20]  # of each of the last two writings, and the best
+
+
+def test_who_goes_on_from_it_does_not_change_it(tmp_path: Path) -> None:
+    """Optimisers go on with the tensors that they are given."""
+    files, given = HeldFiles(tmp_path), torch.ones(3)
+    files.save(PRIVATE, 1, {"a": given}, {"optimizers": []})
+    given.zero_()
+    for _ in range(2):
+        kept, _damaged = files.newest(PRIVATE, 1)
+        assert kept is not None and kept.tensors["a"].tolist() == [1.0, 1.0, 1.0]
+        kept.tensors["a"].zero_()
+
+
+def test_what_does_not_fit_is_written_at_once(tmp_path: Path) -> None:
+    later = Later(every=1e9, room=10_000)
+    later.want(2000)
+    assert isinstance(later.of(tmp_path), HeldFiles) and not later.due
+    later.want(1)
+    assert not isinstance(later.of(tmp_path), HeldFiles) and later.due
+
+
+def ran(folder: Path, every: float, kill: int | None = None) -> Coordinator | None:
+    """A job in ``folder``; ``kill``: it ends after this round, as a process does."""
+    sites = {path.stem: path for path in (folder / "sites").glob("*.yaml")}
+    sites = sites or write_table_sites(folder / "sites", ["anna", "berta"])
+
+    def progress(coordinator: Coordinator) -> None:
+        if coordinator.done == kill:
+            raise Killed
+
+    try:
+        return simulate(
+            small_job(rounds=ROUNDS, min_clients=1), sites, folder / "results", folder / "home", progress, every=every
+        )
+    except Killed:
+        return None
+
+
+@pytest.mark.slow
+def test_a_killed_run_repeats_the_rounds_that_were_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its results are those of a run that was not killed."""
+    ran(tmp_path / "whole", 1e9)
+    written = [False, True, False, False, False, False]  # rounds at whose end it is time
+
+    class Sometimes(Later):
+        @property
+        def due(self) -> bool:
+            return written.pop(0)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("medpfl.rounds.simulate.Later", Sometimes)
+        assert ran(tmp_path / "killed", 1e9, kill=4) is None
+    again = ran(tmp_path / "killed", 1e9)
+    assert again is not None
+    assert "resumed after round 2 of an unfinished run" in [event.event for event in again.record.events]
+    assert_same(outcome(tmp_path / "whole" / "results"), outcome(tmp_path / "killed" / "results"))
+
+
+@pytest.mark.slow
+def test_a_hospital_that_fails_goes_on_from_its_last_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its state of that round is in memory or on the disk: the same."""
+    trained = LocalRounds.train
+
+    def train(self: LocalRounds, header: TrainRequest, slots: dict[str, dict[str, Tensor]]) -> Message[TrainReply]:
+        found = trained(self, header, slots)
+        if (self.ready.name, header.round) == ("anna", 4):
+            raise OutOfMemory("memory does not suffice")
+        return found
+
+    monkeypatch.setattr(LocalRounds, "train", train)
+    for name, every in (("held", 1e9), ("written", 0.0)):
+        ran(tmp_path / name, every)
+    assert_same(outcome(tmp_path / "held" / "results"), outcome(tmp_path / "written" / "results"))
+
+
+def test_much_is_written_rarely(tmp_path: Path) -> None:
+    """Before anything is known of the disk, too: 10 MB take a tenth of a second, which is to be one part in twenty."""
+    later = Later(every=1.0, room=10**9)
+    files = later.of(tmp_path)
+    later.worked(1.0)
+    assert later.due
+    files.save(PRIVATE, 1, {"a": torch.zeros(2_500_000)}, {"optimizers": []})
+    assert not later.due
+    later.worked(1.0)
+    assert later.due
