@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plot of ``benchmarks join``: what ``benchmarks scale`` measured, against hospitals and size, with the limits.
+Drawn by hand, because matplotlib's SVG of it is six times as large and docs/results is to stay small.
 
 The limit of time is what the disk takes to write the models as often as a round writes them, at the speed that a plain
 write had in the same process; that of memory is what must be held, or what a server in files may take.
@@ -110,10 +111,10 @@ def _panel(across: str, up: str, rows: Sequence[Row]) -> str:
     for number, row in enumerate(row for row in rows if row.points):
         places = [place(x, y) for x, y in row.points]
         drawn.append(f'<g fill="none" {STYLES[row.style]}><path d="M{" ".join(f"{x} {y}" for x, y in places)}"/>')
-        if row.style != "limit":
-            dots = "".join(f"M{x - 2} {y}a2 2 0 1 0 4 0a2 2 0 1 0-4 0" for x, y in places)
-            drawn.append(f'<path d="{dots}" stroke-width="1"/>')
         down = 8 + 11 * number
+        if row.style != "limit":
+            dots = "".join(f"M{x - 2} {y}a2 2 0 1 0 4 0a2 2 0 1 0-4 0" for x, y in [*places, (14, down)])
+            drawn.append(f'<path d="{dots}" stroke-width="1"/>')
         drawn.append(f'<path d="M6 {down}h16"/></g><text x="26" y="{down + 3}">{row.label}</text>')
     return "\n".join(drawn) + "\n"
 
