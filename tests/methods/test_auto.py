@@ -2,10 +2,12 @@
 """Auto: what travels, what each of its models is, and that a hospital's mixture is the best on its validation cases."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from baselines import begin, held, play, same, served
 from medpfl.core.mixers import Identity, Mean
@@ -81,6 +83,35 @@ def test_the_mixture_has_the_least_validation_loss(
             assert torch.equal(found, torch.tensor(MIXTURES[best]))
             taken.append(best)
     assert len(set(taken)) > 1
+
+
+def test_where_training_draws_all_classes_alike_the_mixtures_loss_counts_them_alike(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """Each model says one probability of every case; of which mixture the loss is least then depends on how the classes
+    count."""
+    task = replace(normed(), sampling="balanced")
+    coordinator, runners = begin(make_job(mixers=BESIDE, method=Auto(**SETTINGS), task=task), table_sites, tmp_path)
+    play(coordinator, runners, 1)
+    differed = False
+    for runner in runners.values():
+        site = runner.rounds.site(runner.method, 2)
+        sick = site.data.splits["validation"].targets[:].double().mean()
+        said = torch.tensor([0.1, 0.55, 0.8], dtype=torch.float64)
+        for name, probability in zip(MEMBERS, said, strict=True):
+            last = [module for module in site.models[name].modules() if isinstance(module, nn.Linear)][-1]
+            last.weight.data.zero_()
+            last.bias.data.fill_(float(probability.logit()))
+        site.method.after_mixing(site)
+        mixed = torch.tensor(MIXTURES, dtype=torch.float64) @ said
+
+        def least(share: Tensor, mixed: Tensor = mixed) -> int:
+            return int((-share * mixed.log() - (1 - share) * (1 - mixed).log()).round(decimals=6).argmin())
+
+        best = least(torch.tensor(0.5))
+        differed |= best != least(sick)
+        assert torch.equal(site.models["mix"].get_buffer("weights"), torch.tensor(MIXTURES[best]))
+    assert differed
 
 
 def test_without_validation_cases_all_count_alike() -> None:

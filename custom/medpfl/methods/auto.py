@@ -5,8 +5,9 @@ Three models that every comparison of ours showed to be best somewhere predict t
 BatchNorm at home, as in FedBN), the same after the hospital's own steps of the round (fine-tuning, round by round), and
 one that the hospital trains alone. The probabilities are mixed,  p = sum_k w_k p_k,  and every hospital takes for w the
 one of seven mixtures (each model alone, each pair in halves, all three) with the least loss on its own validation
-cases; a tie goes to the mixture of more models. The loss moves less by chance than the score, and seven candidates can
-be told apart by few cases.
+cases; a tie goes to the mixture of more models. Where training draws all classes alike they count alike in that loss,
+too, or the mixture would be taken for what it says of the frequent class. The loss moves less by chance than the score,
+and seven candidates can be told apart by few cases.
 """
 
 from dataclasses import dataclass
@@ -87,7 +88,7 @@ class Auto(Method):
         site.models.eval()
         mix = site.models["mix"]
         assert isinstance(mix, Mixture)
-        candidates = moved(torch.tensor(MIXTURES), site.device)
+        candidates, strata = moved(torch.tensor(MIXTURES), site.device), site.task.strata(samples)
         losses = torch.zeros(len(MIXTURES), dtype=torch.float64, device=site.device)
         size = samples.together(BATCH)
         with torch.inference_mode():
@@ -96,8 +97,13 @@ class Auto(Method):
                 inputs = part_of(samples.inputs, part, site.device)
                 targets = part_of(samples.targets, part, site.device)
                 outputs = [site.models[name](inputs) for name in MEMBERS]
-                for number, weights in enumerate(candidates):
-                    losses[number] += len(inputs) * site.task.loss(together(outputs, mix.target, weights), targets)
+                mixed = [together(outputs, mix.target, weights) for weights in candidates]
+                for stratum in strata:
+                    here = stratum[(stratum >= start) & (stratum < start + size)] - start
+                    if len(here):
+                        share, rows = len(here) * (len(samples) / len(stratum)), moved(here, site.device)
+                        for number, one in enumerate(mixed):
+                            losses[number] += share * site.task.loss(one[rows], targets[rows])
             mix.weights.copy_(candidates[losses.argmin()])
 
     def predict(self, name: str, models: nn.ModuleDict, inputs: Tensor) -> Tensor:

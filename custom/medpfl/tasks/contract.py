@@ -213,6 +213,11 @@ class Task(Checked):
         """
         return torch.randperm(len(samples), generator=generator)
 
+    def strata(self, samples: Samples) -> list[Tensor]:
+        """Numbers of samples, in groups of which training draws each as often as the others: by default one of all.
+        The mean of the groups' losses is then, of whatever split, the loss that training descends."""
+        return [torch.arange(len(samples))]
+
     def present(self, samples: Samples, chosen: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """What the networks see in one training step: by default the samples as they are.
 

@@ -59,6 +59,12 @@ class Labelled(Task):
         weights = 1 / torch.bincount(targets, minlength=samples.classes)[targets].double()
         return torch.multinomial(weights, len(samples), replacement=True, generator=generator)
 
+    def strata(self, samples: Samples) -> list[Tensor]:
+        if self.sampling == "as they are":
+            return super().strata(samples)
+        targets = samples.targets[:]
+        return [(targets == number).nonzero().flatten() for number in sorted(set(targets.tolist()))]
+
     def decide(self, outputs: Tensor) -> Tensor:
         """Class probabilities, N x C."""
         if outputs.shape[1] == 1:
