@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from medpfl.results.report import curves, made, write_page
+from medpfl.results.curves import MANY, curves, four_fifths
+from medpfl.results.report import made, write_page
 from medpfl.results.schema import ValidationLine
 from summaries import result, summary
 
@@ -33,6 +34,30 @@ def test_models_with_equal_curves_are_named_together() -> None:
     apart[-1] = apart[-1].model_copy(update={"metrics": {"dice": 0.5}})  # at one hospital, in one round
     drawn = curves(JOB, apart)
     assert ">FedAvg</text>" in drawn and ">All share</text>" in drawn
+
+
+@pytest.mark.usefixtures("rendered")
+@pytest.mark.parametrize("count", [MANY - 1, MANY])
+def test_many_hospitals_are_a_mean_and_a_band(count: int) -> None:
+    """With the mean there is a picture more than hospitals."""
+    sites = [f"hospital-{number:02d}" for number in range(count)]
+    job = summary(*((result(site, "local", 0.5, None), 0.5) for site in sites))
+    told = [
+        ValidationLine(site=site, model="local", round=number, metrics={"dice": 0.1 * number + 0.01 * place})
+        for place, site in enumerate(["mean", *sites])
+        for number in (1, 2)
+    ]
+    drawn = curves(job, told)
+    titles = sum(f">{site}</text>" in drawn for site in sites)
+    many = count == MANY
+    assert titles == (0 if many else count)
+    assert (f">Mean of {count} hospitals; four fifths of them lie within the bands</text>" in drawn) == many
+
+
+def test_four_fifths_of_the_hospitals_lie_between() -> None:
+    points = {f"h{number}": {"local": [(1, number / 10), (3, 1.0)]} for number in range(11)}
+    rounds, low, high = four_fifths({**points, "mean": {"local": [(1, 9.0)]}, "late": {"other": [(1, 5.0)]}}, "local")
+    assert rounds == [1, 3] and low == pytest.approx([0.1, 1.0]) and high == pytest.approx([0.9, 1.0])
 
 
 def test_settings_are_readable_yaml(tmp_path: Path) -> None:

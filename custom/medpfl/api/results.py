@@ -92,7 +92,8 @@ class JobResult:
     def figures(self) -> dict[str, Svg]:
         """The report's learning curves ("curves") and, of each slot, the last round's matrix ("mixing of SLOT")."""
         require("matplotlib", "compare", "a figure")
-        from medpfl.results.report import curves, heatmaps, plain_text
+        from medpfl.results.curves import curves
+        from medpfl.results.report import heatmaps, plain_text
 
         with plain_text():
             drawn = {"curves": curves(self.summary, read_lines(self.folder))}

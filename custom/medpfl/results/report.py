@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import yaml
@@ -16,13 +15,13 @@ from medpfl.core.extras import require
 from medpfl.core.mixing import Matrix
 from medpfl.methods.panels import CurvesPanel, GraphPanel, Panel, SharesPanel
 from medpfl.results import spreadsheet
-from medpfl.results.chosen import chosen_table, interval_table, label_of, paid, power_notes
+from medpfl.results.chosen import chosen_table, interval_table, paid, power_notes
+from medpfl.results.curves import MANY, curves, new_figure
 from medpfl.results.differences import draw_boxes, draw_graph, sdwd_of_slots
 from medpfl.results.files import json_of, read_lines, read_mixing, read_summary, read_traffic
 from medpfl.results.glossary import Glossary
 from medpfl.results.schema import (
     Direction,
-    EvaluationSummary,
     Line,
     RoundLine,
     Summary,
@@ -34,9 +33,6 @@ from medpfl.results.sentences import sentences
 from medpfl.results.spreadsheet import Spreadsheet
 from medpfl.results.svg import svg_text
 from medpfl.results.tables import PRESENCE, ResultTable, metric_means, other_tables, result_table
-
-COLOURS = {"local": "#8c8c8c", "fedavg": "#d1802b", "fedavg_before_mean": "#c9a227", "fedavg_finetuned": "#b5536b"}
-PERSONAL = ["#1f6fb4", "#2f9e6e", "#7b5bb5", "#b8a21a"]
 
 
 def write_report(folder: Path) -> Path:
@@ -188,65 +184,6 @@ def _text(value: float) -> str:
     return "n/a" if np.isnan(value) else f"{value:.3f}"
 
 
-def _figure(width: float, height: float, columns: int = 1, rows: int = 1) -> tuple[Any, Any]:
-    from matplotlib.figure import Figure  # the object interface: no display, no global state
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, figure.subplots(rows, columns, squeeze=False)
-
-
-def curves(summary: Summary, lines: Sequence[Line]) -> str:
-    """SVG of the validation score of the mixed models by round: the mean, then hospital by hospital; "" without any."""
-    if isinstance(summary, EvaluationSummary):  # it has no rounds and chooses nothing
-        return ""
-    score = summary.score
-    sites = [site for site in summary.roster if site in summary.sizes]
-    points: dict[str, dict[str, list[tuple[int, float]]]] = {}
-    for line in lines:
-        if isinstance(line, ValidationLine) and (value := line.metrics.get(score)) is not None:
-            points.setdefault(line.site, {}).setdefault(line.model, []).append((line.round, value))
-    shown = [site for site in ("mean", *sites) if site in points]
-    if not shown:
-        return ""
-    together = _equal(points)
-    columns = min(3, len(shown))
-    rows = -(-len(shown) // columns)
-    figure, axes = _figure(3.4 * columns, 2.5 * rows, columns, rows)
-    personal = iter(PERSONAL)
-    colours = dict(COLOURS)
-    for model in together:
-        if model not in colours:
-            colours[model] = next(personal, "#333333")
-    flat = list(axes.flat)
-    for axis in flat:
-        axis.xaxis.get_major_locator().set_params(integer=True)
-    for axis, site in zip(flat, shown, strict=False):
-        for model, label in together.items():
-            if model in points[site]:
-                x, y = zip(*sorted(points[site][model]), strict=True)
-                axis.plot(x, y, color=colours[model], label=label, linewidth=1.6)
-        axis.set_title("Mean of the hospitals" if site == "mean" else site, fontsize=9)
-        axis.grid(alpha=0.25)
-        axis.tick_params(labelsize=7)
-        axis.set_xlabel("round", fontsize=7)
-    for axis in flat[len(shown) :]:
-        axis.set_visible(False)
-    flat[0].set_ylabel(summary.label(score), fontsize=8)
-    flat[0].legend(fontsize=7)
-    return svg_text(figure)
-
-
-def _equal(points: Mapping[str, Mapping[str, list[tuple[int, float]]]]) -> dict[str, str]:
-    """The first model of each group whose curves are the same at every hospital, and all names of the group: one curve
-    would hide the others."""
-    groups: dict[tuple[tuple[str, tuple[tuple[int, float], ...]], ...], list[str]] = {}
-    for model in dict.fromkeys(model for of_site in points.values() for model in of_site):
-        curve = tuple((site, tuple(sorted(found[model]))) for site, found in points.items() if model in found)
-        groups.setdefault(curve, []).append(model)
-    named = [sorted(models, key=lambda model: model not in COLOURS) for models in groups.values()]  # references first
-    return {models[0]: ", ".join(map(label_of, models)) for models in named}
-
-
 def heatmaps(summary: Summary, mixing: Mapping[str, Matrix]) -> list[dict[str, str]]:
     """The last round's matrix of every slot: row k is what hospital k's model is made of."""
     names = summary.roster
@@ -256,12 +193,13 @@ def heatmaps(summary: Summary, mixing: Mapping[str, Matrix]) -> list[dict[str, s
     pictures = []
     for slot, key in last.items():
         matrix = mixing[key]
-        side = max(2.8, 0.55 * len(names) + 1.4)
-        figure, axes = _figure(side, side * 0.85)
+        side = min(max(2.8, 0.55 * len(names) + 1.4), 0.55 * MANY + 1.4)
+        figure, axes = new_figure(side, side * 0.85)
         axis = axes[0, 0]
         axis.imshow(matrix, cmap="Blues", vmin=0, vmax=max(1e-9, float(matrix.max())))
-        axis.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=7)
-        axis.set_yticks(range(len(names)), names, fontsize=7)
+        named = range(0, len(names), -(-len(names) // (2 * MANY)))  # of many every second, third, ...
+        axis.set_xticks(named, [names[number] for number in named], rotation=45, ha="right", fontsize=7)
+        axis.set_yticks(named, [names[number] for number in named], fontsize=7)
         if len(names) <= 12:
             for row, column in np.ndindex(matrix.shape):
                 dark = matrix[row, column] > 0.6 * matrix.max()
@@ -289,7 +227,7 @@ def _drawn(panel: Panel, summary: Summary, lines: Sequence[Line], mixing: Mappin
     match panel:
         case GraphPanel():
             last = max((key for key in mixing if key.rsplit("/", 1)[0] == panel.slot), default=None)
-            figure, axes = _figure(3.6, 3.2)
+            figure, axes = new_figure(3.6, 3.2)
             draw_graph(axes[0, 0], summary.roster, panel.edges, mixing[last] if last else None)
             note = (
                 f"Slot “{panel.slot}”: {len(panel.edges)} edges of the network along which models are drawn together; "
@@ -310,7 +248,7 @@ def _diagnosed(panel: CurvesPanel, lines: Sequence[Line]) -> str:
     names = [name for name in panel.names if any(line.model == name for line in told)]
     if not names:
         return ""
-    figure, axes = _figure(3.4 * len(names), 2.7, len(names))
+    figure, axes = new_figure(3.4 * len(names), 2.7, len(names))
     for axis, name in zip(axes.flat, names, strict=True):
         axis.xaxis.get_major_locator().set_params(integer=True)
         for site in sorted({line.site for line in told}):
@@ -330,7 +268,7 @@ def _sdwd(folder: Path) -> str:
     boxes = {slot: values for slot, values in sdwd_of_slots(folder).items() if values[-1] > 0}
     if not boxes:
         return ""
-    figure, axes = _figure(6.4, 1.2 + 0.35 * len(boxes))
+    figure, axes = new_figure(6.4, 1.2 + 0.35 * len(boxes))
     draw_boxes(axes[0, 0], boxes)
     return svg_text(figure)
 
