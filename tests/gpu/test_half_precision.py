@@ -13,6 +13,8 @@ from medpfl.methods.precision import kept_of, restored
 from medpfl.privacy import DPSGD
 from tools import round_of
 
+pytestmark = pytest.mark.slow
+
 REFUSED = {name for name in EVERY if name.split(",")[0] in ("APFL", "PerFedAvg", "Scaffold")}
 UNCLIPPED = {"L2GD"}
 """Refuses to have its gradients shortened."""
@@ -51,7 +53,6 @@ def test_float16_trains_nearly_alike(
             assert (whole[key] - tensor).norm() <= 0.1 * whole[key].norm() + 0.05, key
 
 
-@pytest.mark.slow
 def test_a_killed_job_goes_on_with_its_scale(sites: dict[bool, dict[str, Path]], tmp_path: Path) -> None:
     assert_resumes(lambda: EVERY["FedProx"].job(rounds=3, precision="fp16"), sites[False], tmp_path)
 

@@ -34,6 +34,8 @@ from medpfl.tasks.losses.overlap import DiceCE, DiceFocal, Tversky
 from medpfl.tasks.losses.regions import RegionDiceCE
 from tools import round_of
 
+pytestmark = pytest.mark.slow
+
 SGD = torch.optim.SGD
 CHOOSES = {"IFCA": "cluster0"}
 """Whose rounds begin with one look at the losses, before their steps; and what is trained then."""

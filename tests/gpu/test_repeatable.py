@@ -21,6 +21,8 @@ from medpfl.models.tabnet import sparsemax
 from medpfl.tasks.losses.entropy import CrossEntropy, Focal
 from medpfl.tasks.losses.overlap import DiceCE
 
+pytestmark = pytest.mark.slow
+
 functional = nn.functional
 NETWORKS = sorted(
     {
@@ -101,7 +103,6 @@ def test_operations_that_repeat_themselves(name: str, device: str) -> None:
 INPUTS = ((3, 64, 64), (1, 32, 32, 32), (3, 128), (10,))
 
 
-@pytest.mark.slow
 @pytest.mark.convolutions
 @pytest.mark.parametrize("kind", NETWORKS, ids=lambda kind: kind.__name__)
 def test_no_network_of_ours_needs_what_is_refused(kind: type[Architecture]) -> None:

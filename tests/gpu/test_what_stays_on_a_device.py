@@ -21,6 +21,8 @@ from medpfl.rounds.simulate import simulate
 from medpfl.rounds.site import SiteRunner
 from tools import normed, round_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def sites(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, dict[str, Path]]:
