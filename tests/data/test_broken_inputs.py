@@ -16,6 +16,8 @@ from broken_inputs.listing import GROUPS, line, sound, told
 from medpfl.check.grouping import grouped
 from medpfl.cli import main
 
+pytestmark = pytest.mark.slow
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "broken-inputs.md"
 ROWS = [(group, row) for group in GROUPS for row in group.rows]
 

@@ -19,6 +19,8 @@ from medpfl.results.tables import result_table
 from medpfl.results.terminal_table import print_results
 from tools import run
 
+pytestmark = pytest.mark.slow
+
 TOGETHER = ("APFL", "Auto", "FedRoD", "IFCA", "MoE")
 """Whose private network predicts only together with one that was mixed."""
 
@@ -54,7 +56,6 @@ def test_the_model_before_the_mixing_is_what_was_sent(
             assert same(held(runner, network), mine)
 
 
-@pytest.mark.slow
 def test_tables_say_after_what_each_model_is_scored(
     make_job: Callable[..., Job], table_sites: dict[str, Path], tmp_path: Path
 ) -> None:

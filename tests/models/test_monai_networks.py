@@ -28,6 +28,8 @@ from medpfl.models.transformers import UNETR, SwinUNETR, ViT
 from medpfl.models.unet import AttentionUnet, BasicUNet, UNet, UNetPlusPlus
 from medpfl.tasks.segmentation import Segmentation
 
+pytestmark = pytest.mark.slow
+
 SWIN: dict[str, Any] = {"feature_size": 12, "depths": (1, 1, 1, 1), "num_heads": (1, 1, 1, 1), "window_size": 2}
 MASKS: list[Architecture] = [
     UNet((4, 8)),
@@ -104,7 +106,6 @@ def test_it_trains_with_every_norm(architecture: Architecture, axes: int) -> Non
         trained(architecture, axes)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("axes", [2, 3])
 @pytest.mark.parametrize("architecture", LARGE, ids=str)
 @pytest.mark.convolutions
