@@ -12,8 +12,8 @@ from collections import Counter
 from pathlib import Path
 
 import medpfl
+from medpfl.core.devices import WANTED
 
-_DEVICE = "MEDPFL_DEVICE"  # as ``core.devices`` has it
 RESULT, FAILURE, LOG = "run.json", "failure.txt", "log.txt"
 _running: dict[str, subprocess.Popen[str]] = {}
 _gpus_taken = Counter[str]()
@@ -69,7 +69,7 @@ def end_all() -> None:
 def _take_gpu() -> str | None:
     """The one that the fewest runs begun here have, of several; None where there is at most one, or where the
     environment says on which all train: of a single visible one, "cuda:1" would not be there."""
-    there = visible_gpus() if not os.environ.get(_DEVICE) else []
+    there = visible_gpus() if not os.environ.get(WANTED) else []
     if len(there) < 2:
         return None
     with _lock:

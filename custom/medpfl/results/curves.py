@@ -44,6 +44,8 @@ def curves(summary: Summary, lines: Sequence[Line]) -> str:
     together = _equal(points)
     apart = "mean" in points and len(shown) > MANY
     shown = ["mean"] if apart else shown
+    bands = f"Mean of {len(points) - 1} hospitals; four fifths of them lie within the bands"
+    mean = bands if apart else "Mean of the hospitals"
     columns = min(3, len(shown))
     rows = -(-len(shown) // columns)
     size = (6.8, 3.6) if apart else (3.4 * columns, 2.5 * rows)
@@ -63,12 +65,10 @@ def curves(summary: Summary, lines: Sequence[Line]) -> str:
                 axis.plot(x, y, color=colours[model], label=label, linewidth=1.6)
             if apart:
                 axis.fill_between(*four_fifths(points, model), color=colours[model], alpha=0.12, linewidth=0)
-        axis.set_title("Mean of the hospitals" if site == "mean" else site, fontsize=9)
+        axis.set_title(mean if site == "mean" else site, fontsize=9)
         axis.grid(alpha=0.25)
         axis.tick_params(labelsize=7)
         axis.set_xlabel("round", fontsize=7)
-    if apart:
-        flat[0].set_title(f"Mean of {len(points) - 1} hospitals; four fifths of them lie within the bands", fontsize=9)
     for axis in flat[len(shown) :]:
         axis.set_visible(False)
     flat[0].set_ylabel(summary.label(score), fontsize=8)
@@ -84,7 +84,7 @@ def four_fifths(points: Curves, model: str) -> tuple[list[int], list[float], lis
             for number, value in found.get(model, ()):
                 by_round.setdefault(number, []).append(value)
     rounds = sorted(by_round)
-    low, high = ([float(np.nanquantile(by_round[number], share)) for number in rounds] for share in (0.1, 0.9))
+    low, high = ([float(np.quantile(by_round[number], share)) for number in rounds] for share in (0.1, 0.9))
     return rounds, low, high
 
 
