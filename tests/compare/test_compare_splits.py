@@ -163,6 +163,7 @@ def test_splits_that_cannot_be_get_one_sentence(
     assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_leaving_out_needs_enough_hospitals(tmp_path: Path, table_sites: dict[str, Path]) -> None:
     two = {site: table_sites[site] for site in ("anna", "berta")}
     with pytest.raises(ConfigError, match="a comparison that leaves hospitals out needs at least 3 hospitals, got 2"):

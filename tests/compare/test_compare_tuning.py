@@ -49,6 +49,7 @@ def test_a_broken_search_gets_one_sentence(tmp_path: Path, changes: dict[str, An
     assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -55,6 +55,7 @@ def test_long_signals_carry_it_too(shape: str, gamma: float) -> None:
     assert_optimal(denoise(signal, gamma), signal, gamma)
 
 
+@pytest.mark.slow
 @given(signal=SIGNALS)
 def test_gamma_zero_is_the_identity(signal: Signal) -> None:
     assert np.array_equal(denoise(signal, 0.0), signal)

@@ -140,6 +140,7 @@ def test_what_was_sent_and_the_residual_are_the_sum_of_the_updates(codec: Codec,
         torch.testing.assert_close(sent[key] + residual[key], total[key], atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_without_a_residual_the_message_is_the_plain_one() -> None:
     data, residual = encode_with_feedback(STC(0.1), update(), {})
     assert data == STC(0.1).encode(update())

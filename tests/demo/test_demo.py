@@ -62,6 +62,7 @@ def test_files_are_oriented_and_spaced_as_declared(phantoms: Path) -> None:
     assert len({scanner.axes for scanner in HOSPITALS.values()}) == len(HOSPITALS)
 
 
+@pytest.mark.slow
 def test_every_image_is_finite_and_every_label_map_has_the_organ(phantoms: Path) -> None:
     for site in HOSPITALS:
         for path in sorted((phantoms / site / "images").iterdir()):

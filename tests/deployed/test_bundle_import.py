@@ -75,6 +75,7 @@ def bundle(folder: Path, name: str, args: dict[str, Any], network: nn.Module | N
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one in LARGE)) for one in BUNDLES])
 def test_the_imported_network_computes_what_the_bundles_does(name: str, tmp_path: Path) -> None:
     network = theirs(name, BUNDLES[name])

@@ -123,6 +123,7 @@ def test_a_network_that_the_method_does_not_have_is_named(runs: dict[str, Any], 
         load_deployed(tmp_path / "m.safetensors")
 
 
+@pytest.mark.slow
 def test_the_card_says_what_is_true(runs: dict[str, Any]) -> None:
     folder, _, sites = runs["softpull"]
     path = model_of(folder, "softpull", "personal-best")

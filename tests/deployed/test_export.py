@@ -246,6 +246,7 @@ def test_what_was_traced_does_not_decide_what_is_found(models: dict[str, Path], 
             export(models["chooser"], tmp_path / "out", "torchscript")
 
 
+@pytest.mark.slow
 def test_an_existing_folder_and_a_missing_package_are_told(
     models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

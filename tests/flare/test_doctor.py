@@ -298,6 +298,7 @@ def test_other_kits(made: Provisioned, tmp_path: Path, silent_port: int, monkeyp
     assert "not by this server" in problems(server)["server"].text
 
 
+@pytest.mark.slow
 def test_notes(kit: Path, made: Provisioned, monkeypatch: pytest.MonkeyPatch) -> None:
     """What does not keep the site from running, but should be known."""
     reissue(kit, made, -1, 10)

@@ -85,6 +85,7 @@ def test_code_is_refused_and_other_rights_stay(made: Provisioned) -> None:
     (kit.local / "authorization.json").unlink()
 
 
+@pytest.mark.slow
 def test_a_hospitals_logs_and_files_stay(made: Provisioned) -> None:
     kit = next(person.kit for person in made.people if person.role == "hospital")
     assert '"allow_log_streaming": true' in (kit.local / "resources.json.default").read_text()

@@ -29,8 +29,6 @@ from medpfl.tasks.contract import Task
 from small_jobs import for_few
 from small_volumes import VOLUMES, write_volume_sites
 
-QUICK = {"FedAvg", "FedSM"}
-
 
 @pytest.fixture(scope="module")
 def sites(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, dict[str, Path]]:
@@ -57,9 +55,8 @@ def done(job: Job, sites: dict[str, Path], folder: Path) -> tuple[Any, ...]:
     return told, summary["test"], summary["events"], {str(file): (folder / file).read_text() for file in kept}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in EVERY]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EVERY)
 def test_a_job_on_another_device_is_the_same_to_the_bit(
     name: str, sites: dict[bool, dict[str, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -152,6 +152,7 @@ def fedrep_by_hand(runner: SiteRunner, start: dict[str, Tensor], method: FedRep)
     return net
 
 
+@pytest.mark.slow
 def test_fedrep_trains_the_head_then_the_base(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     method = FedRep(**settings(optimizer="sgd", epochs=2, head_epochs=3))
     job = make_job(mixers={"model": Mean()}, method=method, task=normed())

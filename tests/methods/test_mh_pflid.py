@@ -88,6 +88,7 @@ def macs(network: nn.Module, inputs: Tensor) -> float:
     return counter.get_total_flops() / 2
 
 
+@pytest.mark.slow
 def test_the_messenger_has_the_papers_size() -> None:
     """Table 5: 0.196 M weights for binary polyp segmentation; 0.070 and 0.012 G multiplications for classification of
     384 x 384 RGB and 256 x 256 grey images."""

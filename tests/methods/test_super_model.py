@@ -286,6 +286,7 @@ def test_a_result_that_was_altered_is_refused(
         read_result(tmp_path / "unmixed" / "results")
 
 
+@pytest.mark.slow
 def test_a_hospital_that_the_selector_does_not_know_is_refused(result: Path, table_sites: dict[str, Path]) -> None:
     files = {**table_sites, "emil": table_sites["anna"]}
     with pytest.raises(MedPFLError, match="emil is not among the selector's classes: anna, berta, clara, dora"):

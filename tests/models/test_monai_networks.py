@@ -60,7 +60,9 @@ LARGE: list[Architecture] = [
 
 def shape_for(architecture: Architecture, axes: int) -> tuple[int, ...]:
     """Inputs of one channel, of lengths that differ where they can be small."""
-    if isinstance(architecture, VNet | SwinUNETR | UNetPlusPlus | MonaiNet):
+    if isinstance(architecture, VNet):  # of tens of millions of weights
+        return (1, *(16,) * axes)
+    if isinstance(architecture, SwinUNETR | UNetPlusPlus | MonaiNet):
         return (1, *(32,) * axes)
     wanted = architecture.multiples(axes) or (16,) * axes
     return 1, 2 * wanted[0], *(4 * length for length in wanted[1:])

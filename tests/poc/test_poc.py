@@ -25,7 +25,6 @@ from medpfl.compare.runner import do_runs, read_run
 from medpfl.compare.runs import Run
 from medpfl.core.errors import MedPFLError
 from medpfl.data.site_file import load_site_file
-from medpfl.demo.phantom import write_phantoms
 from medpfl.deployed.evaluate import evaluate
 from medpfl.deployed.model_file import load_deployed
 from medpfl.flare.compared import do_runs_on, do_runs_over_flare, foreign_classes, over_flare
@@ -36,7 +35,7 @@ from medpfl.results.files import json_of
 from medpfl.tasks.classification import Classification
 from no_workers import without_workers
 from pictures import TABLE, write_images
-from small_jobs import write_table_sites
+from small_jobs import small_job, write_table_sites
 from tools import assert_same, deploy_to, interrupt, outcome, run, write_job
 
 COMPARISON: dict[str, Any] = {
@@ -55,19 +54,17 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def hospitals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two with phantoms, a table, and at each the same few pictures, split in its own way. (A third is a process
-    more in every job and shows nothing else.)"""
-    folder = tmp_path_factory.mktemp("phantoms")
-    files = {site: folder / f"{site}.yaml" for site in write_phantoms(folder)[:2]}
-    tables = write_table_sites(folder / "tables", list(files))
+    """Two with a table, and at each the same few pictures, split in its own way. (A third is a process more in every
+    job and shows nothing else; volumes, whose processes take twice as long to start, train in test_provisioned.)"""
+    folder = tmp_path_factory.mktemp("sites")
+    files = write_table_sites(folder, ["hospital-a", "hospital-b"])
     write_images(folder / "pictures", count=24)
     for seed, file in enumerate(files.values()):
         content = yaml.safe_load(file.read_text())
         pictures = {**TABLE, "files": "pictures/images/*.png", "split": {**TABLE["split"], "seed": seed}}
         pictures |= {"table": {**TABLE["table"], "file": "pictures/list.csv"}}
         pictures |= {"masks": {**TABLE["masks"], "files": "pictures/masks/*.png"}}
-        table = yaml.safe_load(tables[file.stem].read_text())["datasets"]["blood"]
-        content["datasets"] |= {"skin": pictures, "blood": {**table, "files": [f"tables/{file.stem}.csv"]}}
+        content["datasets"]["skin"] = pictures
         file.write_text(yaml.safe_dump(content, sort_keys=False))
     return files
 
@@ -92,26 +89,18 @@ def wait(federation: Federation, job_id: str, patience: float = 200) -> str:
     raise AssertionError(f"job {job_id} did not finish")
 
 
-def small_job(folder: Path, name: str, rounds: int = 2) -> Path:
-    """The shipped phantom job, with fewer and shorter rounds."""
-    job = load_job(ROOT / "jobs" / "softpull_phantom")
-    job = replace(
-        job,
-        name=name,
-        min_clients=2,
-        settings=replace(job.settings, rounds=rounds, finetune=1),
-        method=replace(job.method, steps=3),
-    )
-    return write_job(job, folder / name)
+def written(folder: Path, name: str, rounds: int = 2) -> Path:
+    """The folder of a small job."""
+    return write_job(replace(small_job(rounds), name=name), folder / name)
 
 
 @pytest.fixture(scope="module")
-def phantom(federation: Federation) -> tuple[Path, str]:
-    """The small phantom job, submitted by the admin console: its folder and its id."""
-    folder = small_job(federation.kits / "admin@medpfl.local" / "transfer" / "jobs", "small-phantom", rounds=4)
+def submitted(federation: Federation) -> tuple[Path, str]:
+    """A small job, submitted by the admin console: its folder and its id."""
+    folder = written(federation.kits / "admin@medpfl.local" / "transfer" / "jobs", "from-the-console", rounds=30)
     done = subprocess.run(
         ["bash", "-c", federation.console_command()],
-        input="submit_job jobs/small-phantom\nlist_jobs\nbye\n",
+        input="submit_job jobs/from-the-console\nlist_jobs\nbye\n",
         capture_output=True,
         text=True,
         timeout=60,
@@ -120,16 +109,17 @@ def phantom(federation: Federation) -> tuple[Path, str]:
     )
     assert "Submitted job" in done.stdout, done.stdout + done.stderr
     newest = max(federation.session.list_jobs(), key=lambda entry: entry["submit_time"])
-    assert newest["job_name"] == "small-phantom"
+    assert newest["job_name"] == "from-the-console"
     return folder, newest["job_id"]
 
 
 def test_a_job_from_the_console_tells_its_progress_and_a_kill_changes_nothing(
-    federation: Federation, hospitals: dict[str, Path], phantom: tuple[Path, str], tmp_path: Path
+    federation: Federation, hospitals: dict[str, Path], submitted: tuple[Path, str], tmp_path: Path
 ) -> None:
     """A killed process is started again, where FLARE alone ends the whole job. (What is left alone equals simulate,
     too: the comparison below, and test_provisioned.)"""
-    folder, job_id = phantom
+    folder, job_id = submitted
+    best = f"best_{small_job().task.score}_personal"
     progress = federation.run_folder("server", job_id) / "results" / "metrics.jsonl"
     deadline = time.monotonic() + 200
     while not (progress.exists() and '"split": "round", "round": 1' in progress.read_text()):
@@ -140,12 +130,12 @@ def test_a_job_from_the_console_tells_its_progress_and_a_kill_changes_nothing(
     seen: dict[str, Any] = {}
     while not (status := federation.status(job_id)).startswith("FINISHED"):
         assert time.monotonic() < deadline
-        if status == "RUNNING" and "best_dice_personal" not in str(seen):
+        if status == "RUNNING" and best not in str(seen):
             with contextlib.suppress(JobNotFound):  # not yet started at the server
                 seen = federation.session.show_stats(job_id, "server")
         time.sleep(0.2)
     assert status == "FINISHED:COMPLETED", federation.decisive_lines(job_id)
-    assert "best_dice_personal" in str(seen)
+    assert best in str(seen)
     downloaded = federation.download(job_id)
     names = {path.name for path in downloaded.iterdir()}
     assert names == {"metrics.jsonl", "mixing.npz", "bytes.json", "summary.json", "slots", "report.html"}
@@ -156,7 +146,7 @@ def test_a_job_from_the_console_tells_its_progress_and_a_kill_changes_nothing(
     for site in hospitals:
         log = (federation.run_folder(site, job_id) / "log.txt").read_text()
         assert "slot 'model':" in log and "never sent" in log  # what leaves and what stays, told at the start
-        kept = federation.kits / site / "medpfl" / "small-phantom" / "models"
+        kept = federation.kits / site / "medpfl" / "from-the-console" / "models"
         assert (kept / "personal-best.safetensors").is_file()
         assert f"of {site}" in (kept / "personal-best.md").read_text()
 
@@ -164,7 +154,7 @@ def test_a_job_from_the_console_tells_its_progress_and_a_kill_changes_nothing(
 def test_a_hospital_that_left_is_told_of_and_the_results_are_whole(federation: Federation, tmp_path: Path) -> None:
     """Its daemon dies and is back before the job's end: FLARE lets it into no job that runs, and says ABNORMAL.
     The task names its network by class: FLARE builds it inside the task, from the allow list."""
-    job = load_job(small_job(tmp_path, "left"))
+    job = load_job(written(tmp_path, "left"))
     assert isinstance(job, Job)
     task = Classification("skin", size=(24, 24), architecture=LeNet5())
     job = replace(job, task=task, min_clients=1, settings=replace(job.settings, rounds=12, grace=1.0, patience=1))
@@ -191,10 +181,10 @@ def test_a_hospital_that_left_is_told_of_and_the_results_are_whole(federation: F
 
 
 def test_a_given_model_is_evaluated_at_every_hospital(
-    federation: Federation, hospitals: dict[str, Path], phantom: tuple[Path, str], tmp_path: Path
+    federation: Federation, hospitals: dict[str, Path], submitted: tuple[Path, str], tmp_path: Path
 ) -> None:
-    assert wait(federation, phantom[1]) == "FINISHED:COMPLETED", federation.decisive_lines(phantom[1])
-    file = federation.kits / "hospital-b" / "medpfl" / "small-phantom" / "models" / "personal-best.safetensors"
+    assert wait(federation, submitted[1]) == "FINISHED:COMPLETED", federation.decisive_lines(submitted[1])
+    file = federation.kits / "hospital-b" / "medpfl" / "from-the-console" / "models" / "personal-best.safetensors"
     job_id = federation.submit(write_evaluation_job(file, tmp_path))
     assert wait(federation, job_id) == "FINISHED:COMPLETED", federation.decisive_lines(job_id)
     summary = json.loads((federation.download(job_id) / "summary.json").read_text())
@@ -243,7 +233,7 @@ def computed(results: Path, run: Run) -> dict[str, Any]:
 
 def test_a_job_cannot_call_a_function(federation: Federation, tmp_path: Path) -> None:
     """One for all that tests/flare/test_builder.py lists: the job's processes enforce the kits' allow lists."""
-    folder = small_job(tmp_path, "calls-a-function")
+    folder = written(tmp_path, "calls-a-function")
     victim = tmp_path / "victim"
     victim.mkdir()
     config = folder / "app" / "config" / "config_fed_server.json"

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from rich.console import Console
 
@@ -85,6 +86,7 @@ def test_what_a_model_that_learnt_nothing_scores() -> None:
     assert not one_answer(decisions, alike, Target.CLASS)  # there is nothing else to answer
 
 
+@pytest.mark.slow
 def test_a_card_says_that_a_model_gives_every_case_the_same_class(
     tmp_path: Path, make_job: Callable[..., Job], table_sites: dict[str, Path]
 ) -> None:

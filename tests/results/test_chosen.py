@@ -45,6 +45,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "results"
 
 
+@pytest.mark.slow
 def test_the_console_and_the_report_say_what_was_chosen(done: Path) -> None:
     summary = changed(
         read_training(done),

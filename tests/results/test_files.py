@@ -38,6 +38,7 @@ def altered(results: Path, tmp_path: Path) -> Callable[..., Path]:
     return change
 
 
+@pytest.mark.slow
 def test_what_is_written_is_what_is_read(results: Path) -> None:
     summary = read_training(results)
     assert json_of(summary) == json.loads((results / "summary.json").read_text())

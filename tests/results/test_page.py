@@ -36,6 +36,7 @@ def test_models_with_equal_curves_are_named_together() -> None:
     assert ">FedAvg</text>" in drawn and ">All share</text>" in drawn
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("rendered")
 @pytest.mark.parametrize("count", [MANY - 1, MANY])
 def test_many_hospitals_are_a_mean_and_a_band(count: int) -> None:

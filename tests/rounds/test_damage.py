@@ -253,6 +253,7 @@ def test_a_hospitals_damaged_state_falls_back_and_says_so(
     assert {line["site"] for line in outcome(tmp_path / "b")["test"]} == {"anna", "berta"}
 
 
+@pytest.mark.slow
 def test_damage_to_a_state_that_is_not_needed_changes_nothing(stopped: Stopped, tmp_path: Path) -> None:
     home = copy(stopped.within_four, tmp_path)
     cut(newest(home / "anna", "private"))  # of round 4, which the server does not know of

@@ -24,6 +24,7 @@ def serialiser() -> None:
     nvflare_fobs_initialize()
 
 
+@pytest.mark.slow
 def test_no_mutation_gets_through_or_raises_another_error() -> None:
     found = fuzz.run(500, seed=1)
     assert found.faults == [] and found.tried == 500

@@ -7,13 +7,12 @@ both devices is refused, but for copies, indices, and single values; so results 
 and whatever was left on the wrong device raises.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 DEVICE = torch.device("meta")
 aten = torch.ops.aten
@@ -52,18 +51,23 @@ class There(Tensor):
 class Elsewhere(TorchDispatchMode):
     """While it lasts, ``DEVICE`` has numbers."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled within it; to say so to the compiler at every operation takes a third of its time."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
         wanted = named.get("device")
-        if any(isinstance(leaf, There) for leaf in tree_leaves((args, named))) or (
-            wanted is not None and torch.device(wanted) == DEVICE
+        if (wanted is not None and torch.device(wanted) == DEVICE) or any(
+            type(one) is There for one in _all(args, named)
         ):
             return _run(func, args, named)
         return func(*args, **named)
 
 
 def _run(func: Callable[..., Any], args: Any, named: dict[str, Any]) -> Any:
-    tensors = [leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, Tensor)]
+    tensors = [one for one in _all(args, named) if isinstance(one, Tensor)]
     there = [one for one in tensors if isinstance(one, There)]
     here = [one for one in tensors if not isinstance(one, There) and one.dim() > 0]
     if there and here and func not in _MAY_MIX:
@@ -74,14 +78,36 @@ def _run(func: Callable[..., Any], args: Any, named: dict[str, Any]) -> Any:
     if wanted is not None and func is not _COPY:
         inside["device"] = torch.device("cpu")
     inside.pop("pin_memory", None)
-    found = func(*_inner(args), **_inner(inside))
+    found = func(*map(_inner, args), **{key: _inner(value) for key, value in inside.items()})
     if func is aten.copy_.default:
         return args[0]
     if not goes:
         return found
-    wrapped = tree_map_only(Tensor, There, found)
+    wrapped = _outer(found)
     return return_and_correct_aliasing(func, args, named, wrapped) if there else wrapped
 
 
-def _inner(values: Any) -> Any:
-    return tree_map_only(There, lambda one: one.inner, values)
+def _all(args: Any, named: dict[str, Any]) -> Iterator[Any]:
+    """What an operation is given, lists apart. (torch's functions for trees of any kind take ten times as long.)"""
+    yield from _flat(args)
+    yield from _flat(named.values())
+
+
+def _flat(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from _flat(value)
+        else:
+            yield value
+
+
+def _inner(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(map(_inner, value))
+    return value.inner if type(value) is There else value
+
+
+def _outer(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(map(_outer, value))
+    return There(value) if isinstance(value, Tensor) else value

@@ -151,6 +151,7 @@ def blobs(seed: int) -> Tensor:
     return found
 
 
+@pytest.mark.slow
 def test_masks_are_those_of_monai() -> None:
     from monai.metrics import compute_hausdorff_distance, compute_surface_dice
     from monai.networks import one_hot
