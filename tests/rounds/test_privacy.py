@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from opacus.accountants import RDPAccountant
 
 from medpfl.core.errors import BudgetSpent, ConfigError, MedPFLError, PolicyRefused
 from medpfl.core.mixers import Mean, NetworkProx
@@ -51,6 +50,8 @@ def averaged(privacy: DPSGD | ClippedNoise, rounds: int = 2, **args: Any) -> Job
 
 
 def opacus(history: list[tuple[float, float, int]]) -> float:
+    from opacus.accountants import RDPAccountant  # its import takes more than a second
+
     accountant = RDPAccountant()
     accountant.history = history
     return float(accountant.get_epsilon(delta=DELTA))
