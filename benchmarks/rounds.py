@@ -136,9 +136,11 @@ def _our_job(folder: Path, sites: int, rounds: int, hidden: int, interval: float
 def _stock_job(folder: Path, sites: int, rounds: int, values: int) -> Path:
     from nvflare.app_common.np.recipes.fedavg import NumpyFedAvgRecipe
 
+    start = folder / "stock.npy"  # in the job's JSON the server would read millions of numbers for minutes
+    np.save(start, np.zeros(values, np.float32))
     recipe = NumpyFedAvgRecipe(
         name="stock_fedavg",
-        model=[0.0] * values,
+        initial_ckpt=str(start.resolve()),
         min_clients=sites,
         num_rounds=rounds,
         train_script=str(Path(__file__).with_name("stock_client.py")),
