@@ -11,6 +11,7 @@ import torch
 from encrypted import share_key
 from every_method import EVERY, Small, write_both
 from medpfl.core.errors import ConfigError
+from medpfl.methods.fedsm import FedSM
 from tools import pieces, ready, round_of
 
 REFUSED = {
@@ -58,6 +59,17 @@ def test_equals_the_clear_or_is_refused(sites: dict[str, Path], tmp_path: Path, 
         return
     plain, encrypted = (trained(EVERY[name], sites, tmp_path / f"{kind}", kind) for kind in (None, "ckks"))
     assert plain.keys() == encrypted.keys()
+    for entry, tensor in plain.items():
+        torch.testing.assert_close(encrypted[entry], tensor, rtol=1e-5, atol=2e-6, msg=entry)
+
+
+def test_moments_that_encryption_cannot_tell_from_zero_are_refused(sites: dict[str, Path], tmp_path: Path) -> None:
+    """Adam's step divides by the root of such a number, which would be of either sign. FedSM without them encrypts."""
+    averaged = Small(FedSM, {"selector_training": "averaged_moments"})
+    with pytest.raises(ConfigError, match=r"multiples of 2\^-28, and FedSM sends the squares of gradients"):
+        trained(averaged, sites, tmp_path, "ckks")
+    local = Small(FedSM, {"selector_training": "local_steps", "selector_steps": 1})
+    plain, encrypted = (trained(local, sites, tmp_path / f"{kind}", kind) for kind in (None, "ckks"))
     for entry, tensor in plain.items():
         torch.testing.assert_close(encrypted[entry], tensor, rtol=1e-5, atol=2e-6, msg=entry)
 

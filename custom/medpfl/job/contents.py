@@ -29,8 +29,8 @@ class Job:
 
     Raises:
         ConfigError: there is no such reference or slot, a slot has no component (``mixers_of``), the job encrypts what
-            the server must see (``check_encryptable``), or there are start weights for a network that is only planned
-            when the job starts, or fewer hospitals are asked in a round than must answer.
+            the server must see (``check_encryptable``) or what is too fine for it, or there are start weights for a
+            network that is only planned when the job starts, or fewer hospitals are asked in a round than must answer.
     """
 
     name: str
@@ -54,6 +54,11 @@ class Job:
         object.__setattr__(self, "mixers", mixers_of(self.method, self.settings.references, self.components))
         if self.settings.encryption is not None:
             check_encryptable(self.mixers, self.settings.clip_updates is not None, self.codecs is not None)
+            if (too_fine := self.method.too_fine()) is not None:
+                raise ConfigError(
+                    "the controller's 'encryption' rounds numbers to multiples of 2^-28, and "
+                    f"{type(self.method).__name__} sends {too_fine}"
+                )
 
 
 @dataclass(frozen=True)

@@ -143,6 +143,11 @@ class Method(Training):
         default the networks that are deployed are the slots, and each gets the mean."""
         return {name: Mean() for name in self.deploys.values()}
 
+    def too_fine(self) -> str | None:
+        """What it sends of which most numbers are smaller than encrypted ones can tell apart (2^-28), and what to take
+        instead; None: nothing."""
+        return None
+
     def checkpoints(self) -> list[str]:
         """Names of the checkpoints it uses, which every hospital's site file must declare; none by default."""
         return []

@@ -91,6 +91,11 @@ class FedSM(Method):
         selector = ServerAdam() if self.selector_training == "server_adam" else Mean()
         return {"global": Mean(), "personal": SoftPull(), "selector": selector}
 
+    def too_fine(self) -> str | None:
+        if self.selector_training != "averaged_moments":
+            return None
+        return "the squares of gradients that its selector_training 'averaged_moments' averages; take 'local_steps'"
+
     def rate(self, name: str) -> float:
         return self.selector_lr if name == "selector" else self.lr
 
