@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes of their own that have imported everything already: copies of the test's process. A new one would import
-PyTorch and all of the package anew, for seconds."""
+PyTorch and all of the package anew, for seconds. Not for what needs threads that this process began (Dask's): a copy
+has none."""
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -40,7 +42,12 @@ class Forked:
 
     def ended(self) -> str:
         """What it wrote, once it has ended. AssertionError: it failed."""
-        _, status = os.waitpid(self._pid, 0)
+        try:
+            _, status = os.waitpid(self._pid, 0)
+        except BaseException:  # the test's time is over
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+            raise
         said = self._log.read_text(encoding="utf-8")
         assert status == 0, said
         return said
