@@ -19,12 +19,12 @@ import typer
 from torch import nn
 
 from benchmarks.common import OutOption, SeedsOption, machine, markdown, write_json
-from medpfl.bundle import DEMOS
 from medpfl.cli.terminal import say
 from medpfl.compare.statistics import paired_gain
 from medpfl.core.errors import MedPFLError
 from medpfl.core.groups import under
 from medpfl.core.mixers import Mean, Mixer, SoftPull
+from medpfl.demo.known import DEMOS
 from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods import softpull

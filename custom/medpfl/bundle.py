@@ -4,8 +4,6 @@
 import contextlib
 import os
 import shutil
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -13,51 +11,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 import medpfl
 from medpfl.core.errors import ConfigError, DataError, meant
-from medpfl.demo import phantom
-from medpfl.demo.har import ENVIRONMENT_VARIABLE as HAR_DATA
-from medpfl.demo.har import write_har
-from medpfl.demo.heart import ENVIRONMENT_VARIABLE as HEART_DATA
-from medpfl.demo.heart import write_heart
-from medpfl.demo.hippocampus import ENVIRONMENT_VARIABLE as HIPPOCAMPUS_DATA
-from medpfl.demo.hippocampus import write_hippocampus
-from medpfl.demo.organc import ENVIRONMENT_VARIABLE as ORGANC_DATA
-from medpfl.demo.organc import write_organc
-from medpfl.demo.patterns import KINDS, write_patterns
-from medpfl.demo.skin import ENVIRONMENT_VARIABLE as SKIN_DATA
-from medpfl.demo.skin import write_skin
-from medpfl.demo.skin_imbalance import DELTAS, write_imbalance
 
-DEMOS: dict[str, Callable[[Path], list[str]]] = {
-    "phantom": phantom.write_phantoms,
-    "heart": write_heart,
-    "skin": write_skin,
-    "skin_hospitals": partial(write_skin, sites="hospitals"),
-    "skin_400": partial(write_skin, images=400, public=400),
-    "skin_resolutions": partial(write_skin, sites="resolutions", images=400, public=400),
-    "phantom_channels": phantom.write_two_channels,
-    **{f"skin_delta_{delta}": partial(write_imbalance, delta=delta) for delta in DELTAS},
-    **{f"patterns_{kind}": partial(write_patterns, kind=kind) for kind in KINDS},
-    "hippocampus": write_hippocampus,
-    "organc": write_organc,
-    "har": write_har,
-    "har_hospitals": partial(write_har, hospitals=3),
-}
-"""Name of a demo to the function that writes its site files (and data) into a folder and returns the hospitals."""
 PACKAGED = Path(__file__).resolve().parent / "_bundle"
 """Where a wheel has meta.json, jobs/ and poc/project.yml of the checkout it was built from (pyproject.toml)."""
-_MADE = {
-    "phantom": str(phantom.HOSPITALS),
-    "phantom_channels": str(phantom.TWO_CHANNELS),
-    **dict.fromkeys(("skin_400", "skin_resolutions"), "marked as public"),
-}
-"""What a demo that lies there already must have been made with."""
-_DATA = {
-    "heart": HEART_DATA,
-    **{name: SKIN_DATA for name in DEMOS if name.startswith("skin")},
-    "hippocampus": HIPPOCAMPUS_DATA,
-    "organc": ORGANC_DATA,
-    **dict.fromkeys(("har", "har_hospitals"), HAR_DATA),
-}
 
 
 def prepare_demo(name: str, folder: Path) -> list[str]:
@@ -68,7 +24,9 @@ def prepare_demo(name: str, folder: Path) -> list[str]:
     Raises:
         DataError: the demo needs data that are not there, or the folder cannot be written.
     """
-    stamp = f"{name} {medpfl.__version__} {_MADE.get(name, '')} {os.environ.get(_DATA.get(name, ''), '')}"
+    from medpfl.demo.known import DATA_OF, DEMOS, MADE_WITH
+
+    stamp = f"{name} {medpfl.__version__} {MADE_WITH.get(name, '')} {os.environ.get(DATA_OF.get(name, ''), '')}"
     mark = folder / ".made-by-medpfl"
     if not mark.exists() or mark.read_text(encoding="utf-8") != stamp:
         fresh, old = (folder.with_name(f".{folder.name}-{what}-{os.getpid()}") for what in ("new", "old"))
@@ -204,6 +162,8 @@ def job_sites(sites: Path | None, job: str, scratch: Path) -> dict[str, Path]:
         ConfigError: ``sites`` is not a folder, or the job has no demo data.
     """
     if sites is None:
+        from medpfl.demo.known import DEMOS
+
         sites = scratch / "sites"
         DEMOS[demo_of(job)](sites)
     elif not sites.is_dir():

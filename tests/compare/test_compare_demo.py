@@ -7,11 +7,11 @@ import pytest
 from typer.testing import CliRunner
 
 from comparing import SOFT, write_file
-from medpfl.bundle import DEMOS
 from medpfl.cli import app
 from medpfl.compare import comparison
 from medpfl.compare.file import Comparison
 from medpfl.core.errors import MedPFLError
+from medpfl.demo.known import DEMOS
 from small_volumes import VOLUMES, write_volume_sites
 
 TASK = {

@@ -13,7 +13,9 @@ import yaml
 
 from comparing import compared
 from medpfl.compare.aggregate import mean_differences
+from medpfl.compare.plan import Plan
 from medpfl.compare.report import write_report as write_page
+from medpfl.compare.results import Results
 from medpfl.compare.run_results import TrainedRun
 from medpfl.compare.runner import read_run
 from medpfl.core.mixers import Mean, NetworkProx
@@ -21,6 +23,7 @@ from medpfl.job import Job
 from medpfl.methods.pfednet import PFedNet
 from medpfl.results.differences import QUANTILES, sdwd, sdwd_of_slots
 from medpfl.results.report import write_report
+from small_jobs import write_table_sites
 from tools import run
 
 NAMED = [["anna", "dora"], ["berta", "anna"]]
@@ -64,31 +67,39 @@ def test_a_run_whose_models_became_one_counts_as_no_difference() -> None:
     assert mean_differences([{}, {}]) == {}
 
 
-@pytest.mark.usefixtures("rendered")
-@pytest.mark.slow
-def test_a_sweep_of_tau_shows_that_models_come_together(table_sites: dict[str, Path], tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Plan, Results]:
+    """Before anything asks for figures that are rendered: the runs' own are not looked at."""
     slots = {"personal": {"path": "medpfl.core.mixers.NetworkProx", "args": {"graph": "complete"}}}
     method = {"path": "medpfl.methods.pfednet.PFedNet", "slots": slots, "sweep": {"personal.tau": [0.0, 0.05, 1e6]}}
     methods = yaml.safe_load(yaml.safe_dump({"pFedNet": method}))
-    plan, content = compared(tmp_path, table_sites, seeds=[0, 1], methods=methods)
+    folder = tmp_path_factory.mktemp("swept")
+    sites = write_table_sites(folder / "sites")
+    return folder, *compared(folder, sites, seeds=[0, 1], methods=methods)
+
+
+@pytest.mark.usefixtures("rendered")
+@pytest.mark.slow
+def test_a_sweep_of_tau_shows_that_models_come_together(swept: tuple[Path, Plan, Results]) -> None:
+    folder, plan, content = swept
     rows = {row.name: row for row in content.rows}
     for name in (f"pFedNet personal.tau {tau}" for tau in ("0.0", "0.05")):
         runs = [run for run in plan.runs if run.entry.name == name]
-        found = [read_run(tmp_path / "results", run, TrainedRun).sdwd for run in runs]
+        found = [read_run(folder / "results", run, TrainedRun).sdwd for run in runs]
         mean = np.mean([each["personal"] for each in found], axis=0)
         np.testing.assert_allclose(rows[name].sdwd["personal"], mean)
         assert found[0] != found[1]
     middle = {row.name: row.sdwd.get("personal", [0.0] * 5)[2] for row in content.rows}
     alone, some, together = (middle[f"pFedNet personal.tau {tau}"] for tau in ("0.0", "0.05", "1000000.0"))
     assert alone > some > together == pytest.approx(0, abs=1e-6)
-    (tmp_path / "figures").mkdir()
-    (tmp_path / "figures" / "communication.svg").write_text("of an earlier file")
-    page = write_page(content, tmp_path, []).read_text()
+    (folder / "figures").mkdir()
+    (folder / "figures" / "communication.svg").write_text("of an earlier file")
+    page = write_page(content, folder, []).read_text()
     assert "How hospitals' models differ" in page
-    drawn = {path.name: ElementTree.parse(path).getroot().tag for path in (tmp_path / "figures").iterdir()}
+    drawn = {path.name: ElementTree.parse(path).getroot().tag for path in (folder / "figures").iterdir()}
     assert set(drawn) == {"labels.svg", "curves.svg", "differences.svg", "pFedNet-by-personal.tau.svg"}
     assert set(drawn.values()) == {"{http://www.w3.org/2000/svg}svg"}
-    boxes = (tmp_path / "figures" / "differences.svg").read_text()
+    boxes = (folder / "figures" / "differences.svg").read_text()
     assert boxes.index(">pFedNet personal.tau 0.05</text>") < boxes.index(">pFedNet personal.tau 0.0</text>")
-    line = (tmp_path / "figures" / "pFedNet-by-personal.tau.svg").read_text()
+    line = (folder / "figures" / "pFedNet-by-personal.tau.svg").read_text()
     assert all(f">{value}</text>" in line for value in ("0", "0.05", "1e+06"))  # 0 has a place on the wide scale

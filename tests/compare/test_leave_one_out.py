@@ -27,6 +27,7 @@ from medpfl.methods.fedsm import FedSM
 from medpfl.methods.start import Start
 from medpfl.results.files import json_of
 from medpfl.rounds.simulate import simulate
+from no_workers import without_workers
 from small_jobs import small_job, write_table_sites
 from tools import write_job
 
@@ -41,12 +42,15 @@ def job() -> Job:
 
 @pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
-    """Real worker processes; a fold equals the same job run here without the hospital; finished folds are kept."""
+    """A fold equals the same job run here without the hospital, and what a process of its own makes of it; finished
+    folds are kept."""
     files = write_table_sites(tmp_path / "sites", THREE)
     folder = write_job(job(), tmp_path / "job")
     out = tmp_path / "out"
     arguments = ["leave-one-out", str(folder), "--sites", str(tmp_path / "sites"), "-o", str(out), "--jobs", "2"]
-    first = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    with pytest.MonkeyPatch.context() as patch:
+        without_workers(patch)
+        first = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert first.exit_code == 0, first.output
     content = json.loads((out / "leave-one-out.json").read_text())
     assert content["hospitals"] == THREE and content["models"] == [

@@ -3,9 +3,8 @@
 
 import errno
 import os
-import subprocess
-import sys
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 import yaml
 from PIL import Image
 
+from forked import Forked
 from medpfl.core.errors import DataError
 from medpfl.data.cache import PreparedCases, Tensors, _libraries
 from medpfl.data.declared import StorageRule
@@ -297,19 +297,12 @@ def test_a_folder_that_cannot_be_used_is_told_and_done_without(
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 2 and not list(tmp_path.glob("linked/*"))
 
 
-FILL = """
-import sys
-from pathlib import Path
-import torch
-from medpfl.data.cache import PreparedCases
-from medpfl.data.declared import StorageRule
-folder = Path(sys.argv[1])
-for turn in range(4):
-    cache = PreparedCases(StorageRule(cache="cache", cache_gb=float(sys.argv[2]) / 2**30), folder)
-    for number in range(100):
-        prepare = lambda: {"image": torch.full((1000,), float(number))}
-        assert cache.get([folder / f"{number}"], {}, prepare)["image"].eq(number).all()
-"""
+def fill(folder: Path, most: int) -> None:
+    for _ in range(4):
+        cache = PreparedCases(StorageRule(cache="cache", cache_gb=most / 2**30), folder)
+        for number in range(100):
+            case = {"image": torch.full((1000,), float(number))}
+            assert cache.get([folder / f"{number}"], {}, lambda case=case: case)["image"].eq(number).all()
 
 
 @pytest.mark.parametrize("most", [10**6, 60 * 4200], ids=["all fit", "some are removed"])
@@ -317,8 +310,7 @@ for turn in range(4):
 def test_two_processes_fill_it_at_once(tmp_path: Path, most: int) -> None:
     for number in range(100):
         (tmp_path / f"{number}").touch()
-    command = [sys.executable, "-c", FILL, str(tmp_path), str(most)]
-    both = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    assert [(process.communicate(timeout=100)[1], process.returncode) for process in both] == [("", 0)] * 2
+    both = [Forked(partial(fill, tmp_path, most), tmp_path / f"log-{number}") for number in range(2)]
+    assert [process.ended() for process in both] == ["", ""]
     assert len(kept(tmp_path)) == 100 if most == 10**6 else 30 < len(kept(tmp_path)) < 100
     assert bytes_in(tmp_path) <= most * 17 / 16 and not list((tmp_path / "cache").rglob("*.part"))

@@ -8,10 +8,10 @@ import pytest
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
-from medpfl.bundle import DEMOS
 from medpfl.cli import app
 from medpfl.core.errors import ConfigError
 from medpfl.data.site_file import load_site_file
+from medpfl.demo.known import DEMOS
 from medpfl.demo.patterns import HOSPITALS, KINDS, write_patterns
 from medpfl.models.lenet import LeNet5
 from medpfl.tasks import Classification

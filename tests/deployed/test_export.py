@@ -28,7 +28,7 @@ from medpfl.methods.fedsm import FedSM
 from medpfl.models.unet import UNet
 from medpfl.tasks.segmentation import Segmentation
 from medpfl.tasks.tabular import Tabular
-from monai_command import run_python
+from monai_command import run_bundle, run_code
 from small_jobs import write_table_sites
 from tools import run
 
@@ -169,8 +169,8 @@ def test_monai_runs_the_bundle_on_an_oblique_scan(
 ) -> None:
     scan = write_oblique(phantoms, tmp_path / "in")
     folders = ["--dataset_dir", str(tmp_path / "in"), "--output_dir", str(tmp_path / "out")]
-    command = ["-m", "monai.bundle", "run", "--config_file", "configs/inference.json", *folders]
-    run_python(command, bundle)
+    command = ["run", "--config_file", "configs/inference.json", *folders]
+    run_bundle(command, bundle)
     written = nib.load(tmp_path / "out" / "scan_seg.nii.gz")
     original = nib.load(scan)
     assert written.shape == original.shape and written.get_data_dtype() == np.uint8
@@ -217,7 +217,7 @@ def test_monai_loads_the_bundle(models: dict[str, Path], bundle: Path) -> None:
     inputs = torch.randn(3, *model.input_shape)
     torch.testing.assert_close(network(inputs), model(inputs), rtol=1e-5, atol=1e-5)
     assert described["network_data_format"]["outputs"]["pred"]["channel_def"] == {"0": "background", "1": "organ"}
-    assert run_python(["-c", WORKFLOW], bundle).endswith("missing: []\n")
+    assert run_code(WORKFLOW, bundle).endswith("missing: []\n")
     assert f"pytorch-ignite=={IGNITE}" in (ROOT / "tests" / "run").read_text()
 
 

@@ -23,7 +23,7 @@ from medpfl.methods import softpull
 from medpfl.models.unet import UNet
 from medpfl.tasks.segmentation import Segmentation
 from medpfl.tasks.tabular import Tabular
-from monai_command import run_python
+from monai_command import run_bundle
 from pictures import TABLE, declare, write_images
 from small_jobs import write_table_sites
 from tools import run
@@ -100,8 +100,8 @@ def test_monai_runs_a_bundle_on_images(segmenting: Path, tmp_path: Path) -> None
     photo = write_raw(tmp_path / "raw")
     bundle = export(segmenting, tmp_path / "skin", "monai")
     folders = ["--dataset_dir", str(photo.parent), "--output_dir", str(tmp_path / "out")]
-    command = ["-m", "monai.bundle", "run", "--config_file", "configs/inference.json", *folders]
-    run_python(command, bundle)
+    command = ["run", "--config_file", "configs/inference.json", *folders]
+    run_bundle(command, bundle)
     expected = expected_shares(segmenting, photo)
     found = np.asarray(Image.open(tmp_path / "out" / "photo_seg.png"))
     assert found.shape == (53, 37) and (found == expected.argmax(axis=0)).mean() > 0.999

@@ -2,7 +2,6 @@
 """Models of 3-D jobs in use: the evaluated Dice comes out of the written files, alone, as super model, as bundle."""
 
 import json
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from forked import Forked, without
 from medpfl.core.mixers import Mean, ServerAdam, SoftPull
 from medpfl.data.site_file import load_site_file
 from medpfl.deployed.export import export
@@ -23,7 +23,7 @@ from medpfl.job.settings import Settings
 from medpfl.methods.fedsm import FedSM
 from medpfl.rounds.joint import read_result
 from medpfl.rounds.simulate import simulate
-from monai_command import run_python
+from monai_command import run_bundle
 from small_volumes import VOLUMES, write_volume_sites
 
 pytestmark = pytest.mark.slow
@@ -103,9 +103,9 @@ def test_monai_runs_the_bundle_and_finds_the_same(trained: Path, tmp_path: Path)
         nib.orientations.io_orientation(source.affine), nib.orientations.axcodes2ornt("PIR")
     )
     nib.save(source.as_reoriented(turn), tmp_path / "in" / "scan.nii.gz")
-    command = ["-m", "monai.bundle", "run", "--config_file", "configs/inference.json"]
+    command = ["run", "--config_file", "configs/inference.json"]
     command += ["--dataset_dir", str(tmp_path / "in"), "--output_dir", str(tmp_path / "out")]
-    run_python(command, folder)
+    run_bundle(command, folder)
     written: Any = nib.load(tmp_path / "out" / "scan_seg.nii.gz")
     predict(load_deployed(of_anna(trained)), tmp_path / "in", tmp_path / "ours")
     ours: Any = nib.load(tmp_path / "ours" / "scan.nii.gz")
@@ -123,8 +123,13 @@ def test_a_script_of_monai_alone_reproduces_the_prediction_from_torchscript(trai
     image = torch.randn(1, 1, 11, 9, 13, generator=torch.Generator().manual_seed(0))
     torch.save(image, tmp_path / "in.pt")
     arguments = [str(path) for path in (folder / "model.ts", tmp_path / "in.pt", tmp_path / "out.pt")]
-    done = subprocess.run([sys.executable, "-c", MONAI_ALONE, *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+
+    def alone() -> None:
+        without("medpfl")
+        sys.argv[1:] = arguments
+        exec(MONAI_ALONE, {})
+
+    Forked(alone, tmp_path / "log").ended()
     with torch.inference_mode():
         expected = model.task.infer(model, image)
     torch.testing.assert_close(torch.load(tmp_path / "out.pt", weights_only=True), expected, rtol=1e-5, atol=1e-5)

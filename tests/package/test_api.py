@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Python API: its names, and that importing it costs nothing. The notebooks run it (test_notebooks.py)."""
 
+import importlib
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import medpfl
+from forked import Forked, forget
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,12 +36,19 @@ def test_importing_the_package_imports_nothing_else() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", ["import medpfl.compare.file", "pass"])
-def test_the_package_compare_is_the_function_too(first: str) -> None:
-    call = "try:\n    medpfl.compare({})\nexcept medpfl.MedPFLError as error:\n    print(error)"
-    code = f"{first}\nimport medpfl\n{call}\n{call}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.count("comparison: 'name' is missing") == 2
+@pytest.mark.parametrize("first", ["medpfl.compare.file", "medpfl"])
+def test_the_package_compare_is_the_function_too(tmp_path: Path, first: str) -> None:
+    def compare_twice() -> None:
+        forget("medpfl")
+        importlib.import_module(first)
+        import medpfl
+
+        for _ in range(2):
+            with pytest.raises(Exception, match="comparison: 'name' is missing") as told:
+                medpfl.compare({})
+            assert isinstance(told.value, medpfl.MedPFLError)
+
+    Forked(compare_twice, tmp_path / "log").ended()
 
 
 def test_every_call_on_the_page_is_there() -> None:

@@ -170,6 +170,10 @@ LIGHT = [  # in this order in one process: each is imported on top of those befo
         ["nvflare", "monai", "opacus", "pandas", "sklearn", "numba", "scipy", "nibabel", "tenseal"],
     ),
     (
+        "medpfl.compare.worker",
+        ["nvflare", "monai", "opacus", "matplotlib", "pandas", "sklearn", "numba", "scipy", "nibabel", "pydicom"],
+    ),
+    (
         "medpfl.flare.controller",
         ["monai", "opacus", "matplotlib", "pandas", "sklearn", "numba", "scipy", "nibabel", "tenseal"],
     ),
@@ -188,6 +192,11 @@ def test_importing_stays_light() -> None:
     assert dict(zip((module for module, _ in LIGHT), done.stdout.splitlines(), strict=True)) == dict.fromkeys(
         (module for module, _ in LIGHT), "[]"
     )
+
+
+def test_shipped_jobs_are_found_without_waiting_for_numpy() -> None:
+    code = "import sys, medpfl.bundle; print([name for name in ('numpy', 'torch', 'nibabel') if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 def test_no_file_is_long() -> None:

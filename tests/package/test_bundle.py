@@ -9,8 +9,9 @@ from nvflare.fuel.utils.zip_utils import zip_directory_to_bytes
 from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 
 import medpfl
-from medpfl.bundle import DEMOS, demo_of, find_job, manifest, prepare_demo
+from medpfl.bundle import demo_of, find_job, manifest, prepare_demo
 from medpfl.core.errors import ConfigError, DataError
+from medpfl.demo.known import DEMOS
 from medpfl.flare.allow import component_classes
 from medpfl.job import load_job
 

@@ -1,18 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The notebooks are run as a user runs them, every cell, each in a kernel of its own and an empty folder.
+"""The notebooks are run, every cell, each in an empty folder: one in a kernel, as a user runs it, the others by IPython
+in this process, where every import is done already.
 
-One line is another one here: the comparison takes one seed of the three, because every run is a process of its own."""
+Two things are other ones here: the comparison takes one seed of the three, and only one of its runs, of the notebook's
+own method, is done in a process of its own."""
 
 import asyncio
+import io
+import json
 import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stderr
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TextIO, TypeAlias
 
 import nbformat
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 from nbclient import NotebookClient
+from traitlets.config import Config
+
+from medpfl.compare import processes
+from no_workers import InProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+Process: TypeAlias = "InProcess | subprocess.Popen[str]"
 CHECKS = {
     "first-federation": """
 assert set(result.scores) >= {"local", "fedavg", "personal"} and list(result.scores.index) == result.summary.roster
@@ -46,24 +62,61 @@ def test_they_are_stored_without_what_they_printed() -> None:
         assert not [cell.id for cell in notebook.cells if cell.metadata.get("tags")]  # one leaves a cell out
 
 
+def run_in_a_kernel(notebook: nbformat.NotebookNode, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    for variable in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR"):
+        patch.setenv(variable, str(folder.parent / "jupyter"))
+    patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT / "custom"), os.environ.get("PYTHONPATH")])))
+    client = NotebookClient(notebook, timeout=240, startup_timeout=180, resources={"metadata": {"path": folder}})
+    asyncio.run(client.async_execute())
+    printed = [text.text for cell in notebook.cells for text in cell.get("outputs", ()) if text.get("name") == "stderr"]
+    assert not printed
+
+
+def one_of_its_own() -> Callable[..., Process]:
+    """What starts the comparison's runs: the first of the notebook's method as it is."""
+    started = []
+
+    def start(command: list[str], stdout: TextIO, stderr: TextIO, env: Mapping[str, str], **options: object) -> Process:
+        order = json.loads(Path(command[3], "order.json").read_text())
+        if not started and "home_layer" in json.dumps(order):
+            started.append(command)
+            return subprocess.Popen(command, stdout=stdout, stderr=stderr, text=True, env=env)
+        return InProcess(command, stdout)
+
+    return start
+
+
+def run_here(notebook: nbformat.NotebookNode, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    patch.setenv("IPYTHONDIR", str(folder.parent / "ipython"))
+    patch.chdir(folder)
+    patch.syspath_prepend("")  # as in a kernel
+    patch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # IPython sets its own
+    patch.setattr(processes, "subprocess", SimpleNamespace(Popen=one_of_its_own()))
+    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
+    try:
+        with redirect_stderr(io.StringIO()) as printed:
+            for cell in notebook.cells:
+                if cell.cell_type == "code":
+                    shell.run_cell(cell.source).raise_error()
+    finally:
+        InteractiveShell.clear_instance()
+        sys.modules.pop("home_layer", None)
+    assert not printed.getvalue()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.usefixtures("rendered")
 def test_it_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR"):
-        monkeypatch.setenv(variable, str(tmp_path / "jupyter"))
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT / "custom"), os.environ.get("PYTHONPATH")]))
-    )
-    (tmp_path / "work").mkdir()
+    folder = tmp_path / "work"
+    folder.mkdir()
     notebook = nbformat.read(ROOT / "docs" / "notebooks" / f"{name}.ipynb", as_version=4)
     if name == "own-method":
         (cell,) = [cell for cell in notebook.cells if "medpfl.compare(" in cell.source]
         assert '"seeds": [0, 1, 2]' in cell.source
         cell.source = cell.source.replace('"seeds": [0, 1, 2]', '"seeds": [0]')
     notebook.cells.append(nbformat.v4.new_code_cell(CHECKS[name]))
-    client = NotebookClient(
-        notebook, timeout=240, startup_timeout=180, resources={"metadata": {"path": tmp_path / "work"}}
-    )
-    asyncio.run(client.async_execute())
-    printed = [text.text for cell in notebook.cells for text in cell.get("outputs", ()) if text.get("name") == "stderr"]
-    assert not printed
+    if name == "first-federation":
+        run_in_a_kernel(notebook, folder, monkeypatch)
+    else:
+        run_here(notebook, folder, monkeypatch)

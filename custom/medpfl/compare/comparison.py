@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from medpfl.bundle import DEMOS
 from medpfl.compare.collect import collect
 from medpfl.compare.comparison_tables import markdown
 from medpfl.compare.examples import examples_of
@@ -75,6 +74,8 @@ def _hospitals(file: Comparison, site_files: Mapping[str, Path] | None) -> Itera
         return
     if file.demo is None:
         raise ConfigError(f"comparison '{file.name}' names no 'demo' in its file: give the hospitals' site files")
+    from medpfl.demo.known import DEMOS
+
     with tempfile.TemporaryDirectory(prefix="medpfl-") as scratch:
         sites = Path(scratch) / "sites"
         DEMOS[file.demo](sites)

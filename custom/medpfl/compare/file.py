@@ -19,7 +19,6 @@ from pydantic import (
     model_validator,
 )
 
-from medpfl.bundle import DEMOS
 from medpfl.component import construct, import_named
 from medpfl.core.errors import ConfigError, meant
 from medpfl.data.untrusted import load_yaml
@@ -241,8 +240,11 @@ def _check(file: Comparison, path: Path | str) -> None:
         raise ConfigError(f"{path}: give 'steps' or 'epochs', not both: it is the local training of every method")
     import_named(file.training)
     construct(Training, file.training, str(path))
-    if file.demo is not None and file.demo not in DEMOS:
-        raise ConfigError(f"{path}: 'demo' must be one of {', '.join(DEMOS)}; got '{file.demo}'")
+    if file.demo is not None:
+        from medpfl.demo.known import DEMOS
+
+        if file.demo not in DEMOS:
+            raise ConfigError(f"{path}: 'demo' must be one of {', '.join(DEMOS)}; got '{file.demo}'")
     for name, entry in file.methods.items():
         if name in REFERENCES:
             how = "'pooled: true' adds it" if name == POOLED else "it is in every comparison already"

@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import nibabel as nib
 import numpy as np
 import yaml
 from numpy.typing import NDArray
@@ -81,6 +80,8 @@ def write_two_channels(folder: Path, seed: int = 0) -> list[str]:
 
 
 def _write(folder: Path, seed: int, hospitals: Mapping[str, tuple[Scanner, frozenset[int] | None]]) -> list[str]:
+    import nibabel as nib
+
     for site, (scanner, lacking) in hospitals.items():
         base = folder / site
         (base / "images").mkdir(parents=True, exist_ok=True)
@@ -123,6 +124,8 @@ def _scan(
     scanner: Scanner, rng: np.random.Generator, second: Sequence | None = None
 ) -> tuple[list[NDArray[np.float32]], NDArray[np.uint8], NDArray[np.float64]]:
     """One or two images of a patient, where the target is, and their affine."""
+    import nibabel as nib
+
     shape = tuple(round(length / size) for length, size in zip(FIELD, scanner.voxel, strict=True))
     grid = zip(shape, scanner.voxel, FIELD, strict=True)
     axes = [(np.arange(count) + 0.5) * size - length / 2 for count, size, length in grid]
