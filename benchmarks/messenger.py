@@ -78,8 +78,8 @@ def _sizes(task: Any, shape: tuple[int, ...]) -> dict[str, Any]:
         "weights": [_weights(local), _weights(messenger)],
         "multiplications": [_work(local, torch.zeros(1, *shape)), _work(messenger, torch.zeros(1, *shape))],
         "bytes": [
-            byte_count(gather(local, everything, ["local"])),
-            byte_count(gather(models, method.slots(models), ["messenger"])),
+            byte_count(gather(local.state_dict(), everything, ["local"])),
+            byte_count(gather(models.state_dict(), method.slots(models), ["messenger"])),
         ],
     }
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from medpfl.core.mapped import Passing
+from medpfl.core.mapped import Passing, is_mapped
 
 State = Mapping[str, Tensor]
 Matrix = NDArray[np.float64]
@@ -77,7 +77,8 @@ def mix(
         into: K states like these to write into; they share no memory with ``states``.
 
     Returns:
-        K state dicts; with ``in_place`` or ``into`` they hold the given tensors.
+        K state dicts; with ``in_place`` or ``into`` they hold the given tensors. In place, where all rows of the matrix
+        are equal, all K hold the first model's, for one model is enough: nobody may write to it any more.
 
     Raises:
         ValueError: the matrix is not K x K row-stochastic, or the states do not agree.
@@ -86,7 +87,7 @@ def mix(
     if len(states) != len(matrix):
         raise ValueError(f"a {len(matrix)} x {len(matrix)} matrix cannot mix {len(states)} models")
     results: list[dict[str, Tensor]] = [{} for _ in states]
-    passing = Passing()
+    passing, one = Passing(), in_place and _is_one(matrix, states[0])
     for key in states[0]:
         tensors = [state[key] for state in states]
         if any(t.shape != tensors[0].shape or t.dtype != tensors[0].dtype for t in tensors):
@@ -98,7 +99,9 @@ def mix(
         else:
             targets = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in tensors]
         if tensors[0].is_floating_point():
+            targets = targets[:1] if one else targets
             _mix_tensor(matrix, tensors, targets, passing)
+            targets = targets * len(states) if one else targets
         elif not in_place:
             for source, target in zip(tensors, targets, strict=True):
                 target.copy_(source)
@@ -106,6 +109,14 @@ def mix(
             result[key] = target
     passing.end()
     return results
+
+
+def _is_one(matrix: Matrix, state: State) -> bool:
+    """Whether all hospitals get one model. Not where it lies in a file and holds entries that stay as each hospital had
+    them: a model lies in one file."""
+    if not (matrix == matrix[0]).all():
+        return False
+    return all(tensor.is_floating_point() or not is_mapped(tensor) for tensor in state.values())
 
 
 def _mix_tensor(matrix: Matrix, sources: Sequence[Tensor], targets: Sequence[Tensor], passing: Passing) -> None:
@@ -127,7 +138,7 @@ def _mix_tensor(matrix: Matrix, sources: Sequence[Tensor], targets: Sequence[Ten
             common = scratch[0, : stop - start].zero_()
             for weight, own in zip(shared, old, strict=True):
                 common.add_(own, alpha=weight)
-            for share, own, target in zip(keep, old, new, strict=True):
+            for share, own, target in zip(keep, old, new, strict=len(new) > 1):
                 target.copy_(common) if share == 0 else torch.add(common, own, alpha=share, out=target)
         else:
             before, after = scratch[: len(old), : stop - start], scratch[len(old) :, : stop - start]

@@ -10,6 +10,9 @@ what the steps before it did.
 import torch
 from torch import Tensor
 
+_AT_ONCE = 64
+"""Batches that are added up together: each for itself takes longer than a small network's optimiser."""
+
 
 class EffectiveSamples:
     """The weights of the training samples in one network's change.
@@ -21,6 +24,8 @@ class EffectiveSamples:
     def __init__(self, samples: int):
         self._weights = torch.zeros(samples, dtype=torch.float64)
         self._step: list[tuple[Tensor, Tensor]] = []
+        self._made: list[tuple[Tensor, Tensor, float]] = []
+        """Rows, weights and learning rate of steps that are not in the weights yet."""
         self._open: list[tuple[list[tuple[Tensor, Tensor]], float, float, Tensor]] = []
 
     def batch(self, rows: Tensor, weights: Tensor) -> None:
@@ -30,7 +35,7 @@ class EffectiveSamples:
             rows: B numbers of samples.
             weights: B, >= 0, of each in the step's gradient.
         """
-        self._step.append((rows, weights.double()))
+        self._step.append((rows, weights))
 
     def moved(self, rate: float, taken_back: float, left_out: Tensor | None = None) -> None:
         """The step was made.
@@ -56,15 +61,26 @@ class EffectiveSamples:
 
     def _take(self, step: list[tuple[Tensor, Tensor]], rate: float, taken_back: float) -> None:
         if taken_back:
+            self._add()
             self._weights *= abs(1 - taken_back)
-        for rows, weights in step:
-            self._weights.index_add_(0, rows, rate * weights)
+        self._made += [(rows, weights, rate) for rows, weights in step]
+        if len(self._made) >= _AT_ONCE:
+            self._add()
+
+    def _add(self) -> None:
+        if not self._made:
+            return
+        rows, weights, rates = zip(*self._made, strict=True)
+        self._made = []
+        each = torch.tensor(rates, dtype=torch.float64).repeat_interleave(torch.tensor([len(one) for one in rows]))
+        self._weights.index_add_(0, torch.cat(rows), each * torch.cat(weights).double())  # in the steps' order
 
     @property
     def effective(self) -> float:
         """How many samples of equal weight would be as many (Kish, "Survey Sampling", 1965): (sum w)^2 / sum w^2.
         Infinity: the change is not of training samples at all; 0: their weights are beyond all numbers."""
         self._settle()
+        self._add()
         largest = float(self._weights.max()) if len(self._weights) else 0.0
         if largest == 0:
             return float("inf")

@@ -2,12 +2,12 @@
 """A hospital's part of the rounds, once it is ready: statistics, training, further exchanges, validation."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from medpfl.core.devices import spare_core
 from medpfl.core.errors import ProtocolError
@@ -146,7 +146,7 @@ class LocalRounds:
         here.guard.begin()
         notes = self.enter(header)
         load(here.models, slots)
-        metrics = self._look_at_mixed(current - 1, header) if current > 1 else []
+        metrics = self._look_at_mixed(current - 1, header, slots) if current > 1 else []
         losses = {}
         instead: Slots = {}
         for method in here.methods:
@@ -161,19 +161,26 @@ class LocalRounds:
             losses[next(iter(method.deploys))] = number(float(site.last_loss))
             instead.update(networks.sent_instead(site.outbox))
         self.resident.forget_round()
-        sent = here.guard.release({**networks.gather(), **instead}, slots, header)
-        self._keep(current, header)
+        state = self._trained()
+        sent = here.guard.release({**networks.gather(state), **instead}, slots, header)
+        self._keep(current, header, state)
         self.run.trained = current
         seconds = round(time.monotonic() - started, 3)
         reply = TrainReply(round=current, metrics=tuple(metrics), loss=losses, notes=tuple(notes), seconds=seconds)
         return Message(here.guard.told(reply), sent)
 
-    def _keep(self, current: int, header: TrainRequest) -> None:
+    def _trained(self) -> dict[str, Tensor]:
+        """The networks' state after training, whose gradients nobody needs any more."""
+        for parameter in self.ready.models.parameters():
+            parameter.grad = None
+        return self.ready.networks.state()
+
+    def _keep(self, current: int, header: TrainRequest, state: Mapping[str, Tensor]) -> None:
         """One file that is waited for until it is on the disk."""
         files, mixed = self.run.files, small_mixed(self.run.files, current - 1)
-        here, best = self.ready, {best.round for best in header.best.values()}
-        private = here.networks.private()
-        save_private(files, current, here.models, private, self.run.optimizers, self.run.scalers, mixed, best)
+        best = {best.round for best in header.best.values()}
+        private = {key: state[key] for key in self.ready.networks.private}
+        save_private(files, current, private, self.run.optimizers, self.run.scalers, mixed, best)
         if mixed:
             drop_mixed(files, current - 1)
 
@@ -199,25 +206,30 @@ class LocalRounds:
         here.method.refine(site, step)
         policy.check_trained(here.policy, site)
         sent = networks.sent_instead(site.outbox)
-        sent = {**gather(here.models, networks.slots, own), **sent}
+        sent = {**gather(self._trained(), networks.slots, own), **sent}
         return Message(RefineReply(round=current, step=step), here.guard.release(sent, own, header, step))
 
     def validate(self, header: ValidateRequest, slots: Slots) -> Message[ValidateReply]:
         """After the last round: look at its mixed models too, so that the last round can be the best."""
         notes = self.enter(header)
         load(self.ready.models, slots)
-        metrics = self._look_at_mixed(header.round, header)
+        metrics = self._look_at_mixed(header.round, header, slots)
         return Message(ValidateReply(metrics=tuple(metrics), notes=tuple(notes)))
 
-    def _look_at_mixed(self, round_number: int, header: OfRun) -> list[MetricLine]:
-        """Validate the models as they came out of a round's mixing and keep them until a better round is known."""
+    def _look_at_mixed(self, round_number: int, header: OfRun, slots: Slots) -> list[MetricLine]:
+        """Validate the models as a round's mixing left them, with these ``slots``, and keep them until a better round is
+        known."""
         here = self.ready
-        with torch.random.fork_rng(devices=[]):
-            for method in here.methods:
-                seed_torch(here.seed, here.name, round_number, type(method).__name__, "mixed")
-                method.after_mixing(self.site(method, round_number))
+        making = [method for method in here.methods if type(method).after_mixing is not Method.after_mixing]
+        if making:
+            with torch.random.fork_rng(devices=[]):
+                for method in making:
+                    seed_torch(here.seed, here.name, round_number, type(method).__name__, "mixed")
+                    method.after_mixing(self.site(method, round_number))
         metrics = self.scoring.lines(here.methods, round_number)
-        keep_mixed(self.run.files, round_number, here.models, {best.round for best in header.best.values()})
+        received = {} if making else {key: tensor for state in slots.values() for key, tensor in state.items()}
+        best = {best.round for best in header.best.values()}
+        keep_mixed(self.run.files, round_number, here.networks.state(), best, received)
         return metrics
 
     def enter(self, header: OfRun) -> list[str]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much memory models may take in this process; what does not fit lies in files."""
 
-import functools
+import mmap
 import os
 from pathlib import Path
 
@@ -13,6 +13,8 @@ WANTED = "MEDPFL_MEMORY"
 """Environment variable: MiB that models may take; 0: all lie in files. Not set: half of the memory that is free."""
 _GROUP = Path("/sys/fs/cgroup")
 """Of a container: what it may take, and takes."""
+_PAGES = Path("/proc/self/statm")
+"""Of this process: all, then resident."""
 
 
 def budget() -> int:
@@ -39,12 +41,10 @@ def _left_in_group(free: int) -> int:
         return free
 
 
-@functools.cache
-def _process(number: int) -> psutil.Process:
-    return psutil.Process(number)
-
-
 def resident() -> int:
-    """Bytes of memory that this process takes now."""
-    found: int = _process(os.getpid()).memory_info().rss  # asked after every answer of a hospital
-    return found
+    """Bytes of memory that this process takes now. Asked after every answer of a hospital."""
+    try:
+        return int(_PAGES.read_bytes().split()[1]) * mmap.PAGESIZE  # a fifth of psutil's time
+    except OSError:  # not Linux
+        found: int = psutil.Process().memory_info().rss
+        return found

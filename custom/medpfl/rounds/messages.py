@@ -62,9 +62,8 @@ def unflatten(tensors: Mapping[str, Tensor]) -> Slots:
     return slots
 
 
-def gather(models: nn.Module, slots: Mapping[str, list[str]], wanted: Iterable[str]) -> Slots:
-    """Copies of the wanted slots' entries, contiguous on the CPU."""
-    state = models.state_dict()
+def gather(state: Mapping[str, Tensor], slots: Mapping[str, list[str]], wanted: Iterable[str]) -> Slots:
+    """Copies of the wanted slots' entries of networks' ``state``, contiguous on the CPU."""
     return {slot: {key: copy_out(state[key]) for key in slots[slot]} for slot in wanted}
 
 

@@ -6,12 +6,11 @@ They are written before the next round's training, which may be long, and a smal
 written after it (``rounds.private``): of both, one has to be waited for until it is on the disk.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from torch import Tensor, nn
 
 from medpfl import store
-from medpfl.core.tied import own_state
 from medpfl.rounds.messages import load
 from medpfl.rounds.private import MIXED_PART, PRIVATE
 from medpfl.rounds.run_files import RunFiles
@@ -21,9 +20,22 @@ SMALL = 8 * 2**20
 """Bytes up to which waiting for the disk takes longer than writing twice."""
 
 
-def keep_mixed(files: RunFiles, round_number: int, models: nn.ModuleDict, best: Collection[int]) -> None:
-    """Keep the models, and of those kept before the rounds that are somebody's ``best``."""
-    files.save(MIXED, round_number, own_state(models), {"round": round_number}, synced=False)
+def keep_mixed(
+    files: RunFiles,
+    round_number: int,
+    state: Mapping[str, Tensor],
+    best: Collection[int],
+    received: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Keep the models, and of those kept before the rounds that are somebody's ``best``.
+
+    Args:
+        state: the networks' entries, which training is going to change.
+        received: those of them that are still what the server sent: nobody writes to these tensors.
+    """
+    received = received or {}
+    own = {key: tensor for key, tensor in state.items() if key not in received}
+    files.save(MIXED, round_number, own, {"round": round_number}, synced=False, given=received)
     files.discard(MIXED, {round_number, *best})
 
 

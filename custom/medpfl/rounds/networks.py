@@ -39,6 +39,11 @@ class Networks:
         self.slots = once(self.models, self.slots)
         self._check_served(served)
         self.travelling = [slot for slot, travels in served.items() if travels and slot in self.slots]
+        self._own = list(own_state(self.models))
+        sent = {key for slot in self.travelling for key in self.slots[slot]}
+        kept = set(methods[0].kept(self.models))
+        self.private = [key for key in self._own if key not in sent or key in kept]
+        """Entries that only this hospital holds, or holds otherwise than they are sent."""
 
     def _add(self, method: Method, build: Build) -> None:
         mine = nn.ModuleDict(method.models(build))
@@ -65,9 +70,14 @@ class Networks:
         """For the log: the slots and their sizes."""
         return describe(self.models, self.slots, self.travelling)
 
-    def gather(self) -> Slots:
-        """Copies of what travels."""
-        return gather(self.models, self.slots, self.travelling)
+    def state(self) -> dict[str, Tensor]:
+        """The networks' tensors as they are now, each once; see ``core.tied``."""
+        state = self.models.state_dict()
+        return {key: state[key] for key in self._own}
+
+    def gather(self, state: Mapping[str, Tensor] | None = None) -> Slots:
+        """Copies of what travels; ``state``: of the networks now, where it is at hand."""
+        return gather(state or self.state(), self.slots, self.travelling)
 
     def of(self, method: Method) -> nn.ModuleDict:
         """The networks that one of the methods made."""
@@ -77,12 +87,6 @@ class Networks:
         """Entries that travel and are not trained: BatchNorm's statistics, counters."""
         trained = dict(self.models.named_parameters())
         return [key for slot in self.travelling for key in self.slots[slot] if key not in trained]
-
-    def private(self) -> list[str]:
-        """Entries that only this hospital holds, or holds otherwise than they are sent."""
-        sent = {key for slot in self.travelling for key in self.slots[slot]}
-        kept = set(self.methods[0].kept(self.models))
-        return [key for key in own_state(self.models) if key not in sent or key in kept]
 
     def sent_instead(self, outbox: Mapping[str, Mapping[str, Tensor]]) -> Slots:
         """Copies of what a method sends instead of slots' tensors, but for frozen ones and further names."""

@@ -7,6 +7,7 @@ nothing that it computes depends on it.
 
 import logging
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from medpfl.core.errors import MedPFLError
 from medpfl.core.mapped import move_to_file
 from medpfl.rounds.memory import WANTED, budget, resident
 from medpfl.rounds.site import SiteRunner
+
+_BETWEEN = 0.05
+"""Seconds in which a process does not take much more memory."""
 
 
 class Parking:
@@ -27,6 +31,7 @@ class Parking:
 
     def __init__(self, folder: Path):
         self._folder, self._budget = folder, resident() + budget()
+        self._looked = -_BETWEEN
         self.parks = False
         """Whether memory did not suffice yet."""
         self._log = logging.getLogger(__name__)
@@ -37,7 +42,7 @@ class Parking:
         Raises:
             MedPFLError: the disk is full, or cannot be written.
         """
-        if not self.parks and resident() > self._budget:
+        if not self.parks and self._is_over():
             self.parks = True
             self._log.info(
                 "hospitals that are not at work lie in files: this process may take %d MiB (%s)",
@@ -49,6 +54,14 @@ class Parking:
             move_to_file(_held(runner), self._folder / f".parked-{os.getpid()}")
         except OSError as error:
             raise MedPFLError(f"cannot keep {runner.name}'s networks in {self._folder}: {error.strerror}") from error
+
+    def _is_over(self) -> bool:
+        """Whether memory did not suffice when it was last looked at; a small network's round takes hardly longer."""
+        now = time.monotonic()
+        if now - self._looked < _BETWEEN:
+            return False
+        self._looked = now
+        return resident() > self._budget
 
 
 def _held(runner: SiteRunner) -> Iterator[Tensor]:

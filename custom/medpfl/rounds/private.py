@@ -2,7 +2,7 @@
 """What of a run only the hospital holds, on its disk: private entries of the networks, and the optimisers' state; with
 them, small models as they were before the round's training (``rounds.mixed``)."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +24,7 @@ its newest checkpoint is damaged, of the one before that."""
 def save_private(
     files: RunFiles,
     round_number: int,
-    models: nn.ModuleDict,
-    keys: Sequence[str],
+    private: Mapping[str, Tensor],
     optimizers: Mapping[str, torch.optim.Optimizer],
     scalers: Scalers,
     mixed: Mapping[str, Tensor],
@@ -34,20 +33,19 @@ def save_private(
     """Keep the state after a round, and those of the rounds before it (see ``KEPT``).
 
     Args:
-        keys: the private entries of ``models.state_dict()``.
+        private: the networks' private entries.
         optimizers: by network.
         scalers: of float16's gradients, by network.
         mixed: the models before the round's training, where they are kept here.
         best: rounds whose mixed models are kept, which are in the file of the round after.
     """
-    state = models.state_dict()
-    tensors: dict[str, Tensor] = {f"model/{key}": state[key] for key in keys}
+    tensors = {f"model/{key}": tensor for key, tensor in private.items()}
     for model, optimizer in optimizers.items():
         for index, entries in optimizer.state_dict()["state"].items():
             tensors.update({f"optimizer/{model}/{index}/{key}": value for key, value in entries.items()})
     tensors.update({f"scaler/{name}": told for name, told in kept_of(scalers).items()})
-    tensors.update({f"{MIXED_PART}{key}": tensor for key, tensor in mixed.items()})
-    files.save(PRIVATE, round_number, tensors, {"optimizers": list(optimizers)})
+    taken = {f"{MIXED_PART}{key}": tensor for key, tensor in mixed.items()}
+    files.save(PRIVATE, round_number, tensors, {"optimizers": list(optimizers)}, given=taken)
     files.prune(PRIVATE, round_number, KEPT, {number + 1 for number in best})
 
 

@@ -29,10 +29,16 @@ class RunFiles:
         return store.path_of(self.folder, kind, number)
 
     def save(
-        self, kind: str, number: int, tensors: Mapping[str, Tensor], meta: Mapping[str, object], synced: bool = True
+        self,
+        kind: str,
+        number: int,
+        tensors: Mapping[str, Tensor],
+        meta: Mapping[str, object],
+        synced: bool = True,
+        given: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """See ``store.save``."""
-        store.save(self.path(kind, number), tensors, meta, synced)
+        """See ``store.save``. ``given``: further tensors, to which nobody writes any more."""
+        store.save(self.path(kind, number), {**tensors, **(given or {})}, meta, synced)
 
     def sync(self, kind: str, number: int) -> None:
         """See ``store.sync``."""
@@ -94,11 +100,16 @@ class HeldFiles(RunFiles):
         """What is to be removed from the disk; of the same kind, what was said last."""
 
     def save(
-        self, kind: str, number: int, tensors: Mapping[str, Tensor], meta: Mapping[str, object], synced: bool = True
+        self,
+        kind: str,
+        number: int,
+        tensors: Mapping[str, Tensor],
+        meta: Mapping[str, object],
+        synced: bool = True,
+        given: Mapping[str, Tensor] | None = None,
     ) -> None:
-        held = {id(tensor) for entry in self._held.values() for tensor in entry.tensors.values()}
-        own = {key: tensor if id(tensor) in held else tensor.detach().cpu().clone() for key, tensor in tensors.items()}
-        self._held[kind, number] = _Held(own, dict(meta))
+        own = {key: tensor.detach().cpu().clone() for key, tensor in tensors.items()}
+        self._held[kind, number] = _Held({**own, **(given or {})}, dict(meta))
 
     def sync(self, kind: str, number: int) -> None:
         if (kind, number) not in self._held:
