@@ -57,6 +57,22 @@ def test_equals_the_matrix_product(kind: str, count: int, in_place: bool) -> Non
         assert result["mask"].tolist() == [True, k > 1]
 
 
+@pytest.mark.parametrize("integers", [True, False])
+def test_one_model_for_all_is_kept_once(integers: bool) -> None:
+    """The bits of K copies; what is not mixed stays every hospital's own."""
+    matrix = np.tile(row_stochastic(3)[:1], (3, 1))
+    states, others = ([{k: t for k, t in one.items() if integers or t.is_floating_point()} for one in models(3)]
+                      for _ in range(2))  # fmt: skip
+    shared = mix(matrix, states, in_place=True, may_share=True)
+    for k, (one, apart) in enumerate(zip(shared, mix(matrix, others, in_place=True), strict=True)):
+        for key, tensor in apart.items():
+            assert torch.equal(one[key], tensor)
+            assert one[key] is states[0 if tensor.is_floating_point() else k][key]
+    pull = 0.6 * np.eye(3) + 0.4 / 3
+    assert all(new is old for one, state in zip(mix(pull, states, in_place=True, may_share=True), states, strict=True)
+               for new, old in zip(one.values(), state.values(), strict=True))  # fmt: skip
+
+
 def test_blocks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     for matrix in (row_stochastic(4), np.full((4, 4), 0.25)):
         whole = mix(matrix, models(4))

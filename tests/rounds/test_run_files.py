@@ -12,7 +12,7 @@ from medpfl.core.errors import OutOfMemory
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.local_rounds import LocalRounds
 from medpfl.rounds.messages import Message
-from medpfl.rounds.mixed import drop_mixed, keep_mixed, load_mixed, small_mixed
+from medpfl.rounds.mixed import MIXED, drop_mixed, keep_mixed, load_mixed, small_mixed
 from medpfl.rounds.private import PRIVATE, save_private
 from medpfl.rounds.protocol.replies import TrainReply
 from medpfl.rounds.protocol.requests import TrainRequest
@@ -38,9 +38,9 @@ def network(value: float) -> nn.ModuleDict:
 def play(files: RunFiles, first: int, last: int, best: int) -> None:
     """Rounds as a hospital keeps them."""
     for number in range(first, last + 1):
-        keep_mixed(files, number - 1, network(number - 1), {best} if number > best + 1 else ())
+        keep_mixed(files, number - 1, network(number - 1).state_dict(), {best} if number > best + 1 else ())
         small = small_mixed(files, number - 1)
-        save_private(files, number, network(-number), ["model.weight"], {}, {}, small, {best})
+        save_private(files, number, network(-number).state_dict(), {}, {}, small, {best})
         drop_mixed(files, number - 1)
 
 
@@ -86,6 +86,22 @@ def test_who_goes_on_from_it_does_not_change_it(tmp_path: Path) -> None:
         kept, _damaged = files.newest(PRIVATE, 1)
         assert kept is not None and kept.tensors["a"].tolist() == [1.0, 1.0, 1.0]
         kept.tensors["a"].zero_()
+
+
+def test_what_the_server_sent_is_kept_without_a_copy(tmp_path: Path) -> None:
+    """Nobody writes to it; the others are copied, for training does."""
+    state, sent = network(1.0).state_dict(), {"model.weight": torch.ones(1, 1)}
+    files, disk = HeldFiles(tmp_path / "later"), RunFiles(tmp_path / "at once")
+    for kept in (files, disk):
+        keep_mixed(kept, 1, state, (), sent)
+    state["model.bias"].zero_()
+    held = files.read(MIXED, 1)
+    assert held["model.weight"] is sent["model.weight"] and held["model.bias"].item() == 1.0
+    save_private(files, 2, state, {}, {}, small_mixed(files, 1), ())
+    assert files.read(PRIVATE, 2)["mixed/model.weight"] is sent["model.weight"]
+    files.write()
+    assert disk.read(MIXED, 1).keys() == held.keys()
+    assert all(torch.equal(tensor, held[key]) for key, tensor in disk.read(MIXED, 1).items())
 
 
 def test_what_does_not_fit_is_written_at_once(tmp_path: Path) -> None:

@@ -64,9 +64,9 @@ def network(value: float) -> nn.ModuleDict:
 def kept(folder: Path, round_number: int, best: set[int]) -> None:
     """A round as a hospital keeps it; its mixed models are filled with its number."""
     files = RunFiles(folder)
-    keep_mixed(files, round_number - 1, network(round_number - 1), best)
+    keep_mixed(files, round_number - 1, network(round_number - 1).state_dict(), best)
     small = small_mixed(files, round_number - 1)
-    save_private(files, round_number, network(-1.0), [], {}, {}, small, best)
+    save_private(files, round_number, {}, {}, {}, small, best)
     drop_mixed(files, round_number - 1)
 
 
@@ -84,11 +84,11 @@ def test_the_best_rounds_models_are_kept_and_others_go(tmp_path: Path) -> None:
 def test_killed_in_training_the_models_before_it_are_there(tmp_path: Path) -> None:
     """And killed before the small file was removed, it is there twice."""
     kept(tmp_path, 2, set())
-    keep_mixed(RunFiles(tmp_path), 2, network(2.0), {1})
+    keep_mixed(RunFiles(tmp_path), 2, network(2.0).state_dict(), {1})
     copied = shutil.copytree(tmp_path, tmp_path.with_name("copied"))
     models = network(0.0)
     for files in (RunFiles(tmp_path), RunFiles(copied)):
         assert load_mixed(files, 2, models) is None and models["model"].weight.item() == 2.0
         assert load_mixed(files, 1, models) is None and models["model"].weight.item() == 1.0
-        save_private(files, 3, network(-1.0), [], {}, {}, small_mixed(files, 2), {1})
+        save_private(files, 3, {}, {}, {}, small_mixed(files, 2), {1})
     assert torch.equal(small_mixed(RunFiles(copied), 2)["model.weight"], torch.tensor([[2.0]]))

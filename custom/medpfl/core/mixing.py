@@ -62,7 +62,11 @@ def restrict(matrix: Matrix, present: Sequence[bool]) -> Matrix:
 
 
 def mix(
-    matrix: Matrix, states: Sequence[State], in_place: bool = False, into: Sequence[State] | None = None
+    matrix: Matrix,
+    states: Sequence[State],
+    in_place: bool = False,
+    into: Sequence[State] | None = None,
+    may_share: bool = False,
 ) -> list[dict[str, Tensor]]:
     """Mix K state dicts: entry by entry, new_k = sum_j A[k, j] old_j.
 
@@ -75,10 +79,11 @@ def mix(
         states: K state dicts with the same keys, shapes and types, contiguous, on one device.
         in_place: write into the given tensors (extra memory: one block) instead of allocating K new models.
         into: K states like these to write into; they share no memory with ``states``.
+        may_share: in place, where all rows of the matrix are equal, only the first model's tensors are written to, and
+            all K results hold them.
 
     Returns:
-        K state dicts; with ``in_place`` or ``into`` they hold the given tensors. In place, where all rows of the matrix
-        are equal, all K hold the first model's, for one model is enough: nobody may write to it any more.
+        K state dicts; with ``in_place`` or ``into`` they hold the given tensors.
 
     Raises:
         ValueError: the matrix is not K x K row-stochastic, or the states do not agree.
@@ -87,7 +92,7 @@ def mix(
     if len(states) != len(matrix):
         raise ValueError(f"a {len(matrix)} x {len(matrix)} matrix cannot mix {len(states)} models")
     results: list[dict[str, Tensor]] = [{} for _ in states]
-    passing, one = Passing(), in_place and _is_one(matrix, states[0])
+    passing, one = Passing(), in_place and may_share and _is_one(matrix, states[0])
     for key in states[0]:
         tensors = [state[key] for state in states]
         if any(t.shape != tensors[0].shape or t.dtype != tensors[0].dtype for t in tensors):

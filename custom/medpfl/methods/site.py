@@ -108,7 +108,7 @@ class Site:
     @property
     def drawn(self) -> list[int]:
         """Different training samples that each phase of training has seen; the hospital's policy asks for a least."""
-        return [len(torch.cat(seen).unique()) if seen else 0 for seen in self._seen]
+        return [len(np.unique(torch.cat(seen).numpy())) if seen else 0 for seen in self._seen]
 
     def _planned(
         self, samples: Samples, generator: torch.Generator, epochs: int | None, steps: int | None
@@ -127,9 +127,7 @@ class Site:
     def _on_device(self, chosen: Tensor, purpose: str, step: int) -> OnDevice:
         """The same on the training device, where what lies there already is not copied again."""
         samples, task = self.data.splits["train"], self.task
-        if (
-            task.shows_as_they_are and self.device.type == "cpu"
-        ):  # the rest takes a tenth of a small step
+        if task.shows_as_they_are and self.device.type == "cpu":  # the rest takes a tenth of a small step
             targets = take(samples.targets, chosen)
             return take(samples.inputs, chosen), targets, task.importance(targets)
         held = self._resident.whole(samples) if task.shows_as_they_are else None

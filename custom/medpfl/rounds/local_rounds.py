@@ -217,8 +217,8 @@ class LocalRounds:
         return Message(ValidateReply(metrics=tuple(metrics), notes=tuple(notes)))
 
     def _look_at_mixed(self, round_number: int, header: OfRun, slots: Slots) -> list[MetricLine]:
-        """Validate the models as a round's mixing left them, with these ``slots``, and keep them until a better round is
-        known."""
+        """Validate the models as a round's mixing left them, of these ``slots``, and keep them until another round is
+        better."""
         here = self.ready
         making = [method for method in here.methods if type(method).after_mixing is not Method.after_mixing]
         if making:

@@ -98,9 +98,9 @@ class Mixer(Checked):
 
     def mix(self, states: Sequence[State], info: RoundInfo) -> tuple[list[dict[str, Tensor]], Matrix | None]:
         """Mix in place, for the models may lie in files that memory does not hold; returns the K new
-        states and the matrix that was applied (None if there is no such matrix)."""
+        states, which may share tensors, and the matrix that was applied (None if there is no such matrix)."""
         matrix = restrict(self.matrix(info), info.present)
-        return mix(matrix, states, in_place=True), matrix
+        return mix(matrix, states, in_place=True, may_share=True), matrix
 
     def state(self) -> dict[str, Tensor]:
         """What the component must remember between rounds, in memory; saved in the server's checkpoint."""
