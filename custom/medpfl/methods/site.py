@@ -127,7 +127,8 @@ class Site:
     def _on_device(self, chosen: Tensor, purpose: str, step: int) -> OnDevice:
         """The same on the training device, where what lies there already is not copied again."""
         samples, task = self.data.splits["train"], self.task
-        if task.shows_as_they_are and self.device.type == "cpu":  # the rest takes a tenth of a small step
+        rows_only = isinstance(samples.inputs, Tensor)  # of whole cases a step shows patches
+        if rows_only and task.shows_as_they_are and self.device.type == "cpu":  # the rest takes a tenth of a small step
             targets = take(samples.targets, chosen)
             return take(samples.inputs, chosen), targets, task.importance(targets)
         held = self._resident.whole(samples) if task.shows_as_they_are else None
