@@ -11,15 +11,13 @@ from medpfl import store
 from medpfl.core.errors import OutOfMemory
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.local_rounds import LocalRounds
-from medpfl.rounds.messages import Message
+from medpfl.rounds.messages import Message, Slots
 from medpfl.rounds.mixed import MIXED, drop_mixed, keep_mixed, load_mixed, small_mixed
-from medpfl.rounds.parking import Parking
 from medpfl.rounds.private import PRIVATE, save_private
 from medpfl.rounds.protocol.replies import TrainReply
 from medpfl.rounds.protocol.requests import TrainRequest
 from medpfl.rounds.run_files import HeldFiles, Later, RunFiles
 from medpfl.rounds.simulate import simulate
-from medpfl.rounds.site import SiteRunner
 from small_jobs import small_job, write_table_sites
 from tools import assert_same, outcome
 
@@ -131,16 +129,19 @@ def ran(folder: Path, every: float, kill: int | None = None) -> Coordinator | No
         return None
 
 
-def test_gradients_are_gone_when_a_hospital_has_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_are_gone_when_a_hospital_has_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a hundred hospitals they would be a hundred networks."""
     found: list[bool] = []
+    train = LocalRounds.train
 
-    def look(parking: Parking, runner: SiteRunner) -> None:
-        found.append(any(weight.grad is not None for weight in runner.models.parameters()) if runner.begun else False)
+    def look(rounds: LocalRounds, header: TrainRequest, slots: Slots) -> Message[TrainReply]:
+        reply = train(rounds, header, slots)
+        found.append(any(weight.grad is not None for weight in rounds.ready.models.parameters()))
+        return reply
 
-    monkeypatch.setattr(Parking, "leave", look)
+    monkeypatch.setattr(LocalRounds, "train", look)
     ran(tmp_path, 1e9)
-    assert len(found) > ROUNDS and not any(found)
+    assert len(found) == 2 * ROUNDS and not any(found)
 
 
 @pytest.mark.slow
