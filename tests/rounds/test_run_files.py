@@ -106,9 +106,9 @@ def test_what_the_server_sent_is_kept_without_a_copy(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_is_written_at_once(tmp_path: Path) -> None:
     later = Later(every=1e9, room=10_000)
-    later.want(2000)
+    later.want(2000, 2000)
     assert isinstance(later.of(tmp_path), HeldFiles) and not later.due
-    later.want(1)
+    later.want(1, 0)
     assert not isinstance(later.of(tmp_path), HeldFiles) and later.due
 
 

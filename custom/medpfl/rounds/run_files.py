@@ -200,10 +200,10 @@ class Later:
         self._files.append(HeldFiles(folder))
         return self._files[-1]
 
-    def want(self, models: int) -> None:
-        """A hospital has networks of so many bytes: of each there are those before training, those of the best rounds,
-        and what is private, with the optimiser's state."""
-        self._wanted += 5 * models
+    def want(self, models: int, private: int) -> None:
+        """A hospital has networks of so many bytes, so many of which are private: of these there are those before
+        training, those of the best rounds and those after it, and beside them the optimisers' state."""
+        self._wanted += 3 * private + 2 * models
 
     def worked(self, seconds: float) -> None:
         """So long the hospitals were at work."""

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from medpfl.core.errors import BudgetSpent, CodecError, ConfigError, OutOfMemory
 from medpfl.core.mapped import release
-from medpfl.core.tied import own_state
 from medpfl.data.site_file import SiteFile, load_site_file
 from medpfl.job import EvaluationJob, Job
 from medpfl.results.callbacks import Callback
@@ -93,7 +92,9 @@ def simulate(
                 reply = links[site].carry(message, handle) if links else handle(message)
                 replies[site] = coordinator.arrived(reply)
                 if isinstance(reply.header, InitReply):
-                    later.want(byte_count({"": own_state(runners[site].models)}))
+                    state = runners[site].networks.state()
+                    private = {key: state[key] for key in runners[site].networks.private}
+                    later.want(byte_count({"": state}), byte_count({"": private}))
                     if noticed:
                         looks[site] = look_at(runners[site].data.splits["train"])
             except (BudgetSpent, CodecError, OutOfMemory) as error:
