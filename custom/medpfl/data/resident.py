@@ -38,6 +38,11 @@ class Resident:
         self._batches: dict[tuple[str, int, bytes], OnDevice] = {}
 
     @property
+    def keeps(self) -> bool:
+        """Whether anything may stay."""
+        return self._most > 0
+
+    @property
     def size(self) -> int:
         """Bytes that lie on the device now."""
         return self._evaluated + self._trained + self._of_round
@@ -80,7 +85,7 @@ class Resident:
         Args:
             key: all that ``make`` depends on within the round: the purpose, the step and the samples' numbers.
         """
-        if not self._most:
+        if not self.keeps:
             return make()
         if round_number != self._round:
             self.forget_round()

@@ -127,14 +127,15 @@ class Site:
     def _on_device(self, chosen: Tensor, purpose: str, step: int) -> OnDevice:
         """The same on the training device, where what lies there already is not copied again."""
         samples, task = self.data.splits["train"], self.task
-        rows_only = isinstance(samples.inputs, Tensor)  # of whole cases a step shows patches
-        if rows_only and task.shows_as_they_are and self.device.type == "cpu":  # the rest takes a tenth of a small step
+        rows = task.shows_as_they_are and isinstance(samples.inputs, Tensor)  # of whole cases a step shows patches
+        if rows and not self._resident.keeps:  # the rest takes a tenth of a small network's step
             targets = take(samples.targets, chosen)
-            return take(samples.inputs, chosen), targets, task.importance(targets)
+            inputs = moved(take(samples.inputs, chosen), self.device)
+            return inputs, moved(targets, self.device), task.importance(targets)
         held = self._resident.whole(samples) if task.shows_as_they_are else None
         if held is not None:
-            rows = moved(chosen, self.device)
-            inputs, targets = (part.index_select(0, rows) for part in held)
+            numbers = moved(chosen, self.device)
+            inputs, targets = (part.index_select(0, numbers) for part in held)
             return inputs, targets, task.importance(take(samples.targets, chosen))
 
         def make() -> OnDevice:
