@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """State that one process of all hospitals keeps in memory between the rounds that it writes down."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +12,8 @@ from torch import Tensor, nn
 
 from medpfl import store
 from medpfl.core.errors import OutOfMemory
+from medpfl.core.mixers import Mean, Mixer
+from medpfl.methods.fedavg import FedAvg
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.local_rounds import LocalRounds
 from medpfl.rounds.messages import Message, Slots
@@ -191,3 +196,24 @@ def test_much_is_written_rarely(tmp_path: Path) -> None:
     assert not later.due
     later.worked(1.0)
     assert later.due
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mixers", [{"fedavg": Mean()}, None], ids=["one mean", "SoftPull"])
+@pytest.mark.parametrize("asked", [2, None])
+def test_nobody_writes_to_what_the_server_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mixers: dict[str, Mixer] | None, asked: int | None
+) -> None:
+    """Hospitals keep these tensors themselves, and all of them one mean; also where others are asked in each round."""
+    kept: list[tuple[Tensor, Tensor]] = []
+    original = HeldFiles.save
+
+    def save(self: HeldFiles, *args: Any, given: Mapping[str, Tensor] | None = None, **named: Any) -> None:
+        kept.extend((tensor, tensor.clone()) for tensor in (given or {}).values())
+        original(self, *args, given=given, **named)
+
+    monkeypatch.setattr(HeldFiles, "save", save)
+    job = small_job(6, mixers, FedAvg(lr=0.3, batch_size=8) if mixers else None)
+    job = replace(job, settings=replace(job.settings, hospitals_per_round=asked))
+    simulate(job, write_table_sites(tmp_path / "sites"), tmp_path / "results", tmp_path / "home", every=1e9)
+    assert kept and all(torch.equal(now, then) for now, then in kept)
