@@ -21,7 +21,6 @@ from torch import Tensor
 
 from medpfl.core import safetensors_file
 from medpfl.core.errors import MedPFLError
-from medpfl.core.mapped import pieces
 
 _META = "medpfl"
 """The only entry of the file's metadata, for safetensors writes several in any order: the checksum of the rest, that of
@@ -144,8 +143,8 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        for (part,) in pieces(safetensors_file.plain(tensor)):
-            digest.update(safetensors_file.bytes_of(part))
+        for part in safetensors_file.buffers(tensor):
+            digest.update(part)
     return digest.hexdigest()
 
 

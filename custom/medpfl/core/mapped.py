@@ -91,6 +91,11 @@ def share(count: int) -> int:
     return max(64, PIECE // count // 64 * 64)
 
 
+def is_small(tensor: Tensor) -> bool:
+    """Whether it is one piece, and nothing lies in files, so that nothing must be given back after it."""
+    return not _mappings and tensor.numel() <= PIECE
+
+
 def pieces(*tensors: Tensor, values: int = PIECE) -> Iterator[tuple[Tensor, ...]]:
     """Contiguous tensors of as many values each, flat, piece by piece; a tensor of up to ``values`` values is one."""
     flat = [tensor.reshape(-1) for tensor in tensors]

@@ -8,13 +8,13 @@ bytes, the header as JSON, and the tensors one after another, the widest types f
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from medpfl.core.mapped import map_file, pieces
+from medpfl.core.mapped import is_small, map_file, pieces
 
 # In the library's order, from the last to the first in a file.
 _TYPES: dict[torch.dtype, str] = {
@@ -37,6 +37,8 @@ _TYPES: dict[torch.dtype, str] = {
 }
 _BY_NAME = {name: kind for kind, name in _TYPES.items()}
 _RANK = {kind: rank for rank, kind in enumerate(_TYPES)}
+_OF_NUMPY = {torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64}
+"""Types whose values NumPy holds in the same bytes: such a tensor's memory is a buffer as it is."""
 
 
 def plain(tensor: Tensor) -> Tensor:
@@ -45,12 +47,25 @@ def plain(tensor: Tensor) -> Tensor:
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """Of a ``plain`` tensor."""
+    """Of a ``plain`` tensor; a buffer, whose ``len`` is not the number of bytes."""
+    if tensor.dtype in _OF_NUMPY and tensor.is_contiguous():
+        data: memoryview = tensor.numpy().data
+        return data
     flat = tensor.reshape(-1)
     if flat.stride() != (1,):  # of an empty tensor or a single value, which came from elsewhere
         flat = flat.clone(memory_format=torch.contiguous_format)
-    data: memoryview = flat.view(torch.uint8).numpy().data
+    data = flat.view(torch.uint8).numpy().data
     return data
+
+
+def buffers(tensor: Tensor) -> Iterator[memoryview]:
+    """A tensor's bytes, piece by piece."""
+    tensor = plain(tensor)
+    if is_small(tensor):
+        yield bytes_of(tensor)
+        return
+    for (part,) in pieces(tensor):
+        yield bytes_of(part)
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], synced: bool) -> None:
@@ -78,8 +93,8 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
         file.write(len(text).to_bytes(8, "little"))
         file.write(text)
         for name in names:
-            for (part,) in pieces(plain(tensors[name])):
-                file.write(bytes_of(part))
+            for part in buffers(tensors[name]):
+                file.write(part)
         if synced:
             file.flush()
             os.fsync(file.fileno())

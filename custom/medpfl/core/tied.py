@@ -21,8 +21,10 @@ def first_names(root: nn.Module) -> dict[str, str]:
 
 def own_state(root: nn.Module) -> dict[str, Tensor]:
     """``root.state_dict()`` with every tensor once."""
-    first = first_names(root)
-    return {key: tensor for key, tensor in root.state_dict().items() if first[key] == key}
+    first: dict[int, Tensor] = {}
+    for tensor in (state := root.state_dict(keep_vars=True)).values():
+        first.setdefault(id(tensor), tensor)
+    return {key: tensor.detach() for key, tensor in state.items() if first.pop(id(tensor), None) is not None}
 
 
 def load_own_state(root: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -172,6 +172,7 @@ def _text(
         return
     columns = form.renamed(path, columns)
     _check_columns(path, columns, [*wanted, *where])
+    missing = set(form.missing)
     while piece := list(islice(lines, _PIECE)):
         if form.columns and optional in columns and len(piece[0][1]) == len(columns) - 1:
             columns = [column for column in columns if column != optional]
@@ -185,8 +186,8 @@ def _text(
             else:
                 problems.add(f"{path}:{line}: expected {len(columns)} columns, got {len(cells)}")
         places = [columns.index(column) for column in wanted]
-        frame = pd.DataFrame([[cells[i].strip() for i in places] for _, cells in good], columns=wanted, dtype=str)
-        frame = frame.mask(frame.isin(form.missing))
+        rows = [[None if (cell := cells[i].strip()) in missing else cell for i in places] for _, cells in good]
+        frame = pd.DataFrame(rows, columns=wanted, dtype=str)
         frame[PLACE] = np.array([line for line, _ in good], dtype=np.int64)
         yield frame
 

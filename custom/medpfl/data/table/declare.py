@@ -187,7 +187,8 @@ def read_table(dataset: Table, problems: Problems | None = None) -> TableData:
     answers = _answers(dataset, frame, bad, problems)
     columns, raw = coded(dataset.features, frame, bad, problems)
     answers = [answer for answer, wrong in zip(answers, bad.tolist(), strict=True) if not wrong]
-    frame, raw = frame[~bad].reset_index(drop=True), raw[~bad]
+    if bad.any():
+        frame, raw = frame[~bad].reset_index(drop=True), raw[~bad]
     if frame.empty:
         raise DataError(f"{source}: no row can be used")
     rows = frame[ROW].tolist()
@@ -283,4 +284,4 @@ def _known(dataset: Table, frame: "pd.DataFrame", problems: Problems) -> "pd.Dat
             problems.add(
                 f"{rows[row]}: column '{column}' is missing (rows that lack a value: {int(unknown.sum())}); {mend}"
             )
-    return frame.iloc[np.flatnonzero(~unknown)].reset_index(drop=True)
+    return frame.iloc[np.flatnonzero(~unknown)].reset_index(drop=True) if unknown.any() else frame
