@@ -217,3 +217,21 @@ def test_nobody_writes_to_what_the_server_sent(
     job = replace(job, settings=replace(job.settings, hospitals_per_round=asked))
     simulate(job, write_table_sites(tmp_path / "sites"), tmp_path / "results", tmp_path / "home", every=1e9)
     assert kept and all(torch.equal(now, then) for now, then in kept)
+
+
+def test_what_is_private_is_kept_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mixing does not touch it, so the models of a round share it with the state after that round's training."""
+    copied: list[int] = []
+    original = HeldFiles.save
+
+    def save(self: HeldFiles, kind: str, number: int, tensors: Mapping[str, Tensor], *args: Any, **named: Any) -> None:
+        if kind == MIXED:
+            copied.append(len(tensors))
+        original(self, kind, number, tensors, *args, **named)
+
+    monkeypatch.setattr(HeldFiles, "save", save)
+    ran(tmp_path, 1e9)
+    assert len(copied) == 2 * ROUNDS and not any(copied[:-2])  # after the last round all is on the disk
+    held = outcome(tmp_path / "results")
+    ran(tmp_path / "written", 0.0)
+    assert_same(held, outcome(tmp_path / "written" / "results"))

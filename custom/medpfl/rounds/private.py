@@ -14,6 +14,7 @@ from medpfl.rounds.messages import load
 from medpfl.rounds.run_files import RunFiles
 
 PRIVATE = "private"
+_MODEL = "model/"
 MIXED_PART = "mixed/"
 """So the names of entries begin that belong to the models before training."""
 KEPT = 3
@@ -39,7 +40,7 @@ def save_private(
         mixed: the models before the round's training, where they are kept here.
         best: rounds whose mixed models are kept, which are in the file of the round after.
     """
-    tensors = {f"model/{key}": tensor for key, tensor in private.items()}
+    tensors = {f"{_MODEL}{key}": tensor for key, tensor in private.items()}
     for model, optimizer in optimizers.items():
         for index, entries in optimizer.state_dict()["state"].items():
             tensors.update({f"optimizer/{model}/{index}/{key}": value for key, value in entries.items()})
@@ -47,6 +48,13 @@ def save_private(
     taken = {f"{MIXED_PART}{key}": tensor for key, tensor in mixed.items()}
     files.save(PRIVATE, round_number, tensors, {"optimizers": list(optimizers)}, given=taken)
     files.prune(PRIVATE, round_number, KEPT, {number + 1 for number in best})
+
+
+def held_private(files: RunFiles, round_number: int) -> dict[str, Tensor]:
+    """The networks' private entries as they were kept after a round, where they are in memory; else none. Nobody writes
+    to them."""
+    held = files.held(PRIVATE, round_number)
+    return {key.removeprefix(_MODEL): tensor for key, tensor in held.items() if key.startswith(_MODEL)}
 
 
 def restore_private(
@@ -58,7 +66,7 @@ def restore_private(
         owner: network to the method that made it, which makes its optimiser too.
     """
     tensors, names = kept.tensors, kept.meta["optimizers"]
-    load(models, {"": {k.removeprefix("model/"): t for k, t in tensors.items() if k.startswith("model/")}})
+    load(models, {"": {k.removeprefix(_MODEL): t for k, t in tensors.items() if k.startswith(_MODEL)}})
     optimizers = {}
     assert isinstance(names, list)
     for model in map(str, names):

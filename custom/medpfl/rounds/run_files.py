@@ -55,6 +55,10 @@ class RunFiles:
         """A file's tensors, which are not to be written to; see ``store.read``."""
         return store.read(self.path(kind, number))[0]
 
+    def held(self, kind: str, number: int) -> Mapping[str, Tensor]:
+        """A file's tensors, which are not to be written to, where they are in memory; else none."""
+        return {}
+
     def newest(self, kind: str, last: int) -> tuple[store.Kept | None, list[int]]:
         """See ``store.newest``."""
         return store.newest(self.folder, kind, last)
@@ -125,6 +129,10 @@ class HeldFiles(RunFiles):
     def read(self, kind: str, number: int) -> dict[str, Tensor]:
         held = self._held.get((kind, number))
         return dict(held.tensors) if held else super().read(kind, number)
+
+    def held(self, kind: str, number: int) -> Mapping[str, Tensor]:
+        held = self._held.get((kind, number))
+        return held.tensors if held else {}
 
     def newest(self, kind: str, last: int) -> tuple[store.Kept | None, list[int]]:
         there = [number for of, number in self._held if of == kind and number <= last]
