@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Auto: what travels, what each of its models is, and that a hospital's mixture is the best on its validation cases."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from baselines import begin, held, play, same, served
 from medpfl.core.mixers import Identity, Mean
+from medpfl.data.samples import empty_like
 from medpfl.data.target import Target
 from medpfl.deployed.export import export
 from medpfl.job import Job
@@ -23,7 +25,7 @@ SETTINGS = {"lr": 0.05, "batch_size": 4, "epochs": 2}
 
 
 @pytest.mark.slow
-def test_its_own_model_is_local_training_and_batch_norm_stays(
+def test_its_own_model_is_local_training_and_all_of_the_common_one_travels(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:
     coordinator, runners = begin(make_job(mixers=BESIDE, method=Auto(**SETTINGS), task=normed()), table_sites, tmp_path)
@@ -32,14 +34,58 @@ def test_its_own_model_is_local_training_and_batch_norm_stays(
         sent = play(coordinator, runners, number)
         for site, runner in runners.items():
             assert same(held(runner, "own"), held(runner, "local"))
-            travelled = {key.partition(".")[2] for key in sent[site]["shared"]}
-            assert travelled == {"0.weight", "0.bias", "3.weight", "3.bias"}  # "1" is the BatchNorm layer
             tuned = held(runner, "tuned")
-            assert all(torch.equal(sent[site]["shared"][f"shared.{key}"], tuned[key]) for key in travelled)
+            assert same({key.partition(".")[2]: tensor for key, tensor in sent[site]["shared"].items()}, tuned)
             assert not same(before[site], tuned)
     runner = runners["anna"]
     play(coordinator, runners, 3)
     assert not same(held(runner, "tuned"), held(runner, "own"))
+
+
+def test_of_the_mixed_batch_norm_and_its_own_a_hospital_keeps_what_loses_less(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """Both kinds of layers are made, and the losses of the common model with each computed apart."""
+    coordinator, runners = begin(make_job(mixers=BESIDE, method=Auto(**SETTINGS), task=normed()), table_sites, tmp_path)
+    play(coordinator, runners, 1)
+    taken = set()
+    for runner in runners.values():
+        for scale in (1.0, -2.0, 0.3):
+            site = runner.rounds.site(runner.method, 2)
+            samples, shared, tuned = site.data.splits["validation"], site.models["shared"], site.models["tuned"]
+            torch.nn.init.constant_(tuned.get_parameter("1.weight"), scale)
+            tuned.get_buffer("1.running_mean").add_(0.1)
+            mixed, own = copy.deepcopy(shared).eval(), copy.deepcopy(shared).eval()
+            own[1].load_state_dict(tuned[1].state_dict())
+            losses = []
+            for network in (mixed, own):
+                with torch.no_grad():
+                    said = network(samples.inputs[:]).double().flatten()
+                truth = samples.targets[:].double().flatten()
+                losses.append(nn.functional.binary_cross_entropy_with_logits(said, truth).item())
+            site.method.after_mixing(site)
+            at_home = losses[1] < losses[0]
+            assert same(dict(shared.state_dict()), dict((own if at_home else mixed).state_dict()))
+            taken.add(at_home)
+    assert taken == {True, False}
+
+
+def test_without_validation_cases_batch_norm_stays_at_home(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    coordinator, runners = begin(make_job(mixers=BESIDE, method=Auto(**SETTINGS), task=normed()), table_sites, tmp_path)
+    play(coordinator, runners, 1)
+    site = runners["anna"].rounds.site(runners["anna"].method, 2)
+    site.data.splits["validation"] = empty_like(site.data.splits["validation"])
+    tuned = site.models["tuned"]
+    for name, tensor in (("0.weight", tuned[0].weight), ("1.running_mean", tuned[1].running_mean)):
+        assert torch.equal(site.models["shared"].state_dict()[name], tensor)  # nothing is mixed yet
+        tensor.data.add_(1.0)
+    site.method.after_mixing(site)
+    shared = site.models["shared"]
+    assert same(dict(shared[1].state_dict()), dict(tuned[1].state_dict()))
+    assert not torch.equal(shared[0].weight, tuned[0].weight)
+    assert site.models["mix"].get_buffer("weights").tolist() == pytest.approx(MIXTURES[0])
 
 
 @pytest.mark.slow

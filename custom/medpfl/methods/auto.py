@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Auto: for who does not want to choose a method. It is ours, no paper describes it.
 
-Three models that every comparison of ours showed to be best somewhere predict together: the common one (FedAvg, with
-BatchNorm at home, as in FedBN), the same after the hospital's own steps of the round (fine-tuning, round by round), and
-one that the hospital trains alone. The probabilities are mixed,  p = sum_k w_k p_k,  and every hospital takes for w the
-one of seven mixtures (each model alone, each pair in halves, all three) with the least loss on its own validation
-cases; a tie goes to the mixture of more models. Where training draws all classes alike they count alike in that loss,
-too, or the mixture would be taken for what it says of the frequent class. The loss moves less by chance than the score,
-and seven candidates can be told apart by few cases.
+Three models that every comparison of ours showed to be best somewhere predict together: the common one (FedAvg), the
+same after the hospital's own steps of the round (fine-tuning, round by round), and one that the hospital trains alone.
+BatchNorm layers travel, and after every mixing a hospital keeps of the common model's the mixed ones or its own, those
+of the tuned model: whichever loses less on its validation cases, its own in a tie. One shared BatchNorm is what fails
+where scanners differ (so that FedBN leaves it at home), and what hospitals lose that are alike and do not share it.
+
+The probabilities are mixed,  p = sum_k w_k p_k,  and every hospital takes for w the one of seven mixtures (each model
+alone, each pair in halves, all three) with the least loss on its own validation cases; a tie goes to the mixture of
+more models. Where training draws all classes alike they count alike in that loss, too, or the mixture would be taken
+for what it says of the frequent class. The loss moves less by chance than the score, and seven candidates can be told
+apart by few cases.
 """
 
 from dataclasses import dataclass
@@ -17,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from medpfl.core.devices import moved
-from medpfl.core.groups import BATCH_NORM, of_type, under, without
+from medpfl.core.groups import BATCH_NORM, of_type, under
 from medpfl.core.mixers import Mean, Mixer
 from medpfl.data.resident import part_of
 from medpfl.data.samples import Samples
@@ -56,8 +60,8 @@ class Mixture(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Auto(Method):
-    """Slot "shared" (mean): the common network without BatchNorm layers. Private: "own" and "tuned", two networks more,
-    BatchNorm, and the mixture. A round trains two networks and asks three for validation."""
+    """Slot "shared" (mean): the common network. Private: "own" and "tuned", two networks more, and the mixture. A round
+    trains two networks and asks three for validation, the common one twice where it has BatchNorm."""
 
     deploys: ClassVar = {"personal": "mix"}
     cover: ClassVar = Cover(at_home=("own",))
@@ -67,10 +71,7 @@ class Auto(Method):
         return {**{name: build.network() for name in MEMBERS}, "mix": Mixture(build.task.spec.target)}
 
     def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
-        every = under(models, "shared")
-        if not any(isinstance(module, BATCH_NORM) for module in models["shared"].modules()):
-            return {"shared": every}
-        return {"shared": without(every, of_type(models, BATCH_NORM, "shared", "Auto"))}
+        return {"shared": under(models, "shared")}
 
     def components(self) -> dict[str, Mixer]:
         return {"shared": Mean()}
@@ -81,30 +82,46 @@ class Auto(Method):
         site.models["tuned"].load_state_dict(site.models["shared"].state_dict())
 
     def after_mixing(self, site: Site) -> None:
-        """Choose the mixture. Without validation cases it stays the mean of all three."""
+        """Choose the common model's BatchNorm layers, then the mixture. Without validation cases the layers are the
+        hospital's own, and the mixture stays the mean of all three."""
+        layers = _norm_layers(site.models)
+        at_home = torch.tensor(True, device=site.device)
         samples = site.data.splits["validation"]
-        if not len(samples):
-            return
+        if len(samples):
+            losses = self._losses(site, samples, layers)
+            at_home = losses[-1, -1] <= losses[0, -1]  # of the common model alone, the last mixture
+            candidates = moved(torch.tensor(MIXTURES), site.device)
+            best = torch.where(at_home, losses[-1], losses[0]).argmin()
+            site.models["mix"].get_buffer("weights").copy_(candidates[best])
+        with torch.no_grad():
+            for mixed, own in layers:
+                mixed.copy_(torch.where(at_home, own, mixed))
+
+    def _losses(self, site: Site, samples: Samples, layers: list[tuple[Tensor, Tensor]]) -> Tensor:
+        """Of every mixture: a row with the common model as it was mixed, and one with the hospital's own BatchNorm
+        layers, if there are any."""
         site.models.eval()
         mix = site.models["mix"]
         assert isinstance(mix, Mixture)
         candidates, strata = moved(torch.tensor(MIXTURES), site.device), site.task.strata(samples)
-        losses = torch.zeros(len(MIXTURES), dtype=torch.float64, device=site.device)
+        losses = torch.zeros(1 + bool(layers), len(MIXTURES), dtype=torch.float64, device=site.device)
         size = samples.together(BATCH)
         with torch.inference_mode():
             for start in range(0, len(samples), size):
                 part = slice(start, start + size)
                 inputs = part_of(samples.inputs, part, site.device)
                 targets = part_of(samples.targets, part, site.device)
-                outputs = [site.models[name](inputs) for name in MEMBERS]
-                mixed = [together(outputs, mix.target, weights) for weights in candidates]
-                for stratum in strata:
-                    here = stratum[(stratum >= start) & (stratum < start + size)] - start
-                    if len(here):
-                        share, rows = len(here) * (len(samples) / len(stratum)), moved(here, site.device)
-                        for number, one in enumerate(mixed):
-                            losses[number] += share * site.task.loss(one[rows], targets[rows])
-            mix.weights.copy_(candidates[losses.argmin()])
+                *others, common = (site.models[name](inputs) for name in MEMBERS)
+                commons = [common, *_at_home(site.models["shared"], inputs, layers)]
+                for row, shared in zip(losses, commons, strict=True):
+                    mixed = [together([*others, shared], mix.target, weights) for weights in candidates]
+                    for stratum in strata:
+                        here = stratum[(stratum >= start) & (stratum < start + size)] - start
+                        if len(here):
+                            share, rows = len(here) * (len(samples) / len(stratum)), moved(here, site.device)
+                            for number, one in enumerate(mixed):
+                                row[number] += share * site.task.loss(one[rows], targets[rows])
+        return losses
 
     def predict(self, name: str, models: nn.ModuleDict, inputs: Tensor) -> Tensor:
         found: Tensor = models["mix"](*(models[member](inputs) for member in MEMBERS))
@@ -114,3 +131,25 @@ class Auto(Method):
         """The members' shares."""
         weights = models["mix"].get_buffer("weights").tolist()
         return dict(zip(MEMBERS, weights, strict=True))
+
+
+def _norm_layers(models: nn.ModuleDict) -> list[tuple[Tensor, Tensor]]:
+    """The common model's BatchNorm tensors, each with the tuned model's, which is the hospital's own."""
+    if not any(isinstance(module, BATCH_NORM) for module in models["shared"].modules()):
+        return []
+    state = models.state_dict()
+    keys = of_type(models, BATCH_NORM, "shared", "Auto")
+    return [(state[key], state[f"tuned{key.removeprefix('shared')}"]) for key in keys]
+
+
+def _at_home(network: nn.Module, inputs: Tensor, layers: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    """What it says with the hospital's own BatchNorm layers, if there are any; they are put back."""
+    if not layers:
+        return []
+    before = [mixed.clone() for mixed, _ in layers]
+    for mixed, own in layers:
+        mixed.copy_(own)
+    found: Tensor = network(inputs)
+    for (mixed, _), kept in zip(layers, before, strict=True):
+        mixed.copy_(kept)
+    return [found]
