@@ -21,7 +21,7 @@ settings.register_profile(
     "repeatable", max_examples=50, derandomize=True, deadline=None
 )  # compiling and a busy machine take time
 settings.load_profile("repeatable")
-PAGED = ("results", "compare", "demo", "cli", "package", "benchmarks", "harness", "simulator", "poc")
+PAGED = ("results", "cli", "package", "harness", "simulator", "poc")
 LONG = ("poc", "simulator", "harness", "slow")
 
 

@@ -104,7 +104,8 @@ def test_a_case_without_foreground_is_a_case(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_memory_stays_bounded_when_the_volumes_are_ten_times_the_budget(tmp_path: Path) -> None:
     """160 volumes, 210 MB decoded, with a budget of 21 MB: loading them, drawing patches of all and looking at whole
-    cases takes the budget and room for the cases that are being read. With a budget for all, the same measure sees all.
+    cases takes the budget and room for the cases that are being read. With a budget for all, the same measure sees all:
+    of 100 of them, which is more than the other may take.
 
     Counted is what the kernel could not drop again: anonymous pages, without those of mapped files.
     """
@@ -117,7 +118,7 @@ def test_memory_stays_bounded_when_the_volumes_are_ten_times_the_budget(tmp_path
         for kind, name in item.items():
             os.link(tmp_path / f"{kind}.nii", tmp_path / name)
         items.append(item)
-    for name, listed in (("few", items[:3]), ("all", items)):
+    for name, listed in (("few", items[:3]), ("many", items[:100]), ("all", items)):
         (tmp_path / f"{name}.json").write_text(json.dumps({"training": listed[:-1], "test": listed[-1:]}))
     code = """
 import sys, threading, time
@@ -139,22 +140,23 @@ def use(listed, megabytes):
     train = dataset.load(Spec(Target.MASK, ("volumes",), (16, 16, 16), (2.0, 2.0, 2.0))).splits["train"]
     for start in range(0, len(train), 4):
         draw_patches(train, torch.arange(start, min(start + 4, len(train))), torch.Generator().manual_seed(start))
-        assert train.inputs.whole(start).isfinite().all()
+        if start % 16 == 0:
+            assert train.inputs.whole(start).isfinite().all()
 
 def watch():
     while not over.wait(0.005):
         peak[0] = max(peak[0], held())
 
-def grown(megabytes):
+def grown(listed, megabytes):
     before = peak[0] = held()
-    use("all", megabytes)
+    use(listed, megabytes)
     return peak[0] - before
 
 use("few", 1000)  # imports
 over, peak = threading.Event(), [0.0]
 watching = threading.Thread(target=watch)
 watching.start()
-print(grown(21), grown(1000))
+print(grown("all", 21), grown("many", 1000))
 over.set()
 watching.join()
 """
@@ -162,4 +164,4 @@ watching.join()
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     bounded, everything = map(float, done.stdout.split())
-    assert bounded < 21 + 60 and everything > 150, (bounded, everything)
+    assert bounded < 21 + 60 and everything > 100, (bounded, everything)

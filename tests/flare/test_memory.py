@@ -32,7 +32,6 @@ def seldom() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
-    gc.unfreeze()
 
 
 @pytest.mark.usefixtures("seldom")

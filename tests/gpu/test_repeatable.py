@@ -4,7 +4,7 @@
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -100,27 +100,40 @@ def test_operations_that_repeat_themselves(name: str, device: str) -> None:
             run(name, "cpu")
 
 
-INPUTS = ((3, 64, 64), (1, 32, 32, 32), (3, 128), (10,))
+INPUTS = (((3, 64, 64),), ((1, 16, 16, 16), (1, 32, 32, 32)), ((3, 128),), ((10,),))
+"""Of each kind the smallest that a network takes: its operations are the same with larger ones."""
 SMALL: dict[str, dict[str, Any]] = {
+    "AlexNet": {"hidden": 32},
     "UNETR": {"feature_size": 4, "hidden_size": 24, "mlp_dim": 24, "num_heads": 2},
     "ViT": {"hidden_size": 24, "mlp_dim": 24, "num_heads": 2, "num_layers": 2},
 }
 """Which have the same operations at any width."""
+STEPPED = [
+    pytest.param(kind, id=kind.__name__, marks=[pytest.mark.convolutions] * ("norm" not in kind.__annotations__))
+    for kind in NETWORKS
+]
+"""Those with a norm make a step with each processor's convolutions in tests/models/test_monai_networks.py, all of them;
+which operations they ask for does not depend on the processor."""
 
 
-@pytest.mark.convolutions
-@pytest.mark.parametrize("kind", NETWORKS, ids=lambda kind: kind.__name__)
-def test_no_network_of_ours_needs_what_is_refused(kind: type[Architecture]) -> None:
-    """Whatever inputs it takes, in a step of training."""
-    tried = 0
-    for shape in INPUTS:
+def taken(kind: type[Architecture], shapes: Sequence[tuple[int, ...]]) -> tuple[nn.Module, Tensor] | None:
+    """The network, and the first inputs that it takes; None where it takes others. Its matrices are made."""
+    for shape in shapes:
         try:
             network, inputs = kind(**SMALL.get(kind.__name__, {})).build(shape, 3), torch.randn(2, *shape)
             with Repeatable():
-                network(inputs)  # matrices are made once
+                network(inputs)
         except (ConfigError, RuntimeError, ValueError, IndexError):
-            continue  # it takes other inputs
-        tried += 1
+            continue
+        return network, inputs
+    return None
+
+
+@pytest.mark.parametrize("kind", STEPPED)
+def test_no_network_of_ours_needs_what_is_refused(kind: type[Architecture]) -> None:
+    """Whatever inputs it takes, in a step of training."""
+    tried = [found for shapes in INPUTS if (found := taken(kind, shapes))]
+    for network, inputs in tried:
         with Repeatable(), Refusing():
             outputs = network(inputs)
             (outputs if isinstance(outputs, Tensor) else outputs[0]).square().sum().backward()

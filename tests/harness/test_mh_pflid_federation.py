@@ -26,6 +26,7 @@ from tools import assert_same, outcome, run
 pytestmark = pytest.mark.harness
 
 NETWORKS = ByHospital(anna=ResidualNet(width=32), berta=LeNet5())
+NARROW = ByHospital(anna=ResidualNet(width=4), berta=LeNet5())
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +42,8 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return files
 
 
-def job(method: Method, mixers: dict[str, Mixer]) -> Job:
-    task = Classification("skin", size=(36, 36), architecture=NETWORKS)
+def job(method: Method, mixers: dict[str, Mixer], networks: ByHospital = NETWORKS) -> Job:
+    task = Classification("skin", size=(36, 36), architecture=networks)
     settings = Settings(rounds=2, references=("local",), finetune=0)
     return Job("small", 2, settings, mixers, replace(method, batch_size=6), task)
 
@@ -68,9 +69,10 @@ def test_only_the_messenger_is_on_the_wire(sites: dict[str, Path], tmp_path: Pat
 
 def test_only_outputs_on_public_data_are_on_the_wire(sites: dict[str, Path], tmp_path: Path) -> None:
     method = KTpFL(public="shared", lr=1e-3)
-    harness = Harness(job(method, method.components()), sites, tmp_path / "flare").run()
+    given = job(method, method.components(), NARROW)
+    harness = Harness(given, sites, tmp_path / "flare").run()
     assert harness.engine.panic is None
-    assert_same(outcome(harness.results), run(job(method, method.components()), sites, tmp_path / "simulated"))
+    assert_same(outcome(harness.results), run(given, sites, tmp_path / "simulated"))
     found = [tensors_of(payload) for _, _, payload in harness.wire]
     assert {name for tensors in found for name in tensors} == {"public::public.values"}
     assert {tensor.shape for tensors in found for tensor in tensors.values()} == {(18, 2)}

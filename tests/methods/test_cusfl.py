@@ -155,7 +155,6 @@ def test_who_hears_what(task: Task, sites: dict[str, Path], tmp_path: Path) -> N
 
 
 @TASKS
-@pytest.mark.convolutions
 @pytest.mark.slow
 def test_the_teacher_stands_still(task: Task, sites: dict[str, Path], tmp_path: Path) -> None:
     coordinator, runners = begin(job(task), sites, tmp_path)
@@ -171,7 +170,6 @@ def test_the_teacher_stands_still(task: Task, sites: dict[str, Path], tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.convolutions
 def test_a_teacher_that_is_not_frozen_moves_but_is_not_sent(sites: dict[str, Path], tmp_path: Path) -> None:
     coordinator, runners = begin(job(frozen=False), sites, tmp_path)
     before = served(coordinator, "federated")
@@ -188,7 +186,6 @@ def test_a_teacher_that_is_not_frozen_moves_but_is_not_sent(sites: dict[str, Pat
 @pytest.mark.parametrize("method", [{"ratio": 0.0}, {"aligned_rounds": 0}, {"ratios": {"anna": 0.0, "berta": 0.0}}])
 @TASKS
 @pytest.mark.slow
-@pytest.mark.convolutions
 def test_without_alignment_it_is_local_training(
     task: Task, method: dict[str, Any], sites: dict[str, Path], tmp_path: Path
 ) -> None:

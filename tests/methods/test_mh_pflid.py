@@ -203,7 +203,6 @@ def test_who_gets_gradients(task: Task, sites: dict[str, Path], tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.convolutions
 @pytest.mark.parametrize("arguments", [{"inject_messenger": 0.0}, {"warm_up": 2}], ids=str)
 def test_without_the_messenger_it_is_local_training(
     arguments: dict[str, Any], sites: dict[str, Path], tmp_path: Path
@@ -219,14 +218,12 @@ def test_without_the_messenger_it_is_local_training(
 
 
 @pytest.mark.slow
-@pytest.mark.convolutions
 def test_the_messenger_changes_the_local_models(sites: dict[str, Path], tmp_path: Path) -> None:
     one, other = (run(job(distill_lr=lr), sites, tmp_path / str(lr)) for lr in (1e-3, 1e-2))
     assert one["scores"] != other["scores"] or one["test"] != other["test"]
 
 
 @pytest.mark.slow
-@pytest.mark.convolutions
 def test_a_warm_up_ends(sites: dict[str, Path], tmp_path: Path) -> None:
     """The second of two rounds is the messenger's to be heard in."""
     one, other = (run(job(warm_up=rounds), sites, tmp_path / str(rounds)) for rounds in (1, 2))

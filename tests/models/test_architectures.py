@@ -70,7 +70,6 @@ def test_network(architecture: Architecture, shape: tuple[int, ...], expected: t
 
 @pytest.mark.parametrize("architecture", [ResNet(), *CLASSIFIERS, *DENSE], ids=str)
 @pytest.mark.slow
-@pytest.mark.convolutions
 def test_the_order_in_memory_changes_speed_alone(architecture: Architecture) -> None:
     """Results stay, and so does the order of the weights, which files and messages need."""
     network = architecture.build((3, 64, 48), 5).double().eval()

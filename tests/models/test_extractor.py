@@ -55,7 +55,6 @@ def test_it_gives_what_the_module_gives(kind: str) -> None:
 
 @pytest.mark.parametrize(("architecture", "shape", "expected"), ALL, ids=IDS)
 @pytest.mark.slow
-@pytest.mark.convolutions
 def test_every_architecture_can_be_split(
     architecture: Architecture, shape: tuple[int, ...], expected: tuple[int, ...]
 ) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from monai_command import BESIDE
 from shell import run_script
+from tools import deploy_to
 
 pytestmark = [pytest.mark.poc, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,10 +43,11 @@ def test_the_walkthrough(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> N
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("meta.json", "requirements.txt", "constraints.txt", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path / name)
-    # The page's own job in fewer rounds and without hospital-b, a process more: they would show nothing more here.
-    server = tmp_path / "jobs" / "softpull_phantom" / "app" / "config" / "config_fed_server.json"
+    # The page's own job in fewer rounds and at two of its hospitals, each a process of its own: more show nothing more.
+    job = deploy_to(tmp_path / "jobs" / "softpull_phantom", ["hospital-a", "hospital-c"])
+    server = job / "app" / "config" / "config_fed_server.json"
     assert '"rounds": 12' in server.read_text()
-    server.write_text(server.read_text().replace('"rounds": 12', '"rounds": 2'))
+    server.write_text(server.read_text().replace('"rounds": 12', '"rounds": 2, "finetune": 1'))
     page = ROOT / "docs" / "walkthrough.md"
     script = commands(page)
     assert script.count("medpfl ") >= 8 and "./poc/run softpull_phantom" in script

@@ -102,14 +102,16 @@ def test_a_recipe_in_the_simulator_equals_simulate(
 def test_packed_evaluation_job_equals_simulate(
     make_job: Callable[..., Job], two_sites: dict[str, Path], tmp_path: Path
 ) -> None:
+    """At one hospital, which asks nothing of others: tests/poc evaluates a model at several."""
     run(make_job(rounds=1), two_sites, tmp_path / "trained")
     model = tmp_path / "trained" / "home" / "anna" / "small" / "models" / "personal-best.safetensors"
     packed = pack(write_evaluation_job(model, tmp_path / "job"), tmp_path / "packed")
     job = load_job(packed)
     assert isinstance(job, EvaluationJob)
-    simulator(packed, two_sites, tmp_path / "workspace")
+    one = {"berta": two_sites["berta"]}
+    simulator(packed, one, tmp_path / "workspace")
     results = next((tmp_path / "workspace" / "server").rglob("results/summary.json")).parent
-    simulate_evaluation(job, two_sites, tmp_path / "simulated", tmp_path / "home")
+    simulate_evaluation(job, one, tmp_path / "simulated", tmp_path / "home")
     assert outcome(results) == outcome(tmp_path / "simulated")
 
 

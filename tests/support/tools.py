@@ -86,9 +86,9 @@ def deploy_to(folder: Path, sites: list[str]) -> Path:
 
 
 def interrupt(verb: str, folder: Path, patience: float) -> None:
-    """Start a verb of "medpfl poc" with three hospitals, press Ctrl-C once its job is submitted, and check that nothing
-    is left of it."""
-    for site in write_phantoms(folder / "sites")[3:]:
+    """Start a verb of "medpfl poc" with two hospitals, press Ctrl-C once its job is submitted, and check that nothing
+    is left of it. (A third is a process or two more, which ends as the second does.)"""
+    for site in write_phantoms(folder / "sites")[2:]:
         (folder / "sites" / f"{site}.yaml").unlink()
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "medpfl", "poc", verb, "--sites", str(folder / "sites"), "--results", str(folder)],
