@@ -87,6 +87,12 @@ def rendered(render: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.fixture
+def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Intervals from a tenth of the resamples, for tests of whole jobs whose metrics score one after another."""
+    monkeypatch.setattr("medpfl.tasks.metrics.certainty.FEWER", 20)
+
+
+@pytest.fixture
 def table_sites(tmp_path: Path) -> dict[str, Path]:
     """Four hospitals with a table each."""
     from small_jobs import write_table_sites

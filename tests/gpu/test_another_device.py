@@ -98,13 +98,13 @@ OTHERS: dict[str, tuple[Job, Callable[[Path], dict[str, Path]]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", OTHERS)
+@pytest.mark.usefixtures("few_resamples")  # of scores, which are computed on the processor in any case
 def test_other_data_on_another_device(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside two references: whole volumes, several labels, numbers, times until an event, and noise. Survival's loss
     is another sum there."""
     job, write = OTHERS[what]
     sites = write(tmp_path / "sites")
     monkeypatch.setenv("MEDPFL_NOISE_SEED", "1")
-    monkeypatch.setattr("medpfl.tasks.metrics.certainty.FEWER", 20)  # of scores, which are the processor's on any device
     generator = Stream.generator
     monkeypatch.setattr(Stream, "generator", lambda self, device="cpu": generator(self))  # "meta" has none
     here = done(job, sites, tmp_path / "here")

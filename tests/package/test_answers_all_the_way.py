@@ -32,7 +32,7 @@ from medpfl.tasks.contract import Task
 from small_jobs import small_job
 from tools import assert_same, outcome, run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_resamples")]
 ROOT = Path(__file__).resolve().parents[2]
 TASKS: dict[str, Task] = {
     "several": MultiLabel(dataset="ward"),
