@@ -8,9 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from benchmarks import codecs
 from benchmarks.__main__ import app
-from benchmarks.common import environment
 from benchmarks.prox import algorithm_4
 from medpfl.core import graph as graphs
 from medpfl.core.network_lasso import solve_stack
@@ -39,9 +37,7 @@ def test_both_ways_of_writing_the_papers_admm_agree() -> None:
 
 
 @pytest.mark.slow
-def test_bench_codecs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is compiled already is not compiled anew by the processes that measure the first calls."""
-    monkeypatch.setattr(codecs, "environment", lambda NUMBA_CACHE_DIR: environment())
+def test_bench_codecs(tmp_path: Path) -> None:
     out = tmp_path / "codecs.json"
     told = bench("codecs", "--values", "20000", "--repeats", "1", "--out", str(out))
     found = json.loads(out.read_text())
@@ -49,5 +45,4 @@ def test_bench_codecs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["codecs"]["STC, p = 0.01"]["ratio"] > 150
     assert found["cer_admm"]["exact_objective"] <= found["cer_admm"]["admm_objective"] * (1 + 1e-12)
     assert found["cer_admm"]["exact_objective"] == pytest.approx(found["cer_admm"]["admm_objective"], rel=1e-3)
-    assert all(0 < each < 60 for each in (*found["first_call_seconds"]["from disk"],)), found["first_call_seconds"]
     assert list(found["cer_lengths"]["noise"]) == ["200", "2000", "20000"] and "Linear:" in told

@@ -15,16 +15,19 @@ from medpfl.core.errors import ConfigError
 
 def first_names(root: nn.Module) -> dict[str, str]:
     """Every state-dict key to the first key of the same tensor: itself, unless the tensor came before."""
+    return _first_names(root.state_dict(keep_vars=True))
+
+
+def _first_names(state: Mapping[str, Tensor]) -> dict[str, str]:
     first: dict[int, str] = {}
-    return {key: first.setdefault(id(tensor), key) for key, tensor in root.state_dict(keep_vars=True).items()}
+    return {key: first.setdefault(id(tensor), key) for key, tensor in state.items()}
 
 
 def own_state(root: nn.Module) -> dict[str, Tensor]:
     """``root.state_dict()`` with every tensor once."""
-    first: dict[int, Tensor] = {}
-    for tensor in (state := root.state_dict(keep_vars=True)).values():
-        first.setdefault(id(tensor), tensor)
-    return {key: tensor.detach() for key, tensor in state.items() if first.pop(id(tensor), None) is not None}
+    state = root.state_dict(keep_vars=True)
+    first = _first_names(state)
+    return {key: tensor.detach() for key, tensor in state.items() if first[key] == key}
 
 
 def load_own_state(root: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -3,9 +3,9 @@
 
 Three models that every comparison of ours showed to be best somewhere predict together: the common one (FedAvg), the
 same after the hospital's own steps of the round (fine-tuning, round by round), and one that the hospital trains alone.
-BatchNorm layers travel, and after every mixing a hospital keeps of the common model's the mixed ones or its own, those
-of the tuned model: whichever loses less on its validation cases, its own in a tie. One shared BatchNorm is what fails
-where scanners differ (so that FedBN leaves it at home), and what hospitals lose that are alike and do not share it.
+BatchNorm layers travel, and after every mixing a hospital takes for the common model the mixed ones or its own, which
+are the tuned model's: those with which the common model loses less on its validation cases, its own in a tie. Shared
+layers fail where scanners differ, and layers that stay at home, as in FedBN, cost accuracy where hospitals are alike.
 
 The probabilities are mixed,  p = sum_k w_k p_k,  and every hospital takes for w the one of seven mixtures (each model
 alone, each pair in halves, all three) with the least loss on its own validation cases; a tie goes to the mixture of

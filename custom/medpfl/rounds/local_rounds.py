@@ -107,8 +107,8 @@ class LocalRounds:
         self.ready, self.run, self.total = ready, run, total
         self.kept: dict[str, object] = {}
         self.presented = Presented(ahead=spare_core(ready.device))
-        self._kept: int | None = None
-        """The round whose private entries, as they were kept, are still those of the networks."""
+        self._saved: int | None = None
+        """The round after which the networks' private entries were saved, as long as they are still those."""
         self.resident = self.holding(ready.resident)
 
     def holding(self, most: int) -> Resident:
@@ -126,7 +126,7 @@ class LocalRounds:
         self.resident = Resident(self.ready.device)
         self.presented = Presented(ahead=spare_core(self.ready.device))
         self.kept.clear()
-        self._kept = None
+        self._saved = None
         self.ready.models.to("meta")
 
     def statistics(self, header: StatisticsRequest) -> Message[StatisticsReply]:
@@ -150,7 +150,7 @@ class LocalRounds:
         notes = self.enter(header)
         load(here.models, slots)
         metrics = self._look_at_mixed(current - 1, header, slots) if current > 1 else []
-        self._kept = None
+        self._saved = None
         losses = {}
         instead: Slots = {}
         for method in here.methods:
@@ -185,7 +185,7 @@ class LocalRounds:
         best = {best.round for best in header.best.values()}
         private = {key: state[key] for key in self.ready.networks.private}
         save_private(files, current, private, self.run.optimizers, self.run.scalers, mixed, best)
-        self._kept = current
+        self._saved = current
         if mixed:
             drop_mixed(files, current - 1)
 
@@ -207,7 +207,7 @@ class LocalRounds:
         current, step = header.round, header.step
         seed_torch(here.seed, here.name, current, type(here.method).__name__, step)
         site = self.site(here.method, current, noise=here.guard.noise(here.method, header, step))
-        self._kept = None
+        self._saved = None
         site.shown = site.keep(f"shown in round {current}", lambda: take_shown(slots, here.roster))
         here.method.refine(site, step)
         policy.check_trained(here.policy, site)
@@ -235,7 +235,7 @@ class LocalRounds:
         metrics = self.scoring.lines(here.methods, round_number)
         received: dict[str, Tensor] = {}
         if not making:  # the networks are what was kept after training, and in the slots what the server sent
-            received = held_private(self.run.files, round_number) if self._kept == round_number else {}
+            received = held_private(self.run.files, round_number) if self._saved == round_number else {}
             received.update((key, tensor) for state in slots.values() for key, tensor in state.items())
         best = {best.round for best in header.best.values()}
         keep_mixed(self.run.files, round_number, here.networks.state(), best, received)
