@@ -43,7 +43,9 @@ _ROUND_LINES = {
 }
 
 
-def measure(sites: int, rounds: int, values: int, interval: float, progress: Callable[[str], None]) -> dict[str, Any]:
+def measure(
+    sites: int, rounds: int, values: int, interval: float, progress: Callable[[str], None], layers: int = 1
+) -> dict[str, Any]:
     """Seconds of each round of both jobs, and the medians without the first rounds.
 
     Args:
@@ -51,18 +53,29 @@ def measure(sites: int, rounds: int, values: int, interval: float, progress: Cal
         rounds: rounds of each job; the first is left out.
         values: float32 values of the model, about (rounded to whole hidden units).
         interval: ``task_request_interval`` of our job, s; the stock job keeps FLARE's default.
+        layers: hidden layers of one width, among which our model's values are spread; the stock model is one array.
     """
-    for name, value, least in (("sites", sites, 1), ("rounds", rounds, 3), ("values", values, 100)):
+    for name, value, least in (
+        ("sites", sites, 1),
+        ("rounds", rounds, 3),
+        ("values", values, 100),
+        ("layers", layers, 1),
+    ):
         if value < least:
             raise MedPFLError(f"--{name} must be at least {least}, got {value}")
     names = [f"hospital-{index + 1}" for index in range(sites)]
-    hidden = max(1, round((values - 1) / (FEATURES + 2)))
-    values = hidden * (FEATURES + 2) + 1  # weights and biases of FEATURES -> hidden -> 1
+    # Weights and biases of FEATURES -> hidden -> ... -> hidden -> 1, the width from the quadratic equation.
+    inner, outer = layers - 1, layers + FEATURES + 1
+    hidden = (
+        (values - 1) / outer if inner == 0 else ((outer**2 + 4 * inner * (values - 1)) ** 0.5 - outer) / (2 * inner)
+    )
+    width = max(1, round(hidden))
+    values = inner * width**2 + outer * width + 1
     with tempfile.TemporaryDirectory(prefix="medpfl-bench-") as scratch:
         folder = Path(scratch)
         _write_sites(folder / "sites", names)
         jobs = {
-            OURS: _our_job(folder / "empty_rounds", sites, rounds, hidden, interval),
+            OURS: _our_job(folder / "empty_rounds", sites, rounds, [width] * layers, interval),
             STOCK: _stock_job(folder, sites, rounds, values),
         }
         with Federation(folder / "sites", names, classes=[EMPTY]) as federation:
@@ -75,6 +88,7 @@ def measure(sites: int, rounds: int, values: int, interval: float, progress: Cal
     return {
         "sites": sites,
         "rounds": rounds,
+        "layers": layers,
         "payload_bytes": 4 * values,
         "task_request_interval": {OURS: interval, STOCK: "FLARE's default"},
         "seconds": seconds,
@@ -104,9 +118,9 @@ def _write_sites(folder: Path, names: list[str]) -> None:
         (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
 
 
-def _our_job(folder: Path, sites: int, rounds: int, hidden: int, interval: float) -> Path:
+def _our_job(folder: Path, sites: int, rounds: int, hidden: list[int], interval: float) -> Path:
     controller = {"path": CONTROLLER, "args": {"rounds": rounds, "references": [], "finetune": 0}}
-    task = {"path": "medpfl.tasks.tabular.Tabular", "args": {"dataset": "empty", "hidden": [hidden]}}
+    task = {"path": "medpfl.tasks.tabular.Tabular", "args": {"dataset": "empty", "hidden": hidden}}
     executor = {"path": EXECUTOR, "args": {"method": {"path": EMPTY, "args": {}}, "task": task}}
     files = {
         "meta.json": {
@@ -274,10 +288,11 @@ def command(
     rounds: Annotated[int, typer.Option(help="Rounds of each job; the first is not counted.")] = 15,
     values: Annotated[int, typer.Option(help="float32 values of the model, about.")] = 100_000,
     interval: Annotated[float, typer.Option(help="task_request_interval of our job, seconds.")] = 0.1,
+    layers: Annotated[int, typer.Option(help="Hidden layers of our model, all of one width.")] = 1,
     out: OutOption = None,
 ) -> None:
     """A round without training in POC: this package's controller beside FLARE's stock FedAvg recipe."""
     facts = machine()
-    results = measure(sites, rounds, values, interval, say)
+    results = measure(sites, rounds, values, interval, say, layers)
     write_json(out, "rounds", facts, results)
     say(table_of(results))

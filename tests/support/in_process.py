@@ -71,6 +71,9 @@ class Engine:
     def get_workspace(self) -> Workspace:
         return self.workspace
 
+    def get_cell(self) -> None:
+        """There is no network."""
+
     def new_context(self) -> FLContext:
         return self.manager.new_context()
 

@@ -5,6 +5,7 @@ It is a plain ``Controller`` and not a ``ModelController``: the latter sends one
 copies it, and fails the job on a hospital's error; here every hospital has its own payload and errors are counted.
 """
 
+import contextlib
 import dataclasses
 import threading
 import time
@@ -21,13 +22,15 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
 from medpfl.core.errors import CodecError, ConfigError, MedPFLError, Stopped
+from medpfl.core.mapped import release
+from medpfl.flare.fetching import Answers, Fetcher
 from medpfl.flare.filters import decoded, traffic_of
 from medpfl.flare.leaving import check_filters
 from medpfl.flare.wire import failure_of, read_reply, to_shareable
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.evaluation import EvaluationCoordinator
 from medpfl.rounds.loop import Exchange
-from medpfl.rounds.messages import Message
+from medpfl.rounds.messages import Message, byte_count, flatten
 from medpfl.rounds.protocol.replies import Reply
 from medpfl.rounds.protocol.requests import Request
 
@@ -39,6 +42,7 @@ class ExchangeController(Controller):
         super().__init__()
         self.coordinator: Coordinator | EvaluationCoordinator | None = None
         self._grace = grace
+        self._fetcher: Fetcher | None = None
         self._missed: dict[str, int] = {}
         self._arrived = threading.Event()
 
@@ -60,7 +64,8 @@ class ExchangeController(Controller):
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         try:
             check_filters(fl_ctx)
-            self._run(abort_signal, fl_ctx)
+            with contextlib.closing(Fetcher(fl_ctx)) as self._fetcher:
+                self._run(abort_signal, fl_ctx)
         except Stopped:
             self.log_info(fl_ctx, "the job was aborted")
         except MedPFLError as error:
@@ -104,14 +109,12 @@ class ExchangeController(Controller):
         Raises:
             Stopped: the job was aborted.
         """
-        assert self.coordinator is not None
-        results: dict[str, Shareable] = {}
+        assert self.coordinator is not None and self._fetcher is not None
+        answers = Answers(self._fetcher, self._arrived.set)
 
         def received(client_task: ClientTask, fl_ctx: FLContext) -> None:
-            # Runs under FLARE's locks, which every heartbeat waits for: keep the result, think later.
-            results[client_task.client.name] = client_task.result
+            answers.came(client_task.client, client_task.result)
             client_task.result = None
-            self._arrived.set()
 
         tasks = {}
         for site, message in exchange.messages.items():
@@ -128,61 +131,63 @@ class ExchangeController(Controller):
         awaited = set(tasks if exchange.awaited is None else exchange.awaited)
         replies: dict[str, Message[Reply]] = {}
         failed: dict[str, str] = {}
-
-        def read(site: str) -> None:
-            """Outside FLARE's locks, and while others still compute or send theirs."""
-            if site in replies or site in failed:
-                return
-            try:
-                replies[site] = self._read(site, results[site], exchange.messages[site], fl_ctx)
-            except MedPFLError as error:
-                failed[site] = str(error)
-            results[site] = Shareable()  # its arrays are in the reply now, or in a file
-
-        while len(results) < len(tasks):
-            self._arrived.wait(0.2)
-            self._arrived.clear()
-            if abort_signal.triggered:
-                raise Stopped("aborted")
-            for site in [name for name, result in list(results.items()) if failure_of(result) is None]:
-                read(site)
-            now = time.monotonic()
-            good = sum(failure_of(result) is None for result in list(results.values()))
-            if quorum_at is None and (good >= exchange.quorum or awaited <= results.keys()):
-                quorum_at = now
-            if now - started > exchange.timeout or (quorum_at is not None and now - quorum_at > self._grace):
-                break
+        sent = [flatten(message.slots).values() for message in exchange.messages.values()]
+        try:
+            while len(replies) + len(failed) < len(tasks):
+                self._arrived.wait(0.2)
+                self._arrived.clear()
+                if abort_signal.triggered:
+                    raise Stopped("aborted")
+                for site, answer in answers.take():  # outside FLARE's locks, and while others still compute or send
+                    try:
+                        replies[site] = self._read(site, answer, exchange.messages[site], fl_ctx)
+                    except MedPFLError as error:
+                        failed[site] = str(error)
+                    del answer  # its arrays are in the reply now, or in a file
+                release(tensor for tensors in sent for tensor in tensors)  # what hospitals have fetched of files
+                now = time.monotonic()
+                if quorum_at is None and (len(replies) >= exchange.quorum or awaited <= {*replies, *failed}):
+                    quorum_at = now
+                if now - started > exchange.timeout or (quorum_at is not None and now - quorum_at > self._grace):
+                    break
+        finally:
+            answers.stop()
         for site, task in tasks.items():
-            done = site in results
+            done = site in replies or site in failed
             self.cancel_task(task, TaskCompletionStatus.OK if done else TaskCompletionStatus.TIMEOUT)
             # FLARE 2.9's task monitor dies of a KeyError when a hospital was sent a task twice while others were
             # waiting; finished tasks then stay in its list for ever, so they must not hold the payload.
             task.data = Shareable()
         for site, message in exchange.messages.items():
             round_number = message.header.round
-            if site not in results:
+            if site not in replies and site not in failed:
                 self._missed[site] = self._missed.get(site, 0) + 1
                 self.coordinator.refuse(site, round_number, "did not answer in time")
                 continue
             self._missed[site] = 0
-            read(site)
             if site in failed:
                 self.coordinator.refuse(site, round_number, f"failed: {failed[site]}")
         return {site: replies[site] for site in exchange.messages if site in replies}
 
-    def _read(self, site: str, result: Shareable, asked: Message[Request], fl_ctx: FLContext) -> Message[Reply]:
+    def _read(
+        self, site: str, answer: Shareable | MedPFLError, asked: Message[Request], fl_ctx: FLContext
+    ) -> Message[Reply]:
         """A hospital's answer.
 
         Raises:
-            MedPFLError: it says that it failed, or cannot be read.
+            MedPFLError: it says that it failed, did not come whole, or cannot be read.
         """
-        if failure_of(result) is None:
+        if isinstance(answer, MedPFLError):
+            raise answer
+        if failure_of(answer) is None:
             try:
-                result = decoded(result, fl_ctx, site)
+                answer = decoded(answer, fl_ctx, site)
             except MedPFLError as error:
                 self.log_error(fl_ctx, str(error))
                 raise CodecError(error.public) from error
-        reply = read_reply(result, asked.slots, self._gradients())
+        reply = read_reply(answer, asked.slots, self._gradients())
+        assert self._fetcher is not None
+        self._fetcher.size_is(byte_count(reply.slots))
         if isinstance(self.coordinator, Coordinator):
             reply = self.coordinator.arrived(reply)
         return dataclasses.replace(reply, encoded=traffic_of(fl_ctx, site))

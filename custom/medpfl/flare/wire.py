@@ -11,6 +11,7 @@ from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 from torch import Tensor
 
 from medpfl.core.errors import CodecError, ConfigError, ProtocolError
+from medpfl.flare.pieces import Travelling
 from medpfl.rounds.differences import together
 from medpfl.rounds.messages import Message, Slots, flatten, unflatten
 from medpfl.rounds.protocol.bounded import Part
@@ -53,13 +54,13 @@ def arrays_of(slots: Slots) -> dict[str, np.ndarray]:
     Raises:
         ConfigError: a tensor is of a type that FLARE's arrays do not have.
     """
-    arrays = {}
+    arrays: dict[str, np.ndarray] = {}
     for name, tensor in flatten(slots).items():
         if tensor.dtype == torch.bfloat16:
             raise ConfigError(
                 f"'{name}' is bfloat16, which FLARE's arrays cannot carry; use float32 or float16 weights"
             )
-        arrays[name] = tensor.numpy()
+        arrays[name] = tensor.numpy().view(Travelling)
     return arrays
 
 

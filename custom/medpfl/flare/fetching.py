@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tensors of hospitals' answers, got as they arrive.
+
+An answer comes in two steps: its text, with a reference in each tensor's place, and the tensors, which FLARE's receiver
+asks for piece by piece. FLARE does both before its controller hears of the answer: of all hospitals that answer at the
+same moment at once, whatever memory there is, and a hospital that is lost meanwhile ends the server's whole job. Here
+the references are passed through (what FLARE does where a message is forwarded), and tensors are asked for in threads
+of our own: of so many hospitals at a time as memory has room for, and a hospital that is lost misses a round.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+
+from nvflare.apis.client import Client
+from nvflare.apis.dxo import DXO
+from nvflare.apis.fl_constant import FLContextKey, ServerCommandNames
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+from nvflare.fuel.f3.cellnet.cell import Cell
+from nvflare.fuel.f3.cellnet.defs import CellChannel
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
+from nvflare.fuel.f3.streaming.download_service import download_object
+from nvflare.fuel.utils.fobs.decomposers.via_downloader import LazyDownloadRef
+
+from medpfl.core.errors import MedPFLError, ProtocolError
+from medpfl.core.mapped import give_back
+from medpfl.flare.memory import BIG
+from medpfl.flare.pieces import KIND, Arrays, may_take
+from medpfl.flare.wire import reason_of
+from medpfl.rounds.memory import budget
+
+_THREADS = 32
+_WAIT = 600.0
+"""Seconds a hospital may take for one piece."""
+_DEEPEST = 8
+"""Levels of a message in which tensors are looked for."""
+_LOST = "its answer did not come whole"
+
+
+class Fetcher:
+    """Gets the tensors of one job's answers.
+
+    Answers that pass a filter at the server are complete when they arrive: FLARE gets them for the filter.
+    """
+
+    def __init__(self, fl_ctx: FLContext):
+        self._cell: Cell | None = fl_ctx.get_engine().get_cell()
+        self._job = str(fl_ctx.get_job_id())
+        self.pool = ThreadPoolExecutor(_THREADS, "answers")
+        self._room = budget()
+        self._largest: int | None = None
+        if self._cell is not None and not _filtered(fl_ctx):  # None: nothing comes over a network
+            self._cell.decode_pass_through_topics.add((CellChannel.SERVER_COMMAND, ServerCommandNames.SUBMIT_UPDATE))
+
+    def close(self) -> None:
+        """No thread is left that works."""
+        self.pool.shutdown(cancel_futures=True)
+
+    def size_is(self, size: int) -> None:
+        """An answer of ``size`` bytes has been read."""
+        self._largest = max(size, self._largest or 0)
+
+    def at_once(self) -> int:
+        """How many answers there is room for: one, until the size of one is known."""
+        return 1 if self._largest is None else max(1, self._room // max(1, self._largest))
+
+    def fetch(self, client: Client, result: Shareable, over: Signal) -> None:
+        """Put the tensors in the places of their references.
+
+        Args:
+            client: whose answer it is.
+            over: ends it.
+
+        Raises:
+            ProtocolError: the tensors do not come, or lie with somebody else.
+        """
+        place = FQCN.join([client.get_fqcn(), self._job])
+        holders = list(_references(result, _DEEPEST))
+        if not holders or self._cell is None:
+            return
+        batches = {(ref.fqcn, ref.ref_id, ref.dot) for _, _, ref in holders}
+        if len(batches) > 1 or {(fqcn, dot) for fqcn, _, dot in batches} != {(place, KIND)}:
+            raise ProtocolError("its answer's tensors lie elsewhere than in its own process of this job")
+        if (self._largest or 0) > BIG:
+            give_back()  # what messages before it took, which were as large
+        consumer = Arrays(may_take(self._room))
+        download_object(place, batches.pop()[1], _WAIT, self._cell, consumer, abort_signal=over)
+        if consumer.error is not None or any(ref.item_id not in consumer.arrays for _, _, ref in holders):
+            raise ProtocolError(f"{_LOST}: {reason_of(consumer.error or 'a tensor is missing')}")
+        for holder, key, ref in holders:
+            holder[key] = consumer.arrays[ref.item_id]
+
+
+class Answers:
+    """The answers of one exchange.
+
+    Args:
+        arrived: called when there is something to ``take``; in any thread.
+    """
+
+    def __init__(self, fetcher: Fetcher, arrived: Callable[[], None]):
+        self._fetcher, self._arrived = fetcher, arrived
+        self._waiting: dict[str, tuple[Client, Shareable]] = {}
+        self._at_work: set[str] = set()
+        self._complete: dict[str, Shareable | MedPFLError] = {}
+        self._over = Signal()
+
+    def came(self, client: Client, result: Shareable) -> None:
+        """An answer's text is here. Runs under FLARE's locks, which every heartbeat waits for: think later."""
+        self._waiting[client.name] = client, result
+        self._arrived()
+
+    def take(self) -> Iterator[tuple[str, Shareable | MedPFLError]]:
+        """Hospitals whose answers are complete, each with its answer or why there is none; once, and its memory is
+        counted as free when the next one is asked for."""
+        while True:
+            self._start()
+            if not self._complete:
+                return
+            site = next(iter(self._complete))
+            yield site, self._complete.pop(site)
+            self._at_work.discard(site)
+
+    def stop(self) -> None:
+        """No more is asked for."""
+        self._over.trigger("the exchange is over")
+
+    def _start(self) -> None:
+        while self._waiting and len(self._at_work) < self._fetcher.at_once():
+            site = next(iter(self._waiting))
+            client, result = self._waiting.pop(site)
+            self._at_work.add(site)
+            self._fetcher.pool.submit(self._fetcher.fetch, client, result, self._over).add_done_callback(
+                partial(self._ended, site, result)
+            )
+
+    def _ended(self, site: str, result: Shareable, fetched: Future[None]) -> None:
+        error = fetched.exception()  # what another machine sent may be anything
+        if error is None:
+            self._complete[site] = result
+        elif isinstance(error, MedPFLError):
+            self._complete[site] = error
+        else:
+            self._complete[site] = ProtocolError(f"{_LOST} ({type(error).__name__})")
+        self._arrived()
+
+
+def _references(value: object, depth: int) -> Iterator[tuple[dict[object, object], object, LazyDownloadRef]]:
+    """The references of a message: what holds each, and under which name."""
+    if isinstance(value, DXO):
+        value = value.data
+    if not isinstance(value, dict):
+        return
+    for key, one in list(value.items()):
+        if isinstance(one, LazyDownloadRef):
+            yield value, key, one
+        elif depth:
+            yield from _references(one, depth - 1)
+
+
+def _filtered(fl_ctx: FLContext) -> bool:
+    """Whether a filter acts on answers here."""
+    scope = fl_ctx.get_prop(FLContextKey.SCOPE_OBJECT)
+    runner = fl_ctx.get_prop(FLContextKey.RUNNER)
+    return bool((scope and any(scope.task_result_filters.values())) or runner.config.task_result_filters)
