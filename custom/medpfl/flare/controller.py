@@ -15,7 +15,6 @@ from medpfl.flare.exchange import ExchangeController
 from medpfl.flare.executor import PROBE
 from medpfl.flare.home import home_of
 from medpfl.flare.kits import hospitals_of
-from medpfl.flare.memory import Cleaner
 from medpfl.job import Job, load_config
 from medpfl.job.settings import Settings
 from medpfl.rounds.coordinator import Coordinator
@@ -42,7 +41,6 @@ class MixingController(ExchangeController):
     def _run(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         coordinator = self.coordinator = self._new_coordinator(fl_ctx)
         probes: list[Task] = []
-        cleaner = Cleaner()
 
         def asked(round_number: int | None, joined: list[str]) -> list[str]:
             sites = self._reachable(coordinator)
@@ -54,7 +52,6 @@ class MixingController(ExchangeController):
             while probes:
                 self.cancel_task(probes.pop())
             self._tell(round_number, mixed, fl_ctx)
-            cleaner.clean(coordinator.payload_bytes())
 
         watch = Watch(lambda joined: self.log_info(fl_ctx, f"hospitals ready: {', '.join(joined)}"), asked, ended)
         carry(training(coordinator, watch), lambda exchange: self._exchange(exchange, abort_signal, fl_ctx))

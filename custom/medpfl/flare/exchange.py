@@ -26,6 +26,7 @@ from medpfl.core.mapped import release
 from medpfl.flare.fetching import Answers, Fetcher
 from medpfl.flare.filters import decoded, traffic_of
 from medpfl.flare.leaving import check_filters
+from medpfl.flare.memory import BIG, Cleaner
 from medpfl.flare.wire import failure_of, read_reply, to_shareable
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.evaluation import EvaluationCoordinator
@@ -43,6 +44,7 @@ class ExchangeController(Controller):
         self.coordinator: Coordinator | EvaluationCoordinator | None = None
         self._grace = grace
         self._fetcher: Fetcher | None = None
+        self._cleaner = Cleaner()
         self._missed: dict[str, int] = {}
         self._arrived = threading.Event()
 
@@ -64,7 +66,7 @@ class ExchangeController(Controller):
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         try:
             check_filters(fl_ctx)
-            with contextlib.closing(Fetcher(fl_ctx)) as self._fetcher:
+            with contextlib.closing(Fetcher(fl_ctx, self._cleaner)) as self._fetcher:
                 self._run(abort_signal, fl_ctx)
         except Stopped:
             self.log_info(fl_ctx, "the job was aborted")
@@ -132,6 +134,8 @@ class ExchangeController(Controller):
         replies: dict[str, Message[Reply]] = {}
         failed: dict[str, str] = {}
         sent = [flatten(message.slots).values() for message in exchange.messages.values()]
+        size = max((byte_count(message.slots) for message in exchange.messages.values()), default=0)
+        cleaned = started
         try:
             while len(replies) + len(failed) < len(tasks):
                 self._arrived.wait(0.2)
@@ -146,12 +150,16 @@ class ExchangeController(Controller):
                     del answer  # its arrays are in the reply now, or in a file
                 release(tensor for tensors in sent for tensor in tensors)  # what hospitals have fetched of files
                 now = time.monotonic()
+                if size > BIG and now - cleaned > 1:  # pieces that hospitals have fetched
+                    self._cleaner.clean(size)
+                    cleaned = time.monotonic()
                 if quorum_at is None and (len(replies) >= exchange.quorum or awaited <= {*replies, *failed}):
                     quorum_at = now
                 if now - started > exchange.timeout or (quorum_at is not None and now - quorum_at > self._grace):
                     break
         finally:
             answers.stop()
+            self._cleaner.clean(size)
         for site, task in tasks.items():
             done = site in replies or site in failed
             self.cancel_task(task, TaskCompletionStatus.OK if done else TaskCompletionStatus.TIMEOUT)

@@ -26,8 +26,8 @@ from nvflare.fuel.utils.fobs.decomposers.via_downloader import LazyDownloadRef
 
 from medpfl.core.errors import MedPFLError, ProtocolError
 from medpfl.core.mapped import give_back
-from medpfl.flare.memory import BIG
-from medpfl.flare.pieces import KIND, Arrays, may_take
+from medpfl.flare.memory import BIG, Cleaner
+from medpfl.flare.pieces import KIND, Arrays, cut_for, may_take
 from medpfl.flare.wire import reason_of
 from medpfl.rounds.memory import budget
 
@@ -45,12 +45,15 @@ class Fetcher:
     Answers that pass a filter at the server are complete when they arrive: FLARE gets them for the filter.
     """
 
-    def __init__(self, fl_ctx: FLContext):
+    def __init__(self, fl_ctx: FLContext, cleaner: Cleaner):
+        self._cleaner = cleaner
         self._cell: Cell | None = fl_ctx.get_engine().get_cell()
         self._job = str(fl_ctx.get_job_id())
         self.pool = ThreadPoolExecutor(_THREADS, "answers")
         self._room = budget()
         self._largest: int | None = None
+        give_back()  # what starting up took, a third of the process
+        cut_for(len(fl_ctx.get_engine().get_clients()), self._room)
         if self._cell is not None and not _filtered(fl_ctx):  # None: nothing comes over a network
             self._cell.decode_pass_through_topics.add((CellChannel.SERVER_COMMAND, ServerCommandNames.SUBMIT_UPDATE))
 
@@ -84,7 +87,7 @@ class Fetcher:
         if len(batches) > 1 or {(fqcn, dot) for fqcn, _, dot in batches} != {(place, KIND)}:
             raise ProtocolError("its answer's tensors lie elsewhere than in its own process of this job")
         if (self._largest or 0) > BIG:
-            give_back()  # what messages before it took, which were as large
+            self._cleaner.clean(self._largest or 0)
         consumer = Arrays(may_take(self._room))
         download_object(place, batches.pop()[1], _WAIT, self._cell, consumer, abort_signal=over)
         if consumer.error is not None or any(ref.item_id not in consumer.arrays for _, _, ref in holders):

@@ -22,10 +22,12 @@ from nvflare.fuel.utils.fobs.decomposers.via_downloader import ViaDownloaderDeco
 
 from medpfl.core.errors import ProtocolError
 
-KIND = 2609
-"""What FLARE calls a DOT: says which class reads a reference. FLARE's own are below ten."""
-PIECE = 2**20
-"""Bytes of a piece; ``np_download_chunk_size`` of FLARE's configuration is another."""
+KIND = 209
+"""What FLARE calls a DOT, up to 255: says which class reads a reference. FLARE's own are below ten."""
+PIECE = 4 * 2**20
+"""Bytes of a piece at the most; ``np_download_chunk_size`` of FLARE's configuration is another."""
+_UNDER_WAY = 16 * 2**20
+"""Bytes of all pieces that are under way at a time, where there is little memory; each is in memory a few times."""
 _MOST_ARRAYS = 1_000_000
 _AT = "at"
 _KINDS = "fiubc"
@@ -207,4 +209,10 @@ class TravellingDecomposer(ViaDownloaderDecomposer):
         return found
 
 
-fobs.register(TravellingDecomposer)
+def cut_for(receivers: int, room: int) -> None:
+    """How large the pieces are that this process sends to so many at a time, where models may take ``room`` bytes."""
+    _HOW.max_chunk_size = min(PIECE, max(_UNDER_WAY, room // 16) // max(1, receivers))
+
+
+_HOW = TravellingDecomposer()
+fobs.register(_HOW)
