@@ -5,7 +5,6 @@ It is a plain ``Controller`` and not a ``ModelController``: the latter sends one
 copies it, and fails the job on a hospital's error; here every hospital has its own payload and errors are counted.
 """
 
-import contextlib
 import dataclasses
 import threading
 import time
@@ -66,8 +65,8 @@ class ExchangeController(Controller):
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         try:
             check_filters(fl_ctx)
-            with contextlib.closing(Fetcher(fl_ctx, self._cleaner)) as self._fetcher:
-                self._run(abort_signal, fl_ctx)
+            self._fetcher = Fetcher(fl_ctx, self._cleaner)
+            self._run(abort_signal, fl_ctx)
         except Stopped:
             self.log_info(fl_ctx, "the job was aborted")
         except MedPFLError as error:

@@ -8,9 +8,8 @@ the references are passed through (what FLARE does where a message is forwarded)
 of our own: of so many hospitals at a time as memory has room for, and a hospital that is lost misses a round.
 """
 
+import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 
 from nvflare.apis.client import Client
 from nvflare.apis.dxo import DXO
@@ -32,8 +31,8 @@ from medpfl.flare.wire import reason_of
 from medpfl.rounds.memory import budget
 
 _THREADS = 32
-_WAIT = 600.0
-"""Seconds a hospital may take for one piece."""
+WAIT = 60.0
+"""Seconds a hospital may take for one piece, twice: who is lost holds up others where there is room for one answer."""
 _DEEPEST = 8
 """Levels of a message in which tensors are looked for."""
 _LOST = "its answer did not come whole"
@@ -49,7 +48,6 @@ class Fetcher:
         self._cleaner = cleaner
         self._cell: Cell | None = fl_ctx.get_engine().get_cell()
         self._job = str(fl_ctx.get_job_id())
-        self.pool = ThreadPoolExecutor(_THREADS, "answers")
         self._room = budget()
         self._largest: int | None = None
         give_back()  # what starting up took, a third of the process
@@ -57,17 +55,13 @@ class Fetcher:
         if self._cell is not None and not _filtered(fl_ctx):  # None: nothing comes over a network
             self._cell.decode_pass_through_topics.add((CellChannel.SERVER_COMMAND, ServerCommandNames.SUBMIT_UPDATE))
 
-    def close(self) -> None:
-        """No thread is left that works."""
-        self.pool.shutdown(cancel_futures=True)
-
     def size_is(self, size: int) -> None:
         """An answer of ``size`` bytes has been read."""
         self._largest = max(size, self._largest or 0)
 
     def at_once(self) -> int:
         """How many answers there is room for: one, until the size of one is known."""
-        return 1 if self._largest is None else max(1, self._room // max(1, self._largest))
+        return 1 if self._largest is None else min(_THREADS, max(1, self._room // max(1, self._largest)))
 
     def fetch(self, client: Client, result: Shareable, over: Signal) -> None:
         """Put the tensors in the places of their references.
@@ -89,7 +83,7 @@ class Fetcher:
         if (self._largest or 0) > BIG:
             self._cleaner.clean(self._largest or 0)
         consumer = Arrays(may_take(self._room))
-        download_object(place, batches.pop()[1], _WAIT, self._cell, consumer, abort_signal=over)
+        download_object(place, batches.pop()[1], WAIT, self._cell, consumer, abort_signal=over, max_retries=1)
         if consumer.error is not None or any(ref.item_id not in consumer.arrays for _, _, ref in holders):
             raise ProtocolError(f"{_LOST}: {reason_of(consumer.error or 'a tensor is missing')}")
         for holder, key, ref in holders:
@@ -135,19 +129,18 @@ class Answers:
             site = next(iter(self._waiting))
             client, result = self._waiting.pop(site)
             self._at_work.add(site)
-            self._fetcher.pool.submit(self._fetcher.fetch, client, result, self._over).add_done_callback(
-                partial(self._ended, site, result)
-            )
+            threading.Thread(target=self._fetch, args=(client, result), daemon=True).start()
 
-    def _ended(self, site: str, result: Shareable, fetched: Future[None]) -> None:
-        error = fetched.exception()  # what another machine sent may be anything
-        if error is None:
-            self._complete[site] = result
-        elif isinstance(error, MedPFLError):
-            self._complete[site] = error
-        else:
-            self._complete[site] = ProtocolError(f"{_LOST} ({type(error).__name__})")
-        self._arrived()
+    def _fetch(self, client: Client, result: Shareable) -> None:
+        found: Shareable | MedPFLError = ProtocolError(_LOST)
+        try:
+            self._fetcher.fetch(client, result, self._over)
+            found = result
+        except MedPFLError as error:
+            found = error
+        finally:  # what another machine sent may be anything; an error that nobody thought of is in the log
+            self._complete[client.name] = found
+            self._arrived()
 
 
 def _references(value: object, depth: int) -> Iterator[tuple[dict[object, object], object, LazyDownloadRef]]:
