@@ -25,7 +25,7 @@ from medpfl.core.mapped import release
 from medpfl.flare.fetching import Answers, Fetcher
 from medpfl.flare.filters import decoded, traffic_of
 from medpfl.flare.leaving import check_filters
-from medpfl.flare.memory import BIG, Cleaner
+from medpfl.flare.memory import Cleaner
 from medpfl.flare.wire import failure_of, read_reply, to_shareable
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.evaluation import EvaluationCoordinator
@@ -149,8 +149,8 @@ class ExchangeController(Controller):
                     del answer  # its arrays are in the reply now, or in a file
                 release(tensor for tensors in sent for tensor in tensors)  # what hospitals have fetched of files
                 now = time.monotonic()
-                if size > BIG and now - cleaned > 1:  # pieces that hospitals have fetched
-                    self._cleaner.clean(size)
+                if now - cleaned > 1:  # pieces that hospitals have fetched
+                    self._fetcher.tidy()
                     cleaned = time.monotonic()
                 if quorum_at is None and (len(replies) >= exchange.quorum or awaited <= {*replies, *failed}):
                     quorum_at = now

@@ -28,7 +28,7 @@ from medpfl.core.mapped import give_back
 from medpfl.flare.memory import BIG, Cleaner
 from medpfl.flare.pieces import KIND, Arrays, cut_for, may_take
 from medpfl.flare.wire import reason_of
-from medpfl.rounds.memory import budget
+from medpfl.rounds.memory import budget, resident
 
 _THREADS = 32
 WAIT = 60.0
@@ -50,14 +50,22 @@ class Fetcher:
         self._job = str(fl_ctx.get_job_id())
         self._room = budget()
         self._largest: int | None = None
+        self._hospitals = len(fl_ctx.get_engine().get_clients())
         give_back()  # what starting up took, a third of the process
-        cut_for(len(fl_ctx.get_engine().get_clients()), self._room)
+        self._tidy = resident()
+        cut_for(self._hospitals, self._room)
         if self._cell is not None and not _filtered(fl_ctx):  # None: nothing comes over a network
             self._cell.decode_pass_through_topics.add((CellChannel.SERVER_COMMAND, ServerCommandNames.SUBMIT_UPDATE))
 
     def size_is(self, size: int) -> None:
         """An answer of ``size`` bytes has been read."""
         self._largest = max(size, self._largest or 0)
+
+    def tidy(self) -> None:
+        """Where all hospitals' models do not fit into memory: what messages left behind is the system's again."""
+        if self._room < 2 * self._hospitals * (self._largest or 0) and resident() > self._tidy + BIG:
+            self._cleaner.clean(BIG + 1)
+            self._tidy = resident()
 
     def at_once(self) -> int:
         """How many answers there is room for: one, until the size of one is known."""
@@ -80,8 +88,7 @@ class Fetcher:
         batches = {(ref.fqcn, ref.ref_id, ref.dot) for _, _, ref in holders}
         if len(batches) > 1 or {(fqcn, dot) for fqcn, _, dot in batches} != {(place, KIND)}:
             raise ProtocolError("its answer's tensors lie elsewhere than in its own process of this job")
-        if (self._largest or 0) > BIG:
-            self._cleaner.clean(self._largest or 0)
+        self.tidy()
         consumer = Arrays(may_take(self._room))
         download_object(place, batches.pop()[1], WAIT, self._cell, consumer, abort_signal=over, max_retries=1)
         if consumer.error is not None or any(ref.item_id not in consumer.arrays for _, _, ref in holders):

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Figures as small SVG: text stays text, places have two decimals of a point, and the same figure the same bytes."""
 
+import hashlib
 import io
 import re
+from collections import Counter
 from typing import Any
 
 _PLACES = re.compile(r'\b(?:d|x|y|transform|points)="[^"]*"')
 _LONG = re.compile(r"-?\d+\.\d{3,}")
+_STYLE = re.compile(r'\bstyle="([^"]*)"')
 _FONTS = re.compile(r"font-family: 'DejaVu Sans', [^;\"]*sans-serif")
 
 
@@ -23,7 +26,18 @@ def svg_text(figure: Any, transparent: bool = False) -> str:
         figure.savefig(buffer, format="svg", metadata={"Date": None}, facecolor="white", transparent=transparent)
     text = re.sub(r"\n *", "\n", buffer.getvalue())
     text = _FONTS.sub("font-family: 'DejaVu Sans', sans-serif", text)  # every text names nine fonts
-    return _PLACES.sub(lambda place: _LONG.sub(_short, place[0]), text[text.index("<svg") :])
+    return _styles_once(_PLACES.sub(lambda place: _LONG.sub(_short, place[0]), text[text.index("<svg") :]))
+
+
+def _styles_once(text: str) -> str:
+    """Each style once, as a class: matplotlib writes it at every element. Several figures may stand in one page, so the
+    classes' names are the figure's own."""
+    uses = Counter(_STYLE.findall(text))
+    name = "f" + hashlib.sha256(text.encode()).hexdigest()[:6]
+    classes = {style: f"{name}-{index}" for index, style in enumerate(one for one in uses if uses[one] > 1)}
+    text = _STYLE.sub(lambda found: f'class="{classes[found[1]]}"' if found[1] in classes else found[0], text)
+    rules = "".join(f".{one}{{{style}}}" for style, one in classes.items())
+    return text.replace(">\n", f">\n<style>{rules}</style>\n", 1) if rules else text
 
 
 def _short(number: re.Match[str]) -> str:

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures are small SVG: each style once, under names that no other figure in the same page has."""
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+from matplotlib.figure import Figure
+
+from medpfl.results.svg import svg_text
+
+pytestmark = pytest.mark.usefixtures("rendered")
+
+
+def picture(height: float) -> str:
+    figure = Figure(figsize=(3, 2))
+    axes = figure.add_subplot()
+    axes.plot([0, 1, 2], [0, height, 1], label="one")
+    axes.plot([0, 1, 2], [1, 0, height], linestyle="--", label="other")
+    axes.legend()
+    return svg_text(figure)
+
+
+def test_a_style_is_written_once() -> None:
+    text = picture(1.5)
+    ElementTree.fromstring(text)  # it is XML
+    rules = dict(re.findall(r"\.(f[\w-]+)\{([^}]*)\}", text))
+    used = re.findall(r'class="([^"]*)"', text)
+    assert set(used) == set(rules) and len(used) > 2 * len(rules)
+    styles = re.findall(r'style="([^"]*)"', text)
+    assert len(set(styles)) == len(styles) and not set(styles) & set(rules.values())
+    assert sum("stroke-dasharray: 5.55,2.4" in rule for rule in (*rules.values(), *styles)) == 1  # the dashed line's
+
+
+def test_figures_of_one_page_have_classes_of_their_own() -> None:
+    first, second = (set(re.findall(r"\.(f[\w-]+)\{", picture(height))) for height in (1.5, 2.5))
+    assert first and second and not first & second
+    assert picture(1.5) == picture(1.5)
