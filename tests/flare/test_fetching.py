@@ -202,6 +202,18 @@ def test_as_many_at_a_time_as_there_is_room_for(
         assert isinstance(one, Shareable) and weight(one).tobytes() == weight(answer(number)).tobytes()
 
 
+def test_the_first_answer_of_a_hospital_counts(federation: Federation) -> None:
+    fetcher, arrived = Fetcher(federation.context(), Cleaner()), threading.Event()
+    answers = Answers(fetcher, arrived.set)
+    client = federation.hospital("anna")
+    answers.came(client, federation.submit(client, answer(1)))
+    answers.came(client, federation.submit(client, answer(2)))
+    found = all_of(answers, 1, arrived)["anna"]
+    assert isinstance(found, Shareable) and weight(found).tobytes() == weight(answer(1)).tobytes()
+    time.sleep(0.1)
+    assert not list(answers.take())
+
+
 def all_of(
     answers: Answers, count: int, arrived: threading.Event, read: Callable[[str], None] = lambda name: None
 ) -> dict[str, Shareable | MedPFLError]:

@@ -9,6 +9,7 @@ of our own: of so many hospitals at a time as memory has room for, and a hospita
 """
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 
 from nvflare.apis.client import Client
@@ -106,15 +107,18 @@ class Answers:
 
     def __init__(self, fetcher: Fetcher, arrived: Callable[[], None]):
         self._fetcher, self._arrived = fetcher, arrived
-        self._waiting: dict[str, tuple[Client, Shareable]] = {}
+        self._came: set[str] = set()
+        self._waiting: deque[tuple[Client, Shareable]] = deque()  # filled by FLARE's threads, as _complete by ours
         self._at_work: set[str] = set()
-        self._complete: dict[str, Shareable | MedPFLError] = {}
+        self._complete: deque[tuple[str, Shareable | MedPFLError]] = deque()
         self._over = Signal()
 
     def came(self, client: Client, result: Shareable) -> None:
         """An answer's text is here. Runs under FLARE's locks, which every heartbeat waits for: think later."""
-        self._waiting[client.name] = client, result
-        self._arrived()
+        if client.name not in self._came:  # the first one counts
+            self._came.add(client.name)
+            self._waiting.append((client, result))
+            self._arrived()
 
     def take(self) -> Iterator[tuple[str, Shareable | MedPFLError]]:
         """Hospitals whose answers are complete, each with its answer or why there is none; once, and its memory is
@@ -123,8 +127,9 @@ class Answers:
             self._start()
             if not self._complete:
                 return
-            site = next(iter(self._complete))
-            yield site, self._complete.pop(site)
+            site, answer = self._complete.popleft()
+            yield site, answer
+            del answer
             self._at_work.discard(site)
 
     def stop(self) -> None:
@@ -133,9 +138,8 @@ class Answers:
 
     def _start(self) -> None:
         while self._waiting and len(self._at_work) < self._fetcher.at_once():
-            site = next(iter(self._waiting))
-            client, result = self._waiting.pop(site)
-            self._at_work.add(site)
+            client, result = self._waiting.popleft()
+            self._at_work.add(client.name)
             threading.Thread(target=self._fetch, args=(client, result), daemon=True).start()
 
     def _fetch(self, client: Client, result: Shareable) -> None:
@@ -146,7 +150,7 @@ class Answers:
         except MedPFLError as error:
             found = error
         finally:  # what another machine sent may be anything; an error that nobody thought of is in the log
-            self._complete[client.name] = found
+            self._complete.append((client.name, found))
             self._arrived()
 
 
