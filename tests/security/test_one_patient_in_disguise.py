@@ -154,3 +154,18 @@ def test_how_many_samples_count() -> None:
     for _ in range(3):
         behind.moved(0.1, 1e308)
     assert behind.effective == 0
+
+
+@pytest.mark.parametrize("taken_back", [0.01, 0.9, 1.0, 3.0])
+def test_what_steps_take_back_is_counted_as_if_every_weight_was_multiplied(taken_back: float) -> None:
+    """Over so many steps that the common factor of the weights leaves the range of float64."""
+    generator = torch.Generator().manual_seed(3)
+    behind, weights = EffectiveSamples(50), torch.zeros(50, dtype=torch.float64)
+    for number in range(400):
+        rows = torch.randperm(50, generator=generator)[: 1 + number % 7]
+        given = torch.rand(len(rows), generator=generator) / len(rows) if number % 3 else None
+        behind.batch(rows, given)
+        behind.moved(0.1, taken_back if number % 5 else 0.0)
+        weights *= abs(1 - taken_back) if number % 5 else 1
+        weights[rows] += 0.1 * (torch.full((len(rows),), 1 / len(rows)) if given is None else given).double()
+    assert behind.effective == pytest.approx(float(weights.sum() ** 2 / weights.square().sum()), rel=1e-6)

@@ -13,8 +13,9 @@ from medpfl.core.devices import moved, placed
 from medpfl.data.rows import CaseRows, Rows, take
 from medpfl.data.samples import Samples
 
-OnDevice = tuple[Tensor, Tensor, Tensor]
-"""A batch's inputs and targets on the training device, and on the CPU what each sample counts in its loss."""
+OnDevice = tuple[Tensor, Tensor, Tensor | None]
+"""A batch's inputs and targets on the training device, and on the CPU what each sample counts in its loss (None: all
+alike)."""
 
 
 class Resident:
@@ -93,7 +94,7 @@ class Resident:
         if key in self._batches:
             return self._batches[key]
         made = make()
-        size = _size(*made[:2])
+        size = _size(made[0], made[1])
         if size <= self._most - self.size:
             self._of_round += size
             self._batches[key] = made

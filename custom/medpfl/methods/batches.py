@@ -26,8 +26,8 @@ class Span:
 @dataclass(frozen=True)
 class Place:
     """Where a batch stands in its pass over the data: ``number``, from 0, ``of`` so many; with record-level privacy
-    a batch is a case, ``number`` is that of its ``lot``. ``rows``: numbers of its training samples, and ``weights`` of
-    each in the batch's gradient; None: it is not of training samples."""
+    a batch is a case, ``number`` is that of its ``lot``. ``rows``: numbers of its training samples; None: it is not of
+    training samples. ``weights``: of each in the batch's gradient; None: all alike."""
 
     number: int
     of: int

@@ -7,11 +7,13 @@ in the change: a step adds its learning rate, parted among its samples as the lo
 what the steps before it did.
 """
 
-import torch
+import numpy as np
 from torch import Tensor
 
 _AT_ONCE = 64
 """Batches that are added up together: each for itself takes longer than a small network's optimiser."""
+_FAR = 1e100
+"""Beyond this, and below one part in this, the common factor of the weights goes into them."""
 
 
 class EffectiveSamples:
@@ -22,18 +24,20 @@ class EffectiveSamples:
     """
 
     def __init__(self, samples: int):
-        self._weights = torch.zeros(samples, dtype=torch.float64)
-        self._step: list[tuple[Tensor, Tensor]] = []
-        self._made: list[tuple[Tensor, Tensor, float]] = []
-        """Rows, weights and learning rate of steps that are not in the weights yet."""
-        self._open: list[tuple[list[tuple[Tensor, Tensor]], float, float, Tensor]] = []
+        self._weights = np.zeros(samples)
+        self._kept = 1.0
+        """What all weights are yet to be multiplied by: a step that takes back a part of all of them is one product."""
+        self._step: list[tuple[Tensor, Tensor | None]] = []
+        self._made: list[tuple[Tensor, Tensor | None, float]] = []
+        """Rows, weights, and learning rate by ``_kept``, of steps that are not in the weights yet."""
+        self._open: list[tuple[list[tuple[Tensor, Tensor | None]], float, float, Tensor]] = []
 
-    def batch(self, rows: Tensor, weights: Tensor) -> None:
+    def batch(self, rows: Tensor, weights: Tensor | None) -> None:
         """A batch of the step that is to come.
 
         Args:
             rows: B numbers of samples.
-            weights: B, >= 0, of each in the step's gradient.
+            weights: B, >= 0, of each in the step's gradient; None: 1 / B of each.
         """
         self._step.append((rows, weights))
 
@@ -59,10 +63,15 @@ class EffectiveSamples:
                 self._take(step, rate, taken_back)
         self._open.clear()
 
-    def _take(self, step: list[tuple[Tensor, Tensor]], rate: float, taken_back: float) -> None:
+    def _take(self, step: list[tuple[Tensor, Tensor | None]], rate: float, taken_back: float) -> None:
         if taken_back:
-            self._add()
-            self._weights *= abs(1 - taken_back)
+            self._kept *= abs(1 - taken_back)
+            if not 1 / _FAR < self._kept < _FAR:
+                self._add()
+                with np.errstate(over="ignore", invalid="ignore"):  # told as 0 effective samples
+                    self._weights *= self._kept
+                self._kept = 1.0
+        rate /= self._kept
         self._made += [(rows, weights, rate) for rows, weights in step]
         if len(self._made) >= _AT_ONCE:
             self._add()
@@ -70,10 +79,14 @@ class EffectiveSamples:
     def _add(self) -> None:
         if not self._made:
             return
-        rows, weights, rates = zip(*self._made, strict=True)
-        self._made = []
-        each = torch.tensor(rates, dtype=torch.float64).repeat_interleave(torch.tensor([len(one) for one in rows]))
-        self._weights.index_add_(0, torch.cat(rows), each * torch.cat(weights).double())  # in the steps' order
+        made, self._made = self._made, []
+        rates = [rate if weights is not None else rate / max(len(rows), 1) for rows, weights, rate in made]
+        each = np.repeat(rates, [len(rows) for rows, _, _ in made])
+        if any(weights is not None for _, weights, _ in made):
+            each *= np.concatenate(
+                [np.ones(len(rows)) if weights is None else weights.numpy() for rows, weights, _ in made]
+            )
+        np.add.at(self._weights, np.concatenate([rows.numpy() for rows, _, _ in made]), each)  # in the steps' order
 
     @property
     def effective(self) -> float:
@@ -81,9 +94,10 @@ class EffectiveSamples:
         Infinity: the change is not of training samples at all; 0: their weights are beyond all numbers."""
         self._settle()
         self._add()
-        largest = float(self._weights.max()) if len(self._weights) else 0.0
+        largest = float(self._weights.max()) if len(self._weights) else 0.0  # the common factor cancels
         if largest == 0:
             return float("inf")
-        scaled = self._weights / largest
-        found = float(scaled.sum() ** 2 / scaled.square().sum())
+        with np.errstate(invalid="ignore"):  # infinity by itself
+            scaled = self._weights / largest
+        found = float(scaled.sum() ** 2 / (scaled @ scaled))
         return found if found >= 1 else 0.0  # NaN is not

@@ -102,13 +102,19 @@ class Site:
         for done, of, chosen, (inputs, targets, counts) in batches:
             self.go_on()
             seen.append(chosen)
-            self._place = Place(done, of, None, chosen, counts / len(chosen))
+            self._place = Place(done, of, None, chosen, None if counts is None else counts / len(chosen))
             yield Batch(inputs, targets, self._place)
 
     @property
     def drawn(self) -> list[int]:
         """Different training samples that each phase of training has seen; the hospital's policy asks for a least."""
-        return [len(np.unique(torch.cat(seen).numpy())) if seen else 0 for seen in self._seen]
+        found = []
+        for seen in self._seen:
+            was_seen = np.zeros(len(self.data.splits["train"]), dtype=bool)
+            for rows in seen:
+                was_seen[rows.numpy()] = True
+            found.append(int(np.count_nonzero(was_seen)))
+        return found
 
     def _planned(
         self, samples: Samples, generator: torch.Generator, epochs: int | None, steps: int | None
@@ -281,7 +287,7 @@ class Site:
             self._count(name, 0, self._place)
 
     def _count(self, model: str, number: int, place: Place) -> None:
-        if place.rows is not None and place.weights is not None:
+        if place.rows is not None:
             key = f"{self._prefix}{model}", number
             if key not in self.behind:
                 self.behind[key] = EffectiveSamples(len(self.data.splits["train"]))

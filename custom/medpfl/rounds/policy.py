@@ -152,7 +152,7 @@ def check_trained(policy: Policy, site: Site) -> None:
     for drawn in site.drawn:
         check_update(policy, site.method, drawn)
     for behind in site.behind.values():
-        if behind.effective < EVEN * policy.least_update:
+        if round(behind.effective, 6) < EVEN * policy.least_update:  # sums may round either way
             raise PolicyRefused(
                 f"this hospital's policy ('least_update') asks for at least {policy.least_update} training samples "
                 f"behind an update, {type(site.method).__name__}; in this job few of them have nearly all the weight, "

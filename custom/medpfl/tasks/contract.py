@@ -258,10 +258,10 @@ class Task(Checked):
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Scalar training loss of a batch; ``outputs`` are the network's. In our tasks it is a field, a ``Loss``."""
 
-    def importance(self, targets: Tensor) -> Tensor:
-        """How much each sample of a batch counts in its loss, B, >= 0: by default all alike."""
+    def importance(self, targets: Tensor) -> Tensor | None:
+        """How much each sample of a batch counts in its loss, B, >= 0; None, as by default: all alike."""
         loss = getattr(self, "loss")  # noqa: B009 (to mypy, a method)
-        return loss.importance(targets) if isinstance(loss, Loss) else torch.ones(len(targets))
+        return loss.importance(targets) if isinstance(loss, Loss) else None
 
     @abstractmethod
     def decide(self, outputs: Tensor) -> Tensor:

@@ -50,9 +50,9 @@ class Loss(Checked):
         """
         return self
 
-    def importance(self, targets: Tensor) -> Tensor:
-        """How much each sample of a batch counts, B, >= 0: by default all alike."""
-        return torch.ones(len(targets))
+    def importance(self, targets: Tensor) -> Tensor | None:
+        """How much each sample of a batch counts, B, >= 0; None, as by default: all alike."""
+        return None
 
     def __call__(self, outputs: Tensor | Sequence[Tensor], targets: Tensor) -> Tensor:
         """The scalar loss of a batch.

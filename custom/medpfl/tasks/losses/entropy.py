@@ -73,7 +73,7 @@ class CrossEntropy(Loss):
         object.__setattr__(mine, "_own", weights)
         return mine
 
-    def importance(self, targets: Tensor) -> Tensor:
+    def importance(self, targets: Tensor) -> Tensor | None:
         if not self._own:
             return super().importance(targets)
         return torch.tensor(self._own)[targets.long()].reshape(len(targets), -1).mean(dim=1)
