@@ -24,7 +24,6 @@ from nvflare.private.fed.utils.fed_utils import nvflare_fobs_initialize
 from medpfl.core.errors import MedPFLError, ProtocolError
 from medpfl.flare import fetching
 from medpfl.flare.fetching import Answers, Fetcher
-from medpfl.flare.memory import Cleaner
 from medpfl.flare.wire import put
 from medpfl.rounds.memory import WANTED
 from medpfl.rounds.messages import Message as OurMessage
@@ -120,7 +119,7 @@ def weight(content: Shareable) -> np.ndarray:
 
 
 def test_an_answers_tensors_come_when_they_are_asked_for(federation: Federation) -> None:
-    fetcher = Fetcher(federation.context(), Cleaner())
+    fetcher = Fetcher(federation.context())
     client = federation.hospital("anna")
     came = federation.submit(client, answer(1))
     assert not isinstance(weight(came), np.ndarray)  # a reference stands in its place
@@ -130,7 +129,7 @@ def test_an_answers_tensors_come_when_they_are_asked_for(federation: Federation)
 
 
 def test_answers_that_pass_a_filter_here_are_complete(federation: Federation) -> None:
-    fetcher = Fetcher(federation.context(train=["a filter"]), Cleaner())
+    fetcher = Fetcher(federation.context(train=["a filter"]))
     client = federation.hospital("anna")
     came = federation.submit(client, answer(1))
     assert type(weight(came)) is np.ndarray
@@ -139,7 +138,7 @@ def test_answers_that_pass_a_filter_here_are_complete(federation: Federation) ->
 
 
 def test_tensors_that_lie_with_another_hospital_are_refused(federation: Federation) -> None:
-    fetcher = Fetcher(federation.context(), Cleaner())
+    fetcher = Fetcher(federation.context())
     anna, berta = federation.hospital("anna"), federation.hospital("berta")
     came = federation.submit(berta, answer(2))
     with pytest.raises(ProtocolError, match="lie elsewhere than in its own process"):
@@ -151,7 +150,7 @@ def test_tensors_that_lie_with_another_hospital_are_refused(federation: Federati
 
 
 def test_more_than_may_be_taken_is_refused(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
-    fetcher = Fetcher(federation.context(), Cleaner())
+    fetcher = Fetcher(federation.context())
     monkeypatch.setattr(fetching, "may_take", lambda room: 4 * VALUES - 1)
     client = federation.hospital("anna")
     with pytest.raises(ProtocolError, match=r"did not come whole: .* it has 1 MiB, and 1 MiB may be taken for it"):
@@ -160,7 +159,7 @@ def test_more_than_may_be_taken_is_refused(federation: Federation, monkeypatch: 
 
 def test_a_hospital_that_is_gone_costs_its_answer_only(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching, "WAIT", 1.0)
-    fetcher, arrived = Fetcher(federation.context(), Cleaner()), threading.Event()
+    fetcher, arrived = Fetcher(federation.context()), threading.Event()
     answers = Answers(fetcher, arrived.set)
     fetcher.size_is(1)
     anna, dora = federation.hospital("anna"), federation.hospital("dora")
@@ -180,7 +179,7 @@ def test_as_many_at_a_time_as_there_is_room_for(
     federation: Federation, monkeypatch: pytest.MonkeyPatch, room: str, at_once: int
 ) -> None:
     monkeypatch.setenv(WANTED, room)  # MiB; an answer has 1.2 MB
-    fetcher, arrived = Fetcher(federation.context(), Cleaner()), threading.Event()
+    fetcher, arrived = Fetcher(federation.context()), threading.Event()
     fetcher.size_is(4 * VALUES)
     download, under_way, most = fetching.download_object, set(), []
 
@@ -203,7 +202,7 @@ def test_as_many_at_a_time_as_there_is_room_for(
 
 
 def test_the_first_answer_of_a_hospital_counts(federation: Federation) -> None:
-    fetcher, arrived = Fetcher(federation.context(), Cleaner()), threading.Event()
+    fetcher, arrived = Fetcher(federation.context()), threading.Event()
     answers = Answers(fetcher, arrived.set)
     client = federation.hospital("anna")
     answers.came(client, federation.submit(client, answer(1)))

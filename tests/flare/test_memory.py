@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from nvflare.apis.signal import Signal
 
+import medpfl.flare.executor as executor_module
 from in_process import Engine, new_workspace
 from medpfl.flare.executor import SiteExecutor
 from medpfl.flare.memory import BIG, EVERY, Cleaner
+from medpfl.flare.pieces import PIECE
 from medpfl.flare.wire import ERROR, to_shareable
 from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol.requests import TrainRequest
@@ -36,7 +38,8 @@ def seldom() -> Iterator[None]:
 
 @pytest.mark.usefixtures("seldom")
 @pytest.mark.slow
-def test_a_hospital_gives_back_what_messages_left(tmp_path: Path) -> None:
+def test_a_hospital_gives_back_what_messages_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor_module, "CLEANER", Cleaner())
     job = small_job()
     executor = SiteExecutor(job.method, job.task)
     fl_ctx = Engine("anna", new_workspace(tmp_path, "anna"), {}, []).new_context()
@@ -58,3 +61,15 @@ def test_large_models_are_given_back_after_every_message() -> None:
         left = weakref.ref(Circle())
         cleaner.clean(size)
         assert (left() is not None) == there
+
+
+@pytest.mark.usefixtures("seldom")
+def test_what_pieces_leave_is_given_back_before_the_message_is_whole() -> None:
+    cleaner = Cleaner()
+    cleaner.clean(BIG + 1)
+    left = weakref.ref(Circle())
+    for _ in range(7):
+        cleaner.passed(PIECE)
+        assert left() is not None
+    cleaner.passed(PIECE)
+    assert left() is None

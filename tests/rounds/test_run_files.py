@@ -139,8 +139,8 @@ def test_gradients_are_gone_when_a_hospital_has_trained(tmp_path: Path, monkeypa
     found: list[bool] = []
     train = LocalRounds.train
 
-    def look(rounds: LocalRounds, header: TrainRequest, slots: Slots) -> Message[TrainReply]:
-        reply = train(rounds, header, slots)
+    def look(rounds: LocalRounds, header: TrainRequest, slots: Slots, own: bool) -> Message[TrainReply]:
+        reply = train(rounds, header, slots, own)
         found.append(any(weight.grad is not None for weight in rounds.ready.models.parameters()))
         return reply
 
@@ -174,8 +174,8 @@ def test_a_hospital_that_fails_goes_on_from_its_last_round(tmp_path: Path, monke
     """Its state of that round is in memory or on the disk: the same."""
     trained = LocalRounds.train
 
-    def train(self: LocalRounds, header: TrainRequest, slots: dict[str, dict[str, Tensor]]) -> Message[TrainReply]:
-        found = trained(self, header, slots)
+    def train(self: LocalRounds, header: TrainRequest, slots: Slots, own: bool) -> Message[TrainReply]:
+        found = trained(self, header, slots, own)
         if (self.ready.name, header.round) == ("anna", 4):
             raise OutOfMemory("memory does not suffice")
         return found

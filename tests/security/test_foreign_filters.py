@@ -30,7 +30,7 @@ from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.flare.allow import allow
 from medpfl.flare.executor import SiteExecutor
 from medpfl.flare.filters import MessageFilter
-from medpfl.flare.leaving import acting_on, check_filters, name_of
+from medpfl.flare.leaving import acting_on, check_filters, name_of, untouched
 from medpfl.flare.wire import failure_of
 from medpfl.job import Job, load_job, write_job
 from medpfl.job.codecs import Codecs
@@ -105,6 +105,13 @@ def test_those_of_flare_that_act_on_differences_are_taken(tmp_path: Path) -> Non
         check_filters(fl_ctx, hospital=True)
         assert acting_on("train", fl_ctx) == [one]
     assert acting_on("train", in_scope(Rounded(), tmp_path)) == []
+
+
+@pytest.mark.parametrize("one", [Rounded(), SVTPrivacy()])
+@pytest.mark.parametrize("way", ["in", "out", "inout"])
+def test_where_a_filter_may_keep_what_came_nothing_is_written_over_it(tmp_path: Path, one: Any, way: str) -> None:
+    assert not untouched(in_scope(one, tmp_path, way))
+    assert untouched(Engine("anna", new_workspace(tmp_path, "anna"), {}, []).new_context())
 
 
 def test_one_beside_a_filter_that_takes_whole_messages(tmp_path: Path) -> None:

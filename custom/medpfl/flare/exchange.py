@@ -25,7 +25,7 @@ from medpfl.core.mapped import release
 from medpfl.flare.fetching import Answers, Fetcher
 from medpfl.flare.filters import decoded, traffic_of
 from medpfl.flare.leaving import check_filters
-from medpfl.flare.memory import Cleaner
+from medpfl.flare.memory import CLEANER
 from medpfl.flare.wire import failure_of, read_reply, to_shareable
 from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.evaluation import EvaluationCoordinator
@@ -43,7 +43,6 @@ class ExchangeController(Controller):
         self.coordinator: Coordinator | EvaluationCoordinator | None = None
         self._grace = grace
         self._fetcher: Fetcher | None = None
-        self._cleaner = Cleaner()
         self._missed: dict[str, int] = {}
         self._arrived = threading.Event()
 
@@ -65,7 +64,7 @@ class ExchangeController(Controller):
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         try:
             check_filters(fl_ctx)
-            self._fetcher = Fetcher(fl_ctx, self._cleaner)
+            self._fetcher = Fetcher(fl_ctx)
             self._run(abort_signal, fl_ctx)
         except Stopped:
             self.log_info(fl_ctx, "the job was aborted")
@@ -158,7 +157,7 @@ class ExchangeController(Controller):
                     break
         finally:
             answers.stop()
-            self._cleaner.clean(size)
+            CLEANER.clean(size)
         for site, task in tasks.items():
             done = site in replies or site in failed
             self.cancel_task(task, TaskCompletionStatus.OK if done else TaskCompletionStatus.TIMEOUT)

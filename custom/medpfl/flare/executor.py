@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hospital's FLARE executor: hands tasks to ``SiteRunner`` and its failures to the server without their details."""
 
+import dataclasses
 from pathlib import Path
 
 from nvflare.apis.event_type import EventType
@@ -14,8 +15,8 @@ from medpfl.core.errors import MedPFLError, ProtocolError, Stopped
 from medpfl.data.site_file import find_site_file
 from medpfl.flare.differences import answer
 from medpfl.flare.home import home_of
-from medpfl.flare.leaving import check_filters, filters_out
-from medpfl.flare.memory import Cleaner
+from medpfl.flare.leaving import check_filters, filters_out, untouched
+from medpfl.flare.memory import CLEANER
 from medpfl.flare.wire import ERROR, read_request
 from medpfl.methods.contract import Method
 from medpfl.rounds.messages import Message, byte_count
@@ -40,7 +41,6 @@ class SiteExecutor(Executor):
         self.method, self.task = method, task
         self._runner: SiteRunner | None = None
         self._abort: Signal | None = None
-        self._cleaner = Cleaner()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.END_RUN and self._runner is not None:
@@ -53,10 +53,10 @@ class SiteExecutor(Executor):
         try:
             if self._runner is None:
                 check_filters(fl_ctx, hospital=True)
-            request = read_request(shareable)
+            request = dataclasses.replace(read_request(shareable), own=untouched(fl_ctx))
             if request.header.task != task_name:
                 raise ProtocolError(f"task '{task_name}' came with a request to '{request.header.task}'")
-            self._cleaner.clean(byte_count(request.slots))
+            CLEANER.clean(byte_count(request.slots))
             if self._runner is None:
                 self._runner = self._started(request.header, fl_ctx)
             reply = self._runner.handle(request)

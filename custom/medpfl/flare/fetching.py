@@ -26,7 +26,7 @@ from nvflare.fuel.utils.fobs.decomposers.via_downloader import LazyDownloadRef
 
 from medpfl.core.errors import MedPFLError, ProtocolError
 from medpfl.core.mapped import give_back
-from medpfl.flare.memory import BIG, Cleaner
+from medpfl.flare.memory import BIG, CLEANER
 from medpfl.flare.pieces import KIND, Arrays, cut_for, may_take
 from medpfl.flare.wire import reason_of
 from medpfl.rounds.memory import budget, resident
@@ -45,8 +45,7 @@ class Fetcher:
     Answers that pass a filter at the server are complete when they arrive: FLARE gets them for the filter.
     """
 
-    def __init__(self, fl_ctx: FLContext, cleaner: Cleaner):
-        self._cleaner = cleaner
+    def __init__(self, fl_ctx: FLContext):
         self._cell: Cell | None = fl_ctx.get_engine().get_cell()
         self._job = str(fl_ctx.get_job_id())
         self._room = budget()
@@ -65,7 +64,7 @@ class Fetcher:
     def tidy(self) -> None:
         """Where all hospitals' models do not fit into memory: what messages left behind is the system's again."""
         if self._room < 2 * self._hospitals * (self._largest or 0) and resident() > self._tidy + BIG:
-            self._cleaner.clean(BIG + 1)
+            CLEANER.clean(BIG + 1)
             self._tidy = resident()
 
     def at_once(self) -> int:

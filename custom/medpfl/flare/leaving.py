@@ -41,6 +41,11 @@ def acting_on(task: str, fl_ctx: FLContext) -> list[DXOFilter]:
     return [one for one in _results_out(task, fl_ctx) if isinstance(one, DXOFilter) and name_of(one) in HONOURED]
 
 
+def untouched(fl_ctx: FLContext) -> bool:
+    """Whether messages come to this hospital and leave it as they are, so that no filter keeps their tensors."""
+    return next(_all(fl_ctx, True), None) is None
+
+
 def check_filters(fl_ctx: FLContext, hospital: bool = False) -> None:
     """Refuse filters of this machine's privacy scope, in either direction, that cannot act on our messages; at a
     hospital those of the job, too.

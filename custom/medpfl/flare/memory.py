@@ -15,12 +15,16 @@ BIG = 50_000_000
 """Bytes of a message's models above which memory is looked at after every one."""
 
 
+_PIECES = 32 * 2**20
+
+
 class Cleaner:
     """Gives back what messages left behind, for one process."""
 
     def __init__(self) -> None:
         self._calls = 0
         self._settled = False
+        self._passed = 0
 
     def clean(self, size: int) -> None:
         """Every tenth call, or where ``size`` (bytes of the models in the message) is large."""
@@ -32,3 +36,15 @@ class Cleaner:
             gc.freeze()
             self._settled = True
         cleanup_memory()
+
+    def passed(self, size: int) -> None:
+        """Called with the bytes of every piece of a message that was made or read here: what is left of it, another
+        piece's size, is given back now and then, and not when the whole message is there."""
+        self._passed += size
+        if self._passed >= _PIECES and self._settled:
+            self._passed = 0
+            gc.collect()
+
+
+CLEANER = Cleaner()
+"""This process's."""

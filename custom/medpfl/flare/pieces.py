@@ -21,6 +21,7 @@ from nvflare.fuel.utils.fobs.datum import DatumManager
 from nvflare.fuel.utils.fobs.decomposers.via_downloader import ViaDownloaderDecomposer
 
 from medpfl.core.errors import ProtocolError
+from medpfl.flare.memory import CLEANER
 
 KIND = 209
 """What FLARE calls a DOT, up to 255: says which class reads a reference. FLARE's own are below ten."""
@@ -63,13 +64,14 @@ class Pieces(Downloadable):
             return ProduceRC.ERROR, None, {}
         if state and at == whole:
             return ProduceRC.EOF, None, {}
-        found, stop = [] if state else [self._said], min(whole, at + self._most)
+        found, begun, stop = [] if state else [self._said], at, min(whole, at + self._most)
         index = int(np.searchsorted(ends, at, side="right"))
         while at < stop:
             begin = int(ends[index]) - len(parts[index])
             until = min(stop, int(ends[index]))
             found.append(bytes(parts[index][at - begin : until - begin]))
             at, index = until, index + 1
+        CLEANER.passed(stop - begun)
         return ProduceRC.OK, found, {_AT: at}
 
     def release(self) -> None:
@@ -104,6 +106,8 @@ class Arrays(Consumer):
             self._rows = self._places(data.pop(0))
         for part in data:
             self._fill(self._rows, memoryview(part))
+        CLEANER.passed(sum(map(len, data)))
+        data.clear()  # FLARE's objects keep the list until garbage is collected
         return state
 
     def download_completed(self, ref_id: str) -> None:

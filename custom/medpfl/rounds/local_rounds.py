@@ -142,8 +142,12 @@ class LocalRounds:
         }
         return Message(StatisticsReply(notes=tuple(notes)), given)
 
-    def train(self, header: TrainRequest, slots: Slots) -> Message[TrainReply]:
-        """Validate the mixed models, and train a round from them."""
+    def train(self, header: TrainRequest, slots: Slots, own: bool = False) -> Message[TrainReply]:
+        """Validate the mixed models, and train a round from them.
+
+        Args:
+            own: nobody else needs the tensors, and what is sent may lie in them: a model less in memory.
+        """
         here, networks, current = self.ready, self.ready.networks, header.round
         started = time.monotonic()
         here.guard.begin()
@@ -166,7 +170,8 @@ class LocalRounds:
             instead.update(networks.sent_instead(site.outbox))
         self.resident.forget_round()
         state = self._trained()
-        sent = here.guard.release({**networks.gather(state), **instead}, slots, header)
+        into = slots if own and not here.guard.compares else None
+        sent = here.guard.release({**networks.gather(state, into), **instead}, slots, header)
         self._keep(current, header, state)
         self.run.trained = current
         seconds = round(time.monotonic() - started, 3)

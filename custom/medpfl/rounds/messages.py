@@ -30,12 +30,13 @@ K = TypeVar("K", bound=Part)
 class Message(Generic[H]):
     """``header``: what is asked or answered; ``slots``: slot name to entry to contiguous CPU tensor; ``coded``: what a
     codec's end says of the message; ``encoded``: of an answer that came through a codec, the bytes to the hospital and
-    from it, as they travelled."""
+    from it, as they travelled; ``own``: nobody but the receiver has the tensors, and the answer may lie in them."""
 
     header: H
     slots: Slots = field(default_factory=dict)
     coded: Coded | None = None
     encoded: tuple[int, int] | None = None
+    own: bool = False
 
     def of(self, kind: type[K]) -> "Message[K]":
         """This message, known to be of one type.
@@ -62,9 +63,23 @@ def unflatten(tensors: Mapping[str, Tensor]) -> Slots:
     return slots
 
 
-def gather(state: Mapping[str, Tensor], slots: Mapping[str, list[str]], wanted: Iterable[str]) -> Slots:
-    """Copies of the wanted slots' entries of networks' ``state``, contiguous on the CPU."""
-    return {slot: {key: copy_out(state[key]) for key in slots[slot]} for slot in wanted}
+def gather(
+    state: Mapping[str, Tensor], slots: Mapping[str, list[str]], wanted: Iterable[str], into: Slots | None = None
+) -> Slots:
+    """Copies of the wanted slots' entries of networks' ``state``, contiguous on the CPU.
+
+    Args:
+        into: tensors of these slots that nobody needs any more; copies are put there.
+    """
+    return {
+        slot: {key: _copied(state[key], (into or {}).get(slot, {}).get(key)) for key in slots[slot]} for slot in wanted
+    }
+
+
+def _copied(tensor: Tensor, into: Tensor | None) -> Tensor:
+    if into is None or into.shape != tensor.shape or into.dtype != tensor.dtype:
+        return copy_out(tensor)
+    return into.copy_(tensor.detach())
 
 
 def copy_out(tensor: Tensor) -> Tensor:

@@ -75,9 +75,10 @@ class Networks:
         state = self.models.state_dict()
         return {key: state[key] for key in self._own}
 
-    def gather(self, state: Mapping[str, Tensor] | None = None) -> Slots:
-        """Copies of what travels; ``state``: of the networks now, where it is at hand."""
-        return gather(state or self.state(), self.slots, self.travelling)
+    def gather(self, state: Mapping[str, Tensor] | None = None, into: Slots | None = None) -> Slots:
+        """Copies of what travels; ``state``: of the networks now, where it is at hand; ``into``: see
+        ``messages.gather``."""
+        return gather(state or self.state(), self.slots, self.travelling, into)
 
     def of(self, method: Method) -> nn.ModuleDict:
         """The networks that one of the methods made."""

@@ -150,6 +150,11 @@ class Guard:
         self._made.append(made)
         return made
 
+    @property
+    def compares(self) -> bool:
+        """Whether what is sent is compared with what was received."""
+        return isinstance(self._how, ClippedNoise)
+
     def release(self, sent: Slots, received: Slots, header: OfRun, step: int = 0) -> Slots:
         """What is sent instead of ``sent``, once it is written down. After this it may leave, and nothing else.
 

@@ -144,7 +144,7 @@ class SiteRunner:
             case StatisticsRequest():
                 return self.rounds.statistics(header)
             case TrainRequest():
-                return self.rounds.train(header, slots)
+                return self.rounds.train(header, slots, message.own)
             case RefineRequest():
                 return self.rounds.refine(header, slots)
             case ValidateRequest():
