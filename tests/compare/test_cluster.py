@@ -32,6 +32,16 @@ while not (folder.parent / "go").exists():
     time.sleep(0.02)
 """
 """In a worker's place: says which GPU it was given and waits."""
+WAITING = """
+import sys, time
+from medpfl.compare.cluster import cluster_of, ended
+with cluster_of(1, None) as cluster:
+    future = cluster.submit("stub", sys.argv[1], "0")
+    deadline = time.monotonic() + 20
+    while not ended(future):
+        assert time.monotonic() < deadline, "the run's end was not seen"
+        time.sleep(0.05)
+"""
 
 
 def wait_for(what: Callable[[], object], seconds: float = 100) -> None:
@@ -107,6 +117,28 @@ def test_nobody_at_the_address_is_one_sentence(tmp_path: Path, monkeypatch: pyte
     plan = plan_of(tmp_path, write_table_sites(tmp_path / "sites"))
     with pytest.raises(MedPFLError, match=r"no Dask scheduler answers at tcp://127.0.0.1:9"):
         do_runs(plan, tmp_path, 1, lambda run, reason: None, lambda rounds: None, "tcp://127.0.0.1:9")
+
+
+@pytest.mark.slow
+def test_a_machine_that_slept_goes_on(tmp_path: Path) -> None:
+    """Longer than Dask waits for a sign of life: five minutes, here five seconds."""
+    (tmp_path / "stub.py").write_text(STUB)
+    part = tmp_path / "0.part"
+    part.mkdir()
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    environment = {**os.environ, "PYTHONPATH": path, "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "1s"}
+    process = subprocess.Popen([sys.executable, "-c", WAITING, str(part)], env=environment)
+    try:
+        wait_for((part / "seen").is_file)
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(7)
+        process.send_signal(signal.SIGCONT)
+        time.sleep(1)
+        (tmp_path / "go").touch()
+        assert process.wait(40) == 0
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.slow

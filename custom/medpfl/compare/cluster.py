@@ -25,7 +25,12 @@ GPU = "GPU"
 """The resource of which a run takes one, where a cluster's workers declare it."""
 _WAIT = 15.0  # seconds for a scheduler to answer
 _HERE = "127.0.0.1:0"
-_QUIET: dict[str, list[str]] = {"distributed.scheduler.http.routes": [], "distributed.worker.http.routes": []}
+_OURS: dict[str, list[str] | None] = {
+    "distributed.scheduler.http.routes": [],
+    "distributed.worker.http.routes": [],
+    # A machine that slept for minutes has the worker in this process still; Dask would drop it, and wait for another.
+    "distributed.scheduler.worker-ttl": None,
+}
 
 
 class Cluster:
@@ -58,7 +63,7 @@ def cluster_of(jobs: int, scheduler: str | None) -> Iterator[Cluster]:
 
     with contextlib.ExitStack() as stack:
         if scheduler is None:
-            stack.enter_context(dask.config.set(_QUIET))
+            stack.enter_context(dask.config.set(_OURS))
             scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="medpfl-dask-"))
             local = LocalCluster(  # type: ignore[no-untyped-call]
                 n_workers=1, threads_per_worker=jobs, processes=False, protocol="inproc", dashboard_address=_HERE,

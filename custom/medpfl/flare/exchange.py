@@ -22,6 +22,7 @@ from nvflare.apis.signal import Signal
 
 from medpfl.core.errors import CodecError, ConfigError, MedPFLError, Stopped
 from medpfl.core.mapped import release
+from medpfl.flare.asking import Asking
 from medpfl.flare.fetching import Answers, Fetcher
 from medpfl.flare.filters import decoded, traffic_of
 from medpfl.flare.leaving import check_filters
@@ -43,6 +44,7 @@ class ExchangeController(Controller):
         self.coordinator: Coordinator | EvaluationCoordinator | None = None
         self._grace = grace
         self._fetcher: Fetcher | None = None
+        self._asking: Asking | None = None
         self._missed: dict[str, int] = {}
         self._arrived = threading.Event()
 
@@ -64,7 +66,7 @@ class ExchangeController(Controller):
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         try:
             check_filters(fl_ctx)
-            self._fetcher = Fetcher(fl_ctx)
+            self._fetcher, self._asking = Fetcher(fl_ctx), Asking(fl_ctx)
             self._run(abort_signal, fl_ctx)
         except Stopped:
             self.log_info(fl_ctx, "the job was aborted")
@@ -109,7 +111,7 @@ class ExchangeController(Controller):
         Raises:
             Stopped: the job was aborted.
         """
-        assert self.coordinator is not None and self._fetcher is not None
+        assert self.coordinator is not None and self._fetcher is not None and self._asking is not None
         answers = Answers(self._fetcher, self._arrived.set)
 
         def received(client_task: ClientTask, fl_ctx: FLContext) -> None:
@@ -148,6 +150,7 @@ class ExchangeController(Controller):
                     del answer  # its arrays are in the reply now, or in a file
                 release(tensor for tensors in sent for tensor in tensors)  # what hospitals have fetched of files
                 now = time.monotonic()
+                self._asking.after(now - started)
                 if now - cleaned > 1:  # pieces that hospitals have fetched
                     self._fetcher.tidy()
                     cleaned = time.monotonic()
@@ -157,6 +160,7 @@ class ExchangeController(Controller):
                     break
         finally:
             answers.stop()
+            self._asking.after(0)
             CLEANER.clean(size)
         for site, task in tasks.items():
             done = site in replies or site in failed
