@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from comparing import compared, plan_of
+from comparing import compared, plan_of, write_file
 from medpfl.compare import processes
 from medpfl.compare.cluster import cluster_of, outcome
 from medpfl.compare.collect import collect
@@ -137,6 +137,33 @@ def test_a_machine_that_slept_goes_on(tmp_path: Path) -> None:
         (tmp_path / "go").touch()
         assert process.wait(40) == 0
     finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+def test_a_comparison_that_is_killed_takes_its_runs_and_its_copies_of_data_with_it(tmp_path: Path) -> None:
+    """By SIGTERM, as a batch system does it."""
+    write_table_sites(tmp_path / "sites")
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    command = [sys.executable, "-m", "medpfl", "compare", str(write_file(tmp_path, rounds=500)), "--sites"]
+    process = subprocess.Popen(
+        [*command, str(tmp_path / "sites"), "-o", str(tmp_path / "results")],
+        env={**os.environ, "TMPDIR": str(scratch), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        wait_for(lambda: list((tmp_path / "results").glob("runs/*.part/**/metrics.jsonl")))
+        begun = psutil.Process(process.pid).children(recursive=True)
+        assert begun and list(scratch.glob("medpfl-*"))
+        process.terminate()
+        assert process.wait(60) == 143
+        assert not psutil.wait_procs(begun, 10)[1]
+        assert not list(scratch.glob("medpfl-*"))
+    finally:
+        for one in psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []:
+            one.kill()
         process.kill()
         process.wait()
 

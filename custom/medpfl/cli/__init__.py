@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command ``medpfl``: one verb each."""
 
+import signal
 import sys
 
 import typer
@@ -41,7 +42,11 @@ def licences() -> None:
 
 
 def main() -> None:
-    """Entry point: a MedPFLError is one sentence on stderr and exit code 1, never a traceback."""
+    """Entry point: a MedPFLError is one sentence on stderr and exit code 1, never a traceback.
+
+    A kill (SIGTERM, of a cluster's scheduler, say) ends a command as Ctrl-C does: processes that it began and copies of
+    data that it made go with it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         app()
     except MedPFLError as error:

@@ -2,8 +2,6 @@
 """Verbs for federations: on this machine, and the startup kits of real ones."""
 
 import shutil
-import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,8 +40,7 @@ TimeoutOption = Annotated[float, typer.Option(help="Seconds a job may take.")]
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Ctrl-C and a kill, too, stop the federation before the command ends."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    """Ctrl-C stops the federation before the command ends."""
     try:
         yield
     except KeyboardInterrupt:
