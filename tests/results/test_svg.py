@@ -36,3 +36,10 @@ def test_figures_of_one_page_have_classes_of_their_own() -> None:
     first, second = (set(re.findall(r"\.(f[\w-]+)\{", picture(height))) for height in (1.5, 2.5))
     assert first and second and not first & second
     assert picture(1.5) == picture(1.5)
+
+
+def test_nothing_is_written_that_is_not_drawn() -> None:
+    text = picture(1.5)
+    assert "<!--" not in text and "<metadata" not in text
+    named, meant = set(re.findall(r' id="([^"]*)"', text)), set(re.findall(r'(?:url\(#|href="#)([^")]+)', text))
+    assert named and named == meant  # tick marks and clip paths
