@@ -3,6 +3,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -178,4 +179,4 @@ def entries(runner: SiteRunner, model: str) -> dict[str, torch.Tensor]:
 def bubbles(picture: str) -> int:
     """How many there are in a figure of who has which labels."""
     assert picture.startswith("<svg")
-    return picture.split('id="PathCollection_1"')[1].split("</g>")[0].count("<path ")
+    return len(re.findall(r'<path d="[^"]*C [^"]*"', picture))  # nothing else is round
