@@ -51,6 +51,7 @@ def measure(
     progress: Callable[[str], None],
     layers: int = 1,
     alone: bool = False,
+    slowest: float = 0.0,
 ) -> dict[str, Any]:
     """Seconds of each round of both jobs, and the medians without the first rounds.
 
@@ -61,6 +62,7 @@ def measure(
         interval: ``task_request_interval`` of our job, s; the stock job keeps FLARE's default.
         layers: hidden layers of one width, among which our model's values are spread; the stock model is one array.
         alone: our job only, where the machine has no room for the stock one.
+        slowest: seconds that one hospital of our job takes in every round, while the others wait.
     """
     for name, value, least in (
         ("sites", sites, 1),
@@ -82,7 +84,7 @@ def measure(
         folder = Path(scratch)
         _write_sites(folder / "sites", names)
         jobs = {
-            OURS: _our_job(folder / "empty_rounds", sites, rounds, [width] * layers, interval),
+            OURS: _our_job(folder / "empty_rounds", sites, rounds, [width] * layers, interval, slowest),
         }
         if not alone:
             jobs[STOCK] = _stock_job(folder, sites, rounds, values)
@@ -97,6 +99,7 @@ def measure(
         "sites": sites,
         "rounds": rounds,
         "layers": layers,
+        "slowest": slowest,
         "payload_bytes": 4 * values,
         "task_request_interval": {OURS: interval, STOCK: "FLARE's default"},
         "seconds": seconds,
@@ -126,10 +129,10 @@ def _write_sites(folder: Path, names: list[str]) -> None:
         (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
 
 
-def _our_job(folder: Path, sites: int, rounds: int, hidden: list[int], interval: float) -> Path:
+def _our_job(folder: Path, sites: int, rounds: int, hidden: list[int], interval: float, slowest: float) -> Path:
     controller = {"path": CONTROLLER, "args": {"rounds": rounds, "references": [], "finetune": 0}}
     task = {"path": "medpfl.tasks.tabular.Tabular", "args": {"dataset": "empty", "hidden": hidden}}
-    executor = {"path": EXECUTOR, "args": {"method": {"path": EMPTY, "args": {}}, "task": task}}
+    executor = {"path": EXECUTOR, "args": {"method": {"path": EMPTY, "args": {"slowest": slowest}}, "task": task}}
     files = {
         "meta.json": {
             "name": folder.name,
@@ -301,10 +304,11 @@ def command(
     interval: Annotated[float, typer.Option(help="task_request_interval of our job, seconds.")] = 0.1,
     layers: Annotated[int, typer.Option(help="Hidden layers of our model, all of one width.")] = 1,
     alone: Annotated[bool, typer.Option("--alone", help="Only our job: the stock one takes too much memory.")] = False,
+    slowest: Annotated[float, typer.Option(help="Seconds that one hospital of our job takes in a round.")] = 0.0,
     out: OutOption = None,
 ) -> None:
     """A round without training in POC: this package's controller beside FLARE's stock FedAvg recipe."""
     facts = machine()
-    results = measure(sites, rounds, values, interval, say, layers, alone)
+    results = measure(sites, rounds, values, interval, say, layers, alone, slowest)
     write_json(out, "rounds", facts, results)
     say(table_of(results))

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where nobody else needs the tensors that a hospital was sent, its answer lies in them: a model less in its memory."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,7 @@ from medpfl.job import Job
 from medpfl.methods.fedavg import FedAvg
 from medpfl.privacy import ClippedNoise
 from medpfl.privacy.noise import FIXED
-from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.messages import Message, flatten, unflatten
-from medpfl.rounds.site import SiteRunner
 from small_jobs import small_job, write_table_sites
 from tools import pieces, ready
 
@@ -28,15 +25,10 @@ def sites(tmp_path: Path) -> dict[str, Path]:
     return write_table_sites(tmp_path / "sites", ["anna", "berta"])
 
 
-def begun(job: Job, sites: dict[str, Path], folder: Path) -> tuple[Coordinator, dict[str, SiteRunner]]:
-    coordinator, runners = pieces(job, sites, folder)
-    ready(coordinator, runners)
-    return coordinator, runners
-
-
 def played(job: Job, sites: dict[str, Path], folder: Path, own: bool) -> tuple[Sent, Sent, Sent]:
     """Two rounds: what each hospital was sent, as it was and as it is after the answer, and the answers."""
-    coordinator, runners = begun(job, sites, folder)
+    coordinator, runners = pieces(job, sites, folder)
+    ready(coordinator, runners)
     before, after, answers = [], [], []
     for number in (1, 2):
         replies = {}
@@ -73,7 +65,7 @@ def test_what_noise_is_measured_by_stays(
 ) -> None:
     monkeypatch.setenv(FIXED, "0")
     method = FedAvg(lr=0.1, steps=3, batch_size=6, privacy=ClippedNoise(clip=0.1, noise_multiplier=0.5))
-    job = dataclasses.replace(small_job(3, MIXERS, method))
+    job = small_job(3, MIXERS, method)
     before, after, answers = played(job, sites, tmp_path / "own", own=True)
     assert same(before, after)
     assert same(answers, played(job, sites, tmp_path / "others", own=False)[2])

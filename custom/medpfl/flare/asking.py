@@ -14,7 +14,7 @@ PART = 1 / 40
 MOST = 2.0
 """Seconds; FLARE's own interval."""
 TOGETHER = 200
-"""Times a second that all hospitals ask, at the most: an answer takes the server 2.5 ms of processor time."""
+"""Times a second that all hospitals ask, at the most: an answer takes the server about 3 ms of processor time."""
 
 
 class Asking:
