@@ -2,6 +2,7 @@
 """Kits from FLARE's own provisioning: root certificate kept, private for their owner, storage off /tmp."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,62 @@ def test_a_wrong_project_is_told_in_one_sentence(tmp_path: Path, change: object,
     with pytest.raises(MedPFLError, match=words):
         provision(file, tmp_path / "kits")
     assert not list((tmp_path / "kits").rglob("prod_*/*/startup/*.key"))
+
+
+RELAY = {"name": "relay-1", "type": "relay", "org": "consortium"}
+LISTENS = {"default_host": "relay.example.org", "port": 8003, "connection_security": "mtls"}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"connect_to": {"name": "server.example.org", "connection_security": "clear"}}, "must be 'mtls', got 'clear'"),
+        ({"listening_host": {"port": 8004}}, "hospital-a: listening_host.connection_security must be 'mtls', got noth"),
+        ({"listening_host": "a.example.org"}, "listening_host.connection_security must be 'mtls', got nothing"),
+        ({"connect_to": 5}, "participant hospital-a: 'connect_to' is neither a host's name nor a mapping"),
+        ({"connect_to": {"name": "rely-1"}}, "there is no server or relay 'rely-1'; did you mean 'relay-1'?"),
+        ({"connect_to": "relay-1"}, "to be behind the relay write {name: relay-1}, got 'relay-1'"),
+        ({"relay": {}}, "relay-1: a relay needs a listening_host with default_host, port and connection_security"),
+        ({"relay": {"listening_host": {**LISTENS, "port": None}}}, "a relay needs a listening_host"),
+        (
+            {"relay": {"listening_host": {"default_host": "relay.example.org", "port": 8003}}},
+            "relay-1: listening_host.connection_security must be 'mtls', got nothing",
+        ),
+    ],
+)
+def test_a_way_without_mutual_tls_or_to_nobody_is_refused(
+    tmp_path: Path, change: dict[str, dict[str, object]], words: str
+) -> None:
+    """FLARE lets a relay listen in the clear where the project file says nothing."""
+    project = yaml.safe_load(PROJECT.read_text())
+    project["participants"].append({**RELAY, **change.get("relay", {"listening_host": LISTENS})})
+    project["participants"][1].update({} if "relay" in change else change)
+    (tmp_path / "project.yml").write_text(yaml.safe_dump(project))
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        read_project(tmp_path / "project.yml")
+
+
+@pytest.mark.slow
+def test_kits_of_a_federation_with_a_relay(tmp_path: Path) -> None:
+    project = yaml.safe_load(PROJECT.read_text())
+    project["participants"].append({**RELAY, "listening_host": LISTENS})
+    project["participants"][1]["connect_to"] = {"name": "relay-1"}
+    (tmp_path / "project.yml").write_text(yaml.safe_dump(project))
+    made = provision(tmp_path / "project.yml", tmp_path / "kits")
+    kits = {person.kit.name: person.kit for person in made.people}
+    assert {person.kit.security for person in made.people} == {MUTUAL_TLS}
+    relay, behind, direct = kits["relay-1"], kits["hospital-a"], kits["hospital-b"]
+    assert (relay.role, relay.host, relay.port, relay.listens) == ("relay", "localhost", 8002, 8003)
+    assert (behind.role, behind.host, behind.port, behind.relay) == ("hospital", "relay.example.org", 8003, "relay-1")
+    assert (direct.port, direct.relay, direct.listens) == (8002, None, None)
+    told = (kits["server.example.org"].local / "medpfl_hospitals.json").read_text()
+    assert "hospital-a" in told and "relay" not in told
+    with pytest.raises(MedPFLError, match="is not a server's or hospital's startup kit"):
+        allow(relay.folder)  # no job runs there
+    local = localised(read_project(tmp_path / "project.yml"), ["hospital-a"], 4711).written()["participants"]
+    listens = next(entry["listening_host"] for entry in local if entry["type"] == "relay")  # type: ignore[index]
+    assert listens["default_host"] == "localhost" and listens["port"] != 8003
+    assert listens["connection_security"] == MUTUAL_TLS
 
 
 def test_a_project_file_that_is_none(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ DEFAULT_JOB = "fedsm_phantom"
 _START = "medpfl site allow KIT; medpfl site doctor KIT; KIT/startup/start.sh > KIT/start.log 2>&1"
 NEXT = {
     "server": _START,
+    "relay": "medpfl site doctor KIT; KIT/startup/start.sh > KIT/start.log 2>&1",
     "hospital": f"site file into KIT/local/; {_START}",
     "lead": "KIT/startup/fl_admin.sh, there: submit_job, list_jobs, download_job",
     "project_admin": "KIT/startup/fl_admin.sh, there: check_status server",

@@ -47,14 +47,17 @@ def examine(folder: Path) -> Iterator[Finding]:
     """
     folder = folder.resolve()
     kit = read_kit(folder)
-    yield ok("kit", f"{kit.role} '{kit.name}', server {kit.host}:{kit.port}")
+    way = f"behind relay '{kit.relay}'," if kit.relay else "it connects to" if kit.role == "relay" else "server"
+    yield ok("kit", f"{kit.role} '{kit.name}', {way} {kit.host}:{kit.port}")
+    if kit.role == "relay":
+        yield note("kit", "a relay passes messages on: it needs no site file and no allow list")
     if kit.role == "admin":
         yield note("kit", "it is a person's kit for the admin console: it needs no site file and no allow list")
     yield from _versions(kit)
     yield from _machine(kit)
     yield from _permissions(kit)
     yield from check_identity(kit)
-    if kit.role != "admin":
+    if kit.role in ("server", "hospital"):
         yield from allow_list(kit)
         yield from _code(kit)
         yield from _supervision(kit)
@@ -111,7 +114,7 @@ def _machine(kit: Kit) -> Iterator[Finding]:
         yield note("disk", f"{text}; {GOOD_DISK // GIB} GiB are comfortable")
     else:
         yield ok("disk", text)
-    if kit.role == "admin":
+    if kit.role in ("relay", "admin"):
         return
     text = f"{memory / GIB:.0f} GiB, {os.cpu_count()} cores"
     if memory < LEAST_MEMORY:

@@ -43,15 +43,19 @@ class LocalFederation(ABC):
         port: the server's port; None takes a free one.
         classes: full names of classes outside the package's component folders that jobs may name here.
         workspace: folder for everything, kept afterwards; None takes a temporary one and removes it.
+
+    Attributes:
+        relays: those between hospitals and the server to their ports, as ``_provision`` leaves them.
     """
 
     def __init__(
         self, sites: list[str], port: int | None = None, classes: Sequence[str] = (), workspace: Path | None = None
     ):
         self.sites, self.classes = sites, list(classes)
-        self.port = _usable_port(port)
+        self.port = usable_port(port)
         self._keeps = workspace is not None
         self.workspace = _empty_folder(workspace) if workspace else Path(tempfile.mkdtemp(prefix="medpfl-poc-"))
+        self.relays: dict[str, int] = {}
         self._session: Session | None = None
         self._submitted_at: dict[str, int] = {}  # how long the server's console text was then
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -78,7 +82,7 @@ class LocalFederation(ABC):
 
     @abstractmethod
     def kit(self, name: str) -> Path:
-        """The startup kit of a hospital, of a person, or of "server"."""
+        """The startup kit of a hospital, of a relay, of a person, or of "server"."""
 
     @property
     @abstractmethod
@@ -91,7 +95,7 @@ class LocalFederation(ABC):
 
     @abstractmethod
     def _command(self, name: str) -> list[str]:
-        """What starts the server or a hospital."""
+        """What starts the server, a relay or a hospital."""
 
     @abstractmethod
     def _environment(self, name: str) -> dict[str, str]:
@@ -185,9 +189,10 @@ class LocalFederation(ABC):
 
     def _start(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT
-        self._launch("server")
-        while not _listening(self.port):
-            self._check_alive(deadline, "the server did not start")
+        for name, port in {"server": self.port, **self.relays}.items():
+            self._launch(name)
+            while not _listening(port):
+                self._check_alive(deadline, f"{'the server' if name == 'server' else name} did not start")
         for site in self.sites:
             self._launch(site)
         missing = set(self.sites)
@@ -286,7 +291,7 @@ class LocalFederation(ABC):
     def decisive_lines(self, job_id: str | None = None, most: int = 12) -> list[str]:
         """The log lines that say why something failed, with the place they come from."""
         lines: list[str] = []
-        for name in ("server", *self.sites):
+        for name in ("server", *self.relays, *self.sites):
             for line in self._errors_of(name, job_id):
                 text = f"{name}: {line}"
                 if text not in lines:
@@ -323,7 +328,12 @@ def _empty_folder(folder: Path) -> Path:
     return folder.resolve()
 
 
-def _usable_port(port: int | None) -> int:
+def usable_port(port: int | None) -> int:
+    """This port of this machine, or a free one.
+
+    Raises:
+        MedPFLError: it is in use.
+    """
     with socket.socket() as probe:
         try:
             probe.bind(("127.0.0.1", port or 0))

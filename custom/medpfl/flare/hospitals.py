@@ -15,8 +15,8 @@ from medpfl.core.errors import ConfigError
 from medpfl.data.paths import map_paths, split_pattern
 from medpfl.data.site_file import ENVIRONMENT_VARIABLE
 from medpfl.flare.allow import allow, forbid_code
-from medpfl.flare.federation import LOST, LocalFederation
-from medpfl.flare.kit_files import Participant, Project
+from medpfl.flare.federation import LOST, LocalFederation, usable_port
+from medpfl.flare.kit_files import Participant, Project, Way
 from medpfl.flare.provision import provision, read_project
 
 STOP_TIMEOUT = 40  # seconds that an abort or FLARE's shutdown may take; its daemons look every 5 seconds
@@ -27,7 +27,7 @@ _RESTARTED = "start fl because process of"  # a daemon says this when what it st
 class HospitalFederation(LocalFederation):
     """Kits handed out, each to a folder of its own, and started as a hospital starts them: by their ``start.sh``.
 
-    In ``workspace`` every participant has a folder: ``server/kit``, ``hospital-a/{kit,data,home}``, ``PERSON/kit``; the
+    In ``workspace`` every participant has a folder: ``server/kit``, ``hospital-a/{kit,data,home}``, ``NAME/kit``; the
     kits' makings, with the root certificate's key, are in ``centre``.
 
     Args:
@@ -75,7 +75,7 @@ class HospitalFederation(LocalFederation):
         return own
 
     def _failed_to_start(self) -> bool:
-        consoles = [self._console(name) for name in ("server", *self.sites)]
+        consoles = [self._console(name) for name in ("server", *self.relays, *self.sites)]
         return any(_RESTARTED in text.read_text(errors="replace") for text in consoles if text.exists())
 
     def _provision(self) -> None:
@@ -86,6 +86,8 @@ class HospitalFederation(LocalFederation):
         for person in provision(file, centre / "kits").people:
             name = "server" if person.role == "server" else person.kit.name
             shutil.copytree(person.kit.folder, self.kit(name))
+            if person.role == "relay" and person.kit.listens is not None:
+                self.relays[name] = person.kit.listens
         for name in ("server", *self.sites):
             allow(self.kit(name), self.classes)
         for site in self.sites:
@@ -110,14 +112,21 @@ class HospitalFederation(LocalFederation):
 
 
 def localised(project: Project, sites: list[str], port: int) -> Project:
-    """The project on one machine: this port, a server that is looked for at localhost, and these hospitals."""
+    """The project on one machine: this port, a server that is looked for at localhost, relays at free ports of it, and
+    these hospitals."""
     here = {"fed_learn_port": port, "admin_port": port, "default_host": "localhost"}
-    kept = [
-        one.model_copy(update=here if one.type == "server" else {})
-        for one in project.participants
-        if one.type != "client"
-    ]
-    clients = {one.name: one for one in project.participants if one.type == "client"}
+    kept: list[Participant] = []
+    clients: dict[str, Participant] = {}
+    for one in project.participants:
+        if isinstance(one.connect_to, Way):  # wherever that may be in reality
+            one = one.model_copy(update={"connect_to": one.connect_to.model_copy(update={"host": None, "port": None})})
+        if one.type == "client":
+            clients[one.name] = one
+        elif one.type == "relay" and isinstance(one.listening_host, Way):
+            way = {"default_host": "localhost", "port": usable_port(None)}
+            kept.append(one.model_copy(update={"listening_host": one.listening_host.model_copy(update=way)}))
+        else:
+            kept.append(one.model_copy(update=here if one.type == "server" else {}))
     new = [clients.get(site, Participant(name=site, type="client", org=site.replace("-", "_"))) for site in sites]
     return project.model_copy(update={"participants": [*kept, *new]})
 

@@ -5,6 +5,7 @@ import datetime
 import socket
 import ssl
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -129,11 +130,13 @@ def handshake(kit: Kit, host: str, certificate: bool = True) -> str:
 
 
 def check_server(kit: Kit) -> Iterator[Finding]:
-    """Whether the server is reached and accepts this kit; for a server's own kit, whether it can listen."""
-    check = "server"
+    """Whether the server, or the relay before it, is reached and accepts this kit; of a server's or relay's own kit,
+    whether it can listen."""
+    check = "relay" if kit.relay else "server"
     address = f"{kit.host}:{kit.port}"
+    if kit.listens is not None:
+        yield _own_port(kit, kit.listens)
     if kit.role == "server":
-        yield _own_port(kit)
         return
     try:
         yield ok(check, f"{address} is reached: {handshake(kit, kit.host)}, both sides' certificates accepted")
@@ -162,7 +165,7 @@ def check_server(kit: Kit) -> Iterator[Finding]:
         text = f"{address} does not answer within {CONNECT_TIMEOUT:g} seconds"
         yield problem(check, text, f"ask your network people to allow outgoing TCP to {address}")
     except ConnectionRefusedError:
-        mend = "ask the coordinating centre whether the server runs, and your network people about outgoing TCP"
+        mend = f"ask the coordinating centre whether the {check} runs, and your network people about outgoing TCP"
         yield problem(check, f"nothing listens at {address}", mend)
     except OSError as error:
         if not all(path.is_file() for path in (kit.certificate, kit.key, kit.root)):
@@ -172,16 +175,17 @@ def check_server(kit: Kit) -> Iterator[Finding]:
         yield problem(check, f"no connection to {address}: {error.strerror or error}", mend)
 
 
-def _own_port(kit: Kit) -> Finding:
+def _own_port(kit: Kit, port: int) -> Finding:
+    where = f" as {kit.host}:{port}" if kit.role == "server" else ""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("", kit.port))
-            return ok("server", f"port {kit.port} is free; hospitals must be able to reach it as {kit.host}:{kit.port}")
+            probe.bind(("", port))
+            return ok(kit.role, f"port {port} is free; hospitals must be able to reach it{where}")
         except OSError as error:
             reason = error.strerror
     try:
-        return ok("server", f"it runs: {handshake(kit, 'localhost')} at port {kit.port}")
+        return ok(kit.role, f"it runs: {handshake(replace(kit, port=port), 'localhost')} at port {port}")
     except OSError:
         mend = "stop what uses the port, or choose another in project.yml and provision again"
-        return problem("server", f"port {kit.port} cannot be used: {reason}, and not by this server", mend)
+        return problem(kit.role, f"port {port} cannot be used: {reason}, and not by this {kit.role}", mend)

@@ -115,6 +115,50 @@ class ClientStartup(FlareFile):
     client: Client
 
 
+class Parent(FlareFile):
+    """What a relay connects to, or a hospital that is behind one. FLARE writes "None" where the project file is silent,
+    and takes mutual TLS then."""
+
+    identity: str
+    address: str
+    connection_security: str = "mtls"
+
+    @property
+    def security(self) -> str:
+        """FLARE's word for it."""
+        return "mtls" if self.connection_security == "None" else self.connection_security
+
+
+class RelayStartup(FlareFile):
+    """``startup/fed_relay.json``."""
+
+    identity: str
+    connect_to: Parent
+
+
+class Listening(FlareFile):
+    """Where a relay takes connections; FLARE listens in the clear where nothing is said."""
+
+    port: int
+    connection_security: str = "clear"
+
+
+class Internal(FlareFile):
+    resources: Listening
+
+
+class Communication(FlareFile):
+    """``local/comm_config.json`` of a relay."""
+
+    internal: Internal
+
+
+class Relayed(FlareFile):
+    """``local/relay__resources.json`` of a hospital that is behind a relay."""
+
+    relay_config: Parent
+
+
 class Admin(FlareFile):
     username: str
     host: str
@@ -145,12 +189,24 @@ class ClientJob(FlareFile):
     task_result_filters: list[FilterEntry] = []
 
 
+class Way(FlareFile):
+    """Where a participant listens or connects to, beside the server's own address."""
+
+    name: str | None = None
+    default_host: str | None = None
+    host: str | None = None
+    port: int | None = None
+    connection_security: str | None = None
+
+
 class Participant(FlareFile):
     name: str
     type: str
     org: str
     role: str = ""
     connection_security: str = "mtls"
+    listening_host: Way | str | None = None
+    connect_to: Way | str | None = None
 
 
 class Project(FlareFile):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A FLARE startup kit on disk: whose it is, where its server is, and the files in ``local/`` that a site may change."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -12,9 +12,11 @@ from medpfl.core.errors import MedPFLError
 from medpfl.flare.kit_files import (
     AdminStartup,
     ClientStartup,
+    Communication,
     FlareFile,
-    Identity,
     Json,
+    Relayed,
+    RelayStartup,
     Resources,
     ServerStartup,
     read_file,
@@ -24,11 +26,9 @@ from medpfl.flare.kit_files import (
 DEFAULT_STORAGE = "/tmp/nvflare"  # where FLARE's template lets a server keep its jobs
 HOSPITALS = "medpfl_hospitals.json"  # a server's: the names of the hospitals that were provisioned
 STORAGE = "storage"  # where we let it: in the kit's own folder
-_FILES: dict[str, Literal["server", "hospital", "admin"]] = {
-    "fed_server.json": "server",
-    "fed_client.json": "hospital",
-    "fed_admin.json": "admin",
-}
+RELAYED = "relay__resources.json"  # FLARE's name for what a hospital knows of its relay, in its folder local
+LISTENING = "comm_config.json"  # and for where a relay listens, there
+Role = Literal["server", "hospital", "relay", "admin"]
 
 
 class Hospitals(FlareFile):
@@ -41,12 +41,14 @@ class Hospitals(FlareFile):
 class Kit:
     """A startup kit: the folder that holds ``startup`` and ``local``.
 
-    ``host`` and ``port`` are the server's, as this kit knows it; ``security`` is FLARE's connection security, "mtls"
-    for mutual TLS; ``certificate``, ``key`` and ``root`` are the files of its identity.
+    ``host`` and ``port`` are those that this kit connects to: the server's, as it knows it, or those of the relay that
+    it is behind, whose name is ``relay``; ``security`` is FLARE's connection security, "mtls" for mutual TLS;
+    ``certificate``, ``key`` and ``root`` are the files of its identity; ``listens``: the port at which others connect
+    to it, if they do.
     """
 
     folder: Path
-    role: Literal["server", "hospital", "admin"]
+    role: Role
     name: str
     host: str
     port: int
@@ -54,6 +56,8 @@ class Kit:
     certificate: Path
     key: Path
     root: Path
+    relay: str | None = None
+    listens: int | None = None
 
     @property
     def local(self) -> Path:
@@ -68,32 +72,65 @@ def read_kit(folder: Path) -> Kit:
         MedPFLError: the folder is no startup kit, or its configuration cannot be read.
     """
     startup = folder / "startup"
-    found = [name for name in _FILES if (startup / name).is_file()]
+    found = [name for name in _READERS if (startup / name).is_file()]
     if len(found) != 1:
-        raise MedPFLError(f"{folder} is not a startup kit: {startup} has none of {', '.join(_FILES)}")
-    file = startup / found[0]
-    role = _FILES[found[0]]
-    if role == "admin":
-        admin = read_file(file, AdminStartup).admin
-        name, host, port, security = admin.username, admin.host, str(admin.port), admin.connection_security
-        names = (admin.client_cert, admin.client_key, admin.ca_cert)
-    else:
-        identity: Identity
-        if role == "server":
-            own = read_file(file, ServerStartup).servers[0]
-            identity, name, target = own, own.admin_server, own.service.target
-        else:
-            client = read_file(file, ClientStartup)
-            identity, name, target = client.client, client.client.fqsn.split(".")[-1], client.servers[0].service.target
-        host, _, port = target.rpartition(":")
-        names, security = (
-            (identity.ssl_cert, identity.ssl_private_key, identity.ssl_root_cert),
-            identity.connection_security,
-        )
+        raise MedPFLError(f"{folder} is not a startup kit: {startup} has none of {', '.join(_READERS)}")
+    kit = _READERS[found[0]](folder, startup / found[0])
+    behind = kit.local / RELAYED
+    if kit.role == "hospital" and behind.is_file():
+        relay = read_file(behind, Relayed).relay_config
+        host, port = _address(behind, relay.address)
+        kit = replace(kit, host=host, port=port, security=relay.security, relay=relay.identity)
+    return kit
+
+
+def _server(folder: Path, file: Path) -> Kit:
+    own = read_file(file, ServerStartup).servers[0]
+    host, port = _address(file, own.service.target)
+    files = _files(file, own.ssl_cert, own.ssl_private_key, own.ssl_root_cert)
+    return Kit(folder, "server", own.admin_server, host, port, own.connection_security, *files, listens=port)
+
+
+def _hospital(folder: Path, file: Path) -> Kit:
+    found = read_file(file, ClientStartup)
+    own, address = found.client, _address(file, found.servers[0].service.target)
+    files = _files(file, own.ssl_cert, own.ssl_private_key, own.ssl_root_cert)
+    return Kit(folder, "hospital", own.fqsn.split(".")[-1], *address, own.connection_security, *files)
+
+
+def _relay(folder: Path, file: Path) -> Kit:
+    own = read_file(file, RelayStartup)
+    place = read_file(folder / "local" / LISTENING, Communication).internal.resources
+    parent = own.connect_to
+    security = parent.security if place.connection_security == "mtls" else place.connection_security
+    files = _files(file, "client.crt", "client.key", "rootCA.pem")  # its kit does not name them
+    return Kit(folder, "relay", own.identity, *_address(file, parent.address), security, *files, listens=place.port)
+
+
+def _person(folder: Path, file: Path) -> Kit:
+    own = read_file(file, AdminStartup).admin
+    address = _address(file, f"{own.host}:{own.port}")
+    files = _files(file, own.client_cert, own.client_key, own.ca_cert)
+    return Kit(folder, "admin", own.username, *address, own.connection_security, *files)
+
+
+_READERS: dict[str, Callable[[Path, Path], Kit]] = {
+    "fed_server.json": _server,
+    "fed_client.json": _hospital,
+    "fed_relay.json": _relay,
+    "fed_admin.json": _person,
+}
+
+
+def _files(file: Path, certificate: str, key: str, root: str) -> tuple[Path, Path, Path]:
+    return file.parent / certificate, file.parent / key, file.parent / root
+
+
+def _address(file: Path, text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
     if not port.isdigit():
-        raise MedPFLError(f"{file} is not what FLARE 2.9 writes: expected a server's address with a port, got '{port}'")
-    certificate, key, root = (startup / name for name in names)
-    return Kit(folder, role, name, host, int(port), security, certificate, key, root)
+        raise MedPFLError(f"{file} is not what FLARE 2.9 writes: expected an address with a port, got '{text}'")
+    return host, int(port)
 
 
 def write_hospitals(kit: Path, names: Sequence[str]) -> None:

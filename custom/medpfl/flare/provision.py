@@ -15,17 +15,18 @@ from nvflare.tool.package_checker.check_rule import CHECK_PASSED, CheckRule
 from nvflare.tool.package_checker.server_package_checker import ServerPackageChecker
 from pydantic import ValidationError
 
-from medpfl.core.errors import ConfigError, MedPFLError
+from medpfl.core.errors import ConfigError, MedPFLError, meant
 from medpfl.data.untrusted import load_yaml
-from medpfl.flare.kit_files import Participant, Project, Resources, local_file, write_file
+from medpfl.flare.kit_files import Participant, Project, Resources, Way, local_file, write_file
 from medpfl.flare.kits import Kit, keep_storage, read_kit, write_hospitals
 
 MUTUAL_TLS = "mtls"
+_WAYS = ("listening_host", "connect_to")
 
 
 @dataclass(frozen=True)
 class Person:
-    """Who gets a kit: ``role`` is "server", "hospital" or one of FLARE's roles for people."""
+    """Who gets a kit: ``role`` is "server", "hospital", "relay" or one of FLARE's roles for people."""
 
     kit: Kit
     role: str
@@ -78,19 +79,40 @@ def read_project(file: Path) -> Project:
         first, *place = error.errors()[0]["loc"]
         if first != "participants":
             raise ConfigError(f"{file}: '{first}' is missing or no text") from error
-        entry = participants[int(place[0])]
-        raise ConfigError(
-            f"{file}: participant {entry.get('name', entry)}: '{place[1]}' is missing or no text"
-        ) from error
-    for one in project.participants:
-        if one.connection_security != MUTUAL_TLS:
-            raise ConfigError(
-                f"{file}: {one.name}: connection_security must be '{MUTUAL_TLS}', got '{one.connection_security}'"
-            )
+        entry, key = participants[int(place[0])], place[1]
+        wanted = "is neither a host's name nor a mapping (docs/network.md)" if key in _WAYS else "is missing or no text"
+        raise ConfigError(f"{file}: participant {entry.get('name', entry)}: '{key}' {wanted}") from error
+    _check_ways(file, project)
     servers = [one for one in project.participants if one.type == "server"]
     if len(servers) != 1:
         raise ConfigError(f"{file}: expected one participant of type 'server', got {len(servers)}")
     return project
+
+
+def _check_ways(file: Path, project: Project) -> None:
+    """Nobody listens or connects without mutual TLS, and who is behind a relay says so."""
+    relays = {one.name: one for one in project.participants if one.type == "relay"}
+    parents = {*relays, *(one.name for one in project.participants if one.type == "server")}
+    for one in project.participants:
+        who, listens, connects = f"{file}: {one.name}:", one.listening_host, one.connect_to
+        said: dict[str, str | None] = {"connection_security": one.connection_security}
+        if one.type == "relay" and (not isinstance(listens, Way) or not listens.default_host or not listens.port):
+            raise ConfigError(f"{who} a relay needs a listening_host with default_host, port and connection_security")
+        if listens is not None and one.type != "server":  # FLARE lets it listen in the clear where nothing is said
+            given = listens.connection_security if isinstance(listens, Way) else None
+            said["listening_host.connection_security"] = given
+        if isinstance(connects, Way) and connects.connection_security is not None:
+            said["connect_to.connection_security"] = connects.connection_security
+        for key, value in said.items():
+            if value != MUTUAL_TLS:
+                got = f"'{value}'" if value else "nothing"
+                raise ConfigError(f"{who} {key} must be '{MUTUAL_TLS}', got {got}")
+        if isinstance(connects, Way) and connects.name is not None and connects.name not in parents:
+            raise ConfigError(
+                f"{who} connect_to: there is no server or relay '{connects.name}'{meant(connects.name, parents)}"
+            )
+        if isinstance(connects, str) and connects in relays:  # FLARE would take it for the name of the server's machine
+            raise ConfigError(f"{who} connect_to: to be behind the relay write {{name: {connects}}}, got '{connects}'")
 
 
 def provision(file: Path, output: Path) -> Provisioned:
