@@ -14,7 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from benchmarks import split
 from benchmarks.scale_plot import figure_of
-from benchmarks.tables import joined, tables_of
+from benchmarks.tables import joined, keep, tables_of
 from medpfl.cli.terminal import say
 from medpfl.core.errors import MedPFLError
 from medpfl.deployed.evaluate import write_text
@@ -67,6 +67,15 @@ def join(
     if plot is not None:
         write_text(plot, figure_of(content))
     say(tables_of(out))
+
+
+@app.command("keep")
+def keep_(
+    file: Annotated[Path, typer.Argument(help="A comparison's results.json, or a stored one.")],
+    out: Annotated[Path, typer.Argument(help="The file to keep: docs/results/compare-NAME.json.xz.")],
+) -> None:
+    """Store a comparison's results small, with the same tables."""
+    keep(file, out)
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ Every table of a page in docs/results that says what a command wrote is made fro
 
 import importlib
 import json
+import lzma
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from pydantic import TypeAdapter
 from medpfl.compare import comparison_tables, fold_table
 from medpfl.compare.results import LeaveOneOut, Results
 from medpfl.core.errors import MedPFLError
-from medpfl.results.compact import read_compact
+from medpfl.results.compact import compact, read_compact
 from medpfl.results.files import parse
 
 OTHERS = "others"
@@ -35,6 +36,41 @@ def joined(files: Sequence[Path]) -> dict[str, Any]:
     return {**first, OTHERS: [*_others(first), *others]}
 
 
+def keep(file: Path, out: Path) -> None:
+    """Write a comparison's result compressed, its numbers with six decimals: scores have so many; means and
+    deviations, which follow from them, have sixteen, and take most of the room. The tables stay the same.
+
+    Raises:
+        MedPFLError: it cannot be read or written, is no comparison's, or its tables would be others.
+    """
+    content = read_compact(file)
+    if "comparison" not in content:
+        raise MedPFLError(f"{file}: not a comparison's result")
+    short = _shortened(content)
+    if _tables_of(short, file) != _tables_of(content, file):
+        raise MedPFLError(f"{file}: its tables need more digits than are kept")
+    data = lzma.compress(compact(short).encode(), preset=9 | lzma.PRESET_EXTREME)
+    try:
+        out.write_bytes(data)
+    except OSError as error:
+        raise MedPFLError(f"cannot write {out}: {error.strerror}") from error
+
+
+def _shortened(value: Any) -> Any:
+    """With six decimals, or as many as leave what a table shows the same, where it lies between two."""
+    if isinstance(value, dict):
+        return {key: _shortened(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_shortened(one) for one in value]
+    if not isinstance(value, float):
+        return value
+    return next((short for digits in range(6, 17) if _shown(short := round(value, digits)) == _shown(value)), value)
+
+
+def _shown(value: float) -> list[str]:
+    return [f"{value:.{digits}f}" for digits in range(5)]
+
+
 def _others(content: Mapping[str, Any]) -> list[Any]:
     return list(content.get(OTHERS, []))
 
@@ -50,7 +86,10 @@ def tables_of(file: Path) -> str:
     Raises:
         MedPFLError: it cannot be read, or is no such file.
     """
-    content = read_compact(file)
+    return _tables_of(read_compact(file), file)
+
+
+def _tables_of(content: Mapping[str, Any], file: Path) -> str:
     if (bench := content.get("bench")) in [path.stem for path in Path(__file__).parent.glob("*.py")]:
         table_of = importlib.import_module(f"benchmarks.{bench}").table_of
         others = [f"{_when(other)}:\n\n{table_of(other)}" for other in _others(content)]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stored results are compact, and their pages' tables are those that ``python -m benchmarks table`` makes of them."""
 
+import json
 import re
 from functools import lru_cache
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.__main__ import app, verbs
-from benchmarks.tables import tables_of
+from benchmarks.tables import keep, tables_of
 from medpfl.core.errors import MedPFLError
 from medpfl.results.compact import read_compact
 
@@ -64,6 +65,22 @@ def test_stored_results_are_small() -> None:
     plain = {file.name.partition(".")[0] for file in FILES if not file.name.startswith("compare-")}
     measured = {verb.replace("-", "_") for verb in verbs()} - {"convolutions", "fuzz"}  # these write no such file
     assert plain == {*measured, "attacks_skin", "leave-one-out-phantom"}  # "attacks" writes two
+
+
+def test_a_kept_result_is_smaller_and_has_the_same_tables(tmp_path: Path) -> None:
+    """A mean that lies between two printed values keeps its digits; no number moves by more than a millionth."""
+    source, long = RESULTS / "compare-pfednet-heart.json.xz", tmp_path / "results.json"
+    content = read_compact(source)
+    tie = 0.100499999999
+    assert f"{tie:.3f}" != f"{round(tie, 6):.3f}"
+    content["rows"][0]["best"] = {"mean": tie, "sd": 1 / 3, "values": [0.25, None]}  # type: ignore[index,call-overload]
+    long.write_text(json.dumps(content))
+    keep(long, tmp_path / "kept.json.xz")
+    assert tables_of(tmp_path / "kept.json.xz") == tables_of(long)
+    found = read_compact(tmp_path / "kept.json.xz")["rows"][0]["best"]  # type: ignore[index,call-overload]
+    assert found == {"mean": tie, "sd": 0.333333, "values": [0.25, None]}
+    with pytest.raises(MedPFLError, match="not a comparison's result"):
+        keep(RESULTS / "mixing.json", tmp_path / "mixing.json.xz")
 
 
 def test_the_verb_prints_what_is_stored(tmp_path: Path) -> None:
