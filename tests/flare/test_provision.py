@@ -11,7 +11,7 @@ import yaml
 from medpfl.cli import main
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.flare.allow import CODE_RIGHT, READ_RIGHT, allow, forbid_code, roles_with
-from medpfl.flare.hospitals import localised, settle
+from medpfl.flare.hospitals import check_named, localised, settle
 from medpfl.flare.kits import read_kit
 from medpfl.flare.provision import MUTUAL_TLS, Provisioned, provision, read_project
 
@@ -183,6 +183,14 @@ def test_a_project_file_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "bad.yml").write_text("a: [")
     with pytest.raises(ConfigError, match="not valid YAML"):
         read_project(tmp_path / "bad.yml")
+
+
+def test_a_project_of_other_hospitals_is_not_tried_with_these() -> None:
+    """They would be connected to the server in a way that the project does not say."""
+    check_named(PROJECT, ["hospital-d", "hospital-a"])
+    with pytest.raises(ConfigError, match=re.escape("has no hospital 'hospital-e'")) as told:
+        check_named(PROJECT, ["hospital-a", "hospital-e"])
+    assert "did you mean 'hospital-" in str(told.value) and "it has: hospital-a, hospital-b" in str(told.value)
 
 
 def test_on_one_machine(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ SitesOption = Annotated[
 KeepOption = Annotated[bool, typer.Option("--keep", help="Leave the federation up afterwards, until Ctrl-C.")]
 ResultsOption = Annotated[Path, typer.Option(help="Folder for results.")]
 PortOption = Annotated[int | None, typer.Option(help="The server's port (default: a free one).")]
+ProjectOption = Annotated[Path | None, typer.Option(help="FLARE project file (default: the bundle's example).")]
 TimeoutOption = Annotated[float, typer.Option(help="Seconds a job may take.")]
 
 
@@ -92,10 +93,11 @@ def poc_hospitals(
     port: PortOption = None,
     timeout: TimeoutOption = 3600,
     workspace: Annotated[Path | None, typer.Option(help="New folder for kits, data and logs, kept afterwards.")] = None,
+    project: ProjectOption = None,
 ) -> None:
     """Run a job with provisioned hospitals on this machine: startup kits, mutual TLS, a folder for each hospital."""
     from medpfl.bundle import find_bundle, find_job
-    from medpfl.flare.hospitals import HospitalFederation
+    from medpfl.flare.hospitals import HospitalFederation, check_named
     from medpfl.flare.running import check_writable, hospitals_of, keep_up, run_job
     from medpfl.job import load_job
 
@@ -103,7 +105,9 @@ def poc_hospitals(
     job = load_job(folder)
     check_writable(results)
     site_files, hospitals = hospitals_of(job, sites)
-    project = find_bundle() / "poc" / "project.yml"
+    if project is not None:
+        check_named(project, hospitals)
+    project = project or find_bundle() / "poc" / "project.yml"
     federation = HospitalFederation(project, site_files, hospitals, port, workspace=workspace, copy_data=sites is None)
     console.print("Provisioning, and starting the server and the hospitals by their start.sh (about 20 s)")
     with _interruptible(), federation:
@@ -118,7 +122,7 @@ def poc_hospitals(
 
 @app.command("provision")
 def provision_(
-    project: Annotated[Path | None, typer.Option(help="FLARE project file (default: the bundle's example).")] = None,
+    project: ProjectOption = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write into.")] = Path("kits"),
     example: Annotated[Path | None, typer.Option(help="Write the example project file there; no kits.")] = None,
 ) -> None:

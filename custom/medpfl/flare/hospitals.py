@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 from nvflare.fuel.flare_api.api_spec import JobNotDone, JobNotRunning
 
-from medpfl.core.errors import ConfigError
+from medpfl.core.errors import ConfigError, meant
 from medpfl.data.paths import map_paths, split_pattern
 from medpfl.data.site_file import ENVIRONMENT_VARIABLE
 from medpfl.flare.allow import allow, forbid_code
@@ -109,6 +109,18 @@ class HospitalFederation(LocalFederation):
             _wait_until(lambda: all(self.status(job_id).startswith("FINISHED") for job_id in unfinished))
             session.shutdown("all", wait=False)
             _wait_until(lambda: not self._members())
+
+
+def check_named(project: Path, sites: Sequence[str]) -> None:
+    """A project that somebody wrote has these hospitals; else they would be connected in another way than it says.
+
+    Raises:
+        ConfigError: it cannot be read, or one is missing.
+    """
+    named = [one.name for one in read_project(project).participants if one.type == "client"]
+    for site in sites:
+        if site not in named:
+            raise ConfigError(f"{project} has no hospital '{site}'{meant(site, named)}; it has: {', '.join(named)}")
 
 
 def localised(project: Project, sites: list[str], port: int) -> Project:
