@@ -16,6 +16,8 @@ from medpfl.core.errors import MedPFLError
 from medpfl.flare.federation import LOST
 from medpfl.flare.hospitals import HospitalFederation
 from medpfl.job import Job, write_job
+from medpfl.models.unet import UNet
+from medpfl.tasks import Segmentation
 
 ROUNDS = 8
 STRUCK = 2
@@ -31,9 +33,10 @@ class Bench:
         self.federation, self.job, self.whole, self.folder = federation, job, whole, folder
         self.ids: list[str] = []
 
-    def submit(self, name: str, **settings: float) -> str:
-        """Submit the job under a name of its own, or once more."""
-        job = replace(self.job, name=name, settings=replace(self.job.settings, **settings))  # type: ignore[arg-type]
+    def submit(self, name: str, other: Job | None = None, **settings: float) -> str:
+        """Submit the job, or another one, under a name of its own, or once more."""
+        job = other or self.job
+        job = replace(job, name=name, settings=replace(job.settings, **settings))  # type: ignore[arg-type]
         self.ids.append(self.federation.submit(write_job(job, self.folder / "jobs" / name)))
         return self.ids[-1]
 
@@ -42,6 +45,13 @@ class Bench:
         lines = self.federation.run_folder("server", job_id) / "results" / "metrics.jsonl"
         text = f'"split": "round", "round": {number}'
         _wait(lambda: lines.exists() and text in lines.read_text(), f"round {number}")
+
+    def answer(self, job_id: str, site: str) -> None:
+        """Wait until the server has the text of a hospital's next answer, and not its tensors yet."""
+        log = self.federation.run_folder("server", job_id) / "log.txt"
+        text = f"submit_update process. client_name:{site} "
+        before = log.read_text(errors="replace").count(text)
+        _wait(lambda: log.read_text(errors="replace").count(text) > before, f"an answer of {site}", pause=0.001)
 
     def end(self, job_id: str) -> str:
         """Wait for a job's end; FLARE's word for it."""
@@ -92,12 +102,12 @@ class Bench:
         _wait(back, "the server's return")
 
 
-def _wait(reached: Callable[[], bool], what: str) -> None:
+def _wait(reached: Callable[[], bool], what: str, pause: float = 0.3) -> None:
     deadline = time.monotonic() + PATIENCE
     while not reached():
         if time.monotonic() > deadline:
             raise MedPFLError(f"waited {PATIENCE:g} seconds for {what} in vain")
-        time.sleep(0.3)
+        time.sleep(pause)
 
 
 # -- the faults: each gives the job a name, does its work, and returns after the last submission -----------------------
@@ -120,6 +130,18 @@ def fault(words: str) -> Callable[[Fault], Fault]:
 def _job_process(bench: Bench, name: str) -> None:
     job_id = bench.submit(name)
     bench.reach(job_id, STRUCK)
+    bench.process(VICTIM, job_id).kill()
+
+
+@fault("a hospital's job process killed in the middle of its answer of 116 MB")
+def _middle(bench: Bench, name: str) -> None:
+    """Another network than in the other faults, so that there is a middle: the result is another one in any case."""
+    task = bench.job.task
+    assert isinstance(task, Segmentation)
+    task = replace(task, architecture=UNet((16, 32, 128, 1024, 1024), residual_units=1))
+    job_id = bench.submit(name, replace(bench.job, task=task))
+    bench.reach(job_id, STRUCK)
+    bench.answer(job_id, VICTIM)
     bench.process(VICTIM, job_id).kill()
 
 

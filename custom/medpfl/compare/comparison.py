@@ -40,7 +40,7 @@ def carry_out(
         MedPFLError: as ``make_plan``, ``do`` and ``collect``.
     """
     require("matplotlib", "compare", "a comparison's report")
-    with _hospitals(file, site_files) as files:
+    with hospitals_of(file, site_files) as files:
         plan = change(make_plan(file, files))
         failures: dict[str, str] = {}
         if plan.searches:
@@ -68,7 +68,12 @@ def _searched(plan: Plan, results: Path, do: Do, failures: dict[str, str]) -> Pl
 
 
 @contextmanager
-def _hospitals(file: Comparison, site_files: Mapping[str, Path] | None) -> Iterator[dict[str, Path]]:
+def hospitals_of(file: Comparison, site_files: Mapping[str, Path] | None) -> Iterator[dict[str, Path]]:
+    """These, or those of the demo that the comparison names, whose data are removed afterwards.
+
+    Raises:
+        ConfigError: there are neither.
+    """
     if site_files is not None:
         yield dict(site_files)
         return
