@@ -29,6 +29,8 @@ STUDIES = {
     "heart": "UCI heart",
     "skin-augmented": "HAM10000 (balanced accuracy)",
 }
+LATER = {"skin-diagnoses": "seven skin diagnoses"}
+"""Studies that were made after Auto's rule, and have a row of it."""
 REFERENCES = ("Local", "FedAvg", "FedAvg + fine-tuning")
 NO_RIVALS = ("Pooled", "(always")
 """Rows with which the best is not looked for: all data in one place, and the answer that is always the same. Nor is it
@@ -50,11 +52,8 @@ def _measured(study: str, folder: Path) -> dict[str, Any]:
 
 def beside_stored(study: str, content: Results) -> dict[str, Any]:
     """What the table needs of a comparison of Auto and the references, and of the study's stored one."""
-    file = STORED / f"compare-{study}.json.xz"
-    before = parse(TypeAdapter(Results), json.dumps(read_compact(file)), file)
-    stored = load_yaml(STORED / f"compare-{study}.yaml")["methods"]
-    apart = (*NO_RIVALS, *(name for name, one in stored.items() if "optimizer" in one.get("args", {})))
-    rivals = [row for row in before.rows if not row.name.startswith(apart) and row.best.mean is not None]
+    before, apart = _stored(study)
+    rivals = [row for row in before if not row.name.startswith(apart) and row.best.mean is not None]
     best = max(rivals, key=lambda row: row.best.mean or 0.0)
     rows = {row.name: row for row in content.rows}
     auto = rows["Auto"]
@@ -83,8 +82,41 @@ def _gain(gain: Gain | None) -> list[float] | None:
     return [round(value, 4) for value in (gain.mean, *gain.interval)]
 
 
+def distances(results: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Method to study to how far its mean is from that of the study's best row, whichever that is; of those that are in
+    all studies, and of those that are in all but the one whose network has one layer (UCI heart)."""
+    found: dict[str, dict[str, float]] = {}
+    for study in (*STUDIES, *LATER):
+        rows, apart = _stored(study)
+        means = {row.name: row.best.mean for row in rows if row.best.mean is not None}
+        if study in results["studies"]:
+            means["Auto"] = float(np.mean(results["studies"][study]["auto"]))
+        best = max(mean for name, mean in means.items() if not name.startswith(apart))
+        for name, mean in means.items():
+            if not name.startswith(apart) and not name.endswith("(global)"):  # which are FedAvg
+                found.setdefault(name, {})[study] = mean - best
+    return {name: far for name, far in found.items() if {*STUDIES, *LATER} - set(far) <= {"heart"}}
+
+
+def _stored(study: str) -> tuple[list[Row], tuple[str, ...]]:
+    """The rows of a stored comparison, and how the names of those begin that are no rivals of the others."""
+    file = STORED / f"compare-{study}.json.xz"
+    content = parse(TypeAdapter(Results), json.dumps(read_compact(file)), file)
+    said = load_yaml(STORED / f"compare-{study}.yaml")["methods"]
+    return content.rows, (*NO_RIVALS, *(name for name, one in said.items() if "optimizer" in one.get("args", {})))
+
+
+def _distance_table(results: dict[str, Any]) -> str:
+    named = {**STUDIES, **LATER}
+    rows = []
+    for name, far in sorted(distances(results).items(), key=lambda item: -float(np.mean(list(item[1].values())))):
+        shown = [f"{far[study]:+.3f}" if study in far else "" for study in named]
+        rows.append([name, f"{np.mean(list(far.values())):+.3f}", f"{min(far.values()):+.3f}", *shown])
+    return markdown(["method", "mean", "farthest", *named.values()], rows)
+
+
 def table_of(results: dict[str, Any]) -> str:
-    """A row a study; means and standard deviations over its seeds."""
+    """A row a study; means and standard deviations over its seeds. Then a row a method: how far it is from the best."""
     rows = []
     for study, found in results["studies"].items():
         mean, low, high = found["gain"]
@@ -102,7 +134,8 @@ def table_of(results: dict[str, Any]) -> str:
             ]
         )
     headings = ["hospitals differ in", "seeds", *REFERENCES, "best of the others", "Auto", "gain over Local"]
-    return markdown([*headings, "surely below Local", "to the best of the others"], rows)
+    table = markdown([*headings, "surely below Local", "to the best of the others"], rows)
+    return f"{table}\n\n{_distance_table(results)}" if set(STUDIES) <= set(results["studies"]) else table
 
 
 def _shown(values: list[float]) -> str:

@@ -49,6 +49,9 @@ def examine(folder: Path) -> Iterator[Finding]:
     kit = read_kit(folder)
     way = f"behind relay '{kit.relay}'," if kit.relay else "it connects to" if kit.role == "relay" else "server"
     yield ok("kit", f"{kit.role} '{kit.name}', {way} {kit.host}:{kit.port}")
+    if kit.relay:
+        text = f"whoever runs the relay '{kit.relay}' can read all that goes between this hospital and the server"
+        yield note("kit", text, "ask the coordinating centre who that is, and why there is one (docs/network.md)")
     if kit.role == "relay":
         yield note("kit", "a relay passes messages on: it needs no site file and no allow list")
     if kit.role == "admin":
