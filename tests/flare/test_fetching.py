@@ -22,8 +22,9 @@ from nvflare.fuel.f3.message import Message
 from nvflare.private.fed.utils.fed_utils import nvflare_fobs_initialize
 
 from medpfl.core.errors import MedPFLError, ProtocolError
-from medpfl.flare import fetching
+from medpfl.flare import fetching, pieces
 from medpfl.flare.fetching import Answers, Fetcher
+from medpfl.flare.pieces import Pieces
 from medpfl.flare.wire import put
 from medpfl.rounds.memory import WANTED
 from medpfl.rounds.messages import Message as OurMessage
@@ -135,6 +136,26 @@ def test_answers_that_pass_a_filter_here_are_complete(federation: Federation) ->
     assert type(weight(came)) is np.ndarray
     fetcher.fetch(client, came, Signal())
     assert weight(came).tobytes() == weight(answer(1)).tobytes()
+
+
+def test_a_piece_that_was_lost_on_the_way_is_asked_for_again_soon(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FLARE alone waits ten minutes for it, at a hospital that fetches its task, and where the server has filters."""
+    monkeypatch.setattr(pieces, "WAIT", 1.0)
+    plain, lost = Pieces.produce, threading.Event()
+
+    def once_lost(self: Pieces, state: dict[str, object], requester: str) -> object:
+        if not lost.is_set():
+            lost.set()
+            time.sleep(10)
+        return plain(self, state, requester)
+
+    monkeypatch.setattr(Pieces, "produce", once_lost)
+    started = time.monotonic()
+    came = federation.submit(federation.hospital("anna"), answer(5))
+    assert lost.is_set() and time.monotonic() - started < 8
+    assert weight(came).tobytes() == weight(answer(5)).tobytes()
 
 
 def test_tensors_that_lie_with_another_hospital_are_refused(federation: Federation) -> None:

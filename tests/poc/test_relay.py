@@ -28,7 +28,11 @@ RELAY = "relay-1"
 
 
 class Impatient(HospitalFederation):
-    """Its hospitals repeat after 5 seconds what was lost on the way, and not after FLARE's 300 (docs/network.md)."""
+    """Its hospitals repeat after 5 seconds what was lost on the way, and not after 300, or 60 for tensors
+    (docs/network.md)."""
+
+    def _environment(self, name: str) -> dict[str, str]:
+        return {**super()._environment(name), "NVFLARE_NP_STREAMING_PER_REQUEST_TIMEOUT": "5"}
 
     def _provision(self) -> None:
         super()._provision()

@@ -27,13 +27,11 @@ from nvflare.fuel.utils.fobs.decomposers.via_downloader import LazyDownloadRef
 from medpfl.core.errors import MedPFLError, ProtocolError
 from medpfl.core.mapped import give_back
 from medpfl.flare.memory import BIG, CLEANER
-from medpfl.flare.pieces import KIND, Arrays, cut_for, may_take
+from medpfl.flare.pieces import KIND, WAIT, Arrays, cut_for, may_take
 from medpfl.flare.wire import reason_of
 from medpfl.rounds.memory import budget, resident
 
 _THREADS = 32
-WAIT = 60.0
-"""Seconds a hospital may take for one piece, twice: who is lost holds up others where there is room for one answer."""
 _DEEPEST = 8
 """Levels of a message in which tensors are looked for."""
 _LOST = "its answer did not come whole"
@@ -90,6 +88,7 @@ class Fetcher:
             raise ProtocolError("its answer's tensors lie elsewhere than in its own process of this job")
         self.tidy()
         consumer = Arrays(may_take(self._room))
+        # Asked for twice, no more: who is lost holds up others where there is room for one answer.
         download_object(place, batches.pop()[1], WAIT, self._cell, consumer, abort_signal=over, max_retries=1)
         if consumer.error is not None or any(ref.item_id not in consumer.arrays for _, _, ref in holders):
             raise ProtocolError(f"{_LOST}: {reason_of(consumer.error or 'a tensor is missing')}")

@@ -27,6 +27,9 @@ KIND = 209
 """What FLARE calls a DOT, up to 255: says which class reads a reference. FLARE's own are below ten."""
 PIECE = 4 * 2**20
 """Bytes of a piece at the most; ``np_download_chunk_size`` of FLARE's configuration is another."""
+WAIT = 60.0
+"""Seconds after which a piece is asked for again at the latest: FLARE waits 600 for one that was lost on the way, on a
+line that broke and is there again."""
 _UNDER_WAY = 16 * 2**20
 """Bytes of all pieces that are under way at a time, where there is little memory; each is in memory a few times."""
 _MOST_ARRAYS = 1_000_000
@@ -192,7 +195,7 @@ class TravellingDecomposer(ViaDownloaderDecomposer):
         download_object(
             from_fqcn,
             ref_id,
-            per_request_timeout,
+            min(per_request_timeout, WAIT),
             cell,
             consumer,
             secure=secure,
