@@ -29,7 +29,7 @@ STUDIES = {
     "heart": "UCI heart",
     "skin-augmented": "HAM10000 (balanced accuracy)",
 }
-LATER = {"skin-diagnoses": "seven skin diagnoses"}
+LATER = {"skin-diagnoses": "seven skin diagnoses", "lesions-augmented": "skin lesions (Dice)"}
 """Studies that were made after Auto's rule, and have a row of it."""
 REFERENCES = ("Local", "FedAvg", "FedAvg + fine-tuning")
 NO_RIVALS = ("Pooled", "(always")
