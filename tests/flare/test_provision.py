@@ -131,6 +131,10 @@ LISTENS = {"default_host": "relay.example.org", "port": 8003, "connection_securi
         ({"connect_to": {"name": "server.example.org", "connection_security": "clear"}}, "must be 'mtls', got 'clear'"),
         ({"listening_host": {"port": 8004}}, "hospital-a: listening_host.connection_security must be 'mtls', got noth"),
         ({"listening_host": "a.example.org"}, "listening_host.connection_security must be 'mtls', got nothing"),
+        (
+            {"server": {"listening_host": "s.example.org"}},
+            "server.example.org: listening_host.connection_security must",
+        ),
         ({"connect_to": 5}, "participant hospital-a: 'connect_to' is neither a host's name nor a mapping"),
         ({"connect_to": {"name": "rely-1"}}, "there is no server or relay 'rely-1'; did you mean 'relay-1'?"),
         ({"connect_to": "relay-1"}, "to be behind the relay write {name: relay-1}, got 'relay-1'"),
@@ -148,7 +152,8 @@ def test_a_way_without_mutual_tls_or_to_nobody_is_refused(
     """FLARE lets a relay listen in the clear where the project file says nothing."""
     project = yaml.safe_load(PROJECT.read_text())
     project["participants"].append({**RELAY, **change.get("relay", {"listening_host": LISTENS})})
-    project["participants"][1].update({} if "relay" in change else change)
+    project["participants"][0].update(change.get("server", {}))
+    project["participants"][1].update({} if {"relay", "server"} & set(change) else change)
     (tmp_path / "project.yml").write_text(yaml.safe_dump(project))
     with pytest.raises(ConfigError, match=re.escape(words)):
         read_project(tmp_path / "project.yml")

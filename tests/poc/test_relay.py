@@ -64,20 +64,12 @@ def federation(hospitals: dict[str, Path], tmp_path_factory: pytest.TempPathFact
     assert not up._members()
 
 
-def finish(federation: HospitalFederation, job_id: str) -> None:
-    deadline = time.monotonic() + 150
-    while not (status := federation.status(job_id)).startswith("FINISHED"):
-        assert time.monotonic() < deadline
-        time.sleep(0.3)
-    assert status == "FINISHED:COMPLETED", federation.decisive_lines(job_id)
-
-
 def test_a_job_over_the_relay_gives_what_simulate_gives(
     federation: HospitalFederation, hospitals: dict[str, Path], tmp_path: Path
 ) -> None:
     job = replace(small_job(min_clients=3), name="relayed")
     job_id = federation.submit(write_job(job, tmp_path / "relayed"))
-    finish(federation, job_id)
+    assert federation.follow(job_id, job.name, 150) is None
     assert_same(outcome(federation.download(job_id)), run(job, hospitals, tmp_path / "simulated"))
     for site in SITES:  # of each hospital that is behind the relay one connection in all, of its main process
         said = federation._console(site).read_text()
@@ -97,7 +89,7 @@ def test_a_relay_that_is_killed_is_back_and_the_job_ends_whole(
         time.sleep(0.05)
     (killed,) = [one for one in federation._members() if "app.relay.relay" in " ".join(one.cmdline())]
     killed.kill()
-    finish(federation, job_id)
+    assert federation.follow(job_id, job.name, 150) is None
     assert_same(outcome(federation.download(job_id)), run(job, hospitals, tmp_path / "simulated"))
 
 

@@ -98,7 +98,7 @@ def _check_ways(file: Path, project: Project) -> None:
         said: dict[str, str | None] = {"connection_security": one.connection_security}
         if one.type == "relay" and (not isinstance(listens, Way) or not listens.default_host or not listens.port):
             raise ConfigError(f"{who} a relay needs a listening_host with default_host, port and connection_security")
-        if listens is not None and one.type != "server":  # FLARE lets it listen in the clear where nothing is said
+        if listens is not None:  # FLARE lets it listen in the clear where nothing is said
             given = listens.connection_security if isinstance(listens, Way) else None
             said["listening_host.connection_security"] = given
         if isinstance(connects, Way) and connects.connection_security is not None:
