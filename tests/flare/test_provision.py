@@ -133,7 +133,7 @@ LISTENS = {"default_host": "relay.example.org", "port": 8003, "connection_securi
         ({"listening_host": "a.example.org"}, "listening_host.connection_security must be 'mtls', got nothing"),
         (
             {"server": {"listening_host": "s.example.org"}},
-            "server.example.org: listening_host.connection_security must",
+            "listening_host.connection_security must be",
         ),
         ({"connect_to": 5}, "participant hospital-a: 'connect_to' is neither a host's name nor a mapping"),
         ({"connect_to": {"name": "rely-1"}}, "there is no server or relay 'rely-1'; did you mean 'relay-1'?"),
