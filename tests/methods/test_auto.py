@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Auto: what travels, what each of its models is, and that a hospital's mixture is the best on its validation cases."""
+"""Auto: what travels, what each of its models is, and that a hospital's mixture is the best on its validation cases,
+by the rounds so far."""
 
 import copy
 from collections.abc import Callable
@@ -8,20 +9,34 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from baselines import begin, held, play, same, served
+from baselines import assert_resumes, begin, held, play, same, served
 from medpfl.core.mixers import Identity, Mean
 from medpfl.data.samples import empty_like
 from medpfl.data.target import Target
 from medpfl.deployed.export import export
 from medpfl.job import Job
-from medpfl.methods.auto import MEMBERS, MIXTURES, Auto, Mixture
+from medpfl.methods.auto import KEPT, MEMBERS, MIXTURES, Auto, Mixture
+from medpfl.methods.contract import Site
 from tools import normed, run
 
 Make = Callable[..., Job]
 BESIDE = {"local": Identity(), "fedavg": Mean(), "shared": Mean()}
 SETTINGS = {"lr": 0.05, "batch_size": 4, "epochs": 2}
+
+
+def forget(site: Site) -> None:
+    """As if no round had been before."""
+    for buffer in site.models["record"].buffers():
+        buffer.zero_()
+
+
+def losses_of(probabilities: list[Tensor], truth: Tensor) -> Tensor:
+    """Every mixture's mean loss, from the members' probabilities of class 1."""
+    mixed = (sum(share * one for share, one in zip(shares, probabilities, strict=True)) for shares in MIXTURES)
+    return torch.stack([nn.functional.binary_cross_entropy(one, truth) for one in mixed])
 
 
 @pytest.mark.slow
@@ -63,6 +78,7 @@ def test_of_the_mixed_batch_norm_and_its_own_a_hospital_keeps_what_loses_less(
                     said = network(samples.inputs[:]).double().flatten()
                 truth = samples.targets[:].double().flatten()
                 losses.append(nn.functional.binary_cross_entropy_with_logits(said, truth).item())
+            forget(site)
             site.method.after_mixing(site)
             at_home = losses[1] < losses[0]
             assert same(dict(shared.state_dict()), dict((own if at_home else mixed).state_dict()))
@@ -119,16 +135,61 @@ def test_the_mixture_has_the_least_validation_loss(
                         weight.data.mul_(-0.5)
                 with torch.no_grad():
                     probabilities.append(network(samples.inputs[:]).sigmoid().double().flatten())
+            forget(site)
             site.method.after_mixing(site)
-            losses = []
-            for mixture in MIXTURES:
-                mixed = sum(share * one for share, one in zip(mixture, probabilities, strict=True))
-                losses.append(torch.nn.functional.binary_cross_entropy(mixed, samples.targets[:].double().flatten()))
             found = site.models["mix"].get_buffer("weights")
-            best = int(torch.stack(losses).argmin())
+            best = int(losses_of(probabilities, samples.targets[:].double().flatten()).argmin())
             assert torch.equal(found, torch.tensor(MIXTURES[best]))
             taken.append(best)
     assert len(set(taken)) > 1
+
+
+def test_the_mixture_goes_by_the_mean_loss_of_the_rounds_so_far(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """Each round's losses computed apart, and their weighted mean; some round alone would have chosen otherwise."""
+    coordinator, runners = begin(make_job(mixers=BESIDE, method=Auto(**SETTINGS)), table_sites, tmp_path)
+    play(coordinator, runners, 1)
+    differed = False
+    for runner in runners.values():
+        samples = runner.data.splits["validation"]
+        rounds: list[Tensor] = []
+        for better in ("own", "own", "shared", "shared", "shared", "shared", "tuned"):
+            site = runner.rounds.site(runner.method, len(rounds) + 1)
+            for name in MEMBERS:  # right with probability 0.7, the others with 0.4
+                for module in site.models[name].modules():
+                    if isinstance(module, nn.Linear):
+                        nn.init.zeros_(module.weight)
+                        nn.init.constant_(module.bias, 0.7 if name == better else 0.4)
+            said = [torch.full((len(samples),), bias).double().sigmoid() for bias in (0.0, 0.0, 0.0)]
+            for place, name in enumerate(MEMBERS):
+                with torch.no_grad():
+                    said[place] = site.models[name].eval()(samples.inputs[:]).sigmoid().double().flatten()
+            rounds.append(losses_of(said, samples.targets[:].double().flatten()))
+            site.method.after_mixing(site)
+            ages = reversed(range(len(rounds)))
+            mean = sum(KEPT**age * one for age, one in zip(ages, rounds, strict=True))
+            best, alone = int(mean.argmin()), int(rounds[-1].argmin())
+            assert torch.equal(site.models["mix"].get_buffer("weights"), torch.tensor(MIXTURES[best]))
+            differed |= best != alone
+    assert differed
+
+
+@pytest.mark.slow
+def test_the_record_of_losses_survives_a_restart_and_is_no_part_of_the_deployed_model(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    assert_resumes(
+        lambda: make_job(rounds=4, mixers=BESIDE, method=Auto(**SETTINGS), task=normed()), table_sites, tmp_path
+    )
+    found = []
+    for home in (tmp_path / "whole" / "home", tmp_path / "home"):
+        folder = home / "anna" / "small"
+        assert not any("record." in key for key in load_file(folder / "models" / "personal-last.safetensors"))
+        newest = max(folder.glob("state/*/private-*.safetensors"), key=lambda path: path.name)
+        found.append({key: tensor for key, tensor in load_file(newest).items() if key.startswith("model/record.")})
+    assert len(found[0]) == 2 and same(*found)
+    assert float(found[0]["model/record.weight"]) == pytest.approx(1 - KEPT**3)  # after the rounds 1, 2 and 3
 
 
 def test_where_training_draws_all_classes_alike_the_mixtures_loss_counts_them_alike(

@@ -12,6 +12,9 @@ alone, each pair in halves, all three) with the least loss on its own validation
 more models. Where training draws all classes alike they count alike in that loss, too, or the mixture would be taken
 for what it says of the frequent class. The loss moves less by chance than the score, and seven candidates can be told
 apart by few cases.
+
+Both choices go by the mean loss of the rounds so far, of which the latest counts most: validation takes the round, too,
+and where the same few cases took round and mixture by one round's loss, both fell to the same luck.
 """
 
 from dataclasses import dataclass
@@ -41,6 +44,8 @@ MIXTURES = (
     (0.0, 0.0, 1.0),
 )
 """Shares of the ``MEMBERS``."""
+KEPT = 0.8
+"""How much of a round's part in the mean loss is left with each further round, so that about five rounds count."""
 
 
 class Mixture(nn.Module):
@@ -58,17 +63,42 @@ class Mixture(nn.Module):
         return together(outputs, self.target, self.weights)
 
 
+class Record(nn.Module):
+    """The mean validation losses of the rounds so far. It is private, and no part of the deployed model.
+
+    Args:
+        rows: how many common models there are to choose from.
+    """
+
+    losses: Tensor
+    weight: Tensor
+
+    def __init__(self, rows: int):
+        super().__init__()
+        self.register_buffer("losses", torch.zeros(rows, len(MIXTURES), dtype=torch.float64))
+        self.register_buffer("weight", torch.zeros((), dtype=torch.float64))
+
+    def with_round(self, losses: Tensor) -> Tensor:
+        """Exponentially weighted means of the losses, rows x mixtures, with those of one round more."""
+        self.losses.mul_(KEPT).add_(losses, alpha=1 - KEPT)
+        self.weight.mul_(KEPT).add_(1 - KEPT)
+        return self.losses / self.weight
+
+
 @dataclass(frozen=True, kw_only=True)
 class Auto(Method):
-    """Slot "shared" (mean): the common network. Private: "own" and "tuned", two networks more, and the mixture. A round
-    trains two networks and asks three for validation, the common one twice where it has BatchNorm."""
+    """Slot "shared" (mean): the common network. Private: "own" and "tuned", two networks more, the mixture and the
+    record of losses. A round trains two networks and asks three for validation, the common one twice where it has
+    BatchNorm."""
 
     deploys: ClassVar = {"personal": "mix"}
     cover: ClassVar = Cover(at_home=("own",))
     diagnoses: ClassVar = MEMBERS
 
     def models(self, build: Build) -> dict[str, nn.Module]:
-        return {**{name: build.network() for name in MEMBERS}, "mix": Mixture(build.task.spec.target)}
+        networks = {name: build.network() for name in MEMBERS}
+        record = Record(1 + _has_norm(networks["shared"]))
+        return {**networks, "mix": Mixture(build.task.spec.target), "record": record}
 
     def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
         return {"shared": under(models, "shared")}
@@ -88,7 +118,9 @@ class Auto(Method):
         at_home = torch.tensor(True, device=site.device)
         samples = site.data.splits["validation"]
         if len(samples):
-            losses = self._losses(site, samples, layers)
+            record = site.models["record"]
+            assert isinstance(record, Record)
+            losses = record.with_round(self._losses(site, samples, layers))
             at_home = losses[-1, -1] <= losses[0, -1]  # of the common model alone, the last mixture
             candidates = moved(torch.tensor(MIXTURES), site.device)
             best = torch.where(at_home, losses[-1], losses[0]).argmin()
@@ -98,8 +130,8 @@ class Auto(Method):
                 mixed.copy_(torch.where(at_home, own, mixed))
 
     def _losses(self, site: Site, samples: Samples, layers: list[tuple[Tensor, Tensor]]) -> Tensor:
-        """Of every mixture: a row with the common model as it was mixed, and one with the hospital's own BatchNorm
-        layers, if there are any."""
+        """Mean loss of a case with every mixture: a row with the common model as it was mixed, and one with the
+        hospital's own BatchNorm layers, if there are any."""
         site.models.eval()
         mix = site.models["mix"]
         assert isinstance(mix, Mixture)
@@ -121,7 +153,7 @@ class Auto(Method):
                             share, rows = len(here) * (len(samples) / len(stratum)), moved(here, site.device)
                             for number, one in enumerate(mixed):
                                 row[number] += share * site.task.loss(one[rows], targets[rows])
-        return losses
+        return losses / len(samples)
 
     def predict(self, name: str, models: nn.ModuleDict, inputs: Tensor) -> Tensor:
         found: Tensor = models["mix"](*(models[member](inputs) for member in MEMBERS))
@@ -133,9 +165,13 @@ class Auto(Method):
         return dict(zip(MEMBERS, weights, strict=True))
 
 
+def _has_norm(network: nn.Module) -> bool:
+    return any(isinstance(module, BATCH_NORM) for module in network.modules())
+
+
 def _norm_layers(models: nn.ModuleDict) -> list[tuple[Tensor, Tensor]]:
     """The common model's BatchNorm tensors, each with the tuned model's, which is the hospital's own."""
-    if not any(isinstance(module, BATCH_NORM) for module in models["shared"].modules()):
+    if not _has_norm(models["shared"]):
         return []
     state = models.state_dict()
     keys = of_type(models, BATCH_NORM, "shared", "Auto")
