@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from medpfl.data.numbers import shown
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -67,7 +69,9 @@ def columns_of(
             numbers = pd.to_numeric(cells[name], errors="coerce")
             known = known[numbers.loc[known.index].isna()]
             values = {split: _finite(numbers.loc[where]) for split, where in places.items()}
-        columns.append(Column(name, role, len(cells), int(cells[name].isna().sum()), Counter(known.tolist()), values))
+        columns.append(
+            Column(name, role, len(cells), int(cells[name].isna().sum()), Counter(map(shown, known.tolist())), values)
+        )
     return columns
 
 

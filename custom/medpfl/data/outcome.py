@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field, model_validator
 
 from medpfl.data.declared import LabelColumn, Strict, canonical, distinct
+from medpfl.data.numbers import no_number
 from medpfl.data.target import Target
 
 if TYPE_CHECKING:
@@ -143,6 +144,11 @@ class Answered(Strict):
         return [self.label.column if self.label else str(self.value)]
 
     @property
+    def answer_numbers(self) -> list[str]:
+        """Those of them that hold numbers."""
+        return [column for column in (self.value, self.survival.time if self.survival else None) if column]
+
+    @property
     def target(self) -> Target:
         """What they hold."""
         if self.outcome:
@@ -170,7 +176,7 @@ def number(column: str, cell: Any) -> float:
     except (TypeError, ValueError):
         found = math.nan
     if not math.isfinite(found):
-        raise ValueError(f"column '{column}': expected a number, got '{cell}'")
+        raise ValueError(f"column '{column}': {no_number(cell)}")
     return found
 
 

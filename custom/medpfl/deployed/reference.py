@@ -13,6 +13,7 @@ trained on. inputs.npy holds N x ... float32, the exported network's ``input``.
 
 import csv
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -140,7 +141,14 @@ def _canonical(value: object) -> str:
         return str(value)
 
 
-def _columns(path: Path, told: Told, wanted: Sequence[str]) -> dict[str, list[str | None]]:
+def _with_point(cell: str, number: bool) -> str:
+    """Of a file whose decimal sign is a comma; where a number belongs, one with a point may be a thousand."""
+    if number and "." in cell:
+        raise ValueError(f"expected a number with a decimal comma, got '{cell}'")
+    return cell.replace(",", ".") if re.fullmatch(r"[+-]?\d*,\d+([eE][+-]?\d+)?", cell) else cell
+
+
+def _columns(path: Path, told: Told, wanted: Sequence[str], numbers: Sequence[str]) -> dict[str, list[str | None]]:
     """The named columns of a text table; None where a cell is missing."""
     cells = told["preparation"]["cells"]
     separator = cells["separator"] or ("\t" if path.suffix.lower() in (".tsv", ".tab") else ",")
@@ -159,6 +167,8 @@ def _columns(path: Path, told: Told, wanted: Sequence[str]) -> dict[str, list[st
         codes = {_canonical(value): str(meant) for value, meant in cells["codes"].get(name, {}).items()}
         texts = [line[names.index(name)] for line in lines]
         known = [None if text in cells["missing"] else text for text in texts]
+        if cells.get("decimal") == ",":
+            known = [None if text is None else _with_point(text, name in numbers) for text in known]
         found[name] = [text if text is None else codes.get(_canonical(text), text) for text in known]
     return found
 
@@ -166,7 +176,7 @@ def _columns(path: Path, told: Told, wanted: Sequence[str]) -> dict[str, list[st
 def _of_table(path: Path, told: Told) -> Array:
     preparation = told["preparation"]
     features, imputed = preparation["features"], preparation["imputed"]
-    columns = _columns(path, told, list(features))
+    columns = _columns(path, told, list(features), [name for name, kind in features.items() if kind == "number"])
     coded: list[list[float]] = []
     for name, kind in features.items():
         cells: list[Any] = [imputed.get(name) if cell is None else cell for cell in columns[name]]
@@ -187,7 +197,7 @@ def _of_recording(path: Path, told: Told) -> Array:
         with np.load(path, allow_pickle=False) as file:
             recordings = [entry.T for entry in file[preparation["inputs"]].astype(np.float32)]  # T x C each
     else:
-        columns = _columns(path, told, preparation["channels"])
+        columns = _columns(path, told, preparation["channels"], preparation["channels"])
         texts = zip(*columns.values(), strict=True)
         recordings = [
             np.array([[np.nan if text is None else float(text) for text in row] for row in texts], np.float32)

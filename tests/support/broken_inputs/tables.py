@@ -87,6 +87,7 @@ GROUPS = [
             Broken("a row with too many cells", f"{TABLE}:2", replaced(TABLE, "p00,40,m", "p00,40,1,m")),
             Broken("a row with too few cells", f"{TABLE}:2", replaced(TABLE, "p00,40,m", "p00,40")),
             Broken("a word where a number belongs", f"{TABLE}:2", replaced(TABLE, "p00,40", "p00,forty")),
+            Broken("a number with a decimal comma", f"{TABLE}:2", replaced(TABLE, "p00,40", 'p00,"40,5"')),
             Broken("an infinite number", f"{TABLE}:2", replaced(TABLE, "p00,40", "p00,inf")),
             Broken("an empty cell", f"{TABLE}:2", replaced(TABLE, "p00,40", "p00,")),
             Broken("a category that is not declared", f"{TABLE}:2", replaced(TABLE, "p00,40,m", "p00,40,x")),

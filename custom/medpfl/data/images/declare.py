@@ -15,9 +15,9 @@ from pydantic import Field, field_validator, model_validator
 
 from medpfl.core.errors import DataError, meant
 from medpfl.data.cache import How, PreparedCases
-from medpfl.data.cells import PLACE, Cells, joined, read_cells
+from medpfl.data.cells import PLACE, Written, joined, read_cells
 from medpfl.data.contract import Case, Dataset, Item, Listing
-from medpfl.data.declared import SPLITS, LabelColumn, LabelMap, Problems, Strict, canonical, distinct
+from medpfl.data.declared import SPLITS, LabelColumn, LabelMap, Problems, canonical, distinct
 from medpfl.data.images.new import ImagesPreparation
 from medpfl.data.images.patterns import Found, Patterns, find_files, placeholders
 from medpfl.data.outcome import KEYS, Answer, Outcome, Several, Survival, one_of, read_answer, strata, tensor_of
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class ImageTable(Strict):
+class ImageTable(Written):
     """A table (CSV, or TSV or Parquet by its suffix) with one row an image.
 
     ``image``: the column with the file's name, with or without suffix and folders. ``where``: column to values; only
@@ -277,7 +277,9 @@ class Images(Described, Dataset):
         known = placeholders(self.files)
         wanted = [self.table.image, *(column for column in self._columns() if column not in known)]
         where = {column: {canonical(value) for value in values} for column, values in self.table.where.items()}
-        frames = read_cells(path, path.name, Cells(missing=[]), problems, wanted, where=where)
+        numbers = [column for column in (self.value, self.survival.time if self.survival else None) if column]
+        form = self.table.of_cases()
+        frames = read_cells(path, path.name, form, problems, wanted, where=where, as_texts=numbers)
         frame = joined(frames).fillna("")
         if frame.empty:
             problems.add(f"{path}: no row has {' and '.join(f'{c} in {v}' for c, v in self.table.where.items())}")

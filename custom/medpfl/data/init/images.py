@@ -130,10 +130,11 @@ def _with_table(
     name = "/".join(part for part in (base, table.name) if part)
     declared = {entry.key: entry for entry in tables.describe([table], [name], answers)}
     split = declared["split"]
+    written = {key: declared[key].value for key in ("separator", "decimal") if key in declared}
     return [
         *_start(base, folder, images, _common(folder, images)),
-        Entry("table", {"file": name, "image": column}, "one row an image"),
-        declared["label"],
+        Entry("table", {"file": name, "image": column, **written}, "one row an image"),
+        declared["label" if "label" in declared else "value"],
         split,
     ]
 

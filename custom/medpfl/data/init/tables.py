@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from medpfl.core.errors import DataError
 from medpfl.core.extras import require
-from medpfl.data.cells import bounded_pieces, check_parquet, opened_parquet
 from medpfl.data.init.answers import Answers, Entry, Value, as_value
 from medpfl.data.init.like import own_codes, own_columns
+from medpfl.data.numbers import has_comma, has_point, with_point
+from medpfl.data.parquet import bounded_pieces, check_parquet, opened_parquet
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,6 +61,10 @@ def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> l
         own = own_columns(wanted, [str(column) for column in frame.columns], answers)
         rename = {column: name for name, column in own.items() if column != name}
         frame = frame.rename(columns=rename)
+    texts: set[str] = set()
+    if commas := _with_commas(frame):
+        texts = {str(column) for column in frame if any(map(has_point, frame[column]))}  # which are no numbers then
+        frame = frame.map(with_point)
     columns = [str(column) for column in frame.columns]
     missing = [text for text in MISSING if text in ("", "?", "NA") or frame.isin([text]).to_numpy().any()]
     guess = str(to_predict) if to_predict else _named(columns, LABEL)
@@ -75,7 +80,7 @@ def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> l
     names = [str(value) for value in found]
     classes = {} if number else answers.class_values(found, names, f"column '{label}'")
     split, group = _split(columns, known, label), _group(columns, known, label, answers)
-    features, left = _features(columns, known, len(frame), {label, split, group})
+    features, left = _features(columns, known, len(frame), {label, split, group}, texts)
     codes: dict[str, dict[str, Value]] = {}
     if isinstance(agreed, dict):
         features, left = dict(agreed), []  # type: ignore[arg-type] # the site file is checked when it is written
@@ -88,6 +93,8 @@ def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> l
     entries = [Entry("kind", "table"), Entry("files", list(shown))]
     if separator:
         entries.append(Entry("separator", separator))
+    if commas:
+        entries.append(Entry("decimal", ","))
     if not header:
         entries.append(Entry("columns", columns, "the file has no header line; give the columns their names"))
     if rename:
@@ -117,6 +124,17 @@ def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> l
         evenly = {} if number else {"stratify": True}
         entries.append(Entry("split", {**evenly, "seed": 0, "fractions": FRACTIONS}))
     return entries
+
+
+def _with_commas(frame: pd.DataFrame) -> bool:
+    """Whether the decimal sign is a comma: whether as many columns of numbers have it as have a point."""
+    signs = dict.fromkeys((has_comma, has_point), 0)
+    for column in frame.columns:
+        cells = _known(frame[column], MISSING)
+        if all(is_number(with_point(cell)) for cell in cells):
+            for sign in signs:
+                signs[sign] += any(map(sign, cells))
+    return signs[has_comma] >= max(signs[has_point], 1)
 
 
 def _is_number_to_predict(found: Sequence[Value], answers: Answers) -> bool:
@@ -157,7 +175,7 @@ def read(file: Path) -> tuple[pd.DataFrame, bool, str | None]:
     if len(lines) < 2:
         raise DataError(f"{file}: expected a table with at least 2 lines, got {len(lines)}")
     tabs = file.suffix.lower() in (".tsv", ".tab")
-    separator = "\t" if tabs else max(",;\t|", key=lines[0].count)
+    separator = "\t" if tabs else _separator(lines)
     if not lines[0].count(separator):
         raise DataError(f"{file}: found no commas, semicolons, tabs or bars between columns in its first line")
     rows = [[cell.strip() for cell in row] for row in csv.reader(lines, delimiter=separator, skipinitialspace=True)]
@@ -167,7 +185,7 @@ def read(file: Path) -> tuple[pd.DataFrame, bool, str | None]:
             f"{file}: its first line has {len(rows[0])} cells and every other line {lengths.pop()}, so it does not "
             "name the columns; remove it, or put their names there"
         )
-    header = not any(is_number(cell) for cell in rows[0])
+    header = not any(is_number(with_point(cell)) for cell in rows[0])
     names = rows.pop(0) if header else [f"column_{number + 1}" for number in range(len(rows[0]))]
     for number, row in enumerate(rows, start=1 + header):
         if len(row) != len(names):
@@ -175,6 +193,17 @@ def read(file: Path) -> tuple[pd.DataFrame, bool, str | None]:
     if len(set(names)) != len(names):
         raise DataError(f"{file}: two columns have one name: {', '.join(names)}")
     return pd.DataFrame(rows, columns=names, dtype=str), header, None if separator == "," else separator
+
+
+def _separator(lines: Sequence[str]) -> str:
+    """What is in the first line, gives the first lines equally many cells, and most of them; of equals not the comma,
+    which numbers may have."""
+
+    def fits(separator: str) -> tuple[bool, int]:
+        counts = {len(row) for row in csv.reader(lines[:100], delimiter=separator, skipinitialspace=True)}
+        return len(counts) == 1 and separator in lines[0], lines[0].count(separator)
+
+    return max(";\t|,", key=fits)
 
 
 def is_number(text: str) -> bool:
@@ -221,7 +250,7 @@ def _group(columns: Sequence[str], known: dict[str, list[str]], label: str, answ
 
 
 def _features(
-    columns: Sequence[str], known: dict[str, list[str]], rows: int, used: set[str]
+    columns: Sequence[str], known: dict[str, list[str]], rows: int, used: set[str], texts: set[str]
 ) -> tuple[dict[str, str | list[Value]], list[str]]:
     features: dict[str, str | list[Value]] = {}
     left: list[str] = []
@@ -236,7 +265,7 @@ def _features(
             left.append(f"{column} (is it known before the outcome? Then declare it)")
         elif len(cells) < rows / 2:
             left.append(f"{column} (missing in {rows - len(cells)} of {rows} rows)")
-        elif cells and all(is_number(cell) for cell in cells):
+        elif cells and column not in texts and all(is_number(cell) for cell in cells):
             features[column] = "number"  # of one value here, too: other hospitals may have others
         elif len(different) < 2:
             left.append(f"{column} (one value only: declare the categories that other hospitals have)")

@@ -78,7 +78,7 @@ class Series(Answered, Cells, Dataset):
                 form = "'inputs' needs .npz files" if self.inputs else "'channels' needs table files, 'inputs' .npz"
                 raise ValueError(f"{form}, got '{file}'")
         if self.inputs is not None:
-            for key in ("separator", "columns", "missing"):
+            for key in ("separator", "decimal", "columns", "missing"):
                 if key in self.model_fields_set:
                     raise ValueError(f"'{key}' is for table files; leave it out")
             if self.split.time:
@@ -264,7 +264,8 @@ def _recordings(dataset: Series, problems: Problems) -> Iterator[Recording]:
         if dataset.inputs is not None:
             yield from read_arrays(path, shown, dataset.inputs, marks, problems)
         else:
-            yield read_recording(path, shown, dataset, dataset.channels or [], marks, problems)
+            numbers = dataset.answer_numbers
+            yield read_recording(path, shown, dataset, dataset.channels or [], marks, problems, answers=numbers)
 
 
 def _runs(dataset: Series, recording: Recording, offset: int, problems: Problems) -> list[_Run]:

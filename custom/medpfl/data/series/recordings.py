@@ -17,6 +17,7 @@ from medpfl.core.errors import DataError, unreadable
 from medpfl.data.cells import PLACE, Cells, read_cells, to_numbers
 from medpfl.data.declared import Problems
 from medpfl.data.meaning import described
+from medpfl.data.numbers import MISSING, no_number
 from medpfl.data.preparation import NewCase, Preparation, Spec
 from medpfl.data.untrusted import check_member
 
@@ -57,8 +58,10 @@ def read_recording(
     marks: Sequence[str],
     problems: Problems,
     optional: str | None = None,
+    answers: Sequence[str] = (),
 ) -> Recording:
-    """One file as a recording: the columns ``channels`` as values, the columns ``marks`` as texts.
+    """One file as a recording: the columns ``channels`` as values, the columns ``marks`` as texts, of which ``answers``
+    are numbers.
 
     Raises:
         DataError: the file cannot be read, has no rows, or lacks a column.
@@ -67,7 +70,8 @@ def read_recording(
     values, places, bads = [], [], []
     texts: dict[str, list[Any]] = {mark: [] for mark in marks}
     told: set[str] = set()
-    for frame in read_cells(path, shown, form, problems, [*channels, *marks], numbers, optional):
+    wanted = [*channels, *marks]
+    for frame in read_cells(path, shown, form, problems, wanted, numbers, optional, as_texts=answers):
         rows = np.stack([to_numbers(frame, channel) for channel in channels], axis=1)
         with np.errstate(over="ignore"):
             small = rows.astype(np.float32)
@@ -76,10 +80,8 @@ def read_recording(
             row, channel = int(np.flatnonzero(wrong[:, column])[0]), channels[column]
             if channel not in told:
                 told.add(channel)
-                problems.add(
-                    f"{shown}:{frame[PLACE].iloc[row]}: channel '{channel}': expected a number, got "
-                    f"'{frame[channel].iloc[row]}' (list it under 'missing' if it means not known)"
-                )
+                said = no_number(frame[channel].iloc[row], MISSING)
+                problems.add(f"{shown}:{frame[PLACE].iloc[row]}: channel '{channel}': {said}")
         values.append(small)
         places.append(frame[PLACE].to_numpy(dtype=np.int64))
         for mark in marks:

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator
 
 from medpfl.data.cells import to_numbers
 from medpfl.data.declared import Problems, canonical, distinct
+from medpfl.data.numbers import MISSING, no_number
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,10 +62,7 @@ def numbers_of(frame: "pd.DataFrame", column: str, bad: NDArray[np.bool_], probl
     numbers = to_numbers(frame, column)
     for row in np.flatnonzero(~np.isfinite(numbers) & frame[column].notna().to_numpy()).tolist():
         bad[row] = True
-        problems.add(
-            f"{frame[ROW].iloc[row]}: column '{column}': expected a number, got '{frame[column].iloc[row]}'"
-            " (list it under 'missing' if it means not known)"
-        )
+        problems.add(f"{frame[ROW].iloc[row]}: column '{column}': {no_number(frame[column].iloc[row], MISSING)}")
     return numbers
 
 

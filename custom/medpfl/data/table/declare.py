@@ -65,11 +65,6 @@ class Table(Answered, Cells, Described, Dataset):
             raise ValueError("'stratify' needs 'label' or 'survival'; numbers have no class to stratify by")
         return self
 
-    @property
-    def answer_numbers(self) -> list[str]:
-        """Those of the columns to predict that hold numbers."""
-        return [column for column in (self.value, self.survival.time if self.survival else None) if column]
-
     def cases(self, problems: Problems) -> Listing:
         data = self._data(problems)
         return _listing(data.rows, data.groups, data.splits)

@@ -18,9 +18,9 @@ from pydantic import Field, field_validator, model_validator
 from medpfl.component import spec_of
 from medpfl.core.errors import DataError, meant, shown
 from medpfl.data.cache import How, PreparedCases
-from medpfl.data.cells import PLACE, Cells, joined, read_cells
+from medpfl.data.cells import PLACE, Written, joined, read_cells
 from medpfl.data.contract import Case, Dataset, Item, Listing
-from medpfl.data.declared import SPLITS, LabelColumn, LabelMap, Problems, SplitRule, Strict, canonical
+from medpfl.data.declared import SPLITS, LabelColumn, LabelMap, Problems, SplitRule, canonical
 from medpfl.data.fingerprint import Fingerprint
 from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.samples import Budget, Samples, SiteData, Store, empty_like, in_parallel, stores
@@ -54,7 +54,7 @@ class VolumeCase(Case):
     marks: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
-class VolumeTable(Strict):
+class VolumeTable(Written):
     """A table (CSV, or TSV or Parquet by its suffix) with one row a volume. ``image``: the column with the (first)
     image file, as the datalist names it."""
 
@@ -137,7 +137,7 @@ class Volumes(LabelMap, Described, Dataset):
         if self.table is None or self.label is None:
             return {}
         path, wanted = Path(self._folder, self.table.file), [self.table.image, self.label.column]
-        frame = joined(read_cells(path, path.name, Cells(missing=[]), problems, wanted)).fillna("")
+        frame = joined(read_cells(path, path.name, self.table.of_cases(), problems, wanted)).fillna("")
         found: dict[str, str] = {}
         for place, image, value in zip(frame[PLACE], frame[wanted[0]], frame[wanted[1]], strict=True):
             if image in found:

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers as text files hold them: with a decimal point, or with a comma where a site file says so."""
+
+import re
+
+_WITH_COMMA = re.compile(r"[+-]?\d*,\d+(e[+-]?\d+)?", re.IGNORECASE)
+_WITH_POINT = re.compile(r"[+-]?(\d*\.\d+|\d+\.)(e[+-]?\d+)?", re.IGNORECASE)
+_REFUSED = "\n."
+"""At the end of a cell that would read as a number with a point, where the decimal sign is a comma: "1.234" may be a
+thousand there. With it, it is no number."""
+
+
+def has_comma(cell: str) -> bool:
+    """Whether it is a number with a decimal comma."""
+    return _WITH_COMMA.fullmatch(cell) is not None
+
+
+def has_point(cell: str) -> bool:
+    """Whether it is a number with a decimal point."""
+    return _WITH_POINT.fullmatch(cell) is not None
+
+
+def with_point(cell: str, number: bool = False) -> str:
+    """A cell of a file whose decimal sign is a comma, as other files would hold it.
+
+    Args:
+        number: only numbers belong there, so that one with a point is none.
+    """
+    if "," in cell and has_comma(cell):
+        return cell.replace(",", ".")
+    return cell + _REFUSED if number and "." in cell and has_point(cell) else cell
+
+
+def shown(cell: object) -> str:
+    """A cell as the file has it."""
+    return str(cell).removesuffix(_REFUSED)
+
+
+def no_number(cell: object, otherwise: str = "") -> str:
+    """What is said of it: "expected a number, got ...", and what of the site file may be wrong.
+
+    Args:
+        otherwise: what is said of a cell in which the decimal sign is not what is wrong.
+    """
+    if str(cell).endswith(_REFUSED):
+        otherwise = " (with a point, where 'decimal' says that the decimal sign is a comma)"
+    elif has_comma(str(cell)):
+        otherwise = " (if that is a decimal comma, declare 'decimal: \",\"')"
+    return f"expected a number, got '{shown(cell)}'{otherwise}"
+
+
+MISSING = " (list it under 'missing' if it means not known)"
