@@ -275,3 +275,22 @@ def test_no_sample_of_a_window_is_in_another_split(
             if not time:
                 owner = int(window[0]) // 1000
                 assert seen.setdefault(-1 - owner, split_name) == split_name
+
+
+def test_files_by_pattern_whose_placeholders_are_columns(tmp_path: Path) -> None:
+    """A group and the label stand in the path; a name that looks like a pattern and is there is that file."""
+    for number in range(8):
+        folder = tmp_path / f"p{number // 2}" / ("walking", "lying")[number % 2]
+        folder.mkdir(parents=True)
+        frame([0] * 8, 100 * number).drop(columns="act").to_csv(folder / f"[{number}].csv", index=False)
+    label = {"column": "act", "classes": {"lying": ["lying"], "walking": ["walking"]}}
+    declared = declare(tmp_path, files="{who}/{act}/*.csv", label=label, split={"group": "who"})
+    data = declared.load(WINDOWS)
+    owners = {split: set(samples.owners) for split, samples in data.splits.items()}
+    assert set.union(*owners.values()) == {"p0", "p1", "p2", "p3"} and sum(map(len, owners.values())) == 4
+    for split, samples in data.splits.items():
+        for window, target in zip(raw(data, split), samples.targets[:].tolist(), strict=True):
+            assert data.class_names[target] == ("walking", "lying")[round(float(window[0, 0])) // 100 % 2]
+    one = declare(tmp_path, files="p0/walking/[0].csv", label=None, value="x", channels=["y"], split={"time": False})
+    listing = one.cases(Problems(keep=True))
+    assert {case.group for split in listing.values() for case in split} <= {"[0].csv"}

@@ -115,8 +115,8 @@ def put(line: int, text: str) -> str:
         ("", {}, ["b.csv", "no rows"]),
         (b"\x00\xff\x00", {}, ["b.csv", "as text in UTF-8|cannot be read"]),
         (GOOD, {"separator": ";"}, ["a.csv", "column 'x' is missing"]),
-        (GOOD, {"files": ["a.csv", "b.csv", "none.csv"]}, ["none.csv: no such file"]),
-        (GOOD, {"files": ["a.csv", "b.csv", "."]}, ["cannot be read as a table"]),
+        (GOOD, {"files": ["a.csv", "b.csv", "none.csv"]}, ["none.csv: there is no such file"]),
+        (GOOD, {"files": ["a.csv", "b.csv", "."]}, ["there is no such file"]),
         (GOOD, {"files": ["a.csv", "b.csv"]}, ["2 recordings or groups cannot be cut into 3 splits", "time: true"]),
         (
             GOOD,
@@ -159,7 +159,7 @@ Y = np.array([0, 1, 0, 1, 0, 1, 0, 1, 0])
         ({"x": X, "y": Y}, {"files": ["e.npz", "f.npz"]}, ["f.npz[0]: expected 2 channels as in the others, got 3"]),
         ({"x": X, "y": Y}, {"files": ["e.npz", "g.npz"]}, ["g.npz[0]: expected 5 time steps", "got 6", "'window'"]),
         ({"x": X[:2], "y": Y[:2]}, {}, ["e.npz: 2 recordings or groups cannot be cut into 3 splits"]),
-        ({"x": X, "y": Y}, {"files": ["h.npz"]}, ["h.npz: no such file"]),
+        ({"x": X, "y": Y}, {"files": ["h.npz"]}, ["h.npz: there is no such file"]),
     ],
 )
 def test_arrays(tmp_path: Path, arrays: dict[str, Any], others: dict[str, Any], words: list[str]) -> None:

@@ -296,9 +296,9 @@ def test_one_sentence_about_folders(tmp_path: Path) -> None:
     for number in (0, 1):
         save(folder / "labels" / f"s{number}.nii.gz", np.random.default_rng(0).random(SHAPE).astype(np.float32))
     assert "expected a label map with whole numbers" in refused(folder, output)
-    for name in ("a.csv", "b.csv"):
+    for name in ("a.csv", "b.npz"):
         (tmp_path / "empty" / name).write_text("x,y\n1,2\n")
-    assert "several tables or .npz files (a.csv, b.csv); name one" in refused(tmp_path / "empty", output)
+    assert "several tables or .npz files (a.csv, b.npz); name one" in refused(tmp_path / "empty", output)
 
 
 def test_class_flags() -> None:

@@ -118,6 +118,10 @@ def site_init(
     patient: Annotated[str | None, typer.Option(help="Volumes: a regular expression for the patient, or file.")] = None,
     masks: Annotated[str | None, typer.Option(help="Images: which files are the masks, if several could be.")] = None,
     inputs: Annotated[str | None, typer.Option(help="Array of an .npz file that holds the images.")] = None,
+    kind: Annotated[
+        str | None, typer.Option(help="Several tables: is each a recording, or are they one table?")
+    ] = None,
+    window: Annotated[str | None, typer.Option(help="Recordings: how many time steps make a case.")] = None,
     classes: Annotated[list[str] | None, typer.Option("--class", help="NAME=VALUE[,VALUE...], class by class.")] = None,
     like: Annotated[Path | None, typer.Option(help="A schema that the hospitals agreed on.")] = None,
     column: Annotated[list[str] | None, typer.Option(help="NAME=COLUMN: the column of a schema's feature.")] = None,
@@ -132,7 +136,7 @@ def site_init(
 
     flags = {
         "site": site, "dataset": dataset, "label": label, "group": group, "patient": patient, "masks": masks,
-        "inputs": inputs,
+        "inputs": inputs, "kind": kind, "window": window,
     }  # fmt: skip
     given = {flag: value for flag, value in flags.items() if value is not None}
     ask = None if yes else lambda question, guess: str(typer.prompt(question, default=guess or None))

@@ -19,8 +19,8 @@ from medpfl.data.cells import PLACE, Written, joined, read_cells
 from medpfl.data.contract import Case, Dataset, Item, Listing
 from medpfl.data.declared import SPLITS, LabelColumn, LabelMap, Problems, canonical, distinct
 from medpfl.data.images.new import ImagesPreparation
-from medpfl.data.images.patterns import Found, Patterns, find_files, placeholders
 from medpfl.data.outcome import KEYS, Answer, Outcome, Several, Survival, one_of, read_answer, strata, tensor_of
+from medpfl.data.patterns import Found, Patterns, find_files, placeholders
 from medpfl.data.pixels import prepare, prepare_mask, read_image, read_mask
 from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.samples import Budget, Samples, SiteData, empty_like, in_parallel, stores

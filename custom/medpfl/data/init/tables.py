@@ -52,6 +52,10 @@ def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> l
 
     frames = [read(file) for file in files]
     header, separator = frames[0][1], frames[0][2]
+    for file, (part, *_) in zip(files[1:], frames[1:], strict=True):
+        if list(part.columns) != list(frames[0][0].columns):
+            here, there = (", ".join(map(str, one.columns)) for one in (part, frames[0][0]))
+            raise DataError(f"{file}: its columns are {here}, those of {files[0]} {there}")
     frame = pd.concat([part for part, *_ in frames], ignore_index=True)
     agreed = answers.schema.declared.get("features") if answers.schema else None
     to_predict = answers.schema.declared.get("value") if answers.schema else None

@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from medpfl.core.errors import MedPFLError, SiteFileError
-from medpfl.data.init import arrays, bids, images, tables, volumes
+from medpfl.data.init import arrays, bids, images, recordings, tables, volumes
 from medpfl.data.init.answers import Answers, Entry
 from medpfl.data.init.like import like
 from medpfl.data.schema import Schema
@@ -69,13 +69,20 @@ def look(place: Path, base: Path, datalist: Path, answers: Answers) -> tuple[lis
         shown = volumes.shown(place, base)
         return images.describe(place, "" if shown == "." else shown, answers), ""
     files = [path for path in sorted(place.iterdir()) if path.suffix.lower() in (*tables.SUFFIXES, ".npz")]
-    if not files:
+    if len(files) == 1:
+        return _look_at_file(files[0], base, answers), ""
+    found = recordings.find_recordings(place)
+    if not found and not files:
         raise SiteFileError(
             f"{place}: found no datalist, NIfTI, DICOM, PNG or JPEG files below it, and no table or .npz file in it"
         )
-    if len(files) > 1:
+    if len(files) > len(found):
         raise SiteFileError(f"{place}: it holds several tables or .npz files ({_named(files)}); name one of them")
-    return _look_at_file(files[0], base, answers), ""
+    shown = volumes.shown(place, base)
+    question = f"Is each of the {len(found)} tables a recording, with a row per time step, or are they one 'table'?"
+    if answers.get("kind", question, "recording", ["recording", "table"]) == "recording":
+        return recordings.describe(place, shown, found, answers), ""
+    return tables.describe(found, [volumes.shown(path, base) for path in found], answers), ""
 
 
 def _look_at_file(file: Path, base: Path, answers: Answers) -> list[Entry]:

@@ -15,6 +15,7 @@ from medpfl.data.cells import Cells, shown_names
 from medpfl.data.contract import Case, Dataset, Item, Listing
 from medpfl.data.declared import SPLITS, Problems
 from medpfl.data.outcome import KEYS, Answer, Answered, tensor_of
+from medpfl.data.patterns import Patterns, find_files
 from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.rows import Rows
 from medpfl.data.samples import Budget, Samples, SiteData, Store, empty_like
@@ -40,7 +41,8 @@ class Series(Answered, Cells, Dataset):
 
     With ``channels``, each file is a recording with a row per time step (CSV, TSV or Parquet). With ``inputs``, files
     are .npz archives: ``inputs`` names an array n x channels x length, each of whose n entries is a recording, and
-    ``label.column``, ``split.group`` and ``split.column`` name arrays of n values.
+    ``label.column``, ``split.group`` and ``split.column`` name arrays of n values. In either, a placeholder of
+    ``files`` is a column, too: ``"{patient}/*.csv"`` has the column ``patient``.
 
     Windows are cut from runs: consecutive steps of a recording with one label, one group and one split. ``group``
     defaults to the recording. ``missing_samples``: ``refuse`` them, or ``interpolate`` them linearly within the run.
@@ -54,7 +56,7 @@ class Series(Answered, Cells, Dataset):
     agreed: ClassVar[tuple[str, ...]] = ("channels", "rate", "window.length")
 
     kind: Literal["series"]
-    files: list[str] = Field(min_length=1)
+    files: Patterns
     missing: list[str] = Field(default=["", "?", "NA", "NaN", "nan"])
     channels: list[str] | None = Field(default=None, min_length=1)
     inputs: str | None = None
@@ -258,14 +260,16 @@ def _planned(dataset: Series, problems: Problems) -> _Plan:
 
 
 def _recordings(dataset: Series, problems: Problems) -> Iterator[Recording]:
-    marks = _marks(dataset)
-    for name, shown in zip(dataset.files, shown_names(dataset.files), strict=True):
-        path = Path(dataset._folder, name)
+    found = find_files(dataset._folder, dataset.files, problems)
+    for file, shown in zip(found, shown_names([file.name for file in found]), strict=True):
+        marks = [mark for mark in _marks(dataset) if mark not in file.fields]
         if dataset.inputs is not None:
-            yield from read_arrays(path, shown, dataset.inputs, marks, problems)
+            recordings = read_arrays(file.path, shown, dataset.inputs, marks, problems)
         else:
-            numbers = dataset.answer_numbers
-            yield read_recording(path, shown, dataset, dataset.channels or [], marks, problems, answers=numbers)
+            channels, numbers = dataset.channels or [], dataset.answer_numbers
+            recordings = iter([read_recording(file.path, shown, dataset, channels, marks, problems, answers=numbers)])
+        for recording in recordings:
+            yield recording.marked(file.fields)
 
 
 def _runs(dataset: Series, recording: Recording, offset: int, problems: Problems) -> list[_Run]:

@@ -45,6 +45,13 @@ class Recording:
     marks: Mapping[str, NDArray[np.object_]]
     bad: NDArray[np.bool_]
 
+    def marked(self, fields: Mapping[str, str]) -> Recording:
+        """The same, with columns that have one text throughout."""
+        steps = len(self.values)
+        return replace(
+            self, marks={**self.marks, **{key: np.full(steps, text, object) for key, text in fields.items()}}
+        )
+
     def at(self, step: int) -> str:
         """The place of a step, for messages."""
         return f"{self.name}:{self.places[step]}"

@@ -44,11 +44,15 @@ def placeholders(patterns: Sequence[str]) -> set[str]:
 
 
 def find_files(folder: Path, patterns: Sequence[str], problems: Problems) -> list[Found]:
-    """All files that a pattern matches, each once, pattern by pattern and sorted by name."""
+    """All files that a pattern matches, each once, pattern by pattern and sorted by name; a pattern that is the name of
+    a file means that file alone."""
     found: dict[str, Found] = {}
     for pattern in patterns:
         pattern = pattern.removeprefix("./")
         regex = _regex(pattern)
+        if (folder / pattern).is_file():
+            found.setdefault(pattern, Found(folder / pattern, pattern, {}))
+            continue
         names = glob.glob(_PLACEHOLDER.sub("*", pattern), root_dir=folder, recursive=True)
         fits = [(name, fit) for name in sorted(names) if (fit := regex.fullmatch(name)) and (folder / name).is_file()]
         if not fits:
