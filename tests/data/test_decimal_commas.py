@@ -78,7 +78,7 @@ def test_what_is_no_number_with_a_comma_is_refused(tmp_path: Path, cell: str, wo
 
 
 def test_who_forgot_the_keys_is_told_of_them(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"column 'age' is missing.*'separator: \";\"'"):
+    with pytest.raises(DataError, match=r"column 'age' is missing.*'separator' says \",\", is it \";\"\?"):
         read_table(table(tmp_path, COMMAS))
     with pytest.raises(DataError, match=r"expected a number, got '40,5'.*'decimal: \",\"'"):
         read_table(table(tmp_path, COMMAS, separator=";"))

@@ -162,7 +162,7 @@ def to_numbers(frame: "pd.DataFrame", column: str) -> np.ndarray[Any, np.dtype[n
 
 def _check_columns(path: Path, columns: Sequence[str], wanted: Sequence[str], separator: str = "") -> None:
     others = [one for one in ";,\t|" if separator and one != separator and len(columns) == 1 and one in columns[0]]
-    other = f" (if that is what separates them, declare 'separator: {json.dumps(others[0])}')" if others else ""
+    other = f"; 'separator' says {json.dumps(separator)}, is it {json.dumps(others[0])}?" if others else ""
     for column in wanted:
         if columns.count(column) != 1:
             problem, hint = (
