@@ -164,6 +164,15 @@ def test_a_column_with_points_beside_them_stays_a_text(tmp_path: Path) -> None:
     read_table(load_site_file(tmp_path / "site.yaml").dataset("t", Table))
 
 
+def test_lists_between_commas_are_no_decimals(tmp_path: Path) -> None:
+    """In a table with commas between columns a text such as "1,2" may be a list; as many columns have a point."""
+    rows = "".join(f'{n}.5,"{n % 2},{n % 3}",{n // 2 % 2}\n' for n in range(12))
+    (tmp_path / "t.csv").write_text("crp,wards,sick\n" + rows)
+    found = proposed(tmp_path, label="sick")
+    assert "decimal" not in found and found["features"]["crp"] == "number"
+    assert found["features"]["wards"] == ["0,0", "0,1", "0,2", "1,0", "1,1", "1,2"]
+
+
 @pytest.mark.parametrize(("label", "key"), [("sick", "label"), ("age", "value")])
 def test_site_init_of_images_with_such_a_table(tmp_path: Path, label: str, key: str) -> None:
     """Before, how the table is written was not proposed, and a number to predict ended with an error of Python's."""

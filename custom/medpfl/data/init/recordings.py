@@ -70,8 +70,8 @@ def describe(folder: Path, base: str, files: Sequence[Path], answers: Answers) -
     inner = {path.parent.name for path in files} if files[0].parent != folder else set()
     if inner:
         seen[FOLDER] = _Seen(texts=inner, numbers=False)
-    commas = sum(one.numbers and one.commas for one in seen.values())
-    decimal = commas >= max(1, sum(one.numbers and one.points for one in seen.values()))
+    numbers = [one for one in seen.values() if one.numbers]
+    decimal = tables.decimal_comma(sum(one.commas for one in numbers), sum(one.points for one in numbers), separator)
     agreed = answers.schema.declared if answers.schema else {}
     guess = next((name for name in columns if tables.LABEL.fullmatch(name)), FOLDER if inner else _texts(seen))
     label = answers.get("label", "Which column is to be predicted?", guess, [*seen])

@@ -66,7 +66,7 @@ def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> l
         rename = {column: name for name, column in own.items() if column != name}
         frame = frame.rename(columns=rename)
     texts: set[str] = set()
-    if commas := _with_commas(frame):
+    if commas := _with_commas(frame, separator):
         texts = {str(column) for column in frame if any(map(has_point, frame[column]))}  # which are no numbers then
         frame = frame.map(with_point)
     columns = [str(column) for column in frame.columns]
@@ -130,15 +130,20 @@ def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> l
     return entries
 
 
-def _with_commas(frame: pd.DataFrame) -> bool:
-    """Whether the decimal sign is a comma: whether as many columns of numbers have it as have a point."""
+def decimal_comma(commas: int, points: int, separator: str | None) -> bool:
+    """Whether the decimal sign is a comma, by how many columns of numbers have it, and how many a point. With commas
+    between columns "1,2" may also be a list, so that more must have it."""
+    return commas > points - (separator is not None and commas > 0)
+
+
+def _with_commas(frame: pd.DataFrame, separator: str | None) -> bool:
     signs = dict.fromkeys((has_comma, has_point), 0)
     for column in frame.columns:
         cells = _known(frame[column], MISSING)
         if all(is_number(with_point(cell)) for cell in cells):
             for sign in signs:
                 signs[sign] += any(map(sign, cells))
-    return signs[has_comma] >= max(signs[has_point], 1)
+    return decimal_comma(signs[has_comma], signs[has_point], separator)
 
 
 def _is_number_to_predict(found: Sequence[Value], answers: Answers) -> bool:
