@@ -260,7 +260,7 @@ def _planned(dataset: Series, problems: Problems) -> _Plan:
 
 
 def _recordings(dataset: Series, problems: Problems) -> Iterator[Recording]:
-    found = find_files(dataset._folder, dataset.files, problems)
+    found = find_files(dataset._folder, dataset.files, Problems())  # without a file nothing else can be said
     for file, shown in zip(found, shown_names([file.name for file in found]), strict=True):
         marks = [mark for mark in _marks(dataset) if mark not in file.fields]
         if dataset.inputs is not None:
