@@ -103,15 +103,22 @@ def _job(rounds: int, mixer: Mixer, hidden: tuple[int, ...] = ()) -> Job:
 
 
 class _Hospitals:
-    """Hospitals that answer what they were sent, a little changed; ``values``: of their models."""
+    """Hospitals that answer what they were sent, a little changed.
 
-    def __init__(self, first: InitReply, values: int):
-        self._first, self._size = first, max(1, values // ENTRIES)
+    Args:
+        values: of their models.
+        busy: seconds that all of them train in a round, side by side.
+    """
+
+    def __init__(self, first: InitReply, values: int, busy: float):
+        self._first, self._size, self._busy = first, max(1, values // ENTRIES), busy
         self.seconds = 0.0
         """Their own time, which is not the server's."""
 
     def answer(self, number: int, message: Message[Request]) -> Message[Reply]:
         started = time.monotonic()
+        if number == 0 and isinstance(message.header, TrainRequest):
+            time.sleep(self._busy)
         reply = self._answer(number, message)
         self.seconds += time.monotonic() - started
         return reply
@@ -137,7 +144,7 @@ class _Hospitals:
         )
 
 
-def _server(scratch: Path, hospitals: int, megabytes: float, rounds: int, mixer: str) -> dict[str, Any]:
+def _server(scratch: Path, hospitals: int, megabytes: float, rounds: int, mixer: str, busy: float) -> dict[str, Any]:
     job = _job(rounds, MIXERS[mixer])
     (file,) = _sites(scratch / "sites", 1).values()
     runner = SiteRunner("hospital-000", job.method, job.task, lambda: _site_file(file), scratch / "site")
@@ -146,16 +153,21 @@ def _server(scratch: Path, hospitals: int, megabytes: float, rounds: int, mixer:
     said = runner.handle(coordinator.init_messages()["hospital-000"]).header
     assert isinstance(said, InitReply)
     small = resident("VmHWM")
-    played = _Hospitals(said, round(megabytes * 1e6 / 4))
+    played = _Hospitals(said, round(megabytes * 1e6 / 4), busy)
     ends: list[tuple[float, float]] = []
+    turned: list[float] = []
+    last = 0.0
 
     def deliver(exchange: Exchange) -> dict[str, Message[Reply]]:
+        nonlocal last
         if isinstance(next(iter(exchange.messages.values())).header, TrainRequest | ValidateRequest):
             ends.append((time.monotonic(), played.seconds))
+            turned.append(time.monotonic() - last)
         found = {}
         for number, (site, message) in enumerate(exchange.messages.items()):
             found[site] = coordinator.arrived(played.answer(number, message))
             release(tensor for state in message.slots.values() for tensor in state.values())  # as ``simulate`` does
+        last = time.monotonic()
         return found
 
     carry(training(coordinator, test=False), deliver)
@@ -166,6 +178,7 @@ def _server(scratch: Path, hospitals: int, megabytes: float, rounds: int, mixer:
     state = [path for path in (scratch / "home").rglob("*") if path.is_file()]
     return {
         "seconds_a_round": round(float(np.median(spans)), 4),
+        "turn_s": round(float(np.median(turned[1:])), 4),
         "peak_mb": round(resident("VmHWM"), 1),
         "before_mb": round(small, 1),
         "state_mb": round(sum(path.stat().st_size for path in state) / 1e6, 1),
@@ -231,7 +244,8 @@ def _point(point: dict[str, Any]) -> dict[str, Any]:
     scratch = Path(tempfile.mkdtemp(prefix="medpfl-scale-", dir=point["folder"]))
     try:
         if point["kind"] == "server":
-            return _server(scratch, point["hospitals"], point["megabytes"], point["rounds"], point["mixer"])
+            keys = ("hospitals", "megabytes", "rounds", "mixer", "busy")
+            return _server(scratch, *(point[key] for key in keys))
         return _simulate(scratch, point["hospitals"], point["rounds"], point["hidden"])
     finally:
         shutil.rmtree(scratch)
@@ -259,6 +273,7 @@ def _slopes(points: list[dict[str, Any]]) -> dict[str, float]:
 def table_of(results: dict[str, Any]) -> str:
     """A table for the server's points and one for the whole process's."""
     server, whole = [], []
+    turned = any("turn_s" in p for p in results["points"])
     for p in results["points"]:
         place = "files" if p["on_disk"] else "memory"
         if "failed" in p:
@@ -266,8 +281,9 @@ def table_of(results: dict[str, Any]) -> str:
         if p["kind"] == "server":
             limit = 1.5 * p["megabytes"] + 537 if p["on_disk"] else None
             verdict = "" if limit is None else f"{limit:.0f}: {'met' if p['peak_mb'] <= limit else 'missed'}"
+            turn = [f"{p['turn_s']:.3f}" if "turn_s" in p else ""] if turned else []
             server.append(
-                [p["mixer"], str(p["hospitals"]), f"{p['megabytes']:g}", place, f"{p['seconds_a_round']:.3f}",
+                [p["mixer"], str(p["hospitals"]), f"{p['megabytes']:g}", place, f"{p['seconds_a_round']:.3f}", *turn,
                  f"{p['gb_per_second']:.2f}", f"{p['disk_write_gb_s']:.2f}", f"{p['peak_mb']:.0f}", verdict]
             )  # fmt: skip
         else:
@@ -277,9 +293,10 @@ def table_of(results: dict[str, Any]) -> str:
                  f"{p['rss_end_mb']:.0f}", f"{p['peak_mb']:.0f}"]
             )  # fmt: skip
     slopes = "; ".join(f"{name}: {value:g}" for name, value in results["slopes"].items())
+    more = ["s between answers and messages"] if turned else []
     table = "The server's own work in a round:\n\n" + markdown(
-        ["mixing", "hospitals", "model, MB", "models lie in", "s a round", "GB/s of models", "plain write, GB/s",
-         "peak memory, MB", "1.5 models + 512 MiB"], server
+        ["mixing", "hospitals", "model, MB", "models lie in", "s a round", *more, "GB/s of models",
+         "plain write, GB/s", "peak memory, MB", "1.5 models + 512 MiB"], server
     )  # fmt: skip
     if not whole:
         return table
@@ -295,7 +312,12 @@ def table_of(results: dict[str, Any]) -> str:
 
 
 def _server_point(
-    hospitals: int, megabytes: float, on_disk: bool, mixer: str = "SoftPull", rounds: int = 3
+    hospitals: int,
+    megabytes: float,
+    on_disk: bool,
+    mixer: str = "SoftPull",
+    rounds: int = 3,
+    busy: float = 0.0,
 ) -> dict[str, Any]:
     return {
         "kind": "server",
@@ -304,6 +326,7 @@ def _server_point(
         "rounds": rounds,
         "mixer": mixer,
         "on_disk": on_disk,
+        "busy": busy,
     }
 
 
@@ -332,10 +355,13 @@ def command(
     ] = False,
     few: Annotated[bool, typer.Option(help="Two small points only.")] = False,
     mixer: Annotated[
-        list[str] | None, typer.Option(help=f"Only the server's work with this mixing, in files: {', '.join(MIXERS)}.")
+        list[str] | None,
+        typer.Option(help=f"Only the server's work with this mixing, in files or --memory: {', '.join(MIXERS)}."),
     ] = None,
     hospitals: Annotated[int, typer.Option(help="With --mixer: hospitals.")] = 20,
     megabytes: Annotated[float, typer.Option(help="With --mixer: size of a model.")] = 200.0,
+    memory: Annotated[bool, typer.Option("--memory", help="With --mixer: models lie in memory.")] = False,
+    busy: Annotated[float, typer.Option(help="With --mixer: seconds that the hospitals train in a round.")] = 0.0,
     out: OutOption = None,
 ) -> None:
     """Time and memory against the number of hospitals, the size of models and the number of rounds."""
@@ -344,7 +370,7 @@ def command(
         raise MedPFLError(f"--mixer: expected {', '.join(MIXERS)}, got '{unknown[0]}'")
     points = _points(large)
     if mixer:
-        points = [_server_point(hospitals, megabytes, True, name, rounds=2) for name in mixer]
+        points = [_server_point(hospitals, megabytes, not memory, name, 3, busy) for name in mixer]
     results = measure([points[4], points[12]] if few else points, folder)
     write_json(out, "scale", facts, results)
     say(table_of(results))

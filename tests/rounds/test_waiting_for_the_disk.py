@@ -29,6 +29,7 @@ def waits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         count += 1
 
     def progress(coordinator: Coordinator) -> None:
+        coordinator.settle()
         at.append(count)
 
     monkeypatch.setattr(os, "fsync", fsync)

@@ -2,6 +2,7 @@
 """A job under way at the server: what is known of it, what is asked in its name, whose answers count, checkpoints."""
 
 import dataclasses
+import functools
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -20,6 +21,7 @@ from medpfl.results.record import Record
 from medpfl.results.schema import BestRound
 from medpfl.rounds import checkpoint
 from medpfl.rounds.answers import Check, answers, no_tensors
+from medpfl.rounds.behind import Behind
 from medpfl.rounds.best import BestRounds
 from medpfl.rounds.checks import Table
 from medpfl.rounds.copies import Copies
@@ -92,11 +94,15 @@ class ServerRun:
         self.joined: list[str] = []
         self.sizes: dict[str, dict[str, int]] = {}
         self._lock = StateLock()
+        self._saving = Behind("medpfl-checkpoint")
         self._log = logging.getLogger(__name__)
 
     def close(self) -> None:
-        """Let another job work in this run's state folder."""
-        self._lock.release()
+        """Let another job work in this run's state folder, once the last checkpoint is there."""
+        try:
+            self._saving.close()
+        finally:
+            self._lock.release()
 
     def follow(self, plan: Planned | None) -> None:
         """The job's network is the planned one, where it was to be planned."""
@@ -158,7 +164,11 @@ class ServerRun:
             kind: what answers ``asked``.
             check: looks at a hospital's tensors.
             refused: how the event begins that tells of an answer that does not count.
+
+        Raises:
+            MedPFLError: the checkpoint of the round before, which was being written meanwhile, could not be.
         """
+        self.settle()  # what it reads changes from here on
 
         def refuse(site: str, reason: str) -> None:
             self.refuse(site, asked.round, f"{refused}: {reason}")
@@ -195,10 +205,26 @@ class ServerRun:
             self.record.event(0, "server", text)
         return False
 
+    def settle(self) -> None:
+        """Until the checkpoint that is being written is there.
+
+        Raises:
+            MedPFLError: it cannot be written.
+        """
+        self._saving.wait()
+
     def save(self, finished: bool = False) -> None:
-        """Write the checkpoint of the last round that is done; of models that lie in files, their names."""
-        on_disk = self.copies.shelf.on_disk
-        files, digests = self.copies.shelf.seal(self.copies.stack) if on_disk else ({}, {})
+        """Write the checkpoint of the last round that is done; of models that lie in files, their names.
+
+        It is written while the hospitals compute, unless the job is ``finished``: ``answers`` waits for it, before
+        anything of what it holds is changed. If this process ends before, the run goes on from the checkpoint before,
+        as it does from the older of two where the newer one is damaged.
+
+        Raises:
+            MedPFLError: this one, if the job is finished, or the one before cannot be written.
+        """
+        self.settle()
+        shelf = self.copies.shelf
         about = checkpoint.About(
             done=self.done,
             finished=finished,
@@ -207,13 +233,21 @@ class ServerRun:
             scores=self.scores.scores,
             history=self.history.add(self.record.unsaved(self.done)),
             saved=time.time(),
-            files=files,
-            digests=digests,
+            files=shelf.names(self.copies.stack) if shelf.on_disk else {},
         )
-        checkpoint.save(self._state, {} if on_disk else self.copies.compact(), self.copies.states(), about)
-        if on_disk:
-            self._kept = [*self._kept[-1:], set(digests)] if not finished else [set(digests)]
-            self.copies.shelf.forget(set().union(*self._kept))
+        self._saving.start(functools.partial(self._write, about, shelf.last))
+        if finished:
+            self.settle()
+
+    def _write(self, about: checkpoint.About, last: int) -> None:
+        shelf, states = self.copies.shelf, self.copies.states()
+        if not shelf.on_disk:
+            checkpoint.save(self._state, self.copies.compact(), states, about)
+            return
+        digests = shelf.seal(about.files)
+        checkpoint.save(self._state, {}, states, about.model_copy(update={"digests": digests}))
+        self._kept = [*self._kept[-1:], set(digests)] if not about.finished else [set(digests)]
+        shelf.forget(set().union(*self._kept), last)
 
     def _resume(self) -> bool:
         """Take up an unfinished run of the same job, settings, seed and roster; a finished one starts fresh."""

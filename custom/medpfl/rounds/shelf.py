@@ -126,19 +126,34 @@ class Shelf:
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
-    def seal(self, stack: Mapping[str, Sequence[State]]) -> tuple[dict[str, list[str]], dict[str, str]]:
-        """Bring all that the stack holds to the disk: slot to the K files' names, and file to its tensors' SHA-256.
+    @property
+    def last(self) -> int:
+        """The number of the run's newest file."""
+        return self._serial
+
+    def names(self, stack: Mapping[str, Sequence[State]]) -> dict[str, list[str]]:
+        """Slot to the names of the K files that the stack lies in."""
+        found: dict[str, list[str]] = {}
+        for slot, states in stack.items():
+            files = [self._file(state) for state in states]
+            found[slot] = [name for name in files if name is not None]
+            assert len(found[slot]) == len(files), f"a model of slot '{slot}' lies in no file"
+        return found
+
+    def seal(self, names: Mapping[str, Sequence[str]]) -> dict[str, str]:
+        """Bring files to the disk, which are written no more: file to its tensors' SHA-256.
+
+        Args:
+            names: slot to its files.
 
         Raises:
             MedPFLError: it cannot be written.
         """
         assert self._folder is not None
-        names: dict[str, list[str]] = {}
-        for slot, states in stack.items():
-            files = [self._file(state) for state in states]
-            names[slot] = [name for name in files if name is not None]
-            assert len(names[slot]) == len(files), f"a model of slot '{slot}' lies in no file"
-        for name in sorted({name for files in names.values() for name in files} - self._digests.keys()):
+        used = sorted({name for files in names.values() for name in files})
+        for name in used:
+            if name in self._digests:
+                continue
             path = self._folder / name
             tensors = safetensors_file.open_mapped(path)
             self._digests[name] = fingerprint(tensors)
@@ -147,8 +162,7 @@ class Shelf:
                     os.fsync(file.fileno())
             except OSError as error:
                 raise MedPFLError(f"cannot write {path}: {error.strerror}") from error
-        used = {name for files in names.values() for name in files}
-        return names, {name: self._digests[name] for name in sorted(used)}
+        return {name: self._digests[name] for name in used}
 
     def restore(
         self, names: Mapping[str, Sequence[str]], digests: Mapping[str, str]
@@ -178,11 +192,16 @@ class Shelf:
     def _of(slots: Slots, slot: str) -> dict[str, Tensor]:
         return slots[slot] if slot in slots else slots[""]
 
-    def forget(self, kept: Collection[str] = ()) -> None:
-        """Remove the run's files that no checkpoint names; their space is free once nobody holds their tensors."""
+    def forget(self, kept: Collection[str] = (), last: int | None = None) -> None:
+        """Remove the run's files that no checkpoint names; their space is free once nobody holds their tensors.
+
+        Args:
+            last: of those up to this number; what came since is of answers that no checkpoint can name yet.
+        """
         if self._folder is None:
             return
         for path in self._folder.glob("*.safetensors"):
-            if path.name not in kept:
+            newer = last is not None and path.stem.isdecimal() and int(path.stem) > last
+            if path.name not in kept and not newer:
                 path.unlink(missing_ok=True)
                 self._digests.pop(path.name, None)
