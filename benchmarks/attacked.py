@@ -22,11 +22,11 @@ from medpfl.demo.patterns import CLASSES, SIDE, write_patterns
 from medpfl.job import Job
 from medpfl.models.contract import Architecture
 from medpfl.privacy.noise import FIXED
-from medpfl.rounds.coordinator import Coordinator, Replies
+from medpfl.rounds.hospital.site import SiteRunner
 from medpfl.rounds.loop import Exchange, Watch, carry, training
 from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol.replies import TrainReply
-from medpfl.rounds.site import SiteRunner
+from medpfl.rounds.server.coordinator import Coordinator, Replies
 
 DATASET = "pattern"
 Images = NDArray[np.uint8]

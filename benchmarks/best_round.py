@@ -31,7 +31,7 @@ from medpfl.data.untrusted import load_yaml
 from medpfl.deployed.evaluate import decide, evaluate, write_text
 from medpfl.methods.contract import Method
 from medpfl.results.line import MetricLine
-from medpfl.rounds.scoring import Scoring
+from medpfl.rounds.hospital.scoring import Scoring
 from medpfl.rounds.simulate import simulate
 
 STORED = Path(__file__).resolve().parents[1] / "docs" / "results"

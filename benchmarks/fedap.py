@@ -41,10 +41,10 @@ from medpfl.models.resnet import ResNet
 from medpfl.results.compact import compact
 from medpfl.results.files import read_summary
 from medpfl.results.tables import result_table
-from medpfl.rounds.coordinator import Coordinator
+from medpfl.rounds.hospital.site import SiteRunner
 from medpfl.rounds.pretrain import pretrain
+from medpfl.rounds.server.coordinator import Coordinator
 from medpfl.rounds.simulate import simulate
-from medpfl.rounds.site import SiteRunner
 from medpfl.tasks.classification import Classification
 
 HOSPITALS, ROWS, CLASSES = 20, 150, 10

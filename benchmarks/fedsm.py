@@ -35,7 +35,7 @@ from medpfl.methods.fedsm import FedSM
 from medpfl.methods.references import like
 from medpfl.models.selector import Vgg11
 from medpfl.models.unet import UNet
-from medpfl.rounds.coordinator import Coordinator
+from medpfl.rounds.server.coordinator import Coordinator
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.segmentation import Segmentation
 

@@ -34,9 +34,6 @@ from medpfl.models.auto import Auto
 from medpfl.results.line import ChosenModel, MetricLine
 from medpfl.results.record import Record
 from medpfl.results.schema import BestRound, Rebuild
-from medpfl.rounds.answers import check_answer
-from medpfl.rounds.checks import LARGEST, check_update
-from medpfl.rounds.joining import begins_with, join
 from medpfl.rounds.messages import Message, Slots, table
 from medpfl.rounds.planning import Planning
 from medpfl.rounds.protocol.replies import (
@@ -61,7 +58,10 @@ from medpfl.rounds.protocol.requests import (
     ValidateRequest,
 )
 from medpfl.rounds.protocol.text import LONGEST
-from medpfl.rounds.quorum import Quorum
+from medpfl.rounds.server.answers import check_answer
+from medpfl.rounds.server.checks import LARGEST, check_update
+from medpfl.rounds.server.joining import begins_with, join
+from medpfl.rounds.server.quorum import Quorum
 from medpfl.rounds.terms import Terms
 from medpfl.tasks.metrics.certainty import Certainty
 from medpfl.tasks.metrics.measure import Measure

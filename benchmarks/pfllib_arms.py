@@ -34,7 +34,7 @@ from medpfl.methods.contract import Method
 from medpfl.methods.ditto import Ditto
 from medpfl.methods.fedavg import FedAvg
 from medpfl.models.contract import Architecture
-from medpfl.rounds.coordinator import Coordinator
+from medpfl.rounds.server.coordinator import Coordinator
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.classification import Classification
 

@@ -36,14 +36,14 @@ from medpfl.core.mixers import Mean, MeanOfLatest, Mixer, NetworkProx, SoftPull,
 from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods.softpull import SoftPull as SoftPulled
-from medpfl.rounds.coordinator import Coordinator
+from medpfl.rounds.hospital.site import SiteRunner
 from medpfl.rounds.loop import Exchange, carry, training
 from medpfl.rounds.memory import WANTED
 from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol.replies import FinishReply, InitReply, Reply, StatisticsReply, TrainReply, ValidateReply
 from medpfl.rounds.protocol.requests import InitRequest, Request, StatisticsRequest, TrainRequest, ValidateRequest
+from medpfl.rounds.server.coordinator import Coordinator
 from medpfl.rounds.simulate import simulate
-from medpfl.rounds.site import SiteRunner
 from medpfl.tasks.tabular import Tabular
 
 ENTRIES = 20  # tensors of a model, equally large

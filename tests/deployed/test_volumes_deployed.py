@@ -21,7 +21,7 @@ from medpfl.deployed.predict import evaluate_at, predict
 from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods.fedsm import FedSM
-from medpfl.rounds.joint import read_result
+from medpfl.rounds.server.joint import read_result
 from medpfl.rounds.simulate import simulate
 from monai_command import run_bundle
 from small_volumes import VOLUMES, write_volume_sites

@@ -39,8 +39,8 @@ def on_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a job trains on from now on, within ``Elsewhere``."""
     optimizers = importlib.import_module("torch.optim.optimizer")
     monkeypatch.setattr(optimizers, "_get_fused_kernels_supported_devices", lambda: ["cpu", DEVICE.type])
-    monkeypatch.setattr("medpfl.rounds.site.training_device", lambda *_, **__: DEVICE)
-    monkeypatch.setattr("medpfl.rounds.site.bytes_for_data", lambda *_: 2**20)
+    monkeypatch.setattr("medpfl.rounds.hospital.site.training_device", lambda *_, **__: DEVICE)
+    monkeypatch.setattr("medpfl.rounds.hospital.site.bytes_for_data", lambda *_: 2**20)
     # Tensors of one's own know no inference mode.
     monkeypatch.setattr(torch, "inference_mode", lambda mode=True: torch.no_grad() if mode else nullcontext())
 

@@ -20,7 +20,7 @@ from medpfl.job.settings import Settings
 from medpfl.methods.contract import Site
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.precision import half_of
-from medpfl.rounds import local_rounds
+from medpfl.rounds.hospital import local_rounds
 from medpfl.rounds.simulate import simulate
 from tools import normed, round_of
 

@@ -25,7 +25,7 @@ from medpfl.methods.fedsm.selecting import seen
 from medpfl.methods.pfednet.sketches import sketch
 from medpfl.privacy.lots import RecordNoise
 from medpfl.privacy.noise import Stream
-from medpfl.rounds.site import SiteRunner
+from medpfl.rounds.hospital.site import SiteRunner
 from medpfl.tasks import Survival, Tabular
 from medpfl.tasks.losses.contract import Loss
 from medpfl.tasks.losses.entropy import CrossEntropy, Focal

@@ -13,7 +13,7 @@ import torch
 from baselines import assert_resumes, begin
 from every_method import EVERY, write_both
 from medpfl.core.devices import training_device
-from medpfl.rounds.site import SiteRunner
+from medpfl.rounds.hospital.site import SiteRunner
 from tools import round_of
 
 QUICK = {"FedAvg", "FedSM"}

@@ -17,8 +17,8 @@ from medpfl.data.rows import CaseRows
 from medpfl.data.samples import Samples
 from medpfl.job import Job
 from medpfl.job.settings import Settings
+from medpfl.rounds.hospital.site import SiteRunner
 from medpfl.rounds.simulate import simulate
-from medpfl.rounds.site import SiteRunner
 from tools import normed, round_of
 
 pytestmark = pytest.mark.slow
@@ -143,7 +143,7 @@ def test_results_are_those_of_a_device_that_keeps_nothing(
     """Validation, choice and the tests at the end, of the method and of two references."""
     found = []
     for most in (0, 400, 2**24):
-        monkeypatch.setattr("medpfl.rounds.site.bytes_for_data", lambda *_, most=most: most)
+        monkeypatch.setattr("medpfl.rounds.hospital.site.bytes_for_data", lambda *_, most=most: most)
         simulate(three_networks(), sites[False], tmp_path / f"results {most}", tmp_path / f"home {most}")
         summary = json.loads((tmp_path / f"results {most}" / "summary.json").read_text())
         lines = (tmp_path / f"results {most}" / "metrics.jsonl").read_text().splitlines()

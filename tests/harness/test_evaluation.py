@@ -15,7 +15,7 @@ from medpfl.job import EvaluationJob, Job, load_job, write_evaluation_job
 from medpfl.methods.fedsm import FedSM
 from medpfl.results.files import read_summary
 from medpfl.results.schema import EvaluationSummary
-from medpfl.rounds.joint import chosen, read_result, studies_of
+from medpfl.rounds.server.joint import chosen, read_result, studies_of
 from medpfl.rounds.simulate import simulate_evaluation
 from small_jobs import small_job
 from tools import outcome, run

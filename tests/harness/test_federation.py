@@ -28,7 +28,7 @@ from medpfl.methods.contract import Site
 from medpfl.methods.softpull import SoftPull as SoftPullMethod
 from medpfl.results.files import read_summary
 from medpfl.results.tables import result_table
-from medpfl.rounds.coordinator import Coordinator
+from medpfl.rounds.server.coordinator import Coordinator
 from tools import assert_same, outcome, run
 
 pytestmark = pytest.mark.harness

@@ -19,8 +19,8 @@ from medpfl.methods.fedbn import FedBN
 from medpfl.methods.fedper import FedPer
 from medpfl.methods.fedrep import FedRep
 from medpfl.methods.lg_fedavg import LGFedAvg
+from medpfl.rounds.hospital.site import SiteRunner
 from medpfl.rounds.messages import Message
-from medpfl.rounds.site import SiteRunner
 from tools import Make, exchange, normed, pieces, ready
 
 HEAD = {"model.3.weight", "model.3.bias"}

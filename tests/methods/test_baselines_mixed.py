@@ -16,8 +16,8 @@ from medpfl.deployed.export import export
 from medpfl.methods.apfl import APFL
 from medpfl.methods.per_fedavg import PerFedAvg
 from medpfl.methods.pfedme import PFedMe
-from medpfl.rounds.coordinator import Coordinator
-from medpfl.rounds.site import SiteRunner
+from medpfl.rounds.hospital.site import SiteRunner
+from medpfl.rounds.server.coordinator import Coordinator
 from medpfl.tasks.tabular import Tabular
 from one_slot import OneSlot
 from tools import Make, entries, exchange, normed, pieces, ready, round_of, run, same, train

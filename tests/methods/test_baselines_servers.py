@@ -29,7 +29,7 @@ from medpfl.methods.ifca import IFCA
 from medpfl.methods.l2gd import L2GD
 from medpfl.methods.moon import Moon
 from medpfl.methods.scaffold import Scaffold
-from medpfl.rounds.site import SiteRunner
+from medpfl.rounds.hospital.site import SiteRunner
 from small_jobs import SITES, on_its_own, write_table_sites
 from tools import run, write_job
 

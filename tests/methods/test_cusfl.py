@@ -23,7 +23,7 @@ from medpfl.methods.cusfl import CusFL, Guide, pooled, similarity_loss, spread, 
 from medpfl.models.resnet import ResNet
 from medpfl.models.unet import UNet
 from medpfl.privacy import DPSGD
-from medpfl.rounds.site import SiteRunner
+from medpfl.rounds.hospital.site import SiteRunner
 from medpfl.tasks import Classification, Segmentation
 from medpfl.tasks.contract import Task
 from one_slot import OneSlot

@@ -20,8 +20,8 @@ from medpfl.core.similarity import distances, inverse_distance_weights
 from medpfl.job import Job
 from medpfl.methods.fedap import FedAP
 from medpfl.methods.fedbn import FedBN
-from medpfl.rounds.coordinator import Coordinator
-from medpfl.rounds.site import SiteRunner
+from medpfl.rounds.hospital.site import SiteRunner
+from medpfl.rounds.server.coordinator import Coordinator
 from medpfl.tasks.tabular import Tabular
 from small_jobs import write_table_sites
 from tools import assert_same, exchange, normed, outcome, run

@@ -16,10 +16,10 @@ from medpfl.job import Job
 from medpfl.methods.fedsm import FedSM, FedSMEnsemble, FedSMExtra
 from medpfl.methods.fedsm.super_model import weighted_sum
 from medpfl.models.selector import Signature
-from medpfl.rounds.coordinator import Coordinator
+from medpfl.rounds.hospital.site import SiteRunner
 from medpfl.rounds.messages import byte_count
+from medpfl.rounds.server.coordinator import Coordinator
 from medpfl.rounds.simulate import simulate
-from medpfl.rounds.site import SiteRunner
 from small_jobs import on_its_own
 from tools import assert_same, exchange, outcome, pieces, ready, round_of, run
 

@@ -20,7 +20,7 @@ from medpfl.data.samples import SiteData
 from medpfl.data.site_file import load_site_file
 from medpfl.job import Job, load_job
 from medpfl.methods.fedsm import FedSM
-from medpfl.rounds.joint import read_result, study_here
+from medpfl.rounds.server.joint import read_result, study_here
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.segmentation import Segmentation
 

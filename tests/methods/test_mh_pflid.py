@@ -32,7 +32,7 @@ from medpfl.models.resnet import ResNet
 from medpfl.models.split import body_shape, find_body
 from medpfl.models.token_attention import TokenAttention
 from medpfl.models.unet import UNet
-from medpfl.rounds.site import SiteRunner
+from medpfl.rounds.hospital.site import SiteRunner
 from medpfl.store import read
 from medpfl.tasks import Classification, Segmentation
 from medpfl.tasks.contract import Task

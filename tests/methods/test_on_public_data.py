@@ -27,7 +27,7 @@ from medpfl.models.by_hospital import ByHospital
 from medpfl.models.lenet import LeNet5
 from medpfl.models.resnet import ResNet
 from medpfl.models.unet import FCN, UNet
-from medpfl.rounds.site import SiteRunner
+from medpfl.rounds.hospital.site import SiteRunner
 from medpfl.tasks import Classification, Segmentation
 from medpfl.tasks.contract import Task
 from pictures import MASKS, TABLE, write_images

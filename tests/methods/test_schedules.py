@@ -21,8 +21,8 @@ from medpfl.methods.scaffold import Scaffold
 from medpfl.methods.schedules import Constant, Cosine, Polynomial, Schedule, StepDown, WarmUp
 from medpfl.methods.site import Site
 from medpfl.methods.softpull import SoftPull
+from medpfl.rounds.hospital.site import SiteRunner
 from medpfl.rounds.leaves import leaves_of
-from medpfl.rounds.site import SiteRunner
 from small_jobs import small_job
 from tools import Make, exchange, retell, write_job
 

@@ -38,9 +38,9 @@ from medpfl.methods.start import Start, Started
 from medpfl.models.dynunet import DynUNet
 from medpfl.models.tabnet import TabNet
 from medpfl.models.unet import UNet
+from medpfl.rounds.hospital.site import SiteRunner
 from medpfl.rounds.pretrain import pretrain
 from medpfl.rounds.simulate import simulate
-from medpfl.rounds.site import SiteRunner
 from small_jobs import small_job
 from tools import assert_same, exchange, normed, outcome, pieces, round_of, run, write_job
 

@@ -25,7 +25,7 @@ from medpfl.methods.fedsm import FedSM, FedSMEnsemble, FedSMExtra, SuperModel
 from medpfl.methods.fedsm.gamma import GAMMAS, choose_gamma, read_study
 from medpfl.methods.joint_study import Point, SplitStudy, Study
 from medpfl.results.files import read_summary
-from medpfl.rounds.joint import chosen, from_file, read_result, studies_of, study_here
+from medpfl.rounds.server.joint import chosen, from_file, read_result, studies_of, study_here
 from medpfl.rounds.simulate import simulate_evaluation
 from medpfl.tasks.metrics.measure import Measure
 from small_jobs import small_job, write_table_sites

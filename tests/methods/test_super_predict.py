@@ -27,7 +27,7 @@ from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods.fedsm import FedSM, SuperModel
 from medpfl.models.unet import UNet
-from medpfl.rounds.joint import read_result
+from medpfl.rounds.server.joint import read_result
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.segmentation import Segmentation
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import medpfl.flare.controller
 import medpfl.flare.filters
 from medpfl.job import load_config
-from medpfl.rounds.coordinator import Coordinator
+from medpfl.rounds.server.coordinator import Coordinator
 
 for folder in sorted(path.parent for path in Path("jobs").glob("*/meta.json")):
     job = load_config(folder / "app" / "config", folder.name, 4, lambda path: None)

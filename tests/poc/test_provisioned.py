@@ -39,8 +39,8 @@ from medpfl.job import Job, load_job
 from medpfl.results.files import read_lines
 from medpfl.results.trackers.scalars import scalars
 from medpfl.results.trackers.tensorboard import FOLDER
-from medpfl.rounds.hospital_details import read_details
-from medpfl.rounds.hospital_page import PAGE
+from medpfl.rounds.hospital.details import read_details
+from medpfl.rounds.hospital.page import PAGE
 from medpfl.tasks.tabular import Tabular
 from small_jobs import small_job, write_table_sites
 from tensorboard_files import shown

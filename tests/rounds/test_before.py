@@ -20,7 +20,7 @@ from medpfl.data.site_file import load_site_file
 from medpfl.flare.wire import read_reply
 from medpfl.job import Job, load_job, write_evaluation_job, write_job
 from medpfl.methods.dsfl import DSFL
-from medpfl.rounds.before import prospect, write_page
+from medpfl.rounds.hospital.before import prospect, write_page
 from medpfl.rounds.leaves import leaves_of
 from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol.replies import FinishReply, TrainReply

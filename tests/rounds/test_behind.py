@@ -13,13 +13,13 @@ from medpfl import store
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mapped import is_mapped
 from medpfl.job import Job
-from medpfl.rounds import checkpoint
-from medpfl.rounds.behind import Behind
-from medpfl.rounds.coordinator import Coordinator
+from medpfl.rounds.hospital.site import SiteRunner
 from medpfl.rounds.loop import ending
 from medpfl.rounds.memory import WANTED
 from medpfl.rounds.messages import Message, flatten
-from medpfl.rounds.site import SiteRunner
+from medpfl.rounds.server import checkpoint
+from medpfl.rounds.server.behind import Behind
+from medpfl.rounds.server.coordinator import Coordinator
 from tools import assert_same, exchange, follow, outcome, pieces, ready, round_of, run
 
 Make = Callable[..., Job]

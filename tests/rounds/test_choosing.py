@@ -24,10 +24,10 @@ from medpfl.job import Job
 from medpfl.methods.contract import Method
 from medpfl.methods.fedavg import FedAvg
 from medpfl.results.files import read_training
-from medpfl.rounds import choosing
-from medpfl.rounds.answers import check_answer
+from medpfl.rounds.hospital import choosing
 from medpfl.rounds.protocol.replies import FinishReply
 from medpfl.rounds.protocol.requests import FinishRequest
+from medpfl.rounds.server.answers import check_answer
 from medpfl.rounds.simulate import simulate
 from medpfl.rounds.terms import terms_of
 from medpfl.tasks.metrics.sheet import Sheet
@@ -83,7 +83,7 @@ def test_the_choice_and_the_intervals_are_in_the_results(make_job: Make, tmp_pat
 def test_the_average_of_all_is_deployed_as_the_others_are(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("medpfl.rounds.choosing.choose", taking("average"))
+    monkeypatch.setattr("medpfl.rounds.hospital.choosing.choose", taking("average"))
     job = make_job()
     run(job, table_sites, tmp_path)
     summary = read_training(tmp_path / "results")
@@ -123,7 +123,7 @@ def test_numbers_are_chosen_and_averaged_too(make_job: Make, tmp_path: Path, mon
     (fedavg,) = [o for o in summary.test if (o.site, o.model, o.choice) == ("anna", "fedavg", "best")]
     assert fedavg.certainty is not None  # lower is better: a gain is what it is lower by
     assert fedavg.certainty.gain == pytest.approx(local.metrics["mae"] - fedavg.metrics["mae"], abs=1e-5)  # type: ignore[operator]
-    monkeypatch.setattr("medpfl.rounds.choosing.choose", taking("average"))
+    monkeypatch.setattr("medpfl.rounds.hospital.choosing.choose", taking("average"))
     run(make_job(task=Stay("blood")), sites, tmp_path / "average")
     average = load_deployed(models(tmp_path / "average") / "chosen-best.safetensors")
     assert average(torch.randn(5, 2)).shape == (5, 1)

@@ -20,10 +20,10 @@ from medpfl.core.errors import MedPFLError
 from medpfl.core.mixers import Identity, SoftPull
 from medpfl.job import Job
 from medpfl.job.codecs import Codecs
-from medpfl.rounds import checkpoint
-from medpfl.rounds.coordinator import Coordinator
-from medpfl.rounds.history import Kept
-from medpfl.rounds.shelf import Shelf
+from medpfl.rounds.server import checkpoint
+from medpfl.rounds.server.coordinator import Coordinator
+from medpfl.rounds.server.history import Kept
+from medpfl.rounds.server.shelf import Shelf
 from medpfl.rounds.simulate import simulate
 from small_jobs import small_job, write_table_sites
 from tools import assert_same, outcome, run

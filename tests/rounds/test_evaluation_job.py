@@ -27,11 +27,11 @@ from medpfl.results.schema import EvaluationSummary
 from medpfl.results.tables import result_table
 from medpfl.results.terminal_table import print_results
 from medpfl.rounds.evaluation import EvaluationCoordinator, method_of
+from medpfl.rounds.hospital.site import SiteRunner
 from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol.replies import StatisticsReply
-from medpfl.rounds.quorum import QuorumLost
+from medpfl.rounds.server.quorum import QuorumLost
 from medpfl.rounds.simulate import simulate_evaluation
-from medpfl.rounds.site import SiteRunner
 from medpfl.tasks.tabular import Tabular
 from small_jobs import write_table_sites
 from tools import retell, run

@@ -17,7 +17,7 @@ from medpfl.core.errors import ConfigError
 from medpfl.job import Job
 from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol.replies import StatisticsReply
-from medpfl.rounds.quorum import QuorumLost
+from medpfl.rounds.server.quorum import QuorumLost
 from tools import exchange, pieces, ready, run
 
 Make = Callable[..., Job]

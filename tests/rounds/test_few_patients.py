@@ -10,7 +10,7 @@ import pytest
 
 from medpfl.deployed.choice import Choice
 from medpfl.job import Job
-from medpfl.rounds import choosing
+from medpfl.rounds.hospital import choosing
 from medpfl.rounds.simulate import simulate
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from medpfl.core.mixers import SoftPull
 from medpfl.results.files import read_mixing, read_traffic
-from medpfl.rounds import history
-from medpfl.rounds.coordinator import Coordinator
+from medpfl.rounds.server import history
+from medpfl.rounds.server.coordinator import Coordinator
 from medpfl.rounds.simulate import simulate
 from small_jobs import small_job, write_table_sites
 from tools import assert_same, outcome

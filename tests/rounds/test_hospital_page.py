@@ -20,8 +20,8 @@ from medpfl.job import Job
 from medpfl.methods.fedavg import FedAvg
 from medpfl.results.files import read_training
 from medpfl.results.sentences import sentences
-from medpfl.rounds.hospital_cases import Cases, read_cases
-from medpfl.rounds.hospital_page import PAGE, write_page
+from medpfl.rounds.hospital.cases import Cases, read_cases
+from medpfl.rounds.hospital.page import PAGE, write_page
 from medpfl.tasks.metrics.measure import Measure
 from small_jobs import SITES, write_table_sites
 from tools import run

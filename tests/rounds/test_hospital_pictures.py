@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 from medpfl.cli.sites import app
 from medpfl.job import Job
-from medpfl.rounds.hospital_cases import ranked
-from medpfl.rounds.hospital_details import read_details
-from medpfl.rounds.hospital_page import PAGE, _place
-from medpfl.rounds.site import SiteRunner
+from medpfl.rounds.hospital.cases import ranked
+from medpfl.rounds.hospital.details import read_details
+from medpfl.rounds.hospital.page import PAGE, _place
+from medpfl.rounds.hospital.site import SiteRunner
 from medpfl.tasks.metrics.measure import Measure
 from small_volumes import VOLUMES, write_volume_sites
 from tools import run

@@ -15,9 +15,9 @@ from medpfl.data.samples import Samples
 from medpfl.data.subgroups import Grouping
 from medpfl.deployed.model_file import read_description
 from medpfl.job import Job
-from medpfl.rounds.hospital_details import read_details, score_groups
-from medpfl.rounds.hospital_page import PAGE
-from medpfl.rounds.site import SiteRunner
+from medpfl.rounds.hospital.details import read_details, score_groups
+from medpfl.rounds.hospital.page import PAGE
+from medpfl.rounds.hospital.site import SiteRunner
 from medpfl.tasks.metrics.labels import LABEL_METRICS
 from medpfl.tasks.metrics.measure import Measure
 from medpfl.tasks.metrics.sheet import Sheet, sheet_of

@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 
-from medpfl.rounds import bounds
-from medpfl.rounds.bounds import Far, bound
 from medpfl.rounds.messages import Slots
+from medpfl.rounds.server import bounds
+from medpfl.rounds.server.bounds import Far, bound
 
 SITES = ("anna", "berta", "clara", "dora")
 

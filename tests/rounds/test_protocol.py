@@ -20,7 +20,6 @@ from medpfl.flare.wire import put, read_reply, read_request
 from medpfl.job import Job
 from medpfl.results.line import MetricLine
 from medpfl.results.schema import BestRound
-from medpfl.rounds.answers import check_answer
 from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol.replies import (
     EvaluateReply,
@@ -33,6 +32,7 @@ from medpfl.rounds.protocol.replies import (
 )
 from medpfl.rounds.protocol.requests import FinishRequest, Request, TrainRequest, ValidateRequest
 from medpfl.rounds.protocol.text import Answered, Asked, parse
+from medpfl.rounds.server.answers import check_answer
 from medpfl.rounds.terms import Terms
 from medpfl.tasks.metrics.measure import Measure
 from tools import exchange, pieces, ready, retell, round_of

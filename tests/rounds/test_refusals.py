@@ -16,7 +16,7 @@ from medpfl.methods.pfednet import PFedNet
 from medpfl.results.files import read_summary
 from medpfl.results.line import MetricLine
 from medpfl.rounds.messages import Message
-from medpfl.rounds.quorum import QuorumLost
+from medpfl.rounds.server.quorum import QuorumLost
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.tabular import Tabular
 from tools import exchange, pieces, ready, retell, round_of

@@ -14,14 +14,14 @@ from medpfl import store
 from medpfl.core.errors import OutOfMemory
 from medpfl.core.mixers import Mean, Mixer
 from medpfl.methods.fedavg import FedAvg
-from medpfl.rounds.coordinator import Coordinator
-from medpfl.rounds.local_rounds import LocalRounds
+from medpfl.rounds.hospital.local_rounds import LocalRounds
+from medpfl.rounds.hospital.mixed import MIXED, drop_mixed, keep_mixed, load_mixed, small_mixed
+from medpfl.rounds.hospital.private import PRIVATE, save_private
+from medpfl.rounds.hospital.run_files import HeldFiles, Later, RunFiles
 from medpfl.rounds.messages import Message, Slots
-from medpfl.rounds.mixed import MIXED, drop_mixed, keep_mixed, load_mixed, small_mixed
-from medpfl.rounds.private import PRIVATE, save_private
 from medpfl.rounds.protocol.replies import TrainReply
 from medpfl.rounds.protocol.requests import TrainRequest
-from medpfl.rounds.run_files import HeldFiles, Later, RunFiles
+from medpfl.rounds.server.coordinator import Coordinator
 from medpfl.rounds.simulate import simulate
 from small_jobs import small_job, write_table_sites
 from tools import assert_same, outcome

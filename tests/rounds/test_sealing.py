@@ -39,8 +39,8 @@ from medpfl.rounds.leaves import leaves_of
 from medpfl.rounds.messages import Message, Slots, table
 from medpfl.rounds.protocol.replies import TrainReply
 from medpfl.rounds.protocol.requests import RefineRequest, Request, TrainRequest
-from medpfl.rounds.quorum import QuorumLost
 from medpfl.rounds.sealing import Seal, check_sealed, mix_sealed
+from medpfl.rounds.server.quorum import QuorumLost
 from tools import Make, pieces, ready, round_of, run
 
 ROSTER = ["anna", "berta", "clara"]

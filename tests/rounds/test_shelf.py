@@ -11,8 +11,8 @@ from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mixer, NetworkProx
 from medpfl.job import Job
 from medpfl.methods.pfednet import PFedNet
-from medpfl.rounds import checkpoint, shelf
 from medpfl.rounds.memory import WANTED, budget
+from medpfl.rounds.server import checkpoint, shelf
 from medpfl.rounds.simulate import simulate
 from tools import assert_same, outcome, run
 

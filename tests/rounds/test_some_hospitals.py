@@ -20,7 +20,7 @@ from medpfl.methods.fedap import FedAP
 from medpfl.methods.fedbn import FedBN
 from medpfl.results.files import read_mixing, read_training
 from medpfl.results.presence import presence
-from medpfl.rounds import policy
+from medpfl.rounds.hospital import policy
 from medpfl.rounds.protocol.requests import InitRequest
 from medpfl.rounds.simulate import simulate
 from tools import assert_same, normed, outcome, run

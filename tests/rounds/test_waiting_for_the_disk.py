@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from medpfl.rounds import mixed
-from medpfl.rounds.coordinator import Coordinator
-from medpfl.rounds.mixed import drop_mixed, keep_mixed, load_mixed, small_mixed
-from medpfl.rounds.private import save_private
-from medpfl.rounds.run_files import RunFiles
+from medpfl.rounds.hospital import mixed
+from medpfl.rounds.hospital.mixed import drop_mixed, keep_mixed, load_mixed, small_mixed
+from medpfl.rounds.hospital.private import save_private
+from medpfl.rounds.hospital.run_files import RunFiles
+from medpfl.rounds.server.coordinator import Coordinator
 from medpfl.rounds.simulate import simulate
 from small_jobs import small_job, write_table_sites
 from tools import assert_same, outcome

@@ -20,7 +20,7 @@ from medpfl.core.mixers import Mean, ServerAdam, SoftPull
 from medpfl.deployed.model_file import load_deployed
 from medpfl.methods.fedsm import FedSM
 from medpfl.results.report import write_report
-from medpfl.rounds.joint import read_result
+from medpfl.rounds.server.joint import read_result
 from small_jobs import small_job, write_table_sites
 from tools import run
 

@@ -22,12 +22,12 @@ from medpfl.methods.fedavg import FedAvg
 from medpfl.models.auto import Auto
 from medpfl.privacy.update import ClippedNoise
 from medpfl.results.record import Record
+from medpfl.rounds.hospital.site import SiteRunner
 from medpfl.rounds.messages import Message
 from medpfl.rounds.planning import Planning
 from medpfl.rounds.protocol.replies import PlanReply
 from medpfl.rounds.protocol.requests import PlanRequest
-from medpfl.rounds.quorum import Quorum
-from medpfl.rounds.site import SiteRunner
+from medpfl.rounds.server.quorum import Quorum
 from medpfl.tasks.segmentation import Segmentation
 from small_volumes import write_volume_sites
 

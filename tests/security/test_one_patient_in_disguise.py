@@ -19,8 +19,8 @@ from medpfl.methods.fedprox import FedProx
 from medpfl.methods.optimizers import Adam, AdamW, Sgd
 from medpfl.methods.per_fedavg import PerFedAvg
 from medpfl.methods.schedules import Polynomial, StepDown, WarmUp
-from medpfl.rounds import policy
-from medpfl.rounds.site import SiteRunner
+from medpfl.rounds.hospital import policy
+from medpfl.rounds.hospital.site import SiteRunner
 from medpfl.tasks.losses import CrossEntropy, Focal
 from medpfl.tasks.tabular import Tabular
 from small_jobs import small_job, write_table_sites

@@ -18,10 +18,10 @@ from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods.softpull import SoftPull
 from medpfl.results.schema import BestRound
-from medpfl.rounds.bounds import bound
-from medpfl.rounds.checks import check_values
-from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.messages import Message
+from medpfl.rounds.server.bounds import bound
+from medpfl.rounds.server.checks import check_values
+from medpfl.rounds.server.coordinator import Coordinator
 from tools import assert_same, outcome, run
 
 Make = Callable[..., Job]

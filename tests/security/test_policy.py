@@ -30,7 +30,7 @@ from medpfl.job import Job, write_job
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.site import Site
 from medpfl.models.contract import Architecture
-from medpfl.rounds import policy
+from medpfl.rounds.hospital import policy
 from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol.requests import FinishRequest, StatisticsRequest, TrainRequest
 from medpfl.tasks.tabular import Tabular

@@ -20,7 +20,7 @@ from medpfl.job import Job
 from medpfl.methods.pfednet import PFedNet
 from medpfl.results.files import read_training
 from medpfl.rounds.messages import Message
-from medpfl.rounds.quorum import QuorumLost
+from medpfl.rounds.server.quorum import QuorumLost
 
 Make = Callable[..., Job]
 

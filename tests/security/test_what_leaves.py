@@ -34,8 +34,8 @@ from medpfl.methods.fedmd import FedMD
 from medpfl.methods.kt_pfl import KTpFL
 from medpfl.methods.on_public_data import OnPublicData
 from medpfl.methods.pfednet import PFedNet
-from medpfl.rounds.before import prospect
 from medpfl.rounds.coding import PAYLOAD
+from medpfl.rounds.hospital.before import prospect
 from medpfl.rounds.leaves import _ECHOED, _described, leaves_of
 from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol.replies import Plan, Reply, Sizes

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from medpfl.data.samples import SiteData
 from medpfl.job import Job
-from medpfl.rounds.coordinator import Coordinator
+from medpfl.rounds.hospital.site import SiteRunner
+from medpfl.rounds.server.coordinator import Coordinator
 from medpfl.rounds.simulate import simulate
-from medpfl.rounds.site import SiteRunner
 from medpfl.tasks.tabular import Tabular
 from tools import assert_same, exchange, outcome, pieces, ready, run
 

@@ -15,9 +15,9 @@ from nvflare.private.fed.utils.fed_utils import nvflare_fobs_initialize
 from medpfl.core.errors import MedPFLError
 from medpfl.flare.wire import read_reply, read_request, to_shareable
 from medpfl.job import Job
-from medpfl.rounds.coordinator import Coordinator, Replies
 from medpfl.rounds.loop import Exchange, carry, training
 from medpfl.rounds.messages import Message
+from medpfl.rounds.server.coordinator import Coordinator, Replies
 from small_jobs import write_table_sites
 from tools import pieces
 

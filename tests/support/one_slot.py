@@ -9,8 +9,8 @@ from torch import Tensor
 
 from medpfl.core.mixers import Mixer, RoundInfo
 from medpfl.core.mixing import Matrix, State
-from medpfl.rounds.copies import Copies
-from medpfl.rounds.shelf import Shelf
+from medpfl.rounds.server.copies import Copies
+from medpfl.rounds.server.shelf import Shelf
 
 
 class OneSlot:

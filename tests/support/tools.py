@@ -25,11 +25,11 @@ from medpfl.data.site_file import load_site_file
 from medpfl.demo.phantom import write_phantoms
 from medpfl.job import Job, load_job
 from medpfl.methods.contract import Method
-from medpfl.rounds.coordinator import Coordinator
+from medpfl.rounds.hospital.site import SiteRunner
 from medpfl.rounds.loop import Loop, beginning, carry, one_round
 from medpfl.rounds.messages import Message
+from medpfl.rounds.server.coordinator import Coordinator
 from medpfl.rounds.simulate import simulate
-from medpfl.rounds.site import SiteRunner
 from medpfl.tasks.tabular import Tabular
 
 Make = Callable[..., Job]

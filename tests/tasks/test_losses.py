@@ -18,7 +18,7 @@ from medpfl.core.errors import ConfigError
 from medpfl.data.target import Target
 from medpfl.flare.allow import component_classes
 from medpfl.job import Job
-from medpfl.rounds.site import SiteRunner
+from medpfl.rounds.hospital.site import SiteRunner
 from medpfl.tasks import Classification, Segmentation, Tabular, TimeSeries
 from medpfl.tasks.losses import CrossEntropy, DiceCE, DiceFocal, Focal, Loss, Tversky
 from small_jobs import write_table_sites

@@ -85,7 +85,7 @@ def leaves(
     from medpfl.bundle import find_job
     from medpfl.data.site_file import load_site_file
     from medpfl.job import load_job
-    from medpfl.rounds import before
+    from medpfl.rounds.hospital import before
     from medpfl.rounds.leaves import as_table, leaves_of
 
     loaded = load_job(find_job(job))
@@ -108,7 +108,7 @@ def leaves(
 def _check_policy(job: "Job", file: Path) -> None:
     """Say a hospital's policy, and whether the job keeps to it on the hospital's data."""
     from medpfl.data.site_file import load_site_file
-    from medpfl.rounds.before import check_policy
+    from medpfl.rounds.hospital.before import check_policy
 
     site = load_site_file(file)
     for line in site.policy.described():
@@ -150,7 +150,7 @@ def simulate(
     from medpfl.bundle import find_job, job_sites
     from medpfl.job import EvaluationJob, load_job
     from medpfl.results.terminal_table import print_results
-    from medpfl.rounds.coordinator import Coordinator
+    from medpfl.rounds.server.coordinator import Coordinator
     from medpfl.rounds.simulate import simulate as run
     from medpfl.rounds.simulate import simulate_evaluation
 

@@ -25,7 +25,7 @@ def fingerprint(
     """Median shape and spacing of a hospital's training volumes, for 'medpfl plan': six entries, nothing of a case."""
     from medpfl.data.site_file import load_site_file
     from medpfl.data.volumes.declare import Volumes
-    from medpfl.rounds.policy import check_statistic
+    from medpfl.rounds.hospital.policy import check_statistic
 
     site = load_site_file(site_file)
     if dataset is None and len(site.datasets) > 1:

@@ -158,6 +158,6 @@ def site_page(
     folder: Annotated[Path, typer.Argument(help="Where a job left this hospital's models.")],
 ) -> None:
     """Write a hospital's own page of a job again: what joining brought, for its clinicians. It stays here."""
-    from medpfl.rounds.hospital_page import write_page
+    from medpfl.rounds.hospital.page import write_page
 
     say(str(write_page(folder)))

@@ -27,7 +27,7 @@ def super_(
     from medpfl.deployed.evaluate import write_text
     from medpfl.deployed.joint_table import markdown, table
     from medpfl.deployed.model_file import load_deployed
-    from medpfl.rounds.joint import chosen, from_file, read_result, studies_of, study_here
+    from medpfl.rounds.server.joint import chosen, from_file, read_result, studies_of, study_here
 
     if sum(given is not None for given in (gamma, sites, evaluation)) > 1:
         raise MedPFLError("give one of --gamma, --sites and --evaluation: each says where gamma comes from")

@@ -92,7 +92,7 @@ class Rows:
         )
 
     def _take(self, held: Mapping[str, dict[str, Sheet]], pair: Pair, site: str) -> tuple[str, Sheet]:
-        """As ``rounds.choosing`` does it at the hospital."""
+        """As ``rounds.hospital.choosing`` does it at the hospital."""
         validation = {label: each["validation"] for label, each in held.items() if "validation" in each}
         if not validation:
             return self.local, held[self.local]["test"]

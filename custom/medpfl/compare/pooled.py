@@ -25,7 +25,7 @@ from medpfl.deployed.evaluate import Origin, evaluate_test, save_deployed
 from medpfl.deployed.model_file import load_deployed
 from medpfl.job import Job
 from medpfl.results.schema import FinalLine, number
-from medpfl.rounds.coordinator import Coordinator
+from medpfl.rounds.server.coordinator import Coordinator
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.contract import Evaluation, Task
 from medpfl.tasks.metrics.contract import Metric

@@ -16,7 +16,7 @@ from medpfl.deployed.predict import evaluate_on
 from medpfl.methods.joint_study import Found
 from medpfl.results.files import read_training
 from medpfl.results.schema import number
-from medpfl.rounds.joint import Joint, chosen, makes_joint, read_result, study_here, study_of
+from medpfl.rounds.server.joint import Joint, chosen, makes_joint, read_result, study_here, study_of
 
 SUPER = "super"
 

@@ -44,8 +44,8 @@ from medpfl.results.schema import (
     number,
 )
 from medpfl.rounds.held_alike import common_start, read_common
-from medpfl.rounds.joint import makes_joint
-from medpfl.rounds.quorum import QuorumLost
+from medpfl.rounds.server.joint import makes_joint
+from medpfl.rounds.server.quorum import QuorumLost
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.contract import Evaluation, Task
 from medpfl.tasks.metrics.calibration import reliability

@@ -17,8 +17,8 @@ from medpfl.flare.home import home_of
 from medpfl.flare.kits import hospitals_of
 from medpfl.job import Job, load_config
 from medpfl.job.settings import Settings
-from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.loop import Watch, carry, training
+from medpfl.rounds.server.coordinator import Coordinator
 
 
 class MixingController(ExchangeController):

@@ -15,10 +15,10 @@ from medpfl.core.errors import ConfigError
 from medpfl.flare.leaving import acting_on, name_of
 from medpfl.flare.wire import arrays_of, put_parts, to_shareable
 from medpfl.rounds.differences import apart, neither, statistics_of
+from medpfl.rounds.hospital.site import SiteRunner
 from medpfl.rounds.messages import SEPARATOR, Message, Slots
 from medpfl.rounds.protocol.replies import InitReply, Reply, StatisticsReply
 from medpfl.rounds.protocol.requests import Request
-from medpfl.rounds.site import SiteRunner
 
 
 def answer(reply: Message[Reply], received: Message[Request], runner: SiteRunner, fl_ctx: FLContext) -> Shareable:

@@ -28,12 +28,12 @@ from medpfl.flare.filters import decoded, traffic_of
 from medpfl.flare.leaving import check_filters
 from medpfl.flare.memory import CLEANER
 from medpfl.flare.wire import failure_of, read_reply, to_shareable
-from medpfl.rounds.coordinator import Coordinator
 from medpfl.rounds.evaluation import EvaluationCoordinator
 from medpfl.rounds.loop import Exchange
 from medpfl.rounds.messages import Message, byte_count, flatten
 from medpfl.rounds.protocol.replies import Reply
 from medpfl.rounds.protocol.requests import Request
+from medpfl.rounds.server.coordinator import Coordinator
 
 
 class ExchangeController(Controller):

@@ -19,10 +19,10 @@ from medpfl.flare.leaving import check_filters, filters_out, untouched
 from medpfl.flare.memory import CLEANER
 from medpfl.flare.wire import ERROR, read_request
 from medpfl.methods.contract import Method
+from medpfl.rounds.hospital.site import SiteRunner
 from medpfl.rounds.messages import Message, byte_count
 from medpfl.rounds.protocol.requests import InitRequest, Request
 from medpfl.rounds.protocol.text import Asked, parse
-from medpfl.rounds.site import SiteRunner
 from medpfl.tasks.contract import Task
 
 PROBE = "probe"

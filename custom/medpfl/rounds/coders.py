@@ -17,9 +17,9 @@ from medpfl.core.errors import CodecError, MedPFLError
 from medpfl.core.mapped import move_to_file
 from medpfl.job.codecs import TASKS, Codecs
 from medpfl.rounds.coding import PAYLOAD, Coder, Held, Tensors, without
+from medpfl.rounds.hospital.private import KEPT
 from medpfl.rounds.memory import budget
 from medpfl.rounds.messages import SEPARATOR, Message, byte_count, digest_of, flatten, unflatten
-from medpfl.rounds.private import KEPT
 from medpfl.rounds.protocol.bounded import Component, as_json
 from medpfl.rounds.protocol.replies import Reply
 from medpfl.rounds.protocol.requests import InitRequest, Request, RunRequest, TrainRequest

@@ -31,13 +31,13 @@ from medpfl.results.callbacks import Callback, Report, ResultFiles
 from medpfl.results.line import MetricLine
 from medpfl.results.record import Record
 from medpfl.results.schema import AboutEvaluation, Given, number
-from medpfl.rounds import policy
 from medpfl.rounds.announcing import versions
-from medpfl.rounds.answers import answers, no_tensors
+from medpfl.rounds.hospital import policy
 from medpfl.rounds.messages import Message, byte_count
 from medpfl.rounds.protocol.replies import EvaluateReply, Reply
 from medpfl.rounds.protocol.requests import EvaluateRequest
-from medpfl.rounds.quorum import Quorum
+from medpfl.rounds.server.answers import answers, no_tensors
+from medpfl.rounds.server.quorum import Quorum
 from medpfl.tasks.contract import Task
 from medpfl.tasks.metrics.measure import Measure
 

@@ -11,11 +11,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from medpfl.rounds.coordinator import Coordinator, Replies
 from medpfl.rounds.evaluation import EvaluationCoordinator
 from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol.requests import Request
-from medpfl.rounds.quorum import QuorumLost
+from medpfl.rounds.server.coordinator import Coordinator, Replies
+from medpfl.rounds.server.quorum import QuorumLost
 
 
 @dataclass(frozen=True)

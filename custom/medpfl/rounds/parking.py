@@ -15,8 +15,8 @@ from torch import Tensor
 
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mapped import move_to_file
+from medpfl.rounds.hospital.site import SiteRunner
 from medpfl.rounds.memory import WANTED, budget, resident
-from medpfl.rounds.site import SiteRunner
 
 _BETWEEN = 0.05
 """Seconds in which a process does not take much more memory."""

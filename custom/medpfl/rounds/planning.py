@@ -19,13 +19,13 @@ from medpfl.data.site_file import SiteFile
 from medpfl.job.contents import Job
 from medpfl.methods.contract import Method
 from medpfl.results.record import Record
-from medpfl.rounds import policy
-from medpfl.rounds.answers import answers, no_tensors
+from medpfl.rounds.hospital import policy
 from medpfl.rounds.likeness import of_fingerprints
 from medpfl.rounds.messages import Message, digest_of
 from medpfl.rounds.protocol.replies import PlanReply, Reply
 from medpfl.rounds.protocol.requests import PlanRequest
-from medpfl.rounds.quorum import Quorum
+from medpfl.rounds.server.answers import answers, no_tensors
+from medpfl.rounds.server.quorum import Quorum
 from medpfl.tasks.contract import Task
 
 

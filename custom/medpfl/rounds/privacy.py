@@ -21,9 +21,9 @@ from medpfl.privacy.contract import Mechanism, Privacy, Spent
 from medpfl.privacy.ledger import Ledger
 from medpfl.privacy.lots import RecordNoise
 from medpfl.privacy.noise import Gaussian, fixed_seed
+from medpfl.rounds.hospital.networks import Networks
+from medpfl.rounds.hospital.policy import check_privacy
 from medpfl.rounds.messages import Slots
-from medpfl.rounds.networks import Networks
-from medpfl.rounds.policy import check_privacy
 from medpfl.rounds.protocol.replies import TrainReply
 from medpfl.rounds.protocol.requests import OfRun
 from medpfl.tasks.contract import Task

@@ -11,14 +11,14 @@ from pathlib import Path
 from medpfl.core.errors import MedPFLError
 from medpfl.data.site_file import load_site_file
 from medpfl.job import Job
-from medpfl.rounds.coordinator import Coordinator
+from medpfl.rounds.hospital.site import SiteRunner
 from medpfl.rounds.likeness import Look, look_at, of_inputs
 from medpfl.rounds.loop import Exchange, beginning, carry
 from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol.replies import Reply
 from medpfl.rounds.protocol.requests import InitRequest
-from medpfl.rounds.quorum import QuorumLost
-from medpfl.rounds.site import SiteRunner
+from medpfl.rounds.server.coordinator import Coordinator
+from medpfl.rounds.server.quorum import QuorumLost
 
 
 @dataclass(frozen=True)

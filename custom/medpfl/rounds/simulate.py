@@ -13,8 +13,9 @@ from medpfl.data.site_file import SiteFile, load_site_file
 from medpfl.job import EvaluationJob, Job
 from medpfl.results.callbacks import Callback
 from medpfl.rounds.coders import Link
-from medpfl.rounds.coordinator import Coordinator, Replies
 from medpfl.rounds.evaluation import EvaluationCoordinator
+from medpfl.rounds.hospital.run_files import Later, RunFiles
+from medpfl.rounds.hospital.site import SiteRunner
 from medpfl.rounds.likeness import Look, look_at, of_inputs
 from medpfl.rounds.loop import Exchange, Watch, carry, evaluating, training
 from medpfl.rounds.memory import budget
@@ -22,8 +23,7 @@ from medpfl.rounds.messages import byte_count
 from medpfl.rounds.parking import Parking
 from medpfl.rounds.protocol.replies import InitReply
 from medpfl.rounds.protocol.requests import OfRun
-from medpfl.rounds.run_files import Later, RunFiles
-from medpfl.rounds.site import SiteRunner
+from medpfl.rounds.server.coordinator import Coordinator, Replies
 
 EVERY = 5.0
 """Seconds of rounds that are cheaper to repeat than to write."""

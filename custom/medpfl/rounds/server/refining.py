@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from medpfl.core.mixing import Matrix
-from medpfl.rounds.checkpoint import SHARED, Stack, compact
 from medpfl.rounds.messages import Slots
 from medpfl.rounds.protocol.replies import Plan
+from medpfl.rounds.server.checkpoint import SHARED, Stack, compact
 
 OF = "@"
 """Between the slot and the hospital in the name of a model that is shown."""

@@ -12,11 +12,11 @@ from medpfl.core.mixers import Mixer
 from medpfl.data.meaning import other_inputs
 from medpfl.job.settings import Settings
 from medpfl.results.schema import AboutTraining, ControllerArguments, Rebuild
-from medpfl.rounds.answers import Check
-from medpfl.rounds.checks import check_values
 from medpfl.rounds.messages import Message, Slots, digest_of, fingerprint, table
 from medpfl.rounds.protocol.bounded import as_json
 from medpfl.rounds.protocol.replies import InitReply
+from medpfl.rounds.server.answers import Check
+from medpfl.rounds.server.checks import check_values
 from medpfl.rounds.terms import Terms
 
 _ALIKE = {"common", "classes", "buffers", "encryption"}

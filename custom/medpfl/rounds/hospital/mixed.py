@@ -3,7 +3,7 @@
 so far, which are tested in the end.
 
 They are written before the next round's training, which may be long, and a small file then moves into the one that is
-written after it (``rounds.private``): of both, one has to be waited for until it is on the disk.
+written after it (``rounds.hospital.private``): of both, one has to be waited for until it is on the disk.
 """
 
 from collections.abc import Collection, Mapping
@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping
 from torch import Tensor, nn
 
 from medpfl import store
+from medpfl.rounds.hospital.private import MIXED_PART, PRIVATE
+from medpfl.rounds.hospital.run_files import RunFiles
 from medpfl.rounds.messages import load
-from medpfl.rounds.private import MIXED_PART, PRIVATE
-from medpfl.rounds.run_files import RunFiles
 
 MIXED = "mixed"
 SMALL = 8 * 2**20

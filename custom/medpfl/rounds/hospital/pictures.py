@@ -16,8 +16,8 @@ from medpfl.data.samples import Budget, CaseStore, Samples, SiteData
 from medpfl.data.target import Target
 from medpfl.deployed.evaluate import decide
 from medpfl.methods.contract import Method
-from medpfl.rounds.hospital_cases import Listed, ranked
-from medpfl.rounds.hospital_details import Pictured, Which
+from medpfl.rounds.hospital.cases import Listed, ranked
+from medpfl.rounds.hospital.details import Pictured, Which
 from medpfl.tasks.contract import Evaluation, Task
 
 TRUTH, FOUND = "#ffd23f", "#3fa7ff"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What of a run only the hospital holds, on its disk: private entries of the networks, and the optimisers' state; with
-them, small models as they were before the round's training (``rounds.mixed``)."""
+them, small models as they were before the round's training (``rounds.hospital.mixed``)."""
 
 from collections.abc import Collection, Mapping
 
@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from medpfl import store
 from medpfl.methods.contract import Method
 from medpfl.methods.precision import Scalers, kept_of, restored
+from medpfl.rounds.hospital.run_files import RunFiles
 from medpfl.rounds.messages import load
-from medpfl.rounds.run_files import RunFiles
 
 PRIVATE = "private"
 _MODEL = "model/"

@@ -24,8 +24,8 @@ from medpfl.methods.contract import JointModel, Method
 from medpfl.methods.joint_study import Found, Study
 from medpfl.results.files import read_summary, read_training
 from medpfl.results.schema import EvaluationSummary, TrainingSummary
-from medpfl.rounds.checkpoint import SHARED
 from medpfl.rounds.messages import unflatten
+from medpfl.rounds.server.checkpoint import SHARED
 from medpfl.tasks.contract import Task
 
 

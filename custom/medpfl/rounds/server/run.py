@@ -19,13 +19,6 @@ from medpfl.job.sampling import asked_per_round
 from medpfl.results.callbacks import Callback, Report, ResultFiles
 from medpfl.results.record import Record
 from medpfl.results.schema import BestRound
-from medpfl.rounds import checkpoint
-from medpfl.rounds.answers import Check, answers, no_tensors
-from medpfl.rounds.behind import Behind
-from medpfl.rounds.best import BestRounds
-from medpfl.rounds.checks import Table
-from medpfl.rounds.copies import Copies
-from medpfl.rounds.history import History
 from medpfl.rounds.lock import StateLock
 from medpfl.rounds.messages import Message, Slots
 from medpfl.rounds.planning import as_planned
@@ -33,8 +26,15 @@ from medpfl.rounds.privacy import check_statistics_wanted
 from medpfl.rounds.protocol.bounded import Part
 from medpfl.rounds.protocol.replies import Reply
 from medpfl.rounds.protocol.requests import OfRun, Request
-from medpfl.rounds.quorum import Quorum
-from medpfl.rounds.shelf import Shelf
+from medpfl.rounds.server import checkpoint
+from medpfl.rounds.server.answers import Check, answers, no_tensors
+from medpfl.rounds.server.behind import Behind
+from medpfl.rounds.server.best import BestRounds
+from medpfl.rounds.server.checks import Table
+from medpfl.rounds.server.copies import Copies
+from medpfl.rounds.server.history import History
+from medpfl.rounds.server.quorum import Quorum
+from medpfl.rounds.server.shelf import Shelf
 from medpfl.rounds.terms import terms_of
 
 Replies = Mapping[str, Message[Reply]]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The server's checkpoints of a run: a file after every round, of which the last two are kept.
 
-A hospital keeps its private state of three rounds (``rounds.private``), so that it has what fits to the older
+A hospital keeps its private state of three rounds (``rounds.hospital.private``), so that it has what fits to the older
 checkpoint even where the newer one is damaged and the hospital had trained a further round.
 """
 
@@ -18,9 +18,9 @@ from medpfl.core.errors import MedPFLError
 from medpfl.core.mapped import pieces
 from medpfl.core.mixing import State
 from medpfl.results.schema import BestRound, Typed
-from medpfl.rounds.history import Kept
 from medpfl.rounds.messages import flatten, unflatten
-from medpfl.rounds.shelf import Shelf
+from medpfl.rounds.server.history import Kept
+from medpfl.rounds.server.shelf import Shelf
 
 KIND = "server"
 MODELS = "models"
@@ -41,7 +41,7 @@ class About(Typed):
         best: model to its best round so far, and ``scores``: model to the hospitals' last known validation scores.
         history: where what was measured is.
         saved: when, in seconds since 1970.
-        files: where models lie in files of ``MODELS`` (``rounds.shelf``), slot to the K hospitals' files, and
+        files: where models lie in files of ``MODELS`` (``rounds.server.shelf``), slot to the K hospitals' files, and
             ``digests``: file to the SHA-256 of its tensors.
     """
 

@@ -17,8 +17,8 @@ from medpfl.deployed.model_file import Chosen, History, ModelMeta, read_descript
 from medpfl.results.chosen import label_of
 from medpfl.results.glossary import Glossary, spelled
 from medpfl.results.sentences import LOCAL, Brought, sentence
-from medpfl.rounds.hospital_cases import Cases, read_cases
-from medpfl.rounds.hospital_details import ENDING, Details, GroupScore, read_details
+from medpfl.rounds.hospital.cases import Cases, read_cases
+from medpfl.rounds.hospital.details import ENDING, Details, GroupScore, read_details
 from medpfl.tasks.contract import Task
 from medpfl.tasks.metrics.certainty import interval_text
 from medpfl.tasks.metrics.decision import Decided
@@ -124,9 +124,9 @@ def _template() -> "Template":
     """Compiled once for all hospitals of a process."""
     from jinja2 import ChoiceLoader, Environment, PackageLoader, select_autoescape
 
-    loader = ChoiceLoader([PackageLoader("medpfl.rounds", "."), PackageLoader("medpfl.results", ".")])
+    loader = ChoiceLoader([PackageLoader("medpfl.rounds.hospital", "."), PackageLoader("medpfl.results", ".")])
     environment = Environment(loader=loader, autoescape=select_autoescape(), trim_blocks=True)
-    return environment.get_template("hospital_page.html")
+    return environment.get_template("page.html")
 
 
 def forget_choice(folder: Path) -> None:

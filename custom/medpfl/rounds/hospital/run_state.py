@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 
 from medpfl.methods.precision import Scalers
+from medpfl.rounds.hospital.mixed import MIXED
+from medpfl.rounds.hospital.networks import Networks
+from medpfl.rounds.hospital.private import PRIVATE, restore_private
+from medpfl.rounds.hospital.run_files import RunFiles
 from medpfl.rounds.lock import StateLock
 from medpfl.rounds.messages import plain_name
-from medpfl.rounds.mixed import MIXED
-from medpfl.rounds.networks import Networks
-from medpfl.rounds.private import PRIVATE, restore_private
 from medpfl.rounds.protocol.requests import OfRun, StatisticsRequest, TrainRequest
-from medpfl.rounds.run_files import RunFiles
 
 
 class RunState:

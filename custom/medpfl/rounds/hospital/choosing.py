@@ -22,9 +22,9 @@ from medpfl.methods.references import AVERAGE, LOCAL, averaged
 from medpfl.privacy.contract import Spent
 from medpfl.results.line import ChosenModel, MetricLine
 from medpfl.results.schema import number
-from medpfl.rounds.hospital_details import Details, GroupScore, score_groups
-from medpfl.rounds.hospital_pictures import pictures_of
-from medpfl.rounds.scoring import line_of
+from medpfl.rounds.hospital.details import Details, GroupScore, score_groups
+from medpfl.rounds.hospital.pictures import pictures_of
+from medpfl.rounds.hospital.scoring import line_of
 from medpfl.tasks.contract import Evaluation, Task
 from medpfl.tasks.metrics.calibration import Calibration
 from medpfl.tasks.metrics.certainty import LEAST_PATIENTS, Certainty, certainty_of

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A hospital's side of a job, without a transport: gets ready for it, and hands every message to what answers it.
 
-The rounds are in ``rounds.local_rounds``, the end of the job in ``rounds.finishing``.
+The rounds are in ``rounds.hospital.local_rounds``, the end of the job in ``rounds.hospital.finishing``.
 """
 
 import logging
@@ -21,14 +21,16 @@ from medpfl.data.schema import digest_of_declared
 from medpfl.data.site_file import SiteFile
 from medpfl.methods.contract import Method
 from medpfl.methods.references import riding_along
-from medpfl.rounds import policy, withholding
 from medpfl.rounds.announcing import plan_of, rebuild_of, versions
 from medpfl.rounds.evaluation import GIVEN, evaluate_given
-from medpfl.rounds.finishing import finish
 from medpfl.rounds.held_alike import read_common
-from medpfl.rounds.local_rounds import LocalRounds, Ready
+from medpfl.rounds.hospital import policy, withholding
+from medpfl.rounds.hospital.finishing import finish
+from medpfl.rounds.hospital.local_rounds import LocalRounds, Ready
+from medpfl.rounds.hospital.networks import Networks
+from medpfl.rounds.hospital.run_files import RunFiles
+from medpfl.rounds.hospital.run_state import RunState
 from medpfl.rounds.messages import Message, digest_of, plain_name
-from medpfl.rounds.networks import Networks
 from medpfl.rounds.planning import as_planned, fingerprint_of
 from medpfl.rounds.privacy import Guard, refuse_plan
 from medpfl.rounds.protocol.replies import EvaluateReply, InitReply, PlanReply, Reply, Sizes, StatisticsReply
@@ -44,8 +46,6 @@ from medpfl.rounds.protocol.requests import (
     TrainRequest,
     ValidateRequest,
 )
-from medpfl.rounds.run_files import RunFiles
-from medpfl.rounds.run_state import RunState
 from medpfl.rounds.sealing import Seal, seal_of
 from medpfl.tasks.contract import Task
 

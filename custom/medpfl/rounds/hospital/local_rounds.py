@@ -21,18 +21,18 @@ from medpfl.methods.presented import Presented
 from medpfl.models import compiling
 from medpfl.results.line import MetricLine
 from medpfl.results.schema import number
-from medpfl.rounds import policy
 from medpfl.rounds.held_alike import Common
+from medpfl.rounds.hospital import policy
+from medpfl.rounds.hospital.mixed import drop_mixed, keep_mixed, small_mixed
+from medpfl.rounds.hospital.networks import Networks
+from medpfl.rounds.hospital.private import held_private, save_private
+from medpfl.rounds.hospital.run_state import RunState
+from medpfl.rounds.hospital.scoring import Scoring
 from medpfl.rounds.messages import Message, Slots, copy_out, gather, load
-from medpfl.rounds.mixed import drop_mixed, keep_mixed, small_mixed
-from medpfl.rounds.networks import Networks
 from medpfl.rounds.privacy import Guard, Noise
-from medpfl.rounds.private import held_private, save_private
 from medpfl.rounds.protocol.replies import RefineReply, StatisticsReply, TrainReply, ValidateReply
 from medpfl.rounds.protocol.requests import OfRun, RefineRequest, StatisticsRequest, TrainRequest, ValidateRequest
-from medpfl.rounds.refining import take_shown
-from medpfl.rounds.run_state import RunState
-from medpfl.rounds.scoring import Scoring
+from medpfl.rounds.server.refining import take_shown
 from medpfl.tasks.contract import Task
 
 

@@ -18,11 +18,11 @@ from medpfl.deployed.evaluate import write_text
 from medpfl.job import EvaluationJob, Job
 from medpfl.methods.contract import Build
 from medpfl.methods.references import riding_along
-from medpfl.rounds import policy, withholding
 from medpfl.rounds.held_alike import read_common
+from medpfl.rounds.hospital import policy, withholding
+from medpfl.rounds.hospital.networks import Networks
 from medpfl.rounds.leaves import Leaving, Size, leaves_of
 from medpfl.rounds.messages import byte_count
-from medpfl.rounds.networks import Networks
 from medpfl.tasks.contract import Task
 
 
@@ -200,5 +200,5 @@ def write_page(found: Prospect, path: Path) -> None:
     """
     from jinja2 import Environment, PackageLoader, select_autoescape
 
-    environment = Environment(loader=PackageLoader("medpfl.rounds", "."), autoescape=select_autoescape())
+    environment = Environment(loader=PackageLoader("medpfl.rounds.hospital", "."), autoescape=select_autoescape())
     write_text(path, environment.get_template("before.html").render(found=found))

@@ -10,13 +10,13 @@ from medpfl.core.errors import ConfigError, RefusedUpdate
 from medpfl.core.mixers import Mixer, RoundInfo
 from medpfl.core.mixing import Matrix, State, restrict
 from medpfl.job.names import SERVER_FILE
-from medpfl.rounds import checkpoint
-from medpfl.rounds.bounds import Far, bound
-from medpfl.rounds.checkpoint import Stack
-from medpfl.rounds.checks import Table, check_update
 from medpfl.rounds.messages import Slots, byte_count
 from medpfl.rounds.sealing import check_sealed, mix_sealed, sealed_table, whole_numbers
-from medpfl.rounds.shelf import Shelf
+from medpfl.rounds.server import checkpoint
+from medpfl.rounds.server.bounds import Far, bound
+from medpfl.rounds.server.checkpoint import Stack
+from medpfl.rounds.server.checks import Table, check_update
+from medpfl.rounds.server.shelf import Shelf
 
 _ANSWERS = "answers:"
 """Before a slot's name: what its component remembers of what the hospitals sent."""
@@ -84,8 +84,8 @@ class Copies:
     def bound(
         self, slots: Sequence[str], sent: Mapping[str, Slots], buffers: Collection[str], limit: float | None
     ) -> list[Far]:
-        """What of the hospitals' updates is far longer than the others'; see ``rounds.bounds``. Of what is encrypted
-        the server cannot know."""
+        """What of the hospitals' updates is far longer than the others'; see ``rounds.server.bounds``. Of what is
+        encrypted the server cannot know."""
         if self.sealed:
             return []
         held = {site: self.of(site, slots) for site in sent}
@@ -130,7 +130,7 @@ class Copies:
         return self.stack[slot] if remembered == "copies" else ()
 
     def check(self, site: str, sent: Slots, expected: Table, buffers: Collection[str]) -> None:
-        """Refuse an update that is not of the expected slots; see ``rounds.checks`` and ``rounds.sealing``.
+        """Refuse an update that is not of the expected slots; see ``rounds.server.checks`` and ``rounds.sealing``.
 
         Raises:
             RefusedUpdate: naming the hospital, the entry, expected and got.

@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from medpfl.core.codecs.progress import progress_of
 from medpfl.core.mixing import Matrix
 from medpfl.job.sampling import drawn
-from medpfl.rounds.checks import check_statistics, most_common
 from medpfl.rounds.messages import Message, Slots, byte_count
 from medpfl.rounds.privacy import SPENT
 from medpfl.rounds.protocol.bounded import Part
 from medpfl.rounds.protocol.replies import RefineReply, StatisticsReply, TrainReply
 from medpfl.rounds.protocol.requests import RefineRequest, StatisticsRequest, Told, TrainRequest
-from medpfl.rounds.refining import Refining, refining, show
-from medpfl.rounds.server_run import Replies, ServerRun, slots_of
+from medpfl.rounds.server.checks import check_statistics, most_common
+from medpfl.rounds.server.refining import Refining, refining, show
+from medpfl.rounds.server.run import Replies, ServerRun, slots_of
 
 
 class ServerRounds:

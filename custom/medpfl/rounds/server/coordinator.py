@@ -5,14 +5,14 @@
 """
 
 from medpfl.rounds.announcing import versions
-from medpfl.rounds.joining import about, begins_with, join, oddities
 from medpfl.rounds.messages import Message, digest_of, table
 from medpfl.rounds.planning import Planning
 from medpfl.rounds.protocol.replies import InitReply
 from medpfl.rounds.protocol.requests import InitRequest
-from medpfl.rounds.server_end import ServerEnd
-from medpfl.rounds.server_rounds import ServerRounds
-from medpfl.rounds.server_run import Replies, ServerRun
+from medpfl.rounds.server.end import ServerEnd
+from medpfl.rounds.server.joining import about, begins_with, join, oddities
+from medpfl.rounds.server.rounds import ServerRounds
+from medpfl.rounds.server.run import Replies, ServerRun
 
 __all__ = ["Coordinator", "Replies"]
 

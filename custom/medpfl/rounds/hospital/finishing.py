@@ -8,11 +8,11 @@ from medpfl.methods.contract import Method, Span
 from medpfl.results.line import MetricLine
 from medpfl.results.schema import number
 from medpfl.rounds.announcing import fine_tuned_name, plan_of
-from medpfl.rounds.choosing import Holding, local_first
-from medpfl.rounds.hospital_page import forget_choice, write_page
-from medpfl.rounds.local_rounds import LocalRounds
+from medpfl.rounds.hospital.choosing import Holding, local_first
+from medpfl.rounds.hospital.local_rounds import LocalRounds
+from medpfl.rounds.hospital.mixed import load_mixed
+from medpfl.rounds.hospital.page import forget_choice, write_page
 from medpfl.rounds.messages import Message
-from medpfl.rounds.mixed import load_mixed
 from medpfl.rounds.protocol.replies import FinishReply
 from medpfl.rounds.protocol.requests import FinishRequest
 

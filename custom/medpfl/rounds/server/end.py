@@ -9,7 +9,7 @@ from medpfl.rounds.messages import Message
 from medpfl.rounds.planning import Planning
 from medpfl.rounds.protocol.replies import FinishReply, ValidateReply
 from medpfl.rounds.protocol.requests import FinishRequest, ValidateRequest
-from medpfl.rounds.server_run import Replies, ServerRun
+from medpfl.rounds.server.run import Replies, ServerRun
 
 
 class ServerEnd:
