@@ -155,6 +155,14 @@ def test_no_import_cycle_between_parts(package: list[Module]) -> None:
     assert not cycle(parts)
 
 
+@pytest.mark.parametrize("side, other", [("hospital", "server"), ("server", "hospital")])
+def test_neither_side_of_a_job_imports_the_other(package: list[Module], side: str, other: str) -> None:
+    """They share types of messages, and what lies beside their folders."""
+    there = [module for module in package if module.name.startswith(f"rounds/{side}/")]
+    assert len(there) > 10
+    assert not violations(there, lambda module, name: name.startswith(f"medpfl.rounds.{other}"))
+
+
 @pytest.mark.parametrize("library", SHELLS)
 def test_a_library_is_imported_in_its_parts_only(package: list[Module], library: str) -> None:
     allowed = SHELLS[library]

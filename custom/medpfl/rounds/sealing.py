@@ -25,8 +25,8 @@ from medpfl.privacy.keys import read_key
 from medpfl.rounds.messages import SEPARATOR, Message, Slots, fingerprint
 from medpfl.rounds.protocol.replies import InitReply, RefineReply, Reply, TrainReply
 from medpfl.rounds.protocol.requests import InitRequest, RefineRequest, Request, TrainRequest, ValidateRequest
+from medpfl.rounds.refining import OF
 from medpfl.rounds.server.checks import Table, check_update, check_values
-from medpfl.rounds.server.refining import OF
 
 State = dict[str, Tensor]
 _NAME = "ciphertext "

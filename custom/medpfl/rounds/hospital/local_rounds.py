@@ -32,7 +32,7 @@ from medpfl.rounds.messages import Message, Slots, copy_out, gather, load
 from medpfl.rounds.privacy import Guard, Noise
 from medpfl.rounds.protocol.replies import RefineReply, StatisticsReply, TrainReply, ValidateReply
 from medpfl.rounds.protocol.requests import OfRun, RefineRequest, StatisticsRequest, TrainRequest, ValidateRequest
-from medpfl.rounds.server.refining import take_shown
+from medpfl.rounds.refining import take_shown
 from medpfl.tasks.contract import Task
 
 

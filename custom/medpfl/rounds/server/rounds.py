@@ -16,8 +16,8 @@ from medpfl.rounds.privacy import SPENT
 from medpfl.rounds.protocol.bounded import Part
 from medpfl.rounds.protocol.replies import RefineReply, StatisticsReply, TrainReply
 from medpfl.rounds.protocol.requests import RefineRequest, StatisticsRequest, Told, TrainRequest
+from medpfl.rounds.refining import Refining, refining, show
 from medpfl.rounds.server.checks import check_statistics, most_common
-from medpfl.rounds.server.refining import Refining, refining, show
 from medpfl.rounds.server.run import Replies, ServerRun, slots_of
 
 
