@@ -91,9 +91,9 @@ def test_hospitals_train_while_it_is_written(
         before = {site: {key: t.clone() for key, t in state.items()} for site, state in held.items()}
         taking = threading.Thread(target=coordinator.rounds.take_train, args=(number, replies))
         taking.start()
-        taking.join(0.3)
-        assert taking.is_alive() == (number > 1)  # it waits for the checkpoint
         if number > 1:
+            taking.join(0.3)
+            assert taking.is_alive()  # it waits for the checkpoint
             now = held_by(coordinator)
             assert all(torch.equal(before[site][key], t) for site, state in now.items() for key, t in state.items())
             disk.let()

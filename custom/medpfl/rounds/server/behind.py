@@ -30,8 +30,9 @@ class Behind:
         Raises:
             MedPFLError: the work did; it is told once.
         """
-        now, self._now = self._now, None
-        if now is not None:
+        if self._now is not None:
+            wait([self._now])  # who is interrupted here, by Ctrl-C, waits again when it closes
+            now, self._now = self._now, None
             now.result()
 
     def close(self) -> None:
