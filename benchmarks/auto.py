@@ -32,6 +32,7 @@ STUDIES = {
     "skin-augmented": "malignant or benign (balanced accuracy)",
     "skin-diagnoses": "seven skin diagnoses (balanced accuracy)",
     "lesions-augmented": "skin lesions (Dice)",
+    "phantom": "phantoms (Dice)",
 }
 UNSEEN = 3
 """The seed from which on no run had been made when Auto's last rule was, in the generated studies: the first five."""
