@@ -30,11 +30,12 @@ METHODS = {path.stem for path in Path(sources.__file__).parents[1].joinpath("met
 def test_what_a_component_inherits_and_calls_counts(component: str, own: set[str], helpers: set[str]) -> None:
     found = set(sources_of(["medpfl.rounds.simulate", component]))
     always = {
-        f"medpfl.{name}" for name in ("methods.contract", "core.mixing", "core.seeding", "rounds.site", "data.splits")
+        f"medpfl.{name}"
+        for name in ("methods.contract", "core.mixing", "core.seeding", "rounds.hospital.site", "data.splits")
     }
     always |= {
         f"medpfl.{name}"
-        for name in ("rounds.coordinator", "deployed.model_file", "tasks.contract", "store", "component")
+        for name in ("rounds.server.coordinator", "deployed.model_file", "tasks.contract", "store", "component")
     }
     assert always | helpers | {component} <= found
     # Another method's file does not, nor do a list of all components, the pages, the command line, or FLARE's shell.

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from medpfl.rounds.coordinator import Coordinator
 
 from ledger import Ledger
 from medpfl.core.errors import MedPFLError
@@ -13,6 +12,7 @@ from medpfl.job import Job
 from medpfl.results.callbacks import Callback, RoundEnd
 from medpfl.results.files import read_lines, read_summary
 from medpfl.results.schema import ValidationLine
+from medpfl.rounds.server.coordinator import Coordinator
 from medpfl.rounds.simulate import simulate
 
 
