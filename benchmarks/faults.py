@@ -20,14 +20,16 @@ import torch
 import typer
 
 from benchmarks.common import OutOption, machine, write_json
-from benchmarks.faults_done import FAULTS, ROUNDS, Bench, Fault
+from benchmarks.faults_done import FAULTS, ROUNDS, VICTIM, Bench, Fault
+from benchmarks.line import Line
 from medpfl import store
 from medpfl.bundle import find_bundle
 from medpfl.cli.terminal import say
 from medpfl.core.errors import MedPFLError
 from medpfl.demo.phantom import write_phantoms
-from medpfl.flare.federation import LOST
+from medpfl.flare.federation import LOST, usable_port
 from medpfl.flare.hospitals import HospitalFederation
+from medpfl.flare.kit_files import Project, Way
 from medpfl.job import Job, load_job
 from medpfl.results.compact import read_compact
 from medpfl.rounds.simulate import simulate
@@ -60,7 +62,19 @@ class Found:
 
 
 class _Hospitals(HospitalFederation):
-    """FLARE's server waits 20 seconds, not 15 minutes, for a hospital that is gone when the job is over."""
+    """FLARE's server waits 20 seconds, not 15 minutes, for a hospital that is gone when the job is over; and the one
+    whose line is cut connects to a port of its own."""
+
+    def __init__(self, *settings: Any, **more: Any):
+        super().__init__(*settings, **more)
+        self.line = Line(usable_port(None), self.port)
+
+    def _localised(self) -> Project:
+        project = super()._localised()
+        way = Way(host="localhost", port=self.line.port)
+        victim = next(one for one in project.participants if one.name == VICTIM)
+        others = [one for one in project.participants if one is not victim]
+        return project.model_copy(update={"participants": [*others, victim.model_copy(update={"connect_to": way})]})
 
     def _environment(self, name: str) -> dict[str, str]:
         return {**super()._environment(name), "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "20"}
@@ -82,10 +96,11 @@ def measure(only: str) -> Iterator[Found]:
         files = {site: folder / "sites" / f"{site}.yaml" for site in sites}
         simulate(job, files, folder / "whole", folder / "home")
         project = find_bundle() / "poc" / "project.yml"
-        with _Hospitals(project, folder / "sites", sites, workspace=folder / "federation") as federation:
+        hospitals = _Hospitals(project, folder / "sites", sites, workspace=folder / "federation")
+        with hospitals.line, hospitals as federation:
             for words, do in FAULTS.items():
                 if only in words:
-                    bench = Bench(federation, job, _left(folder / "whole"), folder)
+                    bench = Bench(federation, hospitals.line, job, _left(folder / "whole"), folder)
                     yield _one(bench, words, do)
 
 

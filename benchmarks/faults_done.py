@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 from nvflare.fuel.flare_api.api_spec import JobNotRunning
 
+from benchmarks.line import Line
 from medpfl.core.errors import MedPFLError
 from medpfl.flare.federation import LOST
 from medpfl.flare.hospitals import HospitalFederation
@@ -29,8 +30,8 @@ PATIENCE = 240.0  # seconds a job may take
 class Bench:
     """The federation, and what the job leaves without a fault."""
 
-    def __init__(self, federation: HospitalFederation, job: Job, whole: dict[str, Any], folder: Path):
-        self.federation, self.job, self.whole, self.folder = federation, job, whole, folder
+    def __init__(self, federation: HospitalFederation, line: Line, job: Job, whole: dict[str, Any], folder: Path):
+        self.federation, self.line, self.job, self.whole, self.folder = federation, line, job, whole, folder
         self.ids: list[str] = []
 
     def submit(self, name: str, other: Job | None = None, **settings: float) -> str:
@@ -155,6 +156,26 @@ def _frozen(bench: Bench, name: str) -> None:
     process.resume()
 
 
+@fault("a hospital's line silent for 30 s while it computes")
+def _silent(bench: Bench, name: str) -> None:
+    _cut(bench, name, bench.line.silent)
+
+
+@fault("a hospital's connections broken while it computes, and no new ones for 30 s")
+def _broken(bench: Bench, name: str) -> None:
+    _cut(bench, name, bench.line.lost)
+
+
+@fault("a hospital's line silent for 30 s while it waits")
+def _silent_waiting(bench: Bench, name: str) -> None:
+    _cut(bench, name, bench.line.silent, waiting=True)
+
+
+@fault("a hospital's connections broken while it waits, and no new ones for 30 s")
+def _broken_waiting(bench: Bench, name: str) -> None:
+    _cut(bench, name, bench.line.lost, waiting=True)
+
+
 @fault("the server's processes killed; its daemon starts it again")
 def _server(bench: Bench, name: str) -> None:
     job_id = bench.submit(name)
@@ -241,6 +262,22 @@ def _for_good(bench: Bench, name: str) -> None:
 def _absent(bench: Bench, name: str) -> None:
     _kill(bench)
     bench.submit(name, grace=5.0)
+
+
+def _cut(bench: Bench, name: str, cut: Callable[[], None], waiting: bool = False) -> None:
+    """For 30 seconds; ``waiting``: once the hospital has answered, while another one takes 10 seconds more."""
+    job_id = bench.submit(name)
+    bench.reach(job_id, STRUCK)
+    slow = bench.process(GONE, job_id)
+    if waiting:
+        slow.suspend()
+        time.sleep(5)
+    cut()
+    time.sleep(30)
+    bench.line.mended()
+    if waiting:
+        time.sleep(10)
+        slow.resume()
 
 
 def _kill(bench: Bench) -> None:

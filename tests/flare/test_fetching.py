@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers' tensors are fetched from real cells of FLARE: from the sender only, as many at a time as memory has room."""
 
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,12 +14,11 @@ from nvflare.apis.dxo import from_shareable
 from nvflare.apis.fl_constant import ServerCommandNames
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
-from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.defs import CellChannel
 from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
 from nvflare.fuel.f3.message import Message
-from nvflare.private.fed.utils.fed_utils import nvflare_fobs_initialize
 
+from cells import JOB, Cells
 from medpfl.core.errors import MedPFLError, ProtocolError
 from medpfl.flare import fetching, pieces
 from medpfl.flare.fetching import Answers, Fetcher
@@ -30,30 +28,19 @@ from medpfl.rounds.memory import WANTED
 from medpfl.rounds.messages import Message as OurMessage
 from medpfl.rounds.protocol.replies import TrainReply
 
-JOB = "job-1"
 VALUES = 300_000
 
 
 class Federation:
-    """The cells of a server's job and of hospitals' in this process, connected by TCP."""
+    """What a server's job hears of hospitals' answers."""
 
-    def __init__(self) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            url = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-        self.url, self.cells = url, {}
-        self.server = self._cell("server")
+    def __init__(self, cells: Cells) -> None:
+        self.cells, self.server = cells, cells.server
         self.came: dict[str, Shareable] = {}
         self.arrived = threading.Event()
         self.server.register_request_cb(
             channel=CellChannel.SERVER_COMMAND, topic=ServerCommandNames.SUBMIT_UPDATE, cb=self._submitted
         )
-
-    def _cell(self, fqcn: str) -> Cell:
-        cell = Cell(fqcn, self.url, secure=False, credentials={}, create_internal_listener=False)
-        cell.start()
-        self.cells[fqcn] = cell
-        return cell
 
     def _submitted(self, message: Message) -> Message:
         self.came[message.get_header("medpfl_test")] = message.payload
@@ -61,16 +48,14 @@ class Federation:
         return make_reply("ok")
 
     def hospital(self, name: str) -> Client:
-        if f"{name}.{JOB}" not in self.cells:
-            self._cell(f"{name}.{JOB}")
+        self.cells.of(name)
         client = Client(name, name)
         client.set_prop(ClientPropKey.FQCN, name)
         return client
 
     def submit(self, client: Client, content: Shareable) -> Shareable:
         """What the server's job hears of an answer."""
-        cell = self.cells[f"{client.name}.{JOB}"]
-        cell.send_request(
+        self.cells.of(client.name).send_request(
             channel=CellChannel.SERVER_COMMAND,
             target="server",
             topic=ServerCommandNames.SUBMIT_UPDATE,
@@ -89,24 +74,11 @@ class Federation:
             get_prop=lambda name: runner if "runner" in name else None,
         )
 
-    def stop(self) -> None:
-        for cell in self.cells.values():
-            cell.stop()
-
-
-@pytest.fixture(scope="module")
-def cells() -> Iterator[Federation]:
-    """FLARE has one cell of a name in the life of a process."""
-    nvflare_fobs_initialize()
-    made = Federation()
-    yield made
-    made.stop()
-
 
 @pytest.fixture
-def federation(cells: Federation) -> Federation:
+def federation(cells: Cells) -> Federation:
     cells.server.decode_pass_through_topics.clear()
-    return cells
+    return Federation(cells)
 
 
 def answer(seed: int, values: int = VALUES) -> Shareable:
@@ -185,7 +157,7 @@ def test_a_hospital_that_is_gone_costs_its_answer_only(federation: Federation, m
     fetcher.size_is(1)
     anna, dora = federation.hospital("anna"), federation.hospital("dora")
     federation.submit(anna, answer(1)), federation.submit(dora, answer(2))
-    federation.cells[f"dora.{JOB}"].stop()
+    federation.cells.of("dora").stop()
     for client in (anna, dora):
         answers.came(client, federation.came[client.name])
     found = all_of(answers, 1, arrived)

@@ -1,32 +1,148 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often hospitals that wait ask the server for their next task.
+"""Hospitals that wait for their next task ask once, and the server answers when there is one (long polling).
 
-FLARE's server says it to each of them in every answer. A hospital that has done its part asks until the slowest is
-done: with the ten times a second that the shipped jobs say, a hundred hospitals would ask a thousand times a second for
-as long as a round takes.
+FLARE's hospitals ask again and again, every time interval that the server tells them. A task then comes too late by
+half of that in the mean, and every question costs either side some milliseconds of processor time: the shorter the
+interval, the dearer is the wait for the slowest hospital. Here the answer to a question is kept back until a task is
+there for who asked, or for ``HOLD`` seconds. FLARE's cells take a future for an answer, so no thread waits meanwhile.
 """
 
-from nvflare.apis.fl_constant import FLContextKey
-from nvflare.apis.fl_context import FLContext
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Protocol
 
-PART = 1 / 40
-"""Of the time that an exchange has taken so far; it is what a hospital may come too late by."""
-MOST = 2.0
-"""Seconds; FLARE's own interval."""
-TOGETHER = 200
-"""Times a second that all hospitals ask, at the most: an answer takes the server about 3 ms of processor time."""
+from nvflare.apis.fl_constant import FLContextKey, ServerCommandNames
+from nvflare.apis.fl_context import FLContext
+from nvflare.fuel.f3.cellnet.defs import CellChannel
+from nvflare.fuel.f3.message import Message
+from nvflare.private.defs import CellMessageHeaderKeys
+
+HOLD = 4.0
+"""Seconds that a question is kept at the most."""
+LOST = 15.0
+"""Seconds after which a hospital takes its question, or the answer to it, for lost, and asks again. FLARE's own 300 are
+for questions that are answered at once, which a line that breaks seldom meets; here there is always one."""
+AGAIN = 0.01
+"""Seconds after which a hospital asks that has sent its result, or whose question was kept for ``HOLD``."""
+_THREADS = 8
+
+
+class _Settings(Protocol):
+    """What of FLARE's server is set here."""
+
+    task_request_interval: float
+
+
+def ask_again(fl_ctx: FLContext) -> None:
+    """At a hospital, as a job begins: a question is lost after ``LOST`` seconds. Results have the time they had."""
+    communicator = getattr(getattr(fl_ctx.get_engine(), "client", None), "communicator", None)
+    if communicator is not None and communicator.timeout > LOST:  # else it is not apart from the server
+        runner = fl_ctx.get_prop(FLContextKey.RUNNER)
+        runner.submit_task_result_timeout = runner.submit_task_result_timeout or communicator.timeout
+        communicator.timeout = LOST
+
+
+@dataclass(frozen=True)
+class _Question:
+    """One that is kept; ``until``: by the clock of ``time.monotonic``."""
+
+    request: Message
+    until: float
+    answer: Future[Message] = field(default_factory=Future)
 
 
 class Asking:
-    """Sets the interval as an exchange goes on; ``fl_ctx``: the server's, of a job that begins."""
+    """Answers the hospitals' questions for tasks, from the beginning of a job until ``close``.
+
+    Args:
+        fl_ctx: the server's, of a job that begins. Where hospitals are not apart from the server, nothing is kept.
+    """
 
     def __init__(self, fl_ctx: FLContext):
-        self._config = getattr(fl_ctx.get_prop(FLContextKey.RUNNER), "config", None)  # None: hospitals are not apart
-        if self._config:
-            hospitals = len(fl_ctx.get_engine().get_clients())
-            self._least: float = max(self._config.task_request_interval, hospitals / TOGETHER)
+        engine = fl_ctx.get_engine()
+        cell, server = engine.get_cell(), getattr(engine, "server", None)
+        self._changed = threading.Condition()
+        self._ready: set[str] = set()  # of whom a task is awaited
+        self._kept: dict[str, _Question] = {}
+        self._open = False
+        if cell is None or server is None or server.command_agent is None:
+            return
+        self._open = True
+        self._process: Callable[[Message], Message] = server.command_agent.execute_command
+        self._clients = server.client_manager.clients
+        self._config: _Settings = fl_ctx.get_prop(FLContextKey.RUNNER).config
+        self._interval = self._config.task_request_interval
+        self._config.task_request_interval = AGAIN
+        self._threads = ThreadPoolExecutor(_THREADS, "asking")
+        threading.Thread(target=self._watch, name="asking", daemon=True).start()
+        # By keyword, for FLARE's cell looks at the channel's to tell whether its messages are streams, as these are.
+        cell.register_request_cb(channel=CellChannel.SERVER_COMMAND, topic=ServerCommandNames.GET_TASK, cb=self.ask)
 
-    def after(self, seconds: float) -> None:
-        """The exchange under way has taken so long: 0 is its beginning, where answers may come at once."""
-        if self._config:
-            self._config.task_request_interval = max(self._least, min(MOST, PART * seconds))
+    def task_for(self, site: str) -> None:
+        """There is a task for ``site``; if it has asked, it is answered now."""
+        with self._changed:
+            self._ready.add(site)
+            kept = self._kept.pop(site, None)
+        if kept:
+            self._answer(kept)
+
+    def no_task_for(self, site: str) -> None:
+        """Its task is done, or no longer awaited."""
+        with self._changed:
+            self._ready.discard(site)
+
+    def close(self) -> None:
+        """Nothing is kept any more: the job ends."""
+        with self._changed:
+            if not self._open:
+                return
+            self._open = False
+            kept = [self._kept.pop(site) for site in sorted(self._kept)]
+            self._config.task_request_interval = self._interval
+            self._changed.notify_all()
+        for question in kept:
+            self._answer(question)
+
+    def ask(self, request: Message) -> Message | Future[Message]:
+        """What FLARE's cell calls for a question; who is not known is answered by FLARE at once."""
+        client = self._clients.get(request.get_header(CellMessageHeaderKeys.TOKEN))
+        before = None
+        with self._changed:
+            keep = self._open and client is not None and client.name not in self._ready
+            if keep:
+                question = _Question(request, time.monotonic() + HOLD)
+                before = self._kept.pop(client.name, None)  # of a process that is no more
+                self._kept[client.name] = question
+                self._changed.notify_all()
+        if before:
+            self._answer(before)
+        return question.answer if keep else self._process(request)
+
+    def _answer(self, question: _Question) -> None:
+        """By FLARE, in a thread; an error is told as that of a question that was not kept."""
+
+        def answered(done: Future[Message]) -> None:
+            error = done.exception()
+            if error:
+                question.answer.set_exception(error)
+            else:
+                question.answer.set_result(done.result())
+
+        self._threads.submit(self._process, question.request).add_done_callback(answered)
+
+    def _watch(self) -> None:
+        """Answer those that were kept for long enough."""
+        while True:
+            with self._changed:
+                if not self._open:
+                    return
+                now = time.monotonic()
+                over = [self._kept.pop(site) for site in sorted(self._kept) if self._kept[site].until <= now]
+                if not over:
+                    # The first that was kept is the first of the dictionary.
+                    self._changed.wait(next((kept.until - now for kept in self._kept.values()), None))
+            for question in over:
+                self._answer(question)

@@ -75,6 +75,9 @@ class ExchangeController(Controller):
                 self.coordinator.record.fail(str(error))
             self.log_error(fl_ctx, str(error))
             self.system_panic(str(error), fl_ctx)
+        finally:
+            if self._asking:
+                self._asking.close()
 
     # -- what a coordinator is made of --------------------------------------------------------------------------------
 
@@ -112,9 +115,10 @@ class ExchangeController(Controller):
             Stopped: the job was aborted.
         """
         assert self.coordinator is not None and self._fetcher is not None and self._asking is not None
-        answers = Answers(self._fetcher, self._arrived.set)
+        asking, answers = self._asking, Answers(self._fetcher, self._arrived.set)
 
         def received(client_task: ClientTask, fl_ctx: FLContext) -> None:
+            asking.no_task_for(client_task.client.name)
             answers.came(client_task.client, client_task.result)
             client_task.result = None
 
@@ -128,6 +132,7 @@ class ExchangeController(Controller):
                 result_received_cb=received,
             )
             self.send(task=task, targets=[site], fl_ctx=fl_ctx)
+            asking.task_for(site)
             tasks[site] = task
         started, quorum_at = time.monotonic(), None
         awaited = set(tasks if exchange.awaited is None else exchange.awaited)
@@ -150,7 +155,6 @@ class ExchangeController(Controller):
                     del answer  # its arrays are in the reply now, or in a file
                 release(tensor for tensors in sent for tensor in tensors)  # what hospitals have fetched of files
                 now = time.monotonic()
-                self._asking.after(now - started)
                 if now - cleaned > 1:  # pieces that hospitals have fetched
                     self._fetcher.tidy()
                     cleaned = time.monotonic()
@@ -160,9 +164,9 @@ class ExchangeController(Controller):
                     break
         finally:
             answers.stop()
-            self._asking.after(0)
             CLEANER.clean(size)
         for site, task in tasks.items():
+            asking.no_task_for(site)
             done = site in replies or site in failed
             self.cancel_task(task, TaskCompletionStatus.OK if done else TaskCompletionStatus.TIMEOUT)
             # FLARE 2.9's task monitor dies of a KeyError when a hospital was sent a task twice while others were

@@ -13,6 +13,7 @@ from nvflare.apis.signal import Signal
 
 from medpfl.core.errors import MedPFLError, ProtocolError, Stopped
 from medpfl.data.site_file import find_site_file
+from medpfl.flare.asking import ask_again
 from medpfl.flare.differences import answer
 from medpfl.flare.home import home_of
 from medpfl.flare.leaving import check_filters, filters_out, untouched
@@ -43,7 +44,9 @@ class SiteExecutor(Executor):
         self._abort: Signal | None = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        if event_type == EventType.END_RUN and self._runner is not None:
+        if event_type == EventType.START_RUN:
+            ask_again(fl_ctx)
+        elif event_type == EventType.END_RUN and self._runner is not None:
             self._runner.close()
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:

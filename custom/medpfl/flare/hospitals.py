@@ -82,7 +82,7 @@ class HospitalFederation(LocalFederation):
         centre = self.workspace / "centre"
         centre.mkdir()
         file = centre / "project.yml"
-        file.write_text(yaml.safe_dump(localised(self.project, self.sites, self.port).written(), sort_keys=False))
+        file.write_text(yaml.safe_dump(self._localised().written(), sort_keys=False))
         for person in provision(file, centre / "kits").people:
             name = "server" if person.role == "server" else person.kit.name
             shutil.copytree(person.kit.folder, self.kit(name))
@@ -95,6 +95,9 @@ class HospitalFederation(LocalFederation):
             settle(self.site_files, site, data, self.kit(site) / "local")
             if site not in self.allow_code:
                 forbid_code(self.kit(site))
+
+    def _localised(self) -> Project:
+        return localised(self.project, self.sites, self.port)
 
     def _shut_down(self) -> None:
         """FLARE's own way: abort what runs, then let the project admin shut everything down."""

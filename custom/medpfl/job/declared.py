@@ -120,8 +120,8 @@ def server_of(content: Object) -> Server:
     interval = server.get("task_request_interval")
     if not isinstance(interval, (int, float)) or isinstance(interval, bool) or not 0 < interval <= 10:
         raise ConfigError(
-            f"{where}: server.task_request_interval must be above 0 and at most 10 seconds (0.1 is good; FLARE's own "
-            f"default makes every round wait 2 s), got {interval!r}"
+            f"{where}: server.task_request_interval must be above 0 and at most 10 seconds (0.1 is good; with FLARE's "
+            f"own 2 seconds a job starts and ends later), got {interval!r}"
         )
     workflows = content.get("workflows")
     if not isinstance(workflows, list) or len(workflows) != 1:
