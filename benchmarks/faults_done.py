@@ -161,7 +161,7 @@ def _silent(bench: Bench, name: str) -> None:
     _cut(bench, name, bench.line.silent)
 
 
-@fault("a hospital's connections broken while it computes, and no new ones for 30 s")
+@fault("a hospital's line broken while it computes, back after 30 s")
 def _broken(bench: Bench, name: str) -> None:
     _cut(bench, name, bench.line.lost)
 
@@ -171,7 +171,7 @@ def _silent_waiting(bench: Bench, name: str) -> None:
     _cut(bench, name, bench.line.silent, waiting=True)
 
 
-@fault("a hospital's connections broken while it waits, and no new ones for 30 s")
+@fault("a hospital's line broken while it waits, back after 30 s")
 def _broken_waiting(bench: Bench, name: str) -> None:
     _cut(bench, name, bench.line.lost, waiting=True)
 
