@@ -165,7 +165,7 @@ def _server(scratch: Path, hospitals: int, megabytes: float, rounds: int, mixer:
             turned.append(time.monotonic() - last)
         found = {}
         for number, (site, message) in enumerate(exchange.messages.items()):
-            found[site] = coordinator.arrived(played.answer(number, message))
+            found[site] = coordinator.arrived(site, played.answer(number, message))
             release(tensor for state in message.slots.values() for tensor in state.values())  # as ``simulate`` does
         last = time.monotonic()
         return found

@@ -55,7 +55,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
 def arrived(coordinator: Coordinator, runners: Runners, number: int) -> dict[str, Message[Any]]:
     """The hospitals' answers of a round, where the server keeps them."""
     replies = exchange(runners, coordinator.rounds.train_messages(number, coordinator.joined))
-    return {site: coordinator.arrived(reply) for site, reply in replies.items()}
+    return {site: coordinator.arrived(site, reply) for site, reply in replies.items()}
 
 
 def held_by(coordinator: Coordinator) -> dict[str, dict[str, torch.Tensor]]:

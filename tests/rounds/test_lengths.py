@@ -51,7 +51,7 @@ def test_it_is_what_float64_says(
     factors: tuple[float, ...], limit: float | None, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick = found(factors, limit, kind)
-    monkeypatch.setattr(bounds._Update, "about", lambda update: math.nan)
+    monkeypatch.setattr(bounds.Update, "about", math.nan)
     exact = found(factors, limit, kind)
     assert quick[0] == exact[0]
     assert all(torch.equal(one, other) for one, other in zip(quick[1], exact[1], strict=True))
@@ -60,10 +60,10 @@ def test_it_is_what_float64_says(
 def test_where_nothing_is_far_float64_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it is for: a third of the work."""
 
-    def asked(update: bounds._Update) -> float:
+    def asked(update: bounds.Update) -> float:
         raise AssertionError
 
-    monkeypatch.setattr(bounds._Update, "length", property(asked))
+    monkeypatch.setattr(bounds.Update, "length", property(asked))
     assert found((1.0, 1.1, 0.9, 1.2), None)[0] == []
     assert found((1.0, 1.1, 0.9, 1.2), 2.0)[0] == []
     with pytest.raises(AssertionError):

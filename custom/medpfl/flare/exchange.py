@@ -203,5 +203,5 @@ class ExchangeController(Controller):
         assert self._fetcher is not None
         self._fetcher.size_is(byte_count(reply.slots))
         if isinstance(self.coordinator, Coordinator):
-            reply = self.coordinator.arrived(reply)
+            reply = self.coordinator.arrived(site, reply)
         return dataclasses.replace(reply, encoded=traffic_of(fl_ctx, site))

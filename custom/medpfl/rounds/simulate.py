@@ -90,7 +90,7 @@ def simulate(
             handle = runners[site].handle
             try:
                 reply = links[site].carry(message, handle) if links else handle(message)
-                replies[site] = coordinator.arrived(reply)
+                replies[site] = coordinator.arrived(site, reply)
                 if isinstance(reply.header, InitReply):
                     state = runners[site].networks.state()
                     private = {key: state[key] for key in runners[site].networks.private}

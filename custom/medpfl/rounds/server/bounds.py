@@ -49,6 +49,7 @@ def bound(
     gradients: Collection[str],
     buffers: Collection[str],
     limit: float | None,
+    known: Mapping[str, "Updates"] | None = None,
 ) -> list[Far]:
     """Shorten, in place, what is longer than ``limit`` times the median of the others' lengths; tell of what is far.
 
@@ -60,19 +61,36 @@ def bound(
         gradients: slots whose updates are gradients, which have a length of their own.
         buffers: entries that are not trained.
         limit: None: nothing is shortened.
+        known: hospital to what ``updates_of`` its answer says, where that was looked at before.
     """
+    known = known or {}
+    updates = {
+        site: known[site] if site in known else updates_of(slots, answer, held[site], gradients, buffers)
+        for site, answer in sent.items()
+    }
     found = []
     for slot in slots:
         for what, kept in ((f"'{slot}'", False), (f"the buffers of '{slot}'", True)):
-            updates = {}
-            for site, answer in sent.items():
-                keys = [
-                    key for key in answer[slot] if (key in buffers) == kept and answer[slot][key].is_floating_point()
-                ]
-                base = None if slot in gradients else held[site][slot]
-                updates[site] = _Update({key: answer[slot][key] for key in keys}, base)
-            found += _bound_group(what, updates, limit)
+            found += _bound_group(what, {site: each[slot, kept] for site, each in updates.items()}, limit)
     return found
+
+
+def updates_of(
+    slots: Sequence[str], answer: Slots, held: Slots, gradients: Collection[str], buffers: Collection[str]
+) -> "Updates":
+    """One hospital's updates: slot and whether it is of buffers, to the update. Arguments as ``bound`` has them."""
+    return {
+        (slot, kept): Update(
+            {
+                key: tensor
+                for key, tensor in answer[slot].items()
+                if (key in buffers) == kept and tensor.is_floating_point()
+            },
+            None if slot in gradients else held[slot],
+        )
+        for slot in slots
+        for kept in (False, True)
+    }
 
 
 def _usual(lengths: Mapping[str, float]) -> dict[str, float]:
@@ -88,7 +106,7 @@ def _alike(lengths: Mapping[str, float], times: float) -> bool:
     return all(1.01 * length < times * usual[site] for site, length in lengths.items())
 
 
-class _Update:
+class Update:
     """Entries of what a hospital sent, and what it had been sent; None: they are a difference themselves."""
 
     def __init__(self, entries: State, base: State | None):
@@ -98,6 +116,7 @@ class _Update:
     def length(self) -> float:
         return float(sum(float(apart.norm()) ** 2 for _, _, apart in self._pieces()) ** 0.5)
 
+    @functools.cached_property
     def about(self) -> float:
         """The length to three digits, for a third of the work; NaN, 0 or infinite where that needs float64."""
         if any(tensor.dtype not in (torch.float32, torch.float64) for tensor in self.entries.values()):
@@ -124,10 +143,13 @@ class _Update:
             sent.copy_(apart * factor if base is None else base + apart * factor)
 
 
-def _bound_group(what: str, updates: Mapping[str, _Update], limit: float | None) -> list[Far]:
+Updates = Mapping[tuple[str, bool], Update]
+
+
+def _bound_group(what: str, updates: Mapping[str, Update], limit: float | None) -> list[Far]:
     if len(updates) < 2 or not any(update.entries for update in updates.values()):
         return []
-    if _alike({site: update.about() for site, update in updates.items()}, FAR if limit is None else min(FAR, limit)):
+    if _alike({site: update.about for site, update in updates.items()}, FAR if limit is None else min(FAR, limit)):
         return []
     found = []
     usual = _usual({site: update.length for site, update in updates.items()})

@@ -3,6 +3,7 @@
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -13,13 +14,21 @@ from medpfl.job.names import SERVER_FILE
 from medpfl.rounds.messages import Slots, byte_count
 from medpfl.rounds.sealing import check_sealed, mix_sealed, sealed_table, whole_numbers
 from medpfl.rounds.server import checkpoint
-from medpfl.rounds.server.bounds import Far, bound
+from medpfl.rounds.server.bounds import Far, Updates, bound, updates_of
 from medpfl.rounds.server.checkpoint import Stack
 from medpfl.rounds.server.checks import Table, check_update
 from medpfl.rounds.server.shelf import Shelf
 
 _ANSWERS = "answers:"
 """Before a slot's name: what its component remembers of what the hospitals sent."""
+
+
+@dataclass(frozen=True)
+class _Looked:
+    """An answer whose tensors passed the check as it came, and its updates."""
+
+    sent: Slots
+    updates: Updates
 
 
 class Copies:
@@ -39,6 +48,7 @@ class Copies:
         self.travelling = [slot for slot, mixer in self.mixers.items() if mixer.travels]
         self.stack: Stack = {}
         self._roster = tuple(roster)
+        self._looked: dict[str, _Looked] = {}
         for mixer in self.mixers.values():
             mixer.check(self._roster)
 
@@ -89,8 +99,11 @@ class Copies:
         if self.sealed:
             return []
         held = {site: self.of(site, slots) for site in sent}
-        gradients = [slot for slot in slots if self.mixers[slot].takes == "gradients"]
-        return bound(slots, sent, held, gradients, buffers, limit)
+        known = {site: one.updates for site, one in self._looked.items() if one.sent is sent.get(site)}
+        return bound(slots, sent, held, self._gradients(slots), buffers, limit, known)
+
+    def _gradients(self, slots: Collection[str]) -> list[str]:
+        return [slot for slot in slots if self.mixers[slot].takes == "gradients"]
 
     def mix(self, slots: Sequence[str], sent: Mapping[str, Slots], info: RoundInfo) -> dict[str, Matrix]:
         """Mix the slots over the hospitals that answered; returns the matrices that were applied.
@@ -99,6 +112,7 @@ class Copies:
             sent: hospital to what it answered; the tensors are mixed in place.
         """
         matrices: dict[str, Matrix] = {}
+        self._looked.clear()
         self.shelf.begin_mixing()
         for slot in slots:
             # Mixing is in place. An absent hospital's copy is cloned first: it may still be downloading the old one.
@@ -129,13 +143,30 @@ class Copies:
             return self.stack[_ANSWERS + slot]
         return self.stack[slot] if remembered == "copies" else ()
 
+    def look(self, site: str, sent: Slots, expected: Table, buffers: Collection[str]) -> None:
+        """Look at an answer that has just come, while others are awaited: its values and the lengths of its updates.
+        Neither depends on the others' answers; ``check`` and ``bound`` need not do it any more.
+
+        Raises:
+            RefusedUpdate: as ``check``.
+        """
+        if self.sealed or not sent.keys() <= expected.keys():
+            return
+        check_update(site, sent, {slot: expected[slot] for slot in sent}, buffers)
+        updates = updates_of(list(sent), sent, self.of(site, list(sent)), self._gradients(sent), buffers)
+        for update in updates.values():
+            _ = update.about  # it remembers
+        self._looked[site] = _Looked(sent, updates)
+
     def check(self, site: str, sent: Slots, expected: Table, buffers: Collection[str]) -> None:
         """Refuse an update that is not of the expected slots; see ``rounds.server.checks`` and ``rounds.sealing``.
 
         Raises:
             RefusedUpdate: naming the hospital, the entry, expected and got.
         """
-        (check_sealed if self.sealed else check_update)(site, sent, expected, buffers)
+        looked = self._looked.get(site)
+        if looked is None or looked.sent is not sent or sent.keys() != expected.keys():
+            (check_sealed if self.sealed else check_update)(site, sent, expected, buffers)
 
     def entries(self, expected: Table) -> Table:
         """Of the expected slots what the stack holds of each."""

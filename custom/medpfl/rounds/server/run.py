@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A job under way at the server: what is known of it, what is asked in its name, whose answers count, checkpoints."""
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -12,6 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from medpfl.core.errors import RefusedUpdate
 from medpfl.core.mixers import RoundInfo
 from medpfl.data.fingerprint import Planned
 from medpfl.job.contents import Job
@@ -24,7 +26,7 @@ from medpfl.rounds.messages import Message, Slots
 from medpfl.rounds.planning import as_planned
 from medpfl.rounds.privacy import check_statistics_wanted
 from medpfl.rounds.protocol.bounded import Part
-from medpfl.rounds.protocol.replies import Reply
+from medpfl.rounds.protocol.replies import RefineReply, Reply, TrainReply
 from medpfl.rounds.protocol.requests import OfRun, Request
 from medpfl.rounds.server import checkpoint
 from medpfl.rounds.server.answers import Check, answers, no_tensors
@@ -129,13 +131,19 @@ class ServerRun:
         sizes = [float(self.sizes.get(site, {}).get("train", 0)) for site in self.roster]
         return RoundInfo(self.roster, np.array(sizes), tuple(site in present for site in self.roster))
 
-    def arrived(self, reply: Message[Reply]) -> Message[Reply]:
-        """An answer as soon as it is there: its tensors lie where the hospitals' models lie.
+    def arrived(self, site: str, reply: Message[Reply]) -> Message[Reply]:
+        """An answer as soon as it is there: its tensors lie where the hospitals' models lie, and are looked at.
 
         Raises:
             MedPFLError: the disk is full, or cannot be written.
         """
-        return dataclasses.replace(reply, slots=self.copies.shelf.take(reply.slots)) if reply.slots else reply
+        if not reply.slots:
+            return reply
+        reply = dataclasses.replace(reply, slots=self.copies.shelf.take(reply.slots))
+        if self.joined and isinstance(reply.header, (TrainReply, RefineReply)):
+            with contextlib.suppress(RefusedUpdate):  # when all answers are there, it is refused in its turn
+                self.copies.look(site, reply.slots, self.expected, self.buffers)
+        return reply
 
     # -- questions and answers ----------------------------------------------------------------------------------------
 
