@@ -16,7 +16,7 @@ from typing import Protocol
 
 from nvflare.apis.fl_constant import FLContextKey, ServerCommandNames
 from nvflare.apis.fl_context import FLContext
-from nvflare.fuel.f3.cellnet.defs import CellChannel
+from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey
 from nvflare.fuel.f3.message import Message
 from nvflare.private.defs import CellMessageHeaderKeys
 
@@ -47,11 +47,18 @@ def ask_again(fl_ctx: FLContext) -> None:
 
 @dataclass(frozen=True)
 class _Question:
-    """One that is kept; ``until``: by the clock of ``time.monotonic``."""
+    """One of ``site``'s that is not answered yet; ``until``: when it has been kept for long enough, by the clock of
+    ``time.monotonic``."""
 
+    site: str
     request: Message
     until: float
     answer: Future[Message] = field(default_factory=Future)
+
+    @property
+    def who(self) -> tuple[str, str]:
+        """Whose process waits for the answer: the hospital's, and its cell."""
+        return self.site, str(self.request.get_header(MessageHeaderKey.ORIGIN))
 
 
 class Asking:
@@ -67,6 +74,7 @@ class Asking:
         self._changed = threading.Condition()
         self._ready: set[str] = set()  # of whom a task is awaited
         self._kept: dict[str, _Question] = {}
+        self._answering: dict[tuple[str, str], _Question] = {}  # FLARE is at work, which takes long with codecs
         self._open = False
         if cell is None or server is None or server.command_agent is None:
             return
@@ -109,29 +117,37 @@ class Asking:
     def ask(self, request: Message) -> Message | Future[Message]:
         """What FLARE's cell calls for a question; who is not known is answered by FLARE at once."""
         client = self._clients.get(request.get_header(CellMessageHeaderKeys.TOKEN))
-        before = None
+        if client is None:
+            return self._process(request)
+        question = _Question(client.name, request, time.monotonic() + HOLD)
         with self._changed:
-            keep = self._open and client is not None and client.name not in self._ready
+            keep = self._open and client.name not in self._ready and question.who not in self._answering
             if keep:
-                question = _Question(request, time.monotonic() + HOLD)
-                before = self._kept.pop(client.name, None)  # of a process that is no more
+                self._kept.pop(client.name, None)  # of a process that is no more, or that took it for lost
                 self._kept[client.name] = question
                 self._changed.notify_all()
-        if before:
-            self._answer(before)
-        return question.answer if keep else self._process(request)
+        if not keep:
+            self._answer(question)
+        return question.answer
 
     def _answer(self, question: _Question) -> None:
-        """By FLARE, in a thread; an error is told as that of a question that was not kept."""
+        """By FLARE, in a thread; an error is told as that of a question that was not kept. A process that took its
+        question for lost meanwhile gets the answer for the one that it asked last, and FLARE makes no other."""
 
         def answered(done: Future[Message]) -> None:
+            with self._changed:
+                last = self._answering.pop(question.who)
             error = done.exception()
             if error:
-                question.answer.set_exception(error)
+                last.answer.set_exception(error)
             else:
-                question.answer.set_result(done.result())
+                last.answer.set_result(done.result())
 
-        self._threads.submit(self._process, question.request).add_done_callback(answered)
+        with self._changed:
+            under_way = question.who in self._answering
+            self._answering[question.who] = question
+        if not under_way:
+            self._threads.submit(self._process, question.request).add_done_callback(answered)
 
     def _watch(self) -> None:
         """Answer those that were kept for long enough."""
