@@ -33,6 +33,7 @@ STUDIES = {
     "skin-diagnoses": "seven skin diagnoses (balanced accuracy)",
     "lesions-augmented": "skin lesions (Dice)",
     "phantom": "phantoms (Dice)",
+    "hippocampus-longer": "hippocampus (Dice)",
 }
 UNSEEN = 3
 """The seed from which on no run had been made when Auto's last rule was, in the generated studies: the first five."""
