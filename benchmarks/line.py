@@ -56,6 +56,10 @@ class Line:
         await self._end.wait()
         server.close()
         self._break()
+        passing = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in passing:
+            task.cancel()
+        await asyncio.gather(*passing, return_exceptions=True)
 
     def _break(self) -> None:
         for writer in self._open:
