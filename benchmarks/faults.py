@@ -94,13 +94,19 @@ def measure(only: str) -> Iterator[Found]:
         settings = replace(job.settings, rounds=ROUNDS, finetune=1, grace=90.0)
         job = replace(job, min_clients=3, settings=settings, method=replace(job.method, steps=4))
         files = {site: folder / "sites" / f"{site}.yaml" for site in sites}
-        simulate(job, files, folder / "whole", folder / "home")
+
+        def whole(job: Job) -> dict[str, Any]:
+            """What a run without a fault leaves."""
+            simulate(job, files, folder / "whole", folder / "home")
+            return _left(folder / "whole")
+
+        same = whole(job)
         project = find_bundle() / "poc" / "project.yml"
         hospitals = _Hospitals(project, folder / "sites", sites, workspace=folder / "federation")
         with hospitals.line, hospitals as federation:
             for words, do in FAULTS.items():
                 if only in words:
-                    bench = Bench(federation, hospitals.line, job, _left(folder / "whole"), folder)
+                    bench = Bench(federation, hospitals.line, job, same, whole, folder)
                     yield _one(bench, words, do)
 
 

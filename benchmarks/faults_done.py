@@ -24,20 +24,32 @@ ROUNDS = 8
 STRUCK = 2
 """The round after which the fault comes."""
 VICTIM, GONE = "hospital-b", "hospital-d"
-PATIENCE = 240.0  # seconds a job may take
+PATIENCE = 400.0  # seconds a job may take
 
 
 class Bench:
-    """The federation, and what the job leaves without a fault."""
+    """The federation, and what the job leaves without a fault; ``run``: what another job leaves without one."""
 
-    def __init__(self, federation: HospitalFederation, line: Line, job: Job, whole: dict[str, Any], folder: Path):
+    def __init__(
+        self,
+        federation: HospitalFederation,
+        line: Line,
+        job: Job,
+        whole: dict[str, Any],
+        run: Callable[[Job], dict[str, Any]],
+        folder: Path,
+    ):
         self.federation, self.line, self.job, self.whole, self.folder = federation, line, job, whole, folder
+        self._run = run
         self.ids: list[str] = []
 
-    def submit(self, name: str, other: Job | None = None, **settings: float) -> str:
-        """Submit the job, or another one, under a name of its own, or once more."""
-        job = other or self.job
-        job = replace(job, name=name, settings=replace(job.settings, **settings))  # type: ignore[arg-type]
+    def take(self, job: Job) -> None:
+        """This job from now on, in place of the one that the other faults have."""
+        self.job, self.whole = job, self._run(job)
+
+    def submit(self, name: str, **settings: float) -> str:
+        """Submit the job under a name of its own, or once more."""
+        job = replace(self.job, name=name, settings=replace(self.job.settings, **settings))  # type: ignore[arg-type]
         self.ids.append(self.federation.submit(write_job(job, self.folder / "jobs" / name)))
         return self.ids[-1]
 
@@ -136,14 +148,15 @@ def _job_process(bench: Bench, name: str) -> None:
 
 @fault("a hospital's job process killed in the middle of its answer of 116 MB")
 def _middle(bench: Bench, name: str) -> None:
-    """Another network than in the other faults, so that there is a middle: the result is another one in any case."""
-    task = bench.job.task
-    assert isinstance(task, Segmentation)
-    task = replace(task, architecture=UNet((16, 32, 128, 1024, 1024), residual_units=1))
-    job_id = bench.submit(name, replace(bench.job, task=task))
-    bench.reach(job_id, STRUCK)
-    bench.answer(job_id, VICTIM)
-    bench.process(VICTIM, job_id).kill()
+    bench.process(VICTIM, _answering(bench, name)).kill()
+
+
+@fault("a hospital's line broken in the middle of its answer of 116 MB, back after 30 s")
+def _middle_of_line(bench: Bench, name: str) -> None:
+    _answering(bench, name)
+    bench.line.lost()
+    time.sleep(30)
+    bench.line.mended()
 
 
 @fault("a hospital frozen for 30 s, grace of 5 s")
@@ -262,6 +275,19 @@ def _for_good(bench: Bench, name: str) -> None:
 def _absent(bench: Bench, name: str) -> None:
     _kill(bench)
     bench.submit(name, grace=5.0)
+
+
+def _answering(bench: Bench, name: str) -> str:
+    """The job, in the middle of a hospital's answer; with another network than in the other faults, so that there is
+    a middle."""
+    task = bench.job.task
+    assert isinstance(task, Segmentation)
+    task = replace(task, architecture=UNet((16, 32, 128, 1024, 1024), residual_units=1))
+    bench.take(replace(bench.job, task=task))
+    job_id = bench.submit(name)
+    bench.reach(job_id, STRUCK)
+    bench.answer(job_id, VICTIM)
+    return job_id
 
 
 def _cut(bench: Bench, name: str, cut: Callable[[], None], waiting: bool = False) -> None:

@@ -30,7 +30,6 @@ from medpfl.deployed.model_file import load_deployed
 from medpfl.flare.compared import do_runs_on, do_runs_over_flare, foreign_classes, over_flare
 from medpfl.flare.poc import Federation
 from medpfl.job import Job, load_job, write_evaluation_job
-from medpfl.methods.softpull import SoftPull
 from medpfl.models.lenet import LeNet5
 from medpfl.results.files import json_of
 from medpfl.tasks.classification import Classification
@@ -97,11 +96,8 @@ def written(folder: Path, name: str, rounds: int = 2) -> Path:
 
 @pytest.fixture(scope="module")
 def submitted(federation: Federation) -> tuple[Path, str]:
-    """A small job, submitted by the admin console: its folder and its id. Its hospitals train nearly all the time, so
-    that one that is killed is killed there: in the middle of its answer it would miss the round."""
-    folder = federation.kits / "admin@medpfl.local" / "transfer" / "jobs" / "from-the-console"
-    job = small_job(6, method=SoftPull(lr=0.05, batch_size=8, steps=1500))
-    write_job(replace(job, name=folder.name), folder)
+    """A small job, submitted by the admin console: its folder and its id."""
+    folder = written(federation.kits / "admin@medpfl.local" / "transfer" / "jobs", "from-the-console", rounds=30)
     done = subprocess.run(
         ["bash", "-c", federation.console_command()],
         input="submit_job jobs/from-the-console\nlist_jobs\nbye\n",
@@ -120,8 +116,8 @@ def submitted(federation: Federation) -> tuple[Path, str]:
 def test_a_job_from_the_console_tells_its_progress_and_a_kill_changes_nothing(
     federation: Federation, hospitals: dict[str, Path], submitted: tuple[Path, str], tmp_path: Path
 ) -> None:
-    """A killed process is started again, where FLARE alone ends the whole job. (What is left alone equals simulate,
-    too: the comparison below, and test_provisioned.)"""
+    """A process that is killed, in training or in the middle of its answer, is started again, where FLARE alone ends
+    the whole job. (What is left alone equals simulate, too: the comparison below, and test_provisioned.)"""
     folder, job_id = submitted
     best = f"best_{small_job().task.score}_personal"
     progress = federation.run_folder("server", job_id) / "results" / "metrics.jsonl"
@@ -144,8 +140,9 @@ def test_a_job_from_the_console_tells_its_progress_and_a_kill_changes_nothing(
     names = {path.name for path in downloaded.iterdir()}
     assert names == {"metrics.jsonl", "mixing.npz", "bytes.json", "summary.json", "slots", "report.html"}
     events = json.loads((downloaded / "summary.json").read_text())["events"]
-    assert [event["site"] for event in events] == ["hospital-b"]
-    assert events[0]["event"].startswith("resumed from the state after round ")
+    assert {event["site"] for event in events} == {"hospital-b"}
+    assert events[-1]["event"].startswith("resumed from the state after round ")
+    assert all("it is asked once more" in event["event"] for event in events[:-1])
     assert_same(outcome(downloaded), run(load_job(folder), hospitals, tmp_path / "simulated"))
     for site in hospitals:
         log = (federation.run_folder(site, job_id) / "log.txt").read_text()

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -130,6 +131,9 @@ class Harness:
             local = self.folder / "server" / "local" / "resources.json"
             local.write_text(json.dumps({"class_allow_list": self.allowed}))
         self._filters = _filters_of(self.job)
+        decoders = {f"{task}{FilterKey.DELIMITER}{FilterKey.IN}": [one] for task, one in self._filters[0][1].items()}
+        runner = SimpleNamespace(config=SimpleNamespace(task_result_filters=decoders))
+        self.engine.manager.private_stickers[FLContextKey.RUNNER] = runner
         self.communicator = WFCommServer()
         self.controller.set_communicator(self.communicator)
         self.engine.handlers = [self.controller, self.communicator]
@@ -213,7 +217,14 @@ class Harness:
                 self.late.append(site)
             server_ctx = self.engine.new_context()
             server_ctx.set_peer_context(fl_ctx)
-            result = _filtered(outside[1], name, _decoded(payload), server_ctx)
+            result = apply_filters(
+                Scope.TASK_RESULT_FILTERS_NAME,
+                _decoded(payload),
+                server_ctx,
+                server_ctx.get_prop(FLContextKey.RUNNER).config.task_result_filters,
+                name,
+                FilterKey.IN,
+            )
             self.communicator.process_submission(client, name, task_id, result, server_ctx)
 
     def _until_closed(self, task_id: str, fl_ctx: FLContext) -> None:

@@ -25,6 +25,9 @@ HOLD = 4.0
 LOST = 15.0
 """Seconds after which a hospital takes its question, or the answer to it, for lost, and asks again. FLARE's own 300 are
 for questions that are answered at once, which a line that breaks seldom meets; here there is always one."""
+SENT = 60.0
+"""Seconds after which a hospital takes the answer for lost that its result has come, asks whether it has, and sends it
+again if not. It names its tensors only, which are fetched apart."""
 AGAIN = 0.01
 """Seconds after which a hospital asks that has sent its result, or whose question was kept for ``HOLD``."""
 _THREADS = 8
@@ -37,11 +40,12 @@ class _Settings(Protocol):
 
 
 def ask_again(fl_ctx: FLContext) -> None:
-    """At a hospital, as a job begins: a question is lost after ``LOST`` seconds. Results have the time they had."""
+    """At a hospital, as a job begins: a question is lost after ``LOST`` seconds, and a result after ``SENT``, where the
+    job or FLARE's configuration gives it no other time."""
     communicator = getattr(getattr(fl_ctx.get_engine(), "client", None), "communicator", None)
     if communicator is not None and communicator.timeout > LOST:  # else it is not apart from the server
         runner = fl_ctx.get_prop(FLContextKey.RUNNER)
-        runner.submit_task_result_timeout = runner.submit_task_result_timeout or communicator.timeout
+        runner.submit_task_result_timeout = runner.submit_task_result_timeout or min(SENT, communicator.timeout)
         communicator.timeout = LOST
 
 

@@ -23,16 +23,16 @@ from nvflare.apis.signal import Signal
 from medpfl.core.errors import CodecError, ConfigError, MedPFLError, Stopped
 from medpfl.core.mapped import release
 from medpfl.flare.asking import Asking
-from medpfl.flare.fetching import Answers, Fetcher
-from medpfl.flare.filters import decoded, traffic_of
+from medpfl.flare.fetching import Answers, Fetcher, LostAnswer
+from medpfl.flare.filters import decoded, take_decoding, traffic_of
 from medpfl.flare.leaving import check_filters
 from medpfl.flare.memory import CLEANER
-from medpfl.flare.wire import failure_of, read_reply, to_shareable
+from medpfl.flare.wire import read_reply, to_shareable
 from medpfl.rounds.evaluation import EvaluationCoordinator
 from medpfl.rounds.loop import Exchange
 from medpfl.rounds.messages import Message, byte_count, flatten
 from medpfl.rounds.protocol.replies import Reply
-from medpfl.rounds.protocol.requests import Request
+from medpfl.rounds.protocol.requests import RefineRequest, Request
 from medpfl.rounds.server.coordinator import Coordinator
 
 
@@ -45,6 +45,7 @@ class ExchangeController(Controller):
         self._grace = grace
         self._fetcher: Fetcher | None = None
         self._asking: Asking | None = None
+        self._coded: frozenset[str] = frozenset()
         self._missed: dict[str, int] = {}
         self._arrived = threading.Event()
 
@@ -66,6 +67,7 @@ class ExchangeController(Controller):
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         try:
             check_filters(fl_ctx)
+            self._coded = take_decoding(fl_ctx)
             self._fetcher, self._asking = Fetcher(fl_ctx), Asking(fl_ctx)
             self._run(abort_signal, fl_ctx)
         except Stopped:
@@ -106,7 +108,8 @@ class ExchangeController(Controller):
     # -- exchange -----------------------------------------------------------------------------------------------------
 
     def _exchange(self, exchange: Exchange, abort_signal: Signal, fl_ctx: FLContext) -> dict[str, Message[Reply]]:
-        """Send every hospital its own message in parallel and gather the replies.
+        """Send every hospital its own message in parallel and gather the replies; a hospital whose answer is lost on
+        its way is asked once more.
 
         Ends when all have answered, ``grace`` seconds after the quorum or all that are awaited have, or after the
         exchange's timeout.
@@ -122,8 +125,10 @@ class ExchangeController(Controller):
             answers.came(client_task.client, client_task.result)
             client_task.result = None
 
-        tasks = {}
-        for site, message in exchange.messages.items():
+        tasks: list[tuple[str, Task]] = []
+
+        def ask(site: str) -> None:
+            message = exchange.messages[site]
             # The task's own timeout is only a safety net: this loop decides.
             task = Task(
                 message.header.task,
@@ -133,16 +138,20 @@ class ExchangeController(Controller):
             )
             self.send(task=task, targets=[site], fl_ctx=fl_ctx)
             asking.task_for(site)
-            tasks[site] = task
+            tasks.append((site, task))
+
+        for site in exchange.messages:
+            ask(site)
         started, quorum_at = time.monotonic(), None
-        awaited = set(tasks if exchange.awaited is None else exchange.awaited)
+        awaited = set(exchange.messages if exchange.awaited is None else exchange.awaited)
         replies: dict[str, Message[Reply]] = {}
         failed: dict[str, str] = {}
+        lost: set[str] = set()
         sent = [flatten(message.slots).values() for message in exchange.messages.values()]
         size = max((byte_count(message.slots) for message in exchange.messages.values()), default=0)
         cleaned = started
         try:
-            while len(replies) + len(failed) < len(tasks):
+            while len(replies) + len(failed) < len(exchange.messages):
                 self._arrived.wait(0.2)
                 self._arrived.clear()
                 if abort_signal.triggered:
@@ -150,6 +159,16 @@ class ExchangeController(Controller):
                 for site, answer in answers.take():  # outside FLARE's locks, and while others still compute or send
                     try:
                         replies[site] = self._read(site, answer, exchange.messages[site], fl_ctx)
+                    except LostAnswer as error:
+                        # Of a further exchange in a round it may have made half; else it goes back and begins anew.
+                        header = exchange.messages[site].header
+                        if site in lost or isinstance(header, RefineRequest):
+                            failed[site] = str(error)
+                        else:
+                            lost.add(site)
+                            self.coordinator.record.event(header.round, site, f"{error}; it is asked once more")
+                            answers.again(site)
+                            ask(site)
                     except MedPFLError as error:
                         failed[site] = str(error)
                     del answer  # its arrays are in the reply now, or in a file
@@ -165,7 +184,7 @@ class ExchangeController(Controller):
         finally:
             answers.stop()
             CLEANER.clean(size)
-        for site, task in tasks.items():
+        for site, task in tasks:
             asking.no_task_for(site)
             done = site in replies or site in failed
             self.cancel_task(task, TaskCompletionStatus.OK if done else TaskCompletionStatus.TIMEOUT)
@@ -193,7 +212,7 @@ class ExchangeController(Controller):
         """
         if isinstance(answer, MedPFLError):
             raise answer
-        if failure_of(answer) is None:
+        if asked.header.task in self._coded:
             try:
                 answer = decoded(answer, fl_ctx, site)
             except MedPFLError as error:

@@ -34,7 +34,13 @@ from medpfl.rounds.memory import budget, resident
 _THREADS = 32
 _DEEPEST = 8
 """Levels of a message in which tensors are looked for."""
-_LOST = "its answer did not come whole"
+
+
+class LostAnswer(ProtocolError):
+    """A hospital's answer did not come whole: its process was killed meanwhile, its line broke, or memory was short."""
+
+    def __init__(self, reason: str = ""):
+        super().__init__("its answer did not come whole" + (f": {reason}" if reason else ""))
 
 
 class Fetcher:
@@ -77,7 +83,8 @@ class Fetcher:
             over: ends it.
 
         Raises:
-            ProtocolError: the tensors do not come, or lie with somebody else.
+            ProtocolError: they lie with somebody else.
+            LostAnswer: they do not come.
         """
         place = FQCN.join([client.get_fqcn(), self._job])
         holders = list(_references(result, _DEEPEST))
@@ -91,7 +98,7 @@ class Fetcher:
         # Asked for twice, no more: who is lost holds up others where there is room for one answer.
         download_object(place, batches.pop()[1], WAIT, self._cell, consumer, abort_signal=over, max_retries=1)
         if consumer.error is not None or any(ref.item_id not in consumer.arrays for _, _, ref in holders):
-            raise ProtocolError(f"{_LOST}: {reason_of(consumer.error or 'a tensor is missing')}")
+            raise LostAnswer(reason_of(consumer.error or "a tensor is missing"))
         for holder, key, ref in holders:
             holder[key] = consumer.arrays[ref.item_id]
 
@@ -113,10 +120,14 @@ class Answers:
 
     def came(self, client: Client, result: Shareable) -> None:
         """An answer's text is here. Runs under FLARE's locks, which every heartbeat waits for: think later."""
-        if client.name not in self._came:  # the first one counts
+        if client.name not in self._came:  # the first one counts, as long as it is not lost
             self._came.add(client.name)
             self._waiting.append((client, result))
             self._arrived()
+
+    def again(self, site: str) -> None:
+        """The hospital is asked once more: its next answer counts."""
+        self._came.discard(site)
 
     def take(self) -> Iterator[tuple[str, Shareable | MedPFLError]]:
         """Hospitals whose answers are complete, each with its answer or why there is none; once, and its memory is
@@ -141,7 +152,7 @@ class Answers:
             threading.Thread(target=self._fetch, args=(client, result), daemon=True).start()
 
     def _fetch(self, client: Client, result: Shareable) -> None:
-        found: Shareable | MedPFLError = ProtocolError(_LOST)
+        found: Shareable | MedPFLError = LostAnswer()
         try:
             self._fetcher.fetch(client, result, self._over)
             found = result
@@ -169,4 +180,5 @@ def _filtered(fl_ctx: FLContext) -> bool:
     """Whether a filter acts on answers here."""
     scope = fl_ctx.get_prop(FLContextKey.SCOPE_OBJECT)
     runner = fl_ctx.get_prop(FLContextKey.RUNNER)
-    return bool((scope and any(scope.task_result_filters.values())) or runner.config.task_result_filters)
+    tables = [runner.config.task_result_filters, *([scope.task_result_filters] if scope else [])]
+    return any(listed for table in tables for listed in table.values())

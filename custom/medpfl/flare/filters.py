@@ -10,22 +10,20 @@ import threading
 from pathlib import Path
 
 from nvflare.apis.filter import Filter, FilterChainType, FilterContextKey
-from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 
 from medpfl.core.codecs import Codec
 from medpfl.core.errors import MedPFLError
 from medpfl.flare.home import home_of
-from medpfl.flare.wire import ERROR, LOST, REFUSED, put, reply_of, request_of
+from medpfl.flare.wire import ERROR, LOST, REFUSED, failure_of, put, reply_of, request_of
 from medpfl.rounds.coders import ServerCoder, SiteCoder
 from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol.replies import InitReply, Reply
 from medpfl.rounds.protocol.requests import Request
 
 _CODERS: dict[tuple[str, str, str], ServerCoder | SiteCoder] = {}
-_DUE: set[tuple[str, str, str]] = set()
-"""Of ``_CODERS``: whose result has passed the server's filter and is not decoded yet."""
 _LOCK = threading.Lock()
 
 
@@ -50,19 +48,37 @@ def traffic_of(fl_ctx: FLContext, site: str) -> tuple[int, int] | None:
     return coder.traffic if isinstance(coder, ServerCoder) else None
 
 
+def take_decoding(fl_ctx: FLContext) -> frozenset[str]:
+    """At the server, as a job begins: take ``DecodeUpdate`` off the results' way, for the controller decodes them
+    itself (``decoded``). FLARE would fetch the tensors of all that answer at the same moment, whatever memory there
+    is, and hold a lock while the filter acts, for which every heartbeat and request waits.
+
+    Returns:
+        The tasks whose results are to be decoded.
+    """
+    table = getattr(getattr(fl_ctx.get_prop(FLContextKey.RUNNER), "config", None), "task_result_filters", None) or {}
+    tasks = set()
+    for place, listed in table.items():
+        left = [one for one in listed if not isinstance(one, DecodeUpdate)]
+        if len(left) < len(listed):
+            tasks.add(place.partition(FilterKey.DELIMITER)[0])
+            listed[:] = left
+    return frozenset(tasks)
+
+
 def decoded(result: Shareable, fl_ctx: FLContext, site: str) -> Shareable:
-    """A hospital's answer decoded, where it came through ``DecodeUpdate``.
+    """A hospital's answer to one of the tasks that ``take_decoding`` named, decoded.
 
     Raises:
         MedPFLError: it cannot be decoded, or what it leaves cannot be kept.
     """
-    root, job = _place(fl_ctx)
-    place = str(root), job, site
-    with _LOCK:
-        if place not in _DUE:
-            return result
-        _DUE.discard(place)
-    return _with(result, server_coder(fl_ctx, site).receive(reply_of(result)))
+    coder = server_coder(fl_ctx, site)
+    if failure_of(result) is None:
+        return _with(result, coder.receive(reply_of(result)))
+    headers = result.get(ReservedHeaderKey.HEADERS)
+    if isinstance(headers, dict) and headers.get(LOST) is True:
+        coder.forget()
+    return result
 
 
 def _site_coder(fl_ctx: FLContext) -> SiteCoder:
@@ -149,26 +165,12 @@ class EncodeUpdate(MessageFilter):
 
 
 class DecodeUpdate(MessageFilter):
-    """Decodes what arrives: a hospital's task data or the server's task results.
-
-    FLARE holds a lock while the server's filters act, for which every heartbeat and request waits. So a result
-    is only marked here, and the controller decodes it (``decoded``) once the lock is free; one that comes too late is
-    never decoded.
-    """
+    """Decodes what arrives: a hospital's task data. In the server's configuration it says that results are to be
+    decoded, which the controller does in its place (``take_decoding``)."""
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        if self.get_prop(FilterContextKey.CHAIN_TYPE) == FilterChainType.TASK_DATA_CHAIN:
-            try:
-                return _with(shareable, _site_coder(fl_ctx).receive(request_of(shareable)))
-            except MedPFLError as error:
-                self.log_error(fl_ctx, str(error))
-                return _refused(shareable, error)
-        coder = server_coder(fl_ctx, _peer(fl_ctx))
-        if shareable.get_return_code() != ReturnCode.OK:
-            if shareable.get_header(LOST, False):
-                coder.forget()
-            return shareable
-        root, job = _place(fl_ctx)
-        with _LOCK:
-            _DUE.add((str(root), job, _peer(fl_ctx)))
-        return shareable
+        try:
+            return _with(shareable, _site_coder(fl_ctx).receive(request_of(shareable)))
+        except MedPFLError as error:
+            self.log_error(fl_ctx, str(error))
+            return _refused(shareable, error)

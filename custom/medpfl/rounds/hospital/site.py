@@ -120,6 +120,8 @@ class SiteRunner:
         if isinstance(header, OfRun):
             policy.check_round(self.policy, header)
             self.rounds.total = header.rounds
+            if isinstance(header, TrainRequest) and header.round == self.run.trained:
+                self.recover()  # its answer was lost on the way: it is made again of the state before the round
         hint = f"take a smaller batch_size (now {self.method.batch_size}) or smaller images or patches"
         resident = self.rounds.resident if self._begun else None
         with memory_errors(hint), current(self.device), repeatable(self.device), serving(resident):
