@@ -9,7 +9,7 @@ import dataclasses
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from nvflare.apis.client import Client
@@ -191,6 +191,12 @@ class ExchangeController(Controller):
             # FLARE 2.9's task monitor dies of a KeyError when a hospital was sent a task twice while others were
             # waiting; finished tasks then stay in its list for ever, so they must not hold the payload.
             task.data = Shareable()
+        self._tell_missing(exchange, replies, failed)
+        return {site: replies[site] for site in exchange.messages if site in replies}
+
+    def _tell_missing(self, exchange: Exchange, replies: Collection[str], failed: Mapping[str, str]) -> None:
+        """Who has not answered, and why."""
+        assert self.coordinator is not None
         for site, message in exchange.messages.items():
             round_number = message.header.round
             if site not in replies and site not in failed:
@@ -200,7 +206,6 @@ class ExchangeController(Controller):
             self._missed[site] = 0
             if site in failed:
                 self.coordinator.refuse(site, round_number, f"failed: {failed[site]}")
-        return {site: replies[site] for site in exchange.messages if site in replies}
 
     def _read(
         self, site: str, answer: Shareable | MedPFLError, asked: Message[Request], fl_ctx: FLContext
