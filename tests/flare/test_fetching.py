@@ -113,14 +113,15 @@ def test_answers_that_pass_a_filter_here_are_complete(federation: Federation) ->
 
 def test_answers_that_the_controller_decodes_are_fetched_by_it(federation: Federation) -> None:
     """A job's codec filter is taken off their way; another filter stays on it."""
-    listed = {"train/in": [DecodeUpdate()], "init/in": [DecodeUpdate(), "another"]}
-    context = federation.context(**listed)
-    assert take_decoding(context) == {"train", "init"}
-    assert listed == {"train/in": [], "init/in": ["another"]}
+    one = [DecodeUpdate()]  # FLARE has one list for all tasks of a line in the job's file
+    context = federation.context(**{"train/in": one, "refine/in": one, "init/in": [*one, "another"]})
+    assert take_decoding(context) == {"train", "refine", "init"}
+    table = context.get_prop("runner").config.task_result_filters
+    assert table == {"train/in": [], "refine/in": [], "init/in": ["another"]}
     Fetcher(context)
     client = federation.hospital("anna")
     assert type(weight(federation.submit(client, answer(1)))) is np.ndarray
-    listed["init/in"].clear()
+    table["init/in"].clear()
     fetcher = Fetcher(context)
     came = federation.submit(client, answer(1))
     assert not isinstance(weight(came), np.ndarray)

@@ -131,7 +131,8 @@ class Harness:
             local = self.folder / "server" / "local" / "resources.json"
             local.write_text(json.dumps({"class_allow_list": self.allowed}))
         self._filters = _filters_of(self.job)
-        decoders = {f"{task}{FilterKey.DELIMITER}{FilterKey.IN}": [one] for task, one in self._filters[0][1].items()}
+        listed = [*set(self._filters[0][1].values())]  # one list for all tasks, as FLARE has it
+        decoders = {f"{task}{FilterKey.DELIMITER}{FilterKey.IN}": listed for task in self._filters[0][1]}
         runner = SimpleNamespace(config=SimpleNamespace(task_result_filters=decoders))
         self.engine.manager.private_stickers[FLContextKey.RUNNER] = runner
         self.communicator = WFCommServer()

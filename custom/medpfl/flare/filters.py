@@ -57,13 +57,11 @@ def take_decoding(fl_ctx: FLContext) -> frozenset[str]:
         The tasks whose results are to be decoded.
     """
     table = getattr(getattr(fl_ctx.get_prop(FLContextKey.RUNNER), "config", None), "task_result_filters", None) or {}
-    tasks = set()
-    for place, listed in table.items():
-        left = [one for one in listed if not isinstance(one, DecodeUpdate)]
-        if len(left) < len(listed):
-            tasks.add(place.partition(FilterKey.DELIMITER)[0])
-            listed[:] = left
-    return frozenset(tasks)
+    # One list may stand at several places of FLARE's table.
+    coded = {place for place, listed in table.items() if any(isinstance(one, DecodeUpdate) for one in listed)}
+    for place in coded:
+        table[place] = [one for one in table[place] if not isinstance(one, DecodeUpdate)]
+    return frozenset(place.partition(FilterKey.DELIMITER)[0] for place in coded)
 
 
 def decoded(result: Shareable, fl_ctx: FLContext, site: str) -> Shareable:
