@@ -26,6 +26,7 @@ from nvflare.recipe.run import Run
 from nvflare.recipe.utils import add_experiment_tracking
 
 from medpfl import MedPFLRecipe, load_result
+from medpfl.core.codecs import CER, STC, Chain
 from medpfl.demo.phantom import write_phantoms
 from medpfl.flare.allow import allow
 from medpfl.flare.doctor import examine
@@ -36,6 +37,7 @@ from medpfl.flare.kits import read_kit
 from medpfl.flare.pack import pack
 from medpfl.flare.provision import provision
 from medpfl.job import Job, load_job
+from medpfl.job.codecs import Codecs
 from medpfl.results.files import read_lines
 from medpfl.results.trackers.scalars import scalars
 from medpfl.results.trackers.tensorboard import FOLDER
@@ -101,12 +103,14 @@ def federation(hospitals: dict[str, Path], tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def jobs(federation: HospitalFederation, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Job, str]]:
-    """Four jobs, submitted at once: each job and its id. The last one is a theft, which the server would allow."""
+    """Four jobs, submitted at once: each job and its id. The first has codecs; the last one is a theft, which the
+    server would allow."""
     folder = tmp_path_factory.mktemp("jobs")
     phantom = load_job(ROOT / "jobs" / "softpull_phantom")
     phantom = replace(
         phantom,
         name="volumes",
+        codecs=Codecs(STC(0.2), Chain(CER(0.1), STC(0.1))),
         settings=replace(phantom.settings, rounds=2, finetune=1),
         method=replace(phantom.method, steps=3),
     )

@@ -7,10 +7,11 @@ interval, the dearer is the wait for the slowest hospital. Here the answer to a 
 there for who asked, or for ``HOLD`` seconds. FLARE's cells take a future for an answer, so no thread waits meanwhile.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -30,7 +31,9 @@ SENT = 60.0
 again if not. It names its tensors only, which are fetched apart."""
 AGAIN = 0.01
 """Seconds after which a hospital asks that has sent its result, or whose question was kept for ``HOLD``."""
-_THREADS = 8
+_AT_ONCE = 8
+"""So many answers are made side by side: a task's data may have to be encoded for each."""
+_LOG = logging.getLogger(__name__)
 
 
 class _Settings(Protocol):
@@ -88,7 +91,7 @@ class Asking:
         self._config: _Settings = fl_ctx.get_prop(FLContextKey.RUNNER).config
         self._interval = self._config.task_request_interval
         self._config.task_request_interval = AGAIN
-        self._threads = ThreadPoolExecutor(_THREADS, "asking")
+        self._few = threading.Semaphore(_AT_ONCE)
         threading.Thread(target=self._watch, name="asking", daemon=True).start()
         # By keyword, for FLARE's cell looks at the channel's to tell whether its messages are streams, as these are.
         cell.register_request_cb(channel=CellChannel.SERVER_COMMAND, topic=ServerCommandNames.GET_TASK, cb=self.ask)
@@ -135,23 +138,27 @@ class Asking:
         return question.answer
 
     def _answer(self, question: _Question) -> None:
-        """By FLARE, in a thread; an error is told as that of a question that was not kept. A process that took its
-        question for lost meanwhile gets the answer for the one that it asked last, and FLARE makes no other."""
-
-        def answered(done: Future[Message]) -> None:
-            with self._changed:
-                last = self._answering.pop(question.who)
-            error = done.exception()
-            if error:
-                last.answer.set_exception(error)
-            else:
-                last.answer.set_result(done.result())
-
+        """By FLARE, in a thread that no process waits for at its end. A process that took its question for lost
+        meanwhile gets the answer for the one that it asked last, and FLARE makes no other."""
         with self._changed:
             under_way = question.who in self._answering
             self._answering[question.who] = question
         if not under_way:
-            self._threads.submit(self._process, question.request).add_done_callback(answered)
+            threading.Thread(target=self._by_flare, args=(question,), name="asking", daemon=True).start()
+
+    def _by_flare(self, question: _Question) -> None:
+        try:
+            with self._few:
+                reply = self._process(question.request)
+        except Exception as error:  # who asked is told, as if the question had not been kept
+            _LOG.exception("%s's question could not be answered", question.site)
+            self._asked_last(question).set_exception(error)
+        else:
+            self._asked_last(question).set_result(reply)
+
+    def _asked_last(self, question: _Question) -> Future[Message]:
+        with self._changed:
+            return self._answering.pop(question.who).answer
 
     def _watch(self) -> None:
         """Answer those that were kept for long enough."""
