@@ -186,6 +186,14 @@ def test_a_hospital_that_is_gone_costs_its_answer_only(federation: Federation, m
     assert isinstance(found["dora"], LostAnswer) and "did not come whole" in str(found["dora"])
 
 
+def test_a_process_that_was_started_again_has_nothing_of_the_answer(federation: Federation) -> None:
+    fetcher, client = Fetcher(federation.context()), federation.hospital("anna")
+    came = federation.submit(client, answer(1))
+    from_shareable(came).data["model::weight"].ref_id = "of the process before"
+    with pytest.raises(LostAnswer, match="did not come whole: its process was started again meanwhile"):
+        fetcher.fetch(client, came, Signal())
+
+
 @pytest.mark.parametrize("room, at_once", [("0", 1), ("3", 2), ("100", 3)])
 def test_as_many_at_a_time_as_there_is_room_for(
     federation: Federation, monkeypatch: pytest.MonkeyPatch, room: str, at_once: int

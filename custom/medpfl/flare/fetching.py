@@ -19,7 +19,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.fuel.f3.cellnet.cell import Cell
-from nvflare.fuel.f3.cellnet.defs import CellChannel
+from nvflare.fuel.f3.cellnet.defs import CellChannel, ReturnCode
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.streaming.download_service import download_object
 from nvflare.fuel.utils.fobs.decomposers.via_downloader import LazyDownloadRef
@@ -34,6 +34,12 @@ from medpfl.rounds.memory import budget, resident
 _THREADS = 32
 _DEEPEST = 8
 """Levels of a message in which tensors are looked for."""
+_WHY = {
+    ReturnCode.TIMEOUT: f"no piece of it came for {WAIT:.0f} seconds",
+    ReturnCode.INVALID_REQUEST: "its process was started again meanwhile",
+    ReturnCode.TARGET_UNREACHABLE: "its process cannot be reached",
+    ReturnCode.COMM_ERROR: "its line broke",
+}
 
 
 class LostAnswer(ProtocolError):
@@ -98,7 +104,7 @@ class Fetcher:
         # Asked for twice, no more: who is lost holds up others where there is room for one answer.
         download_object(place, batches.pop()[1], WAIT, self._cell, consumer, abort_signal=over, max_retries=1)
         if consumer.error is not None or any(ref.item_id not in consumer.arrays for _, _, ref in holders):
-            raise LostAnswer(reason_of(consumer.error or "a tensor is missing"))
+            raise LostAnswer(_plain(consumer.error or "a tensor is missing"))
         for holder, key, ref in holders:
             holder[key] = consumer.arrays[ref.item_id]
 
@@ -161,6 +167,12 @@ class Answers:
         finally:  # what another machine sent may be anything; an error that nobody thought of is in the log
             self._complete.append((client.name, found))
             self._arrived()
+
+
+def _plain(reason: str) -> str:
+    """Why a download broke off; FLARE ends its sentence with a code."""
+    code = reason.rpartition(": ")[2]
+    return _WHY.get(code, reason_of(reason))
 
 
 def _references(value: object, depth: int) -> Iterator[tuple[dict[object, object], object, LazyDownloadRef]]:
