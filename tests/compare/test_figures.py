@@ -4,8 +4,12 @@
 import re
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 
-from medpfl.compare.figures import FIRST, _lines, curves, equal_curves, hidden_curves, single_curves
+from medpfl.compare import figures
+from medpfl.compare.figures import FIRST, REFERENCES, _lines, curves, equal_curves, hidden_curves, single_curves
 from medpfl.compare.results import Results, Row
 
 pytestmark = pytest.mark.usefixtures("rendered")
@@ -39,6 +43,26 @@ def test_no_two_of_thirty_methods_look_alike() -> None:
     lines = list(_lines([_row(f"method {number}", [0.5]) for number in range(30)] + [_row("Local", [0.5])]))
     assert len({(str(colour), style) for colour, style in lines}) == 31
     assert lines[-1][1] == "--"
+
+
+@pytest.mark.parametrize("length, columns", [(5, 3), (20, 2), (40, 1)])
+def test_a_legend_with_long_names_is_whole(length: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Figure] = []
+    monkeypatch.setattr(figures, "_svg", lambda figure: made.append(figure) or "")
+    curves([_row(f"{number}" * length, [0.1, 0.5 + number / 100]) for number in range(7)], _content())
+    (figure,) = made
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    (legend,) = figure.legends
+    extent = legend.get_window_extent(canvas.get_renderer())
+    assert extent.x0 >= 0 and extent.x1 <= figure.bbox.width and extent.y0 >= 0
+    assert legend._ncols == columns and len(legend.get_texts()) == 7
+    assert figure.axes[0].get_window_extent().height > 120
+
+
+def test_no_method_has_a_references_colour() -> None:
+    lines = _lines([_row(f"method {number}", [0.5]) for number in range(20)])
+    assert not {to_hex(colour) for colour, _ in lines} & set(REFERENCES.values())
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 """The page's figures, as SVG: learning curves and reliability plots."""
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -29,14 +28,14 @@ def curves(rows: Sequence[Row], content: Results) -> str:
     shown = [row for row, first in _distinct(rows) if first]
     if not shown:
         return ""
-    figure = _figure(5.0, 2.9 + 0.2 * math.ceil(len(shown) / 3))
+    figure = _figure(5.0, 2.9)
     axis = figure.subplots()
     for row, (colour, style) in zip(shown, _lines(shown), strict=True):
         _draw(axis, row, colour, style, band=len(shown) <= BANDS)
     _target(axis, content)
     axis.set_xlabel("round")
     axis.set_ylabel(f"validation {content.label(content.score)}")
-    figure.legend(loc="outside lower center", ncols=3, fontsize=9, frameon=False)
+    _legend(axis, 9)
     return _svg(figure)
 
 
@@ -95,7 +94,7 @@ def sweeps(rows: Sequence[Row], content: Results) -> list[dict[str, str]]:
         numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
         ordered = len(numbers) == len(values)
         places: list[float] = [*numbers] if ordered else [*range(len(values))]
-        figure = _figure(5.0, 3.4)
+        figure = _figure(5.0, 2.9)
         axis = figure.subplots()
         first = sweep.points[0].name
         models = [name.removeprefix(first) for name in by_name if name == first or name.startswith(f"{first} (")]
@@ -119,7 +118,7 @@ def sweeps(rows: Sequence[Row], content: Results) -> list[dict[str, str]]:
         axis.grid(alpha=0.25)
         axis.set_xlabel(sweep.argument)
         axis.set_ylabel(f"test {content.label(content.score)}")
-        figure.legend(loc="outside lower center", ncols=3, fontsize=9, frameon=False)
+        _legend(axis, 9)
         found.append({"title": f"{sweep.method} by {sweep.argument}", "svg": _svg(figure)})
     return found
 
@@ -146,7 +145,7 @@ def communication(rows: Sequence[Row], content: Results) -> str:
         return ""
     known = [row for row in rows if row.best.mean is not None]
     shown = [row for row in known if row.bytes["to_site"] or row.bytes["from_site"]]
-    figure = _figure(6.4, 3.4)
+    figure = _figure(6.4, 2.7)
     left, right = figure.subplots(1, 2, sharey=True)
     ways: tuple[tuple[Any, Direction, str], ...] = (
         (left, "from_site", "from the hospital"),
@@ -159,7 +158,7 @@ def communication(rows: Sequence[Row], content: Results) -> str:
         axis.set_xscale("log")
         axis.set_xlabel(f"bytes a round {title}")
     left.set_ylabel(f"test {content.label(content.score)}")
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    _legend(left, 8)
     return _svg(figure)
 
 
@@ -198,11 +197,30 @@ def _figure(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), layout="constrained")
 
 
+def _legend(axis: Any, size: int) -> None:
+    """What the lines of an axis are, below its figure: in as many columns as the figure is wide enough for, and the
+    figure is so much higher."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure = axis.figure
+    canvas: Any = FigureCanvasAgg(figure)
+    for columns in (3, 2, 1):
+        legend = figure.legend(
+            *axis.get_legend_handles_labels(), loc="outside lower center", ncols=columns, fontsize=size, frameon=False
+        )
+        extent = legend.get_window_extent(canvas.get_renderer())
+        if extent.width <= figure.bbox.width or columns == 1:
+            break
+        legend.remove()
+    figure.set_figheight(figure.get_figheight() + extent.height / figure.dpi)
+
+
 def _lines(rows: Sequence[Row]) -> Iterator[tuple[Any, str]]:
     """Colour and style of each row's line; when the colours are used up, they come again dash-dotted."""
     import matplotlib
 
-    colours = [*matplotlib.color_sequences["tab10"], *matplotlib.color_sequences["Dark2"]]
+    known = [*matplotlib.color_sequences["tab10"], *matplotlib.color_sequences["Dark2"]]
+    colours = [colour for colour in known if matplotlib.colors.to_hex(colour) not in REFERENCES.values()]
     palette = ((colour, style) for style in itertools.cycle(("-", "-.")) for colour in colours)
     for row in rows:
         yield (REFERENCES[row.name], "--") if row.name in REFERENCES else next(palette)
