@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """``benchmarks gpu``: training on the device of this machine, GPU or processor, beside a bare loop of the same network.
 
-Three loops over the same random samples, with the same network, optimiser, batch and precision: ``resident``, one batch
+Four loops over the same random samples, with the same network, optimiser, batch and precision: ``resident``, one batch
 that already lies on the device, again and again, which is as fast as this network can be trained here; ``bare``, a loop
-of ten lines that takes batches from memory; and ours. Beside them the device's roof: how fast it multiplies matrices.
+of ten lines that takes batches from memory; and ours, with the data in memory and with the data on the GPU (``kept``),
+where they lie by default as far as they fit. Beside them the device's roof: how fast it multiplies matrices.
 Then the local round of each method, as a multiple of Local's, and rounds over FLARE with four hospitals on the device.
 """
 
@@ -27,6 +28,7 @@ from benchmarks.roofline import operations, peak
 from medpfl.cli.terminal import say
 from medpfl.core.devices import training_device
 from medpfl.core.errors import MedPFLError
+from medpfl.data.resident import Resident, bytes_shown
 from medpfl.data.samples import Samples, SiteData
 from medpfl.methods.contract import Hospital, Site
 from medpfl.methods.local import Local
@@ -128,6 +130,7 @@ def _measured(load: Load, precision: str, device: torch.device, repeats: int) ->
         "of_roof": float(f"{found['resident'] * operations_a_sample / roof:.3g}"),
         "ours_to_bare": round(found["ours"] / found["bare"], 3),
         "waiting": round(max(0.0, 1 - found["ours"] / found["resident"]), 3),
+        "waiting_kept": round(max(0.0, 1 - found["kept"] / found["resident"]), 3),
         "peak_mb": round(torch.cuda.max_memory_allocated(device) / 1e6) if device.type == "cuda" else None,
     }
 
@@ -135,11 +138,11 @@ def _measured(load: Load, precision: str, device: torch.device, repeats: int) ->
 def _loops(
     load: Load, data: SiteData, method: Local, device: torch.device
 ) -> tuple[dict[str, Callable[[], None]], float]:
-    """The three loops, and how many operations a sample takes."""
+    """The four loops, and how many operations a sample takes."""
     samples = data.splits["train"]
     inputs, targets = samples.inputs[:], samples.targets[:]
     networks = []
-    for _ in range(3):
+    for _ in range(4):
         torch.manual_seed(0)
         networks.append(load.task.network(data).to(device))
     half = method.precision == "bf16"
@@ -154,9 +157,13 @@ def _loops(
     starts = range(0, load.samples, load.batch)
     held = inputs[: load.batch].to(device), targets[: load.batch].to(device)
     first, second = (torch.optim.Adam(network.parameters(), lr=method.lr) for network in networks[:2])
-    hospital = Hospital(
-        task=load.task, data=data, models=nn.ModuleDict({"local": networks[2]}), device=device, roster=("a",),
-        name="a", seed=0,
+    size = bytes_shown(samples, len(samples))
+    in_memory, on_device = (
+        Hospital(
+            task=load.task, data=data, models=nn.ModuleDict({"local": network}), device=device, roster=("a",),
+            name="a", seed=0, resident=Resident(device, most, most),
+        )
+        for network, most in zip(networks[2:], (0, size), strict=True)
     )  # fmt: skip
 
     def resident() -> None:
@@ -171,11 +178,12 @@ def _loops(
             rows = order[start : start + load.batch]
             step(networks[1], second, inputs[rows].to(device), targets[rows].to(device))
 
-    def ours() -> None:
+    def ours(hospital: Hospital) -> None:
         Site(hospital, method, 1).fit("local")
 
     counted = operations(lambda: step(networks[0], first, *held)) / load.batch
-    return {"resident": resident, "bare": bare, "ours": ours}, counted
+    both = {"ours": partial(ours, in_memory), "kept": partial(ours, on_device)}
+    return {"resident": resident, "bare": bare, **both}, counted
 
 
 def _data(load: Load) -> SiteData:
@@ -191,24 +199,25 @@ def _data(load: Load) -> SiteData:
 def table_of(results: dict[str, Any]) -> str:
     """Both tables, with what is a ratio said so."""
     rows = [
-        [one["name"], str(one["batch"]), one["precision"], *["–"] * 4, one["failed"]]
+        [one["name"], str(one["batch"]), one["precision"], *["–"] * 5, one["failed"]]
         if "failed" in one
         else [
             one["name"], str(one["batch"]), one["precision"], f"{one['resident']:.0f}", f"{one['of_roof']:.1%}",
-            f"{one['ours_to_bare']:.2f}",
-            f"{one['waiting']:.0%}", "–" if one["peak_mb"] is None else str(one["peak_mb"]),
+            f"{one['ours_to_bare']:.2f}", f"{one['waiting']:.0%}", f"{one['waiting_kept']:.0%}",
+            "–" if one["peak_mb"] is None else str(one["peak_mb"]),
         ]
         for one in results["settings"]
     ]  # fmt: skip
     headings = ["what", "batch", "precision", "samples a second", "of the roof", "ours to a bare loop", "waiting",
-                "peak memory, MB"]  # fmt: skip
+                "waiting, data on the device", "peak memory, MB"]  # fmt: skip
     methods = [
         [name, ratio if isinstance(ratio, str) else f"{ratio:.2f}"] for name, ratio in results["methods"].items()
     ]
     return (
         f"On {results['device']}, medians of at most {results['repeats']} turns. Samples a second: with one batch "
         "that lies on the device; of the roof: their operations beside those of the device's fastest product of "
-        "matrices; waiting: the part of our loop's time beyond that.\n\n"
+        "matrices; waiting: the part of our loop's time beyond "
+        "that of the batch that lies on the device, with the data in memory and with all of them on the device.\n\n"
         + markdown(headings, rows)
         + "\n\nA round of a few hospitals in one process, as a multiple of Local's:\n\n"
         + markdown(["method", "round"], methods)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from medpfl.flare.gpus import Driven, gpus, seen_by_driver
+from tools import require_gpu
 
 
 def smi(folder: Path, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +59,6 @@ def test_a_gpu_that_cannot_be_used_now_does_not_end_the_doctor(monkeypatch: pyte
 
 @pytest.mark.cuda
 def test_a_gpu_is_named_with_its_driver() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU that torch can use on this machine")
+    require_gpu()
     for found in gpus():
         assert "compute capability" in found.text and "GiB free" in found.text and "driver" in found.text

@@ -12,6 +12,8 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     """The device on which this test trains, and which ``training_device`` gives while it runs."""
     name: str = request.param
     if name == "cuda":
+        from tools import require_gpu
+
         require_gpu()
     monkeypatch.setenv("MEDPFL_DEVICE", name)
     monkeypatch.setenv("MEDPFL_DETERMINISTIC", "1")
@@ -20,10 +22,3 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         import torch
 
         torch.use_deterministic_algorithms(False)
-
-
-def require_gpu() -> None:
-    import torch
-
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU that torch can use on this machine")

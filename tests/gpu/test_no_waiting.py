@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import require_gpu
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -32,7 +31,7 @@ from medpfl.tasks.losses.entropy import CrossEntropy, Focal
 from medpfl.tasks.losses.marginal import Marginal
 from medpfl.tasks.losses.overlap import DiceCE, DiceFocal, Tversky
 from medpfl.tasks.losses.regions import RegionDiceCE
-from tools import round_of
+from tools import require_gpu, round_of
 
 pytestmark = pytest.mark.slow
 
@@ -192,7 +191,6 @@ def test_steps_do_not_wait_for_a_gpu(
     name: str, sites: dict[bool, dict[str, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch raises where the processor waits, from a batch's arrival until the next one is asked for."""
-
     require_gpu()
     monkeypatch.setenv("MEDPFL_DEVICE", "cuda")
     training_batches = Site.training_batches

@@ -1,18 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Networks that hold images channels last do not damage memory on processors without AVX-512."""
+"""Networks that hold images channels last: no memory is damaged on processors without AVX-512, no result is another."""
 
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from baselines import begin, held
+from every_method import EVERY, write_both
+from medpfl.methods.optimizers import Adam
 from medpfl.models.memory_order import channels_last, unsafe
+from medpfl.models.resnet import ResNet
+from medpfl.privacy import DPSGD
+from medpfl.tasks import Classification
+from tools import round_of
 
 # Under glibc's heap checker: before the rule, oneDNN's AVX2 kernels ended this process in nearly all of the cases.
 WORST = """
 import torch
+from medpfl.methods.optimizers import Adam
 from medpfl.models.memory_order import channels_last
 torch.set_num_threads(1)
 for entering in range(1, 10):
@@ -61,3 +71,36 @@ def test_only_unsafe_layers_get_their_images_in_the_plain_order() -> None:
         )
     network(torch.randn(2, 3, 8, 8))
     assert seen == {"0": True, "1": False, "2": False}
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return write_both(tmp_path_factory.mktemp("sites"))[True]
+
+
+PLAIN = Classification("skin", size=(36, 36), architecture=ResNet(width=8, depth=10, pool=False, norm="instance"))
+"""Its convolutions are wider than a position; and single cases can train it, as record-level privacy has it."""
+
+
+@pytest.mark.parametrize("record", [False, True], ids=["", "record-level noise"])
+@pytest.mark.parametrize("name", ["FedAvg", "Ditto", "PerFedAvg", "PerFedAvg, Hessian-free"])
+def test_the_order_changes_no_result(
+    name: str, record: bool, sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradients that torch does not gather itself come in the order of the images, and torch's fused optimisers take
+    a gradient for one in the order of its weight: on a processor in silence, each entry of another weight."""
+    if record and name.startswith("PerFedAvg"):
+        pytest.skip("makes gradients of its own, which DPSGD refuses")
+    monkeypatch.setenv("MEDPFL_NOISE_SEED", "1")
+    found = []
+    for order in ("last", "plain"):
+        if order == "plain":
+            monkeypatch.setattr("medpfl.models.resnet.channels_last", lambda network: network)
+        privacy = DPSGD(noise_multiplier=0.01) if record else None
+        job = replace(EVERY[name].job(optimizer=Adam(eps=0.1), precision="fp32", privacy=privacy), task=PLAIN)
+        coordinator, runners = begin(job, sites, tmp_path / order)
+        round_of(coordinator, runners, 1)
+        found.append(held(runners["anna"], "global" if name == "Ditto" else next(iter(runners["anna"].models))))
+    last, plain = found
+    for key, tensor in plain.items():
+        torch.testing.assert_close(last[key], tensor, atol=2e-6, rtol=1e-5, msg=lambda said, key=key: f"{key}: {said}")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 import torch
 from torch import nn
 
@@ -33,6 +34,12 @@ from medpfl.rounds.simulate import simulate
 from medpfl.tasks.tabular import Tabular
 
 Make = Callable[..., Job]
+
+
+def require_gpu() -> None:
+    """Skips the test, with the reason, where torch finds no GPU."""
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU that torch can use on this machine")
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from medpfl.core.devices import moved
 from medpfl.core.errors import ConfigError, Stopped
+from medpfl.core.layout import laid_out_like
 from medpfl.core.seeding import derive_seed
 from medpfl.data.resident import OnDevice, Resident
 from medpfl.data.rows import take
@@ -312,7 +313,7 @@ class Site:
             self._count(model, number, batch.place)
         done, batches = self._place.in_step(self.method.accumulate)
         for key, parameter in self.models[model].named_parameters():
-            found = gradient[key].clone() if batches == 1 else gradient[key] / batches
+            found = laid_out_like(parameter, gradient[key].clone() if batches == 1 else gradient[key] / batches)
             parameter.grad = found if done == 0 or parameter.grad is None else parameter.grad + found
         self.last_loss = loss
         if done + 1 == batches:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from medpfl.core.layout import laid_out_like
 from medpfl.core.seeding import seed_torch
 from medpfl.privacy.accountant import merged
 from medpfl.privacy.contract import Mechanism
@@ -97,7 +98,7 @@ class RecordNoise:
             return False
         noised = self._open.pop(networks).with_noise(self._stream.of("noise", lot.passed, lot.index, networks))
         for weight, value in zip(weights, noised, strict=True):
-            weight.grad = value / lot.expected
+            weight.grad = laid_out_like(weight, value / lot.expected)
         self._made[lot.passed, lot.index, lot.rate] += 1
         return True
 
