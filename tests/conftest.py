@@ -5,6 +5,7 @@ Nothing large is imported here: the process that deals the tests out to others w
 """
 
 import gc
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,8 @@ settings.register_profile(
     "repeatable", max_examples=50, derandomize=True, deadline=None
 )  # compiling and a busy machine take time
 settings.load_profile("repeatable")
+# The same numbers on a machine that has a GPU, whose tests ask for it themselves (tests/gpu).
+os.environ["MEDPFL_DEVICE"] = "cpu"
 PAGED = ("results", "cli", "package", "harness", "simulator", "poc")
 LONG = ("poc", "simulator", "harness", "slow")
 

@@ -183,6 +183,7 @@ def test_runs_of_this_machine_open_no_port_to_others(tmp_path: Path) -> None:
 
 def test_several_gpus_have_as_many_runs_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine without any: the environment of the runs' own processes says what they would see."""
+    monkeypatch.delenv("MEDPFL_DEVICE")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
     (tmp_path / "stub.py").write_text(STUB)
     monkeypatch.syspath_prepend(str(tmp_path))

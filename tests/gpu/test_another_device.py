@@ -15,16 +15,22 @@ import torch
 from answers import declare
 from elsewhere import DEVICE, Elsewhere, There
 from every_method import EVERY, write_both
+from medpfl.data.site_file import load_site_file
+from medpfl.deployed.model_file import load_deployed
+from medpfl.deployed.predict import evaluate_at, predict
+from medpfl.deployed.torchscript import write_torchscript
 from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods.auto import Auto
 from medpfl.methods.contract import Method
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.fedsm import FedSM
+from medpfl.methods.local import Local
+from medpfl.models.resnet import ResNet
 from medpfl.privacy import DPSGD
 from medpfl.privacy.noise import Stream
 from medpfl.rounds.simulate import simulate
-from medpfl.tasks import MultiLabel, Regression, Survival
+from medpfl.tasks import Classification, MultiLabel, Regression, Survival
 from medpfl.tasks.contract import Task
 from small_jobs import for_few
 from small_volumes import VOLUMES, write_volume_sites
@@ -124,3 +130,25 @@ def test_the_other_device_tells_what_was_left_behind() -> None:
         assert isinstance(torch.zeros(2, device=DEVICE), There)
         with pytest.raises(RuntimeError, match="same device"):
             weights + torch.ones(3)
+
+
+def test_a_model_predicts_elsewhere_and_is_exported_here(
+    sites: dict[bool, dict[str, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same numbers; and its networks come back, for whoever calls or exports the model next."""
+    task = Classification("skin", size=(36, 36), architecture=ResNet(width=2, depth=10))
+    settings = Settings(rounds=1, references=(), finetune=0)
+    simulate(Job("small", 2, settings, {}, Local(steps=2), task), sites[True], tmp_path, tmp_path)
+    file = next(tmp_path.rglob("local-last.safetensors"))
+    pictures, site = sites[True]["anna"].parent / "own" / "images", load_site_file(sites[True]["anna"])
+    rows = {}
+    for where, device in (("here", nullcontext()), ("there", Elsewhere())):
+        model = load_deployed(file)
+        if where == "there":
+            monkeypatch.setattr("medpfl.deployed.predict.training_device", lambda: DEVICE)
+        with device:
+            rows[where] = predict(model, pictures, tmp_path / where).rows
+            evaluate_at(model, site, "test")
+        assert {tensor.device.type for tensor in model.networks.state_dict().values()} == {"cpu"}
+    assert rows["there"] == rows["here"] and rows["here"]
+    write_torchscript(model, tmp_path / "model.pt")

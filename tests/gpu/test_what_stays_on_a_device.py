@@ -210,7 +210,10 @@ def test_a_site_file_s_gpu_that_is_not_there_is_refused() -> None:
         device_for("", "cuda:1", 0, 1)
 
 
-def test_the_site_file_says_which_gpu(table_sites: dict[str, Path], tmp_path: Path) -> None:
+def test_the_site_file_says_which_gpu(
+    table_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MEDPFL_DEVICE")
     job = EVERY["FedAvg"].job()
     sites = {name: table_sites[name] for name in ("anna", "berta")}
     sites["anna"].write_text(sites["anna"].read_text() + "gpu: {device: cpu, cache_gb: 2}\n")

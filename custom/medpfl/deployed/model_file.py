@@ -3,7 +3,8 @@
 
 import hashlib
 import json
-from collections.abc import ItemsView, Mapping, Sequence, ValuesView
+from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -169,7 +170,7 @@ class Deployed:
     Attributes:
         method: it knows how its networks predict.
         name: the method's own name of the model.
-        networks: the method's networks that it predicts with, in evaluation mode, on the CPU.
+        networks: the method's networks that it predicts with, in evaluation mode, on the CPU but while ``on`` lasts.
         task: prepares inputs and turns outputs into decisions.
         meta: everything the file says.
     """
@@ -195,9 +196,17 @@ class Deployed:
         return self.meta.history.preparation if self.meta.history else {}
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """Outputs for N x input_shape prepared inputs, float32, on the networks' device."""
+        """Outputs for N x input_shape prepared inputs, float32, on the CPU."""
         with torch.inference_mode():
             return self.method.predict(self.name, self.networks, inputs)
+
+    @contextmanager
+    def on(self, device: torch.device) -> Iterator[nn.ModuleDict]:
+        """While it lasts the networks, which it gives, lie on that device."""
+        try:
+            yield self.networks.to(device)
+        finally:
+            self.networks.cpu()
 
     def module(self) -> "Predictor":
         """The model as a single module, inputs to outputs, for tools that want one."""

@@ -141,20 +141,18 @@ def _predict_case(model: Deployed, case: NewCase, folder: Path, probabilities: b
         found = f"{got[0]} channels" if case.save else f"shape {list(got)}"
         raise DataError(f"{case.name}: the model takes inputs of {what}, got {found}")
     device = training_device()
-    model.networks.to(device)
-    served = model.method.serve(model.name, model.networks, case.inputs, expected, device)
-    told = served.told
     window = None if model.task.spec.whole else max([_WINDOW, *expected[1:]])  # such tasks have windows of their own
+    with repeatable(device), model.on(device) as networks:
+        served = model.method.serve(model.name, networks, case.inputs, expected, device)
 
-    def forward(inputs: Tensor) -> Tensor:
-        return model.task.infer(served.network, inputs)
+        def forward(inputs: Tensor) -> Tensor:
+            return model.task.infer(served.network, inputs)
 
-    parts = torch.split(case.inputs, _BATCH)
-    with repeatable(device):
+        parts = torch.split(case.inputs, _BATCH)
         outputs = torch.cat([_run(forward, moved(part, device), window).cpu() for part in parts])
     if case.save:
-        return {**told, **case.save(outputs, folder, model.class_names, probabilities)}
-    return {**told, **model.task.answer(model.task.decide(outputs), model.class_names)}
+        return {**served.told, **case.save(outputs, folder, model.class_names, probabilities)}
+    return {**served.told, **model.task.answer(model.task.decide(outputs), model.class_names)}
 
 
 def _run(network: Callable[[Tensor], Tensor], inputs: Tensor, window: int | None) -> Tensor:
@@ -245,5 +243,5 @@ def _decisions(model: Deployed, data: SiteData, split: str) -> Tensor:
     if not len(data.splits[split]):
         raise DataError(f"the {split} split is empty")
     device = training_device()
-    with repeatable(device):
-        return decide(model.method, model.name, model.networks.to(device), model.task, data.splits[split], device)
+    with repeatable(device), model.on(device) as networks:
+        return decide(model.method, model.name, networks, model.task, data.splits[split], device)
