@@ -203,7 +203,8 @@ def table_of(results: dict[str, Any]) -> str:
         if "failed" in one
         else [
             one["name"], str(one["batch"]), one["precision"], f"{one['resident']:.0f}", f"{one['of_roof']:.1%}",
-            f"{one['ours_to_bare']:.2f}", f"{one['waiting']:.0%}", f"{one['waiting_kept']:.0%}",
+            f"{one['ours_to_bare']:.2f}", f"{one['waiting']:.0%}",
+            f"{one['waiting_kept']:.0%}" if "waiting_kept" in one else "–",  # older results have none
             "–" if one["peak_mb"] is None else str(one["peak_mb"]),
         ]
         for one in results["settings"]
