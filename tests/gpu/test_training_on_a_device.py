@@ -5,6 +5,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,11 @@ import torch
 from baselines import assert_resumes, begin
 from every_method import EVERY, write_both
 from medpfl.core.devices import training_device
+from medpfl.methods.optimizers import Adam
+from medpfl.models.resnet import ResNet
+from medpfl.privacy import DPSGD
 from medpfl.rounds.hospital.site import SiteRunner
+from medpfl.tasks import Classification
 from tools import require_gpu, round_of
 
 QUICK = {"FedAvg", "FedSM"}
@@ -118,6 +123,32 @@ def test_half_the_digits_train_nearly_alike(
         assert tensor.isfinite().all(), key
         if tensor.is_floating_point() and name not in FAR and not key.endswith(CHOSEN):
             assert (whole[key] - tensor).norm() <= 0.1 * whole[key].norm() + 0.05, key
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    ("name", "privacy"), [("FedAvg", DPSGD(noise_multiplier=1e-6)), ("PerFedAvg", None), ("Ditto", None)]
+)
+def test_images_train_on_a_gpu_whoever_makes_the_gradients(
+    name: str,
+    privacy: DPSGD | None,
+    sites: dict[bool, dict[str, Path]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch's fused optimisers take gradients in the order of their weights only."""
+    require_gpu()
+    monkeypatch.setenv("MEDPFL_NOISE_SEED", "1")
+    task = Classification("skin", size=(36, 36), architecture=ResNet(width=8, depth=10, pool=False, norm="instance"))
+    found = {}
+    for device in ("cuda", "cpu"):
+        monkeypatch.setenv("MEDPFL_DEVICE", device)
+        job = EVERY[name].job(optimizer=Adam(eps=0.1), precision="fp32", privacy=privacy)
+        coordinator, runners = begin(replace(job, task=task), sites[True], tmp_path / device)
+        round_of(coordinator, runners, 1)
+        found[device] = runners["anna"].models.state_dict()
+    for key, tensor in found["cpu"].items():
+        torch.testing.assert_close(found["cuda"][key].cpu(), tensor, atol=1e-4, rtol=1e-3)
 
 
 def living(device: str) -> int:
