@@ -177,8 +177,9 @@ def test_a_hospital_refuses_a_model_that_does_not_fit(
 
 
 def test_the_device_is_the_one_that_the_site_file_names(
-    job: EvaluationJob, table_sites: dict[str, Path], tmp_path: Path
+    job: EvaluationJob, table_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("MEDPFL_DEVICE")
     table_sites["dora"].write_text(table_sites["dora"].read_text() + "gpu: {device: 'cuda:99'}\n")
     with pytest.raises(ConfigError, match=r"gpu.device is 'cuda:99', but torch finds"):
         simulate_evaluation(job, table_sites, tmp_path / "r", tmp_path / "h")
