@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 from nvflare.fuel.utils.zip_utils import zip_directory_to_bytes
 from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 
@@ -26,6 +27,16 @@ def test_the_manifest_lists_exactly_the_jobs() -> None:
     for name, entry in content.jobs.items():
         assert entry.demo in (*DEMOS, None)
         assert entry.method == type(load_job(ROOT / "jobs" / name).method).__name__
+
+
+def test_what_people_cite_is_this_version_and_the_methods_pages_papers() -> None:
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert cited["version"] == medpfl.__version__
+    pages = " ".join(" ".join(page.read_text().split()) for page in (ROOT / "docs" / "methods").glob("*.md"))
+    assert len(cited["references"]) == 5
+    for paper in cited["references"]:
+        assert f"*{paper['title']}*" in pages
+        assert paper["authors"][0]["family-names"] in pages
 
 
 @pytest.mark.parametrize("job", JOBS)
