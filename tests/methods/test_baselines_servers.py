@@ -29,6 +29,7 @@ from medpfl.methods.ifca import IFCA
 from medpfl.methods.l2gd import L2GD
 from medpfl.methods.moon import Moon
 from medpfl.methods.scaffold import Scaffold
+from medpfl.privacy import DPSGD
 from medpfl.rounds.hospital.site import SiteRunner
 from small_jobs import SITES, on_its_own, write_table_sites
 from tools import run, write_job
@@ -212,6 +213,12 @@ def test_l2gd_resumes(make_job: Make, table_sites: dict[str, Path], tmp_path: Pa
 def test_l2gd_arguments(arguments: dict[str, float], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         L2GD(**arguments)  # type: ignore[arg-type]
+
+
+def test_l2gd_takes_no_clipping_of_single_cases() -> None:
+    """With every case's gradient shortened to one length, 1 / (1 - p) would be gone, as with ``clip_gradient``."""
+    with pytest.raises(ConfigError, match=r"L2GD cannot be trained with DPSGD .*scaled by 1 / \(1 - p\)"):
+        L2GD(p=0.5, privacy=DPSGD(noise_multiplier=1.0))
 
 
 # -- IFCA -------------------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ class L2GD(Method):
     optimizer: Literal["adam", "sgd"] | Optimizer = "sgd"
 
     deploys: ClassVar = {"personal": "model"}
-    cover: ClassVar = Cover()
+    cover: ClassVar = Cover(record="its gradients are scaled by 1 / (1 - p), which clipping each case's would undo")
     after_steps: ClassVar = ("personal",)
     excludes: ClassVar = {
         "adam": "its gradients are scaled by 1 / (1 - p), which Adam would undo; take 'sgd'",
