@@ -66,4 +66,5 @@ class L2GD(Method):
                 with site.autocast():
                     loss = site.task.loss(network(batch.inputs), batch.targets)
                 site.step("model", loss / (1 - self.p))
+                site.last_loss = loss  # comparable with other methods'
         site.outbox["mixed"] = {f"mixed.{key}": tensor for key, tensor in network.state_dict().items()}
