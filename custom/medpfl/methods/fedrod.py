@@ -54,6 +54,8 @@ class FedRoD(Method):
         build.only_for("FedRoD", Target.CLASS)
         network = build.network()
         head = copy.deepcopy(network.get_submodule(head_of(network)))
+        if next(head.parameters(), None) is None:
+            raise ConfigError("FedRoD trains a head beside the network's own, which start's frozen must leave to train")
         for weight in head.parameters():
             nn.init.zeros_(weight)
         return {"generic": network, "head": head}
