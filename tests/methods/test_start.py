@@ -29,6 +29,7 @@ from medpfl.methods.fedbn import FedBN
 from medpfl.methods.fedrep import FedRep
 from medpfl.methods.fedrod import FedRoD
 from medpfl.methods.fedsm import FedSM, FedSMPersonalised
+from medpfl.methods.ifca import IFCA
 from medpfl.methods.l2gd import L2GD
 from medpfl.methods.local import Local
 from medpfl.methods.moon import Moon
@@ -156,6 +157,11 @@ def test_a_head_that_is_trained_by_itself_cannot_be_frozen(
     declare(table_sites, weights())
     with pytest.raises(ConfigError, match=f"{words}.*frozen"):
         begin(job(kind(start=Start("known", frozen=("3",)), **SETTINGS)), table_sites, tmp_path)
+
+
+def test_models_that_must_begin_differently_take_no_start() -> None:
+    with pytest.raises(ConfigError, match="IFCA takes no start weights: its models must begin differently"):
+        IFCA(start=Start("known"), **SETTINGS)
 
 
 @pytest.mark.slow

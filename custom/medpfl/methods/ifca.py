@@ -41,6 +41,10 @@ class IFCA(Method):
         super().__post_init__()
         if self.clusters < 1:
             raise ConfigError(f"IFCA's clusters must be at least 1, got {self.clusters}")
+        if self.start:
+            raise ConfigError(
+                "IFCA takes no start weights: its models must begin differently, else all choose the first"
+            )
 
     def models(self, build: Build) -> dict[str, nn.Module]:
         networks = build.seeded(lambda: nn.ModuleList(build.task.network(build.data) for _ in range(self.clusters)))
