@@ -202,6 +202,9 @@ def test_the_state_is_kept_or_begins_anew(
     for number in (1, 2, 3):
         play(coordinator, runners, number)
     assert moments(runners["anna"]) == steps
+    exchange(runners, coordinator.end.validate_messages(coordinator.joined))
+    exchange(runners, coordinator.end.finish_messages(coordinator.joined))  # two rounds of fine-tuning, of two steps
+    assert moments(runners["anna"]) == {"keep": 4.0, "reset": 2.0}[state]
 
 
 @pytest.mark.parametrize(("precision", "half"), [("auto", False), ("fp32", False), ("bf16", True)])
