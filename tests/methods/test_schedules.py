@@ -42,6 +42,7 @@ WARM = WarmUp(rounds=2, start=0.2, then="cosine")
         (Cosine(), 2.5, 10, (1 + math.sqrt(0.5)) / 2),
         (StepDown(), 4.99, 10, 1.0),
         (StepDown(), 5, 10, 0.1),
+        (StepDown(at=(0.55,)), 55, 100, 0.1),
         (StepDown(at=(0.5, 0.75), by=0.5), 7.5, 10, 0.25),
         (WARM, 0, 10, 0.2),
         (WARM, 1, 10, 0.6),
