@@ -14,6 +14,7 @@ from medpfl.methods.averaged import Averaged
 from medpfl.methods.contract import Method
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.local import Local
+from medpfl.methods.moe import MoE
 from medpfl.methods.references import averaged
 from medpfl.methods.softpull import SoftPull
 from medpfl.tasks.together import together
@@ -63,6 +64,19 @@ def test_it_predicts_with_each_models_own_networks() -> None:
     assert list(networks) == ["m0_local", "m1_fedavg"]
     again = build(spec_of(method), Method, "method")
     assert again == method and again.members == (Local(), FedAvg())
+
+
+def test_every_member_is_served_as_its_method_serves_it() -> None:
+    """MoE's gate takes slices of one size only, and serves others all the same."""
+    gate = nn.Sequential(nn.Flatten(), nn.Linear(16, 1))
+    mixed = nn.ModuleDict({"global": nn.Conv2d(1, 2, 1), "expert": nn.Conv2d(1, 2, 1), "gate": gate})
+    common = nn.ModuleDict({"fedavg": nn.Conv2d(1, 2, 1)})
+    members = {"personal": (MoE(), "personal", mixed), "fedavg": (FedAvg(), "fedavg", common)}
+    method, name, networks = averaged(members, Target.MASK)
+    slices, shape, device = torch.randn(3, 1, 9, 6), (1, 4, 4), torch.device("cpu")
+    found = method.serve(name, networks, slices, shape, device).network(slices)
+    alone = MoE().serve("personal", mixed, slices, shape, device).network(slices)
+    torch.testing.assert_close(found, together([alone, common["fedavg"](slices)], Target.MASK))
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from medpfl.methods.fedrod import FedRoD, balanced_loss
 from medpfl.methods.moon import Moon, contrast
 from medpfl.methods.scaffold import Scaffold
 from medpfl.tasks.segmentation import Segmentation
+from medpfl.tasks.tabular import Tabular
 from one_slot import OneSlot
 from tools import run
 
@@ -231,6 +232,19 @@ def test_the_personal_model_is_the_sum_and_survives_saving(
     torch.testing.assert_close(personal(rows), generic(rows) + networks["head"](features))
     assert not torch.allclose(personal(rows), generic(rows), atol=1e-3)
     export(models / "personal-last.safetensors", tmp_path / "exported", "torchscript")  # checks its own outputs
+
+
+def test_fedrod_does_not_balance_balanced_batches_again(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """Where every class is drawn alike, the balanced softmax is cross-entropy."""
+    task = Tabular("blood", hidden=(4,), sampling="balanced")
+    slots: dict[str, Mixer] = {"fedavg": Mean(), "generic": Mean()}
+    job = make_job(mixers=slots, method=FedRoD(lr=0.05, batch_size=8, optimizer="sgd"), task=task)
+    coordinator, runners = begin(job, table_sites, tmp_path)
+    for number in (1, 2):
+        play(coordinator, runners, number)
+    assert close(served(coordinator, "generic"), served(coordinator, "fedavg"))
 
 
 @pytest.mark.slow

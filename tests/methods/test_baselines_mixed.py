@@ -2,16 +2,18 @@
 """APFL, pFedMe and Per-FedAvg: their limits are FedAvg and local training, and their steps are the papers'."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mean, Mixer, RelaxedMean, RoundInfo
+from medpfl.data.samples import SiteData
 from medpfl.deployed.export import export
 from medpfl.methods.apfl import APFL
 from medpfl.methods.per_fedavg import PerFedAvg
@@ -242,6 +244,37 @@ def test_per_fedavg_by_hand(
     torch.testing.assert_close(vector(entries(runner, "model"), "model"), w, atol=tolerance, rtol=0)
     assert float((w - begin).abs().max()) > 0.05
     assert variant == "first-order" or exact > 0.01  # the second-order part is no rounding
+
+
+@dataclass(frozen=True)
+class Dropping(Tabular):
+    """A perceptron with dropout, for tables."""
+
+    def network(self, data: SiteData) -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Dropout(0.5), nn.Linear(16, 1))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("task", [Dropping("blood"), Tabular("blood", hidden=(16,))], ids=["dropout", "none"])
+def test_the_hessian_free_part_is_neither_dropout_nor_rounding(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, task: Tabular, precision: Any
+) -> None:
+    """Of one step, what the variant adds: delta ten times as large must give about the same."""
+    ends = {}
+    for variant, delta in (("first-order", 1e-3), ("hessian-free", 1e-3), ("hessian-free", 1e-2)):
+        method = PerFedAvg(
+            lr=1.0, inner_lr=0.5, variant=variant, delta=delta, steps=1, batch_size=8, optimizer="sgd",
+            precision=precision,
+        )  # fmt: skip
+        folder = tmp_path / f"{variant}-{delta}"
+        coordinator, runners = pieces(make_job(mixers={"model": Mean()}, method=method, task=task), table_sites, folder)
+        ready(coordinator, runners)
+        exchange(runners, coordinator.rounds.train_messages(1, coordinator.joined))
+        state = entries(runners["anna"], "model")
+        ends[variant, delta] = torch.cat([tensor.flatten().double() for tensor in state.values()])
+    small, large = (ends["hessian-free", delta] - ends["first-order", 1e-3] for delta in (1e-3, 1e-2))
+    assert 1e-3 < float(large.norm()) < 1
+    assert float((small - large).norm()) < 0.05 * float(large.norm())
 
 
 def test_per_fedavg_deploys_one_step_on_the_local_training_data(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """FedAMP, L2GD and IFCA: limits that are another method, steps by hand, what stays, and resuming."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from baselines import Normed, State, assert_resumes, begin, close, combine, held, play, same, served, slope
+from medpfl.core.codecs import STC
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import (
     AttentiveMessages,
@@ -22,6 +24,7 @@ from medpfl.core.mixers import (
     SoftPull,
 )
 from medpfl.job import Job, load_job
+from medpfl.job.codecs import Codecs
 from medpfl.methods.contract import Hospital, Method, Site
 from medpfl.methods.fedamp import FedAMP
 from medpfl.methods.fedrod import FedRoD
@@ -29,6 +32,7 @@ from medpfl.methods.ifca import IFCA
 from medpfl.methods.l2gd import L2GD
 from medpfl.methods.moon import Moon
 from medpfl.methods.scaffold import Scaffold
+from medpfl.privacy import DPSGD
 from medpfl.rounds.hospital.site import SiteRunner
 from small_jobs import SITES, on_its_own, write_table_sites
 from tools import run, write_job
@@ -214,6 +218,12 @@ def test_l2gd_arguments(arguments: dict[str, float], words: str) -> None:
         L2GD(**arguments)  # type: ignore[arg-type]
 
 
+def test_l2gd_takes_no_clipping_of_single_cases() -> None:
+    """With every case's gradient shortened to one length, 1 / (1 - p) would be gone, as with ``clip_gradient``."""
+    with pytest.raises(ConfigError, match=r"L2GD cannot be trained with DPSGD .*scaled by 1 / \(1 - p\)"):
+        L2GD(p=0.5, privacy=DPSGD(noise_multiplier=1.0))
+
+
 # -- IFCA -------------------------------------------------------------------------------------------------------------
 
 
@@ -248,6 +258,20 @@ def test_one_cluster_is_fedavg(make_job: Make, table_sites: dict[str, Path], tmp
         play(coordinator, runners, number)
         one = {k: t for k, t in served(coordinator, "cluster0").items() if k in served(coordinator, "fedavg")}
         assert same(one, served(coordinator, "fedavg"))
+
+
+@pytest.mark.parametrize("limit", [{}, {"clip_updates": 1.0}], ids=["codec", "clipped"])
+def test_one_cluster_is_fedavg_whatever_becomes_of_updates(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, limit: dict[str, float]
+) -> None:
+    """What a hospital chose is told as it is: it is no part of the update that is encoded, or shortened."""
+    job = make_job(mixers=cluster_slots(1), method=ifca(1), task=Normed("blood"), **limit)
+    codecs = None if limit else Codecs(to_site=None, from_site=STC(p=0.3))
+    slots = run(dataclasses.replace(job, codecs=codecs), table_sites, tmp_path)["slots"]
+    one, common = ({key.replace(f"{name}.", ""): t for key, t in slots[name].items()} for name in slots)
+    flags = [one.pop(key) for key in list(one) if "chosen" in key]
+    assert flags and all(flag == 1 for flag in flags)
+    assert same(one, common)
 
 
 @pytest.mark.slow

@@ -42,6 +42,7 @@ WARM = WarmUp(rounds=2, start=0.2, then="cosine")
         (Cosine(), 2.5, 10, (1 + math.sqrt(0.5)) / 2),
         (StepDown(), 4.99, 10, 1.0),
         (StepDown(), 5, 10, 0.1),
+        (StepDown(at=(0.55,)), 55, 100, 0.1),
         (StepDown(at=(0.5, 0.75), by=0.5), 7.5, 10, 0.25),
         (WARM, 0, 10, 0.2),
         (WARM, 1, 10, 0.6),
@@ -202,6 +203,9 @@ def test_the_state_is_kept_or_begins_anew(
     for number in (1, 2, 3):
         play(coordinator, runners, number)
     assert moments(runners["anna"]) == steps
+    exchange(runners, coordinator.end.validate_messages(coordinator.joined))
+    exchange(runners, coordinator.end.finish_messages(coordinator.joined))  # two rounds of fine-tuning, of two steps
+    assert moments(runners["anna"]) == {"keep": 4.0, "reset": 2.0}[state]
 
 
 @pytest.mark.parametrize(("precision", "half"), [("auto", False), ("fp32", False), ("bf16", True)])

@@ -26,7 +26,10 @@ from medpfl.methods.contract import Method
 from medpfl.methods.ditto import Ditto
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.fedbn import FedBN
+from medpfl.methods.fedrep import FedRep
+from medpfl.methods.fedrod import FedRoD
 from medpfl.methods.fedsm import FedSM, FedSMPersonalised
+from medpfl.methods.ifca import IFCA
 from medpfl.methods.l2gd import L2GD
 from medpfl.methods.local import Local
 from medpfl.methods.moon import Moon
@@ -143,6 +146,22 @@ def test_frozen_layers_neither_train_nor_travel(method: Method, table_sites: dic
         for state in networks:
             assert all(torch.equal(value, tensors[key]) for key, value in state.items() if key[0] in "01")
         assert any(not torch.equal(state["3.weight"], tensors["3.weight"]) for state in networks)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [(FedRep, "FedRep trains the head by itself"), (FedRoD, "FedRoD trains a head beside")]
+)
+def test_a_head_that_is_trained_by_itself_cannot_be_frozen(
+    kind: type[Method], words: str, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    declare(table_sites, weights())
+    with pytest.raises(ConfigError, match=f"{words}.*frozen"):
+        begin(job(kind(start=Start("known", frozen=("3",)), **SETTINGS)), table_sites, tmp_path)
+
+
+def test_models_that_must_begin_differently_take_no_start() -> None:
+    with pytest.raises(ConfigError, match="IFCA takes no start weights: its models must begin differently"):
+        IFCA(start=Start("known"), **SETTINGS)
 
 
 @pytest.mark.slow

@@ -48,7 +48,9 @@ class FedRep(Method):
         return {"model": build.network()}
 
     def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
-        base, _ = base_and_head(models, "model", self.head)
+        base, head = base_and_head(models, "model", self.head)
+        if not {key for key, _ in models.named_parameters(remove_duplicate=False)}.intersection(head):
+            raise ConfigError("FedRep trains the head by itself, and start's frozen leaves nothing of it to train")
         return {"model": base}
 
     def local_round(self, site: Site) -> None:

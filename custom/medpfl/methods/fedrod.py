@@ -37,7 +37,8 @@ class FedRoD(Method):
     """Slot "generic" (mean). Private: "head", zero at first, so that the personal model starts as the generic one.
 
     Args:
-        gamma: exponent of the class prior, >= 0; 1 is the balanced softmax, 0 plain cross-entropy.
+        gamma: exponent of the class prior of what training draws, >= 0; 1 is the balanced softmax, 0 plain
+            cross-entropy.
     """
 
     gamma: float = 1.0
@@ -54,6 +55,8 @@ class FedRoD(Method):
         build.only_for("FedRoD", Target.CLASS)
         network = build.network()
         head = copy.deepcopy(network.get_submodule(head_of(network)))
+        if next(head.parameters(), None) is None:
+            raise ConfigError("FedRoD trains a head beside the network's own, which start's frozen must leave to train")
         for weight in head.parameters():
             nn.init.zeros_(weight)
         return {"generic": network, "head": head}
@@ -67,8 +70,11 @@ class FedRoD(Method):
     def local_round(self, site: Site) -> None:
         generic, head = site.models["generic"].train(), site.models["head"].train()
         train = site.data.splits["train"]
-        counts = torch.bincount(train.targets[:].long(), minlength=train.classes)
-        prior = torch.where(counts > 0, (counts / counts.sum()) ** self.gamma, 0.0).to(site.device)
+        targets = train.targets[:].long()
+        # Of what training draws: where it draws all classes alike, there is nothing left to balance.
+        drawn = [targets[rows] for rows in site.task.strata(train)]
+        shares = torch.stack([torch.bincount(one, minlength=train.classes) / len(one) for one in drawn]).mean(dim=0)
+        prior = torch.where(shares > 0, shares**self.gamma, 0.0).to(site.device)
         for batch in site.training_batches():
             with site.autocast():
                 outputs, features = with_features(generic, batch.inputs)

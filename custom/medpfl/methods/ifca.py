@@ -19,6 +19,16 @@ from medpfl.methods.contract import Build, Method, Site
 from medpfl.privacy.contract import Cover
 
 
+class Flags(nn.Module):
+    """1 for the model that was chosen, 0 for the others. They are integers: codecs and limits of updates, which would
+    make other numbers of them, leave those as they are."""
+
+    def __init__(self, clusters: int):
+        super().__init__()
+        for index in range(clusters):
+            self.register_buffer(str(index), torch.zeros((), dtype=torch.int64))
+
+
 @dataclass(frozen=True, kw_only=True)
 class IFCA(Method):
     """Slots "cluster0", "cluster1", ... (``ClusterMean``), each a model and one value, 1 from those who chose it.
@@ -41,14 +51,15 @@ class IFCA(Method):
         super().__post_init__()
         if self.clusters < 1:
             raise ConfigError(f"IFCA's clusters must be at least 1, got {self.clusters}")
+        if self.start:
+            raise ConfigError(
+                "IFCA takes no start weights: its models must begin differently, else all choose the first"
+            )
 
     def models(self, build: Build) -> dict[str, nn.Module]:
         networks = build.seeded(lambda: nn.ModuleList(build.task.network(build.data) for _ in range(self.clusters)))
         found: dict[str, nn.Module] = {f"cluster{index}": network for index, network in enumerate(networks.children())}
-        for name in (CHOSEN, "choice"):
-            flags = [nn.Parameter(torch.zeros(()), requires_grad=False) for _ in range(self.clusters)]
-            found[name] = nn.ParameterList(flags)
-        return found
+        return {**found, CHOSEN: Flags(self.clusters), "choice": Flags(self.clusters)}
 
     def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
         return {f"cluster{i}": [*under(models, f"cluster{i}"), f"{CHOSEN}.{i}"] for i in range(self.clusters)}
@@ -60,12 +71,12 @@ class IFCA(Method):
         losses = [_training_loss(site, site.models[f"cluster{index}"]) for index in range(self.clusters)]
         best = losses.index(min(losses))
         for name in (CHOSEN, "choice"):
-            for index, flag in enumerate(site.models[name].parameters()):
+            for index, flag in enumerate(site.models[name].buffers()):
                 flag.fill_(index == best)
         site.fit(f"cluster{best}")
 
     def predict(self, name: str, models: nn.ModuleDict, inputs: Tensor) -> Tensor:
-        best = int(torch.stack(list(models["choice"].parameters())).argmax())
+        best = int(torch.stack(list(models["choice"].buffers())).argmax())
         outputs: Tensor = models[f"cluster{best}"](inputs)
         return outputs
 

@@ -34,7 +34,7 @@ class L2GD(Method):
     optimizer: Literal["adam", "sgd"] | Optimizer = "sgd"
 
     deploys: ClassVar = {"personal": "model"}
-    cover: ClassVar = Cover()
+    cover: ClassVar = Cover(record="its gradients are scaled by 1 / (1 - p), which clipping each case's would undo")
     after_steps: ClassVar = ("personal",)
     excludes: ClassVar = {
         "adam": "its gradients are scaled by 1 / (1 - p), which Adam would undo; take 'sgd'",
@@ -66,4 +66,5 @@ class L2GD(Method):
                 with site.autocast():
                     loss = site.task.loss(network(batch.inputs), batch.targets)
                 site.step("model", loss / (1 - self.p))
+                site.last_loss = loss  # comparable with other methods'
         site.outbox["mixed"] = {f"mixed.{key}": tensor for key, tensor in network.state_dict().items()}

@@ -6,6 +6,7 @@ paper states it (its Eq. 1):  y(x) = alpha(x) y_G(x) + (1 - alpha(x)) y_P(x),  a
 probabilities. G is trained as in FedAvg and P alone; the gate learns on the mixture of both, which stand still for it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,7 +18,8 @@ from medpfl.core.mixers import Mean, Mixer
 from medpfl.data.resident import part_of
 from medpfl.data.samples import Samples
 from medpfl.data.target import Target
-from medpfl.methods.contract import Build, Method, Site
+from medpfl.methods.as_in_training import as_in_training
+from medpfl.methods.contract import Build, Method, Served, Site
 from medpfl.methods.divergence import largest
 from medpfl.privacy.contract import Cover
 
@@ -81,6 +83,15 @@ class MoE(Method):
     def predict(self, name: str, models: nn.ModuleDict, inputs: Tensor) -> Tensor:
         common: Tensor = models["global"](inputs)
         return common if name == "global" else mixture(models["gate"](inputs), common, models["expert"](inputs))
+
+    def serve(
+        self, name: str, models: nn.ModuleDict, inputs: Tensor, shape: Sequence[int], device: torch.device
+    ) -> Served:
+        """The same, with a gate that sees of slices of another size what it would have seen of them in training."""
+        if name == "global":
+            return super().serve(name, models, inputs, shape, device)
+        gate, common, expert = (models[network] for network in ("gate", "global", "expert"))
+        return Served(lambda given: mixture(gate(as_in_training(given, shape)), common(given), expert(given)))
 
     def diagnose(self, models: nn.ModuleDict, samples: Samples, index: int, device: torch.device) -> dict[str, float]:
         """Mean alpha, the common model's share."""

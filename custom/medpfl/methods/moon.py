@@ -66,4 +66,5 @@ class Moon(Method):
                 outputs, z = with_features(network, batch.inputs)
                 loss = site.task.loss(outputs, batch.targets)
             site.step("model", loss + self.mu * contrast(z, z_common, z_previous, self.temperature))
+            site.last_loss = loss  # comparable with other methods'
         previous.load_state_dict(network.state_dict())

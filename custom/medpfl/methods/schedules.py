@@ -77,7 +77,8 @@ class StepDown(Schedule):
             raise ConfigError(f"StepDown's by must be in (0, 1), got {self.by}")
 
     def factor(self, passed: float, rounds: float) -> float:
-        return float(self.by ** sum(passed >= part * rounds for part in self.at))
+        # Not part * rounds: 0.55 * 100 is a little more than 55.
+        return float(self.by ** sum(passed / rounds >= part for part in self.at))
 
 
 @dataclass(frozen=True, kw_only=True)

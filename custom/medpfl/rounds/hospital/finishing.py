@@ -81,11 +81,12 @@ class _Finishing:
     def _fine_tune(self, method: Method, name: str, best: int) -> MetricLine:
         """Local rounds from the best common model called ``name``, the number of them chosen on validation."""
         here, last, extra_rounds = self._here, self._header.round, self._header.finetune
-        self._rounds.run.optimizers = {}
         model, deployed = method.deploys[name], fine_tuned_name(name)
         measure = here.task.measure
         chosen, best_score = None, None
         for extra in range(1, extra_rounds + 1):
+            if extra == 1 or method.optimizer_state == "reset":
+                self._rounds.run.optimizers = {}
             seed_torch(here.seed, here.name, last + extra, deployed)
             self._rounds.site(method, last + extra, Span(last + 1, extra_rounds)).fit(model)
             evaluation = self._rounds.scoring.validate(method, name)
