@@ -18,7 +18,7 @@ from medpfl.data.untrusted import MOST_PREPARED, MOST_VALUES, check_values
 from medpfl.data.volumes.dicom import check_series, geometry_tags
 from medpfl.data.volumes.frames import frames_of, read_frames
 from medpfl.data.volumes.itk import is_itk, read_itk
-from medpfl.data.volumes.nifti import check_spacing
+from medpfl.data.volumes.nifti import check_spacing, place_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,7 +91,8 @@ def _read(file: Path, slices: Sequence[Path]) -> tuple[NDArray[np.float32], NDAr
         check_values(file, header.shape)
     values, meta = reader.get_data(header)
     image: Any = EnsureChannelFirst()(MetaTensor(torch.from_numpy(values.astype(np.float32)), meta=meta))
-    return image.as_tensor().numpy(), image.affine.double().numpy()
+    place = place_of(file) if isinstance(reader, NibabelReader) else None
+    return image.as_tensor().numpy(), image.affine.double().numpy() if place is None else place
 
 
 @geometry(True)
