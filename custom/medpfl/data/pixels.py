@@ -106,7 +106,8 @@ def _decoded(path: Path) -> Image.Image:
     if not path.is_file():
         raise DataError(f"{path}: no such file")
     try:
-        with Image.open(path, formats=_FORMATS) as image:
+        # By its path Pillow maps a plain grey TIFF into memory, and mixes its pixels up where it lies on its side.
+        with path.open("rb") as file, Image.open(file, formats=_FORMATS) as image:
             pictures = getattr(image, "n_frames", 1)
             if pictures > 1:
                 raise DataError(f"{path}: expected one picture, got {pictures} in one file")

@@ -124,7 +124,7 @@ def _pixels(path: Path, channels: int) -> Array:
         return pixels[..., 0] if depth == 1 else pixels
     from PIL import Image, ImageOps
 
-    with Image.open(path) as opened:
+    with path.open("rb") as file, Image.open(file) as opened:  # by its path a grey TIFF on its side is read wrongly
         seen = ImageOps.exif_transpose(opened)
     if seen.mode.startswith("I"):
         return np.asarray(seen).astype(np.uint16)
