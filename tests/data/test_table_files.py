@@ -346,3 +346,23 @@ def test_any_column_type_is_a_table_or_a_sentence(
         assert "odd.parquet" in str(error) and "\n" not in str(error)
         return
     assert np.isfinite(found.features).all() and set(found.classes.tolist()) <= {0, 1}
+
+
+@pytest.mark.parametrize("second", ["", '"'])
+@pytest.mark.parametrize("note", ["late", "late" * 40_000])
+def test_a_quotation_mark_that_nobody_closes_hides_no_rows(tmp_path: Path, second: str, note: str) -> None:
+    """The last column's cell would take in all rows up to the next mark, or to the end of the file."""
+    frame = FRAME.assign(note=["ok", '"early', "ok", "ok", "ok", f"{second}{note}", "ok", "ok", "ok"])
+    lines = [",".join(map(str, row)).replace("nan", "") for row in [frame.columns, *frame.values.tolist()]]
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
+    with pytest.raises(DataError, match=r"t\.csv:3: a cell of this line begins with a quotation mark"):
+        read_table(declare(tmp_path))
+
+
+def test_quoted_cells_may_have_lines_blanks_and_marks_in_them(tmp_path: Path) -> None:
+    expected = read(tmp_path)
+    notes = ['"two\nlines"', '"a ""word"""', '12" tube', '"blank after" ', "", '"a\r\nb\n\nc"', "ok", '""', 'end"']
+    rows = zip(FRAME.values.tolist(), notes, strict=True)
+    lines = [",".join([*FRAME.columns, "note"]), *(",".join([*map(str, row), note]) for row, note in rows)]
+    (tmp_path / "t.csv").write_text("\n".join(lines).replace("nan", "").replace("None", ""))
+    assert np.array_equal(read_table(declare(tmp_path)).raw, expected.raw, equal_nan=True)

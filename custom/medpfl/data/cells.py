@@ -224,10 +224,21 @@ def _is_one_of(cells: Sequence[str], place: int, values: Collection[str], commas
 
 def _lines(path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
     """Line number and cells of every line that is not blank."""
+    lines: list[str] = []
+
+    def noted(file: Iterable[str]) -> Iterator[str]:
+        for line in file:
+            lines.append(line)
+            yield line
+
+    form: dict[str, Any] = {"delimiter": separator, "skipinitialspace": separator != " "}
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, delimiter=separator, skipinitialspace=separator != " ")
+            reader = csv.reader(noted(file), **form)
             for cells in reader:
+                if len(lines) > 1:  # a mark that nobody closed would hide all rows up to the next mark in one cell
+                    list(csv.reader(lines, strict=True, **form))
+                lines.clear()
                 if len(cells) > 1 or (cells and cells[0].strip()):
                     yield reader.line_num, cells
     except FileNotFoundError as error:
@@ -235,7 +246,15 @@ def _lines(path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
     except UnicodeDecodeError as error:
         sentence = f"expected a table as text in UTF-8, got other bytes (at {error.start}); save it as UTF-8"
         raise DataError(f"{path}: {sentence}") from error
-    except (csv.Error, OSError, ValueError) as error:
+    except csv.Error as error:
+        if len(lines) < 2:
+            raise DataError(f"{path}: cannot be read as a table: {error}") from error
+        first = reader.line_num - len(lines) + 1
+        raise DataError(
+            f'{path}:{first}: a cell of this line begins with a quotation mark (") and does not end with one, so that '
+            "the lines below would be part of it; remove the mark, or close the cell"
+        ) from error
+    except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read as a table: {error}") from error
 
 
