@@ -13,7 +13,7 @@ from PIL import Image
 
 from medpfl.data.declared import Problems
 from medpfl.data.images.new import ImagesPreparation
-from medpfl.data.pixels import prepare, prepare_mask, read_image, read_mask
+from medpfl.data.pixels import image_files, prepare, prepare_mask, read_image, read_mask
 from medpfl.data.preparation import Spec
 from medpfl.data.site_file import load_site_file
 from medpfl.deployed.reference import _pixels
@@ -84,6 +84,15 @@ def test_images_are_turned_as_their_camera_says(
     assert np.array_equal(read_image(path, 1)[0], np.rot90(GREY, turn))
     assert np.array_equal(read_mask(path), np.rot90(GREY, turn))
     assert np.array_equal(_pixels(path, 1), np.rot90(GREY, turn))
+
+
+def test_hidden_files_in_a_folder_to_predict_are_no_images(tmp_path: Path) -> None:
+    (tmp_path / "in" / ".trash").mkdir(parents=True)
+    for name in ("b.png", "in/a.png", ".trash/c.png", "in/.trash/d.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.fromarray(GREY).save(tmp_path / name)
+    (tmp_path / "._b.png").write_bytes(b"\0\5\x16\7Mac OS X")
+    assert image_files(tmp_path) == [tmp_path / "b.png", tmp_path / "in" / "a.png"]
 
 
 def test_masks_may_be_saved_in_equal_colours(tmp_path: Path) -> None:
