@@ -99,21 +99,22 @@ def test_an_image_from_the_raw_file_with_onnxruntime_and_numpy(segmenting: Path,
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("kind", ["RGB", "RGBA", "LA", "P", "1", "transparent palette"])
+@pytest.mark.parametrize("kind", ["RGB", "RGBA", "LA", "P", "1", "transparent palette", "L"])
 def test_a_bundle_sees_an_image_as_this_package_does(tmp_path: Path, kind: str, channels: int) -> None:
     pixels = np.random.default_rng(3).integers(0, 256, (9, 7, 4), dtype=np.uint8)
     image = Image.fromarray(pixels if kind == "RGBA" else pixels[..., :3])
     image = Image.fromarray(pixels[..., 2:], "LA") if kind == "LA" else image
     exif = Image.Exif()
     exif[0x0112] = 6
+    path = tmp_path / ("i.tif" if kind == "L" else "i.png")
     if "palette" in kind:
-        image.quantize(16).save(tmp_path / "i.png", exif=exif, transparency=3)
+        image.quantize(16).save(path, exif=exif, transparency=3)
     else:
-        image.convert(kind).save(tmp_path / "i.png", exif=exif)
+        image.convert(kind).save(path, exif=exif)
     steps = {"_target_": "Compose", "transforms": loading(channels)}
     parser = ConfigParser({"imports": ["$from PIL import Image", "$from PIL import ImageOps"], "steps": steps})
-    found = parser.get_parsed_content("steps")({"image": tmp_path / "i.png"})["image"]
-    np.testing.assert_allclose(np.asarray(found), read_image(tmp_path / "i.png", channels) / 255, atol=1e-6)
+    found = parser.get_parsed_content("steps")({"image": path})["image"]
+    np.testing.assert_allclose(np.asarray(found), read_image(path, channels) / 255, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -41,7 +41,9 @@ def loading(channels: int) -> list[dict[str, JsonValue]]:
     plain = f"({seen} if turned.has_transparency_data else turned).convert('{mode}')"
     reader: dict[str, JsonValue] = {
         "_target_": "PILReader",
-        "converter": f"$lambda image: (lambda turned: {plain})(ImageOps.exif_transpose(image))",
+        # Opened anew, not by its path, by which Pillow mixes the pixels of a grey TIFF up that lies on its side.
+        "converter": f"$lambda image: (lambda turned: {plain})"
+        "(ImageOps.exif_transpose(Image.open(open(image.filename, 'rb'))))",
     }
     return [
         {"_target_": "LoadImaged", "keys": "image", "reader": reader},
