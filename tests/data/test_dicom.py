@@ -85,6 +85,27 @@ def test_slices_from_feet_to_head_or_head_to_feet(tmp_path: Path) -> None:
     np.testing.assert_allclose((place @ [0, 0, 4, 1])[:3], other[:3, 3], atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["CT[1]", "CT*", "CT?"])
+def test_a_folder_is_never_taken_for_the_one_beside_it(tmp_path: Path, name: str) -> None:
+    """In a search pattern "CT[1]" means "CT1", which may be another patient's."""
+    values, _ = scan()
+    write_series(tmp_path / "CT1", values, affine_of())
+    array, _ = read_image(write_series(tmp_path / name, values + 7, affine_of()))
+    np.testing.assert_array_equal(array[0], values + 7)
+
+
+def test_slices_of_one_number_are_put_in_order_by_their_places(tmp_path: Path) -> None:
+    values, _ = scan()
+
+    def same(number: int, header: Any) -> None:
+        header.InstanceNumber = 1
+
+    plain, place = read_image(write_series(tmp_path / "numbered", values, affine_of()))
+    array, other = read_image(write_series(tmp_path / "same", values, affine_of(), same))
+    np.testing.assert_array_equal(array, plain)
+    np.testing.assert_allclose(other, place, atol=1e-6)
+
+
 def only(number: int, **values: Any) -> Callable[[int, Any], None]:
     def change(k: int, header: Any) -> None:
         if k == number:

@@ -3,6 +3,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,9 +13,10 @@ from PIL import Image
 
 from medpfl.data.declared import Problems
 from medpfl.data.images.new import ImagesPreparation
-from medpfl.data.pixels import prepare, prepare_mask, read_image, read_mask
+from medpfl.data.pixels import image_files, prepare, prepare_mask, read_image, read_mask
 from medpfl.data.preparation import Spec
 from medpfl.data.site_file import load_site_file
+from medpfl.deployed.reference import _pixels
 from pictures import FOLDERS, MASKS, TABLE, images, write_folders, write_images
 
 GREY = np.arange(24, dtype=np.uint8).reshape(4, 6) * 10
@@ -69,12 +71,28 @@ def test_palettes_alpha_and_single_bits(tmp_path: Path) -> None:
     assert np.array_equal(read_mask(tmp_path / "bits.png"), GREY > 100)
 
 
+@pytest.mark.parametrize("deep", [np.uint8, np.uint16])
+@pytest.mark.parametrize("suffix", [".png", ".tif"])
 @pytest.mark.parametrize(("orientation", "turn"), [(3, 2), (6, 3), (8, 1)])
-def test_images_are_turned_as_their_camera_says(tmp_path: Path, orientation: int, turn: int) -> None:
+def test_images_are_turned_as_their_camera_says(
+    tmp_path: Path, orientation: int, turn: int, suffix: str, deep: type[np.integer[Any]]
+) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
-    Image.fromarray(GREY).save(tmp_path / "turned.png", exif=exif)
-    assert np.array_equal(read_image(tmp_path / "turned.png", 1)[0], np.rot90(GREY, turn))
+    path = tmp_path / f"turned{suffix}"
+    Image.fromarray(GREY.astype(deep)).save(path, exif=exif)
+    assert np.array_equal(read_image(path, 1)[0], np.rot90(GREY, turn))
+    assert np.array_equal(read_mask(path), np.rot90(GREY, turn))
+    assert np.array_equal(_pixels(path, 1), np.rot90(GREY, turn))
+
+
+def test_hidden_files_in_a_folder_to_predict_are_no_images(tmp_path: Path) -> None:
+    (tmp_path / "in" / ".trash").mkdir(parents=True)
+    for name in ("b.png", "in/a.png", ".trash/c.png", "in/.trash/d.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.fromarray(GREY).save(tmp_path / name)
+    (tmp_path / "._b.png").write_bytes(b"\0\5\x16\7Mac OS X")
+    assert image_files(tmp_path) == [tmp_path / "b.png", tmp_path / "in" / "a.png"]
 
 
 def test_masks_may_be_saved_in_equal_colours(tmp_path: Path) -> None:

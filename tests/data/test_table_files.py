@@ -137,6 +137,26 @@ def test_whole_numbers_with_missing_values_are_floats_in_parquet_and_mean_the_sa
     assert data.targets.tolist() == FRAME["sick"].tolist()
 
 
+@pytest.mark.parametrize(("declared", "written"), [("-9", "-9.0"), ("-9.0", "-9"), ("-9", "-9")])
+@pytest.mark.parametrize("column", ["age", "cp"])
+def test_a_number_that_means_not_known_may_be_written_otherwise(
+    tmp_path: Path, declared: str, written: str, column: str
+) -> None:
+    """pandas writes -9 as -9.0 into a column with a missing value or a fraction."""
+    expected = read(tmp_path)
+    frame = FRAME.astype({column: object})
+    frame[column] = frame[column].where(frame[column].notna(), written)
+    data = read(tmp_path, frame, missing=["", "?", "NA", declared])
+    assert np.array_equal(data.raw, expected.raw, equal_nan=True)
+    frame.to_csv(tmp_path / "t.csv", index=False, sep=";")
+    (tmp_path / "t.csv").write_text((tmp_path / "t.csv").read_text().replace(".", ","))
+    commas = read_table(declare(tmp_path, missing=["", "?", "NA", declared], separator=";", decimal=","))
+    assert np.array_equal(commas.raw, expected.raw, equal_nan=True)
+    frame.astype(str).to_parquet(tmp_path / "t.parquet")
+    texts = read_table(declare(tmp_path, missing=["", "nan", "None", declared], files=["t.parquet"]))
+    assert np.array_equal(texts.raw, expected.raw, equal_nan=True)
+
+
 def test_declared_missing_texts_hold_for_numbers_of_parquet(tmp_path: Path) -> None:
     FRAME.fillna({"age": -9.0, "cp": "-9"}).to_parquet(tmp_path / "t.parquet")
     data = read_table(declare(tmp_path, files=["t.parquet"], missing=["-9"]))
@@ -326,3 +346,23 @@ def test_any_column_type_is_a_table_or_a_sentence(
         assert "odd.parquet" in str(error) and "\n" not in str(error)
         return
     assert np.isfinite(found.features).all() and set(found.classes.tolist()) <= {0, 1}
+
+
+@pytest.mark.parametrize("second", ["", '"'])
+@pytest.mark.parametrize("note", ["late", "late" * 40_000])
+def test_a_quotation_mark_that_nobody_closes_hides_no_rows(tmp_path: Path, second: str, note: str) -> None:
+    """The last column's cell would take in all rows up to the next mark, or to the end of the file."""
+    frame = FRAME.assign(note=["ok", '"early', "ok", "ok", "ok", f"{second}{note}", "ok", "ok", "ok"])
+    lines = [",".join(map(str, row)).replace("nan", "") for row in [frame.columns, *frame.values.tolist()]]
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
+    with pytest.raises(DataError, match=r"t\.csv:3: a cell of this line begins with a quotation mark"):
+        read_table(declare(tmp_path))
+
+
+def test_quoted_cells_may_have_lines_blanks_and_marks_in_them(tmp_path: Path) -> None:
+    expected = read(tmp_path)
+    notes = ['"two\nlines"', '"a ""word"""', '12" tube', '"blank after" ', "", '"a\r\nb\n\nc"', "ok", '""', 'end"']
+    rows = zip(FRAME.values.tolist(), notes, strict=True)
+    lines = [",".join([*FRAME.columns, "note"]), *(",".join([*map(str, row), note]) for row, note in rows)]
+    (tmp_path / "t.csv").write_text("\n".join(lines).replace("nan", "").replace("None", ""))
+    assert np.array_equal(read_table(declare(tmp_path)).raw, expected.raw, equal_nan=True)

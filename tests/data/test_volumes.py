@@ -17,7 +17,7 @@ from medpfl.core.errors import DataError
 from medpfl.data.contract import Listing
 from medpfl.data.declared import Problems, SplitRule
 from medpfl.data.volumes.declare import VolumeCase, Volumes
-from medpfl.data.volumes.prepare import prepare, prepare_label
+from medpfl.data.volumes.prepare import prepare, prepare_label, read_image
 
 SHAPE = (8, 10, 6)
 VOXEL = (2.0, 2.0, 4.0)
@@ -190,6 +190,18 @@ def test_rounding_in_a_header_is_no_mismatch(tmp_path: Path) -> None:
     affine[:3, 3] += 0.01
     volume = read(save(tmp_path / "i.nii", image), save(tmp_path / "l.nii", label, affine))
     assert np.array_equal(volume.label.numpy(), label)
+
+
+@pytest.mark.parametrize("pixdim", [(1.0, 1.0, 1.0), (2.0001, 2.0, 2.0)])
+def test_the_sform_says_where_a_volume_lies_where_the_qform_is_not_set(tmp_path: Path, pixdim: Any) -> None:
+    """MONAI takes the qform, which is no one's, as soon as ``pixdim`` is not the sform's voxel size."""
+    affine = affine_of(VOXEL) @ np.diag([-1.0, -1.0, 1.0, 1.0])
+    image = nib.Nifti1Image(scan()[0], affine)
+    image.set_qform(None, 0)
+    image.header["pixdim"][1:4] = pixdim
+    nib.save(image, tmp_path / "i.nii")
+    assert nib.load(tmp_path / "i.nii").header["pixdim"][1] == pytest.approx(pixdim[0])
+    np.testing.assert_allclose(read_image(tmp_path / "i.nii")[1], affine, atol=1e-6)
 
 
 def test_files_that_are_no_images(tmp_path: Path) -> None:

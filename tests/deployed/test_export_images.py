@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from monai.bundle import ConfigParser
 from PIL import Image
 
 from medpfl.core.mixers import SoftPull
+from medpfl.data.pixels import read_image
 from medpfl.deployed.export import export
 from medpfl.deployed.model_file import load_deployed
+from medpfl.deployed.monai_images import loading
 from medpfl.deployed.predict import predict
 from medpfl.job import Job
 from medpfl.job.settings import Settings
@@ -93,6 +96,25 @@ def test_an_image_from_the_raw_file_with_onnxruntime_and_numpy(segmenting: Path,
     export(segmenting, tmp_path / "out", "onnx")
     alone(IMAGES, tmp_path / "out", photo, tmp_path / "shares.npy")
     np.testing.assert_allclose(np.load(tmp_path / "shares.npy"), expected_shares(segmenting, photo), atol=1e-4)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("kind", ["RGB", "RGBA", "LA", "P", "1", "transparent palette", "L"])
+def test_a_bundle_sees_an_image_as_this_package_does(tmp_path: Path, kind: str, channels: int) -> None:
+    pixels = np.random.default_rng(3).integers(0, 256, (9, 7, 4), dtype=np.uint8)
+    image = Image.fromarray(pixels if kind == "RGBA" else pixels[..., :3])
+    image = Image.fromarray(pixels[..., 2:], "LA") if kind == "LA" else image
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    path = tmp_path / ("i.tif" if kind == "L" else "i.png")
+    if "palette" in kind:
+        image.quantize(16).save(path, exif=exif, transparency=3)
+    else:
+        image.convert(kind).save(path, exif=exif)
+    steps = {"_target_": "Compose", "transforms": loading(channels)}
+    parser = ConfigParser({"imports": ["$from PIL import Image", "$from PIL import ImageOps"], "steps": steps})
+    found = parser.get_parsed_content("steps")({"image": path})["image"]
+    np.testing.assert_allclose(np.asarray(found), read_image(path, channels) / 255, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -68,8 +68,9 @@ def test_masks_in_the_images_own_size() -> None:
 def test_tables_with_renamed_columns_codes_and_missing_cells(tmp_path: Path) -> None:
     path = write_table(tmp_path)
     text = (tmp_path / "blood.csv").read_text().replace("sex", "Geschlecht", 1).replace(",m,", ",1.0,")
-    (tmp_path / "blood.csv").write_text(text.replace("p00,40,", "p00,?,"))
-    text = path.read_text().replace("  blood:\n", "  blood:\n    rename: {Geschlecht: sex}\n    codes: {sex: {1: m}}\n")
+    (tmp_path / "blood.csv").write_text(text.replace("p00,40,", "p00,-9.0,"))
+    declared = "    missing: ['-9']\n    rename: {Geschlecht: sex}\n    codes: {sex: {1: m}}\n"
+    text = path.read_text().replace("  blood:\n", f"  blood:\n{declared}")
     path.write_text(text.replace("kind: table", "kind: table\n    missing_rows: impute"))
     spec = Spec("class", ("rows",))
     preparation = load_site_file(path).datasets["blood"].load(spec).preparation

@@ -174,6 +174,7 @@ def test_new_recordings_are_prepared_as_the_trained_ones(tmp_path: Path) -> None
     recording = pd.read_csv(tmp_path / "sites" / file)
     recording[["y", "x"]].to_csv(tmp_path / "new" / "a.tsv", sep="\t", index=False)  # no label, another order
     recording.to_parquet(tmp_path / "new" / "b.parquet")
+    (tmp_path / "new" / "._b.parquet").write_bytes(b"\0\5\x16\7Mac OS X")  # hidden, as Macs write it
     cases = list(TASK.new_cases(tmp_path / "new", kept))
     assert [case.name for case in cases] == ["a.tsv", "b.parquet"]
     for case in cases:

@@ -15,7 +15,7 @@ from medpfl.core.errors import DataError, meant, unreadable
 from medpfl.core.extras import require
 from medpfl.data import parquet
 from medpfl.data.declared import Problems, Strict, canonical
-from medpfl.data.numbers import with_point
+from medpfl.data.numbers import not_known, with_point
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,9 +50,10 @@ class Written(Strict):
 class Cells(Written):
     """How table files are written. Beside what holds for text files alone:
 
-    ``columns``: the names, if text files have no header line. ``missing``: cells that mean "not known"; Parquet's nulls
-    and NaN always do. ``rename``: a column of the files to the name that the hospitals agreed on, under which
-    everything else knows it. ``codes``: of such a column, a value in the files to the value that they agreed on.
+    ``columns``: the names, if text files have no header line. ``missing``: cells that mean "not known"; numbers among
+    them count as numbers, and Parquet's nulls and NaN always do. ``rename``: a column of the files to the name that the
+    hospitals agreed on, under which everything else knows it. ``codes``: of such a column, a value in the files to the
+    value that they agreed on.
     """
 
     columns: list[str] | None = None
@@ -191,7 +192,7 @@ def _text(
         return
     columns = form.renamed(path, columns)
     _check_columns(path, columns, [*wanted, *where], separator)
-    missing = set(form.missing)
+    missing = not_known(form.missing, commas)
     while piece := list(islice(lines, parquet.PIECE)):
         if form.columns and optional in columns and len(piece[0][1]) == len(columns) - 1:
             columns = [column for column in columns if column != optional]
@@ -205,7 +206,7 @@ def _text(
             else:
                 problems.add(f"{shown}:{line}: expected {len(columns)} columns, got {len(cells)}")
         places = [columns.index(column) for column in wanted]
-        rows = [[None if (cell := cells[i].strip()) in missing else cell for i in places] for _, cells in good]
+        rows = [[None if missing(cell := cells[i].strip()) else cell for i in places] for _, cells in good]
         if commas:
             strict = [column in numbers for column in wanted]
             rows = [[cell and with_point(cell, of) for cell, of in zip(row, strict, strict=True)] for row in rows]
@@ -223,10 +224,21 @@ def _is_one_of(cells: Sequence[str], place: int, values: Collection[str], commas
 
 def _lines(path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
     """Line number and cells of every line that is not blank."""
+    lines: list[str] = []
+
+    def noted(file: Iterable[str]) -> Iterator[str]:
+        for line in file:
+            lines.append(line)
+            yield line
+
+    form: dict[str, Any] = {"delimiter": separator, "skipinitialspace": separator != " "}
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, delimiter=separator, skipinitialspace=separator != " ")
+            reader = csv.reader(noted(file), **form)
             for cells in reader:
+                if len(lines) > 1:  # a mark that nobody closed would hide all rows up to the next mark in one cell
+                    list(csv.reader(lines, strict=True, **form))
+                lines.clear()
                 if len(cells) > 1 or (cells and cells[0].strip()):
                     yield reader.line_num, cells
     except FileNotFoundError as error:
@@ -234,7 +246,15 @@ def _lines(path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
     except UnicodeDecodeError as error:
         sentence = f"expected a table as text in UTF-8, got other bytes (at {error.start}); save it as UTF-8"
         raise DataError(f"{path}: {sentence}") from error
-    except (csv.Error, OSError, ValueError) as error:
+    except csv.Error as error:
+        if len(lines) < 2:
+            raise DataError(f"{path}: cannot be read as a table: {error}") from error
+        first = reader.line_num - len(lines) + 1
+        raise DataError(
+            f'{path}:{first}: a cell of this line begins with a quotation mark (") and does not end with one, so that '
+            "the lines below would be part of it; remove the mark, or close the cell"
+        ) from error
+    except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read as a table: {error}") from error
 
 

@@ -2,6 +2,7 @@
 """Numbers as text files hold them: with a decimal point, or with a comma where a site file says so."""
 
 import re
+from collections.abc import Callable, Collection
 
 _WITH_COMMA = re.compile(r"[+-]?\d*,\d+(e[+-]?\d+)?", re.IGNORECASE)
 _WITH_POINT = re.compile(r"[+-]?(\d*\.\d+|\d+\.)(e[+-]?\d+)?", re.IGNORECASE)
@@ -29,6 +30,30 @@ def with_point(cell: str, number: bool = False) -> str:
     if "," in cell and has_comma(cell):
         return cell.replace(",", ".")
     return cell + _REFUSED if number and "." in cell and has_point(cell) else cell
+
+
+def not_known(declared: Collection[str], commas: bool = False) -> Callable[[str], bool]:
+    """Whether a cell is one of the declared ones, of which numbers are compared as numbers: where "-9" is declared,
+    pandas writes -9.0 into a column that has a missing value or a fraction.
+
+    Args:
+        commas: the file's decimal sign is a comma.
+    """
+    texts = frozenset(declared)
+    numbers = frozenset(number for text in texts if (number := as_number(text)) is not None)
+
+    def known(cell: str) -> bool:
+        return cell in texts or (bool(numbers) and as_number(with_point(cell) if commas else cell) in numbers)
+
+    return known
+
+
+def as_number(text: str) -> float | None:
+    """A text as a number; None where it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def shown(cell: object) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from medpfl.core.errors import DataError
+from medpfl.data.numbers import as_number, not_known
 from medpfl.data.untrusted import check_growth, check_values
 
 if TYPE_CHECKING:
@@ -119,16 +120,10 @@ def column_of(column: Any, as_numbers: bool, missing: list[str]) -> "pd.Series[A
         column = column.dictionary_decode()
     if as_numbers and (_numeric(column.type) or pa.types.is_null(column.type)):
         values = pd.Series(column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False))
-        return values.mask(values.isin([number for text in missing if (number := _number(text)) is not None]))
-    cells = pd.Series([cell_text(value) for value in column.to_pylist()], dtype=str)
-    return cells.mask(cells.isin(missing))
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
+        return values.mask(values.isin([number for text in missing if (number := as_number(text)) is not None]))
+    known = not_known(missing)
+    texts = [None if text is None or known(text) else text for text in map(cell_text, column.to_pylist())]
+    return pd.Series(texts, dtype=str)
 
 
 def cell_text(value: Any) -> str | None:

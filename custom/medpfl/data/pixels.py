@@ -89,14 +89,15 @@ def resize(images: Tensor, size: tuple[int, ...]) -> Tensor:
 
 
 def image_files(path: Path) -> list[Path]:
-    """An image file, or all of a folder (with its subfolders) by name.
+    """An image file, or all of a folder (with its subfolders) by name but hidden ones, which Macs put beside others.
 
     Raises:
         DataError: there are none.
     """
     if not path.is_dir():
         return [path]
-    files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+    seen = (file for file in path.rglob("*") if not any(part[0] == "." for part in file.relative_to(path).parts))
+    files = sorted(file for file in seen if file.suffix.lower() in SUFFIXES and file.is_file())
     if not files:
         raise DataError(f"{path}: the folder holds no {', '.join(SUFFIXES)} files")
     return files
@@ -106,7 +107,8 @@ def _decoded(path: Path) -> Image.Image:
     if not path.is_file():
         raise DataError(f"{path}: no such file")
     try:
-        with Image.open(path, formats=_FORMATS) as image:
+        # By its path Pillow maps a plain grey TIFF into memory, and mixes its pixels up where it lies on its side.
+        with path.open("rb") as file, Image.open(file, formats=_FORMATS) as image:
             pictures = getattr(image, "n_frames", 1)
             if pictures > 1:
                 raise DataError(f"{path}: expected one picture, got {pictures} in one file")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train, validation and test: by a column, or cut, with groups (patients) kept together."""
 
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -15,6 +16,21 @@ _SPELLINGS = {
     "val": "validation", "valid": "validation", "validation": "validation",
     "test": "test", "testing": "test",
 }  # fmt: skip
+
+_WHOLE = re.compile(r"0*(\d+)(\.0*)?")
+
+
+class Groups:
+    """The names of groups: a whole number is one name, the first that it has, however it is written later. One program
+    writes a patient's number as 12, another as 012, and pandas as 12.0 where a column lacks a value."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, str] = {}
+
+    def named(self, text: str) -> str:
+        """The group that a text means."""
+        number = _WHOLE.fullmatch(text.strip())
+        return self._first.setdefault(number[1], text) if number else text
 
 
 def choose(

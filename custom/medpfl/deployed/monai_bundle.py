@@ -168,7 +168,13 @@ def _of_volumes(spec: Spec) -> _Steps:
 def _run(steps: _Steps) -> dict[str, object]:
     """configs/inference.json."""
     return {
-        "imports": ["$import glob", "$import numpy as np", "$import os", "$from PIL import ImageOps"],
+        "imports": [
+            "$import glob",
+            "$import numpy as np",
+            "$import os",
+            "$from PIL import Image",
+            "$from PIL import ImageOps",
+        ],
         "bundle_root": ".",
         "dataset_dir": "$@bundle_root + '/input'",
         "output_dir": "$@bundle_root + '/output'",

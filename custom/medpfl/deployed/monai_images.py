@@ -34,11 +34,16 @@ class OnWholeImages(nn.Module):
 
 
 def loading(channels: int) -> list[dict[str, JsonValue]]:
-    """MONAI's transforms from an image file to the network's input: turned as it is meant to be seen, 8 bits."""
+    """MONAI's transforms from an image file to the network's input: turned as it is meant to be seen, what is
+    transparent black, 8 bits."""
     mode = "L" if channels == 1 else "RGB"
+    seen = "Image.alpha_composite(Image.new('RGBA', turned.size, 'black'), turned.convert('RGBA'))"
+    plain = f"({seen} if turned.has_transparency_data else turned).convert('{mode}')"
     reader: dict[str, JsonValue] = {
         "_target_": "PILReader",
-        "converter": f"$lambda image: ImageOps.exif_transpose(image).convert('{mode}')",
+        # Opened anew, not by its path, by which Pillow mixes the pixels of a grey TIFF up that lies on its side.
+        "converter": f"$lambda image: (lambda turned: {plain})"
+        "(ImageOps.exif_transpose(Image.open(open(image.filename, 'rb'))))",
     }
     return [
         {"_target_": "LoadImaged", "keys": "image", "reader": reader},

@@ -124,7 +124,7 @@ def _pixels(path: Path, channels: int) -> Array:
         return pixels[..., 0] if depth == 1 else pixels
     from PIL import Image, ImageOps
 
-    with Image.open(path) as opened:
+    with path.open("rb") as file, Image.open(file) as opened:  # by its path a grey TIFF on its side is read wrongly
         seen = ImageOps.exif_transpose(opened)
     if seen.mode.startswith("I"):
         return np.asarray(seen).astype(np.uint16)
@@ -162,13 +162,14 @@ def _columns(path: Path, told: Told, wanted: Sequence[str], numbers: Sequence[st
     for name in wanted:
         if names.count(name) != 1:
             raise ValueError(f"{path}: expected one column '{name}', got {', '.join(names)}")
+    missing = {_canonical(text) for text in cells["missing"]}
     found: dict[str, list[str | None]] = {}
     for name in wanted:
         codes = {_canonical(value): str(meant) for value, meant in cells["codes"].get(name, {}).items()}
         texts = [line[names.index(name)] for line in lines]
-        known = [None if text in cells["missing"] else text for text in texts]
         if cells.get("decimal") == ",":
-            known = [None if text is None else _with_point(text, name in numbers) for text in known]
+            texts = [text if text in cells["missing"] else _with_point(text, name in numbers) for text in texts]
+        known = [None if _canonical(text) in missing else text for text in texts]
         found[name] = [text if text is None else codes.get(_canonical(text), text) for text in known]
     return found
 

@@ -24,7 +24,7 @@ from medpfl.data.patterns import Found, Patterns, find_files, placeholders
 from medpfl.data.pixels import prepare, prepare_mask, read_image, read_mask
 from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.samples import Budget, Samples, SiteData, empty_like, in_parallel, stores
-from medpfl.data.splits import check_listing, choose
+from medpfl.data.splits import Groups, check_listing, choose
 from medpfl.data.subgroups import Described
 from medpfl.data.target import Target
 
@@ -151,9 +151,9 @@ class Images(Described, Dataset):
         found = find_files(self._folder, self.files, problems)
         rows = self._rows(found, problems)
         masks = self._find_masks(rows, problems)
-        cases, parts = [], []
+        cases, parts, groups = [], [], Groups()
         for row in rows:
-            if (case := self._case(row, masks, problems)) is not None:
+            if (case := self._case(row, masks, groups, problems)) is not None:
                 cases.append(case)
                 parts.append(row.cells.get(self.split.column or "", ""))
         source = str(self._folder / (self.table.file if self.table else self.files[0]))
@@ -328,7 +328,7 @@ class Images(Described, Dataset):
                 masks[image.name] = fits[0].path
         return masks
 
-    def _case(self, row: _Row, masks: dict[str, Path], problems: Problems) -> ImageCase | None:
+    def _case(self, row: _Row, masks: dict[str, Path], groups: Groups, problems: Problems) -> ImageCase | None:
         if self.masks and row.image.name not in masks:
             return None
         answer = None
@@ -338,7 +338,7 @@ class Images(Described, Dataset):
             except ValueError as error:
                 problems.add(f"{row.where}: {error}")
                 return None
-        group = row.cells[self.split.group] if self.split.group else row.image.name
+        group = groups.named(row.cells[self.split.group]) if self.split.group else row.image.name
         if not group:
             problems.add(f"{row.where}: column '{self.split.group}' is empty; every image needs a group")
             return None

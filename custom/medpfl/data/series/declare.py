@@ -30,7 +30,7 @@ from medpfl.data.series.recordings import (
     windows,
 )
 from medpfl.data.series.rules import SeriesLabel, SeriesSplit, Window
-from medpfl.data.splits import check_listing, choose
+from medpfl.data.splits import Groups, check_listing, choose
 from medpfl.data.target import Target
 
 _SOUND = (".wav", ".mp3", ".flac", ".ogg", ".edf")
@@ -223,6 +223,7 @@ def _planned(dataset: Series, problems: Problems) -> _Plan:
     store = Store(budget)
     places: list[NDArray[np.int64]] = []
     runs: list[_Run] = []
+    groups = Groups()
     length = dataset.window.length if dataset.window else 0
     channels: int | None = None
     for recording in _recordings(dataset, problems):
@@ -237,7 +238,7 @@ def _planned(dataset: Series, problems: Problems) -> _Plan:
                 "declare a 'window' to cut windows of one length"
             )
             continue
-        found = _runs(dataset, recording, len(store), problems)
+        found = _runs(dataset, recording, len(store), groups, problems)
         longest = max((run.count for run in found), default=0)
         if found and longest < length:
             problems.add(
@@ -272,7 +273,7 @@ def _recordings(dataset: Series, problems: Problems) -> Iterator[Recording]:
             yield recording.marked(file.fields)
 
 
-def _runs(dataset: Series, recording: Recording, offset: int, problems: Problems) -> list[_Run]:
+def _runs(dataset: Series, recording: Recording, offset: int, groups: Groups, problems: Problems) -> list[_Run]:
     """The recording's runs in time order; steps with a problem are in none."""
     import pandas as pd
 
@@ -298,7 +299,7 @@ def _runs(dataset: Series, recording: Recording, offset: int, problems: Problems
     for first, end in zip([0, *borders.tolist()], [*borders.tolist(), len(labels)], strict=True):
         if end > first and labels[first] >= 0:
             text = {column: str(recording.marks[column][first]) for column in texts}
-            group = text.get(dataset.split.group or "", recording.name)
+            group = groups.named(text[dataset.split.group]) if dataset.split.group else recording.name
             named = text.get(dataset.split.column or "", "")
             runs.append(_Run(recording.name, group, named, answers[labels[first]], offset + first, end - first))
     return runs

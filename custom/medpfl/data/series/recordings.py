@@ -220,7 +220,7 @@ def new_recordings(path: Path, preparation: SeriesPreparation) -> Iterator[tuple
     """Recordings that no site file declares, each with its windows, N x C x length, prepared as in training.
 
     Args:
-        path: a file, or a folder all of whose files are read.
+        path: a file, or a folder all of whose files are read, but hidden ones, which Macs put beside others.
 
     Raises:
         DataError: with the file, the line and the column, expected and got.
@@ -228,7 +228,9 @@ def new_recordings(path: Path, preparation: SeriesPreparation) -> Iterator[tuple
     import torch
 
     problems = Problems()
-    files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
+    files = [path]
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.is_file() and file.name[0] != ".")
     if not files:
         raise DataError(f"{path}: the folder has no files")
     mean, scale = np.array(preparation.mean), np.array(preparation.scale)

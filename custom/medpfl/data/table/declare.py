@@ -18,7 +18,7 @@ from medpfl.data.declared import SPLITS, Problems, SplitRule
 from medpfl.data.outcome import KEYS, Answer, Answered, strata
 from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.samples import Samples, SiteData, to_tensor
-from medpfl.data.splits import check_listing, choose
+from medpfl.data.splits import Groups, check_listing, choose
 from medpfl.data.subgroups import Described
 from medpfl.data.table.coding import ROW, Feature, coded, filled, lookup, numbers_of, numeric, typical
 from medpfl.data.table.new import TablePreparation
@@ -187,7 +187,8 @@ def read_table(dataset: Table, problems: Problems | None = None) -> TableData:
     if frame.empty:
         raise DataError(f"{source}: no row can be used")
     rows = frame[ROW].tolist()
-    groups = frame[dataset.split.group].tolist() if dataset.split.group else None
+    named_by = Groups()
+    groups = list(map(named_by.named, frame[dataset.split.group])) if dataset.split.group else None
     named = frame[dataset.split.column].tolist() if dataset.split.column else None
     classes = strata(answers, dataset.target)
     splits = choose(dataset.split, rows, problems, source=source, groups=groups, classes=classes, named=named)

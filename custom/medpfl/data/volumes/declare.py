@@ -24,7 +24,7 @@ from medpfl.data.declared import SPLITS, LabelColumn, LabelMap, Problems, SplitR
 from medpfl.data.fingerprint import Fingerprint
 from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.samples import Budget, Samples, SiteData, Store, empty_like, in_parallel, stores
-from medpfl.data.splits import check_listing, choose
+from medpfl.data.splits import Groups, check_listing, choose
 from medpfl.data.subgroups import Described
 from medpfl.data.target import Target
 from medpfl.data.volumes.fingerprint import fingerprint
@@ -120,8 +120,8 @@ class Volumes(LabelMap, Described, Dataset):
         """Raises DataError if the datalist itself cannot be read, whatever ``problems`` keeps."""
         path = Path(self._folder, self.datalist)
         content = _datalist(path)
-        classes = self._tabled(problems)
-        listed = {split: self._listed(path, content, split, classes, problems) for split in SPLITS}
+        classes, named = self._tabled(problems), Groups()
+        listed = {split: self._listed(path, content, split, classes, named, problems) for split in SPLITS}
         if not listed["validation"] and not listed["test"]:
             cases = listed["train"]
             groups, places = [case.group for case in cases], [case.where for case in cases]
@@ -162,7 +162,13 @@ class Volumes(LabelMap, Described, Dataset):
         return index
 
     def _listed(
-        self, path: Path, content: dict[str, object], split: str, classes: dict[str, str], problems: Problems
+        self,
+        path: Path,
+        content: dict[str, object],
+        split: str,
+        classes: dict[str, str],
+        named: Groups,
+        problems: Problems,
     ) -> list[VolumeCase]:
         cases: list[VolumeCase] = []
         key = next((key for key in _LISTS[split] if key in content), _LISTS[split][0])
@@ -193,7 +199,7 @@ class Volumes(LabelMap, Described, Dataset):
             if (value := self._value(item, images[0], classes, where, problems)) is None:
                 continue
             part = str(item.get(self.split.column, "")) if self.split.column else ""
-            group = str(group) if group is not None else name
+            group = named.named(str(group)) if group is not None else name
             marks = {key: str(item[key]) for key in self.described_by if item.get(key) is not None}
             cases.append(VolumeCase(name, group, where, files, label, part, value, marks))
         return cases

@@ -24,8 +24,8 @@ def dicom_file(path: Path) -> Path | None:
     return files[0] if len(files) == 1 else None
 
 
-def check_series(folder: Path) -> None:
-    """Refuse a folder that is not one regular series of slices.
+def check_series(folder: Path) -> list[Path]:
+    """The files of a folder that is one regular series of slices, from one end to the other.
 
     Raises:
         DataError: no slices, a file that is no DICOM, several series, missing tags, other sizes or directions, a
@@ -55,7 +55,14 @@ def check_series(folder: Path) -> None:
         for tag, slack in (("ImageOrientationPatient", 1e-3), ("PixelSpacing", 1e-3)):
             if not np.allclose(_numbers(header, tag), _numbers(first, tag), atol=slack):
                 raise DataError(f"{file}: its {tag} differs from that of {first_file.name}")
-    slices.sort(key=lambda entry: int(entry[1].InstanceNumber))
+    turned = _numbers(first, "ImageOrientationPatient")
+    normal = np.cross(turned[:3], turned[3:])
+
+    def order(entry: tuple[Path, Any]) -> tuple[int, float]:
+        """Where all slices have one number, as some software writes them, only their places tell."""
+        return int(entry[1].InstanceNumber), float(_numbers(entry[1], "ImagePositionPatient") @ normal)
+
+    slices.sort(key=order)
     positions = np.array([_numbers(header, "ImagePositionPatient") for _, header in slices])
     steps = np.diff(positions, axis=0)
     lengths = np.linalg.norm(steps, axis=1)
@@ -68,6 +75,7 @@ def check_series(folder: Path) -> None:
             f"{folder}: slices are not evenly spaced: {lengths[place]:.3g} mm between {slices[place][0].name} and "
             f"{slices[place + 1][0].name}, elsewhere {np.median(lengths):.3g} mm"
         )
+    return [file for file, _ in slices]
 
 
 def check_size(files: Sequence[Path]) -> list[tuple[Path, Any]]:

@@ -42,6 +42,22 @@ def check_spacing(file: Path) -> None:
             raise DataError(f"{file}: expected a voxel spacing above 0, its header has {told} mm ({field})")
 
 
+def place_of(file: Path) -> NDArray[np.float64] | None:
+    """The affine of a file in which the sform alone says where it lies; None of any other.
+
+    Where its voxel size is not that of ``pixdim`` to the last digits, MONAI's reader takes the qform instead, which
+    says nothing in such a file: the volume would lie elsewhere, turned and of another size.
+    """
+    import nibabel as nib
+
+    image: Any = nib.load(file)
+    header = image.header
+    if not isinstance(header, nib.Nifti1Header) or int(header["sform_code"]) <= 0 or int(header["qform_code"]) > 0:
+        return None
+    affine: NDArray[np.float64] = image.affine
+    return affine
+
+
 def stored_values(file: Path) -> NDArray[Any]:
     """The different values of a file's voxels, sorted; without MONAI, whose import takes longer than many files.
 

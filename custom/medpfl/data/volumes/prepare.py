@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from medpfl.data.untrusted import MOST_PREPARED, MOST_VALUES, check_values
 from medpfl.data.volumes.dicom import check_series, geometry_tags
 from medpfl.data.volumes.frames import frames_of, read_frames
 from medpfl.data.volumes.itk import is_itk, read_itk
-from medpfl.data.volumes.nifti import check_spacing
+from medpfl.data.volumes.nifti import check_spacing, place_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,10 +38,9 @@ def read_image(*files: Path, finite: bool = True) -> tuple[NDArray[np.float32], 
         if not file.exists():
             raise DataError(f"{file}: no such file")
         frames = frames_of(file)
-        if frames is None and file.is_dir():
-            check_series(file)
+        slices = check_series(file) if frames is None and file.is_dir() else []
         try:
-            array, affine = read_frames(*frames) if frames else read_itk(file) if is_itk(file) else _read(file)
+            array, affine = read_frames(*frames) if frames else read_itk(file) if is_itk(file) else _read(file, slices)
         except DataError:
             raise
         except Exception as error:  # readers raise anything on a broken file; the sentence keeps the cause
@@ -68,8 +68,12 @@ _FINER = 8
 
 
 @geometry(True)
-def _read(file: Path) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-    """A NIfTI file or DICOM series by MONAI's readers, channels first, and its affine."""
+def _read(file: Path, slices: Sequence[Path]) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+    """A NIfTI file or DICOM series by MONAI's readers, channels first, and its affine.
+
+    Args:
+        slices: of a series, the files in their order.
+    """
     import torch
     from monai.data import MetaTensor, NibabelReader, PydicomReader
     from monai.transforms import EnsureChannelFirst
@@ -79,12 +83,16 @@ def _read(file: Path) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
         reader._get_meta_dict = geometry_tags
     if isinstance(reader, NibabelReader):
         check_spacing(file)
-    header = reader.read(str(file))
+    header = reader.read([str(one) for one in slices] if len(slices) > 1 else str(file))
+    if len(slices) > 1:
+        # MONAI finds slices by a pattern, in which the folder "CT[1]" means "CT1", and in the order of the disk.
+        reader.has_series, reader.filenames = True, [slices]
     if isinstance(reader, NibabelReader):  # it has not decompressed the voxels yet
         check_values(file, header.shape)
     values, meta = reader.get_data(header)
     image: Any = EnsureChannelFirst()(MetaTensor(torch.from_numpy(values.astype(np.float32)), meta=meta))
-    return image.as_tensor().numpy(), image.affine.double().numpy()
+    place = place_of(file) if isinstance(reader, NibabelReader) else None
+    return image.as_tensor().numpy(), image.affine.double().numpy() if place is None else place
 
 
 @geometry(True)
