@@ -62,6 +62,26 @@ def test_so_many_seeds_show_a_difference_four_times_in_five() -> None:
     assert needed(0.0, 0.6, None).seeds is None and needed(1e-6, 0.6, None).seeds is None
 
 
+@pytest.mark.parametrize(("ratio", "seeds"), [(5.9, 3), (8.0, 3), (12.0, 2), (11.9, 2), (25.0, 2), (0.03, 8723)])
+def test_as_many_seeds_where_scipy_has_no_number_for_the_other_side(ratio: float, seeds: int) -> None:
+    """By the chi distribution of the deviation, integrated; scipy's noncentral t is NaN on the far side of 8."""
+    from scipy.integrate import quad
+    from scipy.special import ndtr
+    from scipy.stats import chi, t
+
+    def power(count: int) -> float:
+        reach, shift = t.ppf(0.975, count - 1) / np.sqrt(count - 1), ratio * np.sqrt(count)
+
+        def at(x: float) -> float:
+            return float(chi.pdf(x, count - 1) * (ndtr(shift - reach * x) + ndtr(-shift - reach * x)))
+
+        middle = float(np.sqrt(count - 1))
+        return float(quad(at, max(0, middle - 9), middle + 9, limit=500)[0])
+
+    assert needed(ratio, 1.0, None).seeds == seeds
+    assert power(seeds) >= 0.8 and (seeds == 2 or power(seeds - 1) < 0.8)
+
+
 @pytest.mark.parametrize(("pairs", "told"), [(5, ""), (6, " (p 0.031)")])
 def test_a_p_that_cannot_be_small_is_not_told(pairs: int, told: str) -> None:
     gain = paired_gain([1.0] * pairs, [0.0] * pairs)
