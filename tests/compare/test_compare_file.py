@@ -111,6 +111,15 @@ def test_a_file_that_is_no_mapping_gets_one_sentence(tmp_path: Path, text: str, 
         load_comparison(tmp_path / "missing.yaml")
 
 
+@pytest.mark.parametrize("model", ["global", "super"])
+def test_a_method_with_the_name_of_another_one_s_row_is_refused(tmp_path: Path, model: str) -> None:
+    """Their runs would be one row, with the scores and the pairs of both."""
+    two: dict[str, Any] = {"Sum": {"path": "medpfl.methods.fedsm.FedSM"}, f"Sum ({model})": SOFT_PULL}
+    with pytest.raises(ConfigError, match=rf"'Sum \({model}\)' is the row of another model of Sum"):
+        plan_of(tmp_path, methods=two)
+    assert plan_of(tmp_path, methods={"Soft": SOFT_PULL, "Soft (personal)": SOFT_PULL}).runs
+
+
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
