@@ -9,8 +9,8 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from medpfl.compare import figures
-from medpfl.compare.figures import FIRST, REFERENCES, _lines, curves, equal_curves, hidden_curves, single_curves
-from medpfl.compare.results import Results, Row
+from medpfl.compare.figures import FIRST, REFERENCES, _lines, curves, equal_curves, hidden_curves, single_curves, sweeps
+from medpfl.compare.results import Results, Row, Stat, Sweep, SweepPoint
 
 pytestmark = pytest.mark.usefixtures("rendered")
 
@@ -43,6 +43,17 @@ def test_no_two_of_thirty_methods_look_alike() -> None:
     lines = list(_lines([_row(f"method {number}", [0.5]) for number in range(30)] + [_row("Local", [0.5])]))
     assert len({(str(colour), style) for colour, style in lines}) == 31
     assert lines[-1][1] == "--"
+
+
+def test_a_sweep_shows_the_values_that_were_trained_whichever_failed() -> None:
+    names = {value: f"Ditto lr {value}" for value in (10.0, 0.1, 0.01)}
+    points = [SweepPoint(value=value, name=name) for value, name in names.items()]
+    known = Stat(mean=0.5, sd=None, values=[0.5])
+    rows = [Row.model_construct(name=f"{names[0.1]}{model}", best=known) for model in ("", " (global)")]
+    rows += [Row.model_construct(name=names[0.01], best=known)]
+    sweep = Sweep(method="Ditto", argument="lr", points=points)
+    (figure,) = sweeps(rows, Results.model_construct(score="dice", sweeps=[sweep]))
+    assert ">Ditto</text>" in figure["svg"] and ">Ditto (global)</text>" in figure["svg"]
 
 
 @pytest.mark.parametrize("length, columns", [(5, 3), (20, 2), (40, 1)])
