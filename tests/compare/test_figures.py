@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """A comparison's learning curves: which are drawn, and that no two look alike."""
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from pydantic import TypeAdapter
 
 from medpfl.compare import figures
 from medpfl.compare.figures import FIRST, REFERENCES, _lines, curves, equal_curves, hidden_curves, single_curves, sweeps
+from medpfl.compare.report import write_report
 from medpfl.compare.results import Results, Row, Stat, Sweep, SweepPoint
+from medpfl.results.compact import read_compact
 
 pytestmark = pytest.mark.usefixtures("rendered")
 
@@ -54,6 +59,18 @@ def test_a_sweep_shows_the_values_that_were_trained_whichever_failed() -> None:
     sweep = Sweep(method="Ditto", argument="lr", points=points)
     (figure,) = sweeps(rows, Results.model_construct(score="dice", sweeps=[sweep]))
     assert ">Ditto</text>" in figure["svg"] and ">Ditto (global)</text>" in figure["svg"]
+
+
+def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
+    """To matplotlib "$" would begin a formula, and one that it cannot read would end the comparison without a page."""
+    stored = Path(__file__).resolve().parents[2] / "docs" / "results" / "compare-fedsm-skin.json.xz"
+    content = TypeAdapter(Results).validate_json(json.dumps(read_compact(stored)))
+    first = content.splits[0]
+    labels = {site: {"$5-$10": 3, r"$\bad{$": 4} for site in content.hospitals}
+    splits = [first.model_copy(update={"labels": labels})]
+    write_report(content.model_copy(update={"splits": splits, "rows": content.rows[:2]}), tmp_path)
+    svg = (tmp_path / "figures" / "labels.svg").read_text(encoding="utf-8")
+    assert "$5-$10" in svg and r"$\bad{$" in svg
 
 
 @pytest.mark.parametrize("length, columns", [(5, 3), (20, 2), (40, 1)])
