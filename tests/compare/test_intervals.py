@@ -7,16 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from comparing import SOFT, compared
 from medpfl.compare import comparison_tables
-from medpfl.compare.chosen import ALL, Rows
+from medpfl.compare.chosen import ALL, AVERAGE, Rows
 from medpfl.compare.intervals import corrected, needed, resampled
 from medpfl.compare.patients import Sheets
 from medpfl.compare.report import write_report
 from medpfl.compare.results import Gain
 from medpfl.compare.statistics import paired_gain
 from medpfl.data.samples import Samples
+from medpfl.tasks.metrics.labels import Sensitivity
 from medpfl.tasks.metrics.masks import Dice
 from medpfl.tasks.metrics.measure import Measure
 from medpfl.tasks.metrics.sheet import Sheet, sheet_of_cases
@@ -110,6 +112,22 @@ def test_hospitals_choose_run_by_run() -> None:
     worse, mean = [run(0, -0.5), run(1, -0.4)], paired_gain([-0.5, -0.4], [0, 0])
     gain, by_site = rows.certain(worse, [(None, 0), (None, 1)], mean, {})
     assert gain.interval is not None and gain.interval[1] < 0 and not by_site
+
+
+def test_the_average_has_a_threshold_of_its_own() -> None:
+    """As in a job: each model finds half of the ill at 0.4, and their average all of them, at 0.2."""
+    ill = torch.arange(20) % 2
+    truth = Samples(torch.empty(20, 0), ill, np.arange(20), [str(number) for number in range(20)], 2)
+
+    def run(found: Tensor) -> Sheets:
+        given = torch.where((ill == 1) & found, 0.4, 0.0)
+        one = Sheet(Sensitivity(0.4), torch.stack([1 - given, given], dim=1), truth, np.arange(20))
+        return {"anna": {"validation": one, "test": one}}
+
+    first = torch.arange(20) < 10
+    runs = {"Local": {(None, 0): run(first)}, "Other": {(None, 0): run(~first)}}
+    row = Rows(runs, ["anna"], Measure(), "Local", None).choose("Other", ["Other"])
+    assert row is not None and row.picks == {"anna": {AVERAGE: 1}} and row.score.mean == 1.0
 
 
 @pytest.mark.slow
