@@ -15,7 +15,7 @@ from medpfl.compare.entries import check_equal_work
 from medpfl.compare.file import Comparison, load_comparison
 from medpfl.compare.plan import make_plan
 from medpfl.compare.run_results import Initial, UnseenRun
-from medpfl.compare.statistics import paired_gain, smallest_p
+from medpfl.compare.statistics import in_words, paired_gain, smallest_p
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Identity, Mean, ServerAdam, SoftPull
 from medpfl.methods.optimizers import Sgd
@@ -271,3 +271,12 @@ def test_p_equals_counting_all_sign_patterns(pairs: int) -> None:
         expected = np.mean(np.array(means) >= abs(difference.mean()) - 1e-12)
         assert paired_gain(scores.tolist(), reference.tolist()).p == pytest.approx(expected)
     assert paired_gain([1.0] * pairs, [0.0] * pairs).p == pytest.approx(smallest_p(pairs))
+
+
+def test_many_pairs_are_told_as_drawn_at_random() -> None:
+    """Five splits with five seeds have more sign patterns than are gone through: no p is as small as 2 / 2^25."""
+    assert paired_gain([1.0] * 25, [0.0] * 25).p == pytest.approx(smallest_p(25)) and smallest_p(25) > 3e-5
+    assert in_words(25, "seed") == (
+        "two-sided sign-flip permutation test with 65,536 sign patterns at random, paired by seed"
+    )
+    assert in_words(16, "seed") == "two-sided exact sign-flip permutation test, paired by seed"
