@@ -84,6 +84,13 @@ def test_as_many_seeds_where_scipy_has_no_number_for_the_other_side(ratio: float
     assert power(seeds) >= 0.8 and (seeds == 2 or power(seeds - 1) < 0.8)
 
 
+@pytest.mark.parametrize("gain", [0.5, 0.1])  # the deviation of three of these is 0, and 2e-17
+def test_equal_gains_need_no_more_seeds_than_a_test_takes(gain: float) -> None:
+    found = paired_gain([gain] * 3, [0.0] * 3)
+    assert needed(found.mean, found.deviation, None).seeds == 2
+    assert needed(gain, None, None).seeds is None  # of one seed
+
+
 @pytest.mark.parametrize(("pairs", "told"), [(5, ""), (6, " (p 0.031)")])
 def test_a_p_that_cannot_be_small_is_not_told(pairs: int, told: str) -> None:
     gain = paired_gain([1.0] * pairs, [0.0] * pairs)

@@ -70,8 +70,10 @@ def _seeds(mean: float, deviation: float | None) -> int | None:
     """The fewest pairs with which a paired t-test has the power; None where it takes more than ``MOST_SEEDS``."""
     from scipy.stats import nct, t
 
-    if not mean or not deviation:
+    if not mean or deviation is None:
         return None
+    if deviation < 1e-9:  # equal gains, of which a mean leaves 0 or a rounding error
+        return 2
 
     def power(count: int) -> float:
         reach, shift = float(t.ppf(1 - LEVEL / 2, count - 1)), abs(mean) / deviation * math.sqrt(count)
