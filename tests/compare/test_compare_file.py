@@ -81,6 +81,7 @@ def plan_of(folder: Path, **changes: Any) -> Any:
             "a point of a sweep has the name of another method",
         ),
         ({"methods": {"Pooled": SOFT_PULL}}, "'Pooled' is taken: 'pooled: true' adds it"),
+        ({"methods": {"average": SOFT_PULL}}, "'average' is what the average of a hospital's models is called"),
         ({"pooled": "yes"}, "'pooled': input should be a valid boolean, got 'yes'"),
         ({"methods": {"FedAvg": SOFT_PULL}}, "'FedAvg' is taken: it is in every comparison already"),
         ({"methods": {"Soft": {**SOFT_PULL, "args": {"steps": 9}}}}, "methods.Soft.args may not set 'steps'"),
