@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A comparison's learning curves: which are drawn, and that no two look alike."""
 
+import io
 import json
 import re
 from pathlib import Path
@@ -10,8 +11,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from pydantic import TypeAdapter
+from rich.console import Console
 
 from medpfl.compare import figures
+from medpfl.compare.comparison_tables import print_comparison
 from medpfl.compare.figures import FIRST, REFERENCES, _lines, curves, equal_curves, hidden_curves, single_curves, sweeps
 from medpfl.compare.report import write_report
 from medpfl.compare.results import Results, Row, Stat, Sweep, SweepPoint
@@ -71,6 +74,16 @@ def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
     write_report(content.model_copy(update={"splits": splits, "rows": content.rows[:2]}), tmp_path)
     svg = (tmp_path / "figures" / "labels.svg").read_text(encoding="utf-8")
     assert "$5-$10" in svg and r"$\bad{$" in svg
+
+
+@pytest.mark.parametrize("name", ["runs[old]", "runs[/b]"])
+def test_where_the_report_is_is_said_as_it_is(name: str) -> None:
+    """In square brackets the console would read a style."""
+    stored = Path(__file__).resolve().parents[2] / "docs" / "results" / "compare-fedsm-skin.json.xz"
+    content = TypeAdapter(Results).validate_json(json.dumps(read_compact(stored)))
+    console = Console(record=True, file=io.StringIO())
+    print_comparison(content, Path(name), console)
+    assert f"Report: {name}/report.html" in console.export_text()
 
 
 @pytest.mark.parametrize("length, columns", [(5, 3), (20, 2), (40, 1)])
