@@ -11,7 +11,6 @@ BatchNorm follow the pass at v on D'. Deployed is the model after one step on th
 
 from collections import deque
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import ClassVar, Literal
@@ -75,20 +74,12 @@ class PerFedAvg(Method):
             through = [next_]
             if self.variant == "hessian-free":
                 through.append(after)
-                gradient = _moved(gradient, self._curvature(site, weights, gradient, after), -self.inner_lr)
+                ahead, _ = _gradient(site, _moved(weights, gradient, self.delta), after)
+                behind, _ = _gradient(site, _moved(weights, gradient, -self.delta), after)
+                product = {key: (ahead[key] - behind[key]) / (2 * self.delta) for key in weights}
+                gradient = _moved(gradient, product, -self.inner_lr)
             site.turn_to(batch)
             site.descend("model", gradient, loss, through)
-
-    def _curvature(self, site: Site, weights: Weights, along: Weights, batch: Batch) -> Weights:
-        """[grad f(w + delta g, D'') - grad f(w - delta g, D'')] / (2 delta), g = ``along``.
-
-        Whatever else differs between the two is divided by 2 delta, too, and would be hundreds of times what is wanted:
-        so both draw the same dropout, and neither is rounded to half precision.
-        """
-        with torch.random.fork_rng(devices=[site.device] if site.device.type == "cuda" else []):
-            ahead, _ = _gradient(site, _moved(weights, along, self.delta), batch, half=False)
-        behind, _ = _gradient(site, _moved(weights, along, -self.delta), batch, half=False)
-        return {key: (ahead[key] - behind[key]) / (2 * self.delta) for key in weights}
 
     def after_mixing(self, site: Site) -> None:
         site.models["model"].train()
@@ -106,15 +97,12 @@ def _moved(weights: Weights, direction: Weights, length: float) -> Weights:
     return {key: weight + length * direction[key] for key, weight in weights.items()}
 
 
-def _gradient(
-    site: Site, weights: Weights, batch: Batch, follow: bool = False, half: bool = True
-) -> tuple[Weights, Tensor]:
-    """Gradient and value of the loss at ``weights``; BatchNorm's statistics move only if they shall ``follow``, and
-    only with ``half`` is the method's ``precision`` followed."""
+def _gradient(site: Site, weights: Weights, batch: Batch, follow: bool = False) -> tuple[Weights, Tensor]:
+    """Gradient and value of the loss at ``weights``; BatchNorm's statistics move only if they shall ``follow``."""
     network = site.models["model"]
     at = {key: weight.detach().requires_grad_() for key, weight in weights.items()}
     buffers = {} if follow else {key: buffer.clone() for key, buffer in network.named_buffers()}
-    with site.autocast() if half else nullcontext():
+    with site.autocast():
         loss = site.task.loss(call_with(network, {**at, **buffers}, batch.inputs), batch.targets)
     found = torch.autograd.grad(loss, list(at.values()), allow_unused=True, materialize_grads=True)
     return dict(zip(at, found, strict=True)), loss.detach()
