@@ -119,6 +119,14 @@ def test_nobody_at_the_address_is_one_sentence(tmp_path: Path, monkeypatch: pyte
         do_runs(plan, tmp_path, 1, lambda run, reason: None, lambda rounds: None, "tcp://127.0.0.1:9")
 
 
+@pytest.mark.parametrize("address", ["nonsense", "tcp://here", "here:port", "htp://here:8786"])
+def test_what_is_no_address_is_one_sentence(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dask's client waits half a minute for itself to close, and writes a traceback beside the sentence."""
+    monkeypatch.setattr("distributed.Client", lambda *_, **__: pytest.fail("a client was made"))
+    with pytest.raises(MedPFLError, match=f"no Dask scheduler answers at {address}"), cluster_of(1, address):
+        pass
+
+
 @pytest.mark.slow
 def test_a_machine_that_slept_goes_on(tmp_path: Path) -> None:
     """Longer than Dask waits for a sign of life: five minutes, here five seconds."""

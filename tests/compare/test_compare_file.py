@@ -15,7 +15,7 @@ from medpfl.compare.entries import check_equal_work
 from medpfl.compare.file import Comparison, load_comparison
 from medpfl.compare.plan import make_plan
 from medpfl.compare.run_results import Initial, UnseenRun
-from medpfl.compare.statistics import paired_gain, smallest_p
+from medpfl.compare.statistics import in_words, paired_gain, smallest_p
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Identity, Mean, ServerAdam, SoftPull
 from medpfl.methods.optimizers import Sgd
@@ -81,6 +81,7 @@ def plan_of(folder: Path, **changes: Any) -> Any:
             "a point of a sweep has the name of another method",
         ),
         ({"methods": {"Pooled": SOFT_PULL}}, "'Pooled' is taken: 'pooled: true' adds it"),
+        ({"methods": {"average": SOFT_PULL}}, "'average' is what the average of a hospital's models is called"),
         ({"pooled": "yes"}, "'pooled': input should be a valid boolean, got 'yes'"),
         ({"methods": {"FedAvg": SOFT_PULL}}, "'FedAvg' is taken: it is in every comparison already"),
         ({"methods": {"Soft": {**SOFT_PULL, "args": {"steps": 9}}}}, "methods.Soft.args may not set 'steps'"),
@@ -109,6 +110,15 @@ def test_a_file_that_is_no_mapping_gets_one_sentence(tmp_path: Path, text: str, 
         load_comparison(tmp_path / "broken.yaml")
     with pytest.raises(ConfigError, match="cannot read"):
         load_comparison(tmp_path / "missing.yaml")
+
+
+@pytest.mark.parametrize("model", ["global", "super"])
+def test_a_method_with_the_name_of_another_one_s_row_is_refused(tmp_path: Path, model: str) -> None:
+    """Their runs would be one row, with the scores and the pairs of both."""
+    two: dict[str, Any] = {"Sum": {"path": "medpfl.methods.fedsm.FedSM"}, f"Sum ({model})": SOFT_PULL}
+    with pytest.raises(ConfigError, match=rf"'Sum \({model}\)' is the row of another model of Sum"):
+        plan_of(tmp_path, methods=two)
+    assert plan_of(tmp_path, methods={"Soft": SOFT_PULL, "Soft (personal)": SOFT_PULL}).runs
 
 
 @pytest.mark.parametrize(
@@ -262,3 +272,12 @@ def test_p_equals_counting_all_sign_patterns(pairs: int) -> None:
         expected = np.mean(np.array(means) >= abs(difference.mean()) - 1e-12)
         assert paired_gain(scores.tolist(), reference.tolist()).p == pytest.approx(expected)
     assert paired_gain([1.0] * pairs, [0.0] * pairs).p == pytest.approx(smallest_p(pairs))
+
+
+def test_many_pairs_are_told_as_drawn_at_random() -> None:
+    """Five splits with five seeds have more sign patterns than are gone through: no p is as small as 2 / 2^25."""
+    assert paired_gain([1.0] * 25, [0.0] * 25).p == pytest.approx(smallest_p(25)) and smallest_p(25) > 3e-5
+    assert in_words(25, "seed") == (
+        "two-sided sign-flip permutation test with 65,536 sign patterns at random, paired by seed"
+    )
+    assert in_words(16, "seed") == "two-sided exact sign-flip permutation test, paired by seed"

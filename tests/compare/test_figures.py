@@ -1,16 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """A comparison's learning curves: which are drawn, and that no two look alike."""
 
+import io
+import json
 import re
+from pathlib import Path
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from pydantic import TypeAdapter
+from rich.console import Console
 
 from medpfl.compare import figures
-from medpfl.compare.figures import FIRST, REFERENCES, _lines, curves, equal_curves, hidden_curves, single_curves
-from medpfl.compare.results import Results, Row
+from medpfl.compare.comparison_tables import print_comparison
+from medpfl.compare.figures import FIRST, REFERENCES, _lines, curves, equal_curves, hidden_curves, single_curves, sweeps
+from medpfl.compare.report import write_report
+from medpfl.compare.results import Results, Row, Stat, Sweep, SweepPoint
+from medpfl.results.compact import read_compact
 
 pytestmark = pytest.mark.usefixtures("rendered")
 
@@ -43,6 +51,39 @@ def test_no_two_of_thirty_methods_look_alike() -> None:
     lines = list(_lines([_row(f"method {number}", [0.5]) for number in range(30)] + [_row("Local", [0.5])]))
     assert len({(str(colour), style) for colour, style in lines}) == 31
     assert lines[-1][1] == "--"
+
+
+def test_a_sweep_shows_the_values_that_were_trained_whichever_failed() -> None:
+    names = {value: f"Ditto lr {value}" for value in (10.0, 0.1, 0.01)}
+    points = [SweepPoint(value=value, name=name) for value, name in names.items()]
+    known = Stat(mean=0.5, sd=None, values=[0.5])
+    rows = [Row.model_construct(name=f"{names[0.1]}{model}", best=known) for model in ("", " (global)")]
+    rows += [Row.model_construct(name=names[0.01], best=known)]
+    sweep = Sweep(method="Ditto", argument="lr", points=points)
+    (figure,) = sweeps(rows, Results.model_construct(score="dice", sweeps=[sweep]))
+    assert ">Ditto</text>" in figure["svg"] and ">Ditto (global)</text>" in figure["svg"]
+
+
+def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
+    """To matplotlib "$" would begin a formula, and one that it cannot read would end the comparison without a page."""
+    stored = Path(__file__).resolve().parents[2] / "docs" / "results" / "compare-fedsm-skin.json.xz"
+    content = TypeAdapter(Results).validate_json(json.dumps(read_compact(stored)))
+    first = content.splits[0]
+    labels = {site: {"$5-$10": 3, r"$\bad{$": 4} for site in content.hospitals}
+    splits = [first.model_copy(update={"labels": labels})]
+    write_report(content.model_copy(update={"splits": splits, "rows": content.rows[:2]}), tmp_path)
+    svg = (tmp_path / "figures" / "labels.svg").read_text(encoding="utf-8")
+    assert "$5-$10" in svg and r"$\bad{$" in svg
+
+
+@pytest.mark.parametrize("name", ["runs[old]", "runs[/b]"])
+def test_where_the_report_is_is_said_as_it_is(name: str) -> None:
+    """In square brackets the console would read a style."""
+    stored = Path(__file__).resolve().parents[2] / "docs" / "results" / "compare-fedsm-skin.json.xz"
+    content = TypeAdapter(Results).validate_json(json.dumps(read_compact(stored)))
+    console = Console(record=True, file=io.StringIO())
+    print_comparison(content, Path(name), console)
+    assert f"Report: {name}/report.html" in console.export_text()
 
 
 @pytest.mark.parametrize("length, columns", [(5, 3), (20, 2), (40, 1)])

@@ -7,16 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from comparing import SOFT, compared
 from medpfl.compare import comparison_tables
-from medpfl.compare.chosen import ALL, Rows
+from medpfl.compare.chosen import ALL, AVERAGE, Rows
 from medpfl.compare.intervals import corrected, needed, resampled
 from medpfl.compare.patients import Sheets
 from medpfl.compare.report import write_report
 from medpfl.compare.results import Gain
 from medpfl.compare.statistics import paired_gain
 from medpfl.data.samples import Samples
+from medpfl.tasks.metrics.labels import Sensitivity
 from medpfl.tasks.metrics.masks import Dice
 from medpfl.tasks.metrics.measure import Measure
 from medpfl.tasks.metrics.sheet import Sheet, sheet_of_cases
@@ -62,6 +64,33 @@ def test_so_many_seeds_show_a_difference_four_times_in_five() -> None:
     assert needed(0.0, 0.6, None).seeds is None and needed(1e-6, 0.6, None).seeds is None
 
 
+@pytest.mark.parametrize(("ratio", "seeds"), [(5.9, 3), (8.0, 3), (12.0, 2), (11.9, 2), (25.0, 2), (0.03, 8723)])
+def test_as_many_seeds_where_scipy_has_no_number_for_the_other_side(ratio: float, seeds: int) -> None:
+    """By the chi distribution of the deviation, integrated; scipy's noncentral t is NaN on the far side of 8."""
+    from scipy.integrate import quad
+    from scipy.special import ndtr
+    from scipy.stats import chi, t
+
+    def power(count: int) -> float:
+        reach, shift = t.ppf(0.975, count - 1) / np.sqrt(count - 1), ratio * np.sqrt(count)
+
+        def at(x: float) -> float:
+            return float(chi.pdf(x, count - 1) * (ndtr(shift - reach * x) + ndtr(-shift - reach * x)))
+
+        middle = float(np.sqrt(count - 1))
+        return float(quad(at, max(0, middle - 9), middle + 9, limit=500)[0])
+
+    assert needed(ratio, 1.0, None).seeds == seeds
+    assert power(seeds) >= 0.8 and (seeds == 2 or power(seeds - 1) < 0.8)
+
+
+@pytest.mark.parametrize("gain", [0.5, 0.1])  # the deviation of three of these is 0, and 2e-17
+def test_equal_gains_need_no_more_seeds_than_a_test_takes(gain: float) -> None:
+    found = paired_gain([gain] * 3, [0.0] * 3)
+    assert needed(found.mean, found.deviation, None).seeds == 2
+    assert needed(gain, None, None).seeds is None  # of one seed
+
+
 @pytest.mark.parametrize(("pairs", "told"), [(5, ""), (6, " (p 0.031)")])
 def test_a_p_that_cannot_be_small_is_not_told(pairs: int, told: str) -> None:
     gain = paired_gain([1.0] * pairs, [0.0] * pairs)
@@ -90,6 +119,22 @@ def test_hospitals_choose_run_by_run() -> None:
     worse, mean = [run(0, -0.5), run(1, -0.4)], paired_gain([-0.5, -0.4], [0, 0])
     gain, by_site = rows.certain(worse, [(None, 0), (None, 1)], mean, {})
     assert gain.interval is not None and gain.interval[1] < 0 and not by_site
+
+
+def test_the_average_has_a_threshold_of_its_own() -> None:
+    """As in a job: each model finds half of the ill at 0.4, and their average all of them, at 0.2."""
+    ill = torch.arange(20) % 2
+    truth = Samples(torch.empty(20, 0), ill, np.arange(20), [str(number) for number in range(20)], 2)
+
+    def run(found: Tensor) -> Sheets:
+        given = torch.where((ill == 1) & found, 0.4, 0.0)
+        one = Sheet(Sensitivity(0.4), torch.stack([1 - given, given], dim=1), truth, np.arange(20))
+        return {"anna": {"validation": one, "test": one}}
+
+    first = torch.arange(20) < 10
+    runs = {"Local": {(None, 0): run(first)}, "Other": {(None, 0): run(~first)}}
+    row = Rows(runs, ["anna"], Measure(), "Local", None).choose("Other", ["Other"])
+    assert row is not None and row.picks == {"anna": {AVERAGE: 1}} and row.score.mean == 1.0
 
 
 @pytest.mark.slow

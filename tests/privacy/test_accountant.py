@@ -6,7 +6,7 @@ import pytest
 from medpfl.core.errors import ConfigError
 from medpfl.privacy import DPSGD, ClippedNoise
 from medpfl.privacy.accountant import epsilon, noise_for
-from medpfl.privacy.contract import MOST_EPSILON, Mechanism
+from medpfl.privacy.contract import MOST_EPSILON, Mechanism, Spent
 
 DELTA = 1e-5
 
@@ -52,6 +52,14 @@ def test_the_other_accountant_says_a_tenth_less(history: list[Mechanism], ours: 
     other.history = [(one.noise_multiplier, one.sample_rate, one.steps) for one in history]
     assert epsilon(history, DELTA) == pytest.approx(ours, abs=0.01)
     assert other.get_epsilon(delta=DELTA) == pytest.approx(prv, abs=0.02)
+
+
+@pytest.mark.slow
+def test_epsilon_is_never_below_zero() -> None:
+    """Opacus' bound is, where delta is large and hardly anything was sent; a job could not say it then."""
+    nearly_nothing = [Mechanism(100.0, 0.01, 1)]
+    assert by_opacus(nearly_nothing, delta=0.1) < 0 == epsilon(nearly_nothing, 0.1)
+    assert Spent(level="record", epsilon=epsilon(nearly_nothing, 0.1), delta=0.1, releases=1)
 
 
 def test_an_update_costs_what_noise_on_twice_the_clip_costs() -> None:

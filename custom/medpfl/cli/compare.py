@@ -83,7 +83,7 @@ def _do(plan: "Plan", what: str, results: Path, do: Callable[..., dict[str, str]
     runs, rounds = plan.runs, plan.file.rounds
     kept = sum(finished(results, run) for run in runs)
     if kept:
-        console.print(f"{kept} of {len(runs)} {what} are done already and kept in {results}", soft_wrap=True)
+        say(f"{kept} of {len(runs)} {what} are done already and kept in {results}")
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task(f"{kept}/{len(runs)} {what}", total=len(runs) * rounds, completed=kept * rounds)

@@ -2,17 +2,27 @@
 """The verb ``medpfl demo``."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from medpfl.cli.terminal import console
+from medpfl.cli.terminal import say
 from medpfl.core.errors import MedPFLError
 
 app = typer.Typer(no_args_is_help=True, help="Write demo hospitals: their site files, and data where generated.")
 
 FolderArgument = Annotated[Path, typer.Argument(help="Folder to write into.")]
+
+
+def _tell(folder: Path, write: Callable[[], list[str]]) -> None:
+    """Write a demo into ``folder``, and say which hospitals it has."""
+    try:
+        sites = write()
+    except OSError as error:
+        raise MedPFLError(f"cannot write the demo into {folder}: {error.filename}: {error.strerror}") from error
+    say(f"{folder}: {', '.join(sites)}")
 
 
 @app.command("phantom")
@@ -25,7 +35,7 @@ def demo_phantom(
     from medpfl.demo.phantom import write_phantoms, write_two_channels
 
     write = write_two_channels if channels else write_phantoms
-    console.print(f"{folder}: {', '.join(write(folder, seed))}")
+    _tell(folder, lambda: write(folder, seed))
 
 
 @app.command("heart")
@@ -39,7 +49,7 @@ def demo_heart(
 
     if split not in SPLITS:
         raise MedPFLError(f"--split must be {' or '.join(SPLITS)}, got '{split}'")
-    console.print(f"{folder}: {', '.join(write_heart(folder, data, split))}")
+    _tell(folder, lambda: write_heart(folder, data, split))
 
 
 @app.command("skin")
@@ -62,8 +72,7 @@ def demo_skin(
     if size != "original" and lengths is None:
         raise MedPFLError(f"--size must be WIDTHxHEIGHT, such as 64x48, or original; got '{size}'")
     pixels = (int(lengths[1]), int(lengths[2])) if lengths else None
-    written = write_skin(folder, data, hospitals, pixels, fold, parts, images, public)
-    console.print(f"{folder}: {', '.join(written)}")
+    _tell(folder, lambda: write_skin(folder, data, hospitals, pixels, fold, parts, images, public))
 
 
 @app.command("skin-imbalance")
@@ -77,7 +86,7 @@ def demo_skin_imbalance(
     """Five simulated hospitals of 300 images of HAM10000 with unlike shares of malignant lesions."""
     from medpfl.demo.skin_imbalance import write_imbalance
 
-    console.print(f"{folder}: {', '.join(write_imbalance(folder, data, delta))}")
+    _tell(folder, lambda: write_imbalance(folder, data, delta))
 
 
 @app.command("patterns")
@@ -89,7 +98,7 @@ def demo_patterns(
     """Six hospitals with generated images (.npz) that differ in one chosen way."""
     from medpfl.demo.patterns import write_patterns
 
-    console.print(f"{folder}: {', '.join(write_patterns(folder, kind, seed))}")
+    _tell(folder, lambda: write_patterns(folder, kind, seed))
 
 
 @app.command("organc")
@@ -102,7 +111,7 @@ def demo_organc(
     """The 20 clients of FedAP's Table 4 (OrganCMNIST of MedMNIST v2); another file than the protocol's is refused."""
     from medpfl.demo.organc import MD5, write_organc
 
-    console.print(f"{folder}: {', '.join(write_organc(folder, data, lists, md5 or MD5))}")
+    _tell(folder, lambda: write_organc(folder, data, lists, md5 or MD5))
 
 
 @app.command("hippocampus")
@@ -116,7 +125,7 @@ def demo_hippocampus(
     """MR volumes of the hippocampus from three sources (Medical Segmentation Decathlon), for 3-D segmentation."""
     from medpfl.demo.hippocampus import write_hippocampus
 
-    console.print(f"{folder}: {', '.join(write_hippocampus(folder, data, hospitals))}")
+    _tell(folder, lambda: write_hippocampus(folder, data, hospitals))
 
 
 @app.command("har")
@@ -128,4 +137,4 @@ def demo_har(
     """UCI HAR, one hospital for each subject; no sample of a signal is in two splits."""
     from medpfl.demo.har import write_har
 
-    console.print(f"{folder}: {', '.join(write_har(folder, data, hospitals))}")
+    _tell(folder, lambda: write_har(folder, data, hospitals))

@@ -13,7 +13,7 @@ from medpfl.compare.patients import Sheets
 from medpfl.compare.results import ChosenRow, Gain
 from medpfl.deployed.choice import choose
 from medpfl.tasks.metrics.certainty import Interval, interval_of
-from medpfl.tasks.metrics.contract import CaseMetric
+from medpfl.tasks.metrics.contract import CaseMetric, at_threshold, threshold_for
 from medpfl.tasks.metrics.measure import Measure
 from medpfl.tasks.metrics.sheet import Sheet
 
@@ -99,8 +99,11 @@ class Rows:
         test = {label: each["test"] for label, each in held.items()}
         known = [label for label, sheet in validation.items() if np.isfinite(sheet.score)]
         if len(known) > 1 and not isinstance(validation[self.local].metric, CaseMetric):
-            validation[AVERAGE] = averaged([validation[label] for label in known])
-            test[AVERAGE] = averaged([test[label] for label in known])
+            mean = averaged([validation[label] for label in known])
+            # As every model, the average has the threshold that its own answers to the validation cases suggest.
+            (metric,) = at_threshold([mean.metric], threshold_for([mean.metric], mean.answers, mean.truth))
+            validation[AVERAGE] = replace(mean, metric=metric)
+            test[AVERAGE] = replace(averaged([test[label] for label in known]), metric=metric)
         model = choose(validation, self.local, self.measure, pair[1], site, "validation").model
         return model, test[model]
 

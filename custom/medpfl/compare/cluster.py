@@ -60,6 +60,7 @@ def cluster_of(jobs: int, scheduler: str | None) -> Iterator[Cluster]:
     require("distributed", "compare", "a comparison")
     import dask
     from distributed import Client, LocalCluster
+    from distributed.comm.addressing import get_address_host_port
 
     with contextlib.ExitStack() as stack:
         if scheduler is None:
@@ -73,6 +74,7 @@ def cluster_of(jobs: int, scheduler: str | None) -> Iterator[Cluster]:
             client = Client(local, set_as_default=False)  # type: ignore[no-untyped-call]
         else:
             try:
+                get_address_host_port(scheduler)  # a client that cannot read its address waits for itself to close
                 client = Client(scheduler, timeout=_WAIT, set_as_default=False)  # type: ignore[no-untyped-call]
             except (OSError, ValueError) as error:
                 raise MedPFLError(f"--scheduler: no Dask scheduler answers at {scheduler}: {error}") from error

@@ -35,7 +35,7 @@ from medpfl.compare.results import (
 from medpfl.compare.run_results import ModelRow, TrainedRun, UnseenRun
 from medpfl.compare.runner import finished, read_run
 from medpfl.compare.runs import Run
-from medpfl.compare.statistics import smallest_p
+from medpfl.compare.statistics import in_words, smallest_p
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.deployed.evaluate import write_text
 from medpfl.results.compact import compact
@@ -109,7 +109,7 @@ def collect(plan: Plan, results: Path, failures: dict[str, str]) -> Results:
             machine=platform.machine(),
         ),
         written=time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()) + " UTC",
-        test=f"two-sided exact sign-flip permutation test, paired by {paired_by(plan)}",
+        test=in_words(pairs, paired_by(plan)),
         smallest_p=smallest_p(pairs),
         target=target,
         tuning=plan.found or None,

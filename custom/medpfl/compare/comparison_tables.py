@@ -248,7 +248,7 @@ def print_comparison(content: Results, folder: Path, console: Console) -> None:
     for failure in content.failures:
         text = f"{failure.run} failed: {failure.reason}"
         console.print(text, markup=False, highlight=False, soft_wrap=True)
-    console.print(f"Report: {folder / 'report.html'}", soft_wrap=True)
+    console.print(f"Report: {folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _in_two_lines(cell: str) -> str:

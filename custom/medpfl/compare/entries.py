@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from medpfl.compare.file import FEDAVG, LOCAL, POOLED, SHARED, Arguments, Comparison, Component, MethodEntry
 from medpfl.compare.orders import Specs
 from medpfl.compare.run_results import Initial
+from medpfl.compare.unseen import SUPER
 from medpfl.component import build, find_class, spec_of
 from medpfl.core.codecs import Codec
 from medpfl.core.errors import ConfigError
@@ -173,6 +174,25 @@ def check_equal_work(entries: list[Entry]) -> None:
                     f"unfair: {entry.name} trains with {key} {mine}, {entries[0].name} with {theirs}; a comparison "
                     "gives every method the same local work"
                 )
+
+
+def check_names(entries: list[Entry], roster: tuple[str, ...]) -> None:
+    """Refuse a method with the name of another one's row: their runs would be taken for those of one method.
+
+    Raises:
+        ConfigError: naming both.
+    """
+    rows = dict[str, str]()
+    for entry in entries:
+        _, *others = entry.method.deploys  # the first one's row has the method's name
+        joint = [SUPER] if entry.method.joint(roster) is not None else []
+        rows |= {f"{entry.name} ({model})": entry.name for model in (*others, *joint)}
+    for entry in entries:
+        if entry.name in rows:
+            raise ConfigError(
+                f"methods.{entry.name}: '{entry.name}' is the row of another model of {rows[entry.name]}; give your "
+                "method another name"
+            )
 
 
 def initial_weights(entry: Entry, made: Build) -> Initial:

@@ -96,8 +96,12 @@ def sweeps(rows: Sequence[Row], content: Results) -> list[dict[str, str]]:
         places: list[float] = [*numbers] if ordered else [*range(len(values))]
         figure = _figure(5.0, 2.9)
         axis = figure.subplots()
-        first = sweep.points[0].name
-        models = [name.removeprefix(first) for name in by_name if name == first or name.startswith(f"{first} (")]
+        models = {
+            name.removeprefix(point.name)
+            for point in sweep.points  # the runs of one may have failed
+            for name in by_name
+            if name == point.name or name.startswith(f"{point.name} (")
+        }
         for model in sorted(models):
             known = [(x, by_name[p.name + model].best) for x, p in zip(places, sweep.points, strict=True)
                      if p.name + model in by_name]  # fmt: skip

@@ -22,6 +22,7 @@ from pydantic import (
 from medpfl.component import construct, import_named
 from medpfl.core.errors import ConfigError, meant
 from medpfl.data.untrusted import load_yaml
+from medpfl.methods.references import AVERAGE
 from medpfl.methods.training import Training
 
 LOCAL, FEDAVG, FINE_TUNED, POOLED = "Local", "FedAvg", "FedAvg + fine-tuning", "Pooled"
@@ -249,6 +250,10 @@ def _check(file: Comparison, path: Path | str) -> None:
         if name in REFERENCES:
             how = "'pooled: true' adds it" if name == POOLED else "it is in every comparison already"
             raise ConfigError(f"{path}: '{name}' is taken: {how}; give your method another name")
+        if name == AVERAGE:
+            raise ConfigError(
+                f"{path}: '{name}' is what the average of a hospital's models is called; give your method another name"
+            )
         for key, given in (("args", entry.args), ("tune", entry.tune), ("sweep", entry.sweep)):
             _same_for_all(path, f"methods.{name}.{key}", given)
         if len(set(map(repr, entry.swept))) < len(entry.swept):

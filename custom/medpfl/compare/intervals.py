@@ -70,18 +70,22 @@ def _seeds(mean: float, deviation: float | None) -> int | None:
     """The fewest pairs with which a paired t-test has the power; None where it takes more than ``MOST_SEEDS``."""
     from scipy.stats import nct, t
 
-    if not mean or not deviation:
+    if not mean or deviation is None:
         return None
+    if deviation < 1e-9:  # equal gains, of which a mean leaves 0 or a rounding error
+        return 2
 
     def power(count: int) -> float:
         reach, shift = float(t.ppf(1 - LEVEL / 2, count - 1)), abs(mean) / deviation * math.sqrt(count)
-        return float(nct.sf(reach, count - 1, shift) + nct.cdf(-reach, count - 1, shift))
+        # Where the shift is large, scipy's cdf is NaN this far on the other side, where hardly anything lies.
+        other = float(nct.cdf(-reach, count - 1, shift))
+        return float(nct.sf(reach, count - 1, shift)) + (0.0 if math.isnan(other) else other)
 
     low, high = 2, 2
     while power(high) < POWER:
-        low, high = high + 1, 2 * high
-        if high > MOST_SEEDS:
+        if high == MOST_SEEDS:
             return None
+        low, high = high + 1, min(2 * high, MOST_SEEDS)
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if power(middle) >= POWER else (middle + 1, high)

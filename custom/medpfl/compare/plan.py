@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from medpfl.compare.data import Split, read_splits, reader
-from medpfl.compare.entries import Entry, build_entry, check_equal_work, check_roster, initial_weights, names_of
+from medpfl.compare.entries import (
+    Entry,
+    build_entry,
+    check_equal_work,
+    check_names,
+    check_roster,
+    initial_weights,
+    names_of,
+)
 from medpfl.compare.file import Comparison
 from medpfl.compare.results import SearchResult
 from medpfl.compare.run_results import SearchRun
@@ -81,6 +89,7 @@ def make_plan(file: Comparison, site_files: dict[str, Path]) -> Plan:
         raise ConfigError(f"'examples' shows segmentations of images, which {type(task).__name__} does not make")
     plan = Plan(file, task, dict(site_files), made, splits)
     begun = [_search(plan, name, split) for split in splits for name in names_of(file, task)]
+    check_names([search.candidates[0] for search in begun], roster)
     check_equal_work([entry for search in begun for entry in search.candidates])
     if file.tuning is None:
         by_seed = {split.seed: split for split in splits}

@@ -18,6 +18,7 @@ from medpfl.compare.sheets import sheets
 from medpfl.core.extras import require
 from medpfl.deployed.evaluate import write_text
 from medpfl.results.glossary import Glossary
+from medpfl.results.report import plain_text
 from medpfl.tasks.metrics.measure import Measure
 
 
@@ -39,6 +40,15 @@ def write_report(content: Results, folder: Path, examples: list[Example] | None 
         MedPFLError: it cannot be written.
     """
     require("matplotlib", "compare", "a comparison's report")
+    with plain_text():
+        page, drawn = _page(content, examples)
+    write_text(folder / "report.html", page)
+    _write_figures(folder / "figures", drawn)
+    return folder / "report.html"
+
+
+def _page(content: Results, examples: list[Example] | None) -> tuple[str, dict[str, str]]:
+    """The page, and its large figures by their titles."""
     rows = ranked(content)
     drawn = {
         "labels": figures.label_counts(content),
@@ -99,9 +109,7 @@ def write_report(content: Results, folder: Path, examples: list[Example] | None 
         tests=sum(len(content.hospitals) + 1 for row in rows if row.gain),
         examples=examples,
     )
-    write_text(folder / "report.html", page)
-    _write_figures(folder / "figures", {**drawn, **{sweep["title"]: sweep["svg"] for sweep in sweeps}})
-    return folder / "report.html"
+    return page, {**drawn, **{sweep["title"]: sweep["svg"] for sweep in sweeps}}
 
 
 def _write_figures(folder: Path, drawn: dict[str, str]) -> None:

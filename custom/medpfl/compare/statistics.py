@@ -4,7 +4,8 @@
 The exact sign-flip permutation test: if a method and local training were exchangeable, every difference could as well
 have the other sign, so the p-value is the share of the 2^n sign patterns whose mean is at least as far from zero. It
 assumes no normal distribution and takes ties and zeros (test scores on few cases have many), which the t and the
-Wilcoxon test do not. Its smallest p-value is 2 / 2^n: with fewer than 6 seeds none can be below 0.05.
+Wilcoxon test do not. Its smallest p-value is 2 / 2^n: with fewer than 6 seeds none can be below 0.05. Of many pairs the
+sign patterns are too many to go through, and so many are drawn at random.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,17 @@ EXACT_UP_TO = 16
 
 def smallest_p(pairs: int) -> float:
     """The smallest two-sided p-value that so many pairs can give."""
-    return min(1.0, 2.0 ** (1 - pairs))
+    return min(1.0, 2.0 ** (1 - pairs)) if pairs <= EXACT_UP_TO else 2 / (2**EXACT_UP_TO + 1)
+
+
+def in_words(pairs: int, by: str) -> str:
+    """What the p-value is.
+
+    Args:
+        by: what makes a pair.
+    """
+    exact, drawn = ("exact ", "") if pairs <= EXACT_UP_TO else ("", f" with {2**EXACT_UP_TO:,} sign patterns at random")
+    return f"two-sided {exact}sign-flip permutation test{drawn}, paired by {by}"
 
 
 def paired_gain(scores: Sequence[float], reference: Sequence[float]) -> Gain:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evaluate a model at a hospital, and keep it there with a card that says what it is."""
 
+import contextlib
 import csv
 import dataclasses
 import io
@@ -173,7 +174,10 @@ def save_deployed(
 
 def write_cases(path: Path, evaluation: Evaluation) -> None:
     """Write an evaluation's cases as CSV, for this account only; where it has none, no file is left there."""
-    path.unlink(missing_ok=True)  # of an earlier run
+    try:
+        path.unlink(missing_ok=True)  # of an earlier run
+    except OSError as error:
+        raise MedPFLError(f"cannot write {path}: {error.strerror}") from error
     if evaluation.cases:
         text = io.StringIO()
         columns = list(dict.fromkeys(name for case in evaluation.cases for name in case))
@@ -200,5 +204,6 @@ def write_text(path: Path, text: str, private: bool = False) -> None:
             file.write(text)
         os.replace(temporary, path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a file may lie where its folder should
+            temporary.unlink(missing_ok=True)
         raise MedPFLError(f"cannot write {path}: {error.strerror}") from error

@@ -42,7 +42,8 @@ def epsilon(history: Iterable[Mechanism], delta: float) -> float:
     with warnings.catch_warnings():  # "optimal order is the largest alpha": the bound holds, it is only not the least
         warnings.simplefilter("ignore")
         found, _ = get_privacy_spent(orders=RDPAccountant.DEFAULT_ALPHAS, rdp=total, delta=delta)
-    return min(float(found), MOST_EPSILON) if math.isfinite(found) else MOST_EPSILON
+    # With a large delta the bound is below 0 where there is nearly no loss.
+    return min(max(float(found), 0.0), MOST_EPSILON) if math.isfinite(found) else MOST_EPSILON
 
 
 @cache

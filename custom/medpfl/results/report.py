@@ -11,6 +11,7 @@ import numpy as np
 import yaml
 from jinja2 import Environment, PackageLoader, Template, select_autoescape
 
+from medpfl.core.errors import MedPFLError
 from medpfl.core.extras import require
 from medpfl.core.mixing import Matrix
 from medpfl.methods.panels import CurvesPanel, GraphPanel, Panel, SharesPanel
@@ -39,7 +40,7 @@ def write_report(folder: Path) -> Path:
     """Write ``report.html`` into a results folder from the files in it.
 
     Raises:
-        MedPFLError: the folder holds no results.
+        MedPFLError: the folder holds no results, or the page cannot be written.
     """
     return write_page(folder, read_summary(folder), read_lines(folder), read_mixing(folder), read_traffic(folder))
 
@@ -87,7 +88,10 @@ def write_page(
         seconds=[line.seconds for line in lines if isinstance(line, RoundLine)],
     )
     path = folder / "report.html"
-    path.write_text(page, encoding="utf-8")
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise MedPFLError(f"cannot write {path}: {error.strerror}") from error
     return path
 
 

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What cannot be written, or is no text, is told in one sentence by every verb that writes or reads a file."""
+
+from pathlib import Path
+
+import pytest
+
+from commands import refusal
+from medpfl.core.errors import MedPFLError
+from medpfl.deployed.evaluate import write_cases, write_text
+from medpfl.results.report import write_page
+from medpfl.tasks.contract import Evaluation
+from small_jobs import write_table_sites
+from summaries import result, summary
+
+
+@pytest.fixture
+def taken(tmp_path: Path) -> Path:
+    """A file where a folder should be."""
+    path = tmp_path / "taken"
+    path.touch()
+    return path
+
+
+@pytest.mark.parametrize("name", ["taken", "taken/below"])
+def test_a_demo(capfd: pytest.CaptureFixture[str], taken: Path, name: str) -> None:
+    assert f"cannot write the demo into {taken.parent / name}" in refusal(
+        capfd, "demo", "patterns", taken.parent / name
+    )
+
+
+def test_a_text(taken: Path) -> None:
+    for path in (taken / "page.html", taken.parent):
+        with pytest.raises(MedPFLError, match=f"cannot write {path}"):
+            write_text(path, "text")
+
+
+def test_an_evaluation_s_cases(taken: Path) -> None:
+    for path in (taken / "cases.csv", taken.parent):
+        with pytest.raises(MedPFLError, match=f"cannot write {path}"):
+            write_cases(path, Evaluation({}, [{"case": "one"}]))
+
+
+def test_a_schema(capfd: pytest.CaptureFixture[str], taken: Path) -> None:
+    site = write_table_sites(taken.parent / "sites", ["anna"])["anna"]
+    assert f"cannot write {taken / 'schema.yaml'}" in refusal(capfd, "schema", site, "-o", taken / "schema.yaml")
+
+
+def test_a_fingerprint_that_is_no_text(capfd: pytest.CaptureFixture[str], taken: Path) -> None:
+    taken.write_bytes(b"\x1f\x8b\xff")
+    assert "no text; expected a file of 'medpfl fingerprint'" in refusal(capfd, "plan", "organ", taken)
+
+
+def test_a_report(tmp_path: Path) -> None:
+    (tmp_path / "report.html").mkdir()
+    with pytest.raises(MedPFLError, match=r"cannot write .*report\.html: Is a directory"):
+        write_page(tmp_path, summary((result("anna", "local", 0.5, None), 0.5)), [], {}, [])
