@@ -95,7 +95,11 @@ def test_what_is_not_defined_is_nan() -> None:
     assert labels.Brier().of_split(*one) == pytest.approx((0.4**2 + 0.8**2) / 2)
     # Chosen: the second class with 0.6, which is right, and the first with 0.8, which is wrong.
     assert labels.ECE().of_split(*one) == pytest.approx((0.4 + 0.8) / 2)
-    assert all(math.isnan(metric.of_split(*diverged)) for metric in labels.MORE_LABEL_METRICS)
+    counts = np.array([[1, 1], [2, 0]])
+    for metric in (*labels.LABEL_METRICS, *labels.MORE_LABEL_METRICS):
+        assert math.isnan(metric.of_split(*diverged)), metric.name
+        if metric in labels.LABEL_METRICS:
+            assert np.isnan(metric.of_resamples(*diverged, counts)).all(), metric.name
 
 
 # -- of masks ---------------------------------------------------------------------------------------------------------

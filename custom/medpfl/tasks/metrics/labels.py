@@ -17,16 +17,19 @@ from medpfl.tasks.metrics.measure import Direction
 from medpfl.tasks.metrics.roc import area_under_roc
 
 
-def _right(decisions: Tensor, samples: Samples) -> NDArray[np.bool_]:
-    """Whether each sample's most probable class is the right one. (scikit-learn's accuracy and recall are these means
-    after checks of 3 ms, which was a third of a small hospital's round.)"""
-    found: NDArray[np.bool_] = decisions.numpy().argmax(axis=1) == samples.targets[:].numpy()
-    return found
+def _right(decisions: Tensor, samples: Samples) -> NDArray[np.float64]:
+    """1 of each sample whose most probable class is the right one, 0 of the others; NaN of all where a probability is
+    NaN, whose place NumPy's argmax returns: of a model that broke, the first class. (scikit-learn's accuracy and recall
+    are these means after checks of 3 ms, which was a third of a small hospital's round.)"""
+    probability = decisions.numpy()
+    if not np.isfinite(probability).all():
+        return np.full(len(probability), np.nan)
+    return (probability.argmax(axis=1) == samples.targets[:].numpy()).astype(np.float64)
 
 
-def _share(counts: NDArray[np.int64], right: NDArray[np.bool_]) -> NDArray[np.float64]:
+def _share(counts: NDArray[np.int64], right: NDArray[np.float64]) -> NDArray[np.float64]:
     """Of each of B resamples, B x N counts, the share of what is right; NaN of an empty one."""
-    return _ratio(counts[:, right].sum(axis=1), counts.sum(axis=1))
+    return _ratio(counts @ right, counts.sum(axis=1))
 
 
 def _ratio(part: NDArray[np.float64], whole: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -56,7 +59,7 @@ def _areas(
 
 
 class Accuracy(Metric):
-    """Share of the samples whose most probable class is the right one."""
+    """Share of the samples whose most probable class is the right one. NaN where a probability is NaN."""
 
     name = "accuracy"
     range = (0.0, 1.0)
@@ -71,7 +74,7 @@ class Accuracy(Metric):
 
 
 class BalancedAccuracy(Metric):
-    """Mean recall of the classes that are there."""
+    """Mean recall of the classes that are there. NaN where a probability is NaN."""
 
     name = "balanced_accuracy"
     range = (0.0, 1.0)
