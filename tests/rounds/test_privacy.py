@@ -295,6 +295,21 @@ def test_a_server_cannot_ask_for_what_is_trained_without_noise(sites: dict[str, 
         runners["anna"].handle(message)
 
 
+@pytest.mark.parametrize("privacy", [RECORD, UPDATE])
+def test_a_server_cannot_send_weights_that_overflow_for_one_patient(
+    privacy: DPSGD | ClippedNoise, sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """Noise does not hide a NaN: it would tell whether the patient is there."""
+    coordinator, runners = pieces(averaged(privacy, batch_size=100), sites, tmp_path)
+    ready(coordinator, runners)
+    runners["anna"].data.splits["train"].inputs[0] = 1e6
+    message = coordinator.rounds.train_messages(1, ["anna"])["anna"]
+    for name, tensor in flatten(message.slots).items():  # infinity times zero, for this patient alone
+        tensor.fill_(1e33 if ".0." in name else 0.0)
+    sent = flatten(runners["anna"].handle(message).slots)
+    assert all(tensor.isfinite().all() for tensor in sent.values())
+
+
 @pytest.mark.slow
 def test_a_target_is_met_and_the_training_loss_stays(sites: dict[str, Path], tmp_path: Path) -> None:
     job = averaged(DPSGD(target_epsilon=4.0), batch_size=100)  # all cases in every lot, whose cost is soon computed
