@@ -184,6 +184,18 @@ def test_the_slope_of_the_coefficients_is_autograds() -> None:
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("value", [1e18, -1e18])
+def test_a_hospital_s_enormous_probabilities_leave_coefficients_mixtures(value: float) -> None:
+    """As large as an update may be; they ended the job with an IndexError."""
+    assert np.allclose(on_simplex(np.array([1e20, -1e20, 3.0])), [1, 0, 0])
+    first, *others = three()
+    mixer = KnowledgeTransfer()
+    for _ in range(2):
+        states = [{key: torch.full_like(tensor, value) for key, tensor in first.items()}, *others]
+        _, matrix = mixer.mix(states, info((True, True, True)))
+        assert np.allclose(matrix.sum(axis=1), 1) and (matrix >= 0).all()
+
+
 def test_coefficients_stay_mixtures() -> None:
     assert np.allclose(on_simplex(np.array([0.2, 0.3, 0.5])), [0.2, 0.3, 0.5])
     assert np.allclose(on_simplex(np.array([2.0, 0.0, 0.0])), [1, 0, 0])

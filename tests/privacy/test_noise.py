@@ -26,6 +26,16 @@ def test_an_addend_is_never_longer_than_the_clip_over_all_tensors_together() -> 
         assert torch.allclose(found, wanted, atol=1e-5)
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_an_addend_that_is_not_finite_is_no_sign_that_noise_cannot_hide(value: float) -> None:
+    whole, odd = [torch.full((3,), 0.1), torch.full((2,), 0.2)], [torch.tensor([0.1, value, 0.1]), torch.zeros(2)]
+    total = Gaussian(whole, 1.0, 1.0)
+    for one in (whole, odd):
+        total.add(one)
+    assert all(torch.allclose(found, one) for found, one in zip(total.clipped, whole, strict=True))
+    assert all(found.isfinite().all() for found in total.with_noise(Stream(SECRET)))
+
+
 def test_noise_has_the_stated_deviation_and_is_another_one_for_every_message() -> None:
     def drawn(*parts: object) -> Tensor:
         total = Gaussian([torch.zeros(100_000)], 0.5, 3.0)

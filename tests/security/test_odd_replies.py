@@ -18,6 +18,7 @@ from medpfl.core.mixers import Mean
 from medpfl.job import Job
 from medpfl.methods.softpull import SoftPull
 from medpfl.results.files import read_training
+from medpfl.rounds.memory import WANTED
 from medpfl.rounds.messages import Message
 
 Make = Callable[..., Job]
@@ -154,6 +155,41 @@ FIRST: dict[str, Odd] = {
     "huge weights": lambda honest: with_arrays(honest, lambda name, array: np.full_like(array, 1e30)),
     "a private slot": lambda honest: with_private_slot(honest),
 }
+
+
+def test_a_reason_that_repeats_what_a_hospital_says_is_bounded(make_job: Make, tmp_path: Path) -> None:
+    """Of its first answer: it would stand in the server's log, in every checkpoint, and in the report."""
+    long: dict[str, Odd] = {
+        "classes": lambda honest: saying(honest, classes=["x" * 1000] * 10_000),
+        "checkpoints": lambda honest: saying(honest, common={f"{number:0500d}": "0" * 64 for number in range(9000)}),
+    }
+    sites, kind_of = hospital_for_each(long, tmp_path / "sites")
+
+    def attack(site: str, asked: Message[Any], honest: Shareable) -> Shareable:
+        return long[kind_of[site]](honest) if site in kind_of and asked.header.task == "init" else honest
+
+    coordinator, _ = attacked(make_job(rounds=1, mixers={"model": Mean()}, method=QUICK), sites, tmp_path, attack)
+    for site in kind_of:
+        (told,) = told_of(coordinator, site)
+        assert told.startswith("takes no part: ") and len(told) < 1300
+    assert (tmp_path / "r" / "summary.json").stat().st_size < 100_000
+
+
+def test_values_that_no_file_can_hold_are_a_refused_round(
+    make_job: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where models lie in files, also because one hospital sent so much."""
+    monkeypatch.setenv(WANTED, "0")
+    sites, kind_of = hospital_for_each(["complex"], tmp_path / "sites")
+
+    def attack(site: str, asked: Message[Any], honest: Shareable) -> Shareable:
+        odd = site in kind_of and asked.header.task == "train"
+        return with_arrays(honest, lambda name, array: array.astype(np.complex128)) if odd else honest
+
+    coordinator, _ = attacked(make_job(rounds=1, mixers={"model": Mean()}, method=QUICK), sites, tmp_path, attack)
+    (told,) = told_of(coordinator, "odd-00")
+    assert told.startswith("failed: entry 'model::model.") and "torch.complex128" in told
+    assert coordinator.done == 1
 
 
 def with_private_slot(honest: Shareable) -> Shareable:

@@ -44,7 +44,7 @@ def attacked(job: Job, sites: dict[str, Path], folder: Path, attack: Attack) -> 
             request = read_request(_carried(to_shareable(message)))
             sent = attack(site, message, to_shareable(runners[site].handle(request)))
             try:
-                replies[site] = read_reply(_carried(sent), message.slots)
+                replies[site] = coordinator.arrived(site, read_reply(_carried(sent), message.slots))
             except MedPFLError as error:  # as ``flare.exchange`` does
                 coordinator.refuse(site, message.header.round, f"failed: {error}")
         return replies

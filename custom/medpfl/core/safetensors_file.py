@@ -41,6 +41,11 @@ _OF_NUMPY = {torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, t
 """Types whose values NumPy holds in the same bytes: such a tensor's memory is a buffer as it is."""
 
 
+def has_type(tensor: Tensor) -> bool:
+    """Whether a file can hold such values."""
+    return tensor.dtype in _TYPES
+
+
 def plain(tensor: Tensor) -> Tensor:
     """On the CPU, contiguous, without a gradient; itself, where it is so."""
     return tensor.detach().cpu().contiguous()

@@ -74,7 +74,10 @@ class ExchangeController(Controller):
             self.log_info(fl_ctx, "the job was aborted")
         except MedPFLError as error:
             if self.coordinator:
-                self.coordinator.record.fail(str(error))
+                try:
+                    self.coordinator.record.fail(str(error))
+                except MedPFLError as unwritten:  # a full disk may be why the job ends, and must not hide it
+                    self.log_error(fl_ctx, str(unwritten))
             self.log_error(fl_ctx, str(error))
             self.system_panic(str(error), fl_ctx)
         finally:

@@ -4,7 +4,10 @@
 What was written and then not sent, because the process was killed between, counts all the same.
 """
 
-from collections.abc import Iterable
+import fcntl
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +20,8 @@ from medpfl.privacy.contract import Level, Mechanism, Spent
 from medpfl.privacy.noise import Stream, fixed_secret, new_secret
 
 FILE = "privacy.safetensors"
+LOCK = ".privacy.lock"
+"""In the hospital's folder of all jobs."""
 
 
 class _Kept(BaseModel):
@@ -49,10 +54,34 @@ class Ledger:
         Raises:
             MedPFLError: it is damaged, or the folder cannot be written.
         """
-        if self._path.exists():
-            self._kept()
-        else:
-            self._write(_Kept(secret=new_secret(), releases=0, history=[]))
+        with self.alone():
+            if self._path.exists():
+                self._kept()
+            else:
+                self._write(_Kept(secret=new_secret(), releases=0, history=[]))
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """While it is entered, no other job of the hospital's looks into its accounts to send something: two that did
+        so at the same moment would both find room for what one of them may send, and one would write over the other.
+
+        Raises:
+            MedPFLError: the folder cannot be written, or its file system has no locks.
+        """
+        path = self.home.parent / LOCK
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            number = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise _unlocked(path, error) from error
+        try:
+            try:
+                fcntl.flock(number, fcntl.LOCK_EX)
+            except OSError as error:
+                raise _unlocked(path, error) from error
+            yield
+        finally:
+            os.close(number)  # gives the lock back, as the end of the process does
 
     def stream(self, *parts: object) -> Stream:
         """Noise for what is to be sent next. Once something was sent, there is another stream: noise is never on two
@@ -61,7 +90,7 @@ class Ledger:
         return Stream(fixed_secret(self.site) or kept.secret, (kept.releases, *parts))
 
     def release(self, mechanisms: Iterable[Mechanism]) -> None:
-        """Write down what is about to be sent."""
+        """Write down what is about to be sent; ``alone``."""
         kept = self._kept()
         history = merged([*kept.history, *mechanisms])
         self._write(_Kept(secret=kept.secret, releases=kept.releases + 1, history=history))
@@ -72,7 +101,8 @@ class Ledger:
         return Spent(level=level, epsilon=epsilon(kept.history, delta), delta=delta, releases=kept.releases)
 
     def with_others(self, more: Iterable[Mechanism], delta: float) -> float:
-        """Epsilon of everything that this hospital has sent in any job, and of ``more``."""
+        """Epsilon of everything that this hospital has sent in any job, and of ``more``; ``alone``, where something is
+        sent because of it."""
         every = (read(path).history for path in sorted(self.home.parent.glob(f"*/{FILE}")))
         return epsilon([*(one for history in every for one in history), *more], delta)
 
@@ -81,6 +111,13 @@ class Ledger:
 
     def _write(self, kept: _Kept) -> None:
         store.save(self._path, {}, kept.model_dump(mode="json"))
+
+
+def _unlocked(path: Path, error: OSError) -> MedPFLError:
+    return MedPFLError(
+        f"cannot lock the accounts of this hospital's noise by {path}: {error.strerror}",
+        f"the accounts of this hospital's noise could not be locked: {error.strerror}",
+    )
 
 
 def read(path: Path) -> _Kept:

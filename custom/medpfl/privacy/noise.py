@@ -92,7 +92,11 @@ class Gaussian:
         )
 
     def add(self, addend: Sequence[Tensor] | None) -> None:
-        """Add one, clipped; None: nothing, for an empty sum."""
+        """Add one, clipped; None: nothing, for an empty sum. One that is not finite counts as zero: no noise hides a
+        NaN, so a server could send weights that overflow for one patient only and would see whether he is there."""
+        if addend is not None:
+            finite = torch.stack([one.detach().isfinite().all() for one in addend]).all()  # a GPU is not waited for
+            addend = [torch.where(finite, one.detach(), 0.0) for one in addend]
         for place, one in enumerate(self._sums):
             found = one.detach()[None][:0] if addend is None else addend[place].detach()[None]
             one.grad_sample = found  # type: ignore[attr-defined]

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 import medpfl
+from medpfl.core.errors import MedPFLError
 from medpfl.core.mixing import Matrix
 from medpfl.privacy.contract import Spent
 from medpfl.results.callbacks import Callback, Failure, JobBegin, JobEnd, RoundEnd
@@ -182,7 +183,11 @@ class Record:
         return summary
 
     def fail(self, reason: str) -> None:
-        """Keep what is known of a job that could not go on."""
+        """Keep what is known of a job that could not go on.
+
+        Raises:
+            MedPFLError: it cannot be written.
+        """
         failure = Failure(self.job, reason, self._new(), tuple(self.events))
         self._tell(0, lambda callback: callback.on_failure(failure))
 
@@ -193,7 +198,11 @@ class Record:
 
     def _tell(self, round_number: int, tell: Callable[[Callback], None]) -> None:
         for callback in self._files:
-            tell(callback)
+            try:
+                tell(callback)
+            except OSError as error:
+                why = error.strerror or str(error)
+                raise MedPFLError(f"cannot write the job's results: {error}", f"results not written: {why}") from error
         for callback in list(self._trackers):
             try:
                 tell(callback)

@@ -22,7 +22,7 @@ from medpfl.rounds.memory import budget
 from medpfl.rounds.messages import SEPARATOR, Message, byte_count, digest_of, flatten, unflatten
 from medpfl.rounds.protocol.bounded import Component, as_json
 from medpfl.rounds.protocol.replies import Reply
-from medpfl.rounds.protocol.requests import InitRequest, Request, RunRequest, TrainRequest
+from medpfl.rounds.protocol.requests import InitRequest, Request, RunRequest, TrainRequest, ValidateRequest
 from medpfl.rounds.protocol.text import Answered, Asked, Coded, parse
 
 
@@ -151,7 +151,8 @@ class ServerCoder(Coder):
 
     def _save(self, header: RunRequest, codec: Codec | None) -> None:
         assert self._held is not None
-        folder, current = self._folder(header.run) / self.site, header.round
+        # The last validation is no part of its round: who is killed after it goes on from what the round ended with.
+        folder, current = self._folder(header.run) / self.site, header.round + isinstance(header, ValidateRequest)
         tensors = self._held.reference if codec else {}
         store.save(store.path_of(folder, "sent", current), tensors, {"number": self._held.number})
         store.prune(folder, "sent", current, KEPT)

@@ -166,10 +166,11 @@ class Guard:
         costs = [one for made in self._made for one in made.mechanisms()]
         if isinstance(self._how, ClippedNoise):
             costs = [self._how.mechanism()]
-        self._check_budget(costs)
-        if isinstance(self._how, ClippedNoise):
-            sent = self._noised_update(self._how, sent, received, header, step)
-        self._ledger.release(costs)
+        with self._ledger.alone():
+            self._check_budget(costs)
+            if isinstance(self._how, ClippedNoise):
+                sent = self._noised_update(self._how, sent, received, header, step)
+            self._ledger.release(costs)
         self._log.info("round %d: %s", header.round, self.spent)
         return sent
 

@@ -84,6 +84,7 @@ def divergence_slope(coefficients: Matrix, said: np.ndarray) -> Matrix:
 
 def on_simplex(row: np.ndarray) -> np.ndarray:
     """The nearest vector of non-negative numbers that sum to 1 (Held et al., 1974)."""
+    row = row - row.max()  # it has the same nearest one, in which no large numbers swallow the 1
     falling = np.sort(row)[::-1]
     excess = (np.cumsum(falling) - 1) / np.arange(1, len(row) + 1)
     near = np.maximum(row - excess[np.flatnonzero(falling > excess)[-1]], 0.0)

@@ -198,7 +198,8 @@ class LocalRounds:
         """One further exchange of some slots within a round that this hospital has trained in.
 
         Raises:
-            ProtocolError: it has not, or its networks are no longer as training left them.
+            ProtocolError: it has not, its networks are no longer as training left them, or the method exchanges no such
+                slot again: what is asked for here leaves, and was looked at only where the job began.
         """
         here, networks = self.ready, self.ready.networks
         if self.run.trained != header.round:
@@ -206,8 +207,12 @@ class LocalRounds:
                 f"{here.name} is asked for exchange {header.step} of round {header.round}, of which it holds nothing "
                 "now: it did not train in it, failed in it or was started again; it can take part in the next round"
             )
-        here.guard.begin()
         own = {slot: state for slot, state in slots.items() if slot in networks.slots}
+        for slot in own:
+            if slot not in here.method.refined or slot not in networks.travelling:
+                kind = type(here.method).__name__
+                raise ProtocolError(f"{kind} exchanges no slot '{slot}' within a round; {here.name} does not send it")
+        here.guard.begin()
         load(here.models, own)
         current, step = header.round, header.step
         seed_torch(here.seed, here.name, current, type(here.method).__name__, step)

@@ -7,6 +7,9 @@ from collections.abc import Collection, Sequence
 from medpfl.core.errors import MedPFLError
 from medpfl.results.record import Record
 
+LONGEST = 1200
+"""Characters of a reason. It may repeat what a hospital says of itself, which may have millions."""
+
 
 class QuorumLost(MedPFLError):
     """Fewer hospitals answered than the job needs."""
@@ -27,6 +30,7 @@ class Quorum:
 
     def refuse(self, site: str, round_number: int, reason: str) -> None:
         """Note why a hospital's answer does not count."""
+        reason = reason if len(reason) <= LONGEST else f"{reason[:LONGEST]} [...]"
         self._record.event(round_number, site, reason)
         self._log.warning("round %d: %s: %s", round_number, site, reason)
 

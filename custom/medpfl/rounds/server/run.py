@@ -135,6 +135,7 @@ class ServerRun:
         """An answer as soon as it is there: its tensors lie where the hospitals' models lie, and are looked at.
 
         Raises:
+            RefusedUpdate: a value is of a type that models cannot have.
             MedPFLError: the disk is full, or cannot be written.
         """
         if not reply.slots:

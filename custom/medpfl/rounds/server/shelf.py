@@ -14,7 +14,7 @@ from pathlib import Path
 from torch import Tensor
 
 from medpfl.core import safetensors_file
-from medpfl.core.errors import MedPFLError
+from medpfl.core.errors import MedPFLError, RefusedUpdate
 from medpfl.core.mapped import give_back, is_mapped, release
 from medpfl.core.mixing import State
 from medpfl.rounds.memory import WANTED, budget
@@ -56,6 +56,7 @@ class Shelf:
         """The same tensors, where they are to lie; those that were given are not held.
 
         Raises:
+            RefusedUpdate: a value is of a type that no file holds.
             MedPFLError: the disk is full, or cannot be written.
         """
         size = byte_count(slots)
@@ -67,6 +68,9 @@ class Shelf:
             )  # fmt: skip
         if not (self.on_disk and size):
             return slots
+        for name, tensor in flatten(slots).items():
+            if not safetensors_file.has_type(tensor):
+                raise RefusedUpdate(f"entry '{name}' is of {tensor.dtype}, which is no type of a model's weights")
         give_back()  # of the answers before, which were as large
         return self._written(slots)
 

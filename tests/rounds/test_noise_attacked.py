@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A hospital's noise against a server that tries to get round it, and against jobs at the same moment."""
+
+import contextlib
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from medpfl.core.errors import BudgetSpent, ProtocolError
+from medpfl.core.mixers import Mean
+from medpfl.data.policy import Policy
+from medpfl.methods.fedavg import FedAvg
+from medpfl.methods.softpull import SoftPull
+from medpfl.privacy import DPSGD, ClippedNoise
+from medpfl.privacy.accountant import epsilon
+from medpfl.privacy.contract import Mechanism
+from medpfl.privacy.ledger import FILE, Ledger, read
+from medpfl.rounds.messages import Message, flatten
+from medpfl.rounds.privacy import Guard
+from medpfl.rounds.protocol.requests import RefineRequest, TrainRequest
+from small_jobs import small_job, write_table_sites
+from tools import exchange, pieces, ready
+
+DELTA = 1e-5
+RECORD = DPSGD(noise_multiplier=1.5, max_grad_norm=0.5)
+UPDATE = ClippedNoise(clip=0.1, noise_multiplier=6.0)
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> dict[str, Path]:
+    return write_table_sites(tmp_path / "sites", ["anna", "berta", "clara"])
+
+
+def test_a_server_cannot_ask_for_weights_without_noise_within_a_round(sites: dict[str, Path], tmp_path: Path) -> None:
+    job = small_job(1, method=SoftPull(lr=0.1, batch_size=6, privacy=RECORD))
+    coordinator, runners = pieces(job, sites, tmp_path)
+    ready(coordinator, runners)
+    exchange(runners, coordinator.rounds.train_messages(1, ["anna"]))
+    request = RefineRequest(run=coordinator.run, round=1, rounds=1, best={}, step=1)
+    for slot in ("local", "model"):
+        with pytest.raises(ProtocolError, match=f"SoftPull exchanges no slot '{slot}' within a round"):
+            runners["anna"].handle(Message(request, {slot: {}}))
+
+
+@pytest.mark.parametrize("privacy", [RECORD, UPDATE])
+def test_a_server_cannot_send_weights_that_overflow_for_one_patient(
+    privacy: DPSGD | ClippedNoise, sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """Noise does not hide a NaN: it would tell whether the patient is there."""
+    method = FedAvg(lr=0.1, steps=3, batch_size=100, optimizer="sgd", privacy=privacy)
+    job = small_job(2, {"fedavg": Mean()}, method)
+    coordinator, runners = pieces(job, sites, tmp_path)
+    ready(coordinator, runners)
+    runners["anna"].data.splits["train"].inputs[0] = 1e6
+    message = coordinator.rounds.train_messages(1, ["anna"])["anna"]
+    for name, tensor in flatten(message.slots).items():  # infinity times zero, for this patient alone
+        tensor.fill_(1e33 if ".0." in name else 0.0)
+    sent = flatten(runners["anna"].handle(message).slots)
+    assert all(tensor.isfinite().all() for tensor in sent.values())
+
+
+def test_two_jobs_at_the_same_moment_do_not_both_spend_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is room for one. Both would look before either has written."""
+    costs, written = [Mechanism(1.0, 1.0, 1)], Ledger.release
+    refused: list[str] = []
+    policy = Policy(least_hospitals=1, most_epsilon=1.2 * epsilon(costs, DELTA), delta=DELTA)
+    method = FedAvg(lr=0.1, privacy=ClippedNoise(clip=0.1, noise_multiplier=2.0))
+    meeting = threading.Barrier(2)
+
+    def late(self: Ledger, mechanisms: Any) -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            meeting.wait(2)
+        written(self, mechanisms)
+
+    monkeypatch.setattr(Ledger, "release", late)
+    state = {"fedavg": {"weight": torch.zeros(3)}}
+
+    def job(name: str) -> None:
+        guard = Guard(tmp_path / name, "anna", policy, [method], 1, ())
+        guard.begin()
+        try:
+            guard.release(state, state, TrainRequest(run=name, round=1, rounds=1, best={}))
+        except BudgetSpent as error:
+            refused.append(str(error))
+
+    jobs = [threading.Thread(target=job, args=(name,)) for name in ("one", "other")]
+    for one in jobs:
+        one.start()
+    for one in jobs:
+        one.join()
+    assert len(refused) == 1
+    assert Ledger(tmp_path / "one", "anna").with_others([], DELTA) <= policy.most_epsilon  # type: ignore[operator]
+
+
+def test_two_runs_of_one_job_do_not_write_over_each_other(tmp_path: Path) -> None:
+    costs, count = [Mechanism(1.0, 1.0, 1)], 15
+
+    def of_it() -> None:
+        ledger = Ledger(tmp_path / "job", "anna")
+        ledger.open()
+        for _ in range(count):
+            with ledger.alone():
+                ledger.release(costs)
+
+    runs = [threading.Thread(target=of_it) for _ in range(3)]
+    for one in runs:
+        one.start()
+    for one in runs:
+        one.join()
+    assert read(tmp_path / "job" / FILE).releases == 3 * count
