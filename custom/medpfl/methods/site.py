@@ -107,6 +107,11 @@ class Site:
             yield Batch(inputs, targets, self._place)
 
     @property
+    def in_lots(self) -> bool:
+        """Whether which samples training has seen is a secret of the hospital."""
+        return self._noise is not None
+
+    @property
     def drawn(self) -> list[int]:
         """Different training samples that each phase of training has seen; the hospital's policy asks for a least."""
         found = []
@@ -240,6 +245,12 @@ class Site:
     @last_loss.setter
     def last_loss(self, loss: Tensor | float) -> None:
         self._loss = loss.detach() if isinstance(loss, Tensor) else loss
+
+    @property
+    def loss_of(self) -> int | None:
+        """Cases behind the loss that is reported: those of the last batch; None: it was not of training samples."""
+        rows = self._place.rows
+        return None if rows is None else len(np.unique(self.data.splits["train"].case[rows.numpy()]))
 
     def step(self, model: str, loss: Tensor, *others: str, term: Callable[[], None] | None = None) -> bool:
         """One optimiser step of ``models[model]``, and of ``others`` if named, down a scalar loss.

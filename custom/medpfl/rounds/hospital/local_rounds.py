@@ -166,7 +166,8 @@ class LocalRounds:
             site = self.site(method, current, noise=here.guard.noise(method, header))
             method.local_round(site)
             policy.check_trained(here.policy, site)
-            losses[next(iter(method.deploys))] = number(float(site.last_loss))
+            told = policy.may_tell_loss(here.policy, site)
+            losses[next(iter(method.deploys))] = number(float(site.last_loss)) if told else None
             instead.update(networks.sent_instead(site.outbox))
         self.resident.forget_round()
         state = self._trained()

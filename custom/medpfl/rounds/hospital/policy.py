@@ -150,6 +150,11 @@ def check_trained(policy: Policy, site: Site) -> None:
         PolicyRefused: as ``check_update``.
     """
     for drawn in site.drawn:
+        if site.in_lots and drawn < policy.least_update:  # how many the secret lots held is told to nobody
+            raise PolicyRefused(
+                f"this hospital's policy ('least_update') asks for at least {policy.least_update} training samples "
+                f"behind an update, {type(site.method).__name__}; this round's lots held fewer"
+            )
         check_update(policy, site.method, drawn)
     for behind in site.behind.values():
         if round(behind.effective, 6) < EVEN * policy.least_update:  # sums may round either way
@@ -158,6 +163,11 @@ def check_trained(policy: Policy, site: Site) -> None:
                 f"behind an update, {type(site.method).__name__}; in this job few of them have nearly all the weight, "
                 "by its schedule, its pull back to the start, its decay or its weights of classes"
             )
+
+
+def may_tell_loss(policy: Policy, site: Site) -> bool:
+    """Whether the training loss that is reported is of enough cases; that of a single one tells of its patient."""
+    return site.loss_of is None or site.loss_of >= policy.least_scored
 
 
 def check_statistic(policy: Policy, samples: int) -> None:

@@ -24,7 +24,8 @@ def _right(decisions: Tensor, samples: Samples) -> NDArray[np.float64]:
     probability = decisions.numpy()
     if not np.isfinite(probability).all():
         return np.full(len(probability), np.nan)
-    return (probability.argmax(axis=1) == samples.targets[:].numpy()).astype(np.float64)
+    right: NDArray[np.bool_] = probability.argmax(axis=1) == samples.targets[:].numpy()
+    return right.astype(np.float64)
 
 
 def _share(counts: NDArray[np.int64], right: NDArray[np.float64]) -> NDArray[np.float64]:

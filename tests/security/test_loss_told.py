@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a round's training loss, and a refusal under noise, tell of single patients."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from baselines import begin
+from medpfl.core.errors import PolicyRefused
+from medpfl.core.mixers import Mean
+from medpfl.methods.fedavg import FedAvg
+from medpfl.privacy import DPSGD
+from medpfl.rounds.protocol.replies import TrainReply
+from medpfl.rounds.protocol.requests import TrainRequest
+from small_jobs import small_job, write_table_sites
+from tools import exchange
+
+
+@pytest.mark.parametrize(("batch", "least", "told"), [(1, 2, False), (2, 2, True), (2, 3, False), (1, 1, True)])
+def test_a_loss_is_told_of_enough_cases(tmp_path: Path, batch: int, least: int, told: bool) -> None:
+    """It is the last batch's: with batches of one sample, that of one patient, who follows from the job's seed."""
+    sites = write_table_sites(tmp_path / "sites", ["anna", "berta"])
+    for file in sites.values():
+        content = yaml.safe_load(file.read_text())
+        file.write_text(yaml.safe_dump({**content, "policy": {"least_scored": least}}))
+    job = small_job(1, {"fedavg": Mean()}, FedAvg(lr=0.05, batch_size=batch, steps=16))
+    coordinator, runners = begin(job, sites, tmp_path / "run")
+    replies = exchange(runners, coordinator.rounds.train_messages(1, list(sites)))
+    for reply in replies.values():
+        assert isinstance(reply.header, TrainReply)
+        assert (reply.header.loss["fedavg"] is not None) == told
+    assert coordinator.rounds.take_train(1, replies) == ["anna", "berta"]
+
+
+def test_a_refusal_does_not_count_a_secret_lot(tmp_path: Path) -> None:
+    """How many cases a round's lots held is drawn in secret, and no noise is on that number."""
+    sites = write_table_sites(tmp_path / "sites", ["anna", "berta"])
+    method = FedAvg(lr=0.05, batch_size=8, steps=1, privacy=DPSGD(noise_multiplier=1.5, max_grad_norm=0.5))
+    coordinator, runners = begin(small_job(40, {"fedavg": Mean()}, method), sites, tmp_path / "run")
+    message = coordinator.rounds.train_messages(1, ["anna"])["anna"]
+    assert isinstance(message.header, TrainRequest)
+    for _ in range(40):  # a lot of 8 in the mean has fewer than 8 in half of the rounds
+        try:
+            runners["anna"].handle(message)
+        except PolicyRefused as error:
+            assert str(error).endswith("behind an update, FedAvg; this round's lots held fewer")
+            return
+    pytest.fail("no lot was small")
