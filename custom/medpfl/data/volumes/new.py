@@ -142,12 +142,14 @@ def name_of_item(item: Any) -> str:
 
 def _name(path: Path) -> str:
     # Not resolve(): where data are links into a store, the link has the name and its target a hash.
-    name = path.absolute().name.removesuffix(".gz").removesuffix(".nii").removesuffix(".dcm")
+    name = path.absolute().name
+    for suffix in (".gz", ".nii", ".dcm"):
+        name = name[: -len(suffix)] if name.lower().endswith(suffix) else name
     return Path(name).stem if is_itk(path) else name
 
 
 def _is_volume(path: Path) -> bool:
-    return path.is_file() and (path.name.endswith(NIFTI) or is_itk(path)) and not path.name.startswith(".")
+    return path.is_file() and (path.name.lower().endswith(NIFTI) or is_itk(path)) and not path.name.startswith(".")
 
 
 def _is_series(path: Path) -> bool:
@@ -260,7 +262,7 @@ def _save(file: Path, values: NDArray[Any], affine: NDArray[np.float64], source:
     """Write a NIfTI file with the geometry of ``source``, whole or not at all."""
     import nibabel as nib
 
-    if source.is_file() and source.name.endswith(NIFTI):
+    if source.is_file() and source.name.lower().endswith(NIFTI):
         like: Any = nib.load(source)
         image = nib.Nifti1Image(values, like.affine)
         for kind in ("qform", "sform"):  # which of the two counts is part of a file's geometry

@@ -28,12 +28,14 @@ class CIndex(Metric):
 
     def of_split(self, decisions: Tensor, samples: Samples) -> float:
         time, event = samples.targets[:].unbind(dim=1)
-        last = float(time.max())
-        if not bool(((event > 0) & (time < last)).any()) or not bool(decisions.isfinite().all()):
+        had, at_end = event > 0, time == time.max()
+        # At the end those count as later who were last seen there without the event.
+        pairs = (had & ~at_end).any() | ((had & at_end).any() & (~had & at_end).any())
+        if not bool(pairs) or not bool(decisions.isfinite().all()):
             return math.nan
         from torchsurv.metrics.cindex import ConcordanceIndex
 
-        return float(ConcordanceIndex()(decisions, event > 0, time, instate=False))
+        return float(ConcordanceIndex()(decisions, had, time, instate=False))
 
     def of_resamples(self, decisions: Tensor, samples: Samples, counts: NDArray[np.int64]) -> NDArray[np.float64]:
         """A pair counts as often as both of its cases were drawn; so the sums over pairs are quadratic forms."""
@@ -50,9 +52,7 @@ class CIndex(Metric):
         drawn = counts.astype(np.float64)
         pairs = ((drawn @ comparable) * drawn).sum(axis=1)
         concordant = ((drawn @ right) * drawn).sum(axis=1)
-        last = np.where(counts > 0, time, -np.inf).max(axis=1, keepdims=True)
-        known = ((counts > 0) & event & (time < last)).any(axis=1)
-        found: NDArray[np.float64] = np.where(known, concordant / np.maximum(pairs, 1), np.nan)
+        found: NDArray[np.float64] = np.where(pairs > 0, concordant / np.maximum(pairs, 1), np.nan)
         return found
 
 
