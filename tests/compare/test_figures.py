@@ -13,14 +13,27 @@ from matplotlib.figure import Figure
 from pydantic import TypeAdapter
 from rich.console import Console
 
-from medpfl.compare import figures
+from medpfl.compare import aggregate, figures
 from medpfl.compare.comparison_tables import print_comparison
 from medpfl.compare.figures import FIRST, REFERENCES, _lines, curves, equal_curves, hidden_curves, single_curves, sweeps
 from medpfl.compare.report import write_report
 from medpfl.compare.results import Results, Row, Stat, Sweep, SweepPoint
 from medpfl.results.compact import read_compact
+from medpfl.tasks.metrics.measure import Measure
 
 pytestmark = pytest.mark.usefixtures("rendered")
+
+
+def test_a_curve_has_gaps_where_there_is_no_score() -> None:
+    """The first rounds of a metric that is not defined yet, say: they keep their places, and the others theirs."""
+    runs: list[list[float | None]] = [[None, 0.5, 0.75], [None, None, 0.25]]
+    assert aggregate.curve(runs) == [None, 0.5, 0.5]
+    found = aggregate.reach(runs, 0.5, 10, 1.0, Measure())
+    assert found is not None and found.rounds == [2, None] and found.median_round == 2
+    row = Row.model_construct(name="Ditto", curve=aggregate.curve(runs), curves=runs)
+    full = [_row(f"m{number}", [0.1, 0.2, 0.5 + number / 100], [0.2, 0.3, 0.6]) for number in range(9)]
+    assert "Ditto" in curves([row], _content())
+    assert len(single_curves([row, *full], _content(pairs=2))) == 10
 
 
 def _row(name: str, *runs: list[float]) -> Row:

@@ -104,7 +104,7 @@ def test_a_file_holds_the_networks_that_predict(
     for number, weight in enumerate(networks.parameters()):
         torch.nn.init.normal_(weight, generator=torch.Generator().manual_seed(number))
     if isinstance(method, IFCA):
-        networks["choice"][2].fill_(9)
+        networks["choice"].get_buffer("2").fill_(9)
     origin = Origin("j", "a", name, "last", 1)
     tested = evaluate_test(method, name, networks, task, data, torch.device("cpu"))
     save_deployed(tmp_path, origin, method, name, networks, task, data, 2, tested)

@@ -206,7 +206,7 @@ def test_tabular_metrics_with_one_class() -> None:
 
 def test_tabular_metrics_of_a_model_that_diverged() -> None:
     metrics = Tabular("heart").evaluate(binary(math.nan, math.nan), rows(0, 1)).metrics
-    assert math.isnan(metrics["auc"]) and 0 <= metrics["accuracy"] <= 1
+    assert metrics and all(math.isnan(value) for value in metrics.values())
 
 
 def test_tabular_metrics_of_three_classes() -> None:

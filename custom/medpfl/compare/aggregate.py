@@ -53,14 +53,24 @@ def gain(scores: NDArray[np.float64], reference: NDArray[np.float64], measure: M
     return paired_gain(better.tolist(), worse.tolist())
 
 
+def curve(curves: list[list[float | None]]) -> list[float | None]:
+    """Mean by round, of the runs that have a score there."""
+    by_round = [[value for value in found if value is not None] for found in zip(*curves, strict=True)]
+    return [round(float(np.mean(known)), 6) if known else None for known in by_round]
+
+
 def reach(
-    curves: list[list[float]], target: float | None, traffic: int, seconds: float | None, measure: Measure
+    curves: list[list[float | None]], target: float | None, traffic: int, seconds: float | None, measure: Measure
 ) -> Reach | None:
     """First round whose mean validation score is at least as good as ``target``: median over the runs that reached it,
     with what one hospital had sent and received and how long it had worked by then."""
     if target is None or not curves:
         return None
-    rounds = [next((i for i, value in enumerate(curve, 1) if measure.reaches(value, target)), None) for curve in curves]
+    there = [
+        [at for at, value in enumerate(curve, 1) if value is not None and measure.reaches(value, target)]
+        for curve in curves
+    ]
+    rounds = [found[0] if found else None for found in there]
     reached = [value for value in rounds if value is not None]
     median = float(np.median(reached)) if reached else None
     return Reach(

@@ -67,7 +67,7 @@ class _Runs:
     last: list[list[float]] = field(default_factory=list)
 
     @property
-    def curves(self) -> list[list[float]]:
+    def curves(self) -> list[list[float | None]]:
         return [part.curve for part in self.parts if part.curve]
 
 
@@ -91,7 +91,7 @@ def collect(plan: Plan, results: Path, failures: dict[str, str]) -> Results:
     target = plan.file.target
     local = rows.get(LOCAL)
     if target is None and local and local.curves:
-        target = float(np.mean([plan.task.measure.best(curve) for curve in local.curves]))
+        target = float(np.mean([plan.task.measure.best(v for v in curve if v is not None) for curve in local.curves]))
     pairs = len(plan.file.seeds) * len(plan.splits)
     content = Results(
         comparison=plan.file.name,
@@ -304,7 +304,7 @@ def _summary(name: str, row: _Runs, local: _Runs | None, target: float | None, p
         gain=gain,
         hospitals=hospitals,
         worst=aggregate.worst(hospitals, measure),
-        curve=[round(float(value), 6) for value in np.mean(curves, axis=0)] if curves else [],
+        curve=aggregate.curve(curves),
         curves=curves,
         bytes=first.bytes,
         ratio=first.ratio,

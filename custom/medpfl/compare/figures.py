@@ -50,8 +50,8 @@ def single_curves(rows: Sequence[Row], content: Results) -> list[dict[str, str]]
     if len(shown) <= BANDS or (content.pairs < 2 and not hidden_curves(rows)):
         return []
     local = next((row for row in shown if row.name == LOCAL), None)
-    low = min(min(map(min, row.curves)) for row in shown)
-    high = max(max(map(max, row.curves)) for row in shown)
+    low = min(float(_values(row).min()) for row in shown)
+    high = max(float(_values(row).max()) for row in shown)
     found = []
     for row, (colour, style) in zip(shown, _lines(shown), strict=True):
         figure = _figure(2.7, 1.9)
@@ -230,13 +230,18 @@ def _lines(rows: Sequence[Row]) -> Iterator[tuple[Any, str]]:
         yield (REFERENCES[row.name], "--") if row.name in REFERENCES else next(palette)
 
 
+def _values(row: Row) -> Any:
+    """Run x round, masked where a run has no score."""
+    return np.ma.masked_invalid(np.array(row.curves, dtype=np.float64))
+
+
 def _draw(axis: Any, row: Row, colour: Any, style: str, band: bool) -> None:
-    values = np.array(row.curves)
+    values = _values(row)
     x = np.arange(1, values.shape[1] + 1)
     mean = values.mean(axis=0)
     axis.plot(x, mean, style, color=colour, label=row.name, linewidth=1.8, marker="." if len(x) < 3 else "")
     if len(values) > 1 and band:
-        deviation = values.std(axis=0, ddof=1)
+        deviation = values.std(axis=0, ddof=1)  # masked of a single run
         axis.fill_between(x, mean - deviation, mean + deviation, color=colour, alpha=0.15, linewidth=0)
     axis.grid(alpha=0.25)
     axis.locator_params(axis="x", integer=True)

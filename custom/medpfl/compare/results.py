@@ -153,7 +153,7 @@ class Row(Typed):
         own_networks: networks of the method that do not start from the task's weights.
         pairs: split and seed of each run, in the order of every list of runs below.
         metrics: of the best round, each hospital's model on its own cases; ``together``: on all hospitals'.
-        curve: mean of ``curves`` by round.
+        curve: mean of ``curves`` by round, of the runs that have a score there.
         cross: row: whose model; column: whose test data; mean over the runs.
         scored: after what its models were evaluated, the mixing or local steps; None: not known.
         one_answer: hospital to the number of runs in which the model gives all its test cases the same class.
@@ -171,8 +171,8 @@ class Row(Typed):
     gain: Gain | None
     hospitals: dict[str, HospitalRow]
     worst: Worst | None
-    curve: list[float]
-    curves: Rows
+    curve: list[float | None]
+    curves: list[list[float | None]]
     bytes: dict[Direction, int]
     ratio: dict[Direction, float] | None = None
     sdwd: dict[str, list[float]] = Field(default_factory=dict)

@@ -59,7 +59,7 @@ class ModelRow(Typed):
     Attributes:
         best_round: chosen by validation; None where nothing was.
         best, last: hospital to its tests.
-        curve: mean validation score after each round.
+        curve: mean validation score after each round; None: no number, where the metric is not defined or models broke.
         together: hospital whose model it is to its test on all hospitals' cases.
         calibration: by hospital; None where it is not defined.
         scored: after what it was evaluated, the mixing or local steps; None: the run does not say it.
@@ -70,7 +70,7 @@ class ModelRow(Typed):
     best_round: int | None
     best: dict[str, Scores]
     last: dict[str, Scores]
-    curve: list[float]
+    curve: list[float | None]
     cross: Cross
     together: dict[str, Scores]
     calibration: dict[str, Bins | None]

@@ -63,7 +63,8 @@ def numbers(done: TrainedRun, row: RunRow, score: str) -> Iterator[Number]:
     """Every model's validation curve, and its tests at the best and at the last round: by hospital, and their mean."""
     for label, model in done.rows.items():
         shown = label.replace(done.method, row.method, 1)  # the same run may have been made under another name
-        yield from ((f"validation/{shown}/{score}", value, at) for at, value in enumerate(model.curve, 1))
+        curve = [(value, at) for at, value in enumerate(model.curve, 1) if value is not None]
+        yield from ((f"validation/{shown}/{score}", value, at) for value, at in curve)
         yield from _tests(shown, model)
     yield "train/seconds", done.seconds, 0
     yield from ((f"bytes/{way}", float(count), 0) for way, count in done.bytes.items())

@@ -248,15 +248,14 @@ def _label(name: str, model: str, personalised: str) -> str:
     return name if name in (LOCAL, POOLED) or model == personalised else f"{name} ({model})"
 
 
-def _curve(folder: Path, model: str, score: str) -> list[float]:
-    """Mean validation score of the hospitals after each round."""
-    found = {
-        line.round: value
-        for line in read_lines(folder / "results")
-        if isinstance(line, ValidationLine) and line.site == "mean" and line.model == model
-        if (value := line.metrics[score]) is not None
-    }
-    return [found[round_number] for round_number in sorted(found)]
+def _curve(folder: Path, model: str, score: str) -> list[float | None]:
+    """Mean validation score of the hospitals after each round; None where it has none."""
+    lines = [
+        line for line in read_lines(folder / "results") if isinstance(line, ValidationLine) and line.model == model
+    ]
+    found = {line.round: line.metrics[score] for line in lines if line.site == "mean"}
+    rounds = sorted({line.round for line in lines if line.round})  # 0: before the first
+    return [found.get(number) for number in rounds] if any(value is not None for value in found.values()) else []
 
 
 def _bytes(folder: Path, coded: bool) -> dict[Direction, int]:

@@ -4,6 +4,7 @@
 import csv
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -231,13 +232,13 @@ def _lines(path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
             lines.append(line)
             yield line
 
-    form: dict[str, Any] = {"delimiter": separator, "skipinitialspace": separator != " "}
+    rows = partial(csv.reader, delimiter=separator, skipinitialspace=separator != " ")
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(noted(file), **form)
+            reader = rows(noted(file))
             for cells in reader:
                 if len(lines) > 1:  # a mark that nobody closed would hide all rows up to the next mark in one cell
-                    list(csv.reader(lines, strict=True, **form))
+                    list(rows(lines, strict=True))
                 lines.clear()
                 if len(cells) > 1 or (cells and cells[0].strip()):
                     yield reader.line_num, cells
