@@ -95,6 +95,14 @@ def test_numbers_are_learnt_on_the_jobs_scale() -> None:
     assert math.isnan(task.evaluate(torch.tensor([1.0, 2.0]), samples([3.0, 3.0])).metrics["r2"])
 
 
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("error", ["squared", "absolute", "huber"])
+def test_numbers_far_from_0_are_learnt_in_half_precision(half: torch.dtype, error: Any) -> None:
+    task = Regression(dataset="d", centre=70000.0, spread=10.0, error=error)
+    outputs, truth = torch.tensor([[-0.5], [0.25], [1.0]]), torch.tensor([70007.0, 69990.0, 70001.0])
+    assert float(task.loss(outputs.to(half), truth)) == pytest.approx(float(task.loss(outputs, truth)))
+
+
 SAID = torch.tensor([[0.9, 0.2, 0.4], [0.6, 0.8, 0.3], [0.1, 0.7, 0.2], [0.4, 0.1, 0.3]])
 TRUE = torch.tensor([[1, 0, NAN], [0, 1, NAN], [0, 0, NAN], [1, NAN, 1.0]])
 
