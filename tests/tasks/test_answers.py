@@ -176,6 +176,15 @@ def test_the_loss_of_survival_that_no_gpu_is_waited_for_is_the_same(seed: int) -
     torch.testing.assert_close(other.grad, one.grad, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [1, 0, 3, 2], [3, 2, 1, 0]])
+def test_who_was_last_seen_when_an_event_came_was_at_risk(order: list[int]) -> None:
+    """Wherever they stand in the batch: times of events and of others tied, no two events."""
+    times, hazard = torch.tensor([[1.0, 0], [1, 1], [2, 0], [2, 1]])[order], HAZARD[:4][order]
+    found = Survival(dataset="d", horizons=(2.5,)).loss(hazard[:, None], times)
+    assert float(found) == pytest.approx(float(cox(hazard, times)))
+    assert float(without_waiting(hazard, times[:, 0], times[:, 1] > 0)) == pytest.approx(float(found))
+
+
 def test_the_same_without_events_with_one_case_and_with_what_is_no_number() -> None:
     for rows in ([1, 4, 5], [0]):
         hazard = HAZARD[rows].clone().requires_grad_()
