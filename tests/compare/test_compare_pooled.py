@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pooled: what it equals, what it is trained on, and how its round is chosen."""
 
+import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -65,6 +66,14 @@ def test_with_one_hospital_it_is_local_training_bit_for_bit(tmp_path: Path) -> N
         [line.metrics for line in each.record.lines if isinstance(line, ValidationLine)] for each in (alone, together)
     ]
     assert scores[0] == scores[1] and len(scores[0]) == 2 * 3
+
+
+def test_it_draws_classes_alike_where_the_task_does(table_sites: dict[str, Path]) -> None:
+    task = dataclasses.replace(TASK, sampling="balanced")
+    together = Together(task).hold(loaded(table_sites))
+    samples = together.train
+    drawn, wanted = (one.order(samples, torch.Generator().manual_seed(3)) for one in (together, task))
+    assert torch.equal(drawn, wanted) and len(set(drawn.tolist())) < len(samples)
 
 
 def test_it_holds_all_training_samples_and_scores_hospitals_alike(table_sites: dict[str, Path]) -> None:

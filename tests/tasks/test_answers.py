@@ -95,6 +95,14 @@ def test_numbers_are_learnt_on_the_jobs_scale() -> None:
     assert math.isnan(task.evaluate(torch.tensor([1.0, 2.0]), samples([3.0, 3.0])).metrics["r2"])
 
 
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("error", ["squared", "absolute", "huber"])
+def test_numbers_far_from_0_are_learnt_in_half_precision(half: torch.dtype, error: Any) -> None:
+    task = Regression(dataset="d", centre=70000.0, spread=10.0, error=error)
+    outputs, truth = torch.tensor([[-0.5], [0.25], [1.0]]), torch.tensor([70007.0, 69990.0, 70001.0])
+    assert float(task.loss(outputs.to(half), truth)) == pytest.approx(float(task.loss(outputs, truth)))
+
+
 SAID = torch.tensor([[0.9, 0.2, 0.4], [0.6, 0.8, 0.3], [0.1, 0.7, 0.2], [0.4, 0.1, 0.3]])
 TRUE = torch.tensor([[1, 0, NAN], [0, 1, NAN], [0, 0, NAN], [1, NAN, 1.0]])
 
@@ -166,6 +174,15 @@ def test_the_loss_of_survival_that_no_gpu_is_waited_for_is_the_same(seed: int) -
     expected.backward()  # type: ignore[no-untyped-call]
     found.backward()  # type: ignore[no-untyped-call]
     torch.testing.assert_close(other.grad, one.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [1, 0, 3, 2], [3, 2, 1, 0]])
+def test_who_was_last_seen_when_an_event_came_was_at_risk(order: list[int]) -> None:
+    """Wherever they stand in the batch: times of events and of others tied, no two events."""
+    times, hazard = torch.tensor([[1.0, 0], [1, 1], [2, 0], [2, 1]])[order], HAZARD[:4][order]
+    found = Survival(dataset="d", horizons=(2.5,)).loss(hazard[:, None], times)
+    assert float(found) == pytest.approx(float(cox(hazard, times)))
+    assert float(without_waiting(hazard, times[:, 0], times[:, 1] > 0)) == pytest.approx(float(found))
 
 
 def test_the_same_without_events_with_one_case_and_with_what_is_no_number() -> None:

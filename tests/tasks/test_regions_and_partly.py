@@ -23,7 +23,10 @@ from medpfl.deployed.export import export
 from medpfl.deployed.labels import dice_of
 from medpfl.deployed.model_file import load_deployed
 from medpfl.deployed.predict import evaluate_at, predict
+from medpfl.methods.auto import MEMBERS, Auto
+from medpfl.methods.averaged import averaged
 from medpfl.methods.contract import Build
+from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.moe import MoE
 from medpfl.models.unet import UNet
 from medpfl.results.files import read_training
@@ -33,6 +36,7 @@ from medpfl.tasks import PartlyLabelled, RegionSegmentation, Segmentation
 from medpfl.tasks.contract import Task
 from medpfl.tasks.losses import CrossEntropy, DiceCE
 from medpfl.tasks.losses.marginal import Marginal
+from medpfl.tasks.together import averaged_as
 from small_jobs import small_job
 
 REGIONS: dict[str, Any] = {"whole": [1, 2, 3], "core": [2, 3], "enhancing": [3]}
@@ -106,6 +110,25 @@ def test_regions_are_refused_where_one_class_must_hold() -> None:
         MoE().models(Build(task, mine, ("anna",), seed=0))
     with pytest.raises(ConfigError, match=r"name the label 3; the labels here are 1 to 2, after the background"):
         task.informed(data(torch.zeros(2, 16, 16), ["background", "a", "b"]))
+
+
+def test_several_models_of_regions_are_the_mean_of_their_probabilities() -> None:
+    """Of each region by itself: as shares of one whole, no region would ever have more than a half of the pixels."""
+    task, mine = RegionSegmentation("d", **BRATS), data(torch.zeros(2, 16, 16), list("0abc"))
+    build = Build(task, mine, ("anna",), seed=0)
+    auto, inputs = Auto(), torch.randn(2, 1, 16, 16, generator=torch.Generator().manual_seed(2))
+    networks = nn.ModuleDict(auto.models(build)).eval()
+    for number, name in enumerate(MEMBERS):
+        for weight in networks[name].parameters():
+            weight.data += 0.1 * number
+    expected = torch.stack([networks[name](inputs).sigmoid() for name in MEMBERS]).mean(dim=0)
+    torch.testing.assert_close(auto.predict("personal", networks, inputs).sigmoid(), expected)
+    members = {
+        name: (FedAvg(), "fedavg", nn.ModuleDict({"fedavg": networks[name]})) for name in MEMBERS
+    }  # as a hospital averages what a job left there
+    method, name, both = averaged(members, averaged_as(task.spec))
+    torch.testing.assert_close(method.predict(name, both, inputs).sigmoid(), expected)
+    assert averaged_as(Segmentation("d", size=(16, 16)).spec) == "mask"
 
 
 def test_the_marginal_loss_takes_what_is_not_annotated_for_background_or_itself() -> None:

@@ -99,6 +99,9 @@ class Together(Task):
     def network(self, data: SiteData) -> nn.Module:
         return self.task.network(data)
 
+    def order(self, samples: Samples, generator: torch.Generator) -> Tensor:
+        return self.task.order(samples, generator)
+
     def present(self, samples: Samples, chosen: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         return self.task.present(samples, chosen, generator)
 

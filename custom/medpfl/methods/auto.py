@@ -31,7 +31,7 @@ from medpfl.data.samples import Samples
 from medpfl.data.target import Target
 from medpfl.methods.contract import BATCH, Build, Method, Site
 from medpfl.privacy.contract import Cover
-from medpfl.tasks.together import together
+from medpfl.tasks.together import averaged_as, together
 
 MEMBERS = ("own", "tuned", "shared")
 MIXTURES = (
@@ -98,7 +98,7 @@ class Auto(Method):
     def models(self, build: Build) -> dict[str, nn.Module]:
         networks = {name: build.network() for name in MEMBERS}
         record = Record(1 + _has_norm(networks["shared"]))
-        return {**networks, "mix": Mixture(build.task.spec.target), "record": record}
+        return {**networks, "mix": Mixture(averaged_as(build.task.spec)), "record": record}
 
     def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
         return {"shared": under(models, "shared")}

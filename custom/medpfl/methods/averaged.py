@@ -23,7 +23,8 @@ class Averaged(Method):
     Args:
         members: of each model, at least two, the method that trained it; its networks are called "m<place>_<network>".
         names: of each model the method's own name of it.
-        target: what the answer to a case is, as the models' task says; it decides what is averaged (``together``).
+        target: what the answer to a case is, as the models' task says, and of overlapping regions "labels"
+            (``averaged_as``); it decides what is averaged (``together``).
     """
 
     members: tuple[Method | Mapping[str, JsonValue], ...]
@@ -85,6 +86,7 @@ def averaged(
 
     Args:
         members: deployed name to method, the method's own name of the model, and the networks it predicts with.
+        target: ``averaged_as`` of their task's spec.
     """
     method = Averaged(
         members=tuple(trained for trained, _, _ in members.values()),

@@ -62,8 +62,9 @@ class Regression(AnyInput):
         return Target.VALUE
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        expected = (targets.to(outputs.dtype) - self.centre) / self.spread
-        return _ERRORS[self.error](outputs[:, 0], expected)
+        """In float32 whatever the outputs are: in half precision 1007 would be 1008, and 70000 infinite."""
+        expected = (targets.float() - self.centre) / self.spread
+        return _ERRORS[self.error](outputs[:, 0].float(), expected)
 
     def decide(self, outputs: Tensor) -> Tensor:
         """N numbers, in the unit of the targets."""

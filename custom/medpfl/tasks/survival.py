@@ -94,8 +94,12 @@ class Survival(AnyInput):
             return cox(hazard, time, event)
         if len(hazard) < 2 or not bool(event.any()) or not bool(hazard.isfinite().all()):
             return hazard.sum() * 0  # NaN where an output is, as of other losses
+        # Who was last seen when an event came was at risk then. Where no two events are tied torchsurv takes for the
+        # risk set what stands behind the event, so those who were last seen must stand there: places in the order, of
+        # events the even ones, say the same as times.
+        place = 2 * torch.unique(time, return_inverse=True)[1] + (~event).long()
         with _quiet():
-            total: Tensor = neg_partial_log_likelihood(hazard, event, time, reduction="sum")
+            total: Tensor = neg_partial_log_likelihood(hazard, event, place.float(), reduction="sum")
         return total / event.sum()
 
     def decide(self, outputs: Tensor) -> Tensor:

@@ -7,7 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from medpfl.data.preparation import Spec
 from medpfl.data.target import Target
+
+
+def averaged_as(spec: Spec) -> Target:
+    """What decides how outputs for such a task are averaged: its target, and of regions that overlap, which have a
+    probability each, what labels have."""
+    return spec.target if spec.readout.exclusive else Target.LABELS
 
 
 def together(outputs: Sequence[Tensor], target: Target, weights: Tensor | None = None) -> Tensor:
@@ -19,6 +26,7 @@ def together(outputs: Sequence[Tensor], target: Target, weights: Tensor | None =
 
     Args:
         outputs: of each network, all of one shape.
+        target: ``averaged_as`` of the task's spec.
         weights: of a weighted mean, one a network, >= 0, with the sum 1; None: the plain one.
     """
     stacked = torch.stack([one.float() for one in outputs])

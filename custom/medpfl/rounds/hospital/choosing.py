@@ -30,6 +30,7 @@ from medpfl.tasks.metrics.calibration import Calibration
 from medpfl.tasks.metrics.certainty import LEAST_PATIENTS, Certainty, certainty_of
 from medpfl.tasks.metrics.operating import OperatingPoint, operating_points
 from medpfl.tasks.metrics.sheet import Sheet
+from medpfl.tasks.together import averaged_as
 
 CHOSEN = "chosen"
 """What the chosen model's files are called."""
@@ -197,5 +198,5 @@ class Holding:
         if len(members) > 1:
             if AVERAGE in members:
                 raise ConfigError(f"a method deploys a model called '{AVERAGE}', which is what their average is called")
-            method, name, networks = averaged(members, self._task.spec.target)
+            method, name, networks = averaged(members, averaged_as(self._task.spec))
             self._held[AVERAGE] = self._hold(method, name, networks, last)
