@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A federation of this machine: which processes it ends. Jobs on it are in tests/poc."""
+"""A federation of this machine: which processes it ends, and where it can run. Jobs on it are in tests/poc."""
 
 import subprocess
 import sys
@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from medpfl.core.errors import MedPFLError
+from medpfl.flare.hospitals import HospitalFederation
 from medpfl.flare.poc import Federation
+
+ROOT = Path(__file__).resolve().parents[2]
 
 Started = list[subprocess.Popen[bytes]]
 
@@ -48,3 +52,11 @@ def test_only_flares_processes_of_the_workspace_are_ended(tmp_path: Path, starte
     federation._stop()
     assert ours.poll() is not None
     assert [process.poll() for process in bystanders] == [None, None, None]
+
+
+@pytest.mark.parametrize("name", ["two words", "O'Brien", "run#2"])
+def test_a_workspace_in_which_flare_starts_nothing(tmp_path: Path, name: str) -> None:
+    """Its scripts' and its job processes' commands would be cut in two there, and the federation waited in vain."""
+    with pytest.raises(MedPFLError, match="a space, a quote, '#' or a backslash is in the path; name another"):
+        HospitalFederation(ROOT / "poc" / "project.yml", tmp_path, ["hospital-a"], workspace=tmp_path / name)
+    assert not (tmp_path / name).exists()

@@ -23,6 +23,7 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from medpfl.core.errors import MedPFLError
 from medpfl.flare.home import ENVIRONMENT_VARIABLE as HOME_VARIABLE
+from medpfl.flare.kits import awkward
 
 START_TIMEOUT = 90  # seconds until server and hospitals must be connected
 LOST = (NoConnection, SessionClosed, InternalError)  # what FLARE raises where the server is gone
@@ -53,6 +54,8 @@ class LocalFederation(ABC):
     ):
         self.sites, self.classes = sites, list(classes)
         self.port = usable_port(port)
+        if why := awkward(workspace or Path(tempfile.gettempdir())):
+            raise MedPFLError(f"{why}; name another {'workspace' if workspace else 'folder in TMPDIR'}")
         self._keeps = workspace is not None
         self.workspace = _empty_folder(workspace) if workspace else Path(tempfile.mkdtemp(prefix="medpfl-poc-"))
         self.relays: dict[str, int] = {}
