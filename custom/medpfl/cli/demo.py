@@ -2,6 +2,7 @@
 """The verb ``medpfl demo``."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,18 @@ app = typer.Typer(no_args_is_help=True, help="Write demo hospitals: their site f
 FolderArgument = Annotated[Path, typer.Argument(help="Folder to write into.")]
 
 
+def _write(folder: Path, write: Callable[[], list[str]]) -> None:
+    """Write the hospitals and say who they are.
+
+    Raises:
+        MedPFLError: the folder cannot be written, or as ``write``.
+    """
+    try:
+        console.print(f"{folder}: {', '.join(write())}")
+    except OSError as error:
+        raise MedPFLError(f"cannot write the demo data into {folder}: {error.strerror}") from error
+
+
 @app.command("phantom")
 def demo_phantom(
     folder: FolderArgument,
@@ -25,7 +38,7 @@ def demo_phantom(
     from medpfl.demo.phantom import write_phantoms, write_two_channels
 
     write = write_two_channels if channels else write_phantoms
-    console.print(f"{folder}: {', '.join(write(folder, seed))}")
+    _write(folder, lambda: write(folder, seed))
 
 
 @app.command("heart")
@@ -39,7 +52,7 @@ def demo_heart(
 
     if split not in SPLITS:
         raise MedPFLError(f"--split must be {' or '.join(SPLITS)}, got '{split}'")
-    console.print(f"{folder}: {', '.join(write_heart(folder, data, split))}")
+    _write(folder, lambda: write_heart(folder, data, split))
 
 
 @app.command("skin")
@@ -62,8 +75,7 @@ def demo_skin(
     if size != "original" and lengths is None:
         raise MedPFLError(f"--size must be WIDTHxHEIGHT, such as 64x48, or original; got '{size}'")
     pixels = (int(lengths[1]), int(lengths[2])) if lengths else None
-    written = write_skin(folder, data, hospitals, pixels, fold, parts, images, public)
-    console.print(f"{folder}: {', '.join(written)}")
+    _write(folder, lambda: write_skin(folder, data, hospitals, pixels, fold, parts, images, public))
 
 
 @app.command("skin-imbalance")
@@ -77,7 +89,7 @@ def demo_skin_imbalance(
     """Five simulated hospitals of 300 images of HAM10000 with unlike shares of malignant lesions."""
     from medpfl.demo.skin_imbalance import write_imbalance
 
-    console.print(f"{folder}: {', '.join(write_imbalance(folder, data, delta))}")
+    _write(folder, lambda: write_imbalance(folder, data, delta))
 
 
 @app.command("patterns")
@@ -89,7 +101,7 @@ def demo_patterns(
     """Six hospitals with generated images (.npz) that differ in one chosen way."""
     from medpfl.demo.patterns import write_patterns
 
-    console.print(f"{folder}: {', '.join(write_patterns(folder, kind, seed))}")
+    _write(folder, lambda: write_patterns(folder, kind, seed))
 
 
 @app.command("organc")
@@ -102,7 +114,7 @@ def demo_organc(
     """The 20 clients of FedAP's Table 4 (OrganCMNIST of MedMNIST v2); another file than the protocol's is refused."""
     from medpfl.demo.organc import MD5, write_organc
 
-    console.print(f"{folder}: {', '.join(write_organc(folder, data, lists, md5 or MD5))}")
+    _write(folder, lambda: write_organc(folder, data, lists, md5 or MD5))
 
 
 @app.command("hippocampus")
@@ -116,7 +128,7 @@ def demo_hippocampus(
     """MR volumes of the hippocampus from three sources (Medical Segmentation Decathlon), for 3-D segmentation."""
     from medpfl.demo.hippocampus import write_hippocampus
 
-    console.print(f"{folder}: {', '.join(write_hippocampus(folder, data, hospitals))}")
+    _write(folder, lambda: write_hippocampus(folder, data, hospitals))
 
 
 @app.command("har")
@@ -128,4 +140,4 @@ def demo_har(
     """UCI HAR, one hospital for each subject; no sample of a signal is in two splits."""
     from medpfl.demo.har import write_har
 
-    console.print(f"{folder}: {', '.join(write_har(folder, data, hospitals))}")
+    _write(folder, lambda: write_har(folder, data, hospitals))

@@ -25,6 +25,7 @@ def fingerprint(
     """Median shape and spacing of a hospital's training volumes, for 'medpfl plan': six entries, nothing of a case."""
     from medpfl.data.site_file import load_site_file
     from medpfl.data.volumes.declare import Volumes
+    from medpfl.deployed.evaluate import write_text
     from medpfl.rounds.hospital.policy import check_statistic
 
     site = load_site_file(site_file)
@@ -38,7 +39,7 @@ def fingerprint(
     elif output.exists():
         raise SiteFileError(f"{output} is there already and is not overwritten; name another with -o")
     else:
-        output.write_text(text + "\n", encoding="utf-8")
+        write_text(output, text + "\n")
         say(f"wrote {output}")
 
 
@@ -67,6 +68,8 @@ def _read(path: Path) -> "Fingerprint":
         return Fingerprint.model_validate_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: it is no text; expected a file of 'medpfl fingerprint'") from error
     except ValidationError as error:
         problem = error.errors()[0]
         place = ".".join(map(str, problem["loc"])) or "the file"

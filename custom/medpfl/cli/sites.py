@@ -50,6 +50,7 @@ def schema_(
     from medpfl.core.errors import SiteFileError
     from medpfl.data.schema import schema_of
     from medpfl.data.site_file import load_site_file
+    from medpfl.deployed.evaluate import write_text
 
     declared = load_site_file(site_file).datasets
     if dataset is None and len(declared) > 1:
@@ -63,7 +64,7 @@ def schema_(
         return
     if output.exists():
         raise SiteFileError(f"{output} is there already and is not overwritten; name another with -o")
-    output.write_text(text, encoding="utf-8")
+    write_text(output, text)
     say(f"wrote {output}")
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evaluate a model at a hospital, and keep it there with a card that says what it is."""
 
+import contextlib
 import csv
 import dataclasses
 import io
@@ -200,5 +201,6 @@ def write_text(path: Path, text: str, private: bool = False) -> None:
             file.write(text)
         os.replace(temporary, path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # where a file lies in the folder's place
+            temporary.unlink(missing_ok=True)
         raise MedPFLError(f"cannot write {path}: {error.strerror}") from error
