@@ -15,6 +15,8 @@ from commands import refusal
 from medpfl.bundle import find_bundle, manifest
 from medpfl.cli import app
 from medpfl.flare.allow import component_classes
+from medpfl.job import write_job
+from small_jobs import small_job, write_table_sites
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -84,6 +86,45 @@ def test_site_allow_keeps_no_class_that_was_not_asked_for(tmp_path: Path) -> Non
 )
 def test_one_sentence(capfd: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
     assert words in refusal(capfd, *arguments)
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ["schema", "{site}", "-o"],
+        ["fingerprint", "{site}", "-o"],
+        ["demo", "patterns"],
+        ["report", "{results}", "--tensorboard"],
+    ],
+    ids=lambda verb: verb[0],
+)
+def test_what_cannot_be_written_is_one_sentence(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, verb: list[str]
+) -> None:
+    """A file lies where the folder would be."""
+    (tmp_path / "file").write_text("")
+    here = {"site": str(tmp_path / "sites" / "hospital-a.yaml"), "results": str(tmp_path / "results")}
+    if verb[0] == "fingerprint":
+        medpfl("demo", "phantom", str(tmp_path / "sites"))
+    else:
+        write_table_sites(tmp_path / "sites", ["hospital-a", "hospital-b"])
+    if verb[0] == "report":
+        written = write_job(small_job(1), tmp_path / "job")
+        medpfl("simulate", str(written), "--sites", str(tmp_path / "sites"), "--results", here["results"])
+    arguments = [*(part.format(**here) for part in verb), str(tmp_path / "file" / "x")]
+    assert "cannot write " in refusal(capfd, *arguments)
+
+
+def test_a_port_that_no_machine_has() -> None:
+    for verb in ("run", "hospitals"):
+        assert "65535" in CliRunner().invoke(app, ["poc", verb, "--port", "99999"]).output
+
+
+def test_a_fingerprint_that_is_no_text(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_bytes(b"\xff\xfe")
+    assert "it is no text; expected a file of 'medpfl fingerprint'" in refusal(
+        capfd, "plan", "organ", str(tmp_path / "x.json")
+    )
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import yaml
 from medpfl.cli import main
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.flare.allow import CODE_RIGHT, READ_RIGHT, allow, forbid_code, roles_with
+from medpfl.flare.doctor import examine
 from medpfl.flare.hospitals import check_named, localised, settle
 from medpfl.flare.kits import read_kit
 from medpfl.flare.provision import MUTUAL_TLS, Provisioned, provision, read_project
@@ -51,6 +53,18 @@ def test_nothing_is_readable_by_others(made: Provisioned) -> None:
     for path in (place, *place.rglob("*")):
         assert path.stat().st_mode & 0o077 == 0, path
     assert "root_pri_key" in (made.state / "cert.json").read_text()
+
+
+@pytest.mark.slow
+def test_a_kit_in_a_folder_where_flare_starts_nothing(made: Provisioned, tmp_path: Path) -> None:
+    """start.sh and the commands of job processes name the kit's folder without quotes."""
+    name = "hospital-a"
+    for folder, found in ((tmp_path / "kränze", []), (tmp_path / "my kit", ["place"])):
+        shutil.copytree(made.folder / name, folder / name)
+        said = [finding for finding in examine(folder / name) if finding.check == "place"]
+        assert [
+            finding.check for finding in said if finding.status == "problem" and "move the kit" in finding.mend
+        ] == found
 
 
 @pytest.mark.slow

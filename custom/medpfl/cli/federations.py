@@ -35,7 +35,7 @@ SitesOption = Annotated[
 ]
 KeepOption = Annotated[bool, typer.Option("--keep", help="Leave the federation up afterwards, until Ctrl-C.")]
 ResultsOption = Annotated[Path, typer.Option(help="Folder for results.")]
-PortOption = Annotated[int | None, typer.Option(help="The server's port (default: a free one).")]
+PortOption = Annotated[int | None, typer.Option(help="The server's port (default: a free one).", min=1, max=65535)]
 ProjectOption = Annotated[Path | None, typer.Option(help="FLARE project file (default: the bundle's example).")]
 TimeoutOption = Annotated[float, typer.Option(help="Seconds a job may take.")]
 

@@ -69,7 +69,7 @@ def _read(path: Path) -> "Fingerprint":
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: no text; expected a file of 'medpfl fingerprint'") from error
+        raise ConfigError(f"{path}: it is no text; expected a file of 'medpfl fingerprint'") from error
     except ValidationError as error:
         problem = error.errors()[0]
         place = ".".join(map(str, problem["loc"])) or "the file"

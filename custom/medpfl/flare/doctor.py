@@ -30,7 +30,7 @@ from medpfl.flare.home import ENVIRONMENT_VARIABLE as HOME_VARIABLE
 from medpfl.flare.home import IN_THE_KIT, named_home
 from medpfl.flare.identity import check_identity, check_server
 from medpfl.flare.kit_files import Json, Privacy, Resources, local_file, read_file
-from medpfl.flare.kits import DEFAULT_STORAGE, Kit, read_kit, storage_of
+from medpfl.flare.kits import DEFAULT_STORAGE, Kit, awkward, read_kit, storage_of
 from medpfl.flare.supervision import RESTARTS, unsupervised
 
 PYTHONS = ((3, 11), (3, 12), (3, 13))
@@ -56,6 +56,8 @@ def examine(folder: Path) -> Iterator[Finding]:
         yield note("kit", "a relay passes messages on: it needs no site file and no allow list")
     if kit.role == "admin":
         yield note("kit", "it is a person's kit for the admin console: it needs no site file and no allow list")
+    if why := awkward(kit.folder):
+        yield problem("place", why, "move the kit to a folder without them; then, of a server, medpfl site allow KIT")
     yield from _versions(kit)
     yield from _machine(kit)
     yield from _permissions(kit)

@@ -23,6 +23,7 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from medpfl.core.errors import MedPFLError
 from medpfl.flare.home import ENVIRONMENT_VARIABLE as HOME_VARIABLE
+from medpfl.flare.kits import awkward
 
 START_TIMEOUT = 90  # seconds until server and hospitals must be connected
 LOST = (NoConnection, SessionClosed, InternalError)  # what FLARE raises where the server is gone
@@ -53,6 +54,8 @@ class LocalFederation(ABC):
     ):
         self.sites, self.classes = sites, list(classes)
         self.port = usable_port(port)
+        if why := awkward(workspace or Path(tempfile.gettempdir())):
+            raise MedPFLError(f"{why}; name another {'workspace' if workspace else 'folder in TMPDIR'}")
         self._keeps = workspace is not None
         self.workspace = _empty_folder(workspace) if workspace else Path(tempfile.mkdtemp(prefix="medpfl-poc-"))
         self.relays: dict[str, int] = {}
@@ -266,11 +269,14 @@ class LocalFederation(ABC):
     # -- taking down --------------------------------------------------------------------------------------------------
 
     def _members(self) -> list[psutil.Process]:
-        """Every process of this federation that still runs: of a session it began, or naming its workspace."""
+        """Every process of this federation that still runs: of a session it began, or FLARE's with a folder in its
+        workspace. Who else names the workspace (the command that began us, a pager in a log) is none of it."""
         begun = {process.pid for process in self._processes}  # each leads a session of its own
         found = []
         for process in psutil.process_iter(["cmdline", "status"]):
-            named = any(str(self.workspace) in part for part in process.info["cmdline"] or [])
+            parts = process.info["cmdline"] or []
+            flares = any(part.startswith("nvflare.") for part in parts)  # its modules, after -m
+            named = flares and any(f"{self.workspace}{os.sep}" in part for part in parts)
             ours = named or _session_of(process.pid) in begun
             if ours and process.pid != os.getpid() and process.info["status"] != psutil.STATUS_ZOMBIE:
                 found.append(process)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A FLARE startup kit on disk: whose it is, where its server is, and the files in ``local/`` that a site may change."""
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -131,6 +132,20 @@ def _address(file: Path, text: str) -> tuple[str, int]:
     if not port.isdigit():
         raise MedPFLError(f"{file} is not what FLARE 2.9 writes: expected an address with a port, got '{text}'")
     return host, int(port)
+
+
+def awkward(folder: Path) -> str | None:
+    """Why nothing can run from this folder; None: it can.
+
+    FLARE's scripts name their folder without quotes, and the command that starts a job is cut into words as a shell
+    does.
+    """
+    path = str(folder.resolve())
+    try:
+        whole = shlex.split(path, comments=True) == [path]
+    except ValueError:  # a quote that does not end
+        whole = False
+    return None if whole else f"FLARE starts nothing in '{path}': a space, a quote, '#' or a backslash is in the path"
 
 
 def write_hospitals(kit: Path, names: Sequence[str]) -> None:

@@ -95,9 +95,12 @@ def write_tensorboard(results: Path, folder: Path) -> None:
     """A finished results folder's numbers as event files below ``folder``.
 
     Raises:
-        MedPFLError: as ``read_lines`` and ``EventFiles``.
+        MedPFLError: as ``read_lines`` and ``EventFiles``; or the folder cannot be written.
     """
     lines = read_lines(results)
     files = EventFiles(folder)
-    files.write(lines)
-    files.close()
+    try:
+        files.write(lines)
+        files.close()
+    except OSError as error:
+        raise MedPFLError(f"cannot write {folder}: {error.strerror}") from error

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A federation of this machine: which processes it ends, and where it can run. Jobs on it are in tests/poc."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from medpfl.core.errors import MedPFLError
+from medpfl.flare.hospitals import HospitalFederation
+from medpfl.flare.poc import Federation
+
+ROOT = Path(__file__).resolve().parents[2]
+
+Started = list[subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def started() -> Iterator[Started]:
+    """Processes that the test begins, none of them in the federation's own sessions."""
+    processes: Started = []
+    yield processes
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def begin(started: Started, *arguments: str) -> subprocess.Popen[bytes]:
+    """A process with these arguments that does nothing until it is ended."""
+    command = [sys.executable, "-c", "print(flush=True); import time; time.sleep(60)", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    started.append(process)
+    assert process.stdout is not None and process.stdout.readline() == b"\n"
+    return process
+
+
+def test_only_flares_processes_of_the_workspace_are_ended(tmp_path: Path, started: Started) -> None:
+    """``timeout 600 medpfl poc hospitals --workspace w`` was ended by what it had begun, and so were a pager in
+    ``w/server.console`` and the federation in ``w2``."""
+    federation = Federation(tmp_path, ["hospital-a"])
+    federation.workspace.rmdir()
+    federation.workspace = tmp_path / "w"
+    worker = "nvflare.private.fed.app.client.worker_process"
+    bystanders = [
+        begin(started, "poc", "hospitals", "--workspace", str(tmp_path / "w")),
+        begin(started, str(tmp_path / "w" / "server.console")),
+        begin(started, "-m", worker, "-m", str(tmp_path / "w2" / "hospital-a" / "kit")),
+    ]
+    ours = begin(started, "-m", worker, "-m", str(tmp_path / "w" / "hospital-a" / "kit"))
+    federation._stop()
+    assert ours.poll() is not None
+    assert [process.poll() for process in bystanders] == [None, None, None]
+
+
+@pytest.mark.parametrize("name", ["two words", "O'Brien", "run#2"])
+def test_a_workspace_in_which_flare_starts_nothing(tmp_path: Path, name: str) -> None:
+    """Its scripts' and its job processes' commands would be cut in two there, and the federation waited in vain."""
+    with pytest.raises(MedPFLError, match="a space, a quote, '#' or a backslash is in the path; name another"):
+        HospitalFederation(ROOT / "poc" / "project.yml", tmp_path, ["hospital-a"], workspace=tmp_path / name)
+    assert not (tmp_path / name).exists()
