@@ -11,11 +11,13 @@ import yaml
 
 from medpfl.cli import main
 from medpfl.core.errors import ConfigError, MedPFLError
+from medpfl.data.site_file import load_site_file
 from medpfl.flare.allow import CODE_RIGHT, READ_RIGHT, allow, forbid_code, roles_with
 from medpfl.flare.doctor import examine
 from medpfl.flare.hospitals import check_named, localised, settle
 from medpfl.flare.kits import read_kit
 from medpfl.flare.provision import MUTUAL_TLS, Provisioned, provision, read_project
+from small_jobs import write_table_sites
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = ROOT / "poc" / "project.yml"
@@ -250,6 +252,18 @@ def test_patterns_and_nested_paths_move_with_their_folder(tmp_path: Path) -> Non
         found = yaml.safe_load(settle(tmp_path / "all", "a", data, tmp_path / "local").read_text())["datasets"]["x"]
         assert found["files"] == [f"{root}/pictures/{{dx}}/*.png"] and found["masks"]["files"] == f"{root}/masks/*.png"
         assert found["table"]["file"] == f"{root}/t.csv" and (root / "pictures" / "nv" / "1.png").is_file()
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_site_file_s_key_is_found_from_the_kit(tmp_path: Path, copied: bool) -> None:
+    """It is named relative to the site file, which lies in another folder now."""
+    (tmp_path / "all").mkdir()
+    site = write_table_sites(tmp_path / "all", ["a"])["a"]
+    site.write_text(site.read_text() + "keys: hospitals.key\n")
+    (tmp_path / "all" / "hospitals.key").write_text("secret")
+    (tmp_path / "local").mkdir()
+    file = settle(tmp_path / "all", "a", tmp_path / "data" if copied else None, tmp_path / "local")
+    assert load_site_file(file).key_file().read_text() == "secret"
 
 
 def test_what_is_no_kit(tmp_path: Path) -> None:

@@ -97,6 +97,7 @@ def poc_hospitals(
 ) -> None:
     """Run a job with provisioned hospitals on this machine: startup kits, mutual TLS, a folder for each hospital."""
     from medpfl.bundle import find_bundle, find_job
+    from medpfl.data.site_file import load_site_file
     from medpfl.flare.hospitals import HospitalFederation, check_named
     from medpfl.flare.running import check_writable, hospitals_of, keep_up, run_job
     from medpfl.job import load_job
@@ -105,6 +106,8 @@ def poc_hospitals(
     job = load_job(folder)
     check_writable(results)
     site_files, hospitals = hospitals_of(job, sites)
+    for site in hospitals:  # their paths are written anew into each kit
+        load_site_file(site_files, site)
     if project is not None:
         check_named(project, hospitals)
     project = project or find_bundle() / "poc" / "project.yml"
