@@ -281,7 +281,7 @@ def test_the_command_says_who_gets_what(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def made(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["medpfl", "provision", "-o", str(tmp_path), *arguments])
+        monkeypatch.setattr("sys.argv", ["medpfl", "provision", "-o", str(tmp_path / "our kits"), *arguments])
         with pytest.raises(SystemExit) as ended:
             main()
         return (int(str(ended.value.code)), *capfd.readouterr())
@@ -291,5 +291,6 @@ def test_the_command_says_who_gets_what(
     assert "the same as before: kits handed out earlier stay valid" in said[1] and "prod_01" in said[1]
     for words in ("hospital-d", "lead@hospital-a.example.org", "gpg --symmetric", "preflight check", ": passed"):
         assert words in said[0], words
+    assert f"tar -cz -C '{tmp_path}/our kits/medpfl/prod_00' KIT" in said[0]  # as it can be pasted into a shell
     code, _, error = made("--project", str(tmp_path / "no"))
     assert code == 1 and error.startswith("medpfl: cannot read the project file")
