@@ -2,6 +2,7 @@
 """Kits from FLARE's own provisioning: root certificate kept, private for their owner, storage off /tmp."""
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -264,6 +265,24 @@ def test_a_site_file_s_key_is_found_from_the_kit(tmp_path: Path, copied: bool) -
     (tmp_path / "local").mkdir()
     file = settle(tmp_path / "all", "a", tmp_path / "data" if copied else None, tmp_path / "local")
     assert load_site_file(file).key_file().read_text() == "secret"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another account for a while")
+def test_another_account_s_kit(tmp_path: Path) -> None:
+    """Kits are their owner's alone (mode 700): whoever else tries a command there is told so."""
+    kit = tmp_path / "kit"
+    for name in ("startup", "local"):
+        (kit / name).mkdir(parents=True)
+    kit.chmod(0o700)
+    os.seteuid(12345)
+    try:
+        for act in (read_kit, allow, forbid_code):
+            with pytest.raises(
+                MedPFLError, match=r"this account may not read .*: use the account that the kit belongs"
+            ):
+                act(kit)
+    finally:
+        os.seteuid(0)
 
 
 def test_what_is_no_kit(tmp_path: Path) -> None:
