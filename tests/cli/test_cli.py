@@ -115,6 +115,17 @@ def test_what_cannot_be_written_is_one_sentence(
     assert "cannot write " in refusal(capfd, *arguments)
 
 
+def test_provisioned_hospitals_with_a_broken_site_file(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Said before anything is started."""
+    files = write_table_sites(tmp_path / "sites", ["hospital-a", "hospital-b"])
+    files["hospital-b"].write_text("datasets: none")
+    job = write_job(small_job(1), tmp_path / "job")
+    said = refusal(
+        capfd, "poc", "hospitals", str(job), "--sites", str(tmp_path / "sites"), "--results", str(tmp_path / "results")
+    )
+    assert "hospital-b.yaml" in said and "datasets" in said
+
+
 def test_a_port_that_no_machine_has() -> None:
     for verb in ("run", "hospitals"):
         assert "65535" in CliRunner().invoke(app, ["poc", verb, "--port", "99999"]).output

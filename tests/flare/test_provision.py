@@ -2,6 +2,7 @@
 """Kits from FLARE's own provisioning: root certificate kept, private for their owner, storage off /tmp."""
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -11,11 +12,13 @@ import yaml
 
 from medpfl.cli import main
 from medpfl.core.errors import ConfigError, MedPFLError
+from medpfl.data.site_file import load_site_file
 from medpfl.flare.allow import CODE_RIGHT, READ_RIGHT, allow, forbid_code, roles_with
 from medpfl.flare.doctor import examine
 from medpfl.flare.hospitals import check_named, localised, settle
 from medpfl.flare.kits import read_kit
 from medpfl.flare.provision import MUTUAL_TLS, Provisioned, provision, read_project
+from small_jobs import write_table_sites
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = ROOT / "poc" / "project.yml"
@@ -252,6 +255,36 @@ def test_patterns_and_nested_paths_move_with_their_folder(tmp_path: Path) -> Non
         assert found["table"]["file"] == f"{root}/t.csv" and (root / "pictures" / "nv" / "1.png").is_file()
 
 
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_site_file_s_key_is_found_from_the_kit(tmp_path: Path, copied: bool) -> None:
+    """It is named relative to the site file, which lies in another folder now."""
+    (tmp_path / "all").mkdir()
+    site = write_table_sites(tmp_path / "all", ["a"])["a"]
+    site.write_text(site.read_text() + "keys: hospitals.key\n")
+    (tmp_path / "all" / "hospitals.key").write_text("secret")
+    (tmp_path / "local").mkdir()
+    file = settle(tmp_path / "all", "a", tmp_path / "data" if copied else None, tmp_path / "local")
+    assert load_site_file(file).key_file().read_text() == "secret"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another account for a while")
+def test_another_account_s_kit(tmp_path: Path) -> None:
+    """Kits are their owner's alone (mode 700): whoever else tries a command there is told so."""
+    kit = tmp_path / "kit"
+    for name in ("startup", "local"):
+        (kit / name).mkdir(parents=True)
+    kit.chmod(0o700)
+    os.seteuid(12345)
+    try:
+        for act in (read_kit, allow, forbid_code):
+            with pytest.raises(
+                MedPFLError, match=r"this account may not read .*: use the account that the kit belongs"
+            ):
+                act(kit)
+    finally:
+        os.seteuid(0)
+
+
 def test_what_is_no_kit(tmp_path: Path) -> None:
     with pytest.raises(MedPFLError, match="is not a startup kit"):
         read_kit(tmp_path)
@@ -267,7 +300,7 @@ def test_the_command_says_who_gets_what(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def made(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["medpfl", "provision", "-o", str(tmp_path), *arguments])
+        monkeypatch.setattr("sys.argv", ["medpfl", "provision", "-o", str(tmp_path / "our kits"), *arguments])
         with pytest.raises(SystemExit) as ended:
             main()
         return (int(str(ended.value.code)), *capfd.readouterr())
@@ -277,5 +310,6 @@ def test_the_command_says_who_gets_what(
     assert "the same as before: kits handed out earlier stay valid" in said[1] and "prod_01" in said[1]
     for words in ("hospital-d", "lead@hospital-a.example.org", "gpg --symmetric", "preflight check", ": passed"):
         assert words in said[0], words
+    assert f"tar -cz -C '{tmp_path}/our kits/medpfl/prod_00' KIT" in said[0]  # as it can be pasted into a shell
     code, _, error = made("--project", str(tmp_path / "no"))
     assert code == 1 and error.startswith("medpfl: cannot read the project file")

@@ -22,7 +22,7 @@ from medpfl import (
     Settings,
     Tabular,
 )  # fmt: skip
-from medpfl.core.errors import ConfigError
+from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.core.mixers import NetworkProx, ServerAdam
 from medpfl.flare.allow import component_classes
 from medpfl.flare.recipes import Recipe
@@ -126,6 +126,20 @@ def test_an_export_replaces_itself_and_nothing_else(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is there already and is no job of this name"):
         first.export(str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == [first.name]
+
+
+def test_what_a_recipe_refuses_is_an_error_of_medpfl(tmp_path: Path) -> None:
+    def recipe(name: str = "organ", min_clients: int = 2) -> Recipe:
+        method, task = FedSM(steps=1, lr=0.1), Tabular(dataset="x")
+        return MedPFLRecipe(method=method, task=task, settings=SHORT, name=name, min_clients=min_clients)
+
+    with pytest.raises(ConfigError, match=r"'name' must be letters, digits, .* got 'our organ'"):
+        recipe(name="our organ")
+    with pytest.raises(ConfigError, match="'min_clients' must be a whole number above 0, got 0"):
+        recipe(min_clients=0)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MedPFLError, match=r"cannot write .*file/jobs/organ: "):
+        recipe().export(str(tmp_path / "file" / "jobs"))
 
 
 def test_where_flare_makes_the_sites_the_job_brings_its_code(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verbs for federations: on this machine, and the startup kits of real ones."""
 
+import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -97,6 +98,7 @@ def poc_hospitals(
 ) -> None:
     """Run a job with provisioned hospitals on this machine: startup kits, mutual TLS, a folder for each hospital."""
     from medpfl.bundle import find_bundle, find_job
+    from medpfl.data.site_file import load_site_file
     from medpfl.flare.hospitals import HospitalFederation, check_named
     from medpfl.flare.running import check_writable, hospitals_of, keep_up, run_job
     from medpfl.job import load_job
@@ -105,6 +107,8 @@ def poc_hospitals(
     job = load_job(folder)
     check_writable(results)
     site_files, hospitals = hospitals_of(job, sites)
+    for site in hospitals:  # their paths are written anew into each kit
+        load_site_file(site_files, site)
     if project is not None:
         check_named(project, hospitals)
     project = project or find_bundle() / "poc" / "project.yml"
@@ -156,7 +160,7 @@ def _tell(made: "Provisioned") -> None:
         f"Root certificate ({kept}), valid until {made.root.not_valid_after_utc.date()}, SHA-256:",
         f"  {made.fingerprint}",
         "A kit holds a private key. Hand each over to its person only, encrypted, for example with",
-        f"  tar -cz -C {made.folder} KIT | gpg --symmetric -o KIT.tgz.gpg",
+        f"  tar -cz -C {shlex.quote(str(made.folder))} KIT | gpg --symmetric -o KIT.tgz.gpg",
         "and tell the passphrase and the SHA-256 by telephone; 'medpfl site doctor KIT' shows it to them.",
         f"Keep {made.state} in a safe: it holds the root's private key; who has it can join as anybody.",
         "Then (docs/roles/hospital-it.md, docs/roles/lead.md), with the same version of MedPFL installed everywhere:",

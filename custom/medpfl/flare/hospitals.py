@@ -172,6 +172,8 @@ def settle(site_files: Path, site: str, data: Path | None, local: Path) -> Path:
     content["datasets"] = map_paths(content["datasets"], own)
     if "checkpoints" in content:
         content["checkpoints"] = {name: own(text) for name, text in content["checkpoints"].items()}
+    if "keys" in content:  # it is its owner's alone, and stays where it is
+        content["keys"] = str(site_files / content["keys"])
     file.write_text(yaml.safe_dump(content, sort_keys=False))
     return file
 

@@ -254,12 +254,28 @@ def write_file(file: Path, content: FlareFile) -> None:
         raise MedPFLError(f"cannot write {file}: {error.strerror}") from error
 
 
+def check_entered(folder: Path) -> None:
+    """A kit is its owner's alone, and ``Path.exists`` raises where it may not look.
+
+    Raises:
+        MedPFLError: this account may not look into the kit.
+    """
+    for place in (folder, folder / "startup", folder / "local"):
+        try:
+            os.listdir(place)
+        except PermissionError as error:
+            raise MedPFLError(f"this account may not read {place}: use the account that the kit belongs to") from error
+        except OSError:  # said where it is missed
+            continue
+
+
 def local_file(folder: Path, name: str, kind: type[Found]) -> Found:
     """The site's own ``local/<name>`` or, while it has none, FLARE's ``<name>.default``.
 
     Raises:
         MedPFLError: there is neither, or it cannot be read.
     """
+    check_entered(folder)
     own = folder / "local" / name
     file = own if own.exists() else own.with_name(f"{name}.default")
     if not file.exists():

@@ -20,6 +20,7 @@ from medpfl.flare.kit_files import (
     RelayStartup,
     Resources,
     ServerStartup,
+    check_entered,
     read_file,
     write_file,
 )
@@ -72,6 +73,7 @@ def read_kit(folder: Path) -> Kit:
     Raises:
         MedPFLError: the folder is no startup kit, or its configuration cannot be read.
     """
+    check_entered(folder)
     startup = folder / "startup"
     found = [name for name in _READERS if (startup / name).is_file()]
     if len(found) != 1:

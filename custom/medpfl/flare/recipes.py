@@ -20,12 +20,13 @@ from nvflare.job_config.fed_job_config import FedJobConfig
 from nvflare.recipe import PocEnv, SimEnv
 from nvflare.recipe.spec import ExecEnv, Recipe
 
-from medpfl.core.errors import ConfigError
+from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.core.mixers import Mixer
 from medpfl.flare.pack import pack
 from medpfl.flare.receivers import tracker_for
 from medpfl.job import Job, write_job
 from medpfl.job.codecs import Codecs
+from medpfl.job.declared import meta_of
 from medpfl.job.settings import Settings
 from medpfl.methods.contract import Method
 from medpfl.methods.cusfl import CusFL
@@ -62,7 +63,10 @@ class _Config(FedJobConfig):
             if self.packed:
                 made = pack(made, Path(scratch) / "packed")
             shutil.rmtree(target, ignore_errors=True)
-            shutil.copytree(made, target)
+            try:
+                shutil.copytree(made, target)
+            except OSError as error:
+                raise MedPFLError(f"cannot write {target}: {error.strerror or error}") from error
 
 
 class _FedJob(FedJob):
@@ -108,7 +112,7 @@ class MedPFLRecipe(Recipe, Generic[M]):
         trackers: are told at the server of every round's end and the job's (``medpfl.results.callbacks``).
 
     Raises:
-        ConfigError: the method is not the recipe's, or what is given does not fit together.
+        ConfigError: the method is not the recipe's, the name cannot be a job's, or what is given does not fit together.
     """
 
     takes: ClassVar[type[Method]] = Method  # type: ignore[type-abstract]  # it is only asked for instances
@@ -127,6 +131,8 @@ class MedPFLRecipe(Recipe, Generic[M]):
     ):
         if not isinstance(method, self.takes):
             raise ConfigError(f"{type(self).__name__} takes {self.takes.__name__}, got {type(method).__name__}")
+        # As the job's meta.json will be read; FLARE would raise a ValueError.
+        meta_of({"name": name, "min_clients": min_clients, "deploy_map": {"app": [ALL_SITES]}})
         made = Job(name, min_clients, settings, dict(components or {}), method, task, codecs, tuple(trackers))
         super().__init__(_FedJob(made))
 

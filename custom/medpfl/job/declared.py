@@ -94,8 +94,16 @@ def meta_of(content: Object) -> Meta:
     min_clients = content["min_clients"]
     if not isinstance(min_clients, int) or isinstance(min_clients, bool) or min_clients < 1:
         raise ConfigError(f"{where}: 'min_clients' must be a whole number above 0, got {min_clients!r}")
-    if not isinstance(content.get("deploy_map"), dict) or not content["deploy_map"]:
+    deployed = content.get("deploy_map")
+    if not isinstance(deployed, dict) or not deployed:
         raise ConfigError(f'{where}: \'deploy_map\' is missing or empty; expected {{"app": ["@ALL"]}}')
+    if "app" not in deployed:  # FLARE would look for another folder than is read here
+        raise ConfigError(f"{where}: 'deploy_map' must name the folder 'app', got {', '.join(deployed)}")
+    sites = content.get("mandatory_clients", [])
+    if not isinstance(sites, list) or not all(isinstance(site, str) for site in sites):
+        raise ConfigError(f"{where}: 'mandatory_clients' must be a list of hospitals' names, got {sites!r}")
+    if not isinstance(content.get("resource_spec", {}), dict):
+        raise ConfigError(f"{where}: 'resource_spec' must be a JSON object, got {content['resource_spec']!r}")
     return Meta(name, min_clients)
 
 
@@ -123,6 +131,9 @@ def server_of(content: Object) -> Server:
             f"{where}: server.task_request_interval must be above 0 and at most 10 seconds (0.1 is good; with FLARE's "
             f"own 2 seconds a job starts and ends later), got {interval!r}"
         )
+    patience = server.get("heart_beat_timeout", 600)
+    if not isinstance(patience, (int, float)) or isinstance(patience, bool) or not patience > 0:
+        raise ConfigError(f"{where}: server.heart_beat_timeout must be above 0 seconds, got {patience!r}")
     workflows = content.get("workflows")
     if not isinstance(workflows, list) or len(workflows) != 1:
         raise ConfigError(f"{where}: 'workflows' must hold one entry with path {CONTROLLER}")

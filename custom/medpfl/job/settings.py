@@ -10,6 +10,8 @@ from typing import ClassVar, Literal
 from medpfl.core.checked import Checked
 from medpfl.core.errors import ConfigError
 
+_LARGEST = 2**63
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Checked):
@@ -60,6 +62,9 @@ class Settings(Checked):
         for name, least in (("rounds", 1), ("threads", 1), ("finetune", 0), ("patience", 1), ("most_samples", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"the controller's {name} must be at least {least}, got {getattr(self, name)}")
+        for name in ("rounds", "seed", "threads", "finetune", "patience", "most_samples"):
+            if not -_LARGEST <= getattr(self, name) < _LARGEST:  # numbers in messages have 64 bits
+                raise ConfigError(f"the controller's {name} must be smaller than 2^63, got {getattr(self, name)}")
         for name in ("train_timeout", "init_timeout"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"the controller's {name} must be above 0 seconds, got {getattr(self, name)}")
