@@ -22,6 +22,7 @@ from medpfl.core.errors import ConfigError
 from medpfl.data.resident import part_of
 from medpfl.data.rows import Rows
 from medpfl.data.samples import Samples, SiteData
+from medpfl.methods.as_in_training import as_in_training
 from medpfl.methods.contract import BATCH, Build, JointModel, Served, Site
 from medpfl.methods.fedsm.gamma import GAMMAS, choose_gamma, read_study
 from medpfl.methods.joint_study import Found, Point, SplitStudy, Study
@@ -169,7 +170,7 @@ class SuperModel(JointModel):
     ) -> Served:
         """The network chosen for the case, or all of an ensemble; told: who served, and how sure the selector was."""
         case = np.zeros(len(inputs), dtype=np.int64)
-        chosen, sure = self.choose(self.case_scores(models, _as_in_training(inputs, shape), case, device))
+        chosen, sure = self.choose(self.case_scores(models, as_in_training(inputs, shape), case, device))
         told: dict[str, str | float] = {"served_by": self.labels[int(chosen)], "selector": round(float(sure), 6)}
         if self.ensemble:
             together = partial(self._as_one, models, shape)
@@ -178,7 +179,7 @@ class SuperModel(JointModel):
 
     def _as_one(self, models: nn.ModuleDict, shape: Sequence[int], inputs: Tensor) -> Tensor:
         """An ensemble's outputs."""
-        return self.combine(models, inputs, _as_in_training(inputs, shape))
+        return self.combine(models, inputs, as_in_training(inputs, shape))
 
     def study(self, models: nn.ModuleDict, task: Task, data: SiteData, device: torch.device) -> Study:
         models.eval()
@@ -232,18 +233,6 @@ def weighted_sum(logits: Tensor, outputs: Tensor) -> Tensor:
     """The ensemble's output, b x ..., from the selector's logits, b x (K + 1), and all models', b x (K + 1) x ..."""
     weights = logits.float().softmax(dim=1)
     return (weights.view(*weights.shape, *[1] * (outputs.ndim - 2)) * outputs).sum(dim=1)
-
-
-def _as_in_training(inputs: Tensor, shape: Sequence[int]) -> Tensor:
-    """Slices, or a volume, cut or padded to the size that training saw: the selector averages over all it is shown."""
-    for axis, length in enumerate(shape[1:], start=2):
-        missing = max(length - inputs.shape[axis], 0)
-        if missing:
-            before = missing - missing // 2  # as ``CaseRows.centre`` has it
-            around = [0, 0] * (inputs.ndim - axis - 1) + [before, missing // 2]
-            inputs = nn.functional.pad(inputs, around)
-        inputs = inputs.narrow(axis, (inputs.shape[axis] - length) // 2, length)
-    return inputs
 
 
 def _picked(decisions: list[Tensor], network: Tensor) -> Tensor:
