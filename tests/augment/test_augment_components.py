@@ -32,6 +32,14 @@ def kinds() -> Iterator[Any]:
                 yield kind
 
 
+def test_a_stretch_divides_lengths() -> None:
+    square = torch.zeros(1, 101, 101)
+    square[:, 30:71, 30:71] = 1
+    found = [Affine(0.0, stretch=0.2, prob=1.0)(square, None, np.random.RandomState(seed))[0] for seed in range(60)]
+    lengths = [float(line.sum()) / 41 for image in found for line in (image[0, 50], image[0, :, 50])]
+    assert 1 / 1.2 - 0.03 < min(lengths) < 0.86 and 1.21 < max(lengths) < 1 / 0.8 + 0.03
+
+
 def fitting() -> list[Any]:
     """Each component with each shape that it takes."""
     found = []

@@ -13,7 +13,7 @@ from baselines import assert_resumes, begin, held, play, same, served
 from medpfl.core.mixers import Identity, Mean
 from medpfl.deployed.export import export
 from medpfl.deployed.model_file import load_deployed
-from medpfl.methods.moe import MoE, mixture
+from medpfl.methods.moe import Gate, MoE, mixture
 from tools import Make, normed, run
 
 
@@ -35,6 +35,19 @@ def test_the_mixture_is_of_probabilities(seed: int, shape: tuple[int, ...]) -> N
     sure = torch.full_like(gate, 60.0)
     torch.testing.assert_close(squash(mixture(sure, common, own)), squash(common), atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(squash(mixture(-sure, common, own)), squash(own), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("size", [(12, 16), (4, 8), (5, 10)])
+def test_the_gate_sees_slices_of_another_size_as_training_would(size: tuple[int, int]) -> None:
+    """New slices come as large as they are; in training they were cut, or padded, to 8 x 8 about their middle."""
+    gate, inputs = Gate((2, 8, 8)), torch.randn(3, 2, *size, generator=torch.Generator().manual_seed(0))
+    assert list(gate.state_dict()) == ["1.weight", "1.bias"]  # as in files of models
+    grid = torch.zeros(3, 2, 24, 24)
+    top, left = (12 - length // 2 for length in size)
+    grid[:, :, top : top + size[0], left : left + size[1]] = inputs
+    torch.testing.assert_close(gate(inputs), gate(grid[:, :, 8:16, 8:16]))
+    networks = nn.ModuleDict({"global": nn.Conv2d(2, 2, 1), "expert": nn.Conv2d(2, 2, 1), "gate": gate})
+    assert moe().predict("personal", networks, inputs).shape == (3, 2, *size)
 
 
 def test_extreme_outputs_stay_finite() -> None:

@@ -67,9 +67,10 @@ def dermoscopy(size: Lengths) -> list[Augmentation]:
     (github.com/fabioperez/skin-data-augmentation, ``full-basic`` of run-aug-scenarios.sh).
 
     Theirs: crops of 0.4 to 1 of the area, turns to 90 degrees, shear to 20 degrees, scale 0.8 to 1.2, both flips,
-    brightness, contrast and saturation 0.7 to 1.3, hue 0.1; all of them always. It differs where MONAI does: shear acts
-    along both axes; a shift of 0.6 stands for brightness, which it is at the middle of the range; channels that are
-    multiplied and shifted by themselves stand for saturation and hue.
+    brightness, contrast and saturation 0.7 to 1.3, hue 0.1; all of them always. It differs where MONAI does: lengths
+    are divided by 0.8 to 1.2, so that they become 0.83 to 1.25 times as long; shear acts along both axes; a shift of
+    0.6 stands for brightness, which it is at the middle of the range; channels that are multiplied and shifted by
+    themselves stand for saturation and hue.
     """
     return [
         Crop((0.4**0.5, 1.0)),

@@ -22,7 +22,8 @@ from medpfl.data.target import Target
 from medpfl.deployed.card import INTENDED_USE
 from medpfl.deployed.model_file import Deployed
 from medpfl.deployed.monai_images import OnWholeImages, loading, saving
-from medpfl.deployed.torchscript import inference, write_torchscript
+from medpfl.deployed.torchscript import TOLERANCE, inference, quiet, tiled, which, write_torchscript
+from medpfl.tasks.flips import flipped
 from medpfl.tasks.patches import OVERLAP
 
 IGNITE = "0.5.5"
@@ -37,7 +38,8 @@ def write_bundle(deployed: Deployed, folder: Path) -> None:
     """Write configs/, models/model.ts and docs/license.txt.
 
     Raises:
-        MedPFLError: the model segments nothing, segments volumes of several channels, or patches of images.
+        MedPFLError: the model segments nothing, segments volumes of several channels, or patches of images; or it
+            takes slices of one size alone.
     """
     spec = deployed.task.spec
     preparation = read_preparation(deployed.preparation, spec)
@@ -69,13 +71,39 @@ def write_bundle(deployed: Deployed, folder: Path) -> None:
     more = {"metadata.json": json.dumps(described)}
     model, flips = folder / "models" / "model.ts", tuple(getattr(deployed.task, "flips", ()))
     write_torchscript(deployed, model, more, flips)
+    if not of_images and not tiled(deployed.task):
+        _check_larger(deployed, model, flips)
     if of_images:
         network = OnWholeImages(torch.jit.load(str(model)), spec.plane())  # type: ignore[no-untyped-call]
         torch.jit.save(torch.jit.script(network), str(model), _extra_files=more)
-    configuration = _run(_of_images(deployed.input_shape[0]) if of_images else _of_volumes(spec))
+    configuration = _run(_of_images(deployed.input_shape[0]) if of_images else _of_volumes(spec, tiled(deployed.task)))
     for name, content in (("metadata", described), ("inference", configuration)):
         (folder / "configs" / f"{name}.json").write_text(json.dumps(content, indent=4) + "\n", encoding="utf-8")
     (folder / "docs" / "license.txt").write_text(LICENCE, encoding="utf-8")
+
+
+def _check_larger(deployed: Deployed, file: Path, flips: tuple[int, ...]) -> None:
+    """Slices come as large as they are, and what was written down is what the network did at the training's size.
+
+    Raises:
+        MedPFLError: at a larger one it gives other outputs, or none.
+    """
+    channels, *size = deployed.input_shape
+    step = deployed.task.spec.multiple
+    inputs = torch.randn(1, channels, size[0] + step, size[1] + 2 * step, generator=torch.Generator().manual_seed(0))
+    expected = flipped(deployed, inputs, flips, back=True)
+    traced = torch.jit.load(str(file), map_location="cpu")  # type: ignore[no-untyped-call]
+    try:
+        with quiet(), torch.inference_mode():
+            same = torch.allclose(traced(inputs), expected, atol=TOLERANCE * max(1.0, float(expected.abs().max())))
+    except RuntimeError:
+        same = False
+    if not same:
+        raise MedPFLError(
+            f"this model cannot be exported as a MONAI bundle: {which(deployed)}: its network, written down, takes "
+            f"slices of {' x '.join(map(str, size))} alone, and new ones have other sizes: export it as torchscript or "
+            "onnx"
+        )
 
 
 def _metadata(deployed: Deployed, of_images: bool) -> dict[str, object]:
@@ -128,7 +156,7 @@ def _of_images(channels: int) -> _Steps:
     return _Steps(loading(channels), saving(), {"_target_": "SimpleInferer"}, "*")
 
 
-def _of_volumes(spec: Spec) -> _Steps:
+def _of_volumes(spec: Spec, windows: bool) -> _Steps:
     preprocessing: list[dict[str, JsonValue]] = [
         {"_target_": "LoadImaged", "keys": "image", "reader": "NibabelReader"},
         {"_target_": "EnsureChannelFirstd", "keys": "image"},
@@ -162,7 +190,7 @@ def _of_volumes(spec: Spec) -> _Steps:
             "resample": False,
         },
     ]
-    return _Steps(preprocessing, postprocessing, _inferer(spec), "*.nii*")
+    return _Steps(preprocessing, postprocessing, _inferer(spec, windows), "*.nii*")
 
 
 def _run(steps: _Steps) -> dict[str, object]:
@@ -206,12 +234,12 @@ def _run(steps: _Steps) -> dict[str, object]:
     }
 
 
-def _inferer(spec: Spec) -> dict[str, object]:
-    """Whole slices, or windows of a volume as the task itself slides them."""
-    if spec.whole:
-        windows = {"overlap": OVERLAP, "mode": "gaussian", "sw_batch_size": 4, "progress": False}
+def _inferer(spec: Spec, windows: bool) -> dict[str, object]:
+    """Whole slices, or windows of a slice or a volume as the task itself slides them."""
+    if windows:
+        how = {"overlap": OVERLAP, "mode": "gaussian", "sw_batch_size": 4, "progress": False}
         if len(spec.size) == 2:
-            return {"_target_": "SliceInferer", "roi_size": list(spec.size), "spatial_dim": 2, **windows}
-        return {"_target_": "SlidingWindowInferer", "roi_size": list(spec.size), **windows}
+            return {"_target_": "SliceInferer", "roi_size": list(spec.size), "spatial_dim": 2, **how}
+        return {"_target_": "SlidingWindowInferer", "roi_size": list(spec.size), **how}
     whole = {"roi_size": [-1, -1], "spatial_dim": 2, "sw_batch_size": 16, "progress": False}
     return {"_target_": "SliceInferer", **whole}

@@ -63,13 +63,18 @@ def grid(deployed: Deployed) -> dict[str, object] | None:
     return found
 
 
+def tiled(task: Task) -> bool:
+    """Whether the task predicts a case window by window; one of another package says so by its spec."""
+    return bool(getattr(task, "tiled", task.spec.whole))
+
+
 def inference(deployed: Deployed) -> dict[str, object]:
     """What ``medpfl predict`` does around the network, and an export to TorchScript or ONNX does not: windows and
     flips, in numbers."""
     task = deployed.task
     spec = task.spec
     flips = list(getattr(task, "flips", ()))
-    if not spec.whole:
+    if not tiled(task):
         return {"windows": None, "flips": flips}
     windows = {"size": list(spec.size), "overlap": OVERLAP, "weights": "gaussian", "sigma_scale": 0.125, "padding": 0}
     return {"windows": windows, "flips": flips}

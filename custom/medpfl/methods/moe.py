@@ -6,6 +6,7 @@ paper states it (its Eq. 1):  y(x) = alpha(x) y_G(x) + (1 - alpha(x)) y_P(x),  a
 probabilities. G is trained as in FedAvg and P alone; the gate learns on the mixture of both, which stand still for it.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -19,7 +20,7 @@ from medpfl.data.resident import part_of
 from medpfl.data.samples import Samples
 from medpfl.data.target import Target
 from medpfl.methods.as_in_training import as_in_training
-from medpfl.methods.contract import Build, Method, Served, Site
+from medpfl.methods.contract import Build, Method, Site
 from medpfl.methods.divergence import largest
 from medpfl.privacy.contract import Cover
 
@@ -44,6 +45,20 @@ def mixture(gate: Tensor, common: Tensor, own: Tensor) -> Tensor:
     return log_mixed(common.log_softmax(dim=1), own.log_softmax(dim=1))
 
 
+class Gate(nn.Sequential):
+    """Linear in the values of an input; of a slice of another size than in training it sees what training would."""
+
+    def __init__(self, shape: Sequence[int]):
+        super().__init__(nn.Flatten(), nn.Linear(math.prod(shape), 1))
+        self._shape = tuple(shape)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if tuple(inputs.shape[1:]) != self._shape:
+            inputs = as_in_training(inputs, self._shape)
+        found: Tensor = super().forward(inputs)  # type: ignore[no-untyped-call]
+        return found
+
+
 @dataclass(frozen=True, kw_only=True)
 class MoE(Method):
     """Slot "global" (mean). Private: "expert", and "gate", linear in the input's values and 1/2 everywhere at first."""
@@ -54,7 +69,7 @@ class MoE(Method):
 
     def models(self, build: Build) -> dict[str, nn.Module]:
         build.only_for("MoE", Target.CLASS, Target.MASK)
-        gate = nn.Sequential(nn.Flatten(), nn.Linear(torch.Size(build.input_shape).numel(), 1))
+        gate = Gate(build.input_shape)
         for weight in gate.parameters():
             nn.init.zeros_(weight)
         return {"global": build.network(), "expert": build.network(), "gate": gate}
@@ -83,15 +98,6 @@ class MoE(Method):
     def predict(self, name: str, models: nn.ModuleDict, inputs: Tensor) -> Tensor:
         common: Tensor = models["global"](inputs)
         return common if name == "global" else mixture(models["gate"](inputs), common, models["expert"](inputs))
-
-    def serve(
-        self, name: str, models: nn.ModuleDict, inputs: Tensor, shape: Sequence[int], device: torch.device
-    ) -> Served:
-        """The same, with a gate that sees of slices of another size what it would have seen of them in training."""
-        if name == "global":
-            return super().serve(name, models, inputs, shape, device)
-        gate, common, expert = (models[network] for network in ("gate", "global", "expert"))
-        return Served(lambda given: mixture(gate(as_in_training(given, shape)), common(given), expert(given)))
 
     def diagnose(self, models: nn.ModuleDict, samples: Samples, index: int, device: torch.device) -> dict[str, float]:
         """Mean alpha, the common model's share."""

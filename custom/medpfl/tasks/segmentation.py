@@ -148,12 +148,16 @@ class Segmentation(Task):
     def shows_as_they_are(self) -> bool:
         return not self.augments and type(self).present is Segmentation.present
 
+    @property
+    def tiled(self) -> bool:
+        """Whether whole cases are predicted window by window, each of the ``size``."""
+        return self.spec.whole or self.architecture.fixed
+
     def infer(self, forward: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
         def mirrored(given: Tensor) -> Tensor:
             return flipped(forward, given, self.flips, back=True)
 
-        tiled = self.spec.whole or self.architecture.fixed
-        return slide(mirrored, inputs, self.size) if tiled else mirrored(inputs)
+        return slide(mirrored, inputs, self.size) if self.tiled else mirrored(inputs)
 
     def decide(self, outputs: Tensor) -> Tensor:
         return outputs.argmax(dim=1).to(torch.uint8)
