@@ -14,7 +14,7 @@ from medpfl.methods.averaged import Averaged
 from medpfl.methods.contract import Method
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.local import Local
-from medpfl.methods.moe import MoE
+from medpfl.methods.moe import Gate, MoE
 from medpfl.methods.references import averaged
 from medpfl.methods.softpull import SoftPull
 from medpfl.tasks.together import together
@@ -66,16 +66,15 @@ def test_it_predicts_with_each_models_own_networks() -> None:
     assert again == method and again.members == (Local(), FedAvg())
 
 
-def test_every_member_is_served_as_its_method_serves_it() -> None:
-    """MoE's gate takes slices of one size only, and serves others all the same."""
-    gate = nn.Sequential(nn.Flatten(), nn.Linear(16, 1))
-    mixed = nn.ModuleDict({"global": nn.Conv2d(1, 2, 1), "expert": nn.Conv2d(1, 2, 1), "gate": gate})
+def test_an_average_with_moe_predicts_slices_of_another_size() -> None:
+    """As a new volume has them; in training they were 4 x 4."""
+    mixed = nn.ModuleDict({"global": nn.Conv2d(1, 2, 1), "expert": nn.Conv2d(1, 2, 1), "gate": Gate((1, 4, 4))})
     common = nn.ModuleDict({"fedavg": nn.Conv2d(1, 2, 1)})
     members = {"personal": (MoE(), "personal", mixed), "fedavg": (FedAvg(), "fedavg", common)}
     method, name, networks = averaged(members, Target.MASK)
-    slices, shape, device = torch.randn(3, 1, 9, 6), (1, 4, 4), torch.device("cpu")
-    found = method.serve(name, networks, slices, shape, device).network(slices)
-    alone = MoE().serve("personal", mixed, slices, shape, device).network(slices)
+    slices = torch.randn(3, 1, 9, 6)
+    found = method.predict(name, networks, slices)
+    alone = MoE().predict("personal", mixed, slices)
     torch.testing.assert_close(found, together([alone, common["fedavg"](slices)], Target.MASK))
 
 

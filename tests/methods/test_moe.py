@@ -90,26 +90,6 @@ def test_it_predicts_the_mixture(make_job: Make, table_sites: dict[str, Path], t
     export(path, tmp_path / "exported", "torchscript")  # checks its own outputs
 
 
-@pytest.mark.parametrize("shape", [(4, 4), (9, 6), (3, 7)])
-def test_slices_of_another_size_are_served(shape: tuple[int, int]) -> None:
-    """The gate is linear in a sample of training: of other slices it is shown the middle, as an evaluation shows it."""
-    torch.manual_seed(0)
-    gate = nn.Sequential(nn.Flatten(), nn.Linear(16, 1))
-    models = nn.ModuleDict({"global": nn.Conv2d(1, 2, 1), "expert": nn.Conv2d(1, 2, 1), "gate": gate}).eval()
-    slices = torch.randn(3, 1, *shape)
-    with torch.inference_mode():
-        found = {
-            name: moe().serve(name, models, slices, (1, 4, 4), torch.device("cpu")).network(slices)
-            for name in ("personal", "global")
-        }
-        room = nn.functional.pad(slices, (4, 4, 4, 4))  # as much on both sides, so that the middle stays there
-        height, width = ((length - 4) // 2 for length in room.shape[2:])
-        middle = room[:, :, height : height + 4, width : width + 4]
-        expected = mixture(gate(middle), models["global"](slices), models["expert"](slices))
-    assert found["personal"].shape == (3, 2, *shape) and torch.equal(found["personal"], expected)
-    assert torch.equal(found["global"], models["global"](slices))
-
-
 @pytest.mark.slow
 def test_resuming(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     assert_resumes(lambda: make_job(rounds=4, mixers={"global": Mean()}, method=moe()), table_sites, tmp_path)

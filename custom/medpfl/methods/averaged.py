@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several models that a job left at a hospital, as one: the mean of their probabilities predicts."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
 from pydantic import JsonValue
 from torch import Tensor, nn
 
 from medpfl.component import build
 from medpfl.core.errors import ConfigError
 from medpfl.data.target import Target
-from medpfl.methods.contract import Build, Method, Served, Site
+from medpfl.methods.contract import Build, Method, Site
 from medpfl.tasks.together import together
 
 
@@ -61,22 +60,12 @@ class Averaged(Method):
         raise ConfigError("an average of models is not trained: train its members")
 
     def predict(self, name: str, models: nn.ModuleDict, inputs: Tensor) -> Tensor:
-        found = [method.predict(own, mine, inputs) for method, own, mine in self._parts(models)]
-        return together(found, Target(self.target))
-
-    def serve(
-        self, name: str, models: nn.ModuleDict, inputs: Tensor, shape: Sequence[int], device: torch.device
-    ) -> Served:
-        """Every member as its own method serves it."""
-        served = [method.serve(own, mine, inputs, shape, device) for method, own, mine in self._parts(models)]
-        return Served(lambda given: together([one.network(given) for one in served], Target(self.target)))
-
-    def _parts(self, models: nn.ModuleDict) -> Iterator[tuple[Method, str, nn.ModuleDict]]:
-        """Each member's method, its name of the model, and its networks."""
+        found = []
         for place, (method, own) in enumerate(zip(self._methods, self.names, strict=True)):
             prefix = f"m{place}_"
             mine = {key.removeprefix(prefix): models[key] for key in models.keys() if key.startswith(prefix)}  # noqa: SIM118
-            yield method, own, nn.ModuleDict(mine)
+            found.append(method.predict(own, nn.ModuleDict(mine), inputs))
+        return together(found, Target(self.target))
 
 
 def averaged(
