@@ -138,6 +138,14 @@ def test_a_wrong_project_is_told_in_one_sentence(tmp_path: Path, change: object,
     assert not list((tmp_path / "kits").rglob("prod_*/*/startup/*.key"))
 
 
+def test_kits_that_cannot_be_written_are_told_before_flare_begins(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "kits"):
+        with pytest.raises(MedPFLError, match="cannot write startup kits into") as error:
+            provision(PROJECT, place)
+        assert "FLARE" not in str(error.value)
+
+
 RELAY = {"name": "relay-1", "type": "relay", "org": "consortium"}
 LISTENS = {"default_host": "relay.example.org", "port": 8003, "connection_security": "mtls"}
 

@@ -5,6 +5,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,6 +128,12 @@ def provision(file: Path, output: Path) -> Provisioned:
     state = place / "state"
     first = not (state / "cert.json").exists()
     before = set(place.glob("prod_*"))
+    try:  # FLARE would speak of a bug of its own
+        output.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=output):
+            pass
+    except OSError as error:
+        raise MedPFLError(f"cannot write startup kits into {output}: {error.strerror}") from error
     command = [sys.executable, "-m", "nvflare.cli", "provision", "-p", str(file), "-w", str(output), "--force"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, umask=0o077)
     made = sorted(set(place.glob("prod_*")) - before)

@@ -45,6 +45,8 @@ class Job:
     mixers: dict[str, Mixer] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        if self.min_clients < 1:
+            raise ConfigError(f"a job's min_clients must be at least 1, got {self.min_clients}")
         if self.task.to_be_planned and self.method.start is not None:
             raise ConfigError(
                 "start weights are of a known network, and this job's is planned when it starts: leave 'start' out, or "

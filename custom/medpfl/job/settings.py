@@ -66,9 +66,9 @@ class Settings(Checked):
             if not -_LARGEST <= getattr(self, name) < _LARGEST:  # numbers in messages have 64 bits
                 raise ConfigError(f"the controller's {name} must be smaller than 2^63, got {getattr(self, name)}")
         for name in ("train_timeout", "init_timeout"):
-            if not getattr(self, name) > 0:
+            if not 0 < getattr(self, name) < math.inf:  # JSON has no infinity
                 raise ConfigError(f"the controller's {name} must be above 0 seconds, got {getattr(self, name)}")
-        if not self.grace >= 0:
+        if not 0 <= self.grace < math.inf:
             raise ConfigError(f"the controller's grace must be at least 0 seconds, got {self.grace}")
         if self.clip_updates is not None and not 1 <= self.clip_updates < math.inf:
             raise ConfigError(
