@@ -87,7 +87,7 @@ def test_a_threshold_that_validation_cannot_choose_is_a_half(truth: list[int], s
     assert threshold_for([labels.Accuracy()], seen, rows(truth)) is None
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore::ResourceWarning")  # of other tests, whose locks are freed at any time
 def test_what_is_not_defined_is_nan() -> None:
     one, diverged = (second(0.6, 0.2), rows([1, 1])), (second(NAN, NAN), rows([0, 1]))
     assert math.isnan(labels.AUPRC().of_split(*one)) and math.isnan(labels.Specificity().of_split(*one))
@@ -124,7 +124,7 @@ ACROSS = [[0, 0, 1], [0, 0, 0]]
 DIAGONAL = math.hypot(2 * 1, 3 * 2, 2 * 3)
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore::ResourceWarning")  # of other tests, whose locks are freed at any time
 @pytest.mark.parametrize(
     ("truth", "found", "hd95", "surface", "volume"),
     [

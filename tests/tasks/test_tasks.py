@@ -197,7 +197,7 @@ def test_tabular_metrics() -> None:
     assert result.cases[1] == {"case": "t.csv:0", "class": 0, "predicted": 1, "probability": pytest.approx(0.6)}
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore::ResourceWarning")  # of other tests, whose locks are freed at any time
 def test_tabular_metrics_with_one_class() -> None:
     metrics = Tabular("heart").evaluate(binary(0.6, 0.2), rows(1, 1)).metrics
     assert metrics["accuracy"] == metrics["balanced_accuracy"] == 0.5
