@@ -91,9 +91,7 @@ def test_one_sentence(capfd: pytest.CaptureFixture[str], arguments: list[str], w
 @pytest.mark.parametrize(
     "verb",
     [
-        ["schema", "{site}", "-o"],
         ["fingerprint", "{site}", "-o"],
-        ["demo", "patterns"],
         ["report", "{results}", "--tensorboard"],
     ],
     ids=lambda verb: verb[0],
@@ -129,13 +127,6 @@ def test_provisioned_hospitals_with_a_broken_site_file(capfd: pytest.CaptureFixt
 def test_a_port_that_no_machine_has() -> None:
     for verb in ("run", "hospitals"):
         assert "65535" in CliRunner().invoke(app, ["poc", verb, "--port", "99999"]).output
-
-
-def test_a_fingerprint_that_is_no_text(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "x.json").write_bytes(b"\xff\xfe")
-    assert "it is no text; expected a file of 'medpfl fingerprint'" in refusal(
-        capfd, "plan", "organ", str(tmp_path / "x.json")
-    )
 
 
 @pytest.mark.slow
