@@ -218,6 +218,16 @@ def test_files_that_are_no_images(tmp_path: Path) -> None:
         read(good, tmp_path / "nowhere.nii")
 
 
+@pytest.mark.parametrize(("kind", "found"), [("<c8", "complex numbers"), ("u1, u1, u1", "colours")])
+def test_voxels_that_are_no_real_numbers_are_refused(tmp_path: Path, kind: str, found: str) -> None:
+    """Of complex numbers the imaginary parts were left out, with a warning at most."""
+    names = {"names": ["R", "G", "B"], "formats": kind.split(", ")}
+    array = np.zeros((4, 5, 6), names if "," in kind else kind)
+    nib.save(nib.Nifti1Image(array, np.eye(4)), tmp_path / "i.nii")
+    with pytest.raises(DataError, match=rf"i\.nii: expected one real number a voxel, got {found}"):
+        read_image(tmp_path / "i.nii")
+
+
 @pytest.mark.parametrize(
     ("field", "words"),
     [

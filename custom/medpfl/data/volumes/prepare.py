@@ -90,6 +90,9 @@ def _read(file: Path, slices: Sequence[Path]) -> tuple[NDArray[np.float32], NDAr
     if isinstance(reader, NibabelReader):  # it has not decompressed the voxels yet
         check_values(file, header.shape)
     values, meta = reader.get_data(header)
+    if values.dtype.kind not in "biuf":  # of complex numbers the cast below would keep the real parts
+        found = "complex numbers" if values.dtype.kind == "c" else "colours"
+        raise DataError(f"{file}: expected one real number a voxel, got {found}")
     image: Any = EnsureChannelFirst()(MetaTensor(torch.from_numpy(values.astype(np.float32)), meta=meta))
     place = place_of(file) if isinstance(reader, NibabelReader) else None
     return image.as_tensor().numpy(), image.affine.double().numpy() if place is None else place
