@@ -154,3 +154,30 @@ def test_the_data_check_counts_labels(tmp_path: Path) -> None:
     assert not found.problems and counted.tolist() == (targets == 1).sum(dim=0).tolist()
     found = inspect("ward", load_site_file(declare(tmp_path, "anna", "survival")).datasets["ward"])
     assert not found.problems and found.splits["train"].cases == 36
+
+
+def test_the_data_check_tells_of_splits_in_which_the_event_never_came(tmp_path: Path) -> None:
+    rows = [f"{row},{row / 7:.3f},{row + 1},no" for row in range(40)]
+    (tmp_path / "r.csv").write_text("\n".join(["id,x,t,e", *rows]) + "\n")
+    survival = {"time": "t", "event": "e", "yes": ["yes"], "no": ["no"]}
+    path = write(tmp_path, kind="table", files=["r.csv"], features={"x": "number"}, survival=survival)
+    found = inspect("ward", load_site_file(path).datasets["ward"])
+    train = found.splits["train"]
+    said = f"ward: the event came in none of the {train.cases} cases of the train split, so nothing can be learnt"
+    assert train.events == 0 and any(text.startswith(said) for text in found.warnings), found.warnings
+    assert sum("the event came in none" in text for text in found.warnings) == 3
+    (tmp_path / "r.csv").write_text("\n".join(["id,x,t,e", *rows]).replace("no", "yes") + "\n")
+    found = inspect("ward", load_site_file(path).datasets["ward"])
+    assert found.splits["train"].events == train.cases and not found.warnings
+
+
+@pytest.mark.parametrize("column", ["x", "t"])
+def test_a_number_that_single_precision_does_not_hold(tmp_path: Path, column: str) -> None:
+    """It became infinity, and with it the hospital's weights."""
+    cells = {"x": "1", "t": "2", "e": "yes", column: "1e300"}
+    rows = [f"{row},1,2,no" for row in range(20)] + ["last," + ",".join(cells.values())]
+    (tmp_path / "r.csv").write_text("\n".join(["id,x,t,e", *rows]) + "\n")
+    survival = {"time": "t", "event": "e", "yes": ["yes"], "no": ["no"]}
+    path = write(tmp_path, kind="table", files=["r.csv"], features={"x": "number"}, survival=survival)
+    with pytest.raises(DataError, match=rf"r\.csv:22: column '{column}': expected a number of at most 3.4e\+38, got"):
+        load(path, Spec(Target.SURVIVAL, ("rows",)))

@@ -79,6 +79,9 @@ def _of_splits(inspection: Inspection) -> Iterator[str]:
                 f"{name}: {len(counts.empty)} of {counts.cases} label maps of the {split} split hold nothing but "
                 f"'{inspection.class_names[0]}': {_names(counts.empty)}"
             )
+        if counts.events == 0:
+            less = "nothing can be learnt from it" if split == "train" else "it says nothing about a model"
+            yield f"{name}: the event came in none of the {counts.cases} cases of the {split} split, so {less}"
     if not inspection.splits["validation"].listed and inspection.splits["train"].listed:
         yield f"{name}: there is no validation split; the last round will count as the best one"
     train = inspection.splits["train"]

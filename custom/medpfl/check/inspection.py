@@ -49,6 +49,7 @@ class Split:
         cases: cases that could be read.
         groups: different groups (patients) among all listed cases.
         classes: cases of each class, or that hold it.
+        events: cases whose event came; None where none is to be predicted.
         voxels: of each class, for label maps.
         empty: names of label maps that hold the first class only.
         channels: one entry a channel; none for tables, whose columns are told apart.
@@ -58,6 +59,7 @@ class Split:
     cases: int = 0
     groups: int = 0
     classes: list[int] = field(default_factory=list)
+    events: int | None = None
     voxels: list[int] = field(default_factory=list)
     empty: list[str] = field(default_factory=list)
     channels: list[Channel] = field(default_factory=list)

@@ -86,6 +86,8 @@ class _Gathering:
         counts.cases += 1
         counts.classes = counts.classes or [0] * width
         counts.voxels = counts.voxels or [0] * (width if maps else 0)
+        if isinstance(summary.label, tuple) and not width:
+            counts.events = (counts.events or 0) + int(summary.label[1])  # a time, and whether the event came
         for value in np.flatnonzero(held).tolist() if width else ():
             counts.classes[value] += 1
             if maps:

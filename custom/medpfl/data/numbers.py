@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers as text files hold them: with a decimal point, or with a comma where a site file says so."""
 
+import math
 import re
 from collections.abc import Callable, Collection
 
@@ -69,9 +70,14 @@ def no_number(cell: object, otherwise: str = "") -> str:
     """
     if str(cell).endswith(_REFUSED):
         otherwise = " (with a point, where 'decimal' says that the decimal sign is a comma)"
+    elif (found := as_number(shown(cell))) is not None and LARGEST < abs(found) < math.inf:
+        return f"expected a number of at most {LARGEST:.2g}, got '{shown(cell)}'{otherwise}"
     elif has_comma(str(cell)):
         otherwise = " (if that is a decimal comma, declare 'decimal: \",\"')"
     return f"expected a number, got '{shown(cell)}'{otherwise}"
 
+
+LARGEST = 3.4028234663852886e38
+"""What single precision holds, in which everything is computed."""
 
 MISSING = " (list it under 'missing' if it means not known)"

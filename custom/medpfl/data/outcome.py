@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field, model_validator
 
 from medpfl.data.declared import LabelColumn, Strict, canonical, distinct
-from medpfl.data.numbers import no_number
+from medpfl.data.numbers import LARGEST, no_number
 from medpfl.data.target import Target
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def empty(cell: Any) -> bool:
 
 
 def number(column: str, cell: Any) -> float:
-    """A cell as a finite number.
+    """A cell as a number that single precision holds.
 
     Raises:
         ValueError: it is none.
@@ -175,7 +175,7 @@ def number(column: str, cell: Any) -> float:
         found = float(cell)
     except (TypeError, ValueError):
         found = math.nan
-    if not math.isfinite(found):
+    if not abs(found) <= LARGEST:
         raise ValueError(f"column '{column}': {no_number(cell)}")
     return found
 

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator
 
 from medpfl.data.cells import to_numbers
 from medpfl.data.declared import Problems, canonical, distinct
-from medpfl.data.numbers import MISSING, no_number
+from medpfl.data.numbers import LARGEST, MISSING, no_number
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,7 +60,7 @@ def coded(
 def numbers_of(frame: "pd.DataFrame", column: str, bad: NDArray[np.bool_], problems: Problems) -> NDArray[np.float64]:
     """A column of numbers, NaN where a cell is missing; rows whose cell is no number are marked in ``bad``."""
     numbers = to_numbers(frame, column)
-    for row in np.flatnonzero(~np.isfinite(numbers) & frame[column].notna().to_numpy()).tolist():
+    for row in np.flatnonzero(~(np.abs(numbers) <= LARGEST) & frame[column].notna().to_numpy()).tolist():
         bad[row] = True
         problems.add(f"{frame[ROW].iloc[row]}: column '{column}': {no_number(frame[column].iloc[row], MISSING)}")
     return numbers
