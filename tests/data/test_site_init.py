@@ -158,14 +158,18 @@ def test_columns_that_are_known_too_late_or_constant_texts_are_named_and_left_ou
     assert "follow_up_days (is it known before the outcome?" in text and "site_code (one value only" in text
 
 
-def test_an_identifier_that_is_different_in_every_row_groups_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("column", "letter"), [("patient_id", "q"), ("nr", "")])
+def test_an_identifier_that_is_different_in_every_row_groups_nothing(tmp_path: Path, column: str, letter: str) -> None:
+    """Nor is it a feature: a number that --group named was one, where its name is none that identifiers have."""
     write_table(tmp_path)
     lines = (tmp_path / "blood.csv").read_text().splitlines()
-    lines[1:] = [f"q{number}{line[line.index(',') :]}" for number, line in enumerate(lines[1:])]
+    lines[0] = lines[0].replace("patient_id", column)
+    lines[1:] = [f"{letter}{number}{line[line.index(',') :]}" for number, line in enumerate(lines[1:])]
     (tmp_path / "blood.csv").write_text("\n".join(lines) + "\n")
-    found = init(tmp_path / "blood.csv", tmp_path / "new.yaml", label="sick", group="patient_id")
+    found = init(tmp_path / "blood.csv", tmp_path / "new.yaml", label="sick", group=column)
     assert found["split"]["stratify"] and "group" not in found["split"]
-    assert "patient_id" not in found["features"]
+    assert column not in found["features"]
+    assert f"left out: {column} (an identifier)" in (tmp_path / "new.yaml").read_text()
 
 
 def test_a_table_without_header_and_with_semicolons(tmp_path: Path) -> None:

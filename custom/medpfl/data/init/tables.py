@@ -85,6 +85,9 @@ def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> l
     classes = {} if number else answers.class_values(found, names, f"column '{label}'")
     split, group = _split(columns, known, label), _group(columns, known, label, answers)
     features, left = _features(columns, known, len(frame), {label, split, group}, texts)
+    # A column of which every row has its own value keeps nothing together, and would rule out even splits.
+    several = bool(group) and len(set(known[group])) < len(known[group])
+    left += [f"{group} (an identifier)"] if group and not several else []
     codes: dict[str, dict[str, Value]] = {}
     if isinstance(agreed, dict):
         features, left = dict(agreed), []  # type: ignore[arg-type] # the site file is checked when it is written
@@ -120,7 +123,7 @@ def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> l
         entries.append(Entry("label", {"column": label, "classes": classes}, "class: the values that mean it"))
     if split:
         entries.append(Entry("split", {"column": split}))
-    elif group:
+    elif several:
         entries.append(
             Entry("split", {"group": group, "seed": 0, "fractions": FRACTIONS}, "rows of a group stay together")
         )
@@ -247,15 +250,14 @@ def _split(columns: Sequence[str], known: dict[str, list[str]], label: str) -> s
 
 
 def _group(columns: Sequence[str], known: dict[str, list[str]], label: str, answers: Answers) -> str:
-    """The column whose equal values stay together; "" for none. One value a row needs no grouping."""
+    """The column that names the patient; "" for none."""
     candidates = [column for column in columns if column != label and PATIENT.fullmatch(column)]
     repeated = [column for column in candidates if len(set(known[column])) < len(known[column])]
     if "group" not in answers.given and not candidates:
         return ""
     question = "Which column names the patient ('none' if every row is another patient)?"
     chosen = answers.get("group", question, repeated[0] if repeated else "none", [*columns, "none"])
-    # A column of which every row has its own value keeps nothing together, and would rule out even splits.
-    return "" if chosen == "none" or len(set(known[chosen])) == len(known[chosen]) else chosen
+    return "" if chosen == "none" else chosen
 
 
 def _features(
