@@ -74,6 +74,18 @@ def test_the_console_marks_the_lowest(tmp_path: Path) -> None:
     assert "\x1b[1m3.000" in text and "\x1b[1m2.000" in text and "\x1b[1m5.000" not in text
 
 
+def test_the_console_says_what_is_not_defined(tmp_path: Path) -> None:
+    whole = summary(DAYS)
+    tested = [
+        line.model_copy(update={"metrics": {"mae": None}}) if line.site == "anna" else line for line in whole.test
+    ]
+    write_json(tmp_path / "summary.json", whole.model_copy(update={"test": tested}))
+    console = Console(record=True, width=120, file=open("/dev/null", "w"))  # noqa: SIM115
+    print_results(tmp_path, console)
+    text = console.export_text()
+    assert "nan" not in text and text.count("n/a") == 2 and "5.000 (1 of 2 hospitals)" in text
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("rendered")
 def test_the_page_shades_the_lowest_and_says_the_unit(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ class ResultTable:
     @property
     def mean_texts(self) -> list[str]:
         """The mean in words, with how many hospitals it is of where some have no value."""
-        return [f"{_text(value)}{told}" for value, told in zip(self.mean, self._some(self.values), strict=True)]
+        return [f"{value_text(value)}{told}" for value, told in zip(self.mean, self._some(self.values), strict=True)]
 
 
 def _mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -180,7 +180,8 @@ def metric_means(summary: Summary) -> tuple[list[str], list[list[str]]]:
     return ["model", *(table.score for table in every)], rows
 
 
-def _text(value: float) -> str:
+def value_text(value: float) -> str:
+    """A score as tables have it; "n/a" where it is not defined, or there is none."""
     return "n/a" if np.isnan(value) else f"{value:.3f}"
 
 
