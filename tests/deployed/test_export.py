@@ -179,9 +179,7 @@ def test_monai_runs_the_bundle_on_an_oblique_scan(
     expected = np.asarray(nib.load(next((tmp_path / "ours").glob("*.nii.gz"))).dataobj)
     found = np.asarray(written.dataobj)
     assert 0.01 < expected.mean() < 0.99  # both classes are there
-    same = found == expected
-    # Beyond the centres of the outermost voxels the two extrapolate differently when they bring the result back.
-    assert same[1:-1, 1:-1, 1:-1].mean() > 0.9999 and same.mean() > 0.999
+    assert np.array_equal(found, expected)
 
 
 @pytest.mark.slow

@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from medpfl.data.intensity import Window
+from medpfl.data.preparation import Spec
+from medpfl.data.readout import ByClass, ByRegion, Readout
+from medpfl.data.target import Target
 from medpfl.data.volumes.new import VolumesPreparation
 from medpfl.models.unet import UNet
 from medpfl.tasks.segmentation import Segmentation
@@ -95,6 +98,31 @@ def test_on_another_grid_landmarks_keep_their_places(
         assert np.linalg.norm(apart) < 0.75  # mm: less than a voxel along any axis
         middle = tuple(at + 2 for at in start)
         assert found[middle] == value and 0.6 * 64 < len(places) < 1.7 * 64
+
+
+@pytest.mark.parametrize("readout", [ByClass(), ByRegion((1, 2))])
+@pytest.mark.parametrize("degrees", [0.0, 25.0])
+@pytest.mark.parametrize("spacing", [(1.0, 1.0, 1.0), (3.0, 3.0, 4.0)])
+def test_what_fills_a_scan_is_found_up_to_its_last_voxel(
+    tmp_path: Path, spacing: tuple[float, float, float], degrees: float, readout: Readout
+) -> None:
+    """The task's grid may end before the scan does: by half of its voxels, and of a tilted scan with thick slices by
+    more than one."""
+    affine = affine_of((1.0, 1.5, 5.0), "LPS", degrees).astype(np.float32)
+    file = tmp_path / "scan" / "one.nii.gz"
+    file.parent.mkdir()
+    nib.save(nib.Nifti1Image(np.full((14, 15, 9), 100, np.float32), affine), file)
+    spec = Spec(Target.MASK, ("volumes",), (8, 8, 8), spacing, intensity=Window(0, 200), readout=readout)
+    [case] = list(VolumesPreparation().new_cases(file, spec))
+    regions = torch.cat([case.inputs * 4, case.inputs * 4], dim=1)  # 0.88 of both
+    outputs = regions if isinstance(readout, ByRegion) else bright(case.inputs)
+    assert case.save is not None
+    case.save(outputs, tmp_path, ["background", "one", "two"], True)
+    written: Any = nib.load(tmp_path / "one.nii.gz")
+    shares: Any = nib.load(tmp_path / "one_probabilities.nii.gz")
+    sure = np.asarray(shares.dataobj)[..., 1]
+    assert (np.asarray(written.dataobj) == (2 if isinstance(readout, ByRegion) else 1)).all()
+    assert sure.min() == pytest.approx(sure.max(), abs=1e-5) and sure.min() > 0.8
 
 
 @pytest.mark.parametrize("shape", [(30, 30, 1), (5, 4, 3)])

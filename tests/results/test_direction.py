@@ -46,6 +46,24 @@ def test_a_file_that_does_not_say_it_is_of_a_metric_of_which_more_is_better() ->
     assert table.score == "mae"
 
 
+@pytest.mark.parametrize("lacks", [None, "left out"])
+def test_a_gain_is_that_of_the_hospitals_that_have_both_scores(lacks: str | None) -> None:
+    """A hospital whose models broke, or that missed the best round, has Local's score alone."""
+    whole = summary(DAYS)
+    tested = [
+        line.model_copy(update={"metrics": {"mae": None}}) if (line.site, line.model) == ("berta", "fedavg") else line
+        for line in whole.test
+    ]
+    tested = [line for line in tested if lacks is None or line.metrics["mae"] is not None]
+    table = result_table(whole.model_copy(update={"test": tested}))
+    assert table.mean.tolist() == [4.0, 4.0]
+    assert table.gains() == [None, -1.0]  # Anna's: 3 days alone, 4 together
+    assert table.gain_texts() == ["", "-1.000 (1 of 2 hospitals)"]
+    nobody = [line for line in tested if line.site == "anna" or line.model == "local"]
+    nobody = [line for line in nobody if (line.site, line.model) != ("anna", "local")]
+    assert result_table(whole.model_copy(update={"test": nobody})).gain_texts() == ["", "n/a"]
+
+
 def test_the_console_marks_the_lowest(tmp_path: Path) -> None:
     write_json(tmp_path / "summary.json", summary(DAYS))
     assert read_summary(tmp_path).metrics == DAYS
@@ -54,6 +72,18 @@ def test_the_console_marks_the_lowest(tmp_path: Path) -> None:
     text = console.export_text(styles=True)
     assert "test mae (days, lower is better)" in text
     assert "\x1b[1m3.000" in text and "\x1b[1m2.000" in text and "\x1b[1m5.000" not in text
+
+
+def test_the_console_says_what_is_not_defined(tmp_path: Path) -> None:
+    whole = summary(DAYS)
+    tested = [
+        line.model_copy(update={"metrics": {"mae": None}}) if line.site == "anna" else line for line in whole.test
+    ]
+    write_json(tmp_path / "summary.json", whole.model_copy(update={"test": tested}))
+    console = Console(record=True, width=120, file=open("/dev/null", "w"))  # noqa: SIM115
+    print_results(tmp_path, console)
+    text = console.export_text()
+    assert "nan" not in text and text.count("n/a") == 2 and "5.000 (1 of 2 hospitals)" in text
 
 
 @pytest.mark.slow

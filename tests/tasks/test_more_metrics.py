@@ -211,6 +211,7 @@ def test_a_task_offers_them() -> None:
     [
         (lambda: Tabular("blood", more_metrics=("auprcs",)), "Tabular has no metric 'auprcs'; did you mean 'auprc'"),
         (lambda: Segmentation("organ", more_metrics=("hd95_x",)), "Segmentation has no metric 'hd95_x'"),
+        (lambda: Segmentation("organ", score="dice_01"), "has no metric 'dice_01'; did you mean 'dice'"),
         (lambda: Segmentation("organ", tolerance=-1.0), r"tolerance \(mm\) must be at least 0, got -1"),
         (lambda: told(Tabular("blood", more_metrics=("sensitivity",)), 3), "sensitivity is a metric of two classes"),
         (lambda: told(Tabular("blood", score="specificity"), 3), "there are 3: class 0, class 1, class 2"),

@@ -157,6 +157,16 @@ def test_a_network_trains_on_patches_and_is_built_for_them() -> None:
     assert network(inputs).shape == (2, 3, *SIZE) and bool(torch.isfinite(loss))
 
 
+def test_a_channel_with_equal_percentiles_becomes_0() -> None:
+    """Hardly anything of it is not background: MONAI would leave its values as they are, in the thousands."""
+    image = torch.arange(2000.0).repeat(2, 1).view(2, 20, 10, 10)
+    image[1] = 0
+    image[1, 3, 3, :5] = 3000
+    found = Percentiles()(image.clone())
+    assert not found[1].any() and found[0].min() == 0 and found[0].max() == 1
+    assert bool(Percentiles(low=0, high=100)(image)[1].any())
+
+
 @pytest.mark.parametrize(
     ("intensity", "expected"),
     [

@@ -79,7 +79,7 @@ class Contrast(Intensity):
 
 @dataclass(frozen=True)
 class Gamma(Intensity):
-    """Raises the values, scaled to 0 to 1 and back, to a power (MONAI RandAdjustContrast).
+    """Raises the values, all channels scaled together to 0 to 1 and back, to a power (MONAI RandAdjustContrast).
 
     Args:
         gamma: which.
@@ -121,7 +121,7 @@ class Noise(Intensity):
 
 @dataclass(frozen=True)
 class Blur(Intensity):
-    """Smooths with a Gaussian (MONAI RandGaussianSmooth).
+    """Smooths with a Gaussian; what lies beyond the edge counts as 0 (MONAI RandGaussianSmooth).
 
     Args:
         sigma: its standard deviation in pixels, another one along every axis.

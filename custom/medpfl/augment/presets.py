@@ -40,8 +40,9 @@ def nnunet(size: Lengths) -> list[Augmentation]:
     nnUNetTrainer.py, in its order.
 
     It differs where MONAI does: blur and low resolution change all channels of an image, with the probability that
-    nnU-Net has for one (0.5 of 0.2 and of 0.25); a gamma is drawn evenly from its range, not as often below 1 as above;
-    of thick slices, zoom takes the third axis along.
+    nnU-Net has for one (0.5 of 0.2 and of 0.25); to blur, what lies beyond the edge is 0, not mirrored; a gamma is one
+    for all channels, which are scaled together, and is drawn evenly from its range, not as often below 1 as above; of
+    thick slices, zoom takes the third axis along.
     """
     return [*nnunet_no_mirroring(size), *_flips(range(len(size)))]
 

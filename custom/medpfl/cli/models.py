@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verbs for a model that a job left at a hospital."""
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -58,7 +59,7 @@ def evaluate(
     name = history.model if history else deployed.name
     say(f"{name}{made}: {counted(len(found.cases), 'case')} of the {split} split")
     for metric, value in found.metrics.items():
-        say(f"{metric} {value:.4f}")
+        say(f"{metric} {'n/a' if math.isnan(value) else f'{value:.4f}'}")
     if cases:
         write_cases(cases, found)
         say(str(cases))

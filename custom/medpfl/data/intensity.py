@@ -85,7 +85,7 @@ class Window(Intensity):
 @dataclass(frozen=True)
 class Percentiles(Intensity):
     """Two percentiles of each channel of a volume become 0 and 1, what lies beyond is cut: for MR with a few very
-    bright voxels. A channel of one value becomes 0.
+    bright voxels. A channel in which they are equal, as one of hardly anything but background, becomes 0.
 
     Args:
         low, high: in per cent, 0 <= low < high <= 100.
@@ -100,12 +100,14 @@ class Percentiles(Intensity):
 
     def __call__(self, image: Tensor) -> Tensor:
         from monai.transforms import ScaleIntensityRangePercentiles
+        from monai.transforms.utils_pytorch_numpy_unification import percentile
 
-        if not all(channel.max() > channel.min() for channel in image):
+        # MONAI would leave the values of such a channel as they are.
+        equal = [bool(percentile(one, self.low) == percentile(one, self.high)) for one in image]
+        if any(equal):
             image = image.clone()
-            for channel in image:
-                if not channel.max() > channel.min():
-                    channel.zero_()
+            for place in np.flatnonzero(equal):
+                image[place] = 0
         scaled = ScaleIntensityRangePercentiles(self.low, self.high, 0.0, 1.0, clip=True, channel_wise=True)
         changed: Tensor = scaled(image)
         return changed

@@ -24,7 +24,7 @@ class ByClass:
         return outputs.float().softmax(dim=1)
 
     def classes(self, shares: NDArray[np.float32]) -> NDArray[np.uint8]:
-        """The class of each pixel or voxel, of probabilities K x ...; the first where all are 0."""
+        """The class of each pixel or voxel, of probabilities K x ..."""
         found: NDArray[np.uint8] = shares.argmax(axis=0).astype(np.uint8)
         return found
 

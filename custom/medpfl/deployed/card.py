@@ -114,7 +114,7 @@ On the {cases} cases of this hospital's test split (case by case in the CSV file
 | metric | value |
 |---|---|
 {_rows(metrics, measures)}
-{_threshold(threshold)}{_calibration(found)}"""
+{_threshold(threshold, metrics)}{_calibration(found)}"""
 
 
 def _privacy(history: "History") -> str:
@@ -138,7 +138,8 @@ def _majority(history: "History") -> str:
 
 
 def _doubts(history: "History") -> str:
-    return f"{_one_answer(history)}{_threshold(history.threshold)}{_calibration(history.calibration)}"
+    threshold = _threshold(history.threshold, history.test)
+    return f"{_one_answer(history)}{threshold}{_calibration(history.calibration)}"
 
 
 def _certainty(history: "History", measures: Mapping[str, Measure]) -> str:
@@ -193,12 +194,16 @@ def _one_answer(history: "History") -> str:
     return "\n**It gave all of these cases the same class: it tells nothing about a patient.**\n"
 
 
-def _threshold(threshold: float | None) -> str:
+def _threshold(threshold: float | None, metrics: Mapping[str, float | None]) -> str:
     if threshold is None:
         return ""
+    if "macro_f1" in metrics:
+        which, whose, largest = "Macro F1 and exact match", "each label's", "macro F1"
+    else:
+        which, whose, largest = "Sensitivity and specificity", "the second class's", "their sum"
     return f"""
-Sensitivity and specificity are those of the rule "at least {threshold:.4f}" for the second class's probability, the
-threshold at which their sum was largest on the validation cases.
+{which} are those of the rule "at least {threshold:.4f}" for {whose} probability, the
+threshold at which {largest} was largest on the validation cases; it is 1/2 where these cannot tell.
 """
 
 

@@ -33,7 +33,7 @@ from medpfl.results.schema import (
 from medpfl.results.sentences import sentences
 from medpfl.results.spreadsheet import Spreadsheet
 from medpfl.results.svg import svg_text
-from medpfl.results.tables import PRESENCE, ResultTable, metric_means, other_tables, result_table
+from medpfl.results.tables import PRESENCE, ResultTable, metric_means, other_tables, result_table, value_text
 
 
 def write_report(folder: Path) -> Path:
@@ -167,7 +167,7 @@ def _table(summary: Summary, table: ResultTable, name: str = "") -> _Shown:
     rows = []
     for row, (site, size, values) in enumerate(zip(table.sites, table.sizes, table.values, strict=True)):
         top = table.best(row)
-        rows.append(_Row(site, size, [(_text(v), bool(v == top)) for v in values], table.presence.get(site, "")))
+        rows.append(_Row(site, size, [(value_text(v), bool(v == top)) for v in values], table.presence.get(site, "")))
     none = [("", False)] * len(table.labels)
     rows += [_Row(site, "", none, table.presence[site]) for site in table.absent]
     return _Shown(
@@ -182,10 +182,6 @@ def _table(summary: Summary, table: ResultTable, name: str = "") -> _Shown:
         rounds=[summary.best[model].round if model in summary.best else "" for model in table.models],
         sheet=spreadsheet.of_results(table, name),
     )
-
-
-def _text(value: float) -> str:
-    return "n/a" if np.isnan(value) else f"{value:.3f}"
 
 
 def heatmaps(summary: Summary, mixing: Mapping[str, Matrix]) -> list[dict[str, str]]:

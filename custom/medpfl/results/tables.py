@@ -72,40 +72,47 @@ class ResultTable:
         return self.measure.best(self.values[row]) if self.measure else float("nan")
 
     def gains(self) -> list[float | None] | None:
-        """By how much each model's mean is better than local training's (None: of itself); None without it."""
+        """By how much each model is better than local training (None: of itself), mean over the hospitals that have
+        both scores, NaN where none has; None without local training."""
         if self.measure is None or "local" not in self.models:
             return None
         local = self.models.index("local")
-        return [
-            None if place == local else self.measure.gain(float(value), float(self.mean[local]))
-            for place, value in enumerate(self.mean)
-        ]
+        gains = self.measure.gain(1, 0) * (self.values - self.values[:, [local]])
+        return [None if place == local else gain for place, gain in enumerate(_mean(gains).tolist())]
 
     def gain_texts(self) -> list[str] | None:
-        """ "+0.136 [0.05, 0.22]": the gains in words, with their intervals where they are known."""
+        """ "+0.136 [0.05, 0.22]": the gains in words, with their intervals where they are known, and of how many
+        hospitals they are where some lack a score."""
         gains = self.gains()
         if gains is None:
             return None
         bands = self.bands or [None] * len(gains)
+        local = self.values[:, [self.models.index("local")]]
         return [
-            "" if gain is None else f"{_signed(gain)} {interval_text(band)}".rstrip()
-            for gain, band in zip(gains, bands, strict=True)
+            "" if gain is None else f"{_signed(gain)} {interval_text(band)}".rstrip() + some
+            for gain, band, some in zip(gains, bands, self._some(self.values - local), strict=True)
         ]
+
+    def _some(self, values: NDArray[np.float64]) -> list[str]:
+        """Of how many hospitals each column's mean is, where some lack a value."""
+        counted = (~np.isnan(values)).sum(axis=0)
+        return [f" ({k} of {len(self.sites)} hospitals)" if 0 < k < len(self.sites) else "" for k in counted.tolist()]
 
     @property
     def mean(self) -> NDArray[np.float64]:
         """Unweighted mean over the hospitals that have a result, model by model."""
-        known = ~np.isnan(self.values)
-        return np.where(
-            known.any(axis=0), np.where(known, self.values, 0).sum(axis=0) / known.sum(axis=0).clip(1), np.nan
-        )
+        return _mean(self.values)
 
     @property
     def mean_texts(self) -> list[str]:
         """The mean in words, with how many hospitals it is of where some have no value."""
-        counted = (~np.isnan(self.values)).sum(axis=0)
-        some = [f" ({k} of {len(self.sites)} hospitals)" if 0 < k < len(self.sites) else "" for k in counted.tolist()]
-        return [f"{_text(value)}{told}" for value, told in zip(self.mean, some, strict=True)]
+        return [f"{value_text(value)}{told}" for value, told in zip(self.mean, self._some(self.values), strict=True)]
+
+
+def _mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of the values that are there, column by column."""
+    known = ~np.isnan(values)
+    return np.where(known.any(axis=0), np.where(known, values, 0).sum(axis=0) / known.sum(axis=0).clip(1), np.nan)
 
 
 def result_table(summary: Summary, choice: str = "best", score: str | None = None) -> ResultTable:
@@ -173,7 +180,8 @@ def metric_means(summary: Summary) -> tuple[list[str], list[list[str]]]:
     return ["model", *(table.score for table in every)], rows
 
 
-def _text(value: float) -> str:
+def value_text(value: float) -> str:
+    """A score as tables have it; "n/a" where it is not defined, or there is none."""
     return "n/a" if np.isnan(value) else f"{value:.3f}"
 
 

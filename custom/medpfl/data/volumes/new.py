@@ -166,7 +166,7 @@ class NewVolume:
 
     Attributes:
         name: what its segmentation is called.
-        inputs: its slices, D x C x H x W; or the whole volume, 1 x C x H x W x D.
+        inputs: its slices, D x C x H x W, padded as the network needs it; or the whole volume, 1 x C x H x W x D.
     """
 
     name: str
@@ -175,6 +175,7 @@ class NewVolume:
     _affine: NDArray[np.float64]
     _shape: tuple[int, ...]
     _grid: NDArray[np.float64]
+    _lengths: tuple[int, ...]
     _readout: Readout = ByClass()  # noqa: RUF009 (it is frozen)
 
     @geometry(True)
@@ -193,19 +194,21 @@ class NewVolume:
         from monai.transforms import SpatialResample
 
         shares = self._readout.shares(outputs)
-        shares = shares[0] if shares.ndim == 5 else shares.permute(1, 2, 3, 0).contiguous()
-        back = SpatialResample(mode="bilinear", padding_mode="zeros")(
-            MetaTensor(shares, affine=torch.from_numpy(self._grid)),
+        shares = shares[0] if shares.ndim == 5 else shares.permute(1, 2, 3, 0)
+        for axis, length in enumerate(self._lengths, start=1):
+            shares = shares.narrow(axis, _before(length, shares.shape[axis]), length)
+        # Where the grid ends before the input does, which may be by more than a voxel, the grid's edge counts: with
+        # zeros there, nothing would be found in the outer voxels of a scan.
+        back = SpatialResample(mode="bilinear", padding_mode="border")(
+            MetaTensor(shares.contiguous(), affine=torch.from_numpy(self._grid)),
             dst_affine=torch.from_numpy(self._affine),
             spatial_size=self._shape,
         )
         values = back.as_tensor().numpy()
-        classes = self._readout.classes(values)  # outside the grid all are 0, so the background wins
+        classes = self._readout.classes(values)
         file = folder / f"{self.name}.nii.gz"
         _save(file, classes, self._affine, self._source)
         if probabilities:
-            if self._readout.exclusive:
-                values[0] += 1 - values.sum(axis=0)
             _save(folder / f"{self.name}_probabilities.nii.gz", np.moveaxis(values, 0, -1), self._affine, self._source)
         millilitres = float(abs(np.linalg.det(self._affine[:3, :3]))) / 1000
         counts = np.bincount(classes.ravel(), minlength=len(class_names))
@@ -243,19 +246,27 @@ def read_new_volumes(path: Path, spec: Spec) -> Iterator[NewVolume]:
         if len(spec.size) == 3:
             inputs = whole.as_tensor()[None]
         else:
-            whole = whole if spec.whole else _padded(whole, spec)
-            inputs = whole.as_tensor().permute(3, 0, 1, 2).contiguous()
-        yield NewVolume(name, inputs, files[0], affine, image.shape[1:], whole.affine.double().numpy(), spec.readout)
+            slices = whole.as_tensor() if spec.whole else _padded(whole.as_tensor(), spec)
+            inputs = slices.permute(3, 0, 1, 2).contiguous()
+        grid, lengths = whole.affine.double().numpy(), tuple(whole.shape[1:])
+        yield NewVolume(name, inputs, files[0], affine, image.shape[1:], grid, lengths, spec.readout)
 
 
-@geometry(True)
-def _padded(whole: Any, spec: Spec) -> Any:
-    from monai.transforms import ResizeWithPadOrCrop
+def _padded(whole: Tensor, spec: Spec) -> Tensor:
+    """With zeros around each slice, as many before as after it."""
+    import torch
 
     step = spec.multiple
-    lengths = zip(spec.plane(), whole.shape[1:3], strict=True)
-    target = [max(least, -(-length // step) * step) for least, length in lengths]
-    return ResizeWithPadOrCrop(spatial_size=(*target, -1))(whole)
+    lengths = list(zip(spec.plane(), whole.shape[1:3], strict=True))
+    wanted = [max(least, -(-length // step) * step) for least, length in lengths]
+    before = [_before(length, target) for (_, length), target in zip(lengths, wanted, strict=True)]
+    after = [target - length - first for (_, length), target, first in zip(lengths, wanted, before, strict=True)]
+    return torch.nn.functional.pad(whole, (0, 0, before[1], after[1], before[0], after[0]))
+
+
+def _before(length: int, padded: int) -> int:
+    """What of a padded axis lies before it."""
+    return (padded - length) // 2
 
 
 def _save(file: Path, values: NDArray[Any], affine: NDArray[np.float64], source: Path) -> None:

@@ -211,4 +211,6 @@ def of_one_class(name: str, metrics: Sequence[MaskMetric]) -> MaskMetric | None:
     """The metric that a name such as "hd95_2" means; None where it is no such name."""
     kind, _, number = name.rpartition("_")
     known = next((one for one in metrics if one.name == kind), None)
-    return known.of_class(int(number)) if known is not None and number.isdecimal() and len(number) < 6 else None
+    # "01" would be called "dice_1", under which nobody looks for the score "dice_01".
+    plain = number.isdecimal() and len(number) < 6 and number == str(int(number))
+    return known.of_class(int(number)) if known is not None and plain else None
