@@ -3,6 +3,7 @@
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -15,7 +16,8 @@ from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods.contract import Build, Method, Site
 from medpfl.tasks.tabular import Tabular
-from small_jobs import small_job
+from small_jobs import small_job, write_table_sites
+from tools import pieces, ready
 
 
 @pytest.mark.parametrize("name", ["train_timeout", "init_timeout", "grace"])
@@ -74,3 +76,15 @@ def test_a_method_has_names_of_its_own(named: dict[str, Any], said: str | None, 
         return
     with pytest.raises(ConfigError, match=said):
         Job("small", 1, settings, {}, kind(), Tabular("blood"))
+
+
+def test_a_method_deploys_networks_that_it_has(tmp_path: Path) -> None:
+    """One that it has not ended in a KeyError in round 2, or in a sentence about slots."""
+    with pytest.raises(ConfigError, match="Bare has no 'deploys': what its models are called, each with the network"):
+        type("Bare", (Named,), {"deploys": {}})()
+    method = type("Misspelt", (Named,), {"deploys": {"common": "modle"}})()
+    job = Job("small", 1, Settings(rounds=1), {}, method, Tabular("blood"))
+    coordinator, runners = pieces(job, write_table_sites(tmp_path, ["anna", "berta"]), tmp_path)
+    said = "Misspelt deploys 'common' from its network 'modle', which it does not have; its networks are: model"
+    with pytest.raises(ConfigError, match=said):
+        ready(coordinator, runners)
