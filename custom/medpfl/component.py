@@ -95,8 +95,12 @@ def find_class(path: Any, where: str) -> type:
 
 
 def _may_import(module: str) -> bool:
-    named = os.environ.get(PACKAGES, "").split(",")
-    return module.partition(".")[0] in {__package__, *(name.strip() for name in named)}
+    return module.partition(".")[0] == __package__ or is_named(module)
+
+
+def is_named(path: str) -> bool:
+    """Whether a module or class is of a package that this machine's user names in ``MEDPFL_PACKAGES``."""
+    return path.partition(".")[0] in {name.strip() for name in os.environ.get(PACKAGES, "").split(",")}
 
 
 def import_named(config: Any) -> None:

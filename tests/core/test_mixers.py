@@ -36,6 +36,14 @@ def test_lam_one_over_k_is_the_uniform_mean() -> None:
     torch.testing.assert_close(run(SoftPull(lam=1 / K), stack()), run(Mean(uniform=True), stack()), atol=1e-15, rtol=0)
 
 
+@pytest.mark.parametrize("count", range(2, 12))
+def test_lam_one_over_k_gives_all_the_absent_too_one_model(count: int) -> None:
+    """With 3, 6 or 7 hospitals rounding made the rows differ, and one that was away kept its old model."""
+    about = info(count, present=[False] + [True] * (count - 1))
+    found = run(SoftPull(lam=1 / count), stack(count), about)
+    assert torch.equal(found, run(Mean(uniform=True), stack(count), about))
+
+
 def test_lam_one_is_local_training() -> None:
     assert torch.equal(run(SoftPull(lam=1.0), stack()), values(stack()))
     assert torch.equal(run(Identity(), stack()), values(stack()))

@@ -57,6 +57,16 @@ def test_every_call_on_the_page_is_there() -> None:
     assert set(named) <= {*medpfl.__all__, "__all__"}
 
 
+def test_what_a_cell_of_a_notebook_shows_has_no_patients_values(table_sites: dict[str, Path], tmp_path: Path) -> None:
+    """A notebook keeps it: a check's own text had every number of every row in it, and a model's the means of these."""
+    checked = medpfl.check_data(table_sites["anna"])
+    assert repr(checked) == "DataCheck: These data can be used: no problem in the data."
+    job = medpfl.Job("small", 2, medpfl.Settings(rounds=1), {}, medpfl.SoftPull(), medpfl.Tabular("blood"))
+    result = medpfl.simulate(job, table_sites, tmp_path / "results")
+    file = next(result.folder.rglob("anna/**/personal-best.safetensors"))
+    assert repr(medpfl.load_model(file)) == f"Model: personal of {file}"
+
+
 def test_a_class_that_other_processes_cannot_import_is_not_compared() -> None:
     class Mine(medpfl.SoftPull):
         pass

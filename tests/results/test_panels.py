@@ -2,6 +2,7 @@
 """What a method shows of its own in a job's report."""
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,25 @@ def test_a_method_says_its_panels(make_job: Make, table_sites: dict[str, Path], 
     page = (tmp_path / "results" / "report.html").read_text()
     assert "What the method measures of its models" in page and ">cases seen</text>" in page
     assert "Who &amp; whom" in page and "<th>&lt;others&gt;</th>" in page and "<td>0.75</td>" in page
+
+
+@dataclass(frozen=True, kw_only=True)
+class Undefined(FedAvg):
+    diagnoses: ClassVar = ("never_known", "cases_seen")
+
+    def diagnose(self, models: nn.ModuleDict, samples: Samples, index: int, device: object) -> dict[str, float]:
+        return {"never_known": math.nan, "cases_seen": float(len(samples))}
+
+
+@pytest.mark.usefixtures("rendered")
+@pytest.mark.slow
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_what_was_never_a_number_has_no_picture(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
+    """Its empty picture came first, was the one with the legend, and matplotlib warned of that on the terminal."""
+    job = make_job(rounds=2, mixers={"fedavg": Mean()}, method=Undefined(lr=0.05, batch_size=8))
+    simulate(job, table_sites, tmp_path / "results", tmp_path / "home")
+    page = (tmp_path / "results" / "report.html").read_text()
+    assert ">cases seen</text>" in page and ">never known</text>" not in page
 
 
 def test_a_super_model_shows_which_model_served_whom() -> None:

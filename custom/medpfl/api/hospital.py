@@ -19,11 +19,15 @@ from medpfl.deployed.predict import predict as predict_cases
 Place = str | os.PathLike[str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DataCheck:
     """What was found in a hospital's declared data. It shows patients' data and stays at the hospital."""
 
     report: Report
+
+    def __repr__(self) -> str:
+        """The verdict alone: a notebook keeps what its cells show, and may be given away."""
+        return f"DataCheck: {self.verdict}"
 
     @property
     def passed(self) -> bool:
@@ -67,12 +71,16 @@ class DataCheck:
         return write_page(self.report, Path(file))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Model:
     """A model that a job left at a hospital."""
 
     file: Path
     deployed: Deployed
+
+    def __repr__(self) -> str:
+        """Without what was fitted on the hospital's data."""
+        return f"Model: {self.deployed.name} of {self.file}"
 
     def predict(self, source: Place, output: Place) -> pd.DataFrame:
         """Predict every case in ``source`` and write the predictions into the new folder ``output``, as ``medpfl

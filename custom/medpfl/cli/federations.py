@@ -65,7 +65,7 @@ def poc_run(
     Without a JOB: fedsm_phantom, which generates its own data."""
     from medpfl.bundle import find_job
     from medpfl.flare.poc import Federation
-    from medpfl.flare.running import check_writable, hospitals_of, keep_up, run_job
+    from medpfl.flare.running import check_writable, classes_to_allow, hospitals_of, keep_up, run_job
     from medpfl.job import load_job
 
     jobs = {find_job(name): load_job(find_job(name)) for name in names or [DEFAULT_JOB]}
@@ -78,7 +78,7 @@ def poc_run(
         for (site_files, group), folders in groups.items():
             console.print(f"Hospitals: {', '.join(group)}; their data and site files: {site_files}", soft_wrap=True)
             console.print("Starting a federation: one server, the hospitals, an admin")
-            with Federation(site_files, list(group), port) as federation:
+            with Federation(site_files, list(group), port, classes_to_allow(folders)) as federation:
                 for folder in folders:
                     run_job(federation, folder, jobs[folder], results / jobs[folder].name, timeout, console)
                 if keep:
@@ -100,7 +100,7 @@ def poc_hospitals(
     from medpfl.bundle import find_bundle, find_job
     from medpfl.data.site_file import load_site_file
     from medpfl.flare.hospitals import HospitalFederation, check_named
-    from medpfl.flare.running import check_writable, hospitals_of, keep_up, run_job
+    from medpfl.flare.running import check_writable, classes_to_allow, hospitals_of, keep_up, run_job
     from medpfl.job import load_job
 
     folder = find_job(name)
@@ -112,7 +112,10 @@ def poc_hospitals(
     if project is not None:
         check_named(project, hospitals)
     project = project or find_bundle() / "poc" / "project.yml"
-    federation = HospitalFederation(project, site_files, hospitals, port, workspace=workspace, copy_data=sites is None)
+    classes = classes_to_allow([folder])
+    federation = HospitalFederation(
+        project, site_files, hospitals, port, classes, workspace=workspace, copy_data=sites is None
+    )
     console.print("Provisioning, and starting the server and the hospitals by their start.sh (about 20 s)")
     with _interruptible(), federation:
         for site in hospitals:

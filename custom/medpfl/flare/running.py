@@ -4,15 +4,19 @@
 import os
 import shutil
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from rich.console import Console
 
 from medpfl.bundle import demo_folder, demo_of, find_bundle, prepare_demo
+from medpfl.component import class_paths, is_named
 from medpfl.core.errors import MedPFLError
 from medpfl.flare.federation import LocalFederation
 from medpfl.flare.progress import Progress
 from medpfl.job import EvaluationJob, Job
+from medpfl.job.files import read_object
+from medpfl.job.names import CLIENT_FILE, SERVER_FILE
 from medpfl.results.terminal_table import print_results
 
 
@@ -30,6 +34,13 @@ def hospitals_of(job: Job | EvaluationJob, sites: Path | None) -> tuple[Path, li
     if not names:
         raise MedPFLError(f"--sites: {sites} holds no site file (<hospital>.yaml)")
     return sites, names
+
+
+def classes_to_allow(folders: Iterable[Path]) -> list[str]:
+    """What the sites of a federation on this machine must allow for these job folders beside MedPFL's own classes:
+    those of packages that this machine's user, whose sites they are, names in ``MEDPFL_PACKAGES``."""
+    files = [folder / "app" / "config" / name for folder in folders for name in (SERVER_FILE, CLIENT_FILE)]
+    return sorted({path for file in files for path in class_paths(read_object(file)) if is_named(path)})
 
 
 def check_writable(results: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mixer, NoDefault
 from medpfl.methods.contract import Method
-from medpfl.methods.references import REFERENCES
+from medpfl.methods.references import AVERAGE, REFERENCES
 
 
 def mixers_of(method: Method, references: Sequence[str], named: Mapping[str, Mixer]) -> dict[str, Mixer]:
@@ -18,9 +18,11 @@ def mixers_of(method: Method, references: Sequence[str], named: Mapping[str, Mix
 
     Raises:
         ConfigError: there is no such reference or slot, a slot needs a component that is not named, or a component
-            takes gradients where the method sends weights, or the other way round.
+            takes gradients where the method sends weights, or the other way round; or the method has a reference's
+            names.
     """
     own = method.components()
+    _check_names(method, own)
     ridden = [_reference(name) for name in references if not isinstance(method, _reference(name))]
     owners: dict[str, Method] = {slot: kind() for kind in ridden for slot in kind().components()}
     for slot, mixer in named.items():
@@ -33,6 +35,26 @@ def mixers_of(method: Method, references: Sequence[str], named: Mapping[str, Mix
         _check_taken(method, slot, mixer, usual)
     owners.update(dict.fromkeys(own, method))
     return {slot: named[slot] if slot in named else default_mixer(owner, slot) for slot, owner in owners.items()}
+
+
+def _check_names(method: Method, own: Mapping[str, Mixer | NoDefault]) -> None:
+    """By its slots a hospital sees which references ride along, and by their models' names everybody tells those apart.
+    So they are the references' also where none rides along."""
+    kind, deployed = type(method).__name__, [*method.deploys, *method.diagnoses]
+    if AVERAGE in deployed:
+        raise ConfigError(f"{kind} calls a model '{AVERAGE}', as the average of all models is called: rename it")
+    if twice := [name for name in method.diagnoses if name in method.deploys]:
+        raise ConfigError(f"{kind} calls a number '{twice[0]}', as it calls a model: rename it")
+    for reference in (one for one in REFERENCES.values() if not isinstance(method, one)):
+        finetuned = [] if reference.fine_tuned is None else [f"{reference.fine_tuned}_finetuned"]
+        for what, mine, theirs in (
+            ("slot", list(own), list(reference().components())),
+            ("model or a number", deployed, [*reference.deploys, *finetuned]),
+        ):
+            if taken := [name for name in mine if name in theirs]:
+                raise ConfigError(
+                    f"{kind} calls a {what} '{taken[0]}', as the reference {reference.__name__} has it: rename it"
+                )
 
 
 def _reference(name: str) -> type[Method]:

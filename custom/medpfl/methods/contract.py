@@ -118,6 +118,10 @@ class Method(Training):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not getattr(self, "deploys", None):
+            raise ConfigError(
+                f"{type(self).__name__} has no 'deploys': what its models are called, each with the network it uses"
+            )
         if self.privacy is not None:
             self.cover.check(type(self).__name__, self.privacy.level)
         if self.start and self.start.frozen and type(self).joint is not Method.joint:

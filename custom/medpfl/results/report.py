@@ -243,9 +243,9 @@ def _drawn(panel: Panel, summary: Summary, lines: Sequence[Line], mixing: Mappin
 
 
 def _diagnosed(panel: CurvesPanel, lines: Sequence[Line]) -> str:
-    """A picture a name, a curve a hospital; "" where nothing was told."""
+    """A picture a name, a curve a hospital; none of what was never a number, and "" where nothing was."""
     told = [line for line in lines if isinstance(line, ValidationLine) and line.model in panel.names]
-    names = [name for name in panel.names if any(line.model == name for line in told)]
+    names = [name for name in panel.names if any(line.metrics.get(name) is not None for line in told)]
     if not names:
         return ""
     figure, axes = new_figure(3.4 * len(names), 2.7, len(names))

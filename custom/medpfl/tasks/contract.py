@@ -328,10 +328,10 @@ class Task(Checked):
         for metric in self.tested if metrics is None else metrics:
             if isinstance(metric, CaseMetric):
                 each = metric.of_cases(decisions, samples)
-                cases = [{**case, metric.name: value} for case, value in zip(cases, each, strict=True)]
+                cases = [{**case, metric.name: float(value)} for case, value in zip(cases, each, strict=True)]
                 values[metric.name] = float(np.mean(each))
             else:
-                values[metric.name] = metric.of_split(decisions, samples)
+                values[metric.name] = float(metric.of_split(decisions, samples))  # NumPy's and torch's count, too
         return Evaluation(values, cases, one_answer=one_answer(decisions, samples, self.spec.target))
 
     def sheet(self, decisions: Tensor, samples: Samples, metrics: Sequence[Metric], cases: Sequence[Row] = ()) -> Sheet:

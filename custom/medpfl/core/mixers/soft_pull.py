@@ -13,6 +13,8 @@ from medpfl.core.errors import ConfigError
 from medpfl.core.mixers.contract import Mixer, RoundInfo
 from medpfl.core.mixing import Matrix
 
+_TINY = 1e-12
+
 
 @dataclass(frozen=True)
 class SoftPull(Mixer):
@@ -30,7 +32,7 @@ class SoftPull(Mixer):
             raise ConfigError(f"SoftPull's lam must be in [1/K, 1]; got {self.lam}")
 
     def check(self, roster: Sequence[str]) -> None:
-        if self.lam < 1 / len(roster) - 1e-12:
+        if self.lam < 1 / len(roster) - _TINY:
             raise ConfigError(
                 f"SoftPull's lam must be in [1/K, 1]; with {len(roster)} hospitals at least {1 / len(roster):.4g}, "
                 f"got {self.lam}"
@@ -40,6 +42,8 @@ class SoftPull(Mixer):
         size = len(info.roster)
         if size == 1:
             return np.ones((1, 1))  # nobody to be pulled towards: Eq. (11) would divide by zero
+        if abs(self.lam - 1 / size) < _TINY:  # one model for all, to the last bit: the absent are given it, too
+            return np.full((size, size), 1 / size)
         matrix = np.full((size, size), (1 - self.lam) / (size - 1))
         np.fill_diagonal(matrix, self.lam)
         return matrix

@@ -22,7 +22,8 @@ class Networks:
         served: slot that the server mixes to whether it travels.
 
     Raises:
-        ConfigError: two methods use one name, or the slots are not those that the server mixes.
+        ConfigError: two methods use one name, one deploys a network that it does not have, or the slots are not those
+            that the server mixes.
     """
 
     def __init__(self, methods: Sequence[Method], build: Build, served: Mapping[str, bool], device: torch.device):
@@ -47,6 +48,12 @@ class Networks:
 
     def _add(self, method: Method, build: Build) -> None:
         mine = nn.ModuleDict(method.models(build))
+        for name, network in method.deploys.items():
+            if network not in mine:
+                raise ConfigError(
+                    f"{type(method).__name__} deploys '{name}' from its network '{network}', which it does not have; "
+                    f"its networks are: {', '.join(mine)}"
+                )
         for name in mine:
             if name in self.owner:
                 raise ConfigError(f"{type(method).__name__} uses the model name '{name}', which is taken")

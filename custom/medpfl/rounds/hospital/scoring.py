@@ -45,7 +45,7 @@ class Scoring:
         if not len(samples):
             return []
         return [
-            MetricLine(model=name, split="validation", round=round_number, metrics={name: number(value)})
+            MetricLine(model=name, split="validation", round=round_number, metrics={name: number(float(value))})
             for method in methods
             if method.privacy is None  # some are of the training data, and have no noise
             for name, value in method.diagnose(self.models, samples, self.index, self.device).items()
