@@ -201,8 +201,10 @@ def read_table(dataset: Table, problems: Problems | None = None) -> TableData:
     train = values[splits["train"]]
     mean = train.mean(axis=0) if len(train) else np.zeros(values.shape[1])
     deviation = train.std(axis=0, ddof=1) if len(train) > 1 else np.zeros(train.shape[1])
-    # A column that is constant in the training part carries nothing; dividing by its zero would blow the others up.
-    scale = np.where(deviation > 0, deviation, 1.0)
+    # A column that is constant in the training part carries nothing; dividing by its zero would blow the others up. Of
+    # equal fractions such as 0.1 the deviation is no zero but 1e-17, because their mean is rounded.
+    constant = (train == train[:1]).all(axis=0)
+    scale = np.where((deviation > 0) & ~constant, deviation, 1.0)
     preparation = TablePreparation(
         cells=Cells.model_validate(dataset.model_dump(include=set(Cells.model_fields))),
         features=dataset.features,
