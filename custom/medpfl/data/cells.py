@@ -79,14 +79,17 @@ class Cells(Written):
                 raise ValueError(f"two columns are renamed to '{name}'")
         return rename
 
-    def renamed(self, path: Path, columns: Sequence[str]) -> list[str]:
+    def renamed(self, path: Path, columns: Sequence[str], needed: Collection[str] | None = None) -> list[str]:
         """A file's columns by the names that the hospitals agreed on.
+
+        Args:
+            needed: agreed names of the columns that must be there; None: of all that are to be renamed.
 
         Raises:
             DataError: a column that is to be renamed is not there.
         """
-        for column in self.rename:
-            if column not in columns:
+        for column, agreed in self.rename.items():
+            if column not in columns and (needed is None or agreed in needed):
                 hint = meant(column, columns)
                 raise DataError(f"{path}: column '{column}', which 'rename' names, is missing{hint}")
         return [self.rename.get(column, column) for column in columns]
@@ -115,7 +118,8 @@ def read_cells(
         shown: the file's name in the problems of rows.
         wanted: the columns.
         numbers: those of them that may come as float64, as Parquet has them; the others are texts (see ``to_numbers``).
-        optional: a column that a file without header line may lack (the label of new rows).
+        optional: of new rows the column to predict, which a file without header line may lack; files with one may lack
+            all that is not wanted, also what ``rename`` names. None: of declared rows, where that is an error.
         where: column to canonical values; other rows are left out, whatever is wrong with them.
         as_texts: further columns of numbers, which come as texts.
 
@@ -126,7 +130,7 @@ def read_cells(
     empty = True
     pieces: Iterator[pd.DataFrame]
     if path.suffix.lower() in parquet.SUFFIXES:
-        pieces = _parquet(path, form, columns, numbers, where or {})
+        pieces = _parquet(path, form, columns, numbers, where or {}, None if optional is None else columns)
     else:
         pieces = _text(path, shown, form, problems, columns, {*numbers, *as_texts}, optional, where or {})
     for frame in pieces:
@@ -191,7 +195,7 @@ def _text(
     columns = form.columns or [cell.strip() for cell in next(lines, (0, []))[1]]
     if not columns:
         return
-    columns = form.renamed(path, columns)
+    columns = form.renamed(path, columns, None if optional is None else wanted)
     _check_columns(path, columns, [*wanted, *where], separator)
     missing = not_known(form.missing, commas)
     while piece := list(islice(lines, parquet.PIECE)):
@@ -260,7 +264,12 @@ def _lines(path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _parquet(
-    path: Path, form: Cells, wanted: list[str], numbers: Collection[str], where: Where
+    path: Path,
+    form: Cells,
+    wanted: list[str],
+    numbers: Collection[str],
+    where: Where,
+    needed: Collection[str] | None,
 ) -> "Iterator[pd.DataFrame]":
     require("pyarrow", "parquet", f"{path}: a Parquet file", DataError)
     import pandas as pd
@@ -269,7 +278,7 @@ def _parquet(
     try:
         with path.open("rb") as opened, parquet.opened_parquet(opened) as file:
             schema = file.schema_arrow
-            columns = form.renamed(path, schema.names)
+            columns = form.renamed(path, schema.names, needed)
             _check_columns(path, columns, [*wanted, *where])
             there = {name: schema.names[columns.index(name)] for name in [*wanted, *where]}
             for name, column in there.items():
