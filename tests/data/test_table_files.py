@@ -275,6 +275,17 @@ def test_new_rows_of_a_file_without_header_may_lack_the_label(tmp_path: Path) ->
     assert np.array_equal(new_rows(tmp_path / "t.csv", data.preparation)[1], data.features)
 
 
+def test_new_rows_of_a_file_without_header_may_lack_a_time_and_its_event(tmp_path: Path) -> None:
+    frame = FRAME.assign(days=range(9))[["days", "age", "cp", "part", "sick"]]
+    frame.to_csv(tmp_path / "t.csv", index=False, header=False)
+    survival = {"time": "days", "event": "sick"}
+    data = read_table(declare(tmp_path, columns=list(frame.columns), label=None, survival=survival))
+    frame.drop(columns=["days", "sick"]).to_csv(tmp_path / "new.csv", index=False, header=False)
+    for name in ("t.csv", "new.csv"):
+        kept = TablePreparation.model_validate(data.preparation.model_dump(mode="json"))
+        assert np.array_equal(new_rows(tmp_path / name, kept)[1], data.features), name
+
+
 def test_a_preparation_holds_no_row_and_no_path(tmp_path: Path) -> None:
     (tmp_path / "secret").mkdir()
     FRAME.to_csv(tmp_path / "secret" / "t.csv", index=False)

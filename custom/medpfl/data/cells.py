@@ -108,7 +108,7 @@ def read_cells(
     problems: Problems,
     wanted: Sequence[str],
     numbers: Collection[str] = (),
-    optional: str | None = None,
+    optional: Collection[str] | None = None,
     where: Where | None = None,
     as_texts: Collection[str] = (),
 ) -> "Iterator[pd.DataFrame]":
@@ -118,8 +118,8 @@ def read_cells(
         shown: the file's name in the problems of rows.
         wanted: the columns.
         numbers: those of them that may come as float64, as Parquet has them; the others are texts (see ``to_numbers``).
-        optional: of new rows the column to predict, which a file without header line may lack; files with one may lack
-            all that is not wanted, also what ``rename`` names. None: of declared rows, where that is an error.
+        optional: of new rows the columns to predict, which a file without header line may lack together; files with one
+            may lack all that is not wanted, also what ``rename`` names. None: of declared rows, where that is an error.
         where: column to canonical values; other rows are left out, whatever is wrong with them.
         as_texts: further columns of numbers, which come as texts.
 
@@ -184,7 +184,7 @@ def _text(
     problems: Problems,
     wanted: list[str],
     numbers: Collection[str],
-    optional: str | None,
+    optional: Collection[str] | None,
     where: Where,
 ) -> "Iterator[pd.DataFrame]":
     import pandas as pd
@@ -199,8 +199,9 @@ def _text(
     _check_columns(path, columns, [*wanted, *where], separator)
     missing = not_known(form.missing, commas)
     while piece := list(islice(lines, parquet.PIECE)):
-        if form.columns and optional in columns and len(piece[0][1]) == len(columns) - 1:
-            columns = [column for column in columns if column != optional]
+        without = [column for column in columns if column not in (optional or ())]
+        if form.columns and len(piece[0][1]) == len(without):
+            columns = without
         good = []
         for line, cells in piece:
             if not all(_is_one_of(cells, columns.index(column), values, commas) for column, values in where.items()):

@@ -136,6 +136,7 @@ class Series(Answered, Cells, Dataset):
             channels=self.channels,
             inputs=self.inputs,
             label=self.answers[0],
+            answers=self.answers if len(self.answers) > 1 else [],
             missing_samples=self.missing_samples,
             length=plan.length,
             step=plan.step,

@@ -210,6 +210,7 @@ def read_table(dataset: Table, problems: Problems | None = None) -> TableData:
         features=dataset.features,
         units=dataset.units,
         label=dataset.answers[0],
+        answers=dataset.answers if len(dataset.answers) > 1 else [],
         imputed=imputed,
         mean=mean.tolist(),
         scale=scale.tolist(),
