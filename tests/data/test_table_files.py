@@ -96,6 +96,24 @@ def test_a_label_or_split_is_never_imputed(tmp_path: Path, column: str, line: in
         read(tmp_path, frame)
 
 
+@pytest.mark.parametrize(
+    ("column", "declared"),
+    [
+        ("cp", {"features": {"age": "number", "cp": ["a", "b", "NA"]}}),  # 'NA' is missing if nothing is said
+        ("cp", {"missing": ["b"]}),
+        ("sick", {"missing": ["-9"], "label": {"column": "sick", "classes": {"no": [0], "yes": [1, -9.0]}}}),
+        ("sick", {"label": None, "survival": {"time": "days", "event": "sick", "no": [0, "?"]}}),
+    ],
+)
+def test_a_declared_value_cannot_mean_not_known(tmp_path: Path, column: str, declared: dict[str, Any]) -> None:
+    """Its patients would be imputed as the most frequent category, or dropped, in silence."""
+    with pytest.raises(SiteFileError, match=f"so it means not known, and it is a declared value of '{column}', too"):
+        declare(tmp_path, **declared)
+    features = {"age": "number", "cp": ["a", "b", "NA"]}
+    data = read(tmp_path, features=features, codes={"cp": {"c": "NA"}})  # what hospitals agreed on, and no file holds
+    assert data.raw[4].tolist() == [90, 0, 1]
+
+
 def test_a_column_without_any_value_in_training_cannot_be_imputed(tmp_path: Path) -> None:
     frame = FRAME.copy()
     frame.loc[:4, "age"] = None
