@@ -114,6 +114,19 @@ def test_a_declared_value_cannot_mean_not_known(tmp_path: Path, column: str, dec
     assert data.raw[4].tolist() == [90, 0, 1]
 
 
+def test_codes_of_a_column_that_is_not_used_are_refused(tmp_path: Path) -> None:
+    """Of a column named as in the files, and not as the hospitals agreed, codes that swap two values did nothing."""
+    features = {"age": "number", "sex": [1, 2]}
+    swapped = {1: 2, 2: 1}
+    with pytest.raises(SiteFileError, match="'codes' names 'Sex', which is no column that is used; by 'rename' it is"):
+        declare(tmp_path, features=features, rename={"Sex": "sex"}, codes={"Sex": swapped})
+    with pytest.raises(SiteFileError, match="'codes' names 'sxe', which is no column that is used; did you mean 'sex'"):
+        declare(tmp_path, features=features, codes={"sxe": swapped})
+    frame = FRAME.assign(Sex=[1, 2] * 4 + [1])
+    data = read(tmp_path, frame, features=features, rename={"Sex": "sex"}, codes={"sex": swapped, "sick": {"x": 1}})
+    assert data.raw[:3, 1].tolist() == [1, 0, 1]
+
+
 def test_a_column_without_any_value_in_training_cannot_be_imputed(tmp_path: Path) -> None:
     frame = FRAME.copy()
     frame.loc[:4, "age"] = None

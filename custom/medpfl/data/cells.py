@@ -79,6 +79,14 @@ class Cells(Written):
                 raise ValueError(f"two columns are renamed to '{name}'")
         return rename
 
+    def check_codes(self, used: Collection[str]) -> None:
+        """Raises ValueError where ``codes`` names a column that is not ``used``, whose cells would stay as they are."""
+        for column in self.codes:
+            if column not in used:
+                agreed = self.rename.get(column)
+                hint = f"; by 'rename' it is '{agreed}'" if agreed else meant(column, used)
+                raise ValueError(f"'codes' names '{column}', which is no column that is used{hint}")
+
     def renamed(self, path: Path, columns: Sequence[str], needed: Collection[str] | None = None) -> list[str]:
         """A file's columns by the names that the hospitals agreed on.
 

@@ -62,6 +62,8 @@ class Table(Answered, Cells, Described, Dataset):
                 close = difflib.get_close_matches(column, numbers, 1)
                 hint = f"; did you mean '{close[0]}'?" if close else ""
                 raise ValueError(f"'units' names '{column}', which is no column of numbers that is used{hint}")
+        split = [self.split.group, self.split.column, *self.split.folds]
+        self.check_codes([*self.features, *self.answers, *self.described_by, *(one for one in split if one)])
         missing = not_known(self.missing, self.decimal == ",")
         for column, values in self._declared_values().items():
             meant = {canonical(value) for value in self.codes.get(column, {}).values()}  # which no file holds
