@@ -127,6 +127,19 @@ def test_codes_of_a_column_that_is_not_used_are_refused(tmp_path: Path) -> None:
     assert data.raw[:3, 1].tolist() == [1, 0, 1]
 
 
+@pytest.mark.parametrize(
+    ("codes", "words"),
+    [
+        ({True: 1, False: 0}, "YAML reads yes, no, .* put them in quotes"),  # {yes: 1, no: 0}
+        ({"J": True, "N": False}, "YAML reads yes, no, .* put them in quotes"),
+        ({1: "a", "1.0": "b"}, "the value '1.0' is listed twice"),
+    ],
+)
+def test_codes_are_texts_and_numbers_each_once(tmp_path: Path, codes: dict[Any, Any], words: str) -> None:
+    with pytest.raises(SiteFileError, match=f"datasets.t.codes': {words}"):
+        declare(tmp_path, codes={"cp": codes})
+
+
 def test_a_column_without_any_value_in_training_cannot_be_imputed(tmp_path: Path) -> None:
     frame = FRAME.copy()
     frame.loc[:4, "age"] = None

@@ -15,7 +15,7 @@ from pydantic import Field, field_validator
 from medpfl.core.errors import DataError, meant, unreadable
 from medpfl.core.extras import require
 from medpfl.data import parquet
-from medpfl.data.declared import Problems, Strict, canonical
+from medpfl.data.declared import Problems, Strict, canonical, distinct
 from medpfl.data.numbers import not_known, with_point
 
 if TYPE_CHECKING:
@@ -69,6 +69,16 @@ class Cells(Written):
             if columns and columns.count(column) > 1:
                 raise ValueError(f"the column '{column}' is listed twice")
         return columns
+
+    @field_validator("codes", mode="before")
+    @classmethod
+    def _plain(cls, codes: Any) -> Any:
+        for values in codes.values() if isinstance(codes, dict) else ():
+            if isinstance(values, dict):
+                distinct(list(values))
+                for value in values.values():
+                    distinct([value])
+        return codes
 
     @field_validator("rename")
     @classmethod
