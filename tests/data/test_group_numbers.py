@@ -56,6 +56,14 @@ def volumes(folder: Path) -> dict[str, Any]:
     return {"kind": "volumes", "datalist": "list.json", "labels": {0: "background", 1: "organ"}}
 
 
+def arrays(folder: Path) -> dict[str, Any]:
+    patients = [write(patient) for write in WRITTEN for patient in PATIENTS]
+    sick = np.array([patient % 2 for _ in WRITTEN for patient in PATIENTS])
+    np.savez(folder / "a.npz", x=np.zeros((36, 2, 2), np.uint8), y=sick, patient=np.array(patients))
+    classes = {"no": [0], "yes": [1]}
+    return {"kind": "arrays", "file": "a.npz", "inputs": "x", "labels": "y", "classes": classes}
+
+
 def listed(folder: Path, declared: dict[str, Any], **split: Any) -> Listing:
     content = {"datasets": {"d": declared | {"split": split}}}
     (folder / "site.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
@@ -64,12 +72,20 @@ def listed(folder: Path, declared: dict[str, Any], **split: Any) -> Listing:
     return found
 
 
-@pytest.mark.parametrize("kind", [table, series, images, volumes])
+@pytest.mark.parametrize("kind", [table, series, images, volumes, arrays])
 def test_a_patient_is_in_one_split_however_its_number_is_written(tmp_path: Path, kind: Any) -> None:
     cases = listed(tmp_path, kind(tmp_path), group="patient")
     owners = {split: {int(float(case.group)) for case in some} for split, some in cases.items()}
     assert sum(map(len, owners.values())) == len(PATIENTS) == len({case.group for s in cases.values() for case in s})
     assert set.union(*owners.values()) == set(PATIENTS)
+
+
+@pytest.mark.parametrize("patient", [np.array([1, 1, 2, 2, np.nan, np.nan, 3]), np.array([*"1122", "", " ", "3"])])
+def test_rows_of_an_array_whose_patient_is_not_known_are_no_patient(tmp_path: Path, patient: Any) -> None:
+    declared = arrays(tmp_path)
+    np.savez(tmp_path / "a.npz", x=np.zeros((7, 2, 2), np.uint8), y=np.array([0, 1, 0, 1, 0, 1, 0]), patient=patient)
+    with pytest.raises(DataError, match=r"x\[4\]: array 'patient' has no value; every row needs a group"):
+        listed(tmp_path, declared, group="patient")
 
 
 def test_a_patient_in_two_splits_of_a_list_is_refused_however_its_number_is_written(tmp_path: Path) -> None:

@@ -65,6 +65,17 @@ def test_a_constant_column_is_zero(tmp_path: Path) -> None:
     assert not data.features[:, 0].any()
 
 
+@pytest.mark.parametrize("value", [0.1, 0.7])  # the mean of three is not the value, to the last bit
+def test_a_decimal_fraction_that_is_constant_in_training_does_not_blow_other_values_up(
+    tmp_path: Path, value: float
+) -> None:
+    parts = ["train", "train", "train", "test", "test", "test"]
+    rows = [f"{value if part == 'train' else value + 1},1,{number % 2},{part}\n" for number, part in enumerate(parts)]
+    data = read(tmp_path, "age,cp,num,part\n" + "".join(rows), split={"column": "part"})
+    assert data.preparation.scale[0] == 1
+    np.testing.assert_allclose(data.features[:, 0], [0, 0, 0, 1, 1, 1], atol=1e-12)
+
+
 def test_one_value_written_in_several_ways(tmp_path: Path) -> None:
     data = read(tmp_path, HEADER + "40,3,0\n50,3.0,0.0\n60, 3 ,1\n70,1.0,1.00\n45,2,2\n55,2,2e0\n")
     on = data.features[:, 2] > data.features[:, 2].min()

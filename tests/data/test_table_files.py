@@ -249,6 +249,22 @@ def test_new_rows_are_prepared_as_the_trained_ones(tmp_path: Path) -> None:
     np.testing.assert_allclose(cases[3].inputs[0].numpy(), data.features[3], rtol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["new.csv", "new.parquet"])
+def test_new_rows_may_lack_what_the_site_file_renames_but_the_features(tmp_path: Path, name: str) -> None:
+    """A hospital whose label has another name than the agreed one predicts patients whose label nobody knows yet."""
+    theirs = {"cp": "Schmerz", "sick": "Diagnose", "part": "Teil"}
+    FRAME.rename(columns=theirs).to_csv(tmp_path / "t.csv", index=False)
+    data = read_table(declare(tmp_path, rename={other: agreed for agreed, other in theirs.items()}))
+    new = FRAME.rename(columns=theirs)[["Schmerz", "age"]]
+    path = tmp_path / name
+    new.to_csv(path, index=False) if name == "new.csv" else new.to_parquet(path)
+    assert np.array_equal(new_rows(path, data.preparation)[1], data.features)
+    other = new.rename(columns={"Schmerz": "pain"})
+    other.to_csv(path, index=False) if name == "new.csv" else other.to_parquet(path)
+    with pytest.raises(DataError, match="column 'Schmerz', which 'rename' names, is missing"):
+        new_rows(path, data.preparation)
+
+
 def test_new_rows_of_a_file_without_header_may_lack_the_label(tmp_path: Path) -> None:
     FRAME.to_csv(tmp_path / "t.csv", index=False, header=False)
     columns = list(FRAME.columns)
@@ -257,6 +273,17 @@ def test_new_rows_of_a_file_without_header_may_lack_the_label(tmp_path: Path) ->
     rows, values = new_rows(tmp_path / "new.csv", data.preparation)
     assert np.array_equal(values, data.features) and rows[0] == "new.csv:1"
     assert np.array_equal(new_rows(tmp_path / "t.csv", data.preparation)[1], data.features)
+
+
+def test_new_rows_of_a_file_without_header_may_lack_a_time_and_its_event(tmp_path: Path) -> None:
+    frame = FRAME.assign(days=range(9))[["days", "age", "cp", "part", "sick"]]
+    frame.to_csv(tmp_path / "t.csv", index=False, header=False)
+    survival = {"time": "days", "event": "sick"}
+    data = read_table(declare(tmp_path, columns=list(frame.columns), label=None, survival=survival))
+    frame.drop(columns=["days", "sick"]).to_csv(tmp_path / "new.csv", index=False, header=False)
+    for name in ("t.csv", "new.csv"):
+        kept = TablePreparation.model_validate(data.preparation.model_dump(mode="json"))
+        assert np.array_equal(new_rows(tmp_path / name, kept)[1], data.features), name
 
 
 def test_a_preparation_holds_no_row_and_no_path(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from medpfl.data.pixels import CENTRE, SPREAD, resize
 from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.series.recordings import SeriesPreparation
 from medpfl.data.site_file import load_site_file
+from medpfl.data.target import Target
 from medpfl.deployed.reference import image, mask, prepared, resized
 
 RNG = np.random.default_rng(0)
@@ -81,6 +82,24 @@ def test_tables_with_renamed_columns_codes_and_missing_cells(tmp_path: Path) -> 
     (tmp_path / "blood.csv").write_text("age,crp\n1,2\n")
     with pytest.raises(ValueError, match="expected one column 'sex', got age, crp"):
         prepared(tmp_path / "blood.csv", told(preparation))
+
+
+def test_rows_without_header_line_and_answer(tmp_path: Path) -> None:
+    path = write_table(tmp_path)
+    lines = [line.split(",") for line in (tmp_path / "blood.csv").read_text().splitlines()]
+    place = lines[0].index("sick")
+    lines = [[line[place], *line[:place], *line[place + 1 :]] for line in lines]
+    names = ["krank", *lines[0][1:]]
+    (tmp_path / "blood.csv").write_text("\n".join(",".join(line) for line in lines[1:]))
+    declared = f"    columns: [{', '.join(names)}]\n    rename: {{krank: sick}}\n"
+    path.write_text(path.read_text().replace("  blood:\n", f"  blood:\n{declared}"))
+    spec = Spec(Target.CLASS, ("rows",))
+    preparation = load_site_file(path).datasets["blood"].load(spec).preparation
+    assert preparation is not None
+    (tmp_path / "new.csv").write_text("\n".join(",".join(line[1:]) for line in lines[1:]))
+    for name in ("blood.csv", "new.csv"):
+        found = prepared(tmp_path / name, told(preparation))
+        np.testing.assert_allclose(found, expected(preparation, tmp_path / name, spec), atol=1e-6)
 
 
 @pytest.mark.parametrize("missing", ["refuse", "interpolate"])

@@ -15,7 +15,7 @@ from pydantic import Field, field_validator
 from medpfl.core.errors import DataError, meant, unreadable
 from medpfl.core.extras import require
 from medpfl.data import parquet
-from medpfl.data.declared import Problems, Strict, canonical
+from medpfl.data.declared import Problems, Strict, canonical, distinct
 from medpfl.data.numbers import not_known, with_point
 
 if TYPE_CHECKING:
@@ -70,6 +70,16 @@ class Cells(Written):
                 raise ValueError(f"the column '{column}' is listed twice")
         return columns
 
+    @field_validator("codes", mode="before")
+    @classmethod
+    def _plain(cls, codes: Any) -> Any:
+        for values in codes.values() if isinstance(codes, dict) else ():
+            if isinstance(values, dict):
+                distinct(list(values))
+                for value in values.values():
+                    distinct([value])
+        return codes
+
     @field_validator("rename")
     @classmethod
     def _renamed_once(cls, rename: dict[str, str]) -> dict[str, str]:
@@ -79,14 +89,25 @@ class Cells(Written):
                 raise ValueError(f"two columns are renamed to '{name}'")
         return rename
 
-    def renamed(self, path: Path, columns: Sequence[str]) -> list[str]:
+    def check_codes(self, used: Collection[str]) -> None:
+        """Raises ValueError where ``codes`` names a column that is not ``used``, whose cells would stay as they are."""
+        for column in self.codes:
+            if column not in used:
+                agreed = self.rename.get(column)
+                hint = f"; by 'rename' it is '{agreed}'" if agreed else meant(column, used)
+                raise ValueError(f"'codes' names '{column}', which is no column that is used{hint}")
+
+    def renamed(self, path: Path, columns: Sequence[str], needed: Collection[str] | None = None) -> list[str]:
         """A file's columns by the names that the hospitals agreed on.
+
+        Args:
+            needed: agreed names of the columns that must be there; None: of all that are to be renamed.
 
         Raises:
             DataError: a column that is to be renamed is not there.
         """
-        for column in self.rename:
-            if column not in columns:
+        for column, agreed in self.rename.items():
+            if column not in columns and (needed is None or agreed in needed):
                 hint = meant(column, columns)
                 raise DataError(f"{path}: column '{column}', which 'rename' names, is missing{hint}")
         return [self.rename.get(column, column) for column in columns]
@@ -105,7 +126,7 @@ def read_cells(
     problems: Problems,
     wanted: Sequence[str],
     numbers: Collection[str] = (),
-    optional: str | None = None,
+    optional: Collection[str] | None = None,
     where: Where | None = None,
     as_texts: Collection[str] = (),
 ) -> "Iterator[pd.DataFrame]":
@@ -115,7 +136,8 @@ def read_cells(
         shown: the file's name in the problems of rows.
         wanted: the columns.
         numbers: those of them that may come as float64, as Parquet has them; the others are texts (see ``to_numbers``).
-        optional: a column that a file without header line may lack (the label of new rows).
+        optional: of new rows the columns to predict, which a file without header line may lack together; files with one
+            may lack all that is not wanted, also what ``rename`` names. None: of declared rows, where that is an error.
         where: column to canonical values; other rows are left out, whatever is wrong with them.
         as_texts: further columns of numbers, which come as texts.
 
@@ -126,7 +148,7 @@ def read_cells(
     empty = True
     pieces: Iterator[pd.DataFrame]
     if path.suffix.lower() in parquet.SUFFIXES:
-        pieces = _parquet(path, form, columns, numbers, where or {})
+        pieces = _parquet(path, form, columns, numbers, where or {}, None if optional is None else columns)
     else:
         pieces = _text(path, shown, form, problems, columns, {*numbers, *as_texts}, optional, where or {})
     for frame in pieces:
@@ -180,7 +202,7 @@ def _text(
     problems: Problems,
     wanted: list[str],
     numbers: Collection[str],
-    optional: str | None,
+    optional: Collection[str] | None,
     where: Where,
 ) -> "Iterator[pd.DataFrame]":
     import pandas as pd
@@ -191,12 +213,13 @@ def _text(
     columns = form.columns or [cell.strip() for cell in next(lines, (0, []))[1]]
     if not columns:
         return
-    columns = form.renamed(path, columns)
+    columns = form.renamed(path, columns, None if optional is None else wanted)
     _check_columns(path, columns, [*wanted, *where], separator)
     missing = not_known(form.missing, commas)
     while piece := list(islice(lines, parquet.PIECE)):
-        if form.columns and optional in columns and len(piece[0][1]) == len(columns) - 1:
-            columns = [column for column in columns if column != optional]
+        without = [column for column in columns if column not in (optional or ())]
+        if form.columns and len(piece[0][1]) == len(without):
+            columns = without
         good = []
         for line, cells in piece:
             if not all(_is_one_of(cells, columns.index(column), values, commas) for column, values in where.items()):
@@ -260,7 +283,12 @@ def _lines(path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _parquet(
-    path: Path, form: Cells, wanted: list[str], numbers: Collection[str], where: Where
+    path: Path,
+    form: Cells,
+    wanted: list[str],
+    numbers: Collection[str],
+    where: Where,
+    needed: Collection[str] | None,
 ) -> "Iterator[pd.DataFrame]":
     require("pyarrow", "parquet", f"{path}: a Parquet file", DataError)
     import pandas as pd
@@ -269,7 +297,7 @@ def _parquet(
     try:
         with path.open("rb") as opened, parquet.opened_parquet(opened) as file:
             schema = file.schema_arrow
-            columns = form.renamed(path, schema.names)
+            columns = form.renamed(path, schema.names, needed)
             _check_columns(path, columns, [*wanted, *where])
             there = {name: schema.names[columns.index(name)] for name in [*wanted, *where]}
             for name, column in there.items():

@@ -156,9 +156,10 @@ def _columns(path: Path, told: Told, wanted: Sequence[str], numbers: Sequence[st
         reader = csv.reader(file, delimiter=separator, skipinitialspace=separator != " ")
         lines = [[cell.strip() for cell in line] for line in reader if len(line) > 1 or (line and line[0].strip())]
     names = cells["columns"] or lines.pop(0)
-    if cells["columns"] and lines and len(lines[0]) == len(names) - 1:
-        names = [name for name in names if name != told["preparation"]["label"]]
     names = [cells["rename"].get(name, name) for name in names]
+    answers = told["preparation"].get("answers") or [told["preparation"]["label"]]
+    if cells["columns"] and lines and len(lines[0]) == len(names) - sum(name in answers for name in names):
+        names = [name for name in names if name not in answers]
     for name in wanted:
         if names.count(name) != 1:
             raise ValueError(f"{path}: expected one column '{name}', got {', '.join(names)}")

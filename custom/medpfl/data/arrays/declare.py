@@ -28,11 +28,11 @@ from medpfl.data.arrays.prepare import (
 )
 from medpfl.data.contract import Case, Dataset, Item, Listing
 from medpfl.data.declared import SPLITS, Classes, Problems, SplitRule, Strict, canonical, one_class_a_value
-from medpfl.data.outcome import KEYS, Answer, Survival, Value, one_of, read_answer, strata, tensor_of
+from medpfl.data.outcome import KEYS, Answer, Survival, Value, empty, one_of, read_answer, strata, tensor_of
 from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.rows import Rows
 from medpfl.data.samples import Budget, Samples, SiteData, Store, empty_like
-from medpfl.data.splits import check_listing, choose
+from medpfl.data.splits import Groups, check_listing, choose
 from medpfl.data.target import Target
 
 
@@ -242,22 +242,25 @@ class Arrays(Dataset):
                     yield f"row {row}: {error}"
 
     def _cut(self, file: Npz, rows: list[ArrayCase | None], problems: Problems) -> Listing:
-        cases, texts = _good(rows), dict[str, list[str]]()
-        for key in (self.split.group, self.split.column):
-            if key:
-                column = _column(file, key, len(rows)).tolist()
-                texts[key] = [str(column[case.row]) for case in cases]
-        groups = texts.get(self.split.group or "")
-        if groups:
-            cases = [replace(case, group=group) for case, group in zip(cases, groups, strict=True)]
+        cases, texts = _good(rows), list[str]()
+        if self.split.group:
+            groups, column = Groups(), _column(file, self.split.group, len(rows)).tolist()
+            for case in cases:
+                if empty(column[case.row]):
+                    problems.add(f"{case.where}: array '{self.split.group}' has no value; every row needs a group")
+            known = [case for case in cases if not empty(column[case.row])]
+            cases = [replace(case, group=groups.named(str(column[case.row]))) for case in known]
+        if self.split.column:
+            column = _column(file, self.split.column, len(rows)).tolist()
+            texts = [str(column[case.row]) for case in cases]
         chosen = choose(
             self.split,
             [case.where for case in cases],
             problems,
             source=str(file.path),
-            groups=groups,
+            groups=[case.group for case in cases] if self.split.group else None,
             classes=strata([case.label for case in cases], self.target),
-            named=texts.get(self.split.column or ""),
+            named=texts,
         )
         return {split: [cases[index] for index in chosen[split]] for split in SPLITS}
 

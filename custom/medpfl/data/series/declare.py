@@ -15,7 +15,7 @@ from medpfl.data.cells import Cells, shown_names
 from medpfl.data.contract import Case, Dataset, Item, Listing
 from medpfl.data.declared import SPLITS, Problems
 from medpfl.data.outcome import KEYS, Answer, Answered, tensor_of
-from medpfl.data.patterns import Patterns, find_files
+from medpfl.data.patterns import Patterns, find_files, placeholders
 from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.rows import Rows
 from medpfl.data.samples import Budget, Samples, SiteData, Store, empty_like
@@ -80,7 +80,7 @@ class Series(Answered, Cells, Dataset):
                 form = "'inputs' needs .npz files" if self.inputs else "'channels' needs table files, 'inputs' .npz"
                 raise ValueError(f"{form}, got '{file}'")
         if self.inputs is not None:
-            for key in ("separator", "decimal", "columns", "missing"):
+            for key in ("separator", "decimal", "columns", "missing", "rename", "codes"):
                 if key in self.model_fields_set:
                     raise ValueError(f"'{key}' is for table files; leave it out")
             if self.split.time:
@@ -88,6 +88,7 @@ class Series(Answered, Cells, Dataset):
         elif self.window is None:
             raise ValueError("'window' is missing; expected {length: ..., step: ...} in time steps")
         named = [*(self.channels or []), *_marks(self)]
+        self.check_codes(set(named) - placeholders(self.files))  # what stands in a path is taken as it is
         for name in named:
             if named.count(name) > 1:
                 raise ValueError(f"the column '{name}' is named twice among channels, label, group and split")
@@ -136,6 +137,7 @@ class Series(Answered, Cells, Dataset):
             channels=self.channels,
             inputs=self.inputs,
             label=self.answers[0],
+            answers=self.answers if len(self.answers) > 1 else [],
             missing_samples=self.missing_samples,
             length=plan.length,
             step=plan.step,

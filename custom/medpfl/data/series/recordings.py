@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from medpfl.core.errors import DataError, unreadable
 from medpfl.data.cells import PLACE, Cells, read_cells, to_numbers
@@ -64,7 +65,7 @@ def read_recording(
     channels: Sequence[str],
     marks: Sequence[str],
     problems: Problems,
-    optional: str | None = None,
+    optional: Collection[str] | None = None,
     answers: Sequence[str] = (),
 ) -> Recording:
     """One file as a recording: the columns ``channels`` as values, the columns ``marks`` as texts, of which ``answers``
@@ -187,7 +188,7 @@ def missing_samples(recording: Recording, used: NDArray[np.bool_]) -> Iterator[s
 
 class SeriesPreparation(Preparation):
     """How recordings are written (``cells``), declared and cut (``length`` and ``step`` in time steps), and the mean
-    and scale of each channel."""
+    and scale of each channel. ``label``: the column to predict; where there are several, the first of ``answers``."""
 
     form: ClassVar[str] = "windows"
     kind: Literal["series"] = "series"
@@ -195,6 +196,7 @@ class SeriesPreparation(Preparation):
     channels: list[str] | None
     inputs: str | None
     label: str
+    answers: list[str] = Field(default=[], exclude_if=lambda found: not found)
     missing_samples: Literal["refuse", "interpolate"]
     length: int
     step: int
@@ -239,7 +241,7 @@ def new_recordings(path: Path, preparation: SeriesPreparation) -> Iterator[tuple
         if preparation.inputs is not None:
             recordings = read_arrays(file, file.name, preparation.inputs, [], problems)
         else:
-            channels, optional = preparation.channels or [], preparation.label
+            channels, optional = preparation.channels or [], preparation.answers or [preparation.label]
             recordings = iter([read_recording(file, file.name, preparation.cells, channels, [], problems, optional)])
         for recording in recordings:
             steps, width = recording.values.shape

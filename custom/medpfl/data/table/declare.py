@@ -14,8 +14,9 @@ from medpfl.core.errors import DataError
 from medpfl.data.cells import PLACE, Cells, joined, read_cells, shown_names
 from medpfl.data.columns import Column, Role, columns_of
 from medpfl.data.contract import Case, Dataset, Item, Listing
-from medpfl.data.declared import SPLITS, Problems, SplitRule
-from medpfl.data.outcome import KEYS, Answer, Answered, strata
+from medpfl.data.declared import SPLITS, Problems, SplitRule, canonical
+from medpfl.data.numbers import not_known
+from medpfl.data.outcome import KEYS, Answer, Answered, Value, strata
 from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.samples import Samples, SiteData, to_tensor
 from medpfl.data.splits import Groups, check_listing, choose
@@ -58,12 +59,33 @@ class Table(Answered, Cells, Described, Dataset):
         numbers = [*numeric(self.features), *self.answer_numbers]
         for column in self.units:
             if column not in numbers:
-                meant = difflib.get_close_matches(column, numbers, 1)
-                hint = f"; did you mean '{meant[0]}'?" if meant else ""
+                close = difflib.get_close_matches(column, numbers, 1)
+                hint = f"; did you mean '{close[0]}'?" if close else ""
                 raise ValueError(f"'units' names '{column}', which is no column of numbers that is used{hint}")
+        split = [self.split.group, self.split.column, *self.split.folds]
+        self.check_codes([*self.features, *self.answers, *self.described_by, *(one for one in split if one)])
+        missing = not_known(self.missing, self.decimal == ",")
+        for column, values in self._declared_values().items():
+            meant = {canonical(value) for value in self.codes.get(column, {}).values()}  # which no file holds
+            if both := [one for one in values if missing(str(one)) and canonical(one) not in meant]:
+                raise ValueError(
+                    f"'missing' has {both[0]!r}, so it means not known, and it is a declared value of '{column}', too; "
+                    "leave it out of one of the two (cells that are '', '?' or 'NA' are missing if nothing is said)"
+                )
         if not (self.label or self.survival) and "split" in self.model_fields_set and self.split.stratify:
             raise ValueError("'stratify' needs 'label' or 'survival'; numbers have no class to stratify by")
         return self
+
+    def _declared_values(self) -> dict[str, list[Value]]:
+        """Column to the values that it may hold, of those that do not hold numbers."""
+        found: dict[str, list[Value]] = {name: kind for name, kind in self.features.items() if kind != "number"}
+        if self.label:
+            found[self.label.column] = [one for values in self.label.classes.values() for one in values]
+        if self.several:
+            found |= {column: [*self.several.yes, *self.several.no] for column in self.several.used()}
+        if self.survival:
+            found[self.survival.event] = [*self.survival.yes, *self.survival.no]
+        return found
 
     def cases(self, problems: Problems) -> Listing:
         data = self._data(problems)
@@ -201,13 +223,16 @@ def read_table(dataset: Table, problems: Problems | None = None) -> TableData:
     train = values[splits["train"]]
     mean = train.mean(axis=0) if len(train) else np.zeros(values.shape[1])
     deviation = train.std(axis=0, ddof=1) if len(train) > 1 else np.zeros(train.shape[1])
-    # A column that is constant in the training part carries nothing; dividing by its zero would blow the others up.
-    scale = np.where(deviation > 0, deviation, 1.0)
+    # A column that is constant in the training part carries nothing; dividing by its zero would blow the others up. Of
+    # equal fractions such as 0.1 the deviation is no zero but 1e-17, because their mean is rounded.
+    constant = (train == train[:1]).all(axis=0)
+    scale = np.where((deviation > 0) & ~constant, deviation, 1.0)
     preparation = TablePreparation(
         cells=Cells.model_validate(dataset.model_dump(include=set(Cells.model_fields))),
         features=dataset.features,
         units=dataset.units,
         label=dataset.answers[0],
+        answers=dataset.answers if len(dataset.answers) > 1 else [],
         imputed=imputed,
         mean=mean.tolist(),
         scale=scale.tolist(),

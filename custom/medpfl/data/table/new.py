@@ -20,7 +20,7 @@ from medpfl.data.table.coding import ROW, Feature, coded, filled, numeric
 
 class TablePreparation(Preparation):
     """How tables are written (``cells``) and declared, the values that are imputed, and the mean and scale of each
-    coded feature."""
+    coded feature. ``label``: the column to predict; where there are several, the first of ``answers``."""
 
     form: ClassVar[str] = "rows"
     kind: Literal["table"] = "table"
@@ -28,6 +28,7 @@ class TablePreparation(Preparation):
     features: dict[str, Feature]
     units: dict[str, str] = Field(default={})
     label: str
+    answers: list[str] = Field(default=[], exclude_if=lambda found: not found)
     imputed: dict[str, str | int | float]
     mean: list[float]
     scale: list[float]
@@ -59,7 +60,8 @@ def new_rows(path: Path, preparation: TablePreparation) -> tuple[list[str], NDAr
         DataError: with the file, the line and the column, expected and got.
     """
     features, imputed, form = preparation.features, preparation.imputed, preparation.cells
-    pieces = read_cells(path, path.name, form, Problems(), list(features), numeric(features), preparation.label)
+    optional = preparation.answers or [preparation.label]
+    pieces = read_cells(path, path.name, form, Problems(), list(features), numeric(features), optional)
     frame = joined(pieces)
     frame[ROW] = [f"{path.name}:{place}" for place in frame[PLACE]]
     for column in features:

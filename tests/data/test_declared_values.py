@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables: what a site file says of the values of its columns, by ``missing``, ``codes`` and categories, must agree."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+from medpfl.core.errors import SiteFileError
+from medpfl.data.site_file import load_site_file
+from medpfl.data.table.declare import Table, TableData, read_table
+
+FRAME = pd.DataFrame(
+    {"age": [40.0, 50.0, 60.0, 70.0, 90.0, 80.0], "cp": ["a", "b", "b", "a", "c", "c"], "sick": [0, 1, 0, 1, 1, 0]}
+)
+DECLARED: dict[str, Any] = {
+    "kind": "table",
+    "files": ["t.csv"],
+    "missing_rows": "impute",
+    "features": {"age": "number", "cp": ["a", "b", "c"]},
+    "label": {"column": "sick", "classes": {"no": [0], "yes": [1]}},
+}
+
+
+def declare(folder: Path, **others: Any) -> Table:
+    (folder / "site.yaml").write_text(yaml.safe_dump({"datasets": {"t": DECLARED | others}}, sort_keys=False))
+    return load_site_file(folder / "site.yaml").dataset("t", Table)
+
+
+def read(folder: Path, frame: pd.DataFrame = FRAME, **others: Any) -> TableData:
+    frame.to_csv(folder / "t.csv", index=False)
+    return read_table(declare(folder, **others))
+
+
+@pytest.mark.parametrize(
+    ("column", "declared"),
+    [
+        ("cp", {"features": {"age": "number", "cp": ["a", "b", "NA"]}}),  # 'NA' is missing if nothing is said
+        ("cp", {"missing": ["b"]}),
+        ("sick", {"missing": ["-9"], "label": {"column": "sick", "classes": {"no": [0], "yes": [1, -9.0]}}}),
+        ("sick", {"label": None, "survival": {"time": "days", "event": "sick", "no": [0, "?"]}}),
+    ],
+)
+def test_a_declared_value_cannot_mean_not_known(tmp_path: Path, column: str, declared: dict[str, Any]) -> None:
+    """Its patients would be imputed as the most frequent category, or dropped, in silence."""
+    with pytest.raises(SiteFileError, match=f"so it means not known, and it is a declared value of '{column}', too"):
+        declare(tmp_path, **declared)
+    features = {"age": "number", "cp": ["a", "b", "NA"]}
+    data = read(tmp_path, features=features, codes={"cp": {"c": "NA"}})  # what hospitals agreed on, and no file holds
+    assert data.raw[4].tolist() == [90, 0, 1]
+
+
+def test_codes_of_a_column_that_is_not_used_are_refused(tmp_path: Path) -> None:
+    """Of a column named as in the files, and not as the hospitals agreed, codes that swap two values did nothing."""
+    features = {"age": "number", "sex": [1, 2]}
+    swapped = {1: 2, 2: 1}
+    with pytest.raises(SiteFileError, match="'codes' names 'Sex', which is no column that is used; by 'rename' it is"):
+        declare(tmp_path, features=features, rename={"Sex": "sex"}, codes={"Sex": swapped})
+    with pytest.raises(SiteFileError, match="'codes' names 'sxe', which is no column that is used; did you mean 'sex'"):
+        declare(tmp_path, features=features, codes={"sxe": swapped})
+    frame = FRAME.assign(Sex=[1, 2] * 3)
+    data = read(tmp_path, frame, features=features, rename={"Sex": "sex"}, codes={"sex": swapped, "sick": {"x": 1}})
+    assert data.raw[:3, 1].tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("codes", "words"),
+    [
+        ({True: 1, False: 0}, "YAML reads yes, no, .* put them in quotes"),  # {yes: 1, no: 0}
+        ({"J": True, "N": False}, "YAML reads yes, no, .* put them in quotes"),
+        ({1: "a", "1.0": "b"}, "the value '1.0' is listed twice"),
+    ],
+)
+def test_codes_are_texts_and_numbers_each_once(tmp_path: Path, codes: dict[Any, Any], words: str) -> None:
+    with pytest.raises(SiteFileError, match=f"datasets.t.codes': {words}"):
+        declare(tmp_path, codes={"cp": codes})
