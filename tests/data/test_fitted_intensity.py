@@ -11,6 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from bundled import as_in_bundles
 from medpfl.core.errors import ConfigError, DataError
 from medpfl.core.mixers import Mean
 from medpfl.data.intensity import Fixed, Foreground
@@ -80,12 +81,8 @@ def test_each_channel_has_its_own_numbers_and_a_constant_one_becomes_0() -> None
     with pytest.raises(ConfigError, match="of 2 channels, the volume has 1"):
         fitted(image[:1])
     single = Fixed((0.0,), (10.0,), (4.0,), (2.0,))
-    import monai.transforms
-
-    described = dict(single.as_monai())
-    other = getattr(monai.transforms, str(described.pop("_target_")))(keys="image", **described)
     given = torch.tensor([-1.0, 4.0, 12.0]).view(1, 3, 1, 1)
-    assert other({"image": given})["image"].flatten().tolist() == pytest.approx(single(given).flatten().tolist())
+    assert as_in_bundles(single, given).flatten().tolist() == pytest.approx(single(given).flatten().tolist())
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:

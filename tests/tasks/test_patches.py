@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bundled import as_in_bundles
 from medpfl.component import build, spec_of
 from medpfl.core.errors import ConfigError
 from medpfl.data.declared import StorageRule
@@ -157,13 +158,14 @@ def test_a_network_trains_on_patches_and_is_built_for_them() -> None:
     assert network(inputs).shape == (2, 3, *SIZE) and bool(torch.isfinite(loss))
 
 
-def test_a_channel_with_equal_percentiles_becomes_0() -> None:
+def test_a_channel_with_equal_percentiles_is_cut_at_0_and_1() -> None:
     """Hardly anything of it is not background: MONAI would leave its values as they are, in the thousands."""
     image = torch.arange(2000.0).repeat(2, 1).view(2, 20, 10, 10)
     image[1] = 0
     image[1, 3, 3, :5] = 3000
     found = Percentiles()(image.clone())
-    assert not found[1].any() and found[0].min() == 0 and found[0].max() == 1
+    assert torch.equal(found[1], (image[1] > 0).float()) and found[0].min() == 0 and found[0].max() == 1
+    assert torch.equal(as_in_bundles(Percentiles(), image), found)
     assert bool(Percentiles(low=0, high=100)(image)[1].any())
 
 
@@ -183,11 +185,7 @@ def test_intensities(intensity: Intensity, expected: list[float]) -> None:
     found = intensity(image.clone())
     torch.testing.assert_close(found[0].flatten(), torch.tensor(expected), atol=1e-4, rtol=0)
     assert found[1].unique().tolist() == [pytest.approx(0.07 if isinstance(intensity, Window) else 0)]
-    import monai.transforms
-
-    described = dict(intensity.as_monai())
-    other = getattr(monai.transforms, str(described.pop("_target_")))(keys="image", **described)
-    torch.testing.assert_close(other({"image": image.clone()})["image"][0], found[0])
+    torch.testing.assert_close(as_in_bundles(intensity, image)[0], found[0])
     task = Segmentation("organ", size=SIZE, architecture=UNet((2, 4)), intensity=intensity)
     assert build(spec_of(task), Task, "task") == task and task.spec.intensity == intensity
 

@@ -37,8 +37,8 @@ class Intensity(Checked):
         """A volume, C x H x W x D float32, in the range."""
 
     @abstractmethod
-    def as_monai(self) -> dict[str, JsonValue]:
-        """The same for MONAI's bundles: its dictionary transform and the arguments, without the keys."""
+    def as_monai(self) -> list[dict[str, JsonValue]]:
+        """The same for MONAI's bundles: its dictionary transforms and their arguments, without the keys."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class ZScore(Intensity):
         changed: Tensor = NormalizeIntensity(channel_wise=True)(image)
         return changed
 
-    def as_monai(self) -> dict[str, JsonValue]:
-        return {"_target_": "NormalizeIntensityd", "channel_wise": True}
+    def as_monai(self) -> list[dict[str, JsonValue]]:
+        return [{"_target_": "NormalizeIntensityd", "channel_wise": True}]
 
 
 @dataclass(frozen=True)
@@ -77,15 +77,15 @@ class Window(Intensity):
         changed: Tensor = ScaleIntensityRange(self.low, self.high, 0.0, 1.0, clip=True)(image)
         return changed
 
-    def as_monai(self) -> dict[str, JsonValue]:
+    def as_monai(self) -> list[dict[str, JsonValue]]:
         ends: dict[str, JsonValue] = {"a_min": self.low, "a_max": self.high, "b_min": 0.0, "b_max": 1.0}
-        return {"_target_": "ScaleIntensityRanged", **ends, "clip": True}
+        return [{"_target_": "ScaleIntensityRanged", **ends, "clip": True}]
 
 
 @dataclass(frozen=True)
 class Percentiles(Intensity):
     """Two percentiles of each channel of a volume become 0 and 1, what lies beyond is cut: for MR with a few very
-    bright voxels. A channel in which they are equal, as one of hardly anything but background, becomes 0.
+    bright voxels. Where both are equal, as in a channel of hardly anything but background, that value becomes 0.
 
     Args:
         low, high: in per cent, 0 <= low < high <= 100.
@@ -100,21 +100,18 @@ class Percentiles(Intensity):
 
     def __call__(self, image: Tensor) -> Tensor:
         from monai.transforms import ScaleIntensityRangePercentiles
-        from monai.transforms.utils_pytorch_numpy_unification import percentile
 
-        # MONAI would leave the values of such a channel as they are.
-        equal = [bool(percentile(one, self.low) == percentile(one, self.high)) for one in image]
-        if any(equal):
-            image = image.clone()
-            for place in np.flatnonzero(equal):
-                image[place] = 0
         scaled = ScaleIntensityRangePercentiles(self.low, self.high, 0.0, 1.0, clip=True, channel_wise=True)
         changed: Tensor = scaled(image)
-        return changed
+        return changed.clamp(0, 1)  # of a channel with equal percentiles MONAI subtracts them, and cuts nothing
 
-    def as_monai(self) -> dict[str, JsonValue]:
+    def as_monai(self) -> list[dict[str, JsonValue]]:
         ends: dict[str, JsonValue] = {"lower": self.low, "upper": self.high, "b_min": 0.0, "b_max": 1.0}
-        return {"_target_": "ScaleIntensityRangePercentilesd", **ends, "clip": True, "channel_wise": True}
+        cut: dict[str, JsonValue] = {"a_min": 0.0, "a_max": 1.0, "b_min": 0.0, "b_max": 1.0, "clip": True}
+        return [
+            {"_target_": "ScaleIntensityRangePercentilesd", **ends, "clip": True, "channel_wise": True},
+            {"_target_": "ScaleIntensityRanged", **cut},
+        ]
 
 
 @dataclass(frozen=True)
@@ -149,7 +146,7 @@ class Foreground(Intensity):
     def __call__(self, image: Tensor) -> Tensor:
         raise ConfigError("the intensities of these volumes need a hospital's statistics, and there are none")
 
-    def as_monai(self) -> dict[str, JsonValue]:
+    def as_monai(self) -> list[dict[str, JsonValue]]:
         raise ConfigError("the intensities of these volumes need a hospital's statistics, and there are none")
 
 
@@ -187,11 +184,11 @@ class Fixed(Intensity):
             changed[place] = torch.zeros_like(image[place]) if ends is None else _scaled(image[place], ends)
         return changed
 
-    def as_monai(self) -> dict[str, JsonValue]:
+    def as_monai(self) -> list[dict[str, JsonValue]]:
         [ends] = self._ends()  # bundles have one channel
         if ends is None:
             raise ConfigError("all foreground voxels of the training part are equal; no bundle can say so")
-        return {"_target_": "ScaleIntensityRanged", **ends, "clip": True}
+        return [{"_target_": "ScaleIntensityRanged", **ends, "clip": True}]
 
     def _ends(self) -> list[dict[str, float] | None]:
         """Of each channel what becomes what."""

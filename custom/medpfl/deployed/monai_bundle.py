@@ -162,7 +162,7 @@ def _of_volumes(spec: Spec, windows: bool) -> _Steps:
         {"_target_": "EnsureChannelFirstd", "keys": "image"},
         {"_target_": "Orientationd", "keys": "image", "axcodes": "RAS", "labels": [["L", "R"], ["P", "A"], ["I", "S"]]},
         {"_target_": "Spacingd", "keys": "image", "pixdim": list(spec.spacing), "mode": "bilinear"},
-        {**spec.intensity.as_monai(), "keys": "image"},
+        *({**step, "keys": "image"} for step in spec.intensity.as_monai()),
     ]
     if not spec.whole:  # as ``medpfl predict``: of at least the training's size, and a multiple for the network
         preprocessing += [
