@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from scipy.special import stdtrit
 
 from comparing import SOFT, compared, do, plan_of
 from medpfl.compare.comparison_tables import markdown
@@ -76,6 +77,24 @@ def test_scores_and_gains_are_paired_by_split_and_seed(
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_intervals_go_by_the_hospitals_own_sizes(tmp_path: Path) -> None:
+    """A hospital that tests on half of its cases had the interval of the mean hospital, which was too narrow for it."""
+    sites = write_table_sites(tmp_path / "sites", ["anna", "berta"])
+    declared = yaml.safe_load(sites["berta"].read_text())
+    declared["datasets"]["blood"]["split"] = {"fractions": {"train": 0.3, "validation": 0.2, "test": 0.5}}
+    sites["berta"].write_text(yaml.safe_dump(declared))
+    task = {"path": "medpfl.tasks.tabular.Tabular", "args": {"dataset": "blood", "hidden": [4], "score": "brier"}}
+    _, content = compared(tmp_path, sites, splits=[0, 7, 8], task=task)
+    for site in ("anna", "berta"):
+        ratio = np.mean([split.sizes[site]["test"] / split.sizes[site]["train"] for split in content.splits])
+        assert (ratio > 1) == (site == "berta")
+        gain = next(row for row in content.rows if row.name == "FedAvg").hospitals[site].gain
+        assert gain is not None and gain.deviation and gain.interval is not None
+        reach = stdtrit(2, 0.975) * np.sqrt((1 / 3 + ratio) * gain.deviation**2)
+        np.testing.assert_allclose(gain.interval, [gain.mean - reach, gain.mean + reach], atol=2e-6)
+
+
 def test_calibration_bins_add_up_to_the_error(done: tuple[Path, dict[str, Path], Plan, Results]) -> None:
     content = done[3]
     for row in content.rows:

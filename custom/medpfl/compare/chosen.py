@@ -29,7 +29,7 @@ class Rows:
 
     Attributes:
         local: the row of local training.
-        ratio: of repeated splits, test samples to training samples; None: there is one split.
+        ratio: of repeated splits, test samples to training samples at each hospital; None: there is one split.
         counted: of runs, which hospitals count in the mean; runs x hospitals.
     """
 
@@ -37,7 +37,7 @@ class Rows:
     sites: Sequence[str]
     measure: Measure
     local: str
-    ratio: float | None
+    ratio: Mapping[str, float] | None
     counted: Callable[[Sequence[Pair]], NDArray[np.bool_]]
 
     def certain(
@@ -50,9 +50,10 @@ class Rows:
                 [self.measure.gain(one[site]["test"].score, other[site]["test"].score) for site in self.sites]
                 for one, other in zip(mine, alone, strict=True)
             ])  # fmt: skip
-            each = {site: intervals.corrected(table[:, k].tolist(), self.ratio) for k, site in enumerate(self.sites)}
+            ratio = self.ratio
+            each = {s: intervals.corrected(table[:, k].tolist(), ratio[s]) for k, s in enumerate(self.sites)}
             means = aggregate.of_hospitals(table, self.counted(pairs))
-            whole = intervals.corrected(means.tolist(), self.ratio)
+            whole = intervals.corrected(means.tolist(), float(np.mean([ratio[site] for site in self.sites])))
         else:
             draws = {}
             for site in self.sites:

@@ -144,8 +144,12 @@ def _held(found: list[tuple[Run, TrainedRun]], plan: Plan, results: Path, counte
             sheets.setdefault(label, {})[run.split, run.seed] = cases[inner]
     if LOCAL not in sheets:
         return None
-    sizes = [split.sizes[site] for split in plan.splits for site in plan.hospitals]
-    ratio = float(np.mean([size["test"] / size["train"] for size in sizes])) if len(plan.splits) > 1 else None
+    ratio = None
+    if len(plan.splits) > 1:
+        sizes = {site: [split.sizes[site] for split in plan.splits] for site in plan.hospitals}
+        ratio = {
+            site: float(np.mean([size["test"] / size["train"] for size in found])) for site, found in sizes.items()
+        }
     counts = partial(counted.of, plan.task.score)
     return chosen.Rows(sheets, plan.hospitals, plan.task.measure, LOCAL, ratio, counts)
 
