@@ -11,7 +11,7 @@ from scipy.special import stdtrit
 
 from comparing import SOFT, compared, do, plan_of
 from medpfl.compare.comparison_tables import markdown
-from medpfl.compare.data import reader
+from medpfl.compare.data import reader, split_digest
 from medpfl.compare.plan import Plan
 from medpfl.compare.results import Results
 from medpfl.compare.run_results import ServedBySuper, UnseenRun
@@ -49,6 +49,25 @@ def test_a_split_is_drawn_with_its_seed(table_sites: dict[str, Path]) -> None:
     whole = [sorted(name for part in each.values() for name in part) for each in names]
     assert whole[0] == whole[1] == whole[2] and len(set(whole[0])) == len(whole[0])
     assert {split: len(part) for split, part in names[1].items()} == {s: len(p) for s, p in names[2].items()}
+
+
+def test_other_patients_make_other_runs(tmp_path: Path) -> None:
+    """Where a column names the split, a patient's number that is declared later changed no digest, and the intervals of
+    the runs that were kept drew single rows."""
+    file = write_table_sites(tmp_path / "sites", ["anna"])["anna"]
+    table = tmp_path / "sites" / "anna.csv"
+    head, *lines = table.read_text().splitlines()
+    parts = ["train"] * 20 + ["validation"] * 10 + ["test"] * 10
+    rows = [f"{line},{number // 2},{part}" for number, (line, part) in enumerate(zip(lines, parts, strict=True))]
+    table.write_text("\n".join([f"{head},patient,part", *rows]) + "\n")
+    declared = yaml.safe_load(file.read_text())
+
+    def digest(**more: str) -> str:
+        declared["datasets"]["blood"]["split"] = {"column": "part", **more}
+        file.write_text(yaml.safe_dump(declared))
+        return split_digest(TASK.load(load_site_file(file, "anna")))
+
+    assert digest() == digest() != digest(group="patient") == digest(group="patient")
 
 
 @pytest.mark.slow
