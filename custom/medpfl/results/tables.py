@@ -72,14 +72,17 @@ class ResultTable:
         return self.measure.best(self.values[row]) if self.measure else float("nan")
 
     def gains(self) -> list[float | None] | None:
-        """By how much each model's mean is better than local training's (None: of itself); None without it."""
+        """By how much each model's mean is better than local training's (None: of itself), over the hospitals that have
+        a result of both; None without it."""
         if self.measure is None or "local" not in self.models:
             return None
         local = self.models.index("local")
-        return [
-            None if place == local else self.measure.gain(float(value), float(self.mean[local]))
-            for place, value in enumerate(self.mean)
-        ]
+        found: list[float | None] = []
+        for place in range(len(self.models)):
+            both = self.values[:, [place, local]]
+            mine, alone = _means(np.where(np.isnan(both).any(axis=1, keepdims=True), np.nan, both)).tolist()
+            found.append(None if place == local else self.measure.gain(mine, alone))
+        return found
 
     def gain_texts(self) -> list[str] | None:
         """ "+0.136 [0.05, 0.22]": the gains in words, with their intervals where they are known."""
@@ -95,10 +98,7 @@ class ResultTable:
     @property
     def mean(self) -> NDArray[np.float64]:
         """Unweighted mean over the hospitals that have a result, model by model."""
-        known = ~np.isnan(self.values)
-        return np.where(
-            known.any(axis=0), np.where(known, self.values, 0).sum(axis=0) / known.sum(axis=0).clip(1), np.nan
-        )
+        return _means(self.values)
 
     @property
     def mean_texts(self) -> list[str]:
@@ -171,6 +171,12 @@ def metric_means(summary: Summary) -> tuple[list[str], list[list[str]]]:
     every = [result_table(summary), *others]
     rows = [[label, *(table.mean_texts[k] for table in every)] for k, label in enumerate(every[0].labels)]
     return ["model", *(table.score for table in every)], rows
+
+
+def _means(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of each column, over the rows that have a value there."""
+    known = ~np.isnan(values)
+    return np.where(known.any(axis=0), np.where(known, values, 0).sum(axis=0) / known.sum(axis=0).clip(1), np.nan)
 
 
 def _text(value: float) -> str:
