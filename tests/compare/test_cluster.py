@@ -10,10 +10,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from distributed import LocalCluster
 
 from comparing import compared, plan_of, write_file
 from medpfl.compare import processes
@@ -36,7 +39,7 @@ WAITING = """
 import sys, time
 from medpfl.compare.cluster import cluster_of, ended
 with cluster_of(1, None) as cluster:
-    future = cluster.submit("stub", sys.argv[1], "0")
+    future = cluster.submit("stub", sys.argv[1])
     deadline = time.monotonic() + 20
     while not ended(future):
         assert time.monotonic() < deadline, "the run's end was not seen"
@@ -112,6 +115,22 @@ def test_a_worker_killed_while_it_works_changes_no_digit(cluster: Cluster, tmp_p
 
 
 @pytest.mark.slow
+def test_comparisons_that_share_a_run_have_it_each(tmp_path: Path) -> None:
+    """Dask took both for one task and did it into the first one's folder: the other comparison had no Local."""
+    parts = [tmp_path / name / "runs" / "0.part" for name in ("one", "other")]
+    for part in parts:
+        part.mkdir(parents=True)
+    alone: dict[str, Any] = {"n_workers": 1, "threads_per_worker": 1, "processes": False, "dashboard_address": None}
+    with ExitStack() as stack:
+        here = LocalCluster(**alone, host="127.0.0.1", protocol="tcp://", local_directory=str(tmp_path))
+        there = stack.enter_context(here)
+        clusters = [stack.enter_context(cluster_of(1, there.scheduler_address)) for _ in parts]
+        runs = [cluster.submit("this", str(part)) for cluster, part in zip(clusters, parts, strict=True)]
+        for run, part in zip(runs, parts, strict=True):
+            assert str(part / processes.LOG) in str(outcome(run))  # it leaves no result, and the sentence says where
+
+
+@pytest.mark.slow
 def test_nobody_at_the_address_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("medpfl.compare.cluster._WAIT", 0.2)
     plan = plan_of(tmp_path, write_table_sites(tmp_path / "sites"))
@@ -184,7 +203,7 @@ def test_runs_of_this_machine_open_no_port_to_others(tmp_path: Path) -> None:
 
     before = listening()
     with cluster_of(2, None) as cluster:
-        assert outcome(cluster.submit("stub", str(tmp_path / "gone.part"), "0")) is not None
+        assert outcome(cluster.submit("stub", str(tmp_path / "gone.part"))) is not None
         assert {ip for ip, _ in listening() - before} <= {"127.0.0.1"}
     assert listening() == before
 

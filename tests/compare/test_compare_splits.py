@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from scipy.special import stdtrit
 
 from comparing import SOFT, compared, do, plan_of
 from medpfl.compare.comparison_tables import markdown
-from medpfl.compare.data import reader
+from medpfl.compare.data import reader, split_digest
 from medpfl.compare.plan import Plan
 from medpfl.compare.results import Results
 from medpfl.compare.run_results import ServedBySuper, UnseenRun
@@ -50,6 +51,25 @@ def test_a_split_is_drawn_with_its_seed(table_sites: dict[str, Path]) -> None:
     assert {split: len(part) for split, part in names[1].items()} == {s: len(p) for s, p in names[2].items()}
 
 
+def test_other_patients_make_other_runs(tmp_path: Path) -> None:
+    """Where a column names the split, a patient's number that is declared later changed no digest, and the intervals of
+    the runs that were kept drew single rows."""
+    file = write_table_sites(tmp_path / "sites", ["anna"])["anna"]
+    table = tmp_path / "sites" / "anna.csv"
+    head, *lines = table.read_text().splitlines()
+    parts = ["train"] * 20 + ["validation"] * 10 + ["test"] * 10
+    rows = [f"{line},{number // 2},{part}" for number, (line, part) in enumerate(zip(lines, parts, strict=True))]
+    table.write_text("\n".join([f"{head},patient,part", *rows]) + "\n")
+    declared = yaml.safe_load(file.read_text())
+
+    def digest(**more: str) -> str:
+        declared["datasets"]["blood"]["split"] = {"column": "part", **more}
+        file.write_text(yaml.safe_dump(declared))
+        return split_digest(TASK.load(load_site_file(file, "anna")))
+
+    assert digest() == digest() != digest(group="patient") == digest(group="patient")
+
+
 @pytest.mark.slow
 def test_scores_and_gains_are_paired_by_split_and_seed(
     done: tuple[Path, dict[str, Path], Plan, Results],
@@ -76,6 +96,24 @@ def test_scores_and_gains_are_paired_by_split_and_seed(
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_intervals_go_by_the_hospitals_own_sizes(tmp_path: Path) -> None:
+    """A hospital that tests on half of its cases had the interval of the mean hospital, which was too narrow for it."""
+    sites = write_table_sites(tmp_path / "sites", ["anna", "berta"])
+    declared = yaml.safe_load(sites["berta"].read_text())
+    declared["datasets"]["blood"]["split"] = {"fractions": {"train": 0.3, "validation": 0.2, "test": 0.5}}
+    sites["berta"].write_text(yaml.safe_dump(declared))
+    task = {"path": "medpfl.tasks.tabular.Tabular", "args": {"dataset": "blood", "hidden": [4], "score": "brier"}}
+    _, content = compared(tmp_path, sites, splits=[0, 7, 8], task=task)
+    for site in ("anna", "berta"):
+        ratio = np.mean([split.sizes[site]["test"] / split.sizes[site]["train"] for split in content.splits])
+        assert (ratio > 1) == (site == "berta")
+        gain = next(row for row in content.rows if row.name == "FedAvg").hospitals[site].gain
+        assert gain is not None and gain.deviation and gain.interval is not None
+        reach = stdtrit(2, 0.975) * np.sqrt((1 / 3 + ratio) * gain.deviation**2)
+        np.testing.assert_allclose(gain.interval, [gain.mean - reach, gain.mean + reach], atol=2e-6)
+
+
 def test_calibration_bins_add_up_to_the_error(done: tuple[Path, dict[str, Path], Plan, Results]) -> None:
     content = done[3]
     for row in content.rows:

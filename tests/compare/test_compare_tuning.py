@@ -10,15 +10,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import TypeAdapter
 from typer.testing import CliRunner
 
 from comparing import SOFT, compared, do, plan_of, write_file
 from medpfl.cli import app
+from medpfl.compare.comparison_tables import budget_text
 from medpfl.compare.file import Comparison, load_comparison
 from medpfl.compare.plan import decide, widen
+from medpfl.compare.results import Results
 from medpfl.compare.runner import finished
 from medpfl.compare.tuning import candidates_of
 from medpfl.core.errors import ConfigError
+from medpfl.results.compact import read_compact
+from medpfl.results.files import parse
 from medpfl.tasks.metrics.measure import Measure
 
 TUNING: dict[str, Any] = {"budget": 2, "seeds": [100], "tune": {"lr": [0.01, 0.1]}}
@@ -256,3 +261,14 @@ def test_the_command_goes_on_with_what_a_search_proposes(tmp_path: Path, table_s
     for digest in lost:
         shutil.rmtree(tmp_path / "out" / "runs" / digest)
     assert command("out") == found
+
+
+def test_who_is_left_out_took_part_in_the_search(tmp_path: Path) -> None:
+    """The page said that such a hospital took no part, and its validation cases chose arguments with the others'."""
+    file = load_comparison(write_file(tmp_path, methods=METHODS, tuning=TUNING))
+    stored = Path(__file__).resolve().parents[2] / "docs" / "results" / "compare-heart.json.xz"
+    content = parse(TypeAdapter(Results), json.dumps(read_compact(stored)), stored)
+    sentence = "its validation cases had a say in the arguments."
+    for unseen in (False, True):
+        told = budget_text(content.model_copy(update={"file": file.model_copy(update={"unseen": unseen})}))
+        assert (sentence in told) == unseen

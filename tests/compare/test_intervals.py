@@ -2,11 +2,13 @@
 """Intervals of a comparison, what would show a difference, and what hospitals choose in it."""
 
 import html
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from comparing import SOFT, compared
@@ -99,6 +101,11 @@ def test_a_p_that_cannot_be_small_is_not_told(pairs: int, told: str) -> None:
     assert comparison_tables.gain_text(sure) == f"+1.000 [0.900, 1.100]{told}"
 
 
+def anna(pairs: Sequence[tuple[int | None, int]]) -> NDArray[np.bool_]:
+    """The only hospital counts in every run."""
+    return np.ones((len(pairs), 1), dtype=bool)
+
+
 def test_hospitals_choose_run_by_run() -> None:
     rng = np.random.default_rng(0)
     local = {seed: rng.normal(size=12) for seed in (0, 1)}
@@ -111,7 +118,7 @@ def test_hospitals_choose_run_by_run() -> None:
         "Local": {(None, seed): run(seed, 0.0) for seed in (0, 1)},
         "Good": {(None, seed): run(seed, [0.5, -0.5][seed]) for seed in (0, 1)},
     }
-    rows = Rows(sheets, ["anna"], Measure(), "Local", None)
+    rows = Rows(sheets, ["anna"], Measure(), "Local", None, anna)
     row = rows.choose("Good", ["Good"])
     assert row is not None and row.picks == {"anna": {"Good": 1, "Local": 1}} and not row.below
     assert row.gain.mean == pytest.approx(0.25, abs=0.02)
@@ -133,7 +140,7 @@ def test_the_average_has_a_threshold_of_its_own() -> None:
 
     first = torch.arange(20) < 10
     runs = {"Local": {(None, 0): run(first)}, "Other": {(None, 0): run(~first)}}
-    row = Rows(runs, ["anna"], Measure(), "Local", None).choose("Other", ["Other"])
+    row = Rows(runs, ["anna"], Measure(), "Local", None, anna).choose("Other", ["Other"])
     assert row is not None and row.picks == {"anna": {AVERAGE: 1}} and row.score.mean == 1.0
 
 

@@ -15,21 +15,24 @@ from medpfl import store
 from medpfl.cli import app
 from medpfl.compare.fold_table import collect, frequencies, scores
 from medpfl.compare.folds import make_folds
+from medpfl.compare.folds import run as run_fold
 from medpfl.compare.run_results import FoldRun
 from medpfl.compare.unseen import served
+from medpfl.core.codecs import STC, Half
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mean, ServerAdam, SoftPull
 from medpfl.data.site_file import CHECKPOINT, load_site_file
 from medpfl.deployed.model_file import load_deployed
 from medpfl.deployed.predict import evaluate_at
 from medpfl.job import Job
+from medpfl.job.codecs import Codecs
 from medpfl.methods.fedsm import FedSM
 from medpfl.methods.start import Start
 from medpfl.results.files import json_of
 from medpfl.rounds.simulate import simulate
 from no_workers import without_workers
 from small_jobs import small_job, write_table_sites
-from tools import write_job
+from tools import assert_same, outcome, write_job
 
 THREE = ["anna", "berta", "clara"]
 
@@ -118,6 +121,40 @@ def test_another_checkpoint_makes_other_folds(tmp_path: Path) -> None:
 
     assert digests(1.0) == digests(1.0)
     assert not digests(1.0) & digests(2.0)
+
+
+def folded(job: Job, files: dict[str, Path], folder: Path) -> FoldRun:
+    """The first fold, done here."""
+    order = make_folds(job, files, 1).runs[0].order
+    folder.mkdir()
+    return run_fold(order.model_copy(update={"site_files": {site: str(path) for site, path in files.items()}}), folder)
+
+
+def test_a_fold_has_the_jobs_codecs(tmp_path: Path) -> None:
+    """They were left out without a word: scores were those of a job that sends whole models."""
+    files = write_table_sites(tmp_path / "sites")
+    coded = replace(small_job(rounds=2), codecs=Codecs(to_site=Half(), from_site=STC(p=0.1)))
+    assert make_folds(coded, files, 1).runs[0].digest != make_folds(small_job(rounds=2), files, 1).runs[0].digest
+    folded(coded, files, tmp_path / "fold")
+    there = {site: path for site, path in files.items() if site != "anna"}
+    settings = replace(coded.settings, references=("local", "fedavg"), finetune=0)
+    simulate(replace(coded, min_clients=3, settings=settings), there, tmp_path / "alone", tmp_path / "home")
+    assert_same(outcome(tmp_path / "fold" / "results"), outcome(tmp_path / "alone"))
+
+
+def test_a_fold_asks_as_few_hospitals_as_the_job(tmp_path: Path) -> None:
+    """Of a share of the hospitals all were asked, and a number below theirs was refused."""
+    files = write_table_sites(tmp_path / "sites")
+    for name, asked in (("share", 0.5), ("number", 2)):
+        found = folded(small_job(rounds=2, hospitals_per_round=asked), files, tmp_path / name)
+        assert [event.event for event in found.events] == ["every round asks 2 of 3 hospitals, drawn by the seed"]
+
+
+def test_filters_of_other_people_are_refused(tmp_path: Path) -> None:
+    """They were left out without a word."""
+    files = write_table_sites(tmp_path / "sites")
+    with pytest.raises(ConfigError, match=r"filters that FLARE alone can apply \(x.Noise\)"):
+        make_folds(replace(small_job(), filters=("x.Noise",)), files, 1)
 
 
 def test_what_cannot_be_left_out_is_said(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where no run of a comparison came to its end, the sentence says why the first did not."""
+"""Where no run of a comparison came to its end, the sentence says why the first did not; where some did not, the
+tables of ``results.md`` and of the console say of how many runs a method's numbers are."""
 
 from pathlib import Path
 
 import pytest
 
-from comparing import plan_of
+from comparing import SOFT, do, plan_of
 from medpfl.compare.collect import collect
+from medpfl.compare.comparison_tables import leaderboard, markdown
 from medpfl.core.errors import MedPFLError
 from small_jobs import write_table_sites
 
@@ -17,3 +19,17 @@ def test_the_reason_is_told(tmp_path: Path) -> None:
     failures = {run.digest: f"{run.name} went wrong" for run in plan.runs}
     with pytest.raises(MedPFLError, match=r"no run of comparison 'small' is finished.*compare: Local went wrong"):
         collect(plan, tmp_path / "results", failures)
+
+
+@pytest.mark.slow
+def test_a_missing_run_is_told(tmp_path: Path) -> None:
+    """The mean of one seed stood beside those of two without a word."""
+    files = write_table_sites(tmp_path / "sites", ["anna", "berta"])
+    plan, results = plan_of(tmp_path, files, methods={"Soft": SOFT}, seeds=[0, 1]), tmp_path / "results"
+    failed = next(run for run in plan.runs if (run.name, run.seed) == ("Soft", 1))
+    do([run for run in plan.runs if run is not failed], files, results)
+    content = collect(plan, results, {failed.digest: "anna broke"})
+    names = [line[0] for line in leaderboard(content)[1]]
+    assert {"Soft (1 of 2 runs)", "Soft (personal_before_pull) (1 of 2 runs)", "Local"} < set(names)
+    text = markdown(content)
+    assert "Not in these tables:\n\n- Soft, seed 1: anna broke\n" in text and "| Soft (1 of 2 runs) |" in text

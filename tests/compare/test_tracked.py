@@ -10,6 +10,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from comparing import SOFT, compared
+from medpfl.compare.counted import Counted, counted_in
 from medpfl.compare.orders import Order
 from medpfl.compare.results import Results
 from medpfl.compare.run_results import TrainedRun
@@ -39,7 +40,7 @@ def test_every_run_says_its_parameters_and_the_tables_numbers(finished: tuple[Pa
         told = dict(parameters(order, row))
         assert told["method"] == row.method and told["rounds"] == "2" and told["task.dataset"] == "blood"
         assert told["method.steps"] == "5" and told["method.lr"] == "0.05"
-        found = {(name, at): value for name, value, at in numbers(done, row, content.score)}
+        found = {(name, at): value for name, value, at in numbers(done, row, content.score, counted_in(content))}
         for shown in content.rows:
             if shown.name in done.rows:
                 (value,) = (value for (name, _), value in found.items() if name == f"test/best/{shown.name}/accuracy")
@@ -48,6 +49,21 @@ def test_every_run_says_its_parameters_and_the_tables_numbers(finished: tuple[Pa
                 assert curve == pytest.approx(shown.curve, abs=1e-6)
                 one = next(value for (name, _), value in found.items() if name.endswith(f"{shown.name}/accuracy/berta"))
                 assert one == pytest.approx(shown.hospitals["berta"].best.mean, abs=1e-6)
+
+
+def test_a_hospital_without_a_score_does_not_count(finished: tuple[Path, Results]) -> None:
+    """As in the tables: there was no mean at all."""
+    folder, content = finished
+    row = next(row for row in content.runs if row.method == "Local")
+    inside = folder / "runs" / row.digest
+    done = parse(TypeAdapter(TrainedRun), (inside / "run.json").read_text(), inside)
+    local = done.rows["Local"]
+    tested = {site: {"accuracy": None if site == "berta" else 0.5 + 0.1 * (site == "anna")} for site in local.best}
+    broke = done.model_copy(update={"rows": {"Local": local.model_copy(update={"best": tested})}})
+    for split, mean in ((None, [0.55]), (7, [])):  # of split 7 berta has a score of another model: Local's broke
+        others = [(None, tested), (7, tested), (7, {"berta": {"accuracy": 0.9}})]
+        told = numbers(broke, row.model_copy(update={"split": split}), "accuracy", Counted(others, content.hospitals))
+        assert [value for name, value, _ in told if name == "test/best/Local/accuracy"] == pytest.approx(mean)
 
 
 def test_mlflow_holds_them_once(finished: tuple[Path, Results], tmp_path: Path) -> None:

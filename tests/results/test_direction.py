@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A job's tables where lower values are better, with a unit: what is marked, what is a gain, what the headings say."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,16 @@ def test_the_lowest_is_the_best_of_a_row_and_less_is_a_gain() -> None:
     assert [table.best(row) for row in range(2)] == [3.0, 2.0]
     assert table.gains() == [None, 1.0]  # 4 days alone, 3 together
     assert table.score == "mae (days, lower is better)"
+
+
+def test_a_gain_is_of_the_hospitals_that_have_both() -> None:
+    """A model that broke where local training is bad looked better than it: the means were of other hospitals."""
+    values = np.array([[3.0, 4.0], [9.0, np.nan], [5.0, 5.0]])
+    table = replace(result_table(summary(DAYS)), sites=["anna", "berta", "clara"], sizes=[9, 9, 9], values=values)
+    assert table.gains() == [None, -0.5]  # of anna and clara; Local's mean of all three is 17 / 3 days
+    assert table.mean_texts == ["5.667", "4.500 (2 of 3 hospitals)"]
+    alone = replace(table, values=np.array([[3.0, np.nan], [np.nan, 4.0], [np.nan, np.nan]]))
+    assert alone.gain_texts() == ["", "n/a"]
 
 
 def test_a_file_that_does_not_say_it_is_of_a_metric_of_which_more_is_better() -> None:

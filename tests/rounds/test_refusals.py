@@ -19,6 +19,7 @@ from medpfl.rounds.messages import Message
 from medpfl.rounds.server.quorum import QuorumLost
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.tabular import Tabular
+from small_jobs import write_table_sites
 from tools import exchange, pieces, ready, retell, round_of
 
 Make = Callable[..., Job]
@@ -213,3 +214,12 @@ def test_unreadable_data_stop_the_simulation_with_a_sentence(
 def test_too_few_hospitals(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="needs at least 5 hospitals, got 4"):
         simulate(replace(make_job(), min_clients=5), table_sites, tmp_path / "r", tmp_path / "h")
+
+
+@pytest.mark.parametrize("name", ["mean", "server"])
+def test_a_hospital_that_is_called_as_what_is_none(make_job: Make, tmp_path: Path, name: str) -> None:
+    """Its scores stood among those of the hospitals' mean, or its state among the server's: the job said of itself that
+    it was under way already."""
+    sites = write_table_sites(tmp_path / "sites", ["anna", name])
+    with pytest.raises(ConfigError, match=f"a hospital cannot be called '{name}'"):
+        simulate(make_job(), sites, tmp_path / "results", tmp_path / "home")

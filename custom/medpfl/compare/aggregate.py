@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """One figure of several runs: means and deviations, gains, matrices, calibration, what a super model chose."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from medpfl.compare.counted import Counted, Pair
 from medpfl.compare.results import Gain, HospitalRow, MetricStat, Reach, Selection, Stat, Worst
 from medpfl.compare.run_results import Bins, ModelRow, SuperRow
 from medpfl.compare.statistics import paired_gain
@@ -25,20 +26,36 @@ def stat(values: NDArray[np.float64]) -> Stat:
     )
 
 
-def metrics(found: list[dict[str, Scores]], sites: list[str]) -> dict[str, MetricStat]:
+def of_hospitals(values: NDArray[np.float64], counted: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Mean over the hospitals that count, run by run; NaN where one of them has no value, or none counts.
+
+    Args:
+        values, counted: runs x hospitals.
+    """
+    count = counted.sum(axis=1)
+    total: NDArray[np.float64] = np.where(counted, values, 0.0).sum(axis=1)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def metrics(
+    found: list[dict[str, Scores]], sites: list[str], pairs: Sequence[Pair], counted: Counted | None
+) -> dict[str, MetricStat]:
     """Every metric of the best round's test, mean over the hospitals' models and model by model.
 
     Args:
         found: of each run, the test of each hospital's model.
+        pairs: split and seed of each run.
+        counted: says which hospitals count in the mean; None: all.
     """
     names = sorted({name for tested in found for metrics in tested.values() for name in metrics})
     values = {
         name: np.array([[tested.get(site, {}).get(name) for site in sites] for tested in found], dtype=float)
         for name in names
     }
+    counts = {name: counted.of(name, pairs) if counted else np.ones(each.shape, bool) for name, each in values.items()}
     return {
         name: MetricStat(
-            **dict(stat(value.mean(axis=1))),
+            **dict(stat(of_hospitals(value, counts[name]))),
             hospitals={site: stat(value[:, place]) for place, site in enumerate(sites)},
         )
         for name, value in values.items()

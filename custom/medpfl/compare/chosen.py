@@ -2,13 +2,15 @@
 """A comparison's hospitals choose: what each would take by its own validation cases, and how that does on its test."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from medpfl.compare import aggregate, intervals
+from medpfl.compare.counted import Pair
 from medpfl.compare.patients import Sheets
 from medpfl.compare.results import ChosenRow, Gain
 from medpfl.deployed.choice import choose
@@ -19,7 +21,6 @@ from medpfl.tasks.metrics.sheet import Sheet
 
 AVERAGE = "average"
 ALL = "all of them"
-Pair = tuple[int | None, int]
 
 
 @dataclass(frozen=True)
@@ -28,14 +29,16 @@ class Rows:
 
     Attributes:
         local: the row of local training.
-        ratio: of repeated splits, test samples to training samples; None: there is one split.
+        ratio: of repeated splits, test samples to training samples at each hospital; None: there is one split.
+        counted: of runs, which hospitals count in the mean; runs x hospitals.
     """
 
     sheets: Mapping[str, Mapping[Pair, Sheets]]
     sites: Sequence[str]
     measure: Measure
     local: str
-    ratio: float | None
+    ratio: Mapping[str, float] | None
+    counted: Callable[[Sequence[Pair]], NDArray[np.bool_]]
 
     def certain(
         self, mine: Sequence[Sheets], pairs: Sequence[Pair], mean: Gain, hospitals: Mapping[str, Gain]
@@ -47,8 +50,10 @@ class Rows:
                 [self.measure.gain(one[site]["test"].score, other[site]["test"].score) for site in self.sites]
                 for one, other in zip(mine, alone, strict=True)
             ])  # fmt: skip
-            each = {site: intervals.corrected(table[:, k].tolist(), self.ratio) for k, site in enumerate(self.sites)}
-            whole = intervals.corrected(table.mean(axis=1).tolist(), self.ratio)
+            ratio = self.ratio
+            each = {s: intervals.corrected(table[:, k].tolist(), ratio[s]) for k, s in enumerate(self.sites)}
+            means = aggregate.of_hospitals(table, self.counted(pairs))
+            whole = intervals.corrected(means.tolist(), float(np.mean([ratio[site] for site in self.sites])))
         else:
             draws = {}
             for site in self.sites:
@@ -56,7 +61,9 @@ class Rows:
                 draws[site] = one - other if self.measure.direction == "higher" else other - one
             patients = {site: mine[0][site]["test"].patients for site in self.sites}
             each = {site: interval_of(draws[site], patients[site]) for site in self.sites}
-            whole = interval_of(np.mean(list(draws.values()), axis=0), sum(patients.values()))
+            count = [site for site, counts in zip(self.sites, self.counted(pairs)[0], strict=True) if counts]
+            mean_draws = np.mean([draws[site] for site in count], axis=0)
+            whole = interval_of(mean_draws, sum(patients[site] for site in count))
         return _with(mean, whole), {site: _with(gain, each[site]) for site, gain in hospitals.items()}
 
     def choose(self, name: str, labels: Sequence[str]) -> ChosenRow | None:
@@ -76,7 +83,9 @@ class Rows:
             taken.append(held)
         scores = np.array([[run[site]["test"].score for site in self.sites] for run in taken])
         alone = np.array([[self.sheets[self.local][pair][s]["test"].score for s in self.sites] for pair in pairs])
-        mean = aggregate.gain(scores.mean(axis=1), alone.mean(axis=1), self.measure)
+        counts = self.counted(pairs)
+        means = aggregate.of_hospitals(scores, counts)
+        mean = aggregate.gain(means, aggregate.of_hospitals(alone, counts), self.measure)
         each = {s: aggregate.gain(scores[:, k], alone[:, k], self.measure) for k, s in enumerate(self.sites)}
         if mean is None:
             return None
@@ -84,7 +93,7 @@ class Rows:
         mean, hospitals = self.certain(taken, pairs, mean, gains)
         return ChosenRow(
             name=name,
-            score=aggregate.stat(scores.mean(axis=1)),
+            score=aggregate.stat(means),
             gain=mean,
             hospitals=hospitals,
             picks={site: dict(found.most_common()) for site, found in picks.items()},

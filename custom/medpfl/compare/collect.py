@@ -5,6 +5,7 @@ import platform
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,6 +14,7 @@ import torch
 
 import medpfl
 from medpfl.compare import aggregate, chosen
+from medpfl.compare.counted import Counted, Pair
 from medpfl.compare.entries import Entry
 from medpfl.compare.file import FEDAVG, LOCAL, POOLED, REFERENCES, swept_name
 from medpfl.compare.patients import Sheets, read_cases
@@ -44,8 +46,6 @@ from medpfl.results.schema import Scores
 from medpfl.rounds.messages import digest_of
 
 RESULTS = "results.json"
-Pair = tuple[int | None, int]
-"""Split and seed: methods are compared under the same one."""
 E = TypeVar("E", TrainedRun, UnseenRun)
 
 
@@ -87,7 +87,9 @@ def collect(plan: Plan, results: Path, failures: dict[str, str]) -> Results:
     check_initial_weights([each for _, each in everything])
     score = plan.task.score
     rows = _rows(found, plan, score)
-    held = _held(found, plan, results)
+    tested = [(run.split, part.best) for run, each in found for part in each.rows.values()]
+    counted = Counted(tested, plan.hospitals)
+    held = _held(found, plan, results, counted)
     target = plan.file.target
     local = rows.get(LOCAL)
     if target is None and local and local.curves:
@@ -113,7 +115,7 @@ def collect(plan: Plan, results: Path, failures: dict[str, str]) -> Results:
         smallest_p=smallest_p(pairs),
         target=target,
         tuning=plan.found or None,
-        rows=[_certain(_summary(name, row, local, target, plan), held) for name, row in rows.items()],
+        rows=[_certain(_summary(name, row, local, target, plan, counted), held) for name, row in rows.items()],
         sweeps=_sweeps(plan),
         unseen=_unseen(left_out, plan),
         chosen=_chosen(found, held),
@@ -133,7 +135,7 @@ def read_results(folder: Path) -> Results:
     return read_versioned(folder, RESULTS, "the folder of a comparison", lambda _: Results)
 
 
-def _held(found: list[tuple[Run, TrainedRun]], plan: Plan, results: Path) -> chosen.Rows | None:
+def _held(found: list[tuple[Run, TrainedRun]], plan: Plan, results: Path, counted: Counted) -> chosen.Rows | None:
     """What all models said of the hospitals' cases; None where a run of before is among them, or none is Local's."""
     sheets: dict[str, dict[Pair, Sheets]] = {}
     for run, each in found:
@@ -142,9 +144,14 @@ def _held(found: list[tuple[Run, TrainedRun]], plan: Plan, results: Path) -> cho
             sheets.setdefault(label, {})[run.split, run.seed] = cases[inner]
     if LOCAL not in sheets:
         return None
-    sizes = [split.sizes[site] for split in plan.splits for site in plan.hospitals]
-    ratio = float(np.mean([size["test"] / size["train"] for size in sizes])) if len(plan.splits) > 1 else None
-    return chosen.Rows(sheets, plan.hospitals, plan.task.measure, LOCAL, ratio)
+    ratio = None
+    if len(plan.splits) > 1:
+        sizes = {site: [split.sizes[site] for split in plan.splits] for site in plan.hospitals}
+        ratio = {
+            site: float(np.mean([size["test"] / size["train"] for size in found])) for site, found in sizes.items()
+        }
+    counts = partial(counted.of, plan.task.score)
+    return chosen.Rows(sheets, plan.hospitals, plan.task.measure, LOCAL, ratio, counts)
 
 
 def _certain(row: Row, held: chosen.Rows | None) -> Row:
@@ -272,16 +279,18 @@ def in_order(labels: Iterable[str]) -> list[str]:
     return [*(name for name in REFERENCES if name in labels), *(name for name in labels if name not in REFERENCES)]
 
 
-def _summary(name: str, row: _Runs, local: _Runs | None, target: float | None, plan: Plan) -> Row:
+def _summary(name: str, row: _Runs, local: _Runs | None, target: float | None, plan: Plan, counted: Counted) -> Row:
     """One row of the leaderboard with all that belongs to it."""
     sites = plan.hospitals
     best, last, measure = np.array(row.best), np.array(row.last), plan.task.measure
+    counts = counted.of(plan.task.score, row.pairs)
     gain, gains = None, dict.fromkeys(sites) if local is None or name == LOCAL else {}
     if local is not None and name != LOCAL:
         shared = [pair for pair in row.pairs if pair in local.pairs]
         mine = best[[row.pairs.index(pair) for pair in shared]]
         alone = np.array(local.best)[[local.pairs.index(pair) for pair in shared]]
-        gain = aggregate.gain(mine.mean(axis=1), alone.mean(axis=1), measure)
+        both = counted.of(plan.task.score, shared)
+        gain = aggregate.gain(aggregate.of_hospitals(mine, both), aggregate.of_hospitals(alone, both), measure)
         gains = {site: aggregate.gain(mine[:, k], alone[:, k], measure) for k, site in enumerate(sites)}
     hospitals = {
         site: HospitalRow(best=aggregate.stat(best[:, k]), last=aggregate.stat(last[:, k]), gain=gains[site])
@@ -296,11 +305,11 @@ def _summary(name: str, row: _Runs, local: _Runs | None, target: float | None, p
         made=[_how(entry) for entry in made.values()],
         own_networks=first.initial.own,
         pairs=row.pairs,
-        best=aggregate.stat(best.mean(axis=1)),
-        last=aggregate.stat(last.mean(axis=1)),
+        best=aggregate.stat(aggregate.of_hospitals(best, counts)),
+        last=aggregate.stat(aggregate.of_hospitals(last, counts)),
         best_rounds=[part.best_round for part in row.parts],
-        metrics=aggregate.metrics([part.best for part in row.parts], sites),
-        together=aggregate.metrics([part.together for part in row.parts], sites),
+        metrics=aggregate.metrics([part.best for part in row.parts], sites, row.pairs, counted),
+        together=aggregate.metrics([part.together for part in row.parts], sites, row.pairs, None),
         gain=gain,
         hospitals=hospitals,
         worst=aggregate.worst(hospitals, measure),
@@ -332,6 +341,19 @@ def _unseen(found: list[UnseenRun], plan: Plan) -> list[UnseenRow]:
         for label, row in each.rows.items():
             place = scores.setdefault(label, {}).setdefault(str(each.without), {})
             place[each.split, each.seed] = row.score
+    known = {
+        (split, site)
+        for sites in scores.values()
+        for site, values in sites.items()
+        for (split, _), value in values.items()
+        if value is not None
+    }
+
+    def mean(sites: Mapping[str, Mapping[Pair, float | None]], pair: Pair) -> float:
+        """Over the hospitals at which any model has a score in this split."""
+        values = [values[pair] for site, values in sites.items() if (pair[0], site) in known]
+        return float(np.mean(np.array(values, dtype=float))) if values else np.nan
+
     rows = []
     for label in in_order(scores):
         sites = scores[label]
@@ -340,7 +362,7 @@ def _unseen(found: list[UnseenRun], plan: Plan) -> list[UnseenRow]:
             for site, values in sites.items()
         }
         whole = [pair for pair in sites[next(iter(sites))] if all(pair in values for values in sites.values())]
-        means = [np.mean([np.nan if (v := sites[site][pair]) is None else v for site in sites]) for pair in whole]
+        means = [mean(sites, pair) for pair in whole]
         complete = len(sites) == len(plan.hospitals) and means
         rows.append(UnseenRow(name=label, mean=aggregate.stat(np.array(means)) if complete else None, hospitals=table))
     return rows

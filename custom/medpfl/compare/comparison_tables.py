@@ -63,9 +63,15 @@ def leaderboard(content: Results) -> tuple[list[str], list[list[str]]]:
         worst = f"{row.worst.hospital} {row.worst.score:.3f}" if row.worst else "n/a"
         more = [score_text(row.metrics.get(name)) for name in others]
         scored = [row.scored or ""] if told else []
-        rows.append([row.name, score_text(row.best), *more, last, gain_text(row.gain), worst, *scored])
+        rows.append([_with_runs(row, content), score_text(row.best), *more, last, gain_text(row.gain), worst, *scored])
     always_same = [[*line, *([""] if told else [])] for line in majority(content)]
     return [*head, *(["scored after"] if told else [])], rows + always_same
+
+
+def _with_runs(row: Row, content: Results) -> str:
+    """The row's name, with the number of its runs where some are missing."""
+    some = len(row.pairs) < content.pairs
+    return f"{row.name} ({len(row.pairs)} of {content.pairs} runs)" if some else row.name
 
 
 def majority(content: Results) -> list[list[str]]:
@@ -287,6 +293,10 @@ def markdown(content: Results) -> str:
         if rows:
             lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
             parts.append(f"## {title}\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines))
+    if content.failures:
+        parts.insert(
+            0, "Not in these tables:\n\n" + "\n".join(f"- {one.run}: {one.reason}" for one in content.failures)
+        )
     text = "\n\n".join([*warnings(content), *parts])
     return f"# {content.comparison}\n\n{_caption(content)}\n\n{text}\n"
 
@@ -332,8 +342,13 @@ def budget_text(content: Results) -> str:
     ranges = ""
     if any(isinstance(axis, Range) for axis in axes):
         ranges = " Optuna's tree-structured Parzen estimator proposed candidates from ranges by the scores so far."
+    all_of_them = ""
+    if content.file.unseen:
+        all_of_them = (
+            " A hospital that is left out of runs was in the search: its validation cases had a say in the arguments."
+        )
     return (
         f"Tuning budget: {tuning.budget} candidates for every method{each}, references included, by the mean "
         f"validation score of their best round; seeds {', '.join(map(str, tuning.seeds))}, which take no part "
-        f"in the results, and no test set was read.{ranges}{before}"
+        f"in the results, and no test set was read.{ranges}{all_of_them}{before}"
     )

@@ -4,6 +4,7 @@ a useful one, and a sentence for each method that ends with one."""
 
 import numpy as np
 
+from medpfl.compare.counted import left_out
 from medpfl.compare.results import Results
 from medpfl.tasks.metrics.constant import BESIDE, most_frequent
 
@@ -40,11 +41,15 @@ def always_mean(content: Results) -> dict[str, str]:
 
 
 def warnings(content: Results) -> list[str]:
-    """A sentence for each method whose model gives all test cases of a hospital the same class."""
+    """Where the score is not defined, and a sentence for each method whose model gives all test cases of a hospital the
+    same class."""
     return [
-        f"{row.name} gives all test cases the same class: "
-        + ", ".join(f"{site} in {count} of {len(row.pairs)} runs" for site, count in row.one_answer.items())
-        + "."
-        for row in content.rows
-        if row.one_answer
+        *filter(None, [left_out(content)]),
+        *(
+            f"{row.name} gives all test cases the same class: "
+            + ", ".join(f"{site} in {count} of {len(row.pairs)} runs" for site, count in row.one_answer.items())
+            + "."
+            for row in content.rows
+            if row.one_answer
+        ),
     ]

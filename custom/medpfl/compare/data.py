@@ -103,10 +103,13 @@ def read_splits(task: Task, site_files: dict[str, Path], seeds: list[int] | None
 
 
 def split_digest(data: SiteData) -> str:
-    """Over every sample's split, case, label and (up to a million values a split) inputs."""
+    """Over every sample's split, case, label and (up to a million values a split) inputs, and which cases are of one
+    patient: intervals draw patients."""
     parts: list[Any] = []
     for split, samples in sorted(data.splits.items()):
         rows = 1_000_000 // max(1, samples.inputs[:1].numel())
         tensors = {"inputs": samples.inputs[:rows], "targets": samples.targets[:rows]}
-        parts.append([split, samples.names, samples.case.tolist(), fingerprint(tensors)])
+        owned = samples.patients.tolist()
+        grouped = [owned] if len(set(owned)) < len(owned) else []
+        parts.append([split, samples.names, samples.case.tolist(), fingerprint(tensors), *grouped])
     return digest_of([*parts, data.class_names])

@@ -30,17 +30,30 @@ def collect(runs: list[FoldRun]) -> LeaveOneOut:
 
 
 def scores(content: LeaveOneOut) -> Table:
-    """Models by hospitals left out: mean over the seeds, and over the hospitals; (best: of the single models)."""
-    sites = content.hospitals
+    """Models by hospitals left out: mean over the seeds, and over the hospitals that have a score; (best: of the single
+    models)."""
+    sites, lacking = content.hospitals, without_score(content)
+    counts = np.array([site not in lacking for site in sites])
     rows = []
     for model in content.models:
         cells = []
         mean_of, best_of = _grid(content, model, "score"), _grid(content, model, "best")
         several = bool((abs(best_of - mean_of) > TOLERANCE).any())  # the best is never worse than the mean
-        for mean, best in zip([*mean_of.T, mean_of.mean(axis=1)], [*best_of.T, best_of.mean(axis=1)], strict=True):
+        every = (
+            [*found.T, found[:, counts].mean(axis=1) if counts.any() else found[:, 0]] for found in (mean_of, best_of)
+        )
+        for mean, best in zip(*every, strict=True):
             cells.append(_text(mean) + (f" (best {best.mean():.3f})" if several else ""))
         rows.append([REFERENCE_NAMES.get(model, model.replace("_", " ").capitalize()), *cells])
     return ["model", *(f"without {site}" for site in sites), "mean"], rows
+
+
+def without_score(content: LeaveOneOut) -> list[str]:
+    """Hospitals at which no model has a score: all their test cases are of one class, say."""
+    tested = {site: [run for run in content.runs if run.without == site] for site in content.hospitals}
+    return [
+        site for site, runs in tested.items() if all(row.score is None for run in runs for row in run.rows.values())
+    ]
 
 
 def _grid(content: LeaveOneOut, model: str, key: Literal["score", "best"]) -> NDArray[np.float64]:
@@ -77,7 +90,7 @@ def frequencies(content: LeaveOneOut) -> Table | None:
         cells = ["–" if name == site else f"{share[name]:.2f}" for name in names]
         gammas = sorted({row.gamma for row in mine}, key=str)
         tops = [content.measure.best(p.score for p in row.points if p.score is not None) for row in mine]
-        rows.append([site, *cells, ", ".join(map(str, gammas)), f"{np.mean(tops):.3f}"])
+        rows.append([site, *cells, ", ".join(map(str, gammas)), _text(np.array([np.mean(tops)]))])
     return ["left out", *names, "gamma", "best gamma's score"], rows
 
 
@@ -90,6 +103,9 @@ def page(content: LeaveOneOut, job: str) -> str:
         f"seeds: {', '.join(map(str, content.seeds))}{several}. Where every hospital has a model of its own: the "
         "mean of them (best: the best of them, which nobody could have known).\n\n"
     )
+    if lacking := without_score(content):
+        name, there = content.score.replace("_", " "), ", ".join(lacking)
+        text += f"No model has {name} at {there}: the mean is that of the others.\n\n"
     text += markdown(*scores(content)) + "\n"
     if found := frequencies(content):
         text += (

@@ -13,6 +13,7 @@ import torch
 
 import medpfl
 from medpfl.compare.data import split_digest
+from medpfl.compare.entries import build_codecs
 from medpfl.compare.orders import FoldOrder
 from medpfl.compare.run_results import FoldRun
 from medpfl.compare.sources import source_digest
@@ -56,13 +57,18 @@ def make_folds(job: Job, site_files: dict[str, Path], seeds: int) -> Folds:
     """Every hospital left out in turn, with ``seeds`` seeds from the job's own on. The references are always trained.
 
     Raises:
-        ConfigError: fewer than 3 hospitals, or the job cannot run with one less.
+        ConfigError: fewer than 3 hospitals, the job cannot run with one less, or has filters that FLARE alone applies.
         MedPFLError: a site file or the data are wrong.
     """
     if len(site_files) < 3:
         raise ConfigError(f"leaving one out needs at least 3 hospitals, got {len(site_files)}: {', '.join(site_files)}")
     if seeds < 1:
         raise ConfigError(f"--seeds must be at least 1, got {seeds}")
+    if job.filters:
+        raise ConfigError(
+            f"job '{job.name}' has filters that FLARE alone can apply ({', '.join(job.filters)}), and leaving one out "
+            "does not use FLARE: take a copy of the job without them"
+        )
     settings = dataclasses.replace(job.settings, references=("local", "fedavg"), finetune=0)
     job = dataclasses.replace(job, settings=settings)
     roster = sorted(site_files)
@@ -81,6 +87,8 @@ def make_folds(job: Job, site_files: dict[str, Path], seeds: int) -> Folds:
                 raise ConfigError(f"{site} has no {split} samples; leaving one out needs them at every hospital")
         splits[site] = split_digest(data)
         held[site] = read_common(job.method.at(site), job.task, site_file, data.input_shape).marks()
+    # All that are left must answer, unless a round asks only some of them.
+    least = len(roster) - 1 if settings.hospitals_per_round is None else min(job.min_clients, len(roster) - 1)
     runs = []
     for seed in range(job.settings.seed, job.settings.seed + seeds):
         settings = dataclasses.replace(job.settings, seed=seed)
@@ -93,6 +101,8 @@ def make_folds(job: Job, site_files: dict[str, Path], seeds: int) -> Folds:
                 method=as_json(spec_of(job.method)),
                 task=as_json(spec_of(job.task)),
                 splits=splits,
+                codecs=as_json(spec_of(job.codecs)["args"]) if job.codecs else None,
+                min_clients=least,
             )
             named = {path.rpartition(".")[0] for path in class_paths(order.configurations())}
             code = source_digest({"medpfl.rounds.simulate", "medpfl.compare.unseen", *named})
@@ -117,7 +127,8 @@ def run(order: FoldOrder, folder: Path) -> FoldRun:
     components = {slot: build(spec, Mixer, f"slot '{slot}'") for slot, spec in order.components.items()}
     method: Method = build(order.method, Method, "method")
     settings = Settings(**order.settings)  # type: ignore[arg-type]  # it checks them itself
-    job = Job(order.job, len(there), settings, components, method, task)
+    codecs = build_codecs(order.codecs, "codecs") if order.codecs else None
+    job = Job(order.job, order.min_clients, settings, components, method, task, codecs)
     simulate(job, there, folder / "results", folder / "home")
     summary = read_training(folder / "results")
     return FoldRun(

@@ -67,7 +67,7 @@ class Order(Specs, Handed):
 
 
 class FoldOrder(Handed):
-    """One run of a leave-one-out; ``settings``: of the job."""
+    """One run of a leave-one-out; ``settings`` and ``codecs``: of the job; ``min_clients``: of the run."""
 
     worker: ClassVar[str] = "medpfl.compare.folds"
 
@@ -78,7 +78,9 @@ class FoldOrder(Handed):
     method: Config
     task: Config
     splits: dict[str, str]
+    codecs: Config | None = Field(default=None, exclude_if=lambda found: found is None)
+    min_clients: int
 
     def configurations(self) -> list[JsonValue]:
         """Everything that names classes."""
-        return [self.method, self.task, dict(self.components)]
+        return [self.method, self.task, dict(self.components), self.codecs]

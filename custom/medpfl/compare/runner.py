@@ -74,7 +74,7 @@ def do_runs(
         return failures
     with locked(results), cluster_of(jobs, scheduler) as cluster:
         waiting = {
-            cluster.submit(run.order.worker, str(write_order(run, plan, results).resolve()), run.digest): run
+            cluster.submit(run.order.worker, str(write_order(run, plan, results).resolve())): run
             for run in unique.values()
         }
         while waiting:

@@ -5,8 +5,11 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import numpy as np
 from pydantic import JsonValue, TypeAdapter
 
+from medpfl.compare.aggregate import of_hospitals
+from medpfl.compare.counted import Counted, Pair, counted_in
 from medpfl.compare.orders import Order
 from medpfl.compare.processes import RESULT
 from medpfl.compare.results import Results, RunRow
@@ -33,13 +36,13 @@ def write_comparison(content: Results, folder: Path, address: str) -> int:
         MedPFLError: a run's files cannot be read, or MLflow cannot be reached or does not take them.
     """
     store = Store(address, content.comparison)
-    written = 0
+    written, counted = 0, counted_in(content)
     for row in content.runs:
         if row.without is None and not store.has("run", _name_of(row)):
             order, done = _read(folder / "runs" / row.digest)
             tags = {"comparison": content.comparison, "run": _name_of(row)}
             run = store.begin(_title(row), tags, dict(parameters(order, row)))
-            store.write(run, numbers(done, row, content.score), _title(row))
+            store.write(run, numbers(done, row, content.score, counted), _title(row))
             store.end(run)
             written += 1
     return written
@@ -59,18 +62,19 @@ def parameters(order: Order, row: RunRow) -> Iterator[tuple[str, str]]:
         yield from _said(f"codec.{way}", f"codec.{way}", codec or {"path": "none"})
 
 
-def numbers(done: TrainedRun, row: RunRow, score: str) -> Iterator[Number]:
-    """Every model's validation curve, and its tests at the best and at the last round: by hospital, and their mean."""
+def numbers(done: TrainedRun, row: RunRow, score: str, counted: Counted) -> Iterator[Number]:
+    """Every model's validation curve, and its tests at the best and at the last round: by hospital, and their mean, of
+    those that are ``counted``."""
     for label, model in done.rows.items():
         shown = label.replace(done.method, row.method, 1)  # the same run may have been made under another name
         curve = [(value, at) for at, value in enumerate(model.curve, 1) if value is not None]
         yield from ((f"validation/{shown}/{score}", value, at) for value, at in curve)
-        yield from _tests(shown, model)
+        yield from _tests(shown, model, (row.split, row.seed), counted)
     yield "train/seconds", done.seconds, 0
     yield from ((f"bytes/{way}", float(count), 0) for way, count in done.bytes.items())
 
 
-def _tests(label: str, model: ModelRow) -> Iterator[Number]:
+def _tests(label: str, model: ModelRow, pair: Pair, counted: Counted) -> Iterator[Number]:
     last = len(model.curve)
     for choice, tests, at in (("best", model.best, model.best_round or last), ("last", model.last, last)):
         for metric in dict.fromkeys(metric for scores in tests.values() for metric in scores):
@@ -78,8 +82,11 @@ def _tests(label: str, model: ModelRow) -> Iterator[Number]:
             known = {site: value for site, value in found.items() if value is not None}
             name = f"test/{choice}/{label}/{metric}"
             yield from ((f"{name}/{site}", value, at) for site, value in known.items())
-            if len(known) == len(found):
-                yield name, sum(known.values()) / len(known), at
+            mean = of_hospitals(
+                np.array([[found[site] for site in counted.sites]], dtype=float), counted.of(metric, [pair])
+            )
+            if np.isfinite(mean[0]):
+                yield name, float(mean[0]), at
 
 
 def _said(name: str, prefix: str, component: Mapping[str, JsonValue]) -> Iterator[tuple[str, str]]:

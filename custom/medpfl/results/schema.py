@@ -18,6 +18,9 @@ from medpfl.tasks.metrics.measure import Measure
 VERSION: Literal[1] = 1
 """Of the files' keys. A file without a version is of this one: the first that was published did not say it."""
 
+NO_HOSPITALS = ("mean", "server")
+"""Names that stand in the place of a hospital's: of the mean over them, and of the server."""
+
 Direction = Literal["to_site", "from_site"]
 Scores = dict[str, float | None]
 """Metric to value; None stands for NaN and infinities."""

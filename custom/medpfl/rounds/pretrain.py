@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from medpfl import store
@@ -18,8 +19,10 @@ from medpfl.core.errors import ConfigError, DataError
 from medpfl.core.repeatable import repeatable
 from medpfl.core.seeding import derive_seed, seed_torch
 from medpfl.core.tied import own_state
+from medpfl.data.declared import StorageRule
 from medpfl.data.partition import cut_by_class
-from medpfl.data.samples import Samples, SiteData
+from medpfl.data.rows import CaseRows, Rows
+from medpfl.data.samples import Budget, CaseStore, Samples, SiteData, joined_rows
 from medpfl.data.site_file import CHECKPOINT, SiteFile, load_site_file
 from medpfl.job import Job
 from medpfl.methods.contract import Build, Hospital, Method, Site, Span
@@ -63,7 +66,7 @@ def pretrain(
         The network's tensors, and what the checkpoint's file says of itself.
 
     Raises:
-        ConfigError: share or epochs make no sense.
+        ConfigError: share or epochs make no sense, or the task's loss or metrics do not fit the data.
         SiteFileError: a site file does not declare the checkpoint of the start weights.
         DataError: the data sets do not fit together, or their checkpoints differ.
     """
@@ -80,7 +83,7 @@ def pretrain(
     name = next(iter(method.deploys.values()))
     torch.set_num_threads(job.settings.threads)
     hospital = Hospital(
-        task=job.task, data=data, models=models.to(device), device=device, roster=(POOLED,), name=POOLED,
+        task=job.task.informed(data), data=data, models=models.to(device), device=device, roster=(POOLED,), name=POOLED,
         seed=job.settings.seed,
     )  # fmt: skip
     for epoch in range(1, epochs + 1):
@@ -103,7 +106,7 @@ def pretrain(
 
 
 def _pooled(job: Job, site_files: Mapping[str, SiteFile], share: float) -> SiteData:
-    inputs, targets, first = [], [], None
+    inputs, targets, first = list[Rows](), list[Rows](), None
     for name, site_file in site_files.items():
         data = job.task.load(site_file)
         train = data.splits["train"]
@@ -111,19 +114,33 @@ def _pooled(job: Job, site_files: Mapping[str, SiteFile], share: float) -> SiteD
             first = data
         elif data.class_names != first.class_names or data.input_shape != first.input_shape:
             raise DataError(f"{name}: its classes or the shape of its inputs differ from the other data sets'")
-        rows = torch.from_numpy(_chosen(train, share, derive_seed(job.settings.seed, POOLED, name)))
-        inputs.append(train.inputs[rows])
-        targets.append(train.targets[rows])
+        elif train.annotated != first.splits["train"].annotated:
+            raise DataError(f"{name}: it annotates other classes than the other data sets; they cannot be pooled")
+        rows = _chosen(train, share, derive_seed(job.settings.seed, POOLED, name))
+        inputs.append(_taken(train.inputs, rows))
+        targets.append(_taken(train.targets, rows))
     if first is None:
         raise DataError("there is no site file to train on")
-    together = torch.cat(inputs)
+    budget, train = Budget(StorageRule(), Path()), first.splits["train"]
+    together = joined_rows(inputs, budget)
+    count = len(together)
     samples = Samples(
-        together, torch.cat(targets), np.arange(len(together)), [POOLED] * len(together), first.splits["train"].classes
+        together, joined_rows(targets, budget), np.arange(count), [POOLED] * count, train.classes, train.annotated
     )
     return SiteData({split: samples for split in first.splits}, first.class_names, first.preparation)
 
 
-def _chosen(train: Samples, share: float, seed: int) -> np.ndarray:
+def _taken(rows: Rows, chosen: NDArray[np.int64]) -> Rows:
+    """Of whole cases the cases themselves, of which patches are drawn, and not their views."""
+    if not isinstance(rows, CaseRows):
+        return rows[torch.from_numpy(chosen)]
+    cases = CaseStore(Budget(StorageRule(), Path()), rows.size)
+    for number in chosen.tolist():
+        cases.append(rows.whole(number))
+    return cases.finish()
+
+
+def _chosen(train: Samples, share: float, seed: int) -> NDArray[np.int64]:
     if share == 1:
         return np.arange(len(train))
     targets = train.targets[:].numpy()

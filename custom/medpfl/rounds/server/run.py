@@ -13,14 +13,14 @@ from typing import TypeVar
 
 import numpy as np
 
-from medpfl.core.errors import RefusedUpdate
+from medpfl.core.errors import ConfigError, RefusedUpdate
 from medpfl.core.mixers import RoundInfo
 from medpfl.data.fingerprint import Planned
 from medpfl.job.contents import Job
 from medpfl.job.sampling import asked_per_round
 from medpfl.results.callbacks import Callback, Report, ResultFiles
 from medpfl.results.record import Record
-from medpfl.results.schema import BestRound
+from medpfl.results.schema import NO_HOSPITALS, BestRound
 from medpfl.rounds.lock import StateLock
 from medpfl.rounds.messages import Message, Slots
 from medpfl.rounds.planning import as_planned
@@ -78,6 +78,12 @@ class ServerRun:
 
     def __post_init__(self) -> None:
         job = self.job
+        for name in NO_HOSPITALS:
+            if name in self.hospitals:
+                raise ConfigError(
+                    f"a hospital cannot be called '{name}', which is what results call the {name} itself; give it "
+                    "another name"
+                )
         self.settings = job.settings
         self.terms = terms_of(job)
         check_statistics_wanted(job, len(self.hospitals))
