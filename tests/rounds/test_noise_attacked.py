@@ -18,6 +18,7 @@ from medpfl.privacy import DPSGD, ClippedNoise
 from medpfl.privacy.accountant import epsilon
 from medpfl.privacy.contract import Mechanism
 from medpfl.privacy.ledger import FILE, Ledger, read
+from medpfl.privacy.noise import FIXED
 from medpfl.rounds.messages import Message, flatten
 from medpfl.rounds.privacy import Guard
 from medpfl.rounds.protocol.requests import RefineRequest, TrainRequest
@@ -60,6 +61,24 @@ def test_a_server_cannot_send_weights_that_overflow_for_one_patient(
         tensor.fill_(1e33 if ".0." in name else 0.0)
     sent = flatten(runners["anna"].handle(message).slots)
     assert all(tensor.isfinite().all() for tensor in sent.values())
+
+
+@pytest.mark.parametrize("privacy", [RECORD, UPDATE])
+def test_an_account_that_was_put_back_makes_no_noise_twice(
+    privacy: DPSGD | ClippedNoise, sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hospital's machine is set back to yesterday's snapshot, and the server asks for the same round again, with
+    weights of its choice: two messages with one noise would show what is under it."""
+    monkeypatch.delenv(FIXED, raising=False)
+    method = FedAvg(lr=0.1, steps=3, batch_size=100, optimizer="sgd", privacy=privacy)
+    coordinator, runners = pieces(small_job(2, {"fedavg": Mean()}, method), sites, tmp_path)
+    ready(coordinator, runners)
+    account = tmp_path / "anna" / "small" / FILE
+    before, message = account.read_bytes(), coordinator.rounds.train_messages(1, ["anna"])["anna"]
+    one = flatten(runners["anna"].handle(message).slots)
+    account.write_bytes(before)
+    other = flatten(runners["anna"].handle(message).slots)
+    assert not any(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_two_jobs_at_the_same_moment_do_not_both_spend_what_is_left(
