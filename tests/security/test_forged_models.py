@@ -52,6 +52,16 @@ def test_a_small_file_that_asks_for_enormous_networks(tmp_path: Path, recipe: di
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
 
 
+def test_a_small_file_of_very_many_hospitals(tmp_path: Path) -> None:
+    path, meta = tmp_path / "model.safetensors", store.read(forged(tmp_path))[1]
+    meta["recipe"] = {**meta["recipe"], "hospitals": 10**8}  # type: ignore[dict-item]
+    store.save(path, {"fedavg.0.weight": torch.zeros(1)}, meta)
+    started = time.process_time()
+    with pytest.raises(MedPFLError, match=r"what it says of itself is broken: 'recipe\.hospitals'"):
+        load_deployed(path)
+    assert time.process_time() - started < 5
+
+
 def test_what_a_file_says_of_itself_is_nested_without_end(tmp_path: Path) -> None:
     """Its checksums are right; Python's reader of JSON gives up with a RecursionError."""
     text, none = '{"format": 2, "recipe": ' + "[" * 100_000 + "]" * 100_000 + "}", store.fingerprint({})
