@@ -71,7 +71,11 @@ def test_what_a_file_says_of_itself_is_nested_without_end(tmp_path: Path) -> Non
         load_deployed(path)
 
 
-@pytest.mark.parametrize("path", ["antigravity.FedAvg", "subprocess.Popen", "medpfl.store.read", "os.system"])
+@pytest.mark.parametrize(
+    "path",
+    ["antigravity.FedAvg", "subprocess.Popen", "medpfl.store.read", "os.system", "medpfl." + "a." * 3000 + "FedAvg"],
+    ids=["another", "Popen", "function", "system", "endless"],
+)
 def test_a_file_that_names_another_class(tmp_path: Path, path: str) -> None:
-    with pytest.raises(MedPFLError, match=r"is not MedPFL's|is no Method|is not a class"):
+    with pytest.raises(MedPFLError, match=r"is not MedPFL's|is no Method|is not a class|must be a full class name"):
         load_deployed(forged(tmp_path, method={"path": path}))
