@@ -68,11 +68,12 @@ def list_of(content: Object, key: str, where: str) -> list[JsonValue]:
 
 
 def _unique_keys(pairs: list[tuple[str, JsonValue]]) -> Object:
-    keys = [key for key, _ in pairs]
-    for key in keys:
-        if keys.count(key) > 1:
+    found: Object = {}
+    for key, value in pairs:
+        if key in found:
             raise ValueError(f"the key '{key}' is there twice")
-    return dict(pairs)
+        found[key] = value
+    return found
 
 
 def _no_constant(text: str) -> None:
