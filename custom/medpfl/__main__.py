@@ -3,4 +3,5 @@
 
 from medpfl.cli import main
 
-main()
+if __name__ == "__main__":  # a job or a model's file may name any module of ours, which is then imported
+    main()

@@ -19,6 +19,8 @@ from medpfl.core.errors import ConfigError, meant, shown
 Built = TypeVar("Built")
 Spec = dict[str, JsonValue]
 """A component's configuration: its class and arguments."""
+_DEEPEST = 50
+"""Points in a class's name: Python imports a package inside a package inside ... by calling itself."""
 PACKAGES = "MEDPFL_PACKAGES"
 """Environment variable: other packages, separated by commas, whose classes jobs and model files may name here."""
 
@@ -70,7 +72,7 @@ def find_class(path: Any, where: str) -> type:
     Raises:
         ConfigError: no such module or class, it is not a class, or it is of a package that is not to be imported.
     """
-    if not isinstance(path, str) or "." not in path:
+    if not isinstance(path, str) or not 1 <= path.count(".") <= _DEEPEST:
         raise ConfigError(f"{where}: 'path' must be a full class name, got {shown(path)}")
     module, _, name = path.rpartition(".")
     if not _may_import(module):

@@ -219,6 +219,24 @@ def test_weights_with_code_in_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "state",
+    [
+        {"a": torch.zeros(1).expand(10**12)},
+        {"a": torch.zeros(3).to_sparse()},
+        {"a": torch.zeros(3, device="meta")},
+        {"a": torch.zeros(3, dtype=torch.complex64)},
+    ],
+    ids=["repeated", "sparse", "without values", "complex"],
+)
+def test_tensors_that_do_not_hold_their_values(state: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    """One number that stands for a million millions would make room for a network of that size."""
+    folder = bundle(tmp_path / "b", "UNet", {"channels": [4, 8], "strides": [2]}, None)
+    torch.save(state, folder / "models" / "model.pt")
+    with pytest.raises(MedPFLError, match=r"model\.pt: 'a' is no dense tensor of real numbers"):
+        import_bundle(folder, tmp_path / "out.safetensors")
+
+
+@pytest.mark.parametrize(
     ("content", "words"),
     [
         (None, "no MONAI bundle: a 'network_def' in configs/inference.json"),

@@ -228,6 +228,7 @@ def test_one_sentence_names_the_place(tmp_path: Path, keys: tuple[str | int, ...
     [
         ('{"name": "a",}', ["not valid JSON", "line 1"]),
         ('{"name": NaN}', ["not valid JSON", "NaN is not a JSON number"]),
+        ('{"name": [-1e999]}', ["not valid JSON", "-1e999 is larger than any number here"]),
         ('{"name": 1, "name": 2}', ["not valid JSON", "'name' is there twice"]),
         ("[]", ["expected a JSON object, got list"]),
         ("[" * 100_000, ["not valid JSON"]),

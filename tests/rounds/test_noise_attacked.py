@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from medpfl.core.errors import BudgetSpent, ProtocolError
+from medpfl.core.errors import BudgetSpent, ConfigError, ProtocolError
 from medpfl.core.mixers import Mean
 from medpfl.data.policy import Policy
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.softpull import SoftPull
 from medpfl.privacy import DPSGD, ClippedNoise
 from medpfl.privacy.accountant import epsilon
-from medpfl.privacy.contract import Mechanism
+from medpfl.privacy.contract import SHORTEST, Mechanism
 from medpfl.privacy.ledger import FILE, Ledger, read
+from medpfl.privacy.noise import FIXED, Gaussian
 from medpfl.rounds.messages import Message, flatten
 from medpfl.rounds.privacy import Guard
 from medpfl.rounds.protocol.requests import RefineRequest, TrainRequest
@@ -60,6 +61,44 @@ def test_a_server_cannot_send_weights_that_overflow_for_one_patient(
         tensor.fill_(1e33 if ".0." in name else 0.0)
     sent = flatten(runners["anna"].handle(message).slots)
     assert all(tensor.isfinite().all() for tensor in sent.values())
+
+
+@pytest.mark.parametrize("privacy", [RECORD, UPDATE])
+def test_an_account_that_was_put_back_makes_no_noise_twice(
+    privacy: DPSGD | ClippedNoise, sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hospital's machine is set back to yesterday's snapshot, and the server asks for the same round again, with
+    weights of its choice: two messages with one noise would show what is under it."""
+    monkeypatch.delenv(FIXED, raising=False)
+    method = FedAvg(lr=0.1, steps=3, batch_size=100, optimizer="sgd", privacy=privacy)
+    coordinator, runners = pieces(small_job(2, {"fedavg": Mean()}, method), sites, tmp_path)
+    ready(coordinator, runners)
+    account = tmp_path / "anna" / "small" / FILE
+    before, message = account.read_bytes(), coordinator.rounds.train_messages(1, ["anna"])["anna"]
+    one = flatten(runners["anna"].handle(message).slots)
+    account.write_bytes(before)
+    other = flatten(runners["anna"].handle(message).slots)
+    assert not any(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_patient_counts_no_more_than_the_length_also_where_float32_ends() -> None:
+    """A factor below 1.2e-38 is rounded, up to twice its size, and so is the patient's part in the sum."""
+
+    def longest(clip: float) -> float:
+        found = []
+        for gradient in (1.8e19, 1.6e19, 1e19, 3e18):
+            total = Gaussian([torch.zeros(2)], clip, 1.0)
+            total.add([torch.tensor([gradient, 0.0])])
+            found.append(float(total.clipped[0].double().norm()) / clip)
+        return max(found)
+
+    assert longest(1.3e-26) > 1.1 and longest(SHORTEST) < 1 + 1e-6
+    assert DPSGD(noise_multiplier=1.0, max_grad_norm=SHORTEST) and ClippedNoise(clip=SHORTEST, noise_multiplier=1.0)
+    for clip in (1.3e-26, 0.9 * SHORTEST):
+        with pytest.raises(ConfigError, match="DPSGD's max_grad_norm must be at least 1e-18, got"):
+            DPSGD(noise_multiplier=1.0, max_grad_norm=clip)
+        with pytest.raises(ConfigError, match="ClippedNoise's clip must be at least 1e-18, got"):
+            ClippedNoise(clip=clip, noise_multiplier=1.0)
 
 
 def test_two_jobs_at_the_same_moment_do_not_both_spend_what_is_left(

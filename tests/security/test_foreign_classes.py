@@ -178,6 +178,13 @@ def test_a_module_that_a_models_file_names_is_not_imported(trap: Path) -> None:
     assert not trap.exists()
 
 
+def test_medpfls_own_command_does_not_run_because_a_file_names_its_module() -> None:
+    """It would take this process's arguments for its own, and end the process."""
+    sys.modules.pop("medpfl.__main__", None)
+    with pytest.raises(ConfigError, match=r"there is no class 'medpfl\.__main__\.Method'"):
+        build({"path": "medpfl.__main__.Method"}, Method, "method")
+
+
 def test_a_package_that_the_user_names_is_imported(trap: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEDPFL_PACKAGES", "another, trapdoor")
     assert type(build({"path": "trapdoor.Trap"}, Method, "method")).__name__ == "Trap"

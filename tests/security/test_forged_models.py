@@ -52,6 +52,16 @@ def test_a_small_file_that_asks_for_enormous_networks(tmp_path: Path, recipe: di
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
 
 
+def test_a_small_file_of_very_many_hospitals(tmp_path: Path) -> None:
+    path, meta = tmp_path / "model.safetensors", store.read(forged(tmp_path))[1]
+    meta["recipe"] = {**meta["recipe"], "hospitals": 10**8}  # type: ignore[dict-item]
+    store.save(path, {"fedavg.0.weight": torch.zeros(1)}, meta)
+    started = time.process_time()
+    with pytest.raises(MedPFLError, match=r"what it says of itself is broken: 'recipe\.hospitals'"):
+        load_deployed(path)
+    assert time.process_time() - started < 5
+
+
 def test_what_a_file_says_of_itself_is_nested_without_end(tmp_path: Path) -> None:
     """Its checksums are right; Python's reader of JSON gives up with a RecursionError."""
     text, none = '{"format": 2, "recipe": ' + "[" * 100_000 + "]" * 100_000 + "}", store.fingerprint({})
@@ -61,7 +71,11 @@ def test_what_a_file_says_of_itself_is_nested_without_end(tmp_path: Path) -> Non
         load_deployed(path)
 
 
-@pytest.mark.parametrize("path", ["antigravity.FedAvg", "subprocess.Popen", "medpfl.store.read", "os.system"])
+@pytest.mark.parametrize(
+    "path",
+    ["antigravity.FedAvg", "subprocess.Popen", "medpfl.store.read", "os.system", "medpfl." + "a." * 3000 + "FedAvg"],
+    ids=["another", "Popen", "function", "system", "endless"],
+)
 def test_a_file_that_names_another_class(tmp_path: Path, path: str) -> None:
-    with pytest.raises(MedPFLError, match=r"is not MedPFL's|is no Method|is not a class"):
+    with pytest.raises(MedPFLError, match=r"is not MedPFL's|is no Method|is not a class|must be a full class name"):
         load_deployed(forged(tmp_path, method={"path": path}))

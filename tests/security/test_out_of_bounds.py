@@ -16,13 +16,16 @@ from medpfl.core.errors import ConfigError, RefusedUpdate
 from medpfl.core.mixers import CoordinateMedian, Mean, TrimmedMean
 from medpfl.job import Job
 from medpfl.job.settings import Settings
+from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.softpull import SoftPull
 from medpfl.results.schema import BestRound
 from medpfl.rounds.messages import Message
 from medpfl.rounds.server.bounds import bound
 from medpfl.rounds.server.checks import check_values
 from medpfl.rounds.server.coordinator import Coordinator
-from tools import assert_same, outcome, run
+from medpfl.tasks.tabular import Tabular
+from small_jobs import small_job
+from tools import assert_same, exchange, outcome, pieces, ready, run
 
 Make = Callable[..., Job]
 QUICK = SoftPull(lr=0.05, batch_size=8, steps=2)
@@ -212,6 +215,24 @@ def test_complex_numbers_are_refused() -> None:
     bad["model"]["w"] = torch.tensor([1 + 1e30j])
     with pytest.raises(RefusedUpdate, match=r"anna: entry 'model::w' holds complex numbers"):
         check_values("anna", bad)
+
+
+def test_one_array_under_two_names_is_refused(table_sites: dict[str, Path], tmp_path: Path) -> None:
+    """FLARE sends an array that stands twice in a message once. A mean for all is put into the first hospital's arrays:
+    so one layer of everybody's model was replaced by another one."""
+    job = small_job(2, {"fedavg": Mean()}, FedAvg(lr=0.05), Tabular(dataset="blood", hidden=(4, 4)))
+    coordinator, runners = pieces(job, table_sites, tmp_path)
+    ready(coordinator, runners)
+    replies = exchange(runners, coordinator.rounds.train_messages(1, list(table_sites)))
+    sent = replies["anna"].slots["fedavg"]
+    sent["fedavg.0.bias"] = sent["fedavg.2.bias"]
+    coordinator.rounds.take_train(1, replies)
+    assert told_of(coordinator, "anna")[-1].endswith(
+        "entries 'fedavg::fedavg.0.bias' and 'fedavg::fedavg.2.bias' are one array"
+    )
+    common = coordinator.copies.of("berta", ["fedavg"])["fedavg"]
+    assert not torch.equal(common["fedavg.0.bias"], common["fedavg.2.bias"])
+    coordinator.close()
 
 
 def test_bounding_shortens_towards_what_was_sent() -> None:

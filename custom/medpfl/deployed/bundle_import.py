@@ -213,7 +213,17 @@ def _pickled(path: Path) -> dict[str, Tensor]:
         isinstance(key, str) and isinstance(one, Tensor) for key, one in content.items()
     ):
         raise MedPFLError(f"{path}: expected a state dict of tensors by name")
+    for key, one in content.items():
+        if not _holds_its_values(one):
+            raise MedPFLError(f"{path}: '{key}' is no dense tensor of real numbers, each stored for itself")
     return dict(content)
+
+
+def _holds_its_values(tensor: Tensor) -> bool:
+    """Torch's reader also takes a number that stands for any number of values, and tensors without values."""
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_complex():
+        return False
+    return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
 def _built(

@@ -35,6 +35,8 @@ _SPARE = 2**24
 """Entries that they may have beyond that."""
 _LONGEST = 2**31
 """Values along one axis of an input; what torch cannot even count is no shape."""
+_MOST_HOSPITALS = 10_000
+"""As many as a job can have. Each gets a name before any network is built."""
 
 
 class _Strict(BaseModel):
@@ -66,7 +68,7 @@ class Recipe(_Strict):
     deployed: str
     classes: Annotated[list[str], AfterValidator(_none_or_several)]
     input_shape: list[Annotated[PositiveInt, Field(le=_LONGEST)]] = Field(min_length=1)
-    hospitals: PositiveInt
+    hospitals: Annotated[PositiveInt, Field(le=_MOST_HOSPITALS)]
     networks: list[str] | None = None
     meaning: Meaning = []
 

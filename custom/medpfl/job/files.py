@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job's JSON without surprises: no key twice, no NaN, no path, URL or variable in it, no symbolic link beside it."""
+"""A job's JSON without surprises: no key twice, no NaN or infinity, no path, URL or variable, no link beside it."""
 
 import json
+import math
 from collections.abc import Collection
 from pathlib import Path
 
@@ -22,7 +23,10 @@ def read_object(path: Path, others: Collection[str] = ()) -> Object:
     """
     try:
         content: JsonValue = json.loads(
-            path.read_text(encoding="utf-8"), object_pairs_hook=_unique_keys, parse_constant=_no_constant
+            path.read_text(encoding="utf-8"),
+            object_pairs_hook=_unique_keys,
+            parse_constant=_no_constant,
+            parse_float=_finite,
         )
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
@@ -68,15 +72,24 @@ def list_of(content: Object, key: str, where: str) -> list[JsonValue]:
 
 
 def _unique_keys(pairs: list[tuple[str, JsonValue]]) -> Object:
-    keys = [key for key, _ in pairs]
-    for key in keys:
-        if keys.count(key) > 1:
+    found: Object = {}
+    for key, value in pairs:
+        if key in found:
             raise ValueError(f"the key '{key}' is there twice")
-    return dict(pairs)
+        found[key] = value
+    return found
 
 
 def _no_constant(text: str) -> None:
     raise ValueError(f"{text} is not a JSON number")
+
+
+def _finite(text: str) -> float:
+    """Python reads 1e999 as infinity."""
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:30]} is larger than any number here")
+    return number
 
 
 def _no_paths(value: JsonValue, where: str) -> None:

@@ -13,6 +13,9 @@ from medpfl.core.errors import ConfigError
 Level = Literal["record", "update"]
 MOST_EPSILON = 1e100
 """What an epsilon is at most: noise that hides nothing costs more than any number."""
+SHORTEST = 1e-18
+"""The least length to which anything is shortened. A gradient of the largest length whose square float32 holds is
+multiplied by 5e-38 then; factors below 1.2e-38 are rounded so much that it would count up to twice."""
 
 
 class Mechanism(NamedTuple):
@@ -76,6 +79,13 @@ class Privacy(Checked):
         self._above_zero("delta")
         if not self.delta < 1:
             raise ConfigError(f"{type(self).__name__}'s delta must be below 1, got {self.delta}")
+
+    def _length(self, name: str) -> None:
+        self._above_zero(name)
+        if getattr(self, name) < SHORTEST:
+            raise ConfigError(
+                f"{type(self).__name__}'s {name} must be at least {SHORTEST:g}, got {getattr(self, name)}"
+            )
 
     def _above_zero(self, *names: str) -> None:
         for name in names:

@@ -29,7 +29,6 @@ class _Kept(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
-    secret: str
     releases: int
     history: list[Mechanism]
 
@@ -58,7 +57,7 @@ class Ledger:
             if self._path.exists():
                 self._kept()
             else:
-                self._write(_Kept(secret=new_secret(), releases=0, history=[]))
+                self._write(_Kept(releases=0, history=[]))
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -84,16 +83,18 @@ class Ledger:
             os.close(number)  # gives the lock back, as the end of the process does
 
     def stream(self, *parts: object) -> Stream:
-        """Noise for what is to be sent next. Once something was sent, there is another stream: noise is never on two
-        messages, whatever is redone."""
-        kept = self._kept()
-        return Stream(fixed_secret(self.site) or kept.secret, (kept.releases, *parts))
+        """Noise for what is to be sent next, another one every time: it is never on two messages, whatever is redone.
+
+        Its secret is nowhere on the disk. A copy of the account that is put back, or a machine that is set back to a
+        snapshot, would make noise again that was on a message before.
+        """
+        return Stream(fixed_secret(self.site) or new_secret(), (self._kept().releases, *parts))
 
     def release(self, mechanisms: Iterable[Mechanism]) -> None:
         """Write down what is about to be sent; ``alone``."""
         kept = self._kept()
         history = merged([*kept.history, *mechanisms])
-        self._write(_Kept(secret=kept.secret, releases=kept.releases + 1, history=history))
+        self._write(_Kept(releases=kept.releases + 1, history=history))
 
     def spent(self, level: Level, delta: float) -> Spent:
         """What was sent so far."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a hospital's noise comes from: a secret of its own, and Opacus' optimiser for clipping and noise.
+"""Where a hospital's noise comes from: secrets of its own, and Opacus' optimiser for clipping and noise.
 
 The job's seed is known to the server and to every hospital, so nothing here depends on it alone: whoever knew the noise
 could take it away, and whoever knew which cases a lot holds would not be fooled by the sampling.

@@ -19,7 +19,7 @@ class DPSGD(Privacy):
     ``batch_size``. Give either ``noise_multiplier`` or ``target_epsilon``.
 
     Args:
-        max_grad_norm: C, the length to which a case's gradient is shortened, > 0.
+        max_grad_norm: C, the length to which a case's gradient is shortened, at least 1e-18.
         noise_multiplier: sigma, > 0.
         target_epsilon: what the whole job may cost if no round is redone, > 0; every hospital computes its own
             noise multiplier from it.
@@ -38,6 +38,7 @@ class DPSGD(Privacy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._above_zero("max_grad_norm", "noise_multiplier", "target_epsilon")
+        self._length("max_grad_norm")
+        self._above_zero("noise_multiplier", "target_epsilon")
         if (self.noise_multiplier is None) == (self.target_epsilon is None):
             raise ConfigError("DPSGD needs either a noise_multiplier or a target_epsilon, and not both")

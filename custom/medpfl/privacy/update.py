@@ -18,7 +18,7 @@ class ClippedNoise(Privacy):
     noise of standard deviation ``noise_multiplier`` times ``clip`` is added to each of its values.
 
     Args:
-        clip: largest Euclidean length of the difference, > 0.
+        clip: largest Euclidean length of the difference, at least 1e-18.
         noise_multiplier: standard deviation over ``clip``, > 0.
     """
 
@@ -33,7 +33,8 @@ class ClippedNoise(Privacy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._above_zero("clip", "noise_multiplier")
+        self._length("clip")
+        self._above_zero("noise_multiplier")
 
     def mechanism(self) -> Mechanism:
         """What a message costs: other data can change it by 2 ``clip``, and all data are in it."""

@@ -28,7 +28,7 @@ from medpfl.rounds.hospital.networks import Networks
 from medpfl.rounds.hospital.private import held_private, save_private
 from medpfl.rounds.hospital.run_state import RunState
 from medpfl.rounds.hospital.scoring import Scoring
-from medpfl.rounds.messages import Message, Slots, copy_out, gather, load
+from medpfl.rounds.messages import Message, Slots, copy_out, gather
 from medpfl.rounds.privacy import Guard, Noise
 from medpfl.rounds.protocol.replies import RefineReply, StatisticsReply, TrainReply, ValidateReply
 from medpfl.rounds.protocol.requests import OfRun, RefineRequest, StatisticsRequest, TrainRequest, ValidateRequest
@@ -152,7 +152,7 @@ class LocalRounds:
         started = time.monotonic()
         here.guard.begin()
         notes = self.enter(header)
-        load(here.models, slots)
+        networks.take(slots)
         metrics = self._look_at_mixed(current - 1, header, slots) if current > 1 else []
         self._saved = None
         losses = {}
@@ -214,7 +214,7 @@ class LocalRounds:
                 kind = type(here.method).__name__
                 raise ProtocolError(f"{kind} exchanges no slot '{slot}' within a round; {here.name} does not send it")
         here.guard.begin()
-        load(here.models, own)
+        networks.take(own, list(own))
         current, step = header.round, header.step
         seed_torch(here.seed, here.name, current, type(here.method).__name__, step)
         site = self.site(here.method, current, noise=here.guard.noise(here.method, header, step))
@@ -229,7 +229,7 @@ class LocalRounds:
     def validate(self, header: ValidateRequest, slots: Slots) -> Message[ValidateReply]:
         """After the last round: look at its mixed models too, so that the last round can be the best."""
         notes = self.enter(header)
-        load(self.ready.models, slots)
+        self.ready.networks.take(slots)
         metrics = self._look_at_mixed(header.round, header, slots)
         return Message(ValidateReply(metrics=tuple(metrics), notes=tuple(notes)))
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from medpfl.core.errors import ConfigError
+from medpfl.core.errors import ConfigError, ProtocolError, shown
 from medpfl.core.frozen import frozen_entries
 from medpfl.core.groups import check_slots, describe, without
 from medpfl.core.tied import first_names, once, own_state
 from medpfl.methods.contract import Build, Method
-from medpfl.rounds.messages import Slots, copy_out, gather
+from medpfl.rounds.messages import SEPARATOR, Slots, copy_out, flatten, gather, load
 
 
 class Networks:
@@ -86,6 +86,34 @@ class Networks:
         """Copies of what travels; ``state``: of the networks now, where it is at hand; ``into``: see
         ``messages.gather``."""
         return gather(state or self.state(), self.slots, self.travelling, into)
+
+    def take(self, slots: Slots, wanted: Sequence[str] | None = None) -> None:
+        """Copy what the server sent into the networks in place.
+
+        Args:
+            wanted: the slots that it is to send, whole; None: all that travel.
+
+        Raises:
+            ProtocolError: it sent something else: what is private is not the server's to write, and an entry of another
+                shape or type could be copied without a word.
+        """
+        state, sent = self.state(), flatten(slots)
+        expected = {
+            f"{slot}{SEPARATOR}{key}": state[key]
+            for slot in (self.travelling if wanted is None else wanted)
+            for key in self.slots[slot]
+        }
+        for name in sorted(sent.keys() - expected.keys()):
+            raise ProtocolError(f"entry {shown(name)} does not travel in this job, and the server sent it")
+        for name, entry in expected.items():
+            if name not in sent:
+                raise ProtocolError(f"entry '{name}' is missing in what the server sent")
+            if (sent[name].shape, sent[name].dtype) != (entry.shape, entry.dtype):
+                raise ProtocolError(
+                    f"entry '{name}': expected shape {list(entry.shape)} {entry.dtype}, "
+                    f"got {list(sent[name].shape)} {sent[name].dtype} of the server"
+                )
+        load(self.models, slots)
 
     def of(self, method: Method) -> nn.ModuleDict:
         """The networks that one of the methods made."""

@@ -9,7 +9,7 @@ import torch
 
 from medpfl.core.errors import RefusedUpdate
 from medpfl.core.mapped import pieces
-from medpfl.rounds.messages import SEPARATOR, Slots, digest_of, table
+from medpfl.rounds.messages import SEPARATOR, Slots, digest_of, flatten, table
 
 LARGEST = 1e18
 """No value is larger in magnitude: its square still fits float32, so that no component computes infinities of it."""
@@ -19,12 +19,14 @@ Table = Mapping[str, Mapping[str, list[Any]]]
 
 
 def check_update(site: str, slots: Slots, expected: Table, buffers: Collection[str] = ()) -> None:
-    """An update must have exactly the expected slots, entries, shapes and types, and values as ``check_values`` wants.
+    """An update must have exactly the expected slots, entries, shapes and types, each entry an array of its own, and
+    values as ``check_values`` wants.
 
     Raises:
         RefusedUpdate: naming the hospital, the entry, expected and got.
     """
     _check_table(site, slots, expected)
+    _check_apart(site, slots)
     check_values(site, slots, buffers)
 
 
@@ -41,6 +43,15 @@ def _check_table(site: str, slots: Slots, expected: Table) -> None:
                     f"{site}: entry '{slot}{SEPARATOR}{key}': expected shape {shape} {dtype}, "
                     f"got {entries[key][0]} {entries[key][1]}"
                 )
+
+
+def _check_apart(site: str, slots: Slots) -> None:
+    """An array that stands twice in a message is sent once, and models are mixed in place: where a mean for all is put
+    into these arrays, one entry of everybody's model would become another one."""
+    found: dict[int, str] = {}
+    for name, tensor in flatten(slots).items():
+        if tensor.numel() and (other := found.setdefault(tensor.data_ptr(), name)) != name:
+            raise RefusedUpdate(f"{site}: entries '{other}' and '{name}' are one array")
 
 
 def check_values(site: str, slots: Slots, buffers: Collection[str] = ()) -> None:
