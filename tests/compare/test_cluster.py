@@ -177,6 +177,31 @@ def test_a_comparison_that_is_killed_takes_its_runs_and_its_copies_of_data_with_
 
 
 @pytest.mark.slow
+def test_of_a_comparison_that_is_ended_no_run_is_begun_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits for a run takes the next one when it is ended, as Dask's threads do."""
+    (tmp_path / "stub.py").write_text(STUB)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    parts = [tmp_path / f"{number}.part" for number in range(2)]
+    for part in parts:
+        part.mkdir()
+
+    def one_after_the_other() -> list[str | None]:
+        return [processes.run_in_process("stub", str(part)) for part in parts]
+
+    with ThreadPoolExecutor(1) as thread:
+        with pytest.raises(KeyboardInterrupt), cluster_of(1, None):
+            told = thread.submit(one_after_the_other)
+            wait_for((parts[0] / "seen").exists)
+            raise KeyboardInterrupt
+        (tmp_path / "go").touch()
+        assert "it was not begun" in str(told.result()[1]) and not (parts[1] / "seen").exists()
+    with cluster_of(1, None) as cluster:  # the next comparison of this process begins its runs
+        assert "exit code 0" in str(outcome(cluster.submit("stub", str(parts[1]), "1")))
+
+
+@pytest.mark.slow
 def test_runs_of_this_machine_open_no_port_to_others(tmp_path: Path) -> None:
     def listening() -> set[tuple[str, int]]:
         found = psutil.Process().net_connections()
