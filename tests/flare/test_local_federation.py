@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from nvflare.fuel.flare_api.api_spec import NoConnection
 
 from medpfl.core.errors import MedPFLError
 from medpfl.flare.hospitals import HospitalFederation
@@ -60,3 +61,16 @@ def test_a_workspace_in_which_flare_starts_nothing(tmp_path: Path, name: str) ->
     with pytest.raises(MedPFLError, match="a space, a quote, '#' or a backslash is in the path; name another"):
         HospitalFederation(ROOT / "poc" / "project.yml", tmp_path, ["hospital-a"], workspace=tmp_path / name)
     assert not (tmp_path / name).exists()
+
+
+def test_a_server_that_is_lost_while_its_job_is_followed_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(job_id: str) -> str:
+        raise NoConnection("cannot connect to server")
+
+    federation = Federation(tmp_path, ["hospital-a"])
+    monkeypatch.setattr(federation, "status", lost)
+    with pytest.raises(MedPFLError, match=r"small ended with its server, which was killed \(out of memory\?\) or does"):
+        federation.follow("1", "small", timeout=10)
+    federation.workspace.rmdir()
