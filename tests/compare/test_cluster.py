@@ -59,7 +59,7 @@ class Cluster:
         self.log = open(folder / "dask.txt", "w")  # noqa: SIM115  (held while it runs)
         self.processes: list[subprocess.Popen[bytes]] = []
         self.start("scheduler", "--port", "0", "--no-show", "--dashboard-address", "127.0.0.1:0")
-        wait_for(self.file.is_file)
+        wait_for(lambda: self.file.is_file() and self.file.stat().st_size)  # it is there before what is in it
         self.address = json.loads(self.file.read_text())["address"]
         for _ in range(2):
             self.start("worker", "--nthreads", "1", "--no-nanny", "--no-dashboard", "--local-directory", str(folder))
