@@ -58,6 +58,13 @@ def save(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, object], 
         raise MedPFLError(f"cannot write {path}: {error}", f"a file could not be written: {_reason(error)}") from error
 
 
+def sweep(folder: Path) -> None:
+    """Remove what processes that were killed while they wrote have left in a folder, and in those within. Nobody else
+    may be writing there now."""
+    for unfinished in folder.rglob(".*.safetensors.*"):
+        unfinished.unlink(missing_ok=True)
+
+
 def sync(path: Path) -> None:
     """Bring a file to the disk that was saved without.
 

@@ -62,7 +62,7 @@ class Cluster:
         self.log = open(folder / "dask.txt", "w")  # noqa: SIM115  (held while it runs)
         self.processes: list[subprocess.Popen[bytes]] = []
         self.start("scheduler", "--port", "0", "--no-show", "--dashboard-address", "127.0.0.1:0")
-        wait_for(self.file.is_file)
+        wait_for(lambda: self.file.is_file() and self.file.stat().st_size)  # it is there before what is in it
         self.address = json.loads(self.file.read_text())["address"]
         for _ in range(2):
             self.start("worker", "--nthreads", "1", "--no-nanny", "--no-dashboard", "--local-directory", str(folder))
@@ -193,6 +193,31 @@ def test_a_comparison_that_is_killed_takes_its_runs_and_its_copies_of_data_with_
             one.kill()
         process.kill()
         process.wait()
+
+
+@pytest.mark.slow
+def test_of_a_comparison_that_is_ended_no_run_is_begun_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits for a run takes the next one when it is ended, as Dask's threads do."""
+    (tmp_path / "stub.py").write_text(STUB)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    parts = [tmp_path / f"{number}.part" for number in range(2)]
+    for part in parts:
+        part.mkdir()
+
+    def one_after_the_other() -> list[str | None]:
+        return [processes.run_in_process("stub", str(part)) for part in parts]
+
+    with ThreadPoolExecutor(1) as thread:
+        with pytest.raises(KeyboardInterrupt), cluster_of(1, None):
+            told = thread.submit(one_after_the_other)
+            wait_for((parts[0] / "seen").exists)
+            raise KeyboardInterrupt
+        (tmp_path / "go").touch()
+        assert "it was not begun" in str(told.result()[1]) and not (parts[1] / "seen").exists()
+    with cluster_of(1, None) as cluster:  # the next comparison of this process begins its runs
+        assert "exit code 0" in str(outcome(cluster.submit("stub", str(parts[1]), "1")))
 
 
 @pytest.mark.slow

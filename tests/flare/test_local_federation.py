@@ -1,16 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """A federation of this machine: which processes it ends, and where it can run. Jobs on it are in tests/poc."""
 
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from nvflare.fuel.flare_api.api_spec import NoConnection
 
 from medpfl.core.errors import MedPFLError
 from medpfl.flare.hospitals import HospitalFederation
 from medpfl.flare.poc import Federation
+from medpfl.flare.running import _collect
+from small_jobs import small_job
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -60,3 +66,37 @@ def test_a_workspace_in_which_flare_starts_nothing(tmp_path: Path, name: str) ->
     with pytest.raises(MedPFLError, match="a space, a quote, '#' or a backslash is in the path; name another"):
         HospitalFederation(ROOT / "poc" / "project.yml", tmp_path, ["hospital-a"], workspace=tmp_path / name)
     assert not (tmp_path / name).exists()
+
+
+def test_a_server_that_is_lost_while_its_job_is_followed_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(job_id: str) -> str:
+        raise NoConnection("cannot connect to server")
+
+    federation = Federation(tmp_path, ["hospital-a"])
+    monkeypatch.setattr(federation, "status", lost)
+    with pytest.raises(MedPFLError, match=r"small ended with its server, which was killed \(out of memory\?\) or does"):
+        federation.follow("1", "small", timeout=10)
+    federation.workspace.rmdir()
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_results_that_have_no_room_are_one_sentence(tmp_path: Path, there: bool) -> None:
+    """A limit on the size of files stands for a full disk."""
+    (tmp_path / "server").mkdir()
+    (tmp_path / "server" / "metrics.jsonl").write_text("x" * 1000)
+    target = tmp_path / "results" / "small"
+    target.parent.mkdir()
+    if there:
+        target.mkdir()
+        (target / "summary.json").write_text("of before")
+    federation: Any = SimpleNamespace(download=lambda job_id: tmp_path / "server", sites=[])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, before[1]))
+    try:
+        with pytest.raises(MedPFLError, match=r"small has ended, and its results cannot be written to .*: .*too large"):
+            _collect(federation, small_job(), "1", target)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in target.parent.iterdir()] == (["small"] if there else [])

@@ -68,6 +68,21 @@ def test_an_aborted_process_is_not_started_again(tmp_path: Path) -> None:
     assert not waiting.is_alive() and file.read_text() == "x"
 
 
+def test_a_process_that_waits_to_be_started_again_is_aborted_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(supervision, "_PAUSE", 2.0)
+    file = tmp_path / "starts"
+    handle = SupervisedHandle(starting(DIES, str(file), str(int(signal.SIGKILL))))
+    waiting = threading.Thread(target=handle.wait, daemon=True)
+    waiting.start()
+    while not caplog.messages:  # it was killed, and is to be started again
+        time.sleep(0.01)
+    handle.terminate()
+    waiting.join(30)
+    assert not waiting.is_alive() and file.read_text() == "x"
+
+
 def test_a_kit_is_told_once(tmp_path: Path) -> None:
     launcher = {"id": "process_launcher", "path": "nvflare.app_common.job_launcher.client_process_launcher."}
     launcher["path"] += "ClientProcessJobLauncher"

@@ -112,6 +112,23 @@ def test_files_of_earlier_versions_are_refused_with_a_sentence(tmp_path: Path) -
         store.read(tmp_path / "old.safetensors")
 
 
+def test_what_a_killed_process_was_writing_does_not_stay(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """Whole models at the server, and private parts at the hospitals."""
+    home = tmp_path / "home"
+    simulate(make_job(), table_sites, tmp_path / "results", home, stop_after=1)
+    (server,), (anna,) = home.glob("server/small/state/*"), home.glob("anna/small/state/*")
+    codec = server / "codec" / "anna"
+    codec.mkdir(parents=True)
+    begun = [server / ".server-00002.safetensors.4711", anna / ".mixed-00001.safetensors.4712"]
+    begun.append(codec / ".sent-00002.safetensors.4713")
+    for path in begun:
+        path.write_bytes(b"half of it")
+    simulate(make_job(), table_sites, tmp_path / "results", home)
+    assert not [path for path in begun if path.exists()]
+
+
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_the_newest_intact_file_is_taken(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     for number in (1, 2, 3):

@@ -12,6 +12,8 @@ import pytest
 
 from medpfl.core.mixers import SoftPull
 from medpfl.results.files import read_mixing, read_traffic
+from medpfl.results.record import Saved
+from medpfl.results.schema import Line, RoundLine
 from medpfl.rounds.server import history
 from medpfl.rounds.server.coordinator import Coordinator
 from medpfl.rounds.simulate import simulate
@@ -137,3 +139,22 @@ def test_a_new_run_has_a_history_of_its_own(folder: Path, tmp_path: Path) -> Non
     coordinator = simulate(small_job(rounds=ROUNDS), sites, tmp_path / "b", tmp_path / "home")
     assert left(tmp_path / "b") == left(folder / "whole")
     assert not [event for event in coordinator.record.events if "damaged" in event.event]
+
+
+def test_rounds_that_were_written_together_are_not_told_as_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``simulate`` writes the rounds of some seconds at once."""
+    monkeypatch.setattr(history, "PENDING", 1)
+    kept = history.Kept()
+    written = history.History(tmp_path)
+    for rounds in ([1, 2, 3], [4, 5]):
+        lines: list[Line] = [RoundLine(round=number, seconds=0.0) for number in rounds]
+        kept = written.add(Saved(round=rounds[-1], lines=lines, events=[], bytes=[], matrices={}))
+    parts, told = history.History(tmp_path).restore(kept)
+    assert [part.round for part in parts] == [3, 5] and not told
+    file = tmp_path / history.FILE
+    file.write_bytes(file.read_bytes().replace(b'"round":2', b'"round":9'))
+    parts, told = history.History(tmp_path).restore(kept)
+    assert [part.round for part in parts] == [5]
+    assert told == ["what was measured in 3 rounds, 1 to 3, is damaged here and missing in the results"]

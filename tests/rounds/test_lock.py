@@ -9,9 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from medpfl.core.errors import MedPFLError
 from medpfl.job import Job
+from medpfl.results.files import read_lines, read_training
+from medpfl.results.schema import RoundLine
 from medpfl.rounds import lock
 from medpfl.rounds.lock import StateInUse, StateLock
+from medpfl.rounds.server.coordinator import Coordinator
+from medpfl.rounds.simulate import simulate
 from tools import pieces, ready, round_of
 
 Make = Callable[..., Job]
@@ -78,3 +83,38 @@ def test_the_lock_ends_with_its_process(tmp_path: Path, monkeypatch: pytest.Monk
         mine.take(tmp_path, "the second job")  # waits until the first is gone
     assert "the second job" in (tmp_path / "lock").read_text()
     mine.release()
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("seed", [0, 1], ids=["the same job", "another run of it"])
+def test_a_second_simulation_leaves_the_results_of_the_first_alone(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, seed: int
+) -> None:
+    results, home = tmp_path / "results", tmp_path / "home"
+
+    def second(first: Coordinator) -> None:
+        if first.done == 2:
+            with pytest.raises(StateInUse, match=r"another simulation writes into the same folder: the one whose res"):
+                simulate(make_job(rounds=1, seed=seed), table_sites, results, home)
+
+    simulate(make_job(seed=0), table_sites, results, home, second)
+    trained = [line.round for line in read_lines(results) if isinstance(line, RoundLine)]
+    assert trained == [1, 2, 3]
+    simulate(make_job(rounds=1, seed=seed), table_sites, results, home)  # it is free again
+
+
+def test_a_run_that_was_broken_off_does_not_lie_beside_the_results_of_the_one_before(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    results, home = tmp_path / "results", tmp_path / "home"
+    simulate(make_job(), table_sites, results, home)
+    before = read_training(results)
+    with pytest.raises(MedPFLError):  # before its first round
+        simulate(make_job(min_clients=5), table_sites, results, home)
+    assert read_training(results) == before and len(read_lines(results)) > 3
+    simulate(make_job(seed=1), table_sites, results, home, stop_after=1)
+    with pytest.raises(MedPFLError, match=r"summary.json cannot be read"):
+        read_training(results)
+    assert not (results / "report.html").exists()
+    simulate(make_job(seed=1), table_sites, results, home)
+    assert read_training(results).settings.seed == 1

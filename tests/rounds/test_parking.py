@@ -2,6 +2,7 @@
 """Hospitals of one process that lie in files while others are at work: the same run, bit for bit."""
 
 import dataclasses
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import pytest
 import torch
 
 from every_method import EVERY, write_both
+from medpfl.core import mapped
 from medpfl.core.codecs import STC
-from medpfl.core.mapped import is_mapped, move_to_file
+from medpfl.core.mapped import is_mapped, map_file, move_to_file
 from medpfl.job import Job
 from medpfl.job.codecs import Codecs
 from medpfl.methods.fedbn import FedBN
@@ -32,6 +34,31 @@ def test_tensors_move_in_place_and_keep_their_order(tmp_path: Path) -> None:
         parameter.add_(1)
     move_to_file([parameter, values], tmp_path / "file")
     assert torch.equal(parameter, before + 1)
+
+
+def test_values_are_in_the_file_before_it_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mapped page that has no room on a full disk ends the process (SIGBUS); what is written raises OSError."""
+    values, flags, written = torch.arange(5.0), torch.tensor([True, False]), []
+
+    def mapping(path: Path) -> torch.Tensor:
+        written.append(path.read_bytes())
+        return map_file(path)
+
+    monkeypatch.setattr(mapped, "map_file", mapping)
+    move_to_file([values, flags], tmp_path / "file")
+    assert written == [values.numpy().tobytes() + bytes(44) + flags.numpy().tobytes() + bytes(62)]
+    assert values.tolist() == [0, 1, 2, 3, 4] and flags.tolist() == [True, False]
+
+
+def test_a_file_that_has_no_room_is_removed(tmp_path: Path) -> None:
+    values, before = torch.arange(1000.0), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            move_to_file([values], tmp_path / "file")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list(tmp_path.iterdir()) and not is_mapped(values) and values[-1] == 999
 
 
 @pytest.mark.slow

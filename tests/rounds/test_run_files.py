@@ -235,3 +235,21 @@ def test_what_is_private_is_kept_once(tmp_path: Path, monkeypatch: pytest.Monkey
     held = outcome(tmp_path / "results")
     ran(tmp_path / "written", 0.0)
     assert_same(held, outcome(tmp_path / "written" / "results"))
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["the same process", "one that goes on"])
+def test_best_rounds_do_not_push_out_the_state_of_the_last_checkpoint(tmp_path: Path, again: bool) -> None:
+    """A process that is killed before the server's next checkpoint is there goes on from the one before."""
+    files = HeldFiles(tmp_path)
+    written, best = [], {6, 7, 8}
+    for number in range(1, 15):
+        files.save("private", number, {"a": torch.ones(1)}, {})
+        files.prune("private", number, 3, {one for one in best if one <= number})
+        if number in (4, 9, 14):
+            files.write()
+            written.append(number)
+            assert all(files.has("private", one) for one in written[-2:])
+            if again:
+                files = HeldFiles(tmp_path)
+                kept, _ = files.newest("private", number)
+                assert kept is not None and kept.number == number

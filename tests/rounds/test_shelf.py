@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hospitals' models that lie in files because memory does not suffice: the same run, bit for bit."""
 
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from medpfl.core.errors import ConfigError
+from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.core.mixers import Mixer, NetworkProx
 from medpfl.job import Job
 from medpfl.methods.pfednet import PFedNet
@@ -35,6 +37,22 @@ def test_the_environment_says_how_much(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(WANTED, "much")
     with pytest.raises(ConfigError, match="MEDPFL_MEMORY must be a whole number of MiB, got 'much'"):
         budget()
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["before the run", "in the run"])
+def test_of_models_that_have_no_room_nothing_stays(tmp_path: Path, on_disk: Callable[[], None], begun: bool) -> None:
+    """A limit on the size of files stands for a full disk."""
+    on_disk()
+    kept, before = shelf.Shelf(2, tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
+    if begun:
+        kept.open(tmp_path)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, before[1]))
+    try:
+        with pytest.raises(MedPFLError, match=r"cannot keep a hospital's models in .*: File too large"):
+            kept.take({"model": {"a": torch.ones(1000)}})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING
 
-from medpfl.compare.processes import end_all, run_in_process
+from medpfl.compare.processes import beginning, run_in_process
 from medpfl.core.errors import MedPFLError
 from medpfl.core.extras import require
 
@@ -84,11 +84,8 @@ def cluster_of(jobs: int, scheduler: str | None) -> Iterator[Cluster]:
         stack.enter_context(client)
         workers = client.scheduler_info(n_workers=-1)["workers"].values()
         gpus = any(GPU in worker["resources"] for worker in workers)
-        try:
+        with beginning():
             yield Cluster(client, {GPU: 1} if gpus else {})
-        except BaseException:
-            end_all()
-            raise
 
 
 def ended(future: "Future[str | None]") -> bool:

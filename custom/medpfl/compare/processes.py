@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import medpfl
@@ -18,6 +20,8 @@ RESULT, FAILURE, LOG = "run.json", "failure.txt", "log.txt"
 _running: dict[str, subprocess.Popen[str]] = {}
 _gpus_taken = Counter[str]()
 _lock = threading.Lock()
+_over = threading.Event()
+"""No run is begun here any more."""
 
 
 def run_in_process(module: str, part: str, version: str = medpfl.__version__) -> str | None:
@@ -43,8 +47,11 @@ def run_in_process(module: str, part: str, version: str = medpfl.__version__) ->
     try:
         with open(folder / LOG, "w", encoding="utf-8") as log:
             command = [sys.executable, "-m", module, part]
-            process = subprocess.Popen(command, stdout=log, stderr=log, text=True, env=environment)
-            _running[part] = process
+            with _lock:
+                if _over.is_set():
+                    return "it was not begun, because the comparison was ended"
+                process = subprocess.Popen(command, stdout=log, stderr=log, text=True, env=environment)
+                _running[part] = process
             code = process.wait()
     finally:
         _running.pop(part, None)
@@ -60,10 +67,20 @@ def run_in_process(module: str, part: str, version: str = medpfl.__version__) ->
     return f"{lines[-1] if lines else f'exit code {code}'} (all of it: {folder / LOG})"
 
 
-def end_all() -> None:
-    """End the processes that were begun here."""
-    for process in list(_running.values()):
-        process.terminate()
+@contextmanager
+def beginning() -> Iterator[None]:
+    """While it lasts runs are begun here. If it is left by an exception, those are ended, and none is begun after them:
+    whoever waits for a run would take the next one as soon as that is ended."""
+    _over.clear()
+    try:
+        yield
+    except BaseException:
+        with _lock:
+            _over.set()
+            begun = list(_running.values())
+        for process in begun:
+            process.terminate()
+        raise
 
 
 def _take_gpu() -> str | None:

@@ -135,17 +135,27 @@ def move_to_file(tensors: Iterable[Tensor], path: Path) -> None:
     if moved:
         sizes = [tensor.numel() * tensor.element_size() for tensor in moved]
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "wb") as file:
-            file.truncate(sum(-(-size // _ALIGNED) * _ALIGNED for size in sizes))
-        whole, place = map_file(path), 0
-        path.unlink()
+        try:
+            # Written, not only made so long: on a full disk the first value without room there would end the process.
+            with open(path, "wb") as file:
+                for tensor, size in zip(moved, sizes, strict=True):
+                    file.write(_in_memory(tensor))
+                    file.write(bytes(-size % _ALIGNED))
+            whole, place = map_file(path), 0
+        finally:
+            path.unlink(missing_ok=True)
         for tensor, size in zip(moved, sizes, strict=True):
             flat = whole[place : place + size].view(tensor.dtype)
-            laid = flat.as_strided(tensor.shape, tensor.stride())
-            laid.copy_(tensor.detach())
-            tensor.data = laid
-            place += -(-size // _ALIGNED) * _ALIGNED
+            tensor.data = flat.as_strided(tensor.shape, tensor.stride())
+            place += size + -size % _ALIGNED
     release(unique)
+
+
+def _in_memory(tensor: Tensor) -> memoryview:
+    """The bytes of a dense tensor, in the order in which they lie in memory."""
+    flat = tensor.detach().as_strided((tensor.numel(),), (1,))
+    data: memoryview = flat.view(torch.uint8).numpy().data
+    return data
 
 
 def _is_dense(tensor: Tensor) -> bool:

@@ -148,15 +148,19 @@ class LocalFederation(ABC):
             tick: called about twice a second.
 
         Raises:
-            MedPFLError: the job failed (with the log lines that say why) or took too long.
+            MedPFLError: the job failed (with the log lines that say why) or took too long, or the server is gone.
         """
         deadline = time.monotonic() + timeout
-        while not (status := self.status(job_id)).startswith("FINISHED:"):
-            tick()
-            if time.monotonic() > deadline:
-                self.session.abort_job(job_id)
-                raise MedPFLError(f"{name} did not finish within {timeout:g} seconds and was aborted")
-            time.sleep(0.5)
+        try:
+            while not (status := self.status(job_id)).startswith("FINISHED:"):
+                tick()
+                if time.monotonic() > deadline:
+                    self.session.abort_job(job_id)
+                    raise MedPFLError(f"{name} did not finish within {timeout:g} seconds and was aborted")
+                time.sleep(0.5)
+        except LOST as error:
+            said = f"{name} ended with its server, which was killed (out of memory?) or does not answer: {error}"
+            raise MedPFLError("\n  ".join([said, *self.decisive_lines(job_id)])) from error
         tick()
         if status == "FINISHED:COMPLETED":
             return None

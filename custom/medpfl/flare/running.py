@@ -85,16 +85,27 @@ def run_job(
 
 
 def _collect(federation: LocalFederation, job: Job | EvaluationJob, job_id: str, target: Path) -> None:
-    """Put the server's results in place at once, and beside them what stays at each hospital (all on this machine)."""
+    """Put the server's results in place at once, and beside them what stays at each hospital (all on this machine).
+
+    Raises:
+        MedPFLError: they cannot be written; what was there before stays.
+    """
     fresh = target.with_name(f".{target.name}-{os.getpid()}")
-    shutil.rmtree(fresh, ignore_errors=True)
-    shutil.copytree(federation.download(job_id), fresh)
-    for site in federation.sites:
-        models = federation.models(site, job.name)
-        if models.is_dir():
-            shutil.copytree(models, fresh / "hospitals" / site)
-    shutil.rmtree(target, ignore_errors=True)
-    fresh.rename(target)
+    downloaded = federation.download(job_id)
+    try:
+        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.copytree(downloaded, fresh)
+        for site in federation.sites:
+            models = federation.models(site, job.name)
+            if models.is_dir():
+                shutil.copytree(models, fresh / "hospitals" / site)
+        shutil.rmtree(target, ignore_errors=True)
+        fresh.rename(target)
+    except OSError as error:
+        shutil.rmtree(fresh, ignore_errors=True)
+        each = error.args[0] if isinstance(error, shutil.Error) else []  # of each file its places, and why
+        why = each[0][2] if each else error.strerror
+        raise MedPFLError(f"{job.name} has ended, and its results cannot be written to {target}: {why}") from error
 
 
 def keep_up(federation: LocalFederation, job: Path, console: Console) -> None:

@@ -10,7 +10,7 @@ import logging
 import os
 import shlex
 import signal
-import time
+import threading
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -45,24 +45,29 @@ class SupervisedHandle(ProcessHandle):
         self.adapter: ProcessAdapter = start()
         super().__init__(process_adapter=self.adapter)
         self._start, self._left = start, restarts
-        self._ended = self._given_up = False
+        self._given_up = False
+        self._ended, self._starting = threading.Event(), threading.Lock()
         self._log = logging.getLogger(__name__)
 
     def terminate(self) -> None:
-        self._ended = True
-        super().terminate()
+        with self._starting:  # what is being started now is ended too
+            self._ended.set()
+            super().terminate()
 
     def wait(self) -> None:
         self.adapter.wait()
-        while not self._ended and (code := self.adapter.poll()) in _KILLED:
+        while not self._ended.is_set() and (code := self.adapter.poll()) in _KILLED:
             if not self._left:
                 self._log.error("the job's process was killed (%s) once more; the job goes on without us", code)
                 self._given_up = True
                 return
             self._left -= 1
             self._log.warning("the job's process was killed (%s) and is started again", code)
-            time.sleep(_PAUSE)
-            self.adapter = self._start()
+            self._ended.wait(_PAUSE)
+            with self._starting:
+                if self._ended.is_set():
+                    return
+                self.adapter = self._start()
             self.adapter.wait()
 
     def poll(self) -> Any:

@@ -6,7 +6,7 @@ A tracker (``results.trackers`` has two) is one file: a class derived from ``Cal
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,24 +103,35 @@ class ResultFiles(Callback):
 
     def __init__(self, folder: Path):
         self.folder = folder
+        self._begun = False
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / LINES).write_text("")
+            open(folder / LINES, "a").close()
         except OSError as error:
             raise MedPFLError(f"cannot write the results folder {folder}: {error.strerror}") from error
 
+    def _write(self, lines: Iterable[Line]) -> None:
+        """To metrics.jsonl. With the first of them end the results that an earlier run left here: two runs' would pass
+        for one's."""
+        if not self._begun:
+            for name in (SUMMARY, FAILURE, "report.html", MIXING, TRAFFIC):
+                (self.folder / name).unlink(missing_ok=True)
+            (self.folder / LINES).write_text("")
+            self._begun = True
+        append_lines(self.folder, lines)
+
     def on_round_end(self, end: RoundEnd) -> None:
-        append_lines(self.folder, end.lines)
+        self._write(end.lines)
 
     def on_job_end(self, end: JobEnd) -> None:
-        append_lines(self.folder, end.lines)
+        self._write(end.lines)
         with open(self.folder / MIXING, "wb") as file:
             np.savez_compressed(file, roster=np.array(end.summary.roster), **end.mixing)  # type: ignore[arg-type]
         write_json(self.folder / TRAFFIC, list(end.traffic))
         write_json(self.folder / SUMMARY, end.summary)
 
     def on_failure(self, failure: Failure) -> None:
-        append_lines(self.folder, failure.lines)
+        self._write(failure.lines)
         report = FailureReport(job=failure.job, reason=failure.reason, events=list(failure.events))
         write_json(self.folder / FAILURE, report)
 

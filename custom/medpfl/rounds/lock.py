@@ -23,9 +23,15 @@ class StateInUse(MedPFLError):
 
 
 class StateLock:
-    """A lock of the operating system's on a file of the folder: it ends with its process, however that ends."""
+    """A lock of the operating system's on a file of the folder: it ends with its process, however that ends.
 
-    def __init__(self) -> None:
+    Args:
+        name: of the file.
+        taken: what another process is told first that finds it taken.
+    """
+
+    def __init__(self, name: str = "lock", taken: str = "the same run of this job is under way already") -> None:
+        self._name, self._taken = name, taken
         self._folder: Path | None = None
         self._file: IO[str] | None = None
 
@@ -45,9 +51,9 @@ class StateLock:
         self.release()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            file = open(folder / "lock", "a+", encoding="utf-8")  # noqa: SIM115 (it is held until release)
+            file = open(folder / self._name, "a+", encoding="utf-8")  # noqa: SIM115 (it is held until release)
             try:
-                _wait(file, stopped)
+                _wait(file, self._taken, stopped)
                 file.truncate(0)
                 file.write(
                     f"{who} (process {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime())} UTC)"
@@ -67,7 +73,7 @@ class StateLock:
         self._folder = self._file = None
 
 
-def _wait(file: IO[str], stopped: Callable[[], bool]) -> None:
+def _wait(file: IO[str], taken: str, stopped: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
@@ -76,7 +82,5 @@ def _wait(file: IO[str], stopped: Callable[[], bool]) -> None:
         except BlockingIOError:
             if stopped() or time.monotonic() > deadline:
                 file.seek(0)
-                raise StateInUse(
-                    f"the same run of this job is under way already: {file.read(1000)}; wait for its end or abort it"
-                ) from None
+                raise StateInUse(f"{taken}: {file.read(1000)}; wait for its end or abort it") from None
         time.sleep(_STEP)

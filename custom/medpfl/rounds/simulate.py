@@ -3,7 +3,8 @@
 run on a lone GPU machine. Hospitals that really train together use FLARE."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from medpfl.rounds.evaluation import EvaluationCoordinator
 from medpfl.rounds.hospital.run_files import Later, RunFiles
 from medpfl.rounds.hospital.site import SiteRunner
 from medpfl.rounds.likeness import Look, look_at, of_inputs
+from medpfl.rounds.lock import StateLock
 from medpfl.rounds.loop import Exchange, Watch, carry, evaluating, training
 from medpfl.rounds.memory import budget
 from medpfl.rounds.messages import byte_count
@@ -59,8 +61,28 @@ def simulate(
         every: seconds of hospitals' work that may have to be repeated when this process is killed, about; 0: none.
 
     Raises:
+        StateInUse: another process is simulating with the same ``home``.
         MedPFLError: as the hospitals and the server raise them.
     """
+    with _alone(home, results):
+        return _simulated(
+            job, site_files, results, home, progress, stop_after, read, test, trackers, noticed, every
+        )  # fmt: skip
+
+
+def _simulated(
+    job: Job,
+    site_files: Mapping[str, Path],
+    results: Path,
+    home: Path,
+    progress: Callable[[Coordinator], None],
+    stop_after: int | None,
+    read: Callable[[Path, str], SiteFile],
+    test: bool,
+    trackers: Sequence[Callback],
+    noticed: Callable[[str], None] | None,
+    every: float,
+) -> Coordinator:
     if job.filters:
         raise ConfigError(
             f"job '{job.name}' has filters that FLARE alone can apply ({', '.join(job.filters)}), and this is not "
@@ -125,6 +147,11 @@ def simulate_evaluation(
     job: EvaluationJob, site_files: Mapping[str, Path], results: Path, home: Path
 ) -> EvaluationCoordinator:
     """The same for a job that evaluates a given model."""
+    with _alone(home, results):
+        return _evaluated(job, site_files, results, home)
+
+
+def _evaluated(job: EvaluationJob, site_files: Mapping[str, Path], results: Path, home: Path) -> EvaluationCoordinator:
     runners = _runners(job, site_files, home)
     coordinator = EvaluationCoordinator(
         job.settings, job.name, list(runners), job.min_clients, job.model, results, job.trackers
@@ -135,6 +162,17 @@ def simulate_evaluation(
 
     carry(evaluating(coordinator), deliver)
     return coordinator
+
+
+@contextmanager
+def _alone(home: Path, results: Path) -> Iterator[None]:
+    """One simulation at a time keeps its state in ``home``, and writes the results that belong to it."""
+    lock = StateLock(".lock", "another simulation writes into the same folder")
+    lock.take(home, f"the one whose results go to {results}")
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _runners(

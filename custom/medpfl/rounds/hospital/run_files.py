@@ -102,6 +102,9 @@ class HeldFiles(RunFiles):
         self._held: dict[tuple[str, int], _Held] = {}
         self._gone: dict[tuple[str | int, ...], Callable[[], None]] = {}
         """What is to be removed from the disk; of the same kind, what was said last."""
+        self._newest: dict[str, list[int]] = {}
+        """Of each kind that is pruned the rounds that were the newest when it was written, or taken up: the server's
+        checkpoints go with these. Files of best rounds, which lie between them, do not count."""
 
     def save(
         self,
@@ -137,7 +140,9 @@ class HeldFiles(RunFiles):
     def newest(self, kind: str, last: int) -> tuple[store.Kept | None, list[int]]:
         there = [number for of, number in self._held if of == kind and number <= last]
         if not there:
-            return super().newest(kind, last)
+            found, damaged = super().newest(kind, last)
+            self._newest[kind] = [found.number] if found else []
+            return found, damaged
         held = self._held[kind, max(there)]
         tensors = {key: tensor.clone() for key, tensor in held.tensors.items()}  # optimisers go on with them
         return store.Kept(max(there), tensors, cast(store.Meta, held.meta)), []
@@ -152,7 +157,11 @@ class HeldFiles(RunFiles):
 
     def prune(self, kind: str, last: int, keep: int, more: Collection[int]) -> None:
         self._drop(kind, {last, *more})
-        self._gone[kind, "pruned"] = partial(super().prune, kind, last, keep, set(more))
+        self._gone[kind, "pruned"] = partial(self._prune, kind, last, keep, set(more))
+
+    def _prune(self, kind: str, last: int, keep: int, more: Collection[int]) -> None:
+        self._newest[kind] = [*(number for number in self._newest.get(kind, []) if number < last), last][-keep:]
+        super().discard(kind, {*self._newest[kind], *more})
 
     def _drop(self, kind: str, kept: Collection[int]) -> None:
         for key in [key for key in self._held if key[0] == kind and key[1] not in kept]:
@@ -160,6 +169,7 @@ class HeldFiles(RunFiles):
 
     def forget(self, kind: str) -> None:
         self._drop(kind, ())
+        self._newest.pop(kind, None)
         super().forget(kind)
 
     @property

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from medpfl import store
 from medpfl.methods.precision import Scalers
 from medpfl.rounds.hospital.mixed import MIXED
 from medpfl.rounds.hospital.networks import Networks
@@ -53,6 +54,7 @@ class RunState:
             return []
         folder = home / "state" / plain_name(header.run)
         self._lock.take(folder, f"at {self._site}", self._stopped)
+        store.sweep(folder)
         if self._files is None or self._files.folder != folder:  # else these may hold what is on no disk yet
             self._files = self._files_in(folder)
         self._run = header.run

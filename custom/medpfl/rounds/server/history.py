@@ -14,7 +14,7 @@ from pydantic import Field
 
 from medpfl.core.errors import MedPFLError
 from medpfl.results.record import Saved
-from medpfl.results.schema import Typed
+from medpfl.results.schema import RoundLine, Typed
 
 FILE = "history.jsonl"
 PENDING = 32 * 2**10
@@ -86,7 +86,7 @@ class History:
         except OSError as error:
             raise MedPFLError(f"cannot read {self._path}: {error.strerror}") from error
         parts = [part for line in lines if (part := _part(line)) is not None]
-        lost = sorted(set(range(1, kept.rounds + 1)) - {part.round for part in parts})
+        lost = sorted(set(range(1, kept.rounds + 1)).difference(*map(_rounds_of, parts)))
         which = (
             f"round {lost[0]}" if len(lost) == 1 else f"{len(lost)} rounds, {lost[0]} to {lost[-1]}," if lost else ""
         )
@@ -97,6 +97,11 @@ class History:
     def forget(self) -> None:
         """A new run begins in this folder."""
         self._path.unlink(missing_ok=True)
+
+
+def _rounds_of(part: Saved) -> set[int]:
+    """Those that a part tells of: of several, where not every round was followed by a checkpoint."""
+    return {part.round, *(line.round for line in part.lines if isinstance(line, RoundLine))}
 
 
 def _line(part: Saved) -> str:

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from medpfl import store
 from medpfl.core.errors import ConfigError, RefusedUpdate
 from medpfl.core.mixers import RoundInfo
 from medpfl.data.fingerprint import Planned
@@ -212,6 +213,7 @@ class ServerRun:
         """
         self.run, self._state = run, self.home / "state" / run
         self._lock.take(self._state, f"the job whose results go to {self.results}")
+        store.sweep(self._state)
         self.history = History(self._state)
         self.copies.shelf.open(self._state / checkpoint.MODELS)
         if self._resume():

@@ -9,6 +9,7 @@ name these files and hold no models of their own.
 import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from torch import Tensor
@@ -109,6 +110,8 @@ class Shelf:
             if self._folder is None:
                 path.unlink()
         except OSError as error:
+            with suppress(OSError):  # what is there of it would fill the disk
+                path.unlink(missing_ok=True)
             raise MedPFLError(
                 f"cannot keep a hospital's models in {path}: {error.strerror}",
                 f"models could not be kept: {error.strerror}",
