@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import medpfl
 from forked import Forked, forget
@@ -65,6 +66,22 @@ def test_what_a_cell_of_a_notebook_shows_has_no_patients_values(table_sites: dic
     result = medpfl.simulate(job, table_sites, tmp_path / "results")
     file = next(result.folder.rglob("anna/**/personal-best.safetensors"))
     assert repr(medpfl.load_model(file)) == f"Model: personal of {file}"
+
+
+def test_a_session_goes_on_with_its_own_threads_and_random_numbers(
+    table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        torch.manual_seed(5)
+        expected = torch.rand(3)
+        torch.manual_seed(5)
+        job = medpfl.Job("small", 2, medpfl.Settings(rounds=1), {}, medpfl.SoftPull(), medpfl.Tabular("blood"))
+        medpfl.simulate(job, table_sites, tmp_path / "results")
+        assert torch.get_num_threads() == 2 and torch.equal(torch.rand(3), expected)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_a_class_that_other_processes_cannot_import_is_not_compared() -> None:

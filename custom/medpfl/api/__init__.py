@@ -3,9 +3,12 @@
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from medpfl.api.hospital import DataCheck as DataCheck
 from medpfl.api.hospital import Model as Model
@@ -100,7 +103,7 @@ def simulate(
 
     loaded = job if isinstance(job, Job | EvaluationJob) else load_job(job)
     folder = Path("results") / f"{loaded.name}-simulated" if results is None else Path(results)
-    with tempfile.TemporaryDirectory(prefix="medpfl-") as scratch:
+    with _torch_as_it_was(), tempfile.TemporaryDirectory(prefix="medpfl-") as scratch:
         files = _files(sites)
         if files is None:
             files = job_sites(None, loaded.name, Path(scratch))
@@ -109,6 +112,18 @@ def simulate(
         else:
             run(loaded, files, folder, folder / "home", lambda coordinator: progress(coordinator.done))
     return JobResult(folder)
+
+
+@contextmanager
+def _torch_as_it_was() -> Iterator[None]:
+    """A job sets torch's number of threads, and seeds its generators; a session goes on with its own."""
+    threads = torch.get_num_threads()
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+    with torch.random.fork_rng(gpus):
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
 
 def compare(
