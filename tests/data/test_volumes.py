@@ -289,6 +289,14 @@ def test_a_list_with_only_training_is_cut_by_patient(tmp_path: Path) -> None:
     assert sum(map(len, owners)) == 10 and set.union(*owners) == {str(patient) for patient in range(10)}
 
 
+@pytest.mark.parametrize("patient", [" ", float("nan")])
+def test_items_whose_patient_is_empty_are_no_single_patient(tmp_path: Path, patient: Any) -> None:
+    items = [item(str(number), patient=patient if number > 7 else number) for number in range(10)]
+    problems = Problems(keep=True)
+    datalist(tmp_path, {"training": items}).cases(problems)
+    assert len(problems.found) == 2 and all("'patient' is empty; leave it out" in found for found in problems.found)
+
+
 def test_lists_without_labels_are_left_out(tmp_path: Path) -> None:
     """The Decathlon's own dataset.json: the test images have no labels, so the training list is cut."""
     content = {

@@ -22,6 +22,7 @@ from medpfl.data.cells import PLACE, Written, joined, read_cells
 from medpfl.data.contract import Case, Dataset, Item, Listing
 from medpfl.data.declared import SPLITS, LabelColumn, LabelMap, Problems, SplitRule, canonical
 from medpfl.data.fingerprint import Fingerprint
+from medpfl.data.outcome import empty
 from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.samples import Budget, Samples, SiteData, Store, empty_like, in_parallel, stores
 from medpfl.data.splits import Groups, check_listing, choose
@@ -193,6 +194,11 @@ class Volumes(LabelMap, Described, Dataset):
                 continue
             group = item.get(self.split.group) if self.split.group else None
             # An item without the group's field stands for itself: one volume a patient, the usual Decathlon list.
+            if group is not None and empty(group):
+                problems.add(
+                    f"{where}: '{self.split.group}' is empty; leave it out where every item is another patient"
+                )
+                continue
             name = images[0].removesuffix(".gz").removesuffix(".nii")
             files = tuple(Path(path.parent, image) for image in images)
             label = Path(path.parent, item["label"]) if self.labels else None
