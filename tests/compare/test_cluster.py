@@ -217,7 +217,7 @@ def test_of_a_comparison_that_is_ended_no_run_is_begun_any_more(
         (tmp_path / "go").touch()
         assert "it was not begun" in str(told.result()[1]) and not (parts[1] / "seen").exists()
     with cluster_of(1, None) as cluster:  # the next comparison of this process begins its runs
-        assert "exit code 0" in str(outcome(cluster.submit("stub", str(parts[1]), "1")))
+        assert "exit code 0" in str(outcome(cluster.submit("stub", str(parts[1]))))
 
 
 @pytest.mark.slow

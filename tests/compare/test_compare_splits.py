@@ -146,7 +146,7 @@ def test_a_hospital_left_out_is_tested_with_the_others_models(
                 run = next(run for run in plan.runs if (run.name, run.split, run.without) == (name, split, site))
                 home = results / "runs" / run.digest / "home"
                 others = sorted(set(sites) - {site})
-                assert sorted(path.name for path in home.iterdir()) == others
+                assert sorted(path.name for path in home.iterdir() if path.is_dir()) == others
                 found = []
                 for other in others:
                     deployed = load_deployed(home / other / "compared" / "models" / f"{model}-best.safetensors")
