@@ -65,82 +65,64 @@ def simulate(
         MedPFLError: as the hospitals and the server raise them.
     """
     with _alone(home, results):
-        return _simulated(
-            job, site_files, results, home, progress, stop_after, read, test, trackers, noticed, every
-        )  # fmt: skip
+        if job.filters:
+            raise ConfigError(
+                f"job '{job.name}' has filters that FLARE alone can apply ({', '.join(job.filters)}), and this is not "
+                "FLARE: run it with ./poc/run, or without them"
+            )
+        # What codecs and accounts of noise keep is written in every round, and fits to that round's state.
+        within = job.codecs or job.settings.encryption is not None or job.method.privacy is not None
+        later = Later(0.0 if within or stop_after is not None else every, budget() // 4)
+        runners = _runners(job, site_files, home, read, later.of)
+        server = home / "server" / job.name
 
+        def due(round_number: int) -> bool:
+            if not (round_number == job.settings.rounds or later.due or coordinator.copies.shelf.on_disk):
+                return False
+            later.write()
+            return True
 
-def _simulated(
-    job: Job,
-    site_files: Mapping[str, Path],
-    results: Path,
-    home: Path,
-    progress: Callable[[Coordinator], None],
-    stop_after: int | None,
-    read: Callable[[Path, str], SiteFile],
-    test: bool,
-    trackers: Sequence[Callback],
-    noticed: Callable[[str], None] | None,
-    every: float,
-) -> Coordinator:
-    if job.filters:
-        raise ConfigError(
-            f"job '{job.name}' has filters that FLARE alone can apply ({', '.join(job.filters)}), and this is not "
-            "FLARE: run it with ./poc/run, or without them"
-        )
-    # What codecs and accounts of noise keep is written in every round, and fits to that round's state.
-    within = job.codecs or job.settings.encryption is not None or job.method.privacy is not None
-    later = Later(0.0 if within or stop_after is not None else every, budget() // 4)
-    runners = _runners(job, site_files, home, read, later.of)
-    server = home / "server" / job.name
+        coordinator = Coordinator(job, list(runners), server, results, trackers, due)
+        links = {site: Link(job.codecs, home / "server", home / site, site) for site in runners} if job.codecs else {}
 
-    def due(round_number: int) -> bool:
-        if not (round_number == job.settings.rounds or later.due or coordinator.copies.shelf.on_disk):
-            return False
-        later.write()
-        return True
+        parking = Parking(home)
+        looks: dict[str, Look] = {}
 
-    coordinator = Coordinator(job, list(runners), server, results, trackers, due)
-    links = {site: Link(job.codecs, home / "server", home / site, site) for site in runners} if job.codecs else {}
+        def deliver(exchange: Exchange) -> Replies:
+            replies, started = {}, time.monotonic()
+            for site, message in exchange.messages.items():
+                handle = runners[site].handle
+                try:
+                    reply = links[site].carry(message, handle) if links else handle(message)
+                    replies[site] = coordinator.arrived(site, reply)
+                    if isinstance(reply.header, InitReply):
+                        state = runners[site].networks.state()
+                        private = {key: state[key] for key in runners[site].networks.private}
+                        later.want(byte_count({"": state}), byte_count({"": private}))
+                        if noticed:
+                            looks[site] = look_at(runners[site].data.splits["train"])
+                except (BudgetSpent, CodecError, OutOfMemory) as error:
+                    if not isinstance(message.header, OfRun):
+                        raise
+                    # As in a federation: this hospital misses the round.
+                    coordinator.refuse(site, message.header.round, f"failed: {error}")
+                    runners[site].recover()
+                release(tensor for state in message.slots.values() for tensor in state.values())
+                parking.leave(runners[site])
+            later.worked(time.monotonic() - started)
+            if noticed and looks:
+                for sentence in of_inputs(looks):
+                    noticed(sentence)
+                looks.clear()
+            return replies
 
-    parking = Parking(home)
-    looks: dict[str, Look] = {}
-
-    def deliver(exchange: Exchange) -> Replies:
-        replies, started = {}, time.monotonic()
-        for site, message in exchange.messages.items():
-            handle = runners[site].handle
-            try:
-                reply = links[site].carry(message, handle) if links else handle(message)
-                replies[site] = coordinator.arrived(site, reply)
-                if isinstance(reply.header, InitReply):
-                    state = runners[site].networks.state()
-                    private = {key: state[key] for key in runners[site].networks.private}
-                    later.want(byte_count({"": state}), byte_count({"": private}))
-                    if noticed:
-                        looks[site] = look_at(runners[site].data.splits["train"])
-            except (BudgetSpent, CodecError, OutOfMemory) as error:
-                if not isinstance(message.header, OfRun):
-                    raise
-                # As in a federation: this hospital misses the round.
-                coordinator.refuse(site, message.header.round, f"failed: {error}")
-                runners[site].recover()
-            release(tensor for state in message.slots.values() for tensor in state.values())
-            parking.leave(runners[site])
-        later.worked(time.monotonic() - started)
-        if noticed and looks:
-            for sentence in of_inputs(looks):
-                noticed(sentence)
-            looks.clear()
-        return replies
-
-    watch = Watch(ended=lambda round_number, mixed: progress(coordinator))
-    try:
-        carry(training(coordinator, watch, stop_after, test), deliver)
-    finally:
-        for runner in runners.values():
-            runner.close()
-    return coordinator
+        watch = Watch(ended=lambda round_number, mixed: progress(coordinator))
+        try:
+            carry(training(coordinator, watch, stop_after, test), deliver)
+        finally:
+            for runner in runners.values():
+                runner.close()
+        return coordinator
 
 
 def simulate_evaluation(
@@ -148,20 +130,16 @@ def simulate_evaluation(
 ) -> EvaluationCoordinator:
     """The same for a job that evaluates a given model."""
     with _alone(home, results):
-        return _evaluated(job, site_files, results, home)
+        runners = _runners(job, site_files, home)
+        coordinator = EvaluationCoordinator(
+            job.settings, job.name, list(runners), job.min_clients, job.model, results, job.trackers
+        )
 
+        def deliver(exchange: Exchange) -> Replies:
+            return {site: runners[site].handle(message) for site, message in exchange.messages.items()}
 
-def _evaluated(job: EvaluationJob, site_files: Mapping[str, Path], results: Path, home: Path) -> EvaluationCoordinator:
-    runners = _runners(job, site_files, home)
-    coordinator = EvaluationCoordinator(
-        job.settings, job.name, list(runners), job.min_clients, job.model, results, job.trackers
-    )
-
-    def deliver(exchange: Exchange) -> Replies:
-        return {site: runners[site].handle(message) for site, message in exchange.messages.items()}
-
-    carry(evaluating(coordinator), deliver)
-    return coordinator
+        carry(evaluating(coordinator), deliver)
+        return coordinator
 
 
 @contextmanager
