@@ -341,19 +341,9 @@ def _unseen(found: list[UnseenRun], plan: Plan) -> list[UnseenRow]:
         for label, row in each.rows.items():
             place = scores.setdefault(label, {}).setdefault(str(each.without), {})
             place[each.split, each.seed] = row.score
-    known = {
-        (split, site)
-        for sites in scores.values()
-        for site, values in sites.items()
-        for (split, _), value in values.items()
-        if value is not None
-    }
-
-    def mean(sites: Mapping[str, Mapping[Pair, float | None]], pair: Pair) -> float:
-        """Over the hospitals at which any model has a score in this split."""
-        values = [values[pair] for site, values in sites.items() if (pair[0], site) in known]
-        return float(np.mean(np.array(values, dtype=float))) if values else np.nan
-
+    score = plan.task.score
+    tested = [(each.split, {str(each.without): {score: row.score}}) for each in found for row in each.rows.values()]
+    counted = Counted(tested, plan.hospitals)
     rows = []
     for label in in_order(scores):
         sites = scores[label]
@@ -362,7 +352,9 @@ def _unseen(found: list[UnseenRun], plan: Plan) -> list[UnseenRow]:
             for site, values in sites.items()
         }
         whole = [pair for pair in sites[next(iter(sites))] if all(pair in values for values in sites.values())]
-        means = [mean(sites, pair) for pair in whole]
-        complete = len(sites) == len(plan.hospitals) and means
-        rows.append(UnseenRow(name=label, mean=aggregate.stat(np.array(means)) if complete else None, hospitals=table))
+        mean = None
+        if whole and len(sites) == len(plan.hospitals):
+            values = np.array([[sites[site][pair] for site in plan.hospitals] for pair in whole], dtype=float)
+            mean = aggregate.stat(aggregate.of_hospitals(values, counted.of(score, whole)))
+        rows.append(UnseenRow(name=label, mean=mean, hospitals=table))
     return rows

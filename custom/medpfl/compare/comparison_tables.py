@@ -342,13 +342,13 @@ def budget_text(content: Results) -> str:
     ranges = ""
     if any(isinstance(axis, Range) for axis in axes):
         ranges = " Optuna's tree-structured Parzen estimator proposed candidates from ranges by the scores so far."
-    all_of_them = ""
+    unseen = ""
     if content.file.unseen:
-        all_of_them = (
+        unseen = (
             " A hospital that is left out of runs was in the search: its validation cases had a say in the arguments."
         )
     return (
         f"Tuning budget: {tuning.budget} candidates for every method{each}, references included, by the mean "
         f"validation score of their best round; seeds {', '.join(map(str, tuning.seeds))}, which take no part "
-        f"in the results, and no test set was read.{ranges}{all_of_them}{before}"
+        f"in the results, and no test set was read.{ranges}{unseen}{before}"
     )
