@@ -6,11 +6,10 @@ from typing import Any
 
 import pandas as pd
 import pytest
-import yaml
 
+import declared_table
 from medpfl.core.errors import SiteFileError
-from medpfl.data.site_file import load_site_file
-from medpfl.data.table.declare import Table, TableData, read_table
+from medpfl.data.table.declare import Table, TableData
 
 FRAME = pd.DataFrame(
     {"age": [40.0, 50.0, 60.0, 70.0, 90.0, 80.0], "cp": ["a", "b", "b", "a", "c", "c"], "sick": [0, 1, 0, 1, 1, 0]}
@@ -25,13 +24,11 @@ DECLARED: dict[str, Any] = {
 
 
 def declare(folder: Path, **others: Any) -> Table:
-    (folder / "site.yaml").write_text(yaml.safe_dump({"datasets": {"t": DECLARED | others}}, sort_keys=False))
-    return load_site_file(folder / "site.yaml").dataset("t", Table)
+    return declared_table.declare(folder, DECLARED | others)
 
 
 def read(folder: Path, frame: pd.DataFrame = FRAME, **others: Any) -> TableData:
-    frame.to_csv(folder / "t.csv", index=False)
-    return read_table(declare(folder, **others))
+    return declared_table.read(folder, frame, DECLARED | others)
 
 
 @pytest.mark.parametrize(

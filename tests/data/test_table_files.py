@@ -10,14 +10,13 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
-import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+import declared_table
 from medpfl.core.errors import DataError, SiteFileError
 from medpfl.data.declared import Problems
-from medpfl.data.site_file import load_site_file
 from medpfl.data.table.declare import Table, TableData, read_table
 from medpfl.data.table.new import TablePreparation, new_rows
 from medpfl.deployed.model_file import load_deployed
@@ -45,13 +44,11 @@ DECLARED: dict[str, Any] = {
 
 
 def declare(folder: Path, **others: Any) -> Table:
-    (folder / "site.yaml").write_text(yaml.safe_dump({"datasets": {"t": DECLARED | others}}, sort_keys=False))
-    return load_site_file(folder / "site.yaml").dataset("t", Table)
+    return declared_table.declare(folder, DECLARED | others)
 
 
 def read(folder: Path, frame: pd.DataFrame = FRAME, **others: Any) -> TableData:
-    frame.to_csv(folder / "t.csv", index=False)
-    return read_table(declare(folder, **others))
+    return declared_table.read(folder, frame, DECLARED | others)
 
 
 def test_only_the_training_part_imputes(tmp_path: Path) -> None:
