@@ -196,7 +196,7 @@ class Volumes(LabelMap, Described, Dataset):
             # An item without the group's field stands for itself: one volume a patient, the usual Decathlon list.
             if group is not None and empty(group):
                 problems.add(
-                    f"{where}: '{self.split.group}' is empty; leave it out where every item is another patient"
+                    f"{where}: '{self.split.group}' is empty; leave it out where an item is a patient of its own"
                 )
                 continue
             name = images[0].removesuffix(".gz").removesuffix(".nii")
