@@ -81,30 +81,36 @@ def loads(small: bool) -> list[Load]:
     ]  # fmt: skip
 
 
-def measure(repeats: int, small: bool, flare: bool) -> dict[str, Any]:
+def measure(repeats: int, small: bool, flare: bool, keep: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Samples a second of the three loops in float32 and bfloat16 (medians), peak memory, and the methods' rounds.
 
     Args:
         repeats: turns, at least 1; one more warms up.
         flare: whether to start a federation, too.
+        keep: is given what was measured so far after every part, so that nothing is lost where time on a GPU ends.
     """
     if repeats < 1:
         raise MedPFLError(f"--repeats must be at least 1, got {repeats}")
     device = training_device()
     kinds = [(load, precision) for load in loads(small) for precision in ("fp32", "bf16")]
-    return {
+    settings: list[dict[str, Any]] = []
+    found: dict[str, Any] = {
         "repeats": repeats,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "the processor",
         "threads": torch.get_num_threads(),
-        "settings": [
-            {"name": load.name, "batch": load.batch, "precision": precision}
-            | attempted(partial(_measured, load, precision, device, repeats))
-            for load, precision in kinds
-        ],
-        "methods": attempted(lambda: method_rounds(repeats, *((2, 2) if small else (3, 10)))),
-        "order": attempted(lambda: orders(device, repeats, small)),
-        "flare": attempted(lambda: flare_rounds(4, *((2, 8) if small else (50, 64)))) if flare else None,
+        "settings": settings,
     }
+    for load, precision in kinds:
+        what = {"name": load.name, "batch": load.batch, "precision": precision}
+        settings.append(what | attempted(partial(_measured, load, precision, device, repeats)))
+        keep(found)
+    found["methods"] = attempted(lambda: method_rounds(repeats, *((2, 2) if small else (3, 10))))
+    keep(found)
+    found["order"] = attempted(lambda: orders(device, repeats, small))
+    keep(found)
+    found["flare"] = attempted(lambda: flare_rounds(4, *((2, 8) if small else (50, 64)))) if flare else None
+    keep(found)
+    return found
 
 
 def _measured(load: Load, precision: str, device: torch.device, repeats: int) -> dict[str, Any]:
@@ -212,7 +218,8 @@ def table_of(results: dict[str, Any]) -> str:
     headings = ["what", "batch", "precision", "samples a second", "of the roof", "ours to a bare loop", "waiting",
                 "waiting, data on the device", "peak memory, MB"]  # fmt: skip
     methods = [
-        [name, ratio if isinstance(ratio, str) else f"{ratio:.2f}"] for name, ratio in results["methods"].items()
+        [name, ratio if isinstance(ratio, str) else f"{ratio:.2f}"]
+        for name, ratio in results.get("methods", {}).items()  # a command that was stopped measured no more
     ]
     return (
         f"On {results['device']}, medians of at most {results['repeats']} turns. Samples a second: with one batch "
@@ -222,8 +229,8 @@ def table_of(results: dict[str, Any]) -> str:
         + markdown(headings, rows)
         + "\n\nA round of a few hospitals in one process, as a multiple of Local's:\n\n"
         + markdown(["method", "round"], methods)
-        + told_of_orders(results["order"])
-        + (_told(results["flare"]) if results["flare"] else "")
+        + (told_of_orders(results["order"]) if "order" in results else "")
+        + (_told(results["flare"]) if results.get("flare") else "")
     )
 
 
@@ -246,6 +253,8 @@ def command(
 ) -> None:
     """Training on this machine's GPU, or processor, beside a bare loop; the methods' rounds; peak memory."""
     facts = machine()
-    results = measure(repeats, training_device().type == "cpu" if small is None else small, flare)
-    write_json(out, "gpu", facts, results)
+    on_processor = training_device().type == "cpu"
+    results = measure(
+        repeats, on_processor if small is None else small, flare, lambda found: write_json(out, "gpu", facts, found)
+    )
     say(table_of(results))

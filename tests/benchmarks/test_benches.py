@@ -10,7 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from benchmarks import augmenting, gpu_order
+from benchmarks import augmenting, gpu, gpu_order
 from benchmarks.__main__ import app, verbs
 from medpfl.models.memory_order import faulty_here
 
@@ -93,6 +93,24 @@ def test_bench_gpu_measures_on_the_processor_too(tmp_path: Path) -> None:
         assert len(orders) == 6 and all(one["plain"] > 0 and one["last"] > 0 for one in orders.values())
         assert all(one["apart"] < (1e-4 if name.endswith("fp32") else 0.05) for name, one in orders.items()), orders
         assert len(gpu_order.told_of_orders(orders).splitlines()) == 4 + 2 + 6
+
+
+def test_bench_gpu_keeps_what_it_measured_before_it_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = gpu.loads(True)[3:]
+    monkeypatch.setattr(gpu, "loads", lambda small: tables)
+
+    def stopped(*_: int) -> dict[str, float]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu, "method_rounds", stopped)
+    file = tmp_path / "g.json"
+    with pytest.raises(KeyboardInterrupt):
+        gpu.command(1, True, False, file)
+    found = json.loads(file.read_text())
+    assert [one["precision"] for one in found["settings"]] == ["fp32", "bf16"]
+    assert "tables of 32 columns" in gpu.table_of(found)
 
 
 def test_volumes_are_not_measured_in_an_order_that_damages_memory(monkeypatch: pytest.MonkeyPatch) -> None:

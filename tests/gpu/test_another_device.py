@@ -9,12 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from answers import declare
 from elsewhere import DEVICE, Elsewhere, There
 from every_method import EVERY, write_both
+from medpfl.compare import patients
 from medpfl.data.site_file import load_site_file
 from medpfl.deployed.model_file import load_deployed
 from medpfl.deployed.predict import evaluate_at, predict
@@ -152,3 +154,34 @@ def test_a_model_predicts_elsewhere_and_is_exported_here(
         assert {tensor.device.type for tensor in model.networks.state_dict().values()} == {"cpu"}
     assert rows["there"] == rows["here"] and rows["here"]
     write_torchscript(model, tmp_path / "model.pt")
+
+
+def test_what_a_comparison_keeps_of_patients_is_computed_on_the_device(
+    sites: dict[bool, dict[str, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was computed on the processor, for minutes a run where hospitals have large networks and a GPU."""
+    task = Classification("skin", size=(36, 36), architecture=ResNet(width=2, depth=10))
+    settings = Settings(rounds=1, references=(), finetune=0)
+    simulate(Job("small", 2, settings, {}, Local(steps=2), task), sites[True], tmp_path, tmp_path)
+    model = load_deployed(next((tmp_path / "anna").rglob("local-last.safetensors")))
+    data, kept, used = task.load(load_site_file(sites[True]["anna"])), {}, set()
+    decide = patients.decide
+
+    def seen(*given: Any) -> torch.Tensor:
+        used.update({given[-1], *(tensor.device for tensor in given[2].state_dict().values())})
+        return decide(*given)
+
+    monkeypatch.setattr(patients, "decide", seen)
+    for where, device in (("here", nullcontext()), ("there", Elsewhere())):
+        if where == "there":
+            used.clear()
+            monkeypatch.setattr(patients, "training_device", lambda: DEVICE)
+        with device:
+            found = patients.Kept(task)
+            found.add("Local", "anna", model, data)
+        (tmp_path / where).mkdir()
+        found.write(tmp_path / where)
+        with np.load(tmp_path / where / patients.CASES) as file:
+            kept[where] = {name: file[name].tolist() for name in file}
+    assert kept["there"] == kept["here"] and kept["here"] and used == {DEVICE}
+    assert {tensor.device.type for tensor in model.networks.state_dict().values()} == {"cpu"}

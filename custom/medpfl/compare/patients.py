@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from medpfl.core.devices import training_device
 from medpfl.core.errors import MedPFLError
+from medpfl.core.repeatable import repeatable
 from medpfl.data.samples import Samples, SiteData
 from medpfl.deployed.evaluate import decide, sheet_of_validation
 from medpfl.deployed.model_file import Deployed
@@ -43,13 +45,14 @@ class Kept:
                     self._arrays[f"{place}/threshold/{label}"] = np.array(float(threshold))
 
     def _sheets(self, deployed: Deployed, data: SiteData) -> dict[str, Sheet]:
-        task, device, found = self._task, torch.device("cpu"), {}
-        model = (deployed.method, deployed.name, deployed.networks)
-        if len(data.splits["validation"]):
-            found["validation"] = sheet_of_validation(*model, task, data, device)
+        task, device, found = self._task, training_device(), {}
         history, test = deployed.meta.history, data.splits["test"]
         metrics = at_threshold([task.metric(task.score)], history.threshold if history else None)
-        found["test"] = task.sheet(decide(*model, task, test, device), test, metrics)
+        with repeatable(device), deployed.on(device) as networks:
+            model = (deployed.method, deployed.name, networks)
+            if len(data.splits["validation"]):
+                found["validation"] = sheet_of_validation(*model, task, data, device)
+            found["test"] = task.sheet(decide(*model, task, test, device), test, metrics)
         return found
 
     def write(self, folder: Path) -> None:

@@ -16,7 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from medpfl.core.devices import training_device
 from medpfl.core.errors import ConfigError
+from medpfl.core.repeatable import repeatable
 from medpfl.data.declared import SPLITS, StorageRule
 from medpfl.data.preparation import Spec
 from medpfl.data.samples import Budget, Samples, SiteData, joined_rows
@@ -170,13 +172,14 @@ def train_pooled(
     coordinator = simulate(
         alone, {SITE: site_file}, folder / "results", home, read=lambda path, _: read_for_study(path), test=test
     )
-    lines = []
+    lines, device = [], training_device()
     for choice in ("best", "last") if test else ():
         model = load_deployed(home / SITE / job.name / "models" / f"{MODEL}-{choice}.safetensors")
         assert model.meta.history is not None
         round_number = model.meta.history.round
         for site, data in parts.items():
-            tested = evaluate_test(job.method, MODEL, model.networks, job.task, data, torch.device("cpu"))
+            with repeatable(device), model.on(device) as networks:
+                tested = evaluate_test(job.method, MODEL, networks, job.task, data, device)
             origin = Origin(job.name, site, MODEL, choice, round_number)
             trained = SiteData({**data.splits, "train": together.train}, data.class_names, data.preparation)
             place = folder / "home" / site / job.name / "models"
