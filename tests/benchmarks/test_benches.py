@@ -95,9 +95,7 @@ def test_bench_gpu_measures_on_the_processor_too(tmp_path: Path) -> None:
         assert len(gpu_order.told_of_orders(orders).splitlines()) == 4 + 2 + 6
 
 
-def test_bench_gpu_keeps_what_it_measured_before_it_is_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bench_gpu_keeps_what_it_measured_before_it_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tables = gpu.loads(True)[3:]
     monkeypatch.setattr(gpu, "loads", lambda small: tables)
 
