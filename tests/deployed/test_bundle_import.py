@@ -126,6 +126,16 @@ def test_the_command_and_a_site_file(tmp_path: Path) -> None:
     assert again.exit_code == 1 and "exists already" in str(again.exception)
 
 
+def test_weights_that_are_not_numbers(tmp_path: Path) -> None:
+    network = theirs("UNet", {"channels": [4, 8], "strides": [2]})
+    with torch.no_grad():
+        next(network.parameters()).fill_(float("nan"))
+    folder = bundle(tmp_path / "b", "UNet", {"channels": [4, 8], "strides": [2]}, network)
+    with pytest.raises(MedPFLError, match="holds weights that are not numbers"):
+        import_bundle(folder, tmp_path / "out.safetensors")
+    assert not (tmp_path / "out.safetensors").exists()
+
+
 SMALL = {"channels": [4, 8], "strides": [2]}
 EVIL = "$__import__('os').system('touch {}')"
 

@@ -215,6 +215,17 @@ def test_what_cannot_be_predicted_is_named_and_nothing_is_left_behind(model: Dep
     assert not (tmp_path / "not").exists()
 
 
+def test_outputs_that_are_not_numbers_are_no_prediction(trained: tuple[Path, Path], tmp_path: Path) -> None:
+    """The largest of several NaN is the first class: every mask was empty, as of a healthy patient."""
+    broken = load_deployed(trained[1])
+    with torch.no_grad():
+        next(broken.networks.parameters()).fill_(float("nan"))
+    write(tmp_path / "a.nii.gz", blob((48, 48, 3)))
+    with pytest.raises(DataError, match="a: the model's outputs are not numbers"):
+        predict(broken, tmp_path / "a.nii.gz", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_evaluating_elsewhere(trained: tuple[Path, Path], model: Deployed) -> None:
     found = evaluate_at(model, load_site_file(trained[0] / "hospital-d.yaml"), "test")
     assert len(found.cases) == 8 and 0 <= found.metrics["dice"] <= 1

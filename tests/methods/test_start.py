@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from baselines import begin
 from medpfl import store
 from medpfl.component import build, spec_of
-from medpfl.core.errors import ConfigError, DataError, SiteFileError
+from medpfl.core.errors import ConfigError, DataError, MedPFLError, SiteFileError
 from medpfl.core.frozen import frozen_entries
 from medpfl.core.mixers import Identity, Mean, Mixer
 from medpfl.data.site_file import load_site_file
@@ -263,6 +263,15 @@ def test_a_model_of_several_networks(table_sites: dict[str, Path]) -> None:
         load_site_file(table_sites["anna"], "anna").checkpoint("known")
 
 
+def test_weights_that_are_not_numbers_are_no_start(table_sites: dict[str, Path]) -> None:
+    broken = weights(5)
+    name = next(iter(broken))
+    broken[name] = broken[name].clone().fill_(float("nan"))
+    declare(table_sites, broken)
+    with pytest.raises(SiteFileError, match=f"checkpoint 'known': its entry '{name}' holds values that are not num"):
+        load_site_file(table_sites["anna"], "anna").checkpoint("known")
+
+
 def test_in_a_job(tmp_path: Path) -> None:
     method = FedAvg(start=Start("known", "new", ("0",)))
     folder = write_job(job(method), tmp_path / "job")
@@ -292,6 +301,11 @@ def test_pretraining_begins_with_it(table_sites: dict[str, Path]) -> None:
     assert part.keys() == weights().keys()
     for key, tensor in part.items():
         assert torch.equal(tensor, weights()[key]) == (key[0] in "01"), key
+
+
+def test_pretraining_that_diverges_gives_no_checkpoint(table_sites: dict[str, Path]) -> None:
+    with pytest.raises(MedPFLError, match="training diverged: weights are not numbers"):
+        pretrain(job(FedAvg(lr=1e30, optimizer="sgd", batch_size=8)), table_sites, 1.0, 3)
 
 
 def test_pretraining_refuses_what_is_not_the_same_everywhere(table_sites: dict[str, Path]) -> None:

@@ -147,6 +147,13 @@ class SiteFile(Strict):
             raise SiteFileError(
                 f"{self._path}: checkpoint '{name}': {error}", public=f"checkpoint '{name}' cannot be read"
             ) from error
+        broken = next((key for key, tensor in tensors.items() if not bool(tensor.isfinite().all())), None)
+        if broken is not None:
+            raise SiteFileError(
+                f"{self._path}: checkpoint '{name}': its entry '{broken}' holds values that are not numbers (NaN or "
+                "infinite); training cannot begin from it",
+                public=f"checkpoint '{name}' holds values that are not numbers",
+            )
         if meta.get("kind") == DEPLOYED:
             return self._only_network(name, tensors)
         if meta.get("kind") != CHECKPOINT:

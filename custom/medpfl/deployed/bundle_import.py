@@ -260,4 +260,8 @@ def _fitted(network: nn.Module, found: Known, weights: Mapping[str, Tensor]) -> 
             raise ConfigError(
                 f"'{key}' has the shape {list(named[key].shape)} in the weights, {list(ours.shape)} in the network"
             )
-    return {key: named[key].detach().to(ours.dtype) for key, ours in state.items()}
+    fitted = {key: named[key].detach().to(ours.dtype) for key, ours in state.items()}
+    for key, tensor in fitted.items():
+        if not bool(tensor.isfinite().all()):
+            raise ConfigError(f"'{key}' holds weights that are not numbers (NaN or infinite)")
+    return fitted

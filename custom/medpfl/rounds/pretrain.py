@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from medpfl import store
 from medpfl.component import Spec, spec_of
 from medpfl.core.devices import training_device
-from medpfl.core.errors import ConfigError, DataError
+from medpfl.core.errors import ConfigError, DataError, MedPFLError
 from medpfl.core.repeatable import repeatable
 from medpfl.core.seeding import derive_seed, seed_torch
 from medpfl.core.tied import own_state
@@ -69,6 +69,7 @@ def pretrain(
         ConfigError: share or epochs make no sense, or the task's loss or metrics do not fit the data.
         SiteFileError: a site file does not declare the checkpoint of the start weights.
         DataError: the data sets do not fit together, or their checkpoints differ.
+        MedPFLError: training diverged.
     """
     if not 0 < share <= 1:
         raise ConfigError(f"the share of the training data must be above 0 and at most 1, got {share}")
@@ -93,6 +94,8 @@ def pretrain(
             site.fit(name)
         progress(epoch, float(site.last_loss))
     tensors = {key: tensor.detach().cpu() for key, tensor in own_state(models[name]).items()}
+    if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
+        raise MedPFLError("training diverged: weights are not numbers (NaN or infinite) any more; try a smaller lr")
     about = About(
         task=spec_of(job.task),
         method=spec_of(method),
