@@ -152,8 +152,8 @@ def _predict_case(model: Deployed, case: NewCase, folder: Path, probabilities: b
         outputs = torch.cat([_run(forward, moved(part, device), window).cpu() for part in parts])
     if not bool(outputs.isfinite().all()):  # decided on, they would be the first class: healthy, no lesion
         raise DataError(
-            f"{case.name}: the model's outputs are not numbers (NaN or infinite), so nothing is said of it; its weights "
-            "are broken, or this case has values far beyond those of training"
+            f"{case.name}: the model's outputs are not numbers (NaN or infinite), so nothing is said of it: its "
+            "weights are broken, or this case has values far beyond those of training"
         )
     if case.save:
         return {**served.told, **case.save(outputs, folder, model.class_names, probabilities)}
