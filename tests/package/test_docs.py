@@ -55,7 +55,7 @@ def test_links_lead_to_files() -> None:
 def test_every_argument_of_the_controller_is_told_with_its_default() -> None:
     page = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
     table = page.split("The controller's arguments", 1)[1].split("\n## ", 1)[0]
-    told: dict[str, object] = {}
+    told: dict[str, str] = {}
     for names, defaults in re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", table, flags=re.MULTILINE):
         values = [defaults] if defaults.startswith("`") else defaults.split(", ")
         told |= dict(zip(re.findall(r"`(\w+)`", names), values, strict=True))
