@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pages' links lead somewhere, and docs/concepts.md names files, classes and functions that are there."""
 
+import dataclasses
+import json
 import re
 from pathlib import Path
 
 from medpfl.cli.federations import NEXT
+from medpfl.job.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
@@ -47,3 +50,20 @@ def test_links_lead_to_files() -> None:
     ]
     assert len(links) > 150
     assert not [f"{page.name}: {link}" for page, link in links if not (page.parent / link).exists()]
+
+
+def test_every_argument_of_the_controller_is_told_with_its_default() -> None:
+    page = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
+    table = page.split("The controller's arguments", 1)[1].split("\n## ", 1)[0]
+    told: dict[str, str] = {}
+    for names, defaults in re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", table, flags=re.MULTILINE):
+        values = [defaults] if defaults.startswith("`") else defaults.split(", ")
+        told |= dict(zip(re.findall(r"`(\w+)`", names), values, strict=True))
+    absent = {"none": None, "all": None, "(required)": dataclasses.MISSING}
+    declared = {field.name: field.default for field in dataclasses.fields(Settings)}
+    assert {name: absent[word] if word in absent else _read(word) for name, word in told.items()} == declared
+
+
+def _read(word: str) -> object:
+    value = json.loads(word.strip("`"))
+    return tuple(value) if isinstance(value, list) else value
