@@ -26,7 +26,7 @@ from medpfl.cli import app
 from medpfl.data.site_file import ENVIRONMENT_VARIABLE, load_site_file
 from medpfl.flare.allow import allow, forbid_code
 from medpfl.flare.common_key import common_key
-from medpfl.flare.doctor import examine
+from medpfl.flare.doctor import examine, python
 from medpfl.flare.finding import Finding
 from medpfl.flare.identity import check_server
 from medpfl.flare.kits import read_kit
@@ -394,3 +394,16 @@ def test_a_clock_that_is_a_day_off_is_called_that(
     serving.join(10)
     assert words in found["server"].text and "clock" in found["server"].text
     assert "proxy" not in found["server"].mend and found["server"].mend.startswith("compare this machine's clock")
+
+
+@pytest.mark.parametrize(
+    ("version", "status"),
+    [
+        ((3, 10, 14), "problem"), ((3, 11, 7), "note"), ((3, 11, 8), "ok"), ((3, 12, 1), "note"), ((3, 12, 2), "ok"),
+        ((3, 13, 0), "ok"), ((3, 14, 0), "problem"),
+    ],
+)  # fmt: skip
+def test_pythons_whose_threads_can_fail_are_noted(version: tuple[int, int, int], status: str) -> None:
+    found = python(version)
+    assert found.status == status and ".".join(map(str, version)) in found.text
+    assert ("threads that read arrays" in found.text) == (status == "note")

@@ -7,7 +7,6 @@ No data are read, nothing is started, and nothing leaves the machine but a TLS h
 import importlib
 import importlib.metadata
 import os
-import platform
 import shutil
 import stat
 import sys
@@ -78,12 +77,27 @@ def examine(folder: Path) -> Iterator[Finding]:
 # -- the machine ------------------------------------------------------------------------------------------------------
 
 
+_SOUND = {(3, 11): 8, (3, 12): 2}
+"""The first releases in which threads that read arrays at the same time cannot fail (CPython issue 106905)."""
+
+
+def python(version: tuple[int, int, int]) -> Finding:
+    """What is said of a Python of this version."""
+    named, sound = ".".join(map(str, version)), _SOUND.get(version[:2], 0)
+    if version[:2] not in PYTHONS:
+        return problem("python", f"{named}; 3.11, 3.12 or 3.13 is needed", "install Python 3.11")
+    if version[2] < sound:
+        return note(
+            "python",
+            f"{named} at {sys.executable}; threads that read arrays at the same time can fail in it, rarely",
+            f"install {version[0]}.{version[1]}.{sound} or later",
+        )
+    return ok("python", f"{named} at {sys.executable}")
+
+
 def _versions(kit: Kit) -> Iterator[Finding]:
     install = "pip install MedPFL's wheel, in the Python environment that start.sh will find first in PATH"
-    if sys.version_info[:2] in PYTHONS:
-        yield ok("python", f"{platform.python_version()} at {sys.executable}")
-    else:
-        yield problem("python", f"{platform.python_version()}; 3.11, 3.12 or 3.13 is needed", "install Python 3.11")
+    yield python(sys.version_info[:3])
     tested = manifest(installed_bundle()).tested_with
     for package in ("nvflare", "torch", "monai"):
         wanted = str(tested[package])
