@@ -87,7 +87,9 @@ def pretrain(
         seed=job.settings.seed,
     )  # fmt: skip
     for epoch in range(1, epochs + 1):
-        seed_torch(job.settings.seed, POOLED, epoch)
+        seed_torch(job.settings.seed, POOLED, epoch, type(method).__name__)
+        if method.optimizer_state == "reset":
+            hospital.optimizers.clear()
         site = Site(hospital, method, epoch, Span(1, epochs))
         with repeatable(device):
             site.fit(name)
