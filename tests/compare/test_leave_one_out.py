@@ -11,6 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from every_method import EVERY, PICTURES, with_images
 from medpfl import store
 from medpfl.cli import app
 from medpfl.compare.fold_table import collect, frequencies, scores
@@ -28,10 +29,13 @@ from medpfl.job import Job
 from medpfl.job.codecs import Codecs
 from medpfl.methods.fedsm import FedSM
 from medpfl.methods.start import Start
+from medpfl.models.by_hospital import ByHospital
+from medpfl.models.lenet import LeNet5
+from medpfl.models.resnet import ResNet
 from medpfl.results.files import json_of
 from medpfl.rounds.simulate import simulate
 from no_workers import without_workers
-from small_jobs import small_job, write_table_sites
+from small_jobs import for_few, small_job, write_table_sites
 from tools import assert_same, outcome, write_job
 
 THREE = ["anna", "berta", "clara"]
@@ -192,3 +196,13 @@ def test_the_tables() -> None:
     assert found is not None
     assert found[1] == [["a", "0.25", "–", "0.75", "0.5, 0.9", "0.800"], ["b", "0.25", "0.75", "–", "0.9", "0.800"]]
     assert scores(content.model_copy(update={"runs": content.runs[1:]}))[1][0][1].startswith("n/a")
+
+
+def test_hospitals_with_different_networks_have_no_fedavg(tmp_path: Path) -> None:
+    """It was trained all the same, and no fold came to its first round: no two hospitals sent the same."""
+    files = {site: for_few(with_images(tmp_path / site, 24)) for site in THREE}
+    networks = ByHospital(anna=ResNet(width=2, depth=10), berta=LeNet5(), clara=ResNet(width=4, depth=10))
+    job = replace(EVERY["Local"].job(rounds=1), task=replace(PICTURES, architecture=networks))
+    fold = make_folds(job, files, 1).runs[0]
+    order = fold.order.model_copy(update={"site_files": {site: str(path) for site, path in files.items()}})
+    assert list(run_fold(order, tmp_path / "fold").rows) == ["local"]

@@ -242,3 +242,23 @@ def test_the_shares_are_told(make_job: Make, table_sites: dict[str, Path], tmp_p
     for number in (1, 2, 3):
         shares = {line["model"]: line["metrics"][line["model"]] for line in told if line["round"] == number}
         assert tuple(shares[name] for name in MEMBERS) in [pytest.approx(mixture) for mixture in MIXTURES]
+
+
+@pytest.mark.parametrize("broken", ["own", "tuned"])
+def test_a_model_that_broke_gets_no_share_while_it_is_broken(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, broken: str
+) -> None:
+    """Every mixture was NaN by it, for ever, and so was the hospital's model. The tuned one is made anew every round,
+    its own is not."""
+    coordinator, runners = begin(make_job(4, BESIDE, Auto(**SETTINGS)), table_sites, tmp_path)
+    anna = runners["anna"]
+    for number in (1, 2):
+        play(coordinator, runners, number)
+    for weight in anna.models[broken].parameters():
+        torch.nn.init.constant_(weight, torch.nan)
+    play(coordinator, runners, 3)  # begins with the choice of a mixture
+    assert anna.models["mix"].get_buffer("weights")[MEMBERS.index(broken)] == 0
+    with torch.no_grad():
+        assert anna.method.predict("personal", anna.models.eval(), anna.data.splits["test"].inputs[:]).isfinite().all()
+    play(coordinator, runners, 4)
+    assert bool(anna.models["record"].get_buffer("losses").isfinite().all()) == (broken == "tuned")

@@ -26,6 +26,7 @@ from medpfl.methods.contract import Method
 from medpfl.methods.ditto import Ditto
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.fedbn import FedBN
+from medpfl.methods.fedper import FedPer
 from medpfl.methods.fedrep import FedRep
 from medpfl.methods.fedrod import FedRoD
 from medpfl.methods.fedsm import FedSM, FedSMPersonalised
@@ -157,6 +158,14 @@ def test_a_head_that_is_trained_by_itself_cannot_be_frozen(
     declare(table_sites, weights())
     with pytest.raises(ConfigError, match=f"{words}.*frozen"):
         begin(job(kind(start=Start("known", frozen=("3",)), **SETTINGS)), table_sites, tmp_path)
+
+
+def test_a_slot_that_is_frozen_as_a_whole_is_refused(table_sites: dict[str, Path], tmp_path: Path) -> None:
+    """It was said to be empty, as no tensor had been selected for it."""
+    declare(table_sites, weights())
+    frozen = FedPer(start=Start("known", frozen=("0", "1")), **SETTINGS)
+    with pytest.raises(ConfigError, match=r"^start's frozen leaves nothing of FedPer's slot 'model' to travel"):
+        begin(job(frozen), table_sites, tmp_path)
 
 
 def test_models_that_must_begin_differently_take_no_start() -> None:

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from every_method import EVERY, write_both
 from exchanging import Asked, slots
 from medpfl.core.codecs import CER, STC, Chain, Codec, DAdaQuant, Half
 from medpfl.core.codecs.contract import tag_of
@@ -380,3 +381,10 @@ def test_a_hospitals_end_goes_on_in_another_process(tmp_path: Path) -> None:
             sent.append(server.receive(site.send(Message(reply, received.slots), back)).slots)
     for one, two in itertools.pairwise(sent[4:]):
         assert all(torch.equal(one["model"][key], two["model"][key]) for key in one["model"])
+
+
+def test_a_job_of_which_nothing_can_be_encoded_is_refused(tmp_path: Path) -> None:
+    """Its codecs did nothing, without a word."""
+    job = replace(EVERY["FedMD"].job(), codecs=Codecs(Half(), Half()))
+    with pytest.raises(CodecError, match=r"^anna: nothing that this job's hospitals send can be encoded"):
+        run(job, write_both(tmp_path / "sites")[True], tmp_path)

@@ -4,6 +4,7 @@ alone in as many rounds of an epoch."""
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from medpfl.tasks.losses import CrossEntropy
 from small_jobs import FEW, small_job, write_table_sites
 from small_volumes import VOLUMES, write_volume_sites
 
-PARTLY = PartlyLabelled("squares", architecture=UNet((4, 8)), size=(16, 16))
+PARTLY = PartlyLabelled("squares", architecture=UNet((4, 8), dropout=0.2), size=(16, 16))
 
 
 def write_squares(folder: Path, site: str, annotated: list[str] | None) -> Path:
@@ -59,15 +60,24 @@ def places(folder: Path) -> dict[str, tuple[Task, Path]]:
     }
 
 
-@pytest.mark.parametrize("what", ["table", "balanced weights", "some classes", "patches"])
-def test_it_is_local_training(tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize(
+    ("what", "state"),
+    [
+        ("table", "keep"),
+        ("table", "reset"),
+        ("balanced weights", "keep"),
+        ("some classes", "keep"),
+        ("patches", "keep"),
+    ],
+)
+def test_it_is_local_training(tmp_path: Path, what: str, state: Literal["keep", "reset"]) -> None:
     """Balanced weights were not known, what is not annotated was background, and of volumes the middle alone was
-    seen."""
+    seen; dropout was another one, and Adam's moments were kept where every round begins without them."""
     task, path = places(tmp_path)[what]
     declared = {**yaml.safe_load(path.read_text()), "site": POOLED, "policy": {"least_hospitals": 1, **FEW}}
     file = path.with_name("pooled.yaml")
     file.write_text(yaml.safe_dump(declared))
-    method = FedAvg(lr=0.05, batch_size=3)
+    method = FedAvg(lr=0.05, batch_size=3, optimizer_state=state)
     job = small_job(2, {"fedavg": Mean()}, method, task, min_clients=1)
     found, _ = pretrain(job, {POOLED: file}, 1.0, 2)
 

@@ -16,11 +16,12 @@ from medpfl.methods.pfednet import PFedNet
 from medpfl.results.files import read_summary
 from medpfl.results.line import MetricLine
 from medpfl.rounds.messages import Message
+from medpfl.rounds.pretrain import pretrain
 from medpfl.rounds.server.quorum import QuorumLost
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.tabular import Tabular
 from small_jobs import write_table_sites
-from tools import exchange, pieces, ready, retell, round_of
+from tools import exchange, normed, pieces, ready, retell, round_of
 
 Make = Callable[..., Job]
 
@@ -223,3 +224,13 @@ def test_a_hospital_that_is_called_as_what_is_none(make_job: Make, tmp_path: Pat
     sites = write_table_sites(tmp_path / "sites", ["anna", name])
     with pytest.raises(ConfigError, match=f"a hospital cannot be called '{name}'"):
         simulate(make_job(), sites, tmp_path / "results", tmp_path / "home")
+
+
+def test_batch_norm_and_single_samples_are_told(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
+    """It was torch's error, and a traceback."""
+    method = PFedNet(batch_size=1, steps=8)
+    job = make_job(mixers=method.components(), method=method, task=normed())
+    with pytest.raises(ConfigError, match=r"^BatchNorm cannot train on a .* take a larger batch_size \(now 1\)"):
+        simulate(job, table_sites, tmp_path / "results", tmp_path / "home")
+    with pytest.raises(ConfigError, match=r"^BatchNorm cannot train on a batch of a single sample"):
+        pretrain(job, table_sites, 1.0, 1)

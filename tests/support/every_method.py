@@ -115,13 +115,14 @@ EVERY: dict[str, Small] = {
 def write_both(folder: Path) -> dict[bool, dict[str, Path]]:
     """The hospitals' site files: those with images (True) and those with tables."""
     tables = write_table_sites(folder / "tables", ["anna", "berta"], rows=30)
-    images = {name: _images(folder / name, count) for name, count in (("anna", 24), ("berta", 18))}
+    images = {name: with_images(folder / name, count) for name, count in (("anna", 24), ("berta", 18))}
     for file in (*tables.values(), *images.values()):
         for_few(file)
     return {False: tables, True: images}
 
 
-def _images(folder: Path, count: int) -> Path:
+def with_images(folder: Path, count: int) -> Path:
+    """A hospital's site file with so many images of its own, and public ones."""
     write_images(folder / "own", count=count)
     write_images(folder / "shared", count=14)
 

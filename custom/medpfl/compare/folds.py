@@ -54,7 +54,8 @@ class Folds:
 
 
 def make_folds(job: Job, site_files: dict[str, Path], seeds: int) -> Folds:
-    """Every hospital left out in turn, with ``seeds`` seeds from the job's own on. The references are always trained.
+    """Every hospital left out in turn, with ``seeds`` seeds from the job's own on. The references are always trained;
+    hospitals with different networks have no FedAvg.
 
     Raises:
         ConfigError: fewer than 3 hospitals, the job cannot run with one less, or has filters that FLARE alone applies.
@@ -69,7 +70,8 @@ def make_folds(job: Job, site_files: dict[str, Path], seeds: int) -> Folds:
             f"job '{job.name}' has filters that FLARE alone can apply ({', '.join(job.filters)}), and leaving one out "
             "does not use FLARE: take a copy of the job without them"
         )
-    settings = dataclasses.replace(job.settings, references=("local", "fedavg"), finetune=0)
+    references = ("local",) if job.task.networks_differ else ("local", "fedavg")
+    settings = dataclasses.replace(job.settings, references=references, finetune=0)
     job = dataclasses.replace(job, settings=settings)
     roster = sorted(site_files)
     splits, held = {}, {}

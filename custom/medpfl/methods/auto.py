@@ -79,7 +79,12 @@ class Record(nn.Module):
         self.register_buffer("weight", torch.zeros((), dtype=torch.float64))
 
     def with_round(self, losses: Tensor) -> Tensor:
-        """Exponentially weighted means of the losses, rows x mixtures, with those of one round more."""
+        """Exponentially weighted means of the losses, rows x mixtures, with those of one round more.
+
+        A model that broke says nothing but NaN, which ``argmin`` takes for the least: its mixtures lose without bound.
+        The mean begins anew for one that is sound again, as the tuned model is after the next round."""
+        losses = losses.nan_to_num(nan=torch.inf)
+        self.losses.copy_(torch.where(self.losses.isfinite(), self.losses, losses * self.weight))
         self.losses.mul_(KEPT).add_(losses, alpha=1 - KEPT)
         self.weight.mul_(KEPT).add_(1 - KEPT)
         return self.losses / self.weight

@@ -122,11 +122,13 @@ class MHpFLID(Method):
     def local_round(self, site: Site) -> None:
         for batch in site.training_batches():
             self._inject(site, batch)
+            injected = batch
         loss = site.last_loss
         steps = None if self.steps is None else max(1, round(self.steps * self.distill_epochs / self.epochs))
         for batch in site.training_batches(None if steps else self.distill_epochs, steps):
             self._distill(site, batch)
-        site.last_loss = loss  # the local model's is the one that is reported
+        site.turn_to(injected)
+        site.last_loss = loss  # the local model's is the one that is reported, and of so many cases
 
     def _inject(self, site: Site, batch: Batch) -> None:
         """Eq. (2)."""

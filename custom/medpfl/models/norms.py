@@ -2,6 +2,8 @@
 """The normalisation of a network: over the batch, over each sample's channels, or over groups of them."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -64,3 +66,22 @@ def _check_positions(network: nn.Module, input_shape: tuple[int, ...]) -> None:
         ) from error
     finally:
         network.train()
+
+
+@contextmanager
+def single_sample_errors(batch_size: int) -> Iterator[None]:
+    """What torch raises where BatchNorm is to train on a single value, as one sentence.
+
+    Raises:
+        ConfigError: in place of torch's error.
+    """
+    try:
+        yield
+    except ValueError as error:  # torch has no error class of its own for it
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise ConfigError(
+            "BatchNorm cannot train on a batch of a single sample where the network leaves one position of it: take a "
+            f"larger batch_size (now {batch_size}); a hospital with one training sample needs a network without "
+            "BatchNorm"
+        ) from error

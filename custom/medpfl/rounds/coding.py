@@ -79,6 +79,11 @@ class Coder:
             for key, tensor in state.items()
             if key not in kept and tensor.is_floating_point() and tensor.numel()
         }
+        if reply.slots and not self._start:
+            raise CodecError(
+                f"{self.site}: nothing that this job's hospitals send can be encoded: statistics of BatchNorm, and "
+                "what networks say of public data, travel as they are. Leave the codecs out"
+            )
         return reply.header
 
     def _folder(self, run: str) -> Path:

@@ -27,6 +27,7 @@ from medpfl.data.site_file import CHECKPOINT, SiteFile, load_site_file
 from medpfl.job import Job
 from medpfl.methods.contract import Build, Hospital, Method, Site, Span
 from medpfl.methods.references import like
+from medpfl.models.norms import single_sample_errors
 from medpfl.results.schema import Typed
 from medpfl.rounds.held_alike import common_start
 
@@ -66,7 +67,8 @@ def pretrain(
         The network's tensors, and what the checkpoint's file says of itself.
 
     Raises:
-        ConfigError: share or epochs make no sense, or the task's loss or metrics do not fit the data.
+        ConfigError: share or epochs make no sense, the task's loss or metrics do not fit the data, or BatchNorm is to
+            train on a single value.
         SiteFileError: a site file does not declare the checkpoint of the start weights.
         DataError: the data sets do not fit together, or their checkpoints differ.
         MedPFLError: training diverged.
@@ -88,9 +90,11 @@ def pretrain(
         seed=job.settings.seed,
     )  # fmt: skip
     for epoch in range(1, epochs + 1):
-        seed_torch(job.settings.seed, POOLED, epoch)
+        seed_torch(job.settings.seed, POOLED, epoch, type(method).__name__)
+        if method.optimizer_state == "reset":
+            hospital.optimizers.clear()
         site = Site(hospital, method, epoch, Span(1, epochs))
-        with repeatable(device):
+        with single_sample_errors(method.batch_size), repeatable(device):
             site.fit(name)
         progress(epoch, float(site.last_loss))
     tensors = {key: tensor.detach().cpu() for key, tensor in own_state(models[name]).items()}

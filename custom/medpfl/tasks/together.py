@@ -41,6 +41,7 @@ def together(outputs: Sequence[Tensor], target: Target, weights: Tensor | None =
 
 
 def _weighted(stacked: Tensor, target: Target, weights: Tensor) -> Tensor:
+    stacked = stacked.where(weights > 0, 0.0)  # else NaN of a network that broke would count where it has no share
     if target in (Target.VALUE, Target.SURVIVAL):
         return (weights * stacked).sum(dim=0)
     log = weights.log()  # of 0: -inf, which takes no part in the sums

@@ -22,8 +22,8 @@ class Networks:
         served: slot that the server mixes to whether it travels.
 
     Raises:
-        ConfigError: two methods use one name, one deploys a network that it does not have, or the slots are not those
-            that the server mixes.
+        ConfigError: two methods use one name, one deploys a network that it does not have, the slots are not those that
+            the server mixes, or all of one is frozen.
     """
 
     def __init__(self, methods: Sequence[Method], build: Build, served: Mapping[str, bool], device: torch.device):
@@ -60,7 +60,13 @@ class Networks:
             self.owner[name] = method
         self.models.update(dict(mine.items()))
         frozen = frozen_entries(mine)
-        self.slots.update({slot: without(keys, frozen) for slot, keys in method.slots(mine).items()})
+        for slot, keys in method.slots(mine).items():
+            self.slots[slot] = without(keys, frozen)
+            if keys and not self.slots[slot]:
+                raise ConfigError(
+                    f"start's frozen leaves nothing of {type(method).__name__}'s slot '{slot}' to travel: take a "
+                    "module of it out of 'frozen', or another method"
+                )
 
     def _check_served(self, served: Mapping[str, bool]) -> None:
         may_lack = {slot for method in self.methods for slot in method.components()}  # a network may have no such part

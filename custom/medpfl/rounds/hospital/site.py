@@ -21,6 +21,7 @@ from medpfl.data.schema import digest_of_declared
 from medpfl.data.site_file import SiteFile
 from medpfl.methods.contract import Method
 from medpfl.methods.references import riding_along
+from medpfl.models.norms import single_sample_errors
 from medpfl.rounds.announcing import plan_of, rebuild_of, versions
 from medpfl.rounds.evaluation import GIVEN, evaluate_given
 from medpfl.rounds.held_alike import read_common
@@ -113,6 +114,7 @@ class SiteRunner:
             ProtocolError: it is of a run, and comes before the first.
             CodecError: the job encrypts, and it cannot be decrypted, or the answer not encrypted.
             OutOfMemory: the machine or its GPU has too little memory for it.
+            ConfigError: BatchNorm is to train on a single value.
         """
         header = message.header
         if isinstance(header, OfRun) and not self._begun:
@@ -124,7 +126,8 @@ class SiteRunner:
                 self.recover()  # its answer was lost on the way: it is made again of the state before the round
         hint = f"take a smaller batch_size (now {self.method.batch_size}) or smaller images or patches"
         resident = self.rounds.resident if self._begun else None
-        with memory_errors(hint), current(self.device), repeatable(self.device), serving(resident):
+        errors = single_sample_errors(self.method.batch_size)
+        with memory_errors(hint), errors, current(self.device), repeatable(self.device), serving(resident):
             if self._spoilt and isinstance(header, OfRun):
                 self._rebuild()
             reply = self._answer(self._seal.open(message) if self._seal else message)
