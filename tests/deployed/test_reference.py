@@ -11,6 +11,7 @@ from PIL import Image
 from pydantic import JsonValue
 
 from hospitals import write_table
+from medpfl.core.errors import DataError
 from medpfl.data.arrays.prepare import ArraysPreparation
 from medpfl.data.cells import Cells
 from medpfl.data.images.new import ImagesPreparation
@@ -18,6 +19,7 @@ from medpfl.data.pixels import CENTRE, SPREAD, resize
 from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.series.recordings import SeriesPreparation
 from medpfl.data.site_file import load_site_file
+from medpfl.data.table.new import TablePreparation
 from medpfl.data.target import Target
 from medpfl.deployed.reference import image, mask, prepared, resized
 
@@ -102,6 +104,56 @@ def test_rows_without_header_line_and_answer(tmp_path: Path) -> None:
         np.testing.assert_allclose(found, expected(preparation, tmp_path / name, spec), atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ("1,2,3\n4,5,6,7", r"a\.csv:3: expected 3 columns, got 4"),  # 4,5 is a decimal comma: 6 would be y
+        ("1,2,3\n4,5", r"a\.csv:3: expected 3 columns, got 2"),
+        ('1,2,"3\n4,5,6\n7,8,9', r"a\.csv: unexpected end of data"),  # one row of three
+        ("1,2,3\n4,5,1_000", r"column 'y': expected a number, got '1_000'"),
+        ("1,2,3\n4,5,nan", r"column 'y': expected a number, got 'nan'"),
+        ("1,2,3\n4,5,1e999", r"column 'y': expected a number, got '1e999'"),
+        ("1,2,3\n4,5,much", r"column 'y': expected a number, got 'much'"),
+        ("1,2,3\n4,7,5", r"column 'kind': '7' is not among 1, 2, 5"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["table", "series"])
+def test_rows_that_predict_refuses(tmp_path: Path, kind: str, rows: str, words: str) -> None:
+    (tmp_path / "a.csv").write_text(f"x,kind,y\n{rows}\n")
+    preparation: Preparation = TablePreparation(
+        cells=Cells(), features={"x": "number", "kind": [1, 2, 5], "y": "number"}, label="sick", imputed={},
+        mean=[0] * 4, scale=[1] * 4,
+    )  # fmt: skip
+    if kind == "series":
+        if "kind" in words:
+            return
+        preparation = SeriesPreparation(
+            cells=Cells(), channels=["x", "y"], inputs=None, label="act", missing_samples="refuse", length=1, step=1,
+            mean=[0, 0], scale=[1, 1],
+        )  # fmt: skip
+    with pytest.raises(DataError):
+        expected(preparation, tmp_path / "a.csv", Spec(Target.CLASS, (preparation.form,)))
+    with pytest.raises(ValueError, match=words):
+        prepared(tmp_path / "a.csv", told(preparation))
+
+
+def test_images_that_predict_refuses(tmp_path: Path) -> None:
+    small = [Image.fromarray(np.full((8, 8), value, np.uint8)) for value in (10, 200)]
+    small[0].save(tmp_path / "two.tif", save_all=True, append_images=small[1:])
+    Image.fromarray(np.full((8, 8), 0.5, np.float32)).save(tmp_path / "fractions.tif")
+    Image.fromarray(np.full((8, 8), 70000, np.int32)).save(tmp_path / "large.tif")
+    preparation = ImagesPreparation(channels=1)
+    for name, words in (
+        ("two", "expected one picture, got 2"),
+        ("fractions", "expected whole numbers of 8 or 16 bits, got fractions"),
+        ("large", "expected values of 8 or 16 bits, got 70000 to 70000"),
+    ):
+        with pytest.raises(DataError, match=words):
+            expected(preparation, tmp_path / f"{name}.tif", Spec(Target.CLASS, ("images",), (4, 4)))
+        with pytest.raises(ValueError, match=words):
+            prepared(tmp_path / f"{name}.tif", told(preparation, (4, 4)))
+
+
 @pytest.mark.parametrize("missing", ["refuse", "interpolate"])
 def test_recordings(tmp_path: Path, missing: Any) -> None:
     values = RNG.normal(size=(30, 2)).round(4).astype(str)
@@ -132,5 +184,9 @@ def test_arrays(tmp_path: Path, layout: Any) -> None:
 def test_what_it_does_not_prepare_is_told(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="prepares images, table, series, arrays; the model was trained on volumes"):
         prepared(tmp_path / "a.nii", {"preparation": {"kind": "volumes"}})
+    (tmp_path / "empty.csv").write_text("\n")
+    table = TablePreparation(cells=Cells(), features={"x": "number"}, label="y", imputed={}, mean=[0], scale=[1])
+    with pytest.raises(ValueError, match="it has no rows"):
+        prepared(tmp_path / "empty.csv", told(table))
     with pytest.raises(ValueError, match="of 8 or 16 bits"):
         image(np.zeros((4, 4), np.float32), told(ImagesPreparation(channels=1), (2, 2)))
