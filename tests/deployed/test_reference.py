@@ -21,7 +21,9 @@ from medpfl.data.series.recordings import SeriesPreparation
 from medpfl.data.site_file import load_site_file
 from medpfl.data.table.new import TablePreparation
 from medpfl.data.target import Target
-from medpfl.deployed.reference import image, mask, prepared, resized
+from medpfl.deployed.reference import image, mask, prepared, resized, shares
+from medpfl.deployed.torchscript import _meaning
+from medpfl.tasks.region_segmentation import RegionSegmentation
 
 RNG = np.random.default_rng(0)
 
@@ -63,9 +65,21 @@ def test_images(tmp_path: Path, name: str, channels: Any) -> None:
 
 def test_masks_in_the_images_own_size() -> None:
     outputs = RNG.normal(size=(3, 12, 10)).astype(np.float32)
-    shares = resize(torch.from_numpy(outputs)[None].softmax(dim=1), (31, 44))[0]
-    found = mask(outputs, (31, 44))
-    assert found.dtype == np.uint8 and (found == shares.argmax(dim=0).numpy()).mean() > 0.999
+    wanted = resize(torch.from_numpy(outputs)[None].softmax(dim=1), (31, 44))[0]
+    found = mask(outputs, (31, 44), {"output": {}})
+    assert found.dtype == np.uint8 and (found == wanted.argmax(dim=0).numpy()).mean() > 0.999
+
+
+def test_masks_of_regions_that_overlap() -> None:
+    task = RegionSegmentation(dataset="brain", size=(16, 16), regions={"whole": (1, 2), "core": (2,)}, written=(1, 2))
+    outputs = RNG.normal(size=(2, 16, 16)).astype(np.float32)
+    said = _meaning(task, torch.from_numpy(outputs)[None])
+    assert said["written"] == [1, 2]
+    readout = task.spec.readout
+    wanted = resize(readout.shares(torch.from_numpy(outputs)[None]), (31, 44))[0].numpy()
+    np.testing.assert_allclose(shares(outputs, (31, 44), {"output": said}), wanted, atol=1e-5)
+    found = mask(outputs, (31, 44), {"output": said})
+    assert (found == readout.classes(wanted)).mean() > 0.999 and set(np.unique(found)) == {0, 1, 2}
 
 
 def test_tables_with_renamed_columns_codes_and_missing_cells(tmp_path: Path) -> None:

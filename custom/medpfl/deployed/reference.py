@@ -63,19 +63,28 @@ def image(pixels: Array, told: Told) -> Array:
     return inputs
 
 
-def mask(outputs: Array, shape: Sequence[int]) -> Array:
+def mask(outputs: Array, shape: Sequence[int], told: Told) -> Array:
     """The classes of a segmented image in its own size, H x W uint8; arguments as of ``shares``."""
-    classes: Array = shares(outputs, shape).argmax(axis=0).astype(np.uint8)
+    found = shares(outputs, shape, told)
+    written: Sequence[int] | None = told["output"].get("written")
+    if written is None:
+        classes: Array = found.argmax(axis=0).astype(np.uint8)
+        return classes
+    classes = np.zeros(found.shape[1:], np.uint8)
+    for label, share in zip(written, found, strict=True):  # the later overwrites the earlier
+        classes[share > 0.5] = label
     return classes
 
 
-def shares(outputs: Array, shape: Sequence[int]) -> Array:
-    """The probabilities of the classes in an image's own size, K x H x W.
+def shares(outputs: Array, shape: Sequence[int], told: Told) -> Array:
+    """The probabilities of the classes, or of regions that overlap, in an image's own size, K x H x W.
 
     Args:
         outputs: K x h x w, the exported network's for one image.
         shape: the image's height and width.
     """
+    if "written" in told["output"]:
+        return resized(1 / (1 + np.exp(-outputs.astype(np.float64))), shape)
     powers = np.exp(outputs - outputs.max(axis=0, keepdims=True))
     return resized(powers / powers.sum(axis=0), shape)
 
