@@ -156,6 +156,32 @@ def test_the_data_check_counts_labels(tmp_path: Path) -> None:
     assert not found.problems and found.splits["train"].cases == 36
 
 
+@pytest.mark.parametrize(
+    "written",
+    [
+        "survival: {time: days, event: status, yes: [dead], no: [alive]}",  # as docs/tasks.md has it
+        "survival:\n  time: days\n  event: status\n  'yes': [dead]\n  \"no\": [alive]",
+    ],
+)
+def test_yes_and_no_are_keys_as_they_are_written(tmp_path: Path, written: str) -> None:
+    """YAML reads both as truth values, without quotation marks."""
+    rows = [f"{row},{row / 7:.3f},{row + 1},{'dead' if row % 2 else 'alive'}" for row in range(20)]
+    (tmp_path / "r.csv").write_text("\n".join(["id,x,days,status", *rows]) + "\n")
+    indented = written.replace("\n", "\n    ")
+    text = f"datasets:\n  ward:\n    kind: table\n    files: [r.csv]\n    features: {{x: number}}\n    {indented}\n"
+    (tmp_path / "site.yaml").write_text(text)
+    found = everything(load(tmp_path / "site.yaml", Spec(Target.SURVIVAL, ("rows",))))
+    assert same(found, [(row + 1, row % 2) for row in range(20)])
+
+
+def test_yes_in_two_ways_is_refused(tmp_path: Path) -> None:
+    several = "several: {columns: {a: a, b: b}, yes: [1], 'yes': [2]}"
+    text = f"datasets: {{ward: {{kind: table, files: [r.csv], features: {{x: number}}, {several}}}}}\n"
+    (tmp_path / "site.yaml").write_text(text)
+    with pytest.raises(SiteFileError, match=r"'datasets\.ward\.several': the key 'yes' is there twice"):
+        load_site_file(tmp_path / "site.yaml")
+
+
 def test_the_data_check_tells_of_splits_in_which_the_event_never_came(tmp_path: Path) -> None:
     rows = [f"{row},{row / 7:.3f},{row + 1},no" for row in range(40)]
     (tmp_path / "r.csv").write_text("\n".join(["id,x,t,e", *rows]) + "\n")

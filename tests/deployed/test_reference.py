@@ -11,6 +11,7 @@ from PIL import Image
 from pydantic import JsonValue
 
 from hospitals import write_table
+from medpfl.core.errors import DataError
 from medpfl.data.arrays.prepare import ArraysPreparation
 from medpfl.data.cells import Cells
 from medpfl.data.images.new import ImagesPreparation
@@ -18,8 +19,11 @@ from medpfl.data.pixels import CENTRE, SPREAD, resize
 from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.series.recordings import SeriesPreparation
 from medpfl.data.site_file import load_site_file
+from medpfl.data.table.new import TablePreparation
 from medpfl.data.target import Target
-from medpfl.deployed.reference import image, mask, prepared, resized
+from medpfl.deployed.reference import image, mask, prepared, resized, shares
+from medpfl.deployed.torchscript import _meaning
+from medpfl.tasks.region_segmentation import RegionSegmentation
 
 RNG = np.random.default_rng(0)
 
@@ -61,9 +65,21 @@ def test_images(tmp_path: Path, name: str, channels: Any) -> None:
 
 def test_masks_in_the_images_own_size() -> None:
     outputs = RNG.normal(size=(3, 12, 10)).astype(np.float32)
-    shares = resize(torch.from_numpy(outputs)[None].softmax(dim=1), (31, 44))[0]
-    found = mask(outputs, (31, 44))
-    assert found.dtype == np.uint8 and (found == shares.argmax(dim=0).numpy()).mean() > 0.999
+    wanted = resize(torch.from_numpy(outputs)[None].softmax(dim=1), (31, 44))[0]
+    found = mask(outputs, (31, 44), {"output": {}})
+    assert found.dtype == np.uint8 and (found == wanted.argmax(dim=0).numpy()).mean() > 0.999
+
+
+def test_masks_of_regions_that_overlap() -> None:
+    task = RegionSegmentation(dataset="brain", size=(16, 16), regions={"whole": (1, 2), "core": (2,)}, written=(1, 2))
+    outputs = RNG.normal(size=(2, 16, 16)).astype(np.float32)
+    said = _meaning(task, torch.from_numpy(outputs)[None])
+    assert said["written"] == [1, 2]
+    readout = task.spec.readout
+    wanted = resize(readout.shares(torch.from_numpy(outputs)[None]), (31, 44))[0].numpy()
+    np.testing.assert_allclose(shares(outputs, (31, 44), {"output": said}), wanted, atol=1e-5)
+    found = mask(outputs, (31, 44), {"output": said})
+    assert (found == readout.classes(wanted)).mean() > 0.999 and set(np.unique(found)) == {0, 1, 2}
 
 
 def test_tables_with_renamed_columns_codes_and_missing_cells(tmp_path: Path) -> None:
@@ -102,6 +118,56 @@ def test_rows_without_header_line_and_answer(tmp_path: Path) -> None:
         np.testing.assert_allclose(found, expected(preparation, tmp_path / name, spec), atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ("1,2,3\n4,5,6,7", r"a\.csv:3: expected 3 columns, got 4"),  # 4,5 is a decimal comma: 6 would be y
+        ("1,2,3\n4,5", r"a\.csv:3: expected 3 columns, got 2"),
+        ('1,2,"3\n4,5,6\n7,8,9', r"a\.csv: unexpected end of data"),  # one row of three
+        ("1,2,3\n4,5,1_000", r"column 'y': expected a number, got '1_000'"),
+        ("1,2,3\n4,5,nan", r"column 'y': expected a number, got 'nan'"),
+        ("1,2,3\n4,5,1e999", r"column 'y': expected a number, got '1e999'"),
+        ("1,2,3\n4,5,much", r"column 'y': expected a number, got 'much'"),
+        ("1,2,3\n4,7,5", r"column 'kind': '7' is not among 1, 2, 5"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["table", "series"])
+def test_rows_that_predict_refuses(tmp_path: Path, kind: str, rows: str, words: str) -> None:
+    (tmp_path / "a.csv").write_text(f"x,kind,y\n{rows}\n")
+    preparation: Preparation = TablePreparation(
+        cells=Cells(), features={"x": "number", "kind": [1, 2, 5], "y": "number"}, label="sick", imputed={},
+        mean=[0] * 4, scale=[1] * 4,
+    )  # fmt: skip
+    if kind == "series":
+        if "kind" in words:
+            return
+        preparation = SeriesPreparation(
+            cells=Cells(), channels=["x", "y"], inputs=None, label="act", missing_samples="refuse", length=1, step=1,
+            mean=[0, 0], scale=[1, 1],
+        )  # fmt: skip
+    with pytest.raises(DataError):
+        expected(preparation, tmp_path / "a.csv", Spec(Target.CLASS, (preparation.form,)))
+    with pytest.raises(ValueError, match=words):
+        prepared(tmp_path / "a.csv", told(preparation))
+
+
+def test_images_that_predict_refuses(tmp_path: Path) -> None:
+    small = [Image.fromarray(np.full((8, 8), value, np.uint8)) for value in (10, 200)]
+    small[0].save(tmp_path / "two.tif", save_all=True, append_images=small[1:])
+    Image.fromarray(np.full((8, 8), 0.5, np.float32)).save(tmp_path / "fractions.tif")
+    Image.fromarray(np.full((8, 8), 70000, np.int32)).save(tmp_path / "large.tif")
+    preparation = ImagesPreparation(channels=1)
+    for name, words in (
+        ("two", "expected one picture, got 2"),
+        ("fractions", "expected whole numbers of 8 or 16 bits, got fractions"),
+        ("large", "expected values of 8 or 16 bits, got 70000 to 70000"),
+    ):
+        with pytest.raises(DataError, match=words):
+            expected(preparation, tmp_path / f"{name}.tif", Spec(Target.CLASS, ("images",), (4, 4)))
+        with pytest.raises(ValueError, match=words):
+            prepared(tmp_path / f"{name}.tif", told(preparation, (4, 4)))
+
+
 @pytest.mark.parametrize("missing", ["refuse", "interpolate"])
 def test_recordings(tmp_path: Path, missing: Any) -> None:
     values = RNG.normal(size=(30, 2)).round(4).astype(str)
@@ -132,5 +198,9 @@ def test_arrays(tmp_path: Path, layout: Any) -> None:
 def test_what_it_does_not_prepare_is_told(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="prepares images, table, series, arrays; the model was trained on volumes"):
         prepared(tmp_path / "a.nii", {"preparation": {"kind": "volumes"}})
+    (tmp_path / "empty.csv").write_text("\n")
+    table = TablePreparation(cells=Cells(), features={"x": "number"}, label="y", imputed={}, mean=[0], scale=[1])
+    with pytest.raises(ValueError, match="it has no rows"):
+        prepared(tmp_path / "empty.csv", told(table))
     with pytest.raises(ValueError, match="of 8 or 16 bits"):
         image(np.zeros((4, 4), np.float32), told(ImagesPreparation(channels=1), (2, 2)))

@@ -62,6 +62,8 @@ def test_the_console_and_the_report_say_what_was_chosen(done: Path) -> None:
             assert cell in text, cell
         assert "Joining paid for 2 of 3 hospitals" in text and "at 1 of them and surely below zero at 0" in text
         assert "clara: a difference of 0.02 would show on about 66 test patients; it has 8." in text
+    tiny = changed(summary, clara=row("clara", "average", gain=-0.0004, gained=[-0.06, 0.06]))
+    assert power_notes(summary) and not power_notes(tiny)  # "a difference of 0.00 would show on 153,000 patients"
     head, lines = chosen_table(summary)
     assert head[1] == "chosen" and [line[:2] for line in lines][2] == ["clara", "Average"]
     table = result_table(summary)

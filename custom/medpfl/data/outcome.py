@@ -34,6 +34,18 @@ class Outcome(Strict):
     yes: list[Value] = Field(default=[1], min_length=1)
     no: list[Value] = Field(default=[0], min_length=1)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _as_written(cls, content: Any) -> Any:
+        """YAML reads the keys yes and no as truth values where they are not in quotation marks."""
+        if not isinstance(content, dict):
+            return content
+        written = [("no", "yes")[key] if isinstance(key, bool) else key for key in content]
+        for key in written:
+            if written.count(key) > 1:
+                raise ValueError(f"the key '{key}' is there twice")
+        return dict(zip(written, content.values(), strict=True))
+
     @model_validator(mode="after")
     def _two_answers(self) -> Outcome:
         distinct([*self.yes, *self.no, *self.unsure()])

@@ -63,19 +63,28 @@ def image(pixels: Array, told: Told) -> Array:
     return inputs
 
 
-def mask(outputs: Array, shape: Sequence[int]) -> Array:
+def mask(outputs: Array, shape: Sequence[int], told: Told) -> Array:
     """The classes of a segmented image in its own size, H x W uint8; arguments as of ``shares``."""
-    classes: Array = shares(outputs, shape).argmax(axis=0).astype(np.uint8)
+    found = shares(outputs, shape, told)
+    written: Sequence[int] | None = told["output"].get("written")
+    if written is None:
+        classes: Array = found.argmax(axis=0).astype(np.uint8)
+        return classes
+    classes = np.zeros(found.shape[1:], np.uint8)
+    for label, share in zip(written, found, strict=True):  # the later overwrites the earlier
+        classes[share > 0.5] = label
     return classes
 
 
-def shares(outputs: Array, shape: Sequence[int]) -> Array:
-    """The probabilities of the classes in an image's own size, K x H x W.
+def shares(outputs: Array, shape: Sequence[int], told: Told) -> Array:
+    """The probabilities of the classes, or of regions that overlap, in an image's own size, K x H x W.
 
     Args:
         outputs: K x h x w, the exported network's for one image.
         shape: the image's height and width.
     """
+    if "written" in told["output"]:
+        return resized(1 / (1 + np.exp(-outputs.astype(np.float64))), shape)
     powers = np.exp(outputs - outputs.max(axis=0, keepdims=True))
     return resized(powers / powers.sum(axis=0), shape)
 
@@ -125,9 +134,16 @@ def _pixels(path: Path, channels: int) -> Array:
     from PIL import Image, ImageOps
 
     with path.open("rb") as file, Image.open(file) as opened:  # by its path a grey TIFF on its side is read wrongly
+        if getattr(opened, "n_frames", 1) > 1:
+            raise ValueError(f"{path}: expected one picture, got {getattr(opened, 'n_frames', 1)}")
         seen = ImageOps.exif_transpose(opened)
+    if seen.mode == "F":
+        raise ValueError(f"{path}: expected whole numbers of 8 or 16 bits, got fractions")
     if seen.mode.startswith("I"):
-        return np.asarray(seen).astype(np.uint16)
+        deep = np.asarray(seen)
+        if deep.min() < 0 or deep.max() > 65535:
+            raise ValueError(f"{path}: expected values of 8 or 16 bits, got {deep.min()} to {deep.max()}")
+        return deep.astype(np.uint16)
     if seen.has_transparency_data:  # what is transparent becomes black
         seen = Image.alpha_composite(Image.new("RGBA", seen.size, (0, 0, 0, 255)), seen.convert("RGBA"))
     return np.asarray(seen.convert("L" if channels == 1 else "RGB"))
@@ -148,13 +164,41 @@ def _with_point(cell: str, number: bool) -> str:
     return cell.replace(",", ".") if re.fullmatch(r"[+-]?\d*,\d+([eE][+-]?\d+)?", cell) else cell
 
 
+def _number(name: str, cell: object) -> float:
+    """A cell of a column of numbers."""
+    try:
+        found = float("nan" if "_" in str(cell) else str(cell))
+    except ValueError:
+        found = float("nan")
+    if not abs(found) <= np.finfo(np.float32).max:
+        raise ValueError(f"column '{name}': expected a number, got '{cell}'")
+    return found
+
+
+def _lines(path: Path, separator: str) -> tuple[list[list[str]], list[int]]:
+    """Cells and number of every line of a text table that is not blank."""
+    lines, places = [], []
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, delimiter=separator, skipinitialspace=separator != " ", strict=True)
+        try:
+            for line in reader:
+                if len(line) > 1 or (line and line[0].strip()):
+                    lines.append([cell.strip() for cell in line])
+                    places.append(reader.line_num)
+        except csv.Error as error:  # a quotation mark that is not closed would hide rows in one cell
+            raise ValueError(f"{path}: {error}") from error
+    return lines, places
+
+
 def _columns(path: Path, told: Told, wanted: Sequence[str], numbers: Sequence[str]) -> dict[str, list[str | None]]:
     """The named columns of a text table; None where a cell is missing."""
     cells = told["preparation"]["cells"]
     separator = cells["separator"] or ("\t" if path.suffix.lower() in (".tsv", ".tab") else ",")
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(file, delimiter=separator, skipinitialspace=separator != " ")
-        lines = [[cell.strip() for cell in line] for line in reader if len(line) > 1 or (line and line[0].strip())]
+    lines, places = _lines(path, separator)
+    if not lines:
+        raise ValueError(f"{path}: it has no rows")
+    if not cells["columns"]:
+        places = places[1:]
     names = cells["columns"] or lines.pop(0)
     names = [cells["rename"].get(name, name) for name in names]
     answers = told["preparation"].get("answers") or [told["preparation"]["label"]]
@@ -163,6 +207,9 @@ def _columns(path: Path, told: Told, wanted: Sequence[str], numbers: Sequence[st
     for name in wanted:
         if names.count(name) != 1:
             raise ValueError(f"{path}: expected one column '{name}', got {', '.join(names)}")
+    for place, line in zip(places, lines, strict=True):
+        if len(line) != len(names):  # a comma too many would shift the columns behind it
+            raise ValueError(f"{path}:{place}: expected {len(names)} columns, got {len(line)}")
     missing = {_canonical(text) for text in cells["missing"]}
     found: dict[str, list[str | None]] = {}
     for name in wanted:
@@ -185,9 +232,13 @@ def _of_table(path: Path, told: Told) -> Array:
         if None in cells:
             raise ValueError(f"{path}: column '{name}' lacks values, and the model was trained on rows without such")
         if kind == "number":
-            coded.append([float(cell) for cell in cells])
+            coded.append([_number(name, cell) for cell in cells])
             continue
-        places = [[_canonical(value) for value in kind].index(_canonical(cell)) for cell in cells]
+        values = [_canonical(value) for value in kind]
+        for cell in cells:
+            if _canonical(cell) not in values:
+                raise ValueError(f"column '{name}': '{cell}' is not among {', '.join(map(str, kind))}")
+        places = [values.index(_canonical(cell)) for cell in cells]
         coded += [[float(place == category) for place in places] for category in range(1, len(kind))]
     rows: Array = (np.array(coded).T - np.array(preparation["mean"])) / np.array(preparation["scale"])
     return rows
@@ -200,10 +251,8 @@ def _of_recording(path: Path, told: Told) -> Array:
             recordings = [entry.T for entry in file[preparation["inputs"]].astype(np.float32)]  # T x C each
     else:
         columns = _columns(path, told, preparation["channels"], preparation["channels"])
-        texts = zip(*columns.values(), strict=True)
-        recordings = [
-            np.array([[np.nan if text is None else float(text) for text in row] for row in texts], np.float32)
-        ]
+        read = [[np.nan if one is None else _number(name, one) for one in texts] for name, texts in columns.items()]
+        recordings = [np.array(read, np.float32).T]
     parts = []
     for values in recordings:
         if preparation["missing_samples"] == "interpolate":

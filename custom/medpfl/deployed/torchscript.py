@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from medpfl.core.errors import MedPFLError
 from medpfl.data.pixels import CENTRE, SPREAD
+from medpfl.data.readout import ByRegion
 from medpfl.data.target import Target
 from medpfl.deployed.card import INTENDED_USE
 from medpfl.deployed.model_file import Deployed
@@ -80,13 +81,13 @@ def inference(deployed: Deployed) -> dict[str, object]:
     return {"windows": windows, "flips": flips}
 
 
-def _meaning(task: Task, outputs: Tensor) -> dict[str, str]:
+def _meaning(task: Task, outputs: Tensor) -> dict[str, object]:
     """How the outputs become the answer."""
-    target = task.spec.target
+    target, readout = task.spec.target, task.spec.readout
     if target in (Target.VALUE, Target.SURVIVAL):
         return {"answer": f"{target.told}: {task.reading}"}
-    if not task.spec.readout.exclusive:
-        return {"probabilities": task.reading}
+    if isinstance(readout, ByRegion):
+        return {"probabilities": task.reading, "written": list(readout.order)}
     if target is Target.LABELS:
         return {"probabilities": "sigmoid of each label's output"}
     return {"probabilities": "sigmoid: of the second class" if outputs.shape[1] == 1 else "softmax over axis 1"}

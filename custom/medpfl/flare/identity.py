@@ -110,10 +110,7 @@ def handshake(kit: Kit, host: str, certificate: bool = True) -> str:
     Raises:
         OSError: no connection (``ssl.SSLError`` is one): who refused whom is in its text.
     """
-    context = ssl.create_default_context(cafile=str(kit.root))
-    context.check_hostname = False  # as FLARE: the root certificate belongs to this federation alone
-    if certificate:
-        context.load_cert_chain(str(kit.certificate), str(kit.key))
+    context = _context(kit, certificate)
     with (
         socket.create_connection((host, kit.port), CONNECT_TIMEOUT) as plain,
         context.wrap_socket(plain, server_hostname=host) as secure,
@@ -129,6 +126,15 @@ def handshake(kit: Kit, host: str, certificate: bool = True) -> str:
         return f"{secure.version()} with '{subject.get('commonName', '?')}'"
 
 
+def _context(kit: Kit, certificate: bool = True) -> ssl.SSLContext:
+    """TLS with the kit's own files. Raises OSError (``ssl.SSLError`` is one) where they cannot be used."""
+    context = ssl.create_default_context(cafile=str(kit.root))
+    context.check_hostname = False  # as FLARE: the root certificate belongs to this federation alone
+    if certificate:
+        context.load_cert_chain(str(kit.certificate), str(kit.key))
+    return context
+
+
 def check_server(kit: Kit) -> Iterator[Finding]:
     """Whether the server, or the relay before it, is reached and accepts this kit; of a server's or relay's own kit,
     whether it can listen."""
@@ -137,6 +143,14 @@ def check_server(kit: Kit) -> Iterator[Finding]:
     if kit.listens is not None:
         yield _own_port(kit, kit.listens)
     if kit.role == "server":
+        return
+    try:
+        _context(kit)
+    except ssl.SSLError:  # it comes from these files: no server was asked
+        yield note(check, "not tried: this kit's own certificates or key cannot be used (see 'certificates' above)")
+        return
+    except OSError:
+        yield note(check, "not tried: a certificate or the key is missing or cannot be read")
         return
     try:
         yield ok(check, f"{address} is reached: {handshake(kit, kit.host)}, both sides' certificates accepted")
@@ -168,9 +182,6 @@ def check_server(kit: Kit) -> Iterator[Finding]:
         mend = f"ask the coordinating centre whether the {check} runs, and your network people about outgoing TCP"
         yield problem(check, f"nothing listens at {address}", mend)
     except OSError as error:
-        if not all(path.is_file() for path in (kit.certificate, kit.key, kit.root)):
-            yield note(check, "not tried: a certificate or the key is missing")
-            return
         mend = f"ask your network people to allow outgoing TCP to {address}, unchanged"
         yield problem(check, f"no connection to {address}: {error.strerror or error}", mend)
 

@@ -73,6 +73,8 @@ def power_notes(summary: Summary) -> list[str]:
         found = row.test.certainty
         needed = patients_needed(found) if found else None
         if found and found.gain is not None and needed is not None and needed > found.patients:
+            if round(abs(found.gain), 2) == 0:  # as it is shown; of nothing no number of patients shows anything
+                continue
             notes.append(
                 f"{site}: a difference of {abs(found.gain):.2f} would show on about {needed} test patients; "
                 f"it has {found.patients}."
