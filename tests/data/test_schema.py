@@ -193,3 +193,35 @@ def test_digests_are_what_they_were(tmp_path: Path) -> None:
     ward = {"kind": "table", **FILES["table"], "several": SEVERAL}
     digest = "33e5eb36da810738cd063ac12770878b17b8b4b4d290dc7da783000317ad2a3b"
     assert schema_of("ward", load_site_file(write_site(tmp_path, {"ward": ward})).datasets["ward"]).digest == digest
+
+
+@pytest.mark.parametrize(
+    ("schema", "flags", "words"),
+    [
+        (
+            "kind: table\nclasses: [a, b]\nanswer: several\n",
+            (),
+            "has several labels to predict, which 'site init' does",
+        ),
+        (
+            "kind: table\nanswer: survival\n",
+            (),
+            "propose a site file without --like, write 'survival' in place of what",
+        ),
+        ("kind: series\ndeclared: {channels: [age]}\n", (), "the schema has a number of such data to predict, which"),
+        (
+            "kind: table\ndeclared: {features: {age: number}, value: stay}\n",
+            ("--class", "well=0"),
+            "--class: the schema has no classes, for a number is to be predicted, got 'well'",
+        ),
+    ],
+)
+def test_a_schema_without_classes_is_told_as_such(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], schema: str, flags: tuple[str, ...], words: str
+) -> None:
+    (tmp_path / "schema.yaml").write_text(f"dataset: ward\n{schema}")
+    (tmp_path / "ward.csv").write_text("age,stay\n50,1\n51,2\n")
+    b = tmp_path / "b.yaml"
+    given = ("--site", "b", "--like", tmp_path / "schema.yaml", "--yes", *flags)
+    assert words in refusal(capfd, "site", "init", tmp_path / "ward.csv", "-o", b, *given)
+    assert not b.exists()
