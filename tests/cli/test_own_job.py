@@ -8,10 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 from commands import refusal
-from hospitals import change_yaml
+from hospitals import change_json, change_yaml
 from medpfl.bundle import find_job
 from medpfl.cli import app
 from medpfl.job import Job, load_job
+from medpfl.tasks.survival import Survival
 from medpfl.tasks.tabular import Tabular
 
 
@@ -48,12 +49,31 @@ def test_another_task(tmp_path: Path) -> None:
     [
         (["ours", "--from", "softpull_haert"], "did you mean 'softpull_heart'?"),
         (["ours", "--from", "softpull_heart", "--task", "Tabulr"], "there is no task 'Tabulr'; there are:"),
+        (
+            ["ours", "--from", "softpull_heart", "--task", "Survival"],
+            "argument 'horizons' of Survival is missing. Its defaults, with which --task takes a task, are not enough: "
+            "make the job without --task, and write it into the job's config_fed_client.json in place of the other, as "
+            '"task": {"path": "medpfl.tasks.survival.Survival", "args": {"dataset": "heart", "horizons": "..."}}',
+        ),
+        (
+            ["ours", "--from", "softpull_heart", "--task", "RegionSegmentation"],
+            "write it into the job's config_fed_client.json",
+        ),
         (["../ours", "--from", "softpull_heart"], "the job's name must be letters, digits"),
     ],
 )
 def test_one_sentence(tmp_path: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
     assert words in refusal(capfd, "job", "new", *arguments, "-o", tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_task_that_needs_more_than_a_dataset_is_written_into_the_file(tmp_path: Path) -> None:
+    """As the sentence says that it is done."""
+    medpfl("job", "new", "ours", "--from", "softpull_heart", "--dataset", "ward", "-o", tmp_path)
+    survival = {"path": "medpfl.tasks.survival.Survival", "args": {"dataset": "ward", "horizons": [365, 1825]}}
+    (file,) = (tmp_path / "ours").rglob("config_fed_client.json")
+    change_json(file, lambda content: content["executors"][0]["executor"]["args"].update(task=survival))
+    assert load_job(tmp_path / "ours").task == Survival(dataset="ward", horizons=(365, 1825))
 
 
 def test_a_job_is_never_overwritten(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several labels, numbers, and times with events: as tables, images, arrays and recordings declare them."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from rich.console import Console
 
 from answers import declare
 from medpfl.check.reading import inspect
+from medpfl.check.terminal_check import run
 from medpfl.core.errors import DataError, SiteFileError
 from medpfl.data.outcome import Several, Survival
 from medpfl.data.preparation import Spec
@@ -154,6 +157,25 @@ def test_the_data_check_counts_labels(tmp_path: Path) -> None:
     assert not found.problems and counted.tolist() == (targets == 1).sum(dim=0).tolist()
     found = inspect("ward", load_site_file(declare(tmp_path, "anna", "survival")).datasets["ward"])
     assert not found.problems and found.splits["train"].cases == 36
+
+
+def test_the_data_check_shows_how_many_events_a_split_has(tmp_path: Path) -> None:
+    """Cox's model learns from them alone, and a test part with few of them says little."""
+    path = declare(tmp_path, "anna", "survival")
+    splits = load(path, Spec(Target.SURVIVAL, ("rows",))).splits
+    events = {split: int(samples.targets[:][:, 1].sum()) for split, samples in splits.items()}
+    assert len(set(events.values())) == 3 and sum(events.values()) < 60, events
+    console = Console(record=True, width=100)
+    run(path, None, None, tmp_path / "page.html", console)
+    said = console.export_text()
+    assert "groups" in said and re.search(r"groups\W+events", said), said
+    for split, count in events.items():
+        assert re.search(rf"{split}\W+\d+\W+\d+\W+{count}\W*\n", said), said
+    page = (tmp_path / "page.html").read_text()
+    (row,) = re.findall("<tr><td>cases whose event came</td>(.*?)</tr>", page)
+    assert re.findall(r"<td>(\d+) ", row) == [str(events[split]) for split in ("train", "validation", "test")]
+    run(declare(tmp_path, "anna", "value"), None, None, tmp_path / "page.html", console)
+    assert "events" not in console.export_text() and "event came" not in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.parametrize(

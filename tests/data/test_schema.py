@@ -143,3 +143,85 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
         read_schema(tmp_path / "s.yaml")
     with pytest.raises(SiteFileError, match="cannot read the schema"):
         read_schema(tmp_path / "none.yaml")
+
+
+SEVERAL = {"columns": {"well": "w", "ill": "i"}}
+OTHERWISE = {
+    "one class": {"label": {"column": "sick", "classes": {"well": [0], "ill": [1]}}},
+    "'several' (for each label whether the case has it)": {"several": SEVERAL},
+    "one number": {"value": "days"},
+    "'survival' (the time until an event, or until it had not come yet)": {"survival": {"time": "days", "event": "i"}},
+}
+FILES = {
+    "table": {"files": ["a.csv"], "features": {"age": "number"}, "split": {"group": "p"}},
+    "series": {"files": ["*.csv"], "channels": ["x"], "window": {"length": 9}, "split": {"group": "p"}},
+    "images": {"files": ["*.png"], "table": {"file": "a.csv", "image": "x"}, "split": {"group": "p"}},
+}
+"""Of three kinds of datasets: what they all declare beside the answer."""
+
+
+@pytest.mark.parametrize("kind", sorted(FILES))
+def test_what_is_to_be_predicted_is_compared(tmp_path: Path, kind: str) -> None:
+    """Several labels were taken for classes of the same names, and times until an event for numbers."""
+    declared = {}
+    for told, answer in OTHERWISE.items():
+        ward = {"kind": kind, **FILES[kind], **answer}
+        declared[told] = load_site_file(write_site(tmp_path, {"ward": ward})).datasets["ward"]
+    for expected, ours in declared.items():
+        (tmp_path / "schema.yaml").write_text(schema_of("ward", ours).as_yaml())
+        schema = read_schema(tmp_path / "schema.yaml")
+        for got, theirs in declared.items():
+            found = schema.differences(theirs, "anna")
+            if expected == got:
+                assert found == []
+            elif "'" in f"{expected}{got}":
+                assert found[0].startswith(f"what is to be predicted at anna is {got}; the schema has {expected}")
+            else:
+                assert found[0].startswith("the classes are "), found
+
+
+def test_the_data_check_names_the_hospital_whose_answer_is_another(tmp_path: Path, schema: Path) -> None:
+    path = tmp_path / "a" / "site.yaml"
+    split = {"group": "patient_id"}
+    change_yaml(path, lambda site: site["datasets"]["blood"].update(several=SEVERAL, label=None, split=split))
+    report = check_data(path, None, None, lambda what, done, count: None, read_schema(schema))
+    assert any("blood: what is to be predicted at here is 'several'" in problem for problem in report.problems)
+
+
+def test_digests_are_what_they_were(tmp_path: Path) -> None:
+    """Jobs name them: what a schema says of the answer is not in them."""
+    ward = {"kind": "table", **FILES["table"], "several": SEVERAL}
+    digest = "33e5eb36da810738cd063ac12770878b17b8b4b4d290dc7da783000317ad2a3b"
+    assert schema_of("ward", load_site_file(write_site(tmp_path, {"ward": ward})).datasets["ward"]).digest == digest
+
+
+@pytest.mark.parametrize(
+    ("schema", "flags", "words"),
+    [
+        (
+            "kind: table\nclasses: [a, b]\nanswer: several\n",
+            (),
+            "has several labels to predict, which 'site init' does",
+        ),
+        (
+            "kind: table\nanswer: survival\n",
+            (),
+            "propose a site file without --like, write 'survival' in place of what",
+        ),
+        ("kind: series\ndeclared: {channels: [age]}\n", (), "the schema has a number of such data to predict, which"),
+        (
+            "kind: table\ndeclared: {features: {age: number}, value: stay}\n",
+            ("--class", "well=0"),
+            "--class: the schema has no classes, for a number is to be predicted, got 'well'",
+        ),
+    ],
+)
+def test_a_schema_without_classes_is_told_as_such(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], schema: str, flags: tuple[str, ...], words: str
+) -> None:
+    (tmp_path / "schema.yaml").write_text(f"dataset: ward\n{schema}")
+    (tmp_path / "ward.csv").write_text("age,stay\n50,1\n51,2\n")
+    b = tmp_path / "b.yaml"
+    given = ("--site", "b", "--like", tmp_path / "schema.yaml", "--yes", *flags)
+    assert words in refusal(capfd, "site", "init", tmp_path / "ward.csv", "-o", b, *given)
+    assert not b.exists()

@@ -17,6 +17,7 @@ from medpfl.core.errors import SiteFileError
 from medpfl.data.site_file import ENVIRONMENT_VARIABLE, SiteFile, find_site_file, load_site_file
 from medpfl.data.table.declare import Table
 from medpfl.data.volumes.declare import Volumes
+from medpfl.tasks import MultiLabel, Tabular
 
 GOOD: dict[str, Any] = {
     "site": "a",
@@ -176,6 +177,26 @@ def test_a_job_gets_only_what_is_declared(tmp_path: Path) -> None:
     with pytest.raises(SiteFileError, match="'heart' is of kind 'table', the job's task needs 'volumes'") as caught:
         site.dataset("heart", Volumes)
     assert str(tmp_path) not in caught.value.public
+
+
+def test_a_task_of_all_inputs_lacks_the_size_of_images(tmp_path: Path) -> None:
+    columns = {"columns": {"a": "a", "b": "b"}}
+    kinds: dict[str, dict[str, Any]] = {
+        "images": {"files": ["*.png"], "table": {"file": "a.csv", "image": "x"}, "several": columns},
+        "arrays": {"file": "a.npz", "several": ["a", "b"]},
+    }
+    datasets = {kind: {"kind": kind, **content} for kind, content in kinds.items()}
+    site = load_site_file(write(tmp_path, {"datasets": {**datasets, "organ": GOOD["datasets"]["organ"]}}))
+    lacking = "; to learn from images it lacks their 'size' in the job, such as [64, 64]"
+    for kind in kinds:
+        with pytest.raises(SiteFileError) as caught:
+            site.load(kind, MultiLabel(dataset=kind).spec)
+        assert str(caught.value).endswith(f"is of kind '{kind}', the job's task needs 'table' or 'series'{lacking}")
+        assert caught.value.public == f"dataset '{kind}' is of another kind than the job's task needs{lacking}"
+    for name, task in (("organ", MultiLabel(dataset="organ")), ("images", Tabular(dataset="images"))):
+        with pytest.raises(SiteFileError) as caught:
+            site.load(name, task.spec)
+        assert "size" not in str(caught.value)
 
 
 def test_where_the_site_file_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,6 +145,9 @@ def test_a_table(tmp_path: Path) -> None:
     assert found["split"]["group"] == "patient_id" and "n/a" in found["missing"] and found["missing_rows"] == "drop"
     text = (tmp_path / "new.yaml").read_text()
     assert "remark (40 different texts)" in text
+    assert (
+        "# 1 of 40 rows lack a value; drop or refuse them, or impute (features alone)\n    missing_rows: drop" in text
+    )
 
 
 def test_columns_that_are_known_too_late_or_constant_texts_are_named_and_left_out(tmp_path: Path) -> None:

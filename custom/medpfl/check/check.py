@@ -92,7 +92,9 @@ def check_data(
         advance = _of(progress, f"reading {name}")
         inspections.append(inspect(name, site_file.datasets[name], advance))
         if schema and schema.dataset == name:
-            inspections[-1].problems[:0] = [f"{name}: {told}" for told in schema.differences(site_file.datasets[name])]
+            inspections[-1].problems[:0] = [
+                f"{name}: {told}" for told in schema.differences(site_file.datasets[name], site_file.site or site)
+            ]
     trial = None
     if job:
         progress(f"preparing the data for {job[0]}", 0, 1)

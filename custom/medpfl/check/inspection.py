@@ -106,3 +106,8 @@ class Inspection:
     constant: list[Case] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+
+    @property
+    def events(self) -> bool:
+        """Whether times until an event are to be predicted."""
+        return any(split.events is not None for split in self.splits.values())

@@ -62,12 +62,14 @@ def run(
 def _counts(inspection: Inspection) -> Table:
     table = Table(title=f"{inspection.name} ({inspection.kind})", title_justify="left")
     table.add_column("split")
-    for column in ("cases", "groups", *inspection.class_names):
+    events = inspection.events
+    for column in ("cases", "groups", *inspection.class_names, *(["events"] if events else [])):
         table.add_column(column, justify="right")
     for split, counts in inspection.splits.items():
         read = str(counts.cases) if counts.cases == counts.listed else f"{counts.cases} of {counts.listed}"
         classes = counts.classes or [0] * len(inspection.class_names)
-        table.add_row(split, read, str(counts.groups), *map(str, classes))
+        came = [counts.events or 0] if events else []
+        table.add_row(split, read, str(counts.groups), *map(str, [*classes, *came]))
     return table
 
 

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from medpfl.flare.provision import Provisioned
 
 DEFAULT_JOB = "fedsm_phantom"
-_START = "medpfl site allow KIT; medpfl site doctor KIT; KIT/startup/start.sh > KIT/start.log 2>&1"
+_START = "medpfl site doctor KIT; KIT/startup/start.sh > KIT/start.log 2>&1"
 NEXT = {
-    "server": _START,
-    "relay": "medpfl site doctor KIT; KIT/startup/start.sh > KIT/start.log 2>&1",
-    "hospital": f"site file into KIT/local/; {_START}",
+    "server": f"medpfl site allow KIT; {_START}",
+    "relay": _START,
+    "hospital": f"site file into KIT/local/; medpfl site allow KIT; medpfl site forbid-code KIT; {_START}",
     "lead": "KIT/startup/fl_admin.sh, there: submit_job, list_jobs, download_job",
     "project_admin": "KIT/startup/fl_admin.sh, there: check_status server",
 }

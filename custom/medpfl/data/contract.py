@@ -97,6 +97,11 @@ class Dataset(Strict, ABC):
     def cases(self, problems: Problems) -> Listing:
         """All cases, split by split, without reading them."""
 
+    @property
+    def target(self) -> Target:
+        """What the answer to a case is, for a schema; kinds that can have several say which is declared."""
+        return self.targets[0]
+
     def shown_columns(self, listing: Listing) -> list[Column]:
         """Every used column, for the data check; of kinds that are no table: none."""
         return []

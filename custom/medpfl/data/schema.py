@@ -15,6 +15,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import yaml
 from pydantic import Field, JsonValue, ValidationError
@@ -23,6 +24,7 @@ from medpfl.core.errors import SiteFileError
 from medpfl.data.contract import Dataset
 from medpfl.data.declared import Strict
 from medpfl.data.site_file import SiteFile, first_problem
+from medpfl.data.target import Target
 from medpfl.data.untrusted import load_yaml
 
 
@@ -31,13 +33,16 @@ class Schema(Strict):
 
     Attributes:
         dataset: its name, as jobs call it.
-        classes: names of the classes in their order; none where a number is predicted.
+        classes: names of the classes (or labels) in their order; none where a number or a time is predicted.
+        answer: what neither the classes nor what is declared tell: that cases have several labels, or a time until an
+            event. Without it they have one class, or, where there are no classes, a number.
         declared: the keys that the kind of dataset wants alike (``Dataset.agreed``), as site files have them.
     """
 
     dataset: str
     kind: str
     classes: list[str] = Field(default=[])
+    answer: Literal["several", "survival"] | None = None
     declared: dict[str, JsonValue] = Field(default={})
 
     def as_yaml(self) -> str:
@@ -46,22 +51,35 @@ class Schema(Strict):
         lines = [
             f"# What every hospital must declare alike of the dataset '{self.dataset}': written by 'medpfl schema'."
         ]
-        for key in ("dataset", "kind", "classes"):
+        for key in ("dataset", "kind", "classes", *(["answer"] if self.answer else [])):
             lines.append(_line(key, content[key]))
         lines += ["declared:", *(f"  {_line(key, value)}" for key, value in content["declared"].items())]
         return "\n".join(lines) + "\n"
 
     @property
     def digest(self) -> str:
-        """SHA-256 of what it says, 64 hexadecimal digits; the order of features and classes counts, comments do not."""
-        text = json.dumps(self.model_dump(mode="json"), separators=(",", ":"), ensure_ascii=True)
+        """SHA-256 of what it says, 64 hexadecimal digits; the order of features and classes counts, comments do not.
+
+        Nor does ``answer``: a job's task says it, and refuses data that have another one by itself.
+        """
+        content = self.model_dump(mode="json", exclude={"answer"})
+        text = json.dumps(content, separators=(",", ":"), ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def differences(self, dataset: Dataset) -> list[str]:
-        """Sentences on what a declaration has otherwise, each naming the key, what is expected and what is there."""
+    def differences(self, dataset: Dataset, site: str | None = None) -> list[str]:
+        """Sentences on what a declaration has otherwise, each naming the key, what is expected and what is there.
+
+        Args:
+            site: whose it is, if that is known.
+        """
         if dataset.kind != self.kind:
             return [f"the schema describes a dataset of kind '{self.kind}', the site file declares '{dataset.kind}'"]
         found = []
+        if (answer := _ANSWERS.get(dataset.target)) != self.answer:
+            where, there = f"at {site}" if site else "here", _answer(answer, dataset.class_names())
+            anew = "" if self.answer else " (one that was written before it could say so: write it anew)"
+            wanted = _answer(self.answer, self.classes)
+            found.append(f"what is to be predicted {where} is {there}; the schema has {wanted}{anew}")
         if dataset.class_names() != self.classes:
             found.append(f"the classes are {_listed(dataset.class_names())}; the schema has {_listed(self.classes)}")
         declared = agreed_of(dataset)
@@ -74,9 +92,13 @@ class Schema(Strict):
         return found
 
 
+_ANSWERS: dict[Target, Literal["several", "survival"]] = {Target.LABELS: "several", Target.SURVIVAL: "survival"}
+
+
 def schema_of(name: str, dataset: Dataset) -> Schema:
     """The schema that a hospital's declaration follows."""
-    return Schema(dataset=name, kind=dataset.kind, classes=dataset.class_names(), declared=agreed_of(dataset))
+    classes, answer = dataset.class_names(), _ANSWERS.get(dataset.target)
+    return Schema(dataset=name, kind=dataset.kind, classes=classes, answer=answer, declared=agreed_of(dataset))
 
 
 def digest_of_declared(site_file: SiteFile, dataset: str) -> str:
@@ -128,6 +150,13 @@ def _of_mappings(key: str, expected: Mapping[str, JsonValue], got: Mapping[str, 
             yield f"'{key}' has '{name}', which the schema does not have"
     if list(expected) != list(got) and expected.keys() == got.keys():
         yield f"'{key}' are in another order; the schema's is {', '.join(expected)}"
+
+
+def _answer(answer: str | None, classes: Sequence[str]) -> str:
+    for target, key in _ANSWERS.items():
+        if answer == key:
+            return f"'{key}' ({target.told})"
+    return "one class" if classes else "one number"
 
 
 def _listed(names: Sequence[str]) -> str:

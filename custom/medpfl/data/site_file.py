@@ -94,7 +94,8 @@ class SiteFile(Strict):
         """
         dataset = self._declared(name)
         if not dataset.gives(spec):
-            raise self._of_another_kind(name, [kind for kind, known in KINDS.items() if known.gives(spec)])
+            kinds = [kind for kind, known in KINDS.items() if known.gives(spec)]
+            raise self._of_another_kind(name, kinds, _lacks(spec, dataset))
         data = dataset.load(spec)
         return replace(data, groupings=groupings(dataset)) if isinstance(dataset, Described) else data
 
@@ -120,11 +121,11 @@ class SiteFile(Strict):
                 public=f"dataset '{name}' is not marked as public at this hospital",
             )
 
-    def _of_another_kind(self, name: str, kinds: Sequence[str]) -> SiteFileError:
-        wanted = " or ".join(f"'{kind}'" for kind in kinds) or "another"
+    def _of_another_kind(self, name: str, kinds: Sequence[str], mend: str = "") -> SiteFileError:
+        wanted = (" or ".join(f"'{kind}'" for kind in kinds) or "another") + mend
         return SiteFileError(
             f"{self._path}: dataset '{name}' is of kind '{self.datasets[name].kind}', the job's task needs {wanted}",
-            public=f"dataset '{name}' is of another kind than the job's task needs",
+            public=f"dataset '{name}' is of another kind than the job's task needs{mend}",
         )
 
     def checkpoint(self, name: str) -> dict[str, Tensor]:
@@ -208,6 +209,12 @@ class SiteFile(Strict):
             f"{self._path}: 'networks.{dataset}': {reason}",
             public=f"the network that this hospital's site file names for '{dataset}' cannot be used",
         )
+
+
+def _lacks(spec: Spec, dataset: Dataset) -> str:
+    """What a task that takes rows and windows alike, and images by their size, lacks for images."""
+    images = dataset.form == "images" and {"rows", "windows"} <= set(spec.forms)
+    return "; to learn from images it lacks their 'size' in the job, such as [64, 64]" if images else ""
 
 
 def load_site_file(path: str | os.PathLike[str], site: str | None = None) -> SiteFile:

@@ -2,12 +2,17 @@
 """A job of one's own, made from another one."""
 
 import dataclasses
+import inspect
+import json
 from pathlib import Path
 
-from medpfl.component import build
+from pydantic import JsonValue
+
+from medpfl.component import build, find_class
 from medpfl.core.errors import ConfigError, meant
 from medpfl.data.schema import Schema
 from medpfl.job.contents import Job
+from medpfl.job.names import CLIENT_FILE
 from medpfl.job.writing import new_folder, write_job
 from medpfl.tasks.contract import Task
 
@@ -40,7 +45,7 @@ def new_job(
         dataset = schema.dataset
     learnt = job.task
     if task is not None:
-        learnt = build({"path": _task(task), "args": {"dataset": dataset or job.task.dataset}}, Task, "the task")
+        learnt = _built(_task(task), dataset or job.task.dataset)
     elif dataset is not None:
         learnt = dataclasses.replace(job.task, dataset=dataset)  # type: ignore[type-var]
     settings = dataclasses.replace(
@@ -49,6 +54,30 @@ def new_job(
     least = hospitals or job.min_clients
     made = dataclasses.replace(job, name=name, task=learnt, settings=settings, min_clients=least)
     return new_folder(target, name, lambda folder: write_job(made, folder))
+
+
+def _built(path: str, dataset: str) -> Task:
+    """The task with its own defaults.
+
+    Raises:
+        ConfigError: it needs more than a dataset; with the place where that can be said.
+    """
+    given: dict[str, JsonValue] = {"dataset": dataset}
+    try:
+        built: Task = build({"path": path, "args": given}, Task, "the task")
+    except ConfigError as error:
+        kind = find_class(path, "the task")
+        if not issubclass(kind, Task):
+            raise
+        needed = [name for name, one in inspect.signature(kind).parameters.items() if one.default is one.empty]
+        example = {"path": path, "args": {**{name: "..." for name in needed}, **given}}
+        raise ConfigError(
+            f"{error}. Its defaults, with which --task takes a task, are not enough: make the job without "
+            f"--task, and write it into the job's {CLIENT_FILE} in place of the other, as "
+            f'"task": {json.dumps(example)} '
+            "(docs/tasks.md has examples)"
+        ) from error
+    return built
 
 
 def _task(name: str) -> str:

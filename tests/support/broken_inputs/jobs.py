@@ -69,6 +69,7 @@ GROUPS = [
             Broken("of a dataset that is not declared", "urine", other_schema(lambda s: s.update(dataset="urine"))),
             Broken("of another kind of dataset", "images", other_schema(lambda s: s.update(kind="images"))),
             Broken("other classes", "classes", other_schema(lambda s: s.update(classes=["well", "sick"]))),
+            Broken("another kind of answer", "survival", other_schema(lambda s: s.update(answer="survival"))),
             Broken(
                 "a feature more", "height", other_schema(lambda s: s["declared"]["features"].update(height="number"))
             ),

@@ -135,9 +135,13 @@ class Images(Described, Dataset):
         declared = {Target.CLASS: self.label, Target.LABELS: self.several, Target.VALUE: self.value}
         return next((key for key, one in {**declared, Target.SURVIVAL: self.survival}.items() if one), None)
 
+    @property
+    def target(self) -> Target:
+        return self.answered or Target.MASK
+
     def class_names(self) -> list[str]:
         """The label's, else the masks'."""
-        return self._names(self.answered or Target.MASK)
+        return self._names(self.target)
 
     def _names(self, target: Target) -> list[str]:
         if target is Target.MASK:

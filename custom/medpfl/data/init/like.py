@@ -15,10 +15,22 @@ def like(answers: Answers, schema: Schema) -> Answers:
     """The answers that a schema gives: the dataset's name, and which classes there are.
 
     Raises:
-        SiteFileError: a flag says otherwise.
+        SiteFileError: a flag says otherwise, or what is to be predicted is nothing that is proposed.
     """
+    if schema.answer or not (schema.classes or "value" in schema.declared):
+        key = schema.answer or "value"
+        what = {"several": "several labels", "survival": "a time until an event"}.get(key, "a number of such data")
+        raise SiteFileError(
+            f"the schema has {what} to predict, which 'site init' does not propose: let it propose a site file without "
+            f"--like, write '{key}' in place of what it predicts, and compare it with the schema by 'medpfl check-data "
+            "SITE_FILE --schema SCHEMA'"
+        )
     if answers.given.get("dataset", schema.dataset) != schema.dataset:
         raise SiteFileError(f"--dataset: the schema describes '{schema.dataset}', got '{answers.given['dataset']}'")
+    if answers.classes and not schema.classes:
+        raise SiteFileError(
+            f"--class: the schema has no classes, for a number is to be predicted, got '{next(iter(answers.classes))}'"
+        )
     for name in answers.classes:
         if name not in schema.classes:
             meant = difflib.get_close_matches(name, schema.classes, 1)

@@ -110,7 +110,8 @@ def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> l
         entries.append(Entry("codes", codes, "this table's values: those that the hospitals agreed on"))
     entries.append(Entry("missing", missing, "cells that mean 'not known'"))
     if lacking:
-        entries.append(Entry("missing_rows", "drop", f"{lacking} of {len(frame)} rows lack a value; drop or refuse"))
+        note = f"{lacking} of {len(frame)} rows lack a value; drop or refuse them, or impute (features alone)"
+        entries.append(Entry("missing_rows", "drop", note))
     note = "number, or the list of categories; write [1, 2, 3] for numbers that are codes"
     if left:
         note += f"; left out: {', '.join(left)}"

@@ -113,6 +113,10 @@ class Volumes(LabelMap, Described, Dataset):
             )
         return self
 
+    @property
+    def target(self) -> Target:
+        return Target.CLASS if self.label else Target.MASK
+
     def class_names(self) -> list[str]:
         """The label's, else the label maps'."""
         return list(self.label.classes) if self.label else self.names()
