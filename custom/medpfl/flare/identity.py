@@ -170,6 +170,10 @@ def check_server(kit: Kit) -> Iterator[Finding]:
                 check, f"by the clock of {address} this kit's certificate expired; here it is {_now()}", _CLOCK
             )
             return
+        if "BAD_CERTIFICATE" in (error.reason or ""):  # what OpenSSL answers before a certificate's first day
+            text = f"{address} refuses this kit's certificate, as a server does by whose clock it is not valid yet"
+            yield problem(check, f"{text}; here it is {_now()}", _CLOCK)
+            return
         text = f"{address} refuses this kit's certificate ({(error.reason or str(error)).lower().replace('_', ' ')})"
         yield problem(check, text, "see 'certificates' above; else ask the coordinating centre for a new kit")
     except socket.gaierror as error:
