@@ -72,3 +72,18 @@ def test_a_clock_that_is_a_day_off_is_called_that(
     serving.join(10)
     assert words in found["server"].text and "clock" in found["server"].text
     assert "proxy" not in found["server"].mend and found["server"].mend.startswith("compare this machine's clock")
+
+
+@pytest.mark.parametrize(("begins", "ends", "words"), [(1, 20, "is not valid yet"), (-20, -1, "has expired")])
+def test_a_server_that_runs_with_a_certificate_of_another_time_is_no_other_program(
+    made: Provisioned, tmp_path: Path, begins: int, ends: int, words: str
+) -> None:
+    server = tmp_path / "server"
+    shutil.copytree(made.folder / "server.example.org", server)
+    reissue(server, made, begins, ends, "server.crt")
+    kit, ready = read_kit(server), threading.Event()
+    threading.Thread(target=serve_once, args=(server, kit.port, ready), daemon=True).start()
+    assert ready.wait(10)
+    (found,) = (finding for finding in check_server(kit) if finding.status == "problem")
+    assert f"it runs at port {kit.port}, and every hospital refuses it: by this machine's clock" in found.text
+    assert words in found.text and "stop what uses" not in found.mend and "clock" in found.mend
