@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The doctor on real kits, each broken in one way: it names the problem and the mend, and the exit code is 1."""
 
-import contextlib
-import datetime
 import json
 import os
 import shutil
 import socket
-import ssl
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +13,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from typer.testing import CliRunner
 
 from medpfl.cli import app
@@ -28,10 +21,10 @@ from medpfl.flare.allow import allow, forbid_code
 from medpfl.flare.common_key import common_key
 from medpfl.flare.doctor import examine, python
 from medpfl.flare.finding import Finding
-from medpfl.flare.identity import check_server
 from medpfl.flare.kits import read_kit
 from medpfl.flare.provision import Provisioned, fingerprint, provision
 from medpfl.privacy.keys import make_key
+from reissued import reissue
 from small_jobs import write_table_sites
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,25 +78,6 @@ def test_a_processor_on_which_the_library_damages_memory(kit: Path, monkeypatch:
 
 def edit(file: Path, **changes: Any) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
-
-
-def reissue(kit: Path, made: Provisioned, begins: int, ends: int, name: str = "client.crt") -> None:
-    """The kit's certificate again, from the same root, valid for other days (counted from now)."""
-    state = json.loads((made.state / "cert.json").read_text())
-    root_key = load_pem_private_key(state["root_pri_key"].encode(), password=None)
-    old = x509.load_pem_x509_certificate((kit / "startup" / name).read_bytes())
-    now = datetime.datetime.now(datetime.UTC)
-    new = (
-        x509.CertificateBuilder()
-        .subject_name(old.subject)
-        .issuer_name(old.issuer)
-        .public_key(old.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now + datetime.timedelta(days=begins))
-        .not_valid_after(now + datetime.timedelta(days=ends))
-        .sign(root_key, hashes.SHA256())  # type: ignore[arg-type]
-    )
-    (kit / "startup" / name).write_bytes(new.public_bytes(Encoding.PEM))
 
 
 def listed(kit: Path, change: Callable[[list[str]], list[str]]) -> None:
@@ -361,39 +335,6 @@ def test_forbid_code_by_the_command(kit: Path) -> None:
     done = CliRunner().invoke(app, ["site", "forbid-code", str(kit)], catch_exceptions=False)
     assert "jobs that bring code are refused here" in " ".join(done.stdout.split())
     assert next(f for f in examine(kit) if f.check == "code in jobs").status == "ok"
-
-
-def serve_once(kit: Path, port: int, ready: threading.Event) -> None:
-    """A server's side of one TLS handshake, as FLARE demands it: both certificates of this federation."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(kit / "startup" / "server.crt", kit / "startup" / "server.key")
-    context.load_verify_locations(kit / "startup" / "rootCA.pem")
-    context.verify_mode = ssl.CERT_REQUIRED
-    with socket.create_server(("127.0.0.1", port)) as listening:
-        ready.set()
-        connection, _ = listening.accept()
-        with contextlib.suppress(OSError), context.wrap_socket(connection, server_side=True) as secure:
-            secure.recv(1)
-
-
-@pytest.mark.parametrize(
-    ("whose", "begins", "ends", "words"),
-    [("server", 1, 20, "is not valid yet"), ("server", -20, -1, "has expired"), ("client", -20, -1, "here it is 2")],
-)
-def test_a_clock_that_is_a_day_off_is_called_that(
-    kit: Path, made: Provisioned, tmp_path: Path, whose: str, begins: int, ends: int, words: str
-) -> None:
-    server = tmp_path / "server"
-    shutil.copytree(made.folder / "server.example.org", server)
-    reissue(server if whose == "server" else kit, made, begins, ends, f"{whose}.crt")
-    ready = threading.Event()
-    serving = threading.Thread(target=serve_once, args=(server, read_kit(kit).port, ready), daemon=True)
-    serving.start()
-    assert ready.wait(10)
-    found = {finding.check: finding for finding in check_server(read_kit(kit)) if finding.status == "problem"}
-    serving.join(10)
-    assert words in found["server"].text and "clock" in found["server"].text
-    assert "proxy" not in found["server"].mend and found["server"].mend.startswith("compare this machine's clock")
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,25 @@ from typing import Any
 import pytest
 
 from medpfl.core.errors import MedPFLError
-from medpfl.results.files import json_of, read_lines, read_mixing, read_summary, read_traffic, read_training
-from medpfl.results.schema import FinalLine, RoundLine, TrainingLine, TrainingSummary, ValidationLine, number
+from medpfl.results.files import (
+    FAILURE,
+    json_of,
+    read_lines,
+    read_mixing,
+    read_summary,
+    read_traffic,
+    read_training,
+    write_json,
+)
+from medpfl.results.schema import (
+    FailureReport,
+    FinalLine,
+    RoundLine,
+    TrainingLine,
+    TrainingSummary,
+    ValidationLine,
+    number,
+)
 from tools import Make, run
 
 
@@ -36,6 +53,17 @@ def altered(results: Path, tmp_path: Path) -> Callable[..., Path]:
         return tmp_path
 
     return change
+
+
+def test_a_job_that_failed_says_why_it_has_no_results(tmp_path: Path) -> None:
+    reason = "only 1 of 2 hospitals are ready (anna); the job needs 2; berta failed: this hospital has no site file"
+    write_json(tmp_path / FAILURE, FailureReport(job="small", reason=reason, events=[]))
+    with pytest.raises(MedPFLError) as raised:
+        read_summary(tmp_path)
+    assert str(raised.value) == f"{tmp_path}: job 'small' failed and has no results: {reason}"
+    (tmp_path / FAILURE).write_text("{")
+    with pytest.raises(MedPFLError, match=r"failure\.json was altered or is of another version"):
+        read_summary(tmp_path)
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ _AGAIN = "ask the coordinating centre for a new kit"
 _CLOCK = (
     "compare this machine's clock with the server's and set the wrong one (NTP); if both are right, ask for new kits"
 )
+_OWN_CLOCK = "set this machine's clock if it is wrong (NTP); else make a new kit of it at the coordinating centre"
 # OpenSSL's codes: X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED.
 _OF_TIME = {9: "is not valid yet", 10: "has expired"}
 
@@ -170,6 +171,10 @@ def check_server(kit: Kit) -> Iterator[Finding]:
                 check, f"by the clock of {address} this kit's certificate expired; here it is {_now()}", _CLOCK
             )
             return
+        if "BAD_CERTIFICATE" in (error.reason or ""):  # what OpenSSL answers before a certificate's first day
+            text = f"{address} refuses this kit's certificate, as a server does by whose clock it is not valid yet"
+            yield problem(check, f"{text}; here it is {_now()}", _CLOCK)
+            return
         text = f"{address} refuses this kit's certificate ({(error.reason or str(error)).lower().replace('_', ' ')})"
         yield problem(check, text, "see 'certificates' above; else ask the coordinating centre for a new kit")
     except socket.gaierror as error:
@@ -197,6 +202,9 @@ def _own_port(kit: Kit, port: int) -> Finding:
             reason = error.strerror
     try:
         return ok(kit.role, f"it runs: {handshake(replace(kit, port=port), 'localhost')} at port {port}")
-    except OSError:
+    except OSError as error:
+        if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _OF_TIME:  # it is of this root
+            text = f"it runs at port {port}, and every hospital refuses it: by this machine's clock, {_now()}, its "
+            return problem(kit.role, f"{text}certificate {_OF_TIME[error.verify_code]}", _OWN_CLOCK)
         mend = "stop what uses the port, or choose another in project.yml and provision again"
         return problem(kit.role, f"port {port} cannot be used: {reason}, and not by this {kit.role}", mend)

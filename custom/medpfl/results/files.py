@@ -14,7 +14,7 @@ from medpfl import store
 from medpfl.core.errors import MedPFLError
 from medpfl.core.mixing import Matrix
 from medpfl.data.arrays.npz import Npz
-from medpfl.results.schema import EvaluationSummary, Line, Summary, Traffic, TrainingSummary
+from medpfl.results.schema import EvaluationSummary, FailureReport, Line, Summary, Traffic, TrainingSummary
 
 SUMMARY, LINES, TRAFFIC, FAILURE = "summary.json", "metrics.jsonl", "bytes.json", "failure.json"
 MIXING = "mixing.npz"
@@ -31,8 +31,12 @@ def read_summary(folder: Path) -> Summary:
     """A job's summary.json.
 
     Raises:
-        MedPFLError: it is missing, altered or of another version.
+        MedPFLError: it is missing, altered or of another version; of a job that failed, with the reason.
     """
+    failed = folder / FAILURE
+    if failed.is_file() and not (folder / SUMMARY).exists():
+        report = parse(TypeAdapter(FailureReport), _text(failed), failed)
+        raise MedPFLError(f"{folder}: job '{report.job}' failed and has no results: {report.reason}")
     return read_versioned(folder, SUMMARY, "a results folder", _kind)
 
 
