@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from baselines import State, begin, held, play, same, served
 from medpfl.core.mixers import Mean
@@ -76,3 +77,24 @@ def test_after_warm_up_without_a_teacher_it_is_local_training_from_there(
         play(taught, others, number)
         ratio = float(others["anna"].models["alignment"].get_buffer("ratio"))
         assert (ratio > 0) == (number == 2)
+
+
+@pytest.mark.slow
+def test_a_hospital_that_is_not_asked_when_warm_up_ends_takes_the_shared_extractor_when_it_is(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """Anna misses round 2, the first after warm-up: in round 3 her f begins with f_xi, and then goes its own way, also
+    in another process. (The learning rate is so small that only what is replaced shows.)"""
+    job = on_tables(make_job, rounds=5, warm_up=1, aligned_rounds=1, lr=1e-12)
+    coordinator, runners = begin(job, table_sites, tmp_path)
+    play(coordinator, runners, 1)
+    play(coordinator, runners, 2, ["berta", "clara"])
+    shared = held(runners["berta"], "personal")["0.weight"]
+    for number, expected in ((3, shared), (4, shared + 1), (5, shared + 1)):
+        if number < 5:
+            with torch.no_grad():
+                runners["anna"].models["personal"].get_parameter("0.weight").copy_(shared + 1)
+        else:
+            runners["anna"].recover()
+        play(coordinator, runners, number)
+        torch.testing.assert_close(held(runners["anna"], "personal")["0.weight"], expected)

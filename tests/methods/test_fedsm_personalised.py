@@ -9,15 +9,19 @@ import pytest
 import torch
 
 from medpfl.core.errors import ConfigError
-from medpfl.core.mixers import Mean, Mixer, RelaxedMean, ServerAdam, SoftPull
+from medpfl.core.mixers import Mean, Mixer, NetworkProx, RelaxedMean, ServerAdam, SoftPull
 from medpfl.job import Job
 from medpfl.methods.apfl import APFL
 from medpfl.methods.contract import Method
 from medpfl.methods.fedavg import FedAvg
+from medpfl.methods.fedmd import FedMD
+from medpfl.methods.fedrod import FedRoD
 from medpfl.methods.fedsm import FedSM, FedSMPersonalised
 from medpfl.methods.fine_tuned import FineTuned
+from medpfl.methods.moe import MoE
 from medpfl.methods.per_fedavg import PerFedAvg
 from medpfl.methods.pfedme import PFedMe
+from medpfl.methods.pfednet import PFedNet
 from medpfl.rounds.simulate import simulate
 from tools import assert_same, normed, outcome, pieces, ready, round_of, run, same
 
@@ -90,3 +94,27 @@ def test_training_settings_are_fedsm_s() -> None:
         FedSMPersonalised(lr=0.5, personaliser=APFL(lr=0.2))
     with pytest.raises(ConfigError, match="must be another method"):
         FedSMPersonalised(personaliser=FedSM())
+
+
+@pytest.mark.parametrize(
+    ("personaliser", "words"),
+    [
+        (FedRoD(), "FedRoD's personal model predicts with more than one network"),
+        (MoE(), "MoE's personal model predicts with more than one network"),
+        (FedMD(public="shared"), "FedMD needs public data"),
+    ],
+)
+def test_what_cannot_be_run_inside_is_refused_by_a_sentence(personaliser: Method, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"must be one that FedSM can run: {words}"):
+        FedSMPersonalised(personaliser=personaliser)
+
+
+def test_exchanges_of_the_personaliser_s_own_are_refused(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """Nobody would ask for them: what PFedNet trains in them would never be trained."""
+    method = FedSMPersonalised(personaliser=PFedNet(alternate=(2, 1)))
+    mixers = {**method.components(), "own_personal": NetworkProx(tau=0.1, graph="complete")}
+    with pytest.raises(ConfigError, match="PFedNet exchanges slots within a round"):
+        pieces(make_job(mixers=mixers, method=method, task=normed()), table_sites, tmp_path)
+    assert FedSMPersonalised(personaliser=PFedNet()).refinements(1, 2) == FedSM().refinements(1, 2)

@@ -24,9 +24,10 @@ from medpfl.data.site_file import load_site_file
 from medpfl.deployed.export import export
 from medpfl.deployed.model_file import load_deployed
 from medpfl.deployed.predict import evaluate_at
-from medpfl.job import Job
+from medpfl.job import EvaluationJob, Job, load_job, write_evaluation_job
 from medpfl.methods.softpull import SoftPull as SoftPulled
-from medpfl.results.files import read_training
+from medpfl.results.files import read_summary, read_training
+from medpfl.rounds.simulate import simulate_evaluation
 from medpfl.tasks import MultiLabel, Regression, Survival
 from medpfl.tasks.contract import Task
 from small_jobs import small_job
@@ -138,6 +139,30 @@ def test_a_survival_models_baseline_stays_in_its_file(done: tuple[str, Path]) ->
     assert brier is not None and 0 < brier < 0.5
     for text in (folder / "results").glob("*.json*"):
         assert all(str(value) not in text.read_text() for each in fitted for value in each)
+
+
+def test_a_given_survival_model_is_tested_where_no_training_case_has_the_event(
+    done: tuple[str, Path], tmp_path: Path
+) -> None:
+    """It can be tested there, though nothing can be trained; only the Brier scores need a baseline of its own."""
+    answer, folder = done
+    if answer != "survival":
+        pytest.skip("others need no event")
+    sites = {site: declare(tmp_path / "sites", site, answer) for site in SITES[:2]}
+    sites["clara"] = declare(tmp_path / "sites", "clara", answer, split={"column": "part"})
+    head, *lines = (tmp_path / "sites" / "clara.csv").read_text().splitlines()
+    parts = [f"{line},test" for line in lines[:30]]
+    parts += [
+        f"{line.replace('dead', 'alive')},{['train', 'validation'][row % 2]}" for row, line in enumerate(lines[30:])
+    ]
+    (tmp_path / "sites" / "clara.csv").write_text("\n".join([f"{head},part", *parts]) + "\n")
+    model = next((folder / "results" / "home").glob("anna/*/models/personal-best.safetensors"))
+    job = load_job(write_evaluation_job(model, tmp_path / "jobs"))
+    assert isinstance(job, EvaluationJob)
+    simulate_evaluation(job, sites, tmp_path / "results", tmp_path / "home")
+    found = {line.site: line.metrics for line in read_summary(tmp_path / "results").test}
+    assert found["clara"]["c_index"] is not None and found["clara"]["integrated_brier"] is None
+    assert found["anna"]["integrated_brier"] is not None
 
 
 def test_methods_are_compared_by_it(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A hospital's noise in a job: what is counted, what is sent, what a kill leaves, and when nothing more is sent."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,13 @@ import pytest
 import torch
 import yaml
 
+from medpfl.core.codecs import Chain, DAdaQuant, Half
 from medpfl.core.errors import BudgetSpent, ConfigError, MedPFLError, PolicyRefused
 from medpfl.core.mixers import Mean, NetworkProx
 from medpfl.data.policy import Policy
 from medpfl.data.samples import SiteData
 from medpfl.job import Job
+from medpfl.job.codecs import Codecs
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.pfednet import PFedNet
 from medpfl.methods.softpull import SoftPull
@@ -321,3 +324,12 @@ def test_without_a_fixed_seed_nobody_can_compute_the_noise(
         assert reply.header.privacy is not None and not reply.header.privacy.fixed
     assert not same(*sent)
     assert b"secret" not in (tmp_path / "one" / "anna" / "small" / FILE).read_bytes()
+
+
+def test_levels_that_go_by_losses_are_refused_where_losses_are_withheld() -> None:
+    """They would stay at one, without a word."""
+    job = averaged(RECORD)
+    for codec in (DAdaQuant(), Chain(Half(), DAdaQuant())):
+        with pytest.raises(ConfigError, match="goes by the training losses, which are withheld where a job asks"):
+            replace(job, codecs=Codecs(None, codec))
+    assert replace(job, codecs=Codecs(None, DAdaQuant(4))).codecs is not None

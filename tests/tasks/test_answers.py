@@ -228,6 +228,8 @@ def test_the_baseline_is_breslows_and_gives_risks() -> None:
                                   1 - expected[2] ** math.exp(0.7)}, abs=1e-5)  # fmt: skip
     assert task.answer(torch.tensor([0.7]), ()) == {"log_hazard_ratio": pytest.approx(0.7)}  # of a model given away
     assert "2.5" in task.after_fit(fitted).reading and "months" in task.after_fit(fitted).reading  # type: ignore[attr-defined]
+    alive = torch.stack([TIMES[:, 0], torch.zeros(len(TIMES))], dim=1)
+    assert task.fit_after(HAZARD, samples(alive)) == ()  # nobody had the event: there is nothing to fit
 
 
 def test_the_metrics_of_survival() -> None:

@@ -51,7 +51,8 @@ def candidates_of(
     file: Comparison, name: str, split: int | None, measure: Measure, scores: Sequence[float | None] = ()
 ) -> list[Arguments]:
     """The method's candidates that follow from the scores of the first ones: all of a grid, or as many of it as the
-    budget allows; of ranges the first third, then one more than there are scores. The same ones every time.
+    budget allows; of ranges the first third (at least two), then one more than there are scores. The same ones every
+    time.
 
     Args:
         measure: which validation scores are better.

@@ -30,7 +30,8 @@ class Job:
     Raises:
         ConfigError: there is no such reference or slot, a slot has no component (``mixers_of``), the job encrypts what
             the server must see (``check_encryptable``) or what is too fine for it, or there are start weights for a
-            network that is only planned when the job starts, or fewer hospitals are asked in a round than must answer.
+            network that is only planned when the job starts, or fewer hospitals are asked in a round than must answer,
+            or a codec goes by losses that nobody is told.
     """
 
     name: str
@@ -51,6 +52,11 @@ class Job:
             raise ConfigError(
                 "start weights are of a known network, and this job's is planned when it starts: leave 'start' out, or "
                 "take the network that 'medpfl plan' writes"
+            )
+        if self.method.privacy and self.codecs and self.codecs.from_site and self.codecs.from_site.adapts:
+            raise ConfigError(
+                f"{type(self.codecs.from_site).__name__} goes by the training losses, which are withheld where a job "
+                "asks for privacy: give DAdaQuant a fixed number of 'levels'"
             )
         check_sampling(self.settings, self.min_clients)
         object.__setattr__(self, "mixers", mixers_of(self.method, self.settings.references, self.components))

@@ -67,13 +67,17 @@ class Guide(nn.Module):
 
 class Alignment(nn.Module):
     """What the last round's batches saw on average: the realised ratio, lambda2, the alignment loss, and by how much
-    g's vectors differ (``spread``)."""
+    g's vectors differ (``spread``).
+
+    Args:
+        warm_up: whether there is one. Then it also says whether f has ``parted`` from f_xi, once, after it.
+    """
 
     kept = ("ratio", "weight", "loss", "spread")
 
-    def __init__(self) -> None:
+    def __init__(self, warm_up: bool = False) -> None:
         super().__init__()
-        for name in self.kept:
+        for name in (*self.kept, *(("parted",) if warm_up else ())):
             self.register_buffer(name, torch.zeros(()))
 
 
@@ -97,7 +101,8 @@ class CusFL(Method):
             f of a network "tutor" that every hospital starts from f_xi and trains on the labels, with a head that
             stays at home; a hint of it is in the paper's Fig. 2.
         warm_up: rounds before which f is replaced by f_xi, and in which nothing is aligned: until then hospitals share
-            f and keep their heads (FedPer). A variant of ours; in the paper, 0, nothing is ever replaced.
+            f and keep their heads (FedPer). It is once more replaced before the first round after them in which the
+            hospital trains. A variant of ours; in the paper, 0, nothing is ever replaced.
     """
 
     batch_size: int = 32
@@ -139,7 +144,7 @@ class CusFL(Method):
         projection = self._guide(build).projection
         own = {} if projection is None else {"projection": projection}
         tutor = {"tutor": build.network()} if self.teacher == "trained" else {}
-        return {"personal": build.network(), **own, **made, **tutor, "alignment": Alignment()}
+        return {"personal": build.network(), **own, **made, **tutor, "alignment": Alignment(self.warm_up > 0)}
 
     def _guide(self, build: Build) -> Guide:
         """f and g with the job's initial weights."""
@@ -168,8 +173,11 @@ class CusFL(Method):
         if site.round <= self.warm_up or (self.aligned_rounds is not None and site.round > self.aligned_rounds):
             ratio = 0.0
         shared = {key: tensor.clone() for key, tensor in teacher.state_dict().items()}
-        if self.warm_up and site.round <= self.warm_up + 1:
-            _put_extractor(shared, models["personal"])
+        if self.warm_up:
+            parted = models["alignment"].get_buffer("parted")  # a hospital may not be asked as soon as warm-up ends
+            if not parted:
+                _put_extractor(shared, models["personal"])
+            parted.fill_(site.round > self.warm_up)
         if "tutor" in models:
             _put_extractor(shared, models["tutor"])
         try:

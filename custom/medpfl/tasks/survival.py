@@ -107,11 +107,12 @@ class Survival(AnyInput):
         return outputs[:, 0].float()
 
     def fit_after(self, decisions: Tensor, samples: Samples) -> tuple[float, ...]:
-        """The baseline's survival at each horizon: Breslow's estimator on these (training) samples."""
+        """The baseline's survival at each horizon: Breslow's estimator on these (training) samples. Empty where none of
+        them has the event, as may be where a given model is tested, and where a hazard is no number."""
         from torchsurv.loss.cox import baseline_survival_function
 
         time, event = samples.targets[:].unbind(dim=1)
-        if not bool(decisions.isfinite().all()):
+        if not bool((event > 0).any()) or not bool(decisions.isfinite().all()):
             return ()
         with _quiet():
             found = baseline_survival_function(decisions.double(), event > 0, time)

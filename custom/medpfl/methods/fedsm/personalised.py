@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """FedSM with personal models of another method (Xu et al., CVPR 2022, Table 6): fine-tuning, APFL, Per-FedAvg, pFedMe.
 
-Any method of this package that deploys a personal model can be named; its own rounds run unchanged. After its local
-training the network that it deploys is copied into FedSM's slot "personal", which the server keeps as it is (SoftPull
-with lam 1), because the super model needs all of them. What a method does after mixing to get that network (APFL mixes,
-Per-FedAvg takes its step) is done here at the end of the local training, with the hospital's own copy of what is mixed.
+Any method of this package whose personal model is one network, and that needs neither public data nor exchanges within
+a round, can be named; its own rounds run unchanged. After its local training the network that it deploys is copied into
+FedSM's slot "personal", which the server keeps as it is (SoftPull with lam 1), because the super model needs all of
+them. What a method does after mixing to get that network (APFL mixes, Per-FedAvg takes its step) is done here at the
+end of the local training, with the hospital's own copy of what is mixed.
 """
 
 import dataclasses
@@ -49,6 +50,15 @@ class FedSMPersonalised(FedSM):
                     f"FedSMPersonalised's personaliser takes {name} from FedSM; it names another, {given!r}"
                 )
         object.__setattr__(self, "personaliser", self.personaliser.trained_like(self))
+        if type(self.personaliser).predict is not Method.predict:
+            raise self._refusal("'s personal model predicts with more than one network, and FedSM's is one network")
+        if self.personaliser.public_datasets():
+            raise self._refusal(" needs public data")
+
+    def _refusal(self, why: str) -> ConfigError:
+        return ConfigError(
+            f"FedSMPersonalised's personaliser must be one that FedSM can run: {type(self.personaliser).__name__}{why}"
+        )
 
     def models(self, build: Build) -> dict[str, nn.Module]:
         own = {f"{PREFIX}{name}": network for name, network in self.personaliser.models(build).items()}
@@ -69,6 +79,11 @@ class FedSMPersonalised(FedSM):
         if name.startswith(PREFIX):
             return self.personaliser.rate(name.removeprefix(PREFIX))
         return super().rate(name)
+
+    def refinements(self, round_number: int, rounds: int) -> int:
+        if self.personaliser.refinements(round_number, rounds):
+            raise self._refusal(" exchanges slots within a round, where FedSM exchanges its selector alone")
+        return super().refinements(round_number, rounds)
 
     def train_personal(self, site: Site) -> None:
         view = site.view(self.personaliser, PREFIX)
