@@ -14,13 +14,7 @@ from medpfl.data.table.declare import Table, TableData
 FRAME = pd.DataFrame(
     {"age": [40.0, 50.0, 60.0, 70.0, 90.0, 80.0], "cp": ["a", "b", "b", "a", "c", "c"], "sick": [0, 1, 0, 1, 1, 0]}
 )
-DECLARED: dict[str, Any] = {
-    "kind": "table",
-    "files": ["t.csv"],
-    "missing_rows": "impute",
-    "features": {"age": "number", "cp": ["a", "b", "c"]},
-    "label": {"column": "sick", "classes": {"no": [0], "yes": [1]}},
-}
+DECLARED = declared_table.DECLARED
 
 
 def declare(folder: Path, **others: Any) -> Table:

@@ -33,14 +33,7 @@ FRAME = pd.DataFrame(
         "part": SPLIT,
     }
 )
-DECLARED: dict[str, Any] = {
-    "kind": "table",
-    "files": ["t.csv"],
-    "missing_rows": "impute",
-    "features": {"age": "number", "cp": ["a", "b", "c"]},
-    "label": {"column": "sick", "classes": {"no": [0], "yes": [1]}},
-    "split": {"column": "part"},
-}
+DECLARED = declared_table.DECLARED | {"split": {"column": "part"}}
 
 
 def declare(folder: Path, **others: Any) -> Table:

@@ -134,14 +134,19 @@ def test_the_other_device_tells_what_was_left_behind() -> None:
             weights + torch.ones(3)
 
 
+def trained(sites: dict[str, Path], folder: Path) -> tuple[Task, Path]:
+    """A task, and the file of the model that anna has of it after a round."""
+    task = Classification("skin", size=(36, 36), architecture=ResNet(width=2, depth=10))
+    settings = Settings(rounds=1, references=(), finetune=0)
+    simulate(Job("small", 2, settings, {}, Local(steps=2), task), sites, folder, folder)
+    return task, next((folder / "anna").rglob("local-last.safetensors"))
+
+
 def test_a_model_predicts_elsewhere_and_is_exported_here(
     sites: dict[bool, dict[str, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the same numbers; and its networks come back, for whoever calls or exports the model next."""
-    task = Classification("skin", size=(36, 36), architecture=ResNet(width=2, depth=10))
-    settings = Settings(rounds=1, references=(), finetune=0)
-    simulate(Job("small", 2, settings, {}, Local(steps=2), task), sites[True], tmp_path, tmp_path)
-    file = next(tmp_path.rglob("local-last.safetensors"))
+    _, file = trained(sites[True], tmp_path)
     pictures, site = sites[True]["anna"].parent / "own" / "images", load_site_file(sites[True]["anna"])
     rows = {}
     for where, device in (("here", nullcontext()), ("there", Elsewhere())):
@@ -159,11 +164,9 @@ def test_a_model_predicts_elsewhere_and_is_exported_here(
 def test_what_a_comparison_keeps_of_patients_is_computed_on_the_device(
     sites: dict[bool, dict[str, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was computed on the processor, for minutes a run where hospitals have large networks and a GPU."""
-    task = Classification("skin", size=(36, 36), architecture=ResNet(width=2, depth=10))
-    settings = Settings(rounds=1, references=(), finetune=0)
-    simulate(Job("small", 2, settings, {}, Local(steps=2), task), sites[True], tmp_path, tmp_path)
-    model = load_deployed(next((tmp_path / "anna").rglob("local-last.safetensors")))
+    """It was computed on the processor where there is a GPU, too."""
+    task, file = trained(sites[True], tmp_path)
+    model = load_deployed(file)
     data, kept, used = task.load(load_site_file(sites[True]["anna"])), {}, set()
     decide = patients.decide
 

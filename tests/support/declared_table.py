@@ -11,6 +11,14 @@ import yaml
 from medpfl.data.site_file import load_site_file
 from medpfl.data.table.declare import Table, TableData, read_table
 
+DECLARED: dict[str, Any] = {
+    "kind": "table",
+    "files": ["t.csv"],
+    "missing_rows": "impute",
+    "features": {"age": "number", "cp": ["a", "b", "c"]},
+    "label": {"column": "sick", "classes": {"no": [0], "yes": [1]}},
+}
+
 
 def declare(folder: Path, declared: Mapping[str, Any]) -> Table:
     """The dataset of a new site file."""
