@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from medpfl.core.errors import ProtocolError
+from medpfl.core.errors import DataError, ProtocolError
 from medpfl.core.mixers import Mean, ServerAdam, SoftPull
+from medpfl.data.site_file import load_site_file
 from medpfl.job import Job
 from medpfl.methods.fedsm import FedSMExtra
 from tools import entries, exchange, pieces, ready, round_of, same
@@ -35,6 +36,40 @@ def test_getting_ready_again_keeps_the_private_part(
     for site, runner in runners.items():
         assert same(entries(runner, "local"), entries(others[site], "local"))
     assert "resumed from the state after round 2" in [event.event for event in back.record.events]
+
+
+def labelled_anew(lines: list[str]) -> list[str]:
+    *features, label = lines[1].split(",")
+    return [lines[0], ",".join([*features, "1" if label == "0" else "0"]), *lines[2:]]
+
+
+@pytest.mark.parametrize("changed", [lambda lines: [*lines, lines[-1]], lambda lines: lines[:-1], labelled_anew])
+def test_a_run_does_not_go_on_with_other_data(
+    changed: Callable[[list[str]], list[str]], make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """Another row cuts all rows anew: rows that were trained on would be tested on, with scores too good to be true."""
+    coordinator, runners = pieces(make_job(), table_sites, tmp_path / "run")
+    ready(coordinator, runners)
+    round_of(coordinator, runners, 1)
+    for piece in (coordinator, *runners.values()):
+        piece.close()
+    file = next(iter(load_site_file(table_sites["anna"]).datasets.values())).files[0]  # type: ignore[attr-defined]
+    data = table_sites["anna"].with_name(file)
+    lines = data.read_text().splitlines()
+    data.write_text("\n".join(changed(lines)) + "\n")
+    back, others = pieces(make_job(), table_sites, tmp_path / "run")
+    ready(back, others)
+    messages = back.rounds.train_messages(2, back.joined)
+    for _ in range(2):
+        with pytest.raises(DataError, match="anna's data are not those with which this run began: cases were added"):
+            others["anna"].handle(messages["anna"])
+    data.write_text("\n".join(lines) + "\n")
+    for piece in (back, *others.values()):
+        piece.close()
+    back, others = pieces(make_job(), table_sites, tmp_path / "run")
+    ready(back, others)
+    round_of(back, others, 2)
+    assert "resumed from the state after round 1" in [event.event for event in back.record.events]
 
 
 def extra(make_job: Make) -> Job:

@@ -2,11 +2,15 @@
 """Verbs for a hospital: its data, its site file, its startup kit."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from medpfl.cli.terminal import console, say
+
+if TYPE_CHECKING:
+    from medpfl.data.contract import Dataset
+    from medpfl.data.site_file import SiteFile
 
 app = typer.Typer()
 site_app = typer.Typer(no_args_is_help=True, help="For a hospital's startup kit and site file.")
@@ -52,13 +56,11 @@ def schema_(
     from medpfl.data.site_file import load_site_file
     from medpfl.deployed.evaluate import write_text
 
-    declared = load_site_file(site_file).datasets
-    if dataset is None and len(declared) > 1:
-        raise SiteFileError(f"{site_file}: it declares {', '.join(sorted(declared))}; name one with --dataset")
-    name = dataset or next(iter(declared))
-    if name not in declared:
-        raise SiteFileError(f"{site_file}: it declares no dataset '{name}'; declared: {', '.join(sorted(declared))}")
-    text = schema_of(name, declared[name]).as_yaml()
+    declared = load_site_file(site_file)
+    if dataset is None and len(declared.datasets) > 1:
+        raise SiteFileError(f"{site_file}: it declares {', '.join(sorted(declared.datasets))}; name one with --dataset")
+    name = dataset or next(iter(declared.datasets))
+    text = schema_of(name, _declared(declared, name, site_file)).as_yaml()
     if output is None:
         say(text.rstrip())
         return
@@ -66,6 +68,15 @@ def schema_(
         raise SiteFileError(f"{output} is there already and is not overwritten; name another with -o")
     write_text(output, text)
     say(f"wrote {output}")
+
+
+def _declared(declared: "SiteFile", name: str, site_file: Path) -> "Dataset":
+    from medpfl.core.errors import SiteFileError
+
+    if name not in declared.datasets:
+        known = ", ".join(sorted(declared.datasets))
+        raise SiteFileError(f"{site_file}: it declares no dataset '{name}'; declared: {known}")
+    return declared.datasets[name]
 
 
 @site_app.command("allow")
@@ -152,6 +163,35 @@ def site_init(
     for path in write_site_file(place, output, answers):
         say(f"wrote {path}")
     say(f"Read it, then check the data: medpfl check-data {output}{f' --schema {like}' if like else ''}")
+
+
+@site_app.command("split")
+def site_split(
+    site_file: Annotated[Path, typer.Argument(help="A site file, in which 'split.file' of a dataset names a file.")],
+    dataset: Annotated[str | None, typer.Option(help="Which dataset, if several name one.")] = None,
+) -> None:
+    """Write into a dataset's split file in which split each patient is; those that are in it stay where they are.
+
+    Run it again when there are new patients. The file stays at the hospital."""
+    from medpfl.core.errors import DataError, SiteFileError
+    from medpfl.data.site_file import load_site_file
+    from medpfl.data.split_file import extend
+
+    declared = load_site_file(site_file)
+    named = [name for name, one in declared.datasets.items() if one.split.file]
+    if dataset is None and len(named) != 1:
+        said = f"datasets that name one: {', '.join(named)}; choose with --dataset" if named else "none is named"
+        raise SiteFileError(f"{site_file}: expected 'file' in the 'split' of one dataset, {said}")
+    name = dataset or named[0]
+    try:
+        drawn = extend(_declared(declared, name, site_file))
+    except DataError as error:
+        raise DataError(f"{site_file}: dataset '{name}': {error}") from error
+    for split, count in drawn.groups.items():
+        say(f"{split}: {count}, {drawn.new[split]} of them new")
+    if drawn.gone:
+        say(f"{drawn.gone} that are in the file have no case now")
+    say(f"wrote {drawn.path}")
 
 
 @site_app.command("page")

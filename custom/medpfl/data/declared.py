@@ -2,11 +2,12 @@
 """Keys that several kinds of datasets have in the site file, and how problems with them are told."""
 
 import math
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, PrivateAttr, field_validator, model_validator
 
 from medpfl.core.errors import DataError
 
@@ -47,6 +48,7 @@ class SplitRule(Strict):
     them from 0. Only with ``column``, which is the one that everything else takes.
     ``group``: the column (or datalist field) whose equal values must stay together, a patient identifier usually.
     ``stratify``: keep the class proportions (only without ``group``).
+    ``file``: a CSV file beside the site file that says in which split each group is; see ``data.split_file``.
     """
 
     seed: int = 0
@@ -55,6 +57,19 @@ class SplitRule(Strict):
     folds: list[str] = []
     group: str | None = None
     stratify: bool = False
+    file: str | None = Field(default=None, min_length=1)
+    _folder: Path = PrivateAttr(default=Path())
+    """The file's path is relative to it."""
+
+    @property
+    def path(self) -> Path:
+        """Of ``file``, which is named."""
+        return Path(self._folder, str(self.file))
+
+    def need_group(self) -> None:
+        """Raises ValueError where rows, which have no names, are to be found again in ``file``."""
+        if self.file and not self.group:
+            raise ValueError("'split.file' says where patients are; 'split.group' must name the column of their names")
 
     @model_validator(mode="after")
     def _consistent(self) -> "SplitRule":
@@ -66,6 +81,10 @@ class SplitRule(Strict):
             raise ValueError("the fractions need at least 'train' and 'test'")
         if self.group and self.stratify:
             raise ValueError("'group' and 'stratify' cannot be combined; groups are kept together, not stratified")
+        if self.file and self.stratify:
+            raise ValueError("'stratify' has no meaning beside 'file', which says where groups are; leave one out")
+        if self.file and self.column:
+            raise ValueError("both 'column' and 'file' name the splits; leave one out")
         if self.folds and not self.column:
             raise ValueError("'folds' are other columns beside 'column', which is missing")
         if self.column:

@@ -253,6 +253,8 @@ def load_site_file(path: str | os.PathLike[str], site: str | None = None) -> Sit
     parsed._path = path
     for dataset in parsed.datasets.values():
         dataset._folder = path.parent
+        if dataset.split.file:
+            dataset.split._folder = path.parent
         dataset._storage = parsed.storage
     return parsed
 

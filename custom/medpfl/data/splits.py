@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train, validation and test: by a column, or cut, with groups (patients) kept together."""
 
-import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -10,14 +9,7 @@ from medpfl.core.errors import DataError
 from medpfl.data.contract import Case
 from medpfl.data.cutting import cut_in_two
 from medpfl.data.declared import SPLITS, Problems, SplitRule
-
-_SPELLINGS = {
-    "train": "train", "training": "train",
-    "val": "validation", "valid": "validation", "validation": "validation",
-    "test": "test", "testing": "test",
-}  # fmt: skip
-
-_WHOLE = re.compile(r"0*(\d+)(\.0*)?")
+from medpfl.data.split_file import SPELLINGS, by_file, same
 
 
 class Groups:
@@ -29,8 +21,7 @@ class Groups:
 
     def named(self, text: str) -> str:
         """The group that a text means."""
-        number = _WHOLE.fullmatch(text.strip())
-        return self._first.setdefault(number[1], text) if number else text
+        return self._first.setdefault(same(text), text)
 
 
 def choose(
@@ -43,7 +34,7 @@ def choose(
     classes: Sequence[int] | None = None,
     named: Sequence[str] | None = None,
 ) -> dict[str, list[int]]:
-    """Indices of each split, by the text of the rule's ``column`` (``named``) if it has one, else cut.
+    """Indices of each split, by the rule's ``file`` or the text of its ``column`` (``named``) if it has one, else cut.
 
     Args:
         where: file and row of each item, for messages.
@@ -51,6 +42,9 @@ def choose(
     """
     if not where and problems.found:
         return {split: [] for split in SPLITS}  # nothing is left to cut, which was told
+    if rule.file is not None:
+        assert groups is not None, "rows without names cannot be in a file"
+        return by_file(rule.path, groups, problems)
     if rule.column is None:
         try:
             return split_indices(rule, len(where), groups=groups, classes=classes)
@@ -59,7 +53,7 @@ def choose(
             return {split: [] for split in SPLITS}
     chosen: dict[str, list[int]] = {split: [] for split in SPLITS}
     for index, text in enumerate(named or []):
-        split = _SPELLINGS.get(text.strip().lower())
+        split = SPELLINGS.get(text.strip().lower())
         if split is None:
             problems.add(f"{where[index]}: '{rule.column}' must be train, validation or test, got '{text}'")
             continue

@@ -96,6 +96,7 @@ class Arrays(Dataset):
 
     @model_validator(mode="after")
     def _keys(self) -> "Arrays":
+        self.split.need_group()
         one_of(classes=self.classes, several=self.several, value=self.value, survival=self.survival)
         if self.several and len(set(self.several)) < len(self.several):
             raise ValueError("'several' names a label twice")

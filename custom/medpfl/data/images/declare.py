@@ -166,7 +166,7 @@ class Images(Described, Dataset):
             [case.where for case in cases],
             problems,
             source=source,
-            groups=[case.group for case in cases] if self.split.group else None,
+            groups=[case.group for case in cases] if self.split.group or self.split.file else None,
             classes=strata([case.label for case in cases if case.label is not None], self.answered or Target.MASK),
             named=parts,
         )

@@ -312,7 +312,8 @@ def _split(dataset: Series, runs: list[_Run], source: str, problems: Problems) -
     if rule.time:
         return _cut_in_time(runs, rule.fractions)
     groups = [run.group for run in runs]
-    if not rule.column and len(set(groups)) < len(rule.fractions) and (runs or not problems.found):
+    drawn = not (rule.column or rule.file)
+    if drawn and len(set(groups)) < len(rule.fractions) and (runs or not problems.found):
         mend = "" if dataset.inputs else "; 'split: {time: true}' cuts by time instead"
         problems.add(
             f"{source}: {len(set(groups))} recordings or groups cannot be cut into {len(rule.fractions)} splits "

@@ -45,7 +45,7 @@ class SeriesSplit(SplitRule):
         if self.stratify:
             raise ValueError("'stratify' is not for series; recordings and subjects are kept together")
         if self.time:
-            for other in ("group", "column", "seed"):
+            for other in ("group", "column", "file", "seed"):
                 if other in self.model_fields_set:
                     raise ValueError(f"'time' cuts by time alone, so '{other}' has no meaning; leave it out")
         return self

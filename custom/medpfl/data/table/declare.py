@@ -53,6 +53,7 @@ class Table(Answered, Cells, Described, Dataset):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Table":
+        self.split.need_group()
         for column in self.answers:
             if column in self.features:
                 raise ValueError(f"the column to predict, '{column}', is also a feature")

@@ -130,10 +130,11 @@ class Volumes(LabelMap, Described, Dataset):
         if not listed["validation"] and not listed["test"]:
             cases = listed["train"]
             groups, places = [case.group for case in cases], [case.where for case in cases]
-            parts = [case.part for case in cases]
-            values = [case.value for case in cases]
+            parts, values = [case.part for case in cases], [case.value for case in cases]
             chosen = choose(self.split, places, problems, source=str(path), groups=groups, classes=values, named=parts)
             listed = {split: [cases[index] for index in chosen[split]] for split in SPLITS}
+        elif self.split.file:
+            problems.add(f"{path}: it has a list of each split, so 'split.file' has no meaning; leave it out")
         check_listing(listed, str(path), problems)
         return listed
 

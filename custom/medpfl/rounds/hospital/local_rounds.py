@@ -4,6 +4,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -25,7 +26,7 @@ from medpfl.rounds.held_alike import Common
 from medpfl.rounds.hospital import policy
 from medpfl.rounds.hospital.mixed import drop_mixed, keep_mixed, small_mixed
 from medpfl.rounds.hospital.networks import Networks
-from medpfl.rounds.hospital.private import held_private, save_private
+from medpfl.rounds.hospital.private import cut_of, held_private, save_private
 from medpfl.rounds.hospital.run_state import RunState
 from medpfl.rounds.hospital.scoring import Scoring
 from medpfl.rounds.messages import Message, Slots, copy_out, gather
@@ -78,6 +79,11 @@ class Ready:
     def models(self) -> nn.ModuleDict:
         """All networks, by their names."""
         return self.networks.models
+
+    @cached_property
+    def cut(self) -> str:
+        """See ``cut_of``."""
+        return cut_of(self.data, self.task.spec.target)
 
     def build(self) -> None:
         """All networks with the job's initial weights."""
@@ -190,7 +196,7 @@ class LocalRounds:
         files, mixed = self.run.files, small_mixed(self.run.files, current - 1)
         best = {best.round for best in header.best.values()}
         private = {key: state[key] for key in self.ready.networks.private}
-        save_private(files, current, private, self.run.optimizers, self.run.scalers, mixed, best)
+        save_private(files, current, self.ready.cut, private, self.run.optimizers, self.run.scalers, mixed, best)
         self._saved = current
         if mixed:
             drop_mixed(files, current - 1)
@@ -254,7 +260,7 @@ class LocalRounds:
 
     def enter(self, header: OfRun) -> list[str]:
         """See ``RunState.enter``."""
-        return self.run.enter(header, self.ready.home, self.ready.networks)
+        return self.run.enter(header, self.ready.home, self.ready.networks, self.ready.cut)
 
     def site(self, method: Method, round_number: int, span: Span | None = None, noise: Noise = None) -> Site:
         """The hospital as a method sees it in a round.

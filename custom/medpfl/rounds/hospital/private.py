@@ -8,10 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from medpfl import store
+from medpfl.data.samples import SiteData
+from medpfl.data.target import Target
 from medpfl.methods.contract import Method
 from medpfl.methods.precision import Scalers, kept_of, restored
 from medpfl.rounds.hospital.run_files import RunFiles
-from medpfl.rounds.messages import load
+from medpfl.rounds.messages import digest_of, load
 
 PRIVATE = "private"
 _MODEL = "model/"
@@ -22,9 +24,20 @@ KEPT = 3
 its newest checkpoint is damaged, of the one before that."""
 
 
+def cut_of(data: SiteData, target: Target) -> str:
+    """Of the data that a hospital trains on in a run: which cases are in which split, whose they are, and what is
+    known of them (not their masks, whose reading would take as long as a round)."""
+    parts = []
+    for split, samples in sorted(data.splits.items()):
+        known = "" if target is Target.MASK else store.fingerprint({"targets": samples.targets[:]})
+        parts.append([split, samples.names, samples.owners, samples.case.tolist(), known])
+    return digest_of(parts)
+
+
 def save_private(
     files: RunFiles,
     round_number: int,
+    cut: str,
     private: Mapping[str, Tensor],
     optimizers: Mapping[str, torch.optim.Optimizer],
     scalers: Scalers,
@@ -34,6 +47,7 @@ def save_private(
     """Keep the state after a round, and those of the rounds before it (see ``KEPT``).
 
     Args:
+        cut: of the data, see ``cut_of``.
         private: the networks' private entries.
         optimizers: by network.
         scalers: of float16's gradients, by network.
@@ -46,7 +60,7 @@ def save_private(
             tensors.update({f"optimizer/{model}/{index}/{key}": value for key, value in entries.items()})
     tensors.update({f"scaler/{name}": told for name, told in kept_of(scalers).items()})
     taken = {f"{MIXED_PART}{key}": tensor for key, tensor in mixed.items()}
-    files.save(PRIVATE, round_number, tensors, {"optimizers": list(optimizers)}, given=taken)
+    files.save(PRIVATE, round_number, tensors, {"optimizers": list(optimizers), "cut": cut}, given=taken)
     files.prune(PRIVATE, round_number, KEPT, {number + 1 for number in best})
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from medpfl import store
+from medpfl.core.errors import DataError
 from medpfl.methods.precision import Scalers
 from medpfl.rounds.hospital.mixed import MIXED
 from medpfl.rounds.hospital.networks import Networks
@@ -40,15 +41,19 @@ class RunState:
         self.optimizers: dict[str, torch.optim.Optimizer]
         self.scalers: Scalers = {}
 
-    def enter(self, header: OfRun, home: Path, networks: Networks) -> list[str]:
+    def enter(self, header: OfRun, home: Path, networks: Networks, cut: str) -> list[str]:
         """On this process's first task of a run: start afresh in its first round, else take up what was kept on disk.
 
         Args:
             home: the hospital's folder of the job.
             networks: are given their private entries.
+            cut: of the data, see ``cut_of``.
 
         Returns:
             Sentences for the server on what was taken up, or is not there.
+
+        Raises:
+            DataError: what was kept was trained on other data.
         """
         if self._run == header.run:
             return []
@@ -68,6 +73,14 @@ class RunState:
         notes = [f"the state kept here after round {lost} is damaged and not used" for lost in damaged]
         if kept is None:
             return [*notes, f"no state of this run is kept here; the private part starts anew in round {done + 1}"]
+        if kept.meta.get("cut") != cut:
+            self._run = None
+            sentence = (
+                f"{self._site}'s data are not those with which this run began: cases were added, removed, moved to "
+                "another split or labelled anew, and it would be tested on cases that it has trained on. Put them as "
+                "they were, or submit the job with another seed, which begins a new run"
+            )
+            raise DataError(sentence, public=sentence)
         self.optimizers, self.scalers = restore_private(kept, networks.models, networks.owner, networks.device)
         return [*notes, f"resumed from the state after round {kept.number}"]
 
