@@ -69,24 +69,37 @@ def test_every_hospital_has_a_page_and_the_server_none(make_job: Make, tmp_path:
 
 
 @pytest.mark.slow
-def test_a_job_that_chooses_nothing_says_so_and_leaves_nothing_of_an_earlier_choice(
+def test_another_run_of_a_job_leaves_the_models_of_the_first_and_its_page_tells_of_none_of_them(
     make_job: Make, tmp_path: Path
 ) -> None:
     sites = write_table_sites(tmp_path / "sites")
+    home = tmp_path / "home" / "anna" / "small"
     run(make_job(), sites, tmp_path)
-    models = tmp_path / "home" / "anna" / "small" / "models"
-    assert (models / "chosen-best.csv").is_file()
-    for path in models.glob("*.csv"):
+    first = {path.name: path.read_bytes() for path in (home / "models").iterdir()}
+    for path in (home / "models").glob("*.csv"):
         assert path.stat().st_mode & 0o077 == 0
-    for path in models.iterdir():
-        if "chosen" not in path.name:
-            path.unlink()
     run(make_job(mixers={"fedavg": Mean()}, method=FedAvg(lr=0.05, batch_size=8)), sites, tmp_path)
-    assert not list(models.glob("chosen-*"))
-    page = plain((models / PAGE).read_text())
+    (aside,) = home.glob("models-*")
+    assert {path.name: path.read_bytes() for path in aside.iterdir()} == first and "chosen-best.csv" in first
+    assert all(path.name.startswith("fedavg") for path in (home / "models").glob("*.safetensors"))
+    page = plain((home / "models" / PAGE).read_text())
     assert "No model was chosen for anna: this job trained no local model" in page
     assert "(taken)" not in page and "FedAvg" in page and 'add "local" to its references' in page
     assert "Cases to look at" not in page
+
+
+@pytest.mark.slow
+def test_the_same_run_again_has_one_folder_and_with_more_cases_another(make_job: Make, tmp_path: Path) -> None:
+    sites = write_table_sites(tmp_path / "sites")
+    home = tmp_path / "home" / "anna" / "small"
+    for _ in range(2):
+        run(make_job(), sites, tmp_path)
+        assert [path.name for path in home.glob("models*")] == ["models"]
+    with (tmp_path / "sites" / "anna.csv").open("a") as file:
+        file.write("0.5,0.5,0.5,1\n")
+    for count in (2, 2):
+        run(make_job(), sites, tmp_path)
+        assert len(list(home.glob("models*"))) == count
 
 
 def test_a_private_file_is_never_readable_by_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

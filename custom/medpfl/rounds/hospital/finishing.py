@@ -11,6 +11,7 @@ from medpfl.rounds.announcing import fine_tuned_name, plan_of
 from medpfl.rounds.hospital.choosing import Holding, local_first
 from medpfl.rounds.hospital.local_rounds import LocalRounds
 from medpfl.rounds.hospital.mixed import load_mixed
+from medpfl.rounds.hospital.models_folder import open_models
 from medpfl.rounds.hospital.page import forget_choice, write_page
 from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol.replies import FinishReply
@@ -33,8 +34,9 @@ class _Finishing:
         self._header, self._rounds, self._here = header, rounds, rounds.ready
         self._notes = rounds.enter(header)
         here = self._here
+        self._models = open_models(here.home, f"{header.run} {here.cut}")
         self._holding = Holding(
-            here.task, here.data, here.device, here.home / "models", here.home.name, here.name, here.seed,
+            here.task, here.data, here.device, self._models, here.home.name, here.name, here.seed,
             here.methods, len(here.roster), here.policy.least_scored, here.guard.spent,
         )  # fmt: skip
 
@@ -44,11 +46,10 @@ class _Finishing:
         order = plan_of(here.method, here.methods, self._header.rounds).tested
         lines.sort(key=lambda line: order.index(line.model))
         chosen, spent = self._holding.choose(last), here.guard.spent
-        models = here.home / "models"
         if not chosen:
-            forget_choice(models)
+            forget_choice(self._models)
         if any(line.choice == "best" for line in lines):  # none: what was kept of all best rounds is damaged
-            write_page(models)
+            write_page(self._models)
         return Message(FinishReply(metrics=tuple(lines), notes=tuple(self._notes), chosen=chosen, privacy=spent))
 
     def _tested(self) -> list[MetricLine]:
