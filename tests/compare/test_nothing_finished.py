@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where no run of a comparison came to its end, the sentence says why the first did not; where some did not, the
-tables of ``results.md`` and of the console say of how many runs a method's numbers are."""
+tables of ``results.md`` and of the console say of how many runs a method's numbers are, and which
+candidates of a search have no score."""
 
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import pytest
 
 from comparing import SOFT, do, plan_of
 from medpfl.compare.collect import collect
-from medpfl.compare.comparison_tables import leaderboard, markdown
+from medpfl.compare.comparison_tables import leaderboard, markdown, searches
+from medpfl.compare.plan import decide
 from medpfl.core.errors import MedPFLError
 from small_jobs import write_table_sites
 
@@ -33,3 +35,17 @@ def test_a_missing_run_is_told(tmp_path: Path) -> None:
     assert {"Soft (1 of 2 runs)", "Soft (personal_before_pull) (1 of 2 runs)", "Local"} < set(names)
     text = markdown(content)
     assert "Not in these tables:\n\n- Soft, seed 1: anna broke\n" in text and "| Soft (1 of 2 runs) |" in text
+
+
+@pytest.mark.slow
+def test_a_candidate_without_a_score_is_not_called_undone(tmp_path: Path) -> None:
+    """Local's weights reach no server that would refuse them, and so its run ends where FedAvg's breaks off."""
+    files = write_table_sites(tmp_path / "sites", ["anna", "berta"])
+    tuning = {"budget": 2, "seeds": [100], "tune": {"lr": [0.01, 1e30]}}
+    plan, results = plan_of(tmp_path, files, tuning=tuning, optimizer="sgd", rounds=1), tmp_path / "results"
+    local, fedavg = plan.searches
+    do([*local.runs[0], *local.runs[1], *fedavg.runs[0]], files, results)
+    plan = decide(plan, results)
+    do(plan.runs, files, results)
+    lines = searches(collect(plan, results, {}))[1]
+    assert [line[2] for line in lines if line[1] == "lr 1e+30"] == ["no validation score", "not done"]
