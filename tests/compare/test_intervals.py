@@ -66,6 +66,24 @@ def test_so_many_seeds_show_a_difference_four_times_in_five() -> None:
     assert needed(0.0, 0.6, None).seeds is None and needed(1e-6, 0.6, None).seeds is None
 
 
+def test_patients_that_would_show_a_gain_follow_from_the_error_of_splits() -> None:
+    """The interval of two splits is 12.7 standard errors to either side; it was taken for 1.96 of them, and told that
+    42 times as many patients are needed as are."""
+    values, ratio = [0.1, 0.3], 0.25
+    error = np.sqrt((1 / 2 + ratio) * np.var(values, ddof=1))
+    mean = paired_gain(values, [0.0, 0.0])
+    sheets: dict[str, dict[tuple[int | None, int], Sheets]] = {
+        name: {(split, 0): {"anna": {"test": sheet([value] * 8)}} for split, value in enumerate(of_splits)}
+        for name, of_splits in (("Local", [0.0, 0.0]), ("Good", values))
+    }
+    rows = Rows(sheets, ["anna"], Measure(), "Local", {"anna": ratio}, anna)
+    pairs = list(sheets["Good"])
+    gain, by_site = rows.certain(list(sheets["Good"].values()), pairs, mean, {"anna": mean})
+    for found in (gain, by_site["anna"]):
+        assert found.interval == corrected(values, ratio)
+        assert found.needed is not None and found.needed.times == pytest.approx((2.801585 * error / 0.2) ** 2, abs=0.01)
+
+
 @pytest.mark.parametrize(("ratio", "seeds"), [(5.9, 3), (8.0, 3), (12.0, 2), (11.9, 2), (25.0, 2), (0.03, 8723)])
 def test_as_many_seeds_where_scipy_has_no_number_for_the_other_side(ratio: float, seeds: int) -> None:
     """By the chi distribution of the deviation, integrated; scipy's noncentral t is NaN on the far side of 8."""

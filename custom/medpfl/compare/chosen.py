@@ -64,7 +64,8 @@ class Rows:
             count = [site for site, counts in zip(self.sites, self.counted(pairs)[0], strict=True) if counts]
             mean_draws = np.mean([draws[site] for site in count], axis=0)
             whole = interval_of(mean_draws, sum(patients[site] for site in count))
-        return _with(mean, whole), {site: _with(gain, each[site]) for site, gain in hospitals.items()}
+        split = self.ratio is not None
+        return _with(mean, whole, split), {site: _with(gain, each[site], split) for site, gain in hospitals.items()}
 
     def choose(self, name: str, labels: Sequence[str]) -> ChosenRow | None:
         """What hospitals take that hold the models of these rows; None where a run of theirs is missing."""
@@ -117,8 +118,8 @@ class Rows:
         return model, test[model]
 
 
-def _with(gain: Gain, found: Interval | None) -> Gain:
-    needed = intervals.needed(gain.mean, gain.deviation, found)
+def _with(gain: Gain, found: Interval | None, split: bool) -> Gain:
+    needed = intervals.needed(gain.mean, gain.deviation, found, gain.pairs if split and found else None)
     return gain.model_copy(update={"interval": found, "needed": needed})
 
 

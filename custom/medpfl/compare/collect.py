@@ -82,7 +82,8 @@ def collect(plan: Plan, results: Path, failures: dict[str, str]) -> Results:
     found = [(run, each) for run, each in everything if isinstance(each, TrainedRun)]
     left_out = [each for _, each in everything if isinstance(each, UnseenRun)]
     if not found:
-        why = f": {next(iter(failures.values()))}" if failures else ""
+        reasons = [*failures.values(), *(one.reason for one in _failures(plan, results, failures))]
+        why = f": {reasons[0]}" if reasons else ""
         raise MedPFLError(f"no run of comparison '{plan.file.name}' is finished; there is nothing to compare{why}")
     check_initial_weights([each for _, each in everything])
     score = plan.task.score
@@ -222,7 +223,9 @@ def _failures(plan: Plan, results: Path, failures: dict[str, str]) -> list[Faile
             missing += open_runs
             if not open_runs:
                 missing.append(search.runs[0][0])
-                failures = {**failures, search.runs[0][0].digest: "no candidate of its search could be trained"}
+                broken = all(candidate.reason for candidate in found.candidates)
+                why = "could be trained" if broken else "has a validation score"
+                failures = {**failures, search.runs[0][0].digest: f"no candidate of its search {why}"}
     return [FailedRun(run=run.title, reason=failures.get(run.digest, "not done")) for run in missing]
 
 

@@ -181,7 +181,8 @@ def searches(content: Results) -> tuple[list[str], list[list[str]]]:
     for search in content.tuning or []:
         name = search.method + (f", split {search.split}" if search.split is not None else "")
         for place, candidate in enumerate(search.candidates):
-            failed = "could not be trained" if candidate.reason else "not done"
+            untold = "no validation score" if candidate.finished else "not done"
+            failed = "could not be trained" if candidate.reason else untold
             text = f"{candidate.mean:.4f}" if candidate.mean is not None else failed
             chosen = "chosen" if place == search.chosen else ""
             lines.append([name, values_text(candidate.values), text, chosen])

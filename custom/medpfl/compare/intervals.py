@@ -54,14 +54,18 @@ def corrected(differences: Sequence[float], ratio: float) -> Interval | None:
     return round(float(values.mean() - reach), 6), round(float(values.mean() + reach), 6)
 
 
-def needed(mean: float, deviation: float | None, found: Interval | None) -> Needed:
+def needed(mean: float, deviation: float | None, found: Interval | None, splits: int | None = None) -> Needed:
     """What would show a difference of this ``mean`` with a power of 80 %, two-sided at 5 %.
 
     Args:
         deviation: of the paired differences over the seeds.
-        found: the interval of the mean from patients and seeds.
+        found: the interval of the mean from patients and seeds, or ``corrected``.
+        splits: of the latter, how many pairs it is of: with few it is many standard errors wide.
     """
-    error = None if found is None else (found[1] - found[0]) / (2 * 1.959964)
+    from scipy.special import stdtrit
+
+    reach = 1.959964 if splits is None else float(stdtrit(splits - 1, 1 - LEVEL / 2))
+    error = None if found is None else (found[1] - found[0]) / (2 * reach)
     times = ((1.959964 + 0.841621) * error / abs(mean)) ** 2 if error and mean else None
     return Needed(seeds=_seeds(mean, deviation), times=None if times is None else round(times, 2))
 
