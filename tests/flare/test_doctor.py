@@ -196,7 +196,7 @@ BROKEN: dict[str, tuple[Callable[[Path, Provisioned], object], str, str, str]] =
         "site file", "the site file of 'hospital-b', but this hospital is 'hospital-a'", "site-files.md",
     ),
     "data missing": (
-        lambda kit, made: data_file(kit), "data", "dataset 'blood': cannot read", "let this user read it",
+        lambda kit, made: data_file(kit), "data", "dataset 'blood': cannot read", "copy what lay beside the site file",
     ),
 }  # fmt: skip
 

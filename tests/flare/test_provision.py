@@ -321,7 +321,10 @@ def test_the_command_says_who_gets_what(
     allowed, guarded = ("medpfl site allow KIT; medpfl site ", "medpfl site allow KIT; medpfl site forbid-code KIT; ")
     started = "doctor KIT; KIT/startup/start.sh > KIT/start.log 2>&1"
     assert f"\n  server: {allowed}{started}\n" in said[0]
-    assert f"\n  hospital: site file into KIT/local/; {guarded}medpfl site {started}\n" in said[0]
+    assert (
+        f"\n  hospital: site file, and a datalist beside it, into KIT/local/; {guarded}medpfl site {started}\n"
+        in said[0]
+    )
     assert f"tar -cz -C '{tmp_path}/our kits/medpfl/prod_00' KIT" in said[0]  # as it can be pasted into a shell
     code, _, error = made("--project", str(tmp_path / "no"))
     assert code == 1 and error.startswith("medpfl: cannot read the project file")

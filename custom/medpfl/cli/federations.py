@@ -21,7 +21,10 @@ _START = "medpfl site doctor KIT; KIT/startup/start.sh > KIT/start.log 2>&1"
 NEXT = {
     "server": f"medpfl site allow KIT; {_START}",
     "relay": _START,
-    "hospital": f"site file into KIT/local/; medpfl site allow KIT; medpfl site forbid-code KIT; {_START}",
+    "hospital": (
+        "site file, and a datalist beside it, into KIT/local/; medpfl site allow KIT; medpfl site forbid-code KIT; "
+        f"{_START}"
+    ),
     "lead": "KIT/startup/fl_admin.sh, there: submit_job, list_jobs, download_job",
     "project_admin": "KIT/startup/fl_admin.sh, there: check_status server",
 }

@@ -268,8 +268,7 @@ def _lines(path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file") from error
     except UnicodeDecodeError as error:
-        sentence = f"expected a table as text in UTF-8, got other bytes (at {error.start}); save it as UTF-8"
-        raise DataError(f"{path}: {sentence}") from error
+        raise DataError(f"{path}: {not_utf8(error)}") from error
     except csv.Error as error:
         if len(lines) < 2:
             raise DataError(f"{path}: cannot be read as a table: {error}") from error
@@ -280,6 +279,11 @@ def _lines(path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
         ) from error
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read as a table: {error}") from error
+
+
+def not_utf8(error: UnicodeDecodeError) -> str:
+    """What is said of a text file in another encoding, such as Latin-1."""
+    return f"expected a table as text in UTF-8, got other bytes (at {error.start}); save it as UTF-8"
 
 
 def _parquet(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from medpfl.data.target import listed
+from medpfl.methods.references import LOCAL
 from medpfl.tasks.metrics.calibration import Calibration
 from medpfl.tasks.metrics.certainty import interval_text
 from medpfl.tasks.metrics.constant import most_frequent
@@ -41,7 +42,7 @@ def card(meta: "ModelMeta", file: str, measures: Mapping[str, Measure]) -> str:
 
 ## What it was trained on
 
-This hospital's own data, together with the other hospitals of the federation as the method says.
+{_learnt(history)}
 
 {_cases(history)}
 {_privacy(history)}
@@ -68,6 +69,13 @@ On this hospital's own {history.cases["test"]} test cases, which were read after
     medpfl evaluate {file} SITE_FILE              # labelled cases that a site file declares
     medpfl export {file} -o FOLDER --format onnx  # or torchscript, or monai
 """
+
+
+def _learnt(history: "History") -> str:
+    """Whose data the model learnt from; of the one that the hospital chose, what this one did."""
+    if (history.chosen.model if history.chosen else history.model) == LOCAL:
+        return "This hospital's own data alone: nothing that other hospitals learnt in this job is in it."
+    return "This hospital's own data, together with the other hospitals of the federation as the method says."
 
 
 def _cases(history: "History") -> str:
@@ -173,6 +181,7 @@ The hospital's own {found.patients} validation patients support the model "{foun
 | candidate | validation {history.score} |
 |---|---|
 {rows}
+
 """
 
 

@@ -353,6 +353,7 @@ def _dataset(site_file: SiteFile, name: str, dataset: Dataset) -> Finding:
     places = [site_file._path.parent / split_pattern(text)[0] for text in paths_of(dataset.model_dump())]
     absent = [str(place) for place in places if not os.access(place, os.R_OK)]
     if absent:
-        mend = f"mend the path in {site_file._path}, or let this user read it"
+        beside = "copy what lay beside the site file (site init writes a datalist there) to it, too"
+        mend = f"mend the path in {site_file._path}, or let this user read it; where the site file was moved, {beside}"
         return problem("data", f"dataset '{name}': cannot read {', '.join(absent)}", mend)
     return ok("data", f"dataset '{name}' ({dataset.kind}): {len(places)} declared path(s) readable")

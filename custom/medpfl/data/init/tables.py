@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from medpfl.core.errors import DataError
 from medpfl.core.extras import require
+from medpfl.data.cells import not_utf8
 from medpfl.data.init.answers import Answers, Entry, Value, as_value
 from medpfl.data.init.like import own_codes, own_columns
 from medpfl.data.numbers import has_comma, has_point, with_point
@@ -182,8 +183,10 @@ def read(file: Path) -> tuple[pd.DataFrame, bool, str | None]:
         return frame.astype(object).where(frame.notna(), "").astype(str), True, None
     try:
         text = file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file}: cannot be read as a text table in UTF-8: {error}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file}: {not_utf8(error)}") from error
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read as a table: {error}") from error
     lines = [line for line in text.splitlines() if line.strip()]
     if len(lines) < 2:
         raise DataError(f"{file}: expected a table with at least 2 lines, got {len(lines)}")
