@@ -141,10 +141,10 @@ def test_two_jobs_at_the_same_moment_do_not_both_spend_what_is_left(
     method = FedAvg(lr=0.1, privacy=ClippedNoise(clip=0.1, noise_multiplier=2.0))
     meeting = threading.Barrier(2)
 
-    def late(self: Ledger, mechanisms: Any) -> None:
+    def late(self: Ledger, *sent: Any) -> None:
         with contextlib.suppress(threading.BrokenBarrierError):
             meeting.wait(2)
-        written(self, mechanisms)
+        written(self, *sent)
 
     monkeypatch.setattr(Ledger, "release", late)
     state = {"fedavg": {"weight": torch.zeros(3)}}
@@ -174,7 +174,7 @@ def test_two_runs_of_one_job_do_not_write_over_each_other(tmp_path: Path) -> Non
         ledger.open()
         for _ in range(count):
             with ledger.alone():
-                ledger.release(costs)
+                ledger.release(costs, "update")
 
     runs = [threading.Thread(target=of_it) for _ in range(3)]
     for one in runs:

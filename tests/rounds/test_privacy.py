@@ -211,6 +211,20 @@ def _one_round(job: Job, sites: dict[str, Path], home: Path, name: str) -> None:
     runners["anna"].handle(coordinator.rounds.train_messages(1, ["anna"])["anna"])
 
 
+@pytest.mark.parametrize("first", [RECORD, UPDATE])
+def test_what_was_sent_with_noise_for_single_cases_is_not_said_to_hide_all_of_them(
+    first: DPSGD | ClippedNoise, sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """A job of the same name had the one kind of noise before, and now it has the other: together they hide a case."""
+    for number, privacy in enumerate((first, UPDATE if first is RECORD else RECORD)):
+        coordinator, runners = pieces(averaged(privacy, batch_size=100), sites, tmp_path)
+        ready(coordinator, runners)
+        spent = exchange(runners, coordinator.rounds.train_messages(1, ["anna"]))["anna"].header.privacy
+        assert spent is not None and spent.level == (privacy.level if number == 0 else "record")
+        runners["anna"].close()
+    assert spent.epsilon == pytest.approx(opacus([(1.5, 1.0, 3), (3.0, 1.0, 1)])) and spent.releases == 2
+
+
 @pytest.mark.parametrize(
     ("policy", "privacy", "told"),
     [

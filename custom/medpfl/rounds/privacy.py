@@ -170,7 +170,7 @@ class Guard:
             self._check_budget(costs)
             if isinstance(self._how, ClippedNoise):
                 sent = self._noised_update(self._how, sent, received, header, step)
-            self._ledger.release(costs)
+            self._ledger.release(costs, self._how.level)
         self._log.info("round %d: %s", header.round, self.spent)
         return sent
 
