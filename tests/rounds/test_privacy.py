@@ -340,6 +340,20 @@ def test_without_a_fixed_seed_nobody_can_compute_the_noise(
     assert b"secret" not in (tmp_path / "one" / "anna" / "small" / FILE).read_bytes()
 
 
+def test_noise_from_a_fixed_seed_is_told_of_in_later_rounds_too(
+    sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is gone on with without the seed has messages of before whose noise protects nothing."""
+    coordinator, runners = pieces(averaged(UPDATE), sites, tmp_path)
+    ready(coordinator, runners)
+    for seed in ("0", None):
+        if seed is None:
+            monkeypatch.delenv(FIXED)
+        spent = exchange(runners, coordinator.rounds.train_messages(1, ["anna"]))["anna"].header.privacy
+        assert spent is not None and spent.fixed
+        assert str(spent).endswith("protects nothing")
+
+
 def test_levels_that_go_by_losses_are_refused_where_losses_are_withheld() -> None:
     """They would stay at one, without a word."""
     job = averaged(RECORD)

@@ -40,7 +40,7 @@ class Spent(BaseModel):
         epsilon: at this ``delta``, of everything that was sent; redone rounds and those that were not used included.
         delta: in (0, 1).
         releases: how many messages with noise were sent.
-        fixed: the noise was made from a seed that others may know, so that it protects nothing.
+        fixed: the noise of a message was made from a seed that others may know, so that it protects nothing.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)

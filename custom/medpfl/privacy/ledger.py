@@ -17,7 +17,7 @@ from medpfl import store
 from medpfl.core.errors import MedPFLError
 from medpfl.privacy.accountant import epsilon, merged
 from medpfl.privacy.contract import Level, Mechanism, Spent
-from medpfl.privacy.noise import Stream, fixed_secret, new_secret
+from medpfl.privacy.noise import Stream, fixed_secret, fixed_seed, new_secret
 
 FILE = "privacy.safetensors"
 LOCK = ".privacy.lock"
@@ -29,6 +29,7 @@ class _Kept(BaseModel):
 
     Attributes:
         level: that of every message, or "record" where only some were noised as a whole: these hide single cases, too.
+        fixed: the noise of some was made from a fixed seed.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
@@ -36,6 +37,7 @@ class _Kept(BaseModel):
     releases: int
     history: list[Mechanism]
     level: Level = "record"
+    fixed: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ class Ledger:
                 releases=kept.releases + 1,
                 history=merged([*kept.history, *mechanisms]),
                 level=kept.level if level == "update" else level,
+                fixed=kept.fixed or fixed_seed() is not None,
             )
         )
 
@@ -118,6 +121,7 @@ class Ledger:
             epsilon=epsilon(kept.history, delta),
             delta=delta,
             releases=kept.releases,
+            fixed=kept.fixed or fixed_seed() is not None,
         )
 
     def with_others(self, more: Iterable[Mechanism], delta: float) -> float:

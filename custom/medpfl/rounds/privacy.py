@@ -20,7 +20,7 @@ from medpfl.privacy.accountant import check_installed, noise_for
 from medpfl.privacy.contract import Mechanism, Privacy, Spent
 from medpfl.privacy.ledger import Ledger
 from medpfl.privacy.lots import RecordNoise
-from medpfl.privacy.noise import Gaussian, fixed_seed
+from medpfl.privacy.noise import Gaussian
 from medpfl.rounds.hospital.networks import Networks
 from medpfl.rounds.hospital.policy import check_privacy
 from medpfl.rounds.messages import Slots
@@ -206,9 +206,7 @@ class Guard:
         """What it has cost so far; None: the job asks for none."""
         if self._how is None:
             return None
-        return self._ledger.spent(self._how.level, self._how.delta).model_copy(
-            update={"fixed": fixed_seed() is not None}
-        )
+        return self._ledger.spent(self._how.level, self._how.delta)
 
 
 def _base(sent: Tensor, gradient: bool, received: Slots, slot: str, key: str) -> Tensor:
