@@ -11,12 +11,13 @@ import yaml
 
 from medpfl.core.codecs import Chain, DAdaQuant, Half
 from medpfl.core.errors import BudgetSpent, ConfigError, MedPFLError, PolicyRefused
-from medpfl.core.mixers import Mean, NetworkProx
+from medpfl.core.mixers import Identity, Mean, NetworkProx
 from medpfl.data.policy import Policy
 from medpfl.data.samples import SiteData
 from medpfl.job import Job
 from medpfl.job.codecs import Codecs
 from medpfl.methods.fedavg import FedAvg
+from medpfl.methods.local import Local
 from medpfl.methods.pfednet import PFedNet
 from medpfl.methods.softpull import SoftPull
 from medpfl.privacy import DPSGD, ClippedNoise
@@ -338,6 +339,18 @@ def test_without_a_fixed_seed_nobody_can_compute_the_noise(
         assert reply.header.privacy is not None and not reply.header.privacy.fixed
     assert not same(*sent)
     assert b"secret" not in (tmp_path / "one" / "anna" / "small" / FILE).read_bytes()
+
+
+@pytest.mark.parametrize("privacy", [RECORD, UPDATE])
+def test_where_nothing_leaves_there_is_no_noise_and_no_cost(
+    privacy: DPSGD | ClippedNoise, sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """Local training by itself: there is no update to be shortened."""
+    method = Local(lr=0.1, steps=3, batch_size=6, privacy=privacy)
+    coordinator, runners = pieces(small_job(1, {"local": Identity()}, method), sites, tmp_path)
+    ready(coordinator, runners)
+    reply = exchange(runners, coordinator.rounds.train_messages(1, ["anna"]))["anna"]
+    assert not flatten(reply.slots) and reply.header.privacy.releases == reply.header.privacy.epsilon == 0
 
 
 def test_noise_from_a_fixed_seed_is_told_of_in_later_rounds_too(

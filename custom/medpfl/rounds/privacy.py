@@ -164,8 +164,10 @@ class Guard:
         if self._how is None:
             return sent
         costs = [one for made in self._made for one in made.mechanisms()]
-        if isinstance(self._how, ClippedNoise):
+        if isinstance(self._how, ClippedNoise) and any(sent.values()):
             costs = [self._how.mechanism()]
+        if not costs:  # nothing that was learnt leaves
+            return sent
         with self._ledger.alone():
             self._check_budget(costs)
             if isinstance(self._how, ClippedNoise):
