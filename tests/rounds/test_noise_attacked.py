@@ -13,6 +13,7 @@ from medpfl.core.errors import BudgetSpent, ConfigError, ProtocolError
 from medpfl.core.mixers import Mean
 from medpfl.data.policy import Policy
 from medpfl.methods.fedavg import FedAvg
+from medpfl.methods.optimizers import Sgd
 from medpfl.methods.softpull import SoftPull
 from medpfl.privacy import DPSGD, ClippedNoise
 from medpfl.privacy.accountant import epsilon
@@ -21,9 +22,9 @@ from medpfl.privacy.ledger import FILE, Ledger, read
 from medpfl.privacy.noise import FIXED, Gaussian
 from medpfl.rounds.messages import Message, flatten
 from medpfl.rounds.privacy import Guard
-from medpfl.rounds.protocol.requests import RefineRequest, TrainRequest
+from medpfl.rounds.protocol.requests import FinishRequest, RefineRequest, TrainRequest
 from small_jobs import small_job, write_table_sites
-from tools import exchange, pieces, ready
+from tools import exchange, pieces, ready, round_of
 
 DELTA = 1e-5
 RECORD = DPSGD(noise_multiplier=1.5, max_grad_norm=0.5)
@@ -61,6 +62,35 @@ def test_a_server_cannot_send_weights_that_overflow_for_one_patient(
         tensor.fill_(1e33 if ".0." in name else 0.0)
     sent = flatten(runners["anna"].handle(message).slots)
     assert all(tensor.isfinite().all() for tensor in sent.values())
+
+
+@pytest.mark.slow
+def test_a_server_cannot_ask_for_a_round_that_goes_on_from_fine_tuning(
+    sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fine-tuning has no noise, and its momentum would be in the next round's steps. The hospital sends what it sends
+    if nobody asks it to fine-tune, here with hardly any noise; what its training data are then shows nowhere."""
+
+    def sent(others: bool, finetune: int) -> dict[str, torch.Tensor]:
+        how = DPSGD(noise_multiplier=1.0, max_grad_norm=1e-9)
+        method = FedAvg(lr=0.1, steps=3, batch_size=12, optimizer=Sgd(momentum=0.9), privacy=how)
+        coordinator, runners = pieces(
+            small_job(3, {"fedavg": Mean()}, method), sites, tmp_path / f"{others} {finetune}"
+        )
+        ready(coordinator, runners)
+        if others:
+            runners["anna"].data.splits["train"].inputs.mul_(-3).add_(0.5)
+        for number in (1, 2):
+            round_of(coordinator, runners, number)
+        message = coordinator.rounds.train_messages(3, ["anna"])["anna"]
+        if finetune:
+            asked = FinishRequest(run=coordinator.run, round=1, rounds=3, best={}, finetune=finetune)
+            runners["anna"].handle(Message(asked))
+        return flatten(runners["anna"].handle(message).slots)
+
+    plain, one, other = sent(False, 0), sent(False, 2), sent(True, 2)
+    assert all(torch.allclose(one[name], other[name], atol=1e-5) for name in one)
+    assert all(torch.allclose(one[name], plain[name], atol=1e-5) for name in one)
 
 
 @pytest.mark.parametrize("privacy", [RECORD, UPDATE])
@@ -111,10 +141,10 @@ def test_two_jobs_at_the_same_moment_do_not_both_spend_what_is_left(
     method = FedAvg(lr=0.1, privacy=ClippedNoise(clip=0.1, noise_multiplier=2.0))
     meeting = threading.Barrier(2)
 
-    def late(self: Ledger, mechanisms: Any) -> None:
+    def late(self: Ledger, *sent: Any) -> None:
         with contextlib.suppress(threading.BrokenBarrierError):
             meeting.wait(2)
-        written(self, mechanisms)
+        written(self, *sent)
 
     monkeypatch.setattr(Ledger, "release", late)
     state = {"fedavg": {"weight": torch.zeros(3)}}
@@ -144,7 +174,7 @@ def test_two_runs_of_one_job_do_not_write_over_each_other(tmp_path: Path) -> Non
         ledger.open()
         for _ in range(count):
             with ledger.alone():
-                ledger.release(costs)
+                ledger.release(costs, "update")
 
     runs = [threading.Thread(target=of_it) for _ in range(3)]
     for one in runs:

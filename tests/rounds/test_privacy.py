@@ -11,12 +11,13 @@ import yaml
 
 from medpfl.core.codecs import Chain, DAdaQuant, Half
 from medpfl.core.errors import BudgetSpent, ConfigError, MedPFLError, PolicyRefused
-from medpfl.core.mixers import Mean, NetworkProx
+from medpfl.core.mixers import Identity, Mean, NetworkProx
 from medpfl.data.policy import Policy
 from medpfl.data.samples import SiteData
 from medpfl.job import Job
 from medpfl.job.codecs import Codecs
 from medpfl.methods.fedavg import FedAvg
+from medpfl.methods.local import Local
 from medpfl.methods.pfednet import PFedNet
 from medpfl.methods.softpull import SoftPull
 from medpfl.privacy import DPSGD, ClippedNoise
@@ -211,6 +212,20 @@ def _one_round(job: Job, sites: dict[str, Path], home: Path, name: str) -> None:
     runners["anna"].handle(coordinator.rounds.train_messages(1, ["anna"])["anna"])
 
 
+@pytest.mark.parametrize("first", [RECORD, UPDATE])
+def test_what_was_sent_with_noise_for_single_cases_is_not_said_to_hide_all_of_them(
+    first: DPSGD | ClippedNoise, sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """A job of the same name had the one kind of noise before, and now it has the other: together they hide a case."""
+    for number, privacy in enumerate((first, UPDATE if first is RECORD else RECORD)):
+        coordinator, runners = pieces(averaged(privacy, batch_size=100), sites, tmp_path)
+        ready(coordinator, runners)
+        spent = exchange(runners, coordinator.rounds.train_messages(1, ["anna"]))["anna"].header.privacy
+        assert spent is not None and spent.level == (privacy.level if number == 0 else "record")
+        runners["anna"].close()
+    assert spent.epsilon == pytest.approx(opacus([(1.5, 1.0, 3), (3.0, 1.0, 1)])) and spent.releases == 2
+
+
 @pytest.mark.parametrize(
     ("policy", "privacy", "told"),
     [
@@ -324,6 +339,32 @@ def test_without_a_fixed_seed_nobody_can_compute_the_noise(
         assert reply.header.privacy is not None and not reply.header.privacy.fixed
     assert not same(*sent)
     assert b"secret" not in (tmp_path / "one" / "anna" / "small" / FILE).read_bytes()
+
+
+@pytest.mark.parametrize("privacy", [RECORD, UPDATE])
+def test_where_nothing_leaves_there_is_no_noise_and_no_cost(
+    privacy: DPSGD | ClippedNoise, sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """Local training by itself: there is no update to be shortened."""
+    method = Local(lr=0.1, steps=3, batch_size=6, privacy=privacy)
+    coordinator, runners = pieces(small_job(1, {"local": Identity()}, method), sites, tmp_path)
+    ready(coordinator, runners)
+    reply = exchange(runners, coordinator.rounds.train_messages(1, ["anna"]))["anna"]
+    assert not flatten(reply.slots) and reply.header.privacy.releases == reply.header.privacy.epsilon == 0
+
+
+def test_noise_from_a_fixed_seed_is_told_of_in_later_rounds_too(
+    sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is gone on with without the seed has messages of before whose noise protects nothing."""
+    coordinator, runners = pieces(averaged(UPDATE), sites, tmp_path)
+    ready(coordinator, runners)
+    for seed in ("0", None):
+        if seed is None:
+            monkeypatch.delenv(FIXED)
+        spent = exchange(runners, coordinator.rounds.train_messages(1, ["anna"]))["anna"].header.privacy
+        assert spent is not None and spent.fixed
+        assert str(spent).endswith("protects nothing")
 
 
 def test_levels_that_go_by_losses_are_refused_where_losses_are_withheld() -> None:

@@ -34,6 +34,7 @@ from medpfl.methods.fedmd import FedMD
 from medpfl.methods.kt_pfl import KTpFL
 from medpfl.methods.on_public_data import OnPublicData
 from medpfl.methods.pfednet import PFedNet
+from medpfl.privacy import ClippedNoise
 from medpfl.rounds.coding import PAYLOAD
 from medpfl.rounds.hospital.before import prospect
 from medpfl.rounds.leaves import _ECHOED, _described, leaves_of
@@ -164,6 +165,16 @@ def on_the_wire(job: Job | EvaluationJob, sites: dict[str, Path], folder: Path, 
 
 @pytest.mark.harness
 @pytest.mark.slow
+def test_of_a_job_with_noise_the_list_says_what_has_it_and_what_stays() -> None:
+    """FedSM's gradients of the selector have noise like all that it sends, and training losses do not leave."""
+    job = EVERY["FedSM"].job(privacy=ClippedNoise(clip=0.5, noise_multiplier=2.0))
+    said = {one.what: one.meaning for one in leaves_of(job, 2) if one.when == "train"}
+    assert said["loss"].startswith("nothing: a job that asks for privacy")
+    for slot in job.mixers:
+        assert "shortened to 0.5 and has noise of 2.0 times that" in said[f"tensors of slot '{slot}'"]
+    assert said["tensors of slot 'selector'"].startswith("gradients")
+
+
 def test_with_codecs_it_is_what_they_make_of_it(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     job = replace(make_job(rounds=2, method=Asked(lr=0.05), mixers=slots()), codecs=Codecs(None, CER(0.1)))
     assert on_the_wire(job, table_sites, tmp_path, coded=True) == listed(job)

@@ -36,11 +36,11 @@ class Spent(BaseModel):
     """What a hospital's noise has cost in the job so far.
 
     Attributes:
-        level: "record": of a case; "update": of all of the hospital's data together.
+        level: "record": of a case; "update": of all of the hospital's data together, which every message has hidden.
         epsilon: at this ``delta``, of everything that was sent; redone rounds and those that were not used included.
         delta: in (0, 1).
         releases: how many messages with noise were sent.
-        fixed: the noise was made from a seed that others may know, so that it protects nothing.
+        fixed: the noise of a message was made from a seed that others may know, so that it protects nothing.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)

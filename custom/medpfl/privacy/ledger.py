@@ -17,7 +17,7 @@ from medpfl import store
 from medpfl.core.errors import MedPFLError
 from medpfl.privacy.accountant import epsilon, merged
 from medpfl.privacy.contract import Level, Mechanism, Spent
-from medpfl.privacy.noise import Stream, fixed_secret, new_secret
+from medpfl.privacy.noise import Stream, fixed_secret, fixed_seed, new_secret
 
 FILE = "privacy.safetensors"
 LOCK = ".privacy.lock"
@@ -25,12 +25,19 @@ LOCK = ".privacy.lock"
 
 
 class _Kept(BaseModel):
-    """What the file says."""
+    """What the file says.
+
+    Attributes:
+        level: that of every message, or "record" where only some were noised as a whole: these hide single cases, too.
+        fixed: the noise of some was made from a fixed seed.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     releases: int
     history: list[Mechanism]
+    level: Level = "record"
+    fixed: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,7 @@ class Ledger:
             if self._path.exists():
                 self._kept()
             else:
-                self._write(_Kept(releases=0, history=[]))
+                self._write(_Kept(releases=0, history=[], level="update"))
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -90,16 +97,32 @@ class Ledger:
         """
         return Stream(fixed_secret(self.site) or new_secret(), (self._kept().releases, *parts))
 
-    def release(self, mechanisms: Iterable[Mechanism]) -> None:
+    def release(self, mechanisms: Iterable[Mechanism], level: Level) -> None:
         """Write down what is about to be sent; ``alone``."""
         kept = self._kept()
-        history = merged([*kept.history, *mechanisms])
-        self._write(_Kept(releases=kept.releases + 1, history=history))
+        self._write(
+            _Kept(
+                releases=kept.releases + 1,
+                history=merged([*kept.history, *mechanisms]),
+                level=kept.level if level == "update" else level,
+                fixed=kept.fixed or fixed_seed() is not None,
+            )
+        )
 
     def spent(self, level: Level, delta: float) -> Spent:
-        """What was sent so far."""
+        """What was sent so far.
+
+        Args:
+            level: that of the job, as long as nothing was sent.
+        """
         kept = self._kept()
-        return Spent(level=level, epsilon=epsilon(kept.history, delta), delta=delta, releases=kept.releases)
+        return Spent(
+            level=kept.level if kept.releases else level,
+            epsilon=epsilon(kept.history, delta),
+            delta=delta,
+            releases=kept.releases,
+            fixed=kept.fixed or fixed_seed() is not None,
+        )
 
     def with_others(self, more: Iterable[Mechanism], delta: float) -> float:
         """Epsilon of everything that this hospital has sent in any job, and of ``more``; ``alone``, where something is

@@ -5,7 +5,7 @@ import math
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 from medpfl.job import EvaluationJob, Job
@@ -20,6 +20,7 @@ _ECHOED = {"task", "round", "step"}
 
 SERVER = "the server, and the lead in its results"
 _ANY_TWO = ("a", "b")
+_WITHHELD = "nothing: a job that asks for privacy keeps training losses here"
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,8 @@ def leaves_of(
         if job.codecs and task in TASKS and task != "init":
             told = "which exchange this answers, and the codec's name"
             found.append(Leaving(task, "coded", told, times[task], "the server"))
+    if job.method.privacy is not None:
+        found = [replace(one, meaning=_WITHHELD) if (one.when, one.what) == ("train", "loss") else one for one in found]
     return found
 
 
@@ -130,7 +133,7 @@ def _tensors(job: Job, hospitals: int, sizes: Mapping[str, Size]) -> dict[str, l
 
 def _learnt(job: Job, slot: str) -> str:
     """What the tensors of a slot are, and as what they travel."""
-    learnt = "what training made of them"
+    learnt = "gradients" if job.mixers[slot].takes == "gradients" else "what training made of them"
     if public := job.method.public_datasets():
         names = " and ".join(f"'{name}'" for name in public)
         learnt += f"; what a network says of public data, row by row, is of {names} alone"
@@ -140,8 +143,6 @@ def _learnt(job: Job, slot: str) -> str:
         learnt += (
             f"; it passes {', '.join(job.filters)}, before which FLARE's own privacy filters act on the difference"
         )
-    if job.mixers[slot].takes == "gradients":
-        learnt = "gradients"
     if job.settings.encryption:
         return learnt + ", encrypted: only hospitals can read it; whole numbers (counts of steps) are not"
     codec = job.codecs.from_site if job.codecs else None

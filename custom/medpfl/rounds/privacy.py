@@ -20,7 +20,7 @@ from medpfl.privacy.accountant import check_installed, noise_for
 from medpfl.privacy.contract import Mechanism, Privacy, Spent
 from medpfl.privacy.ledger import Ledger
 from medpfl.privacy.lots import RecordNoise
-from medpfl.privacy.noise import Gaussian, fixed_seed
+from medpfl.privacy.noise import Gaussian
 from medpfl.rounds.hospital.networks import Networks
 from medpfl.rounds.hospital.policy import check_privacy
 from medpfl.rounds.messages import Slots
@@ -164,13 +164,15 @@ class Guard:
         if self._how is None:
             return sent
         costs = [one for made in self._made for one in made.mechanisms()]
-        if isinstance(self._how, ClippedNoise):
+        if isinstance(self._how, ClippedNoise) and any(sent.values()):
             costs = [self._how.mechanism()]
+        if not costs:  # nothing that was learnt leaves
+            return sent
         with self._ledger.alone():
             self._check_budget(costs)
             if isinstance(self._how, ClippedNoise):
                 sent = self._noised_update(self._how, sent, received, header, step)
-            self._ledger.release(costs)
+            self._ledger.release(costs, self._how.level)
         self._log.info("round %d: %s", header.round, self.spent)
         return sent
 
@@ -206,9 +208,7 @@ class Guard:
         """What it has cost so far; None: the job asks for none."""
         if self._how is None:
             return None
-        return self._ledger.spent(self._how.level, self._how.delta).model_copy(
-            update={"fixed": fixed_seed() is not None}
-        )
+        return self._ledger.spent(self._how.level, self._how.delta)
 
 
 def _base(sent: Tensor, gradient: bool, received: Slots, slot: str, key: str) -> Tensor:

@@ -50,6 +50,8 @@ class _Finishing:
             forget_choice(self._models)
         if any(line.choice == "best" for line in lines):  # none: what was kept of all best rounds is damaged
             write_page(self._models)
+        # Fine-tuning has no noise: a round that a server asks for after it goes on from what was kept before.
+        self._rounds.run.forget()
         return Message(FinishReply(metrics=tuple(lines), notes=tuple(self._notes), chosen=chosen, privacy=spent))
 
     def _tested(self) -> list[MetricLine]:
