@@ -43,6 +43,18 @@ def test_from_a_model_to_its_evaluation(model: Path, table_sites: dict[str, Path
     assert (tmp_path / "packed" / "third-party" / "app" / "config" / "model.safetensors").is_file()
 
 
+@pytest.mark.slow
+def test_a_test_split_that_has_changed_is_told(model: Path, table_sites: dict[str, Path]) -> None:
+    """One row more, and rows that the model was trained on are among those that it is tested on."""
+    at_home, told = table_sites["anna"], "note: the test split is not that of the model's job (8 cases)"
+    assert told not in medpfl("evaluate", model, at_home)
+    with at_home.with_suffix(".csv").open("a") as file:
+        file.write("0.5,0.5,0.5,1\n")
+    assert told in medpfl("evaluate", model, at_home)
+    assert told not in medpfl("evaluate", model, at_home, "--split", "validation")
+    assert told not in medpfl("evaluate", model, table_sites["berta"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
