@@ -325,3 +325,16 @@ def test_pretraining_refuses_what_is_not_the_same_everywhere(table_sites: dict[s
     store.save(table_sites["clara"].with_name("clara.safetensors"), weights(6), {"kind": "checkpoint"})
     with pytest.raises(DataError, match="checkpoint 'known' of clara holds other tensors than that of anna"):
         pretrain(given, table_sites, 1.0, 1)
+
+
+def in_another_order(file: Path) -> None:
+    """The same three columns of numbers, the first two of them exchanged."""
+    content = yaml.safe_load(file.read_text())
+    content["datasets"]["blood"]["features"] = {"b": "number", "a": "number", "c": "number"}
+    file.write_text(yaml.safe_dump(content, sort_keys=False))
+
+
+def test_pretraining_pools_no_tables_whose_features_differ(table_sites: dict[str, Path]) -> None:
+    in_another_order(table_sites["clara"])
+    with pytest.raises(DataError, match="clara's input 1 is 'b: number', anna's 'a: number': the same features stand"):
+        pretrain(job(FedAvg(**SETTINGS)), table_sites, 1.0, 1)

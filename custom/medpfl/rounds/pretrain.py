@@ -20,6 +20,7 @@ from medpfl.core.repeatable import repeatable
 from medpfl.core.seeding import derive_seed, seed_torch
 from medpfl.core.tied import own_state
 from medpfl.data.declared import StorageRule
+from medpfl.data.meaning import other_inputs
 from medpfl.data.partition import cut_by_class
 from medpfl.data.rows import CaseRows, Rows
 from medpfl.data.samples import Budget, CaseStore, Samples, SiteData, joined_rows
@@ -113,16 +114,18 @@ def pretrain(
 
 
 def _pooled(job: Job, site_files: Mapping[str, SiteFile], share: float) -> SiteData:
-    inputs, targets, first = list[Rows](), list[Rows](), None
+    inputs, targets, first, of_first = list[Rows](), list[Rows](), None, ""
     for name, site_file in site_files.items():
         data = job.task.load(site_file)
         train = data.splits["train"]
         if first is None:
-            first = data
+            first, of_first = data, f"{name}'s"
         elif data.class_names != first.class_names or data.input_shape != first.input_shape:
             raise DataError(f"{name}: its classes or the shape of its inputs differ from the other data sets'")
         elif train.annotated != first.splits["train"].annotated:
             raise DataError(f"{name}: it annotates other classes than the other data sets; they cannot be pooled")
+        elif differs := other_inputs(data.meaning, f"{name}'s", first.meaning, of_first):
+            raise DataError(differs)
         rows = _chosen(train, share, derive_seed(job.settings.seed, POOLED, name))
         inputs.append(_taken(train.inputs, rows))
         targets.append(_taken(train.targets, rows))

@@ -28,8 +28,7 @@ its newest checkpoint is damaged, of the one before that."""
 def cut_of(data: SiteData, target: Target) -> str:
     """Of the data that a hospital trains on in a run: what their inputs and classes mean, which cases are in which
     split, whose they are, and what is known of them (not their masks, whose reading would take as long as a round)."""
-    known = data.preparation
-    parts: list[object] = [data.class_names, known.meaning() if known else [], _fitted(known)]
+    parts: list[object] = [data.class_names, data.meaning, _fitted(data.preparation)]
     for split, samples in sorted(data.splits.items()):
         told = "" if target is Target.MASK else store.fingerprint({"targets": samples.targets[:]})
         parts.append([split, samples.names, samples.owners, samples.case.tolist(), told])
