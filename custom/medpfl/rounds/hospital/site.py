@@ -198,7 +198,7 @@ class SiteRunner:
             methods=methods,
             task=self.task,
             data=data,
-            common=read_common(self.method, self.task, site_file, data.input_shape),
+            common=read_common(self.method, self.task, site_file, data.input_shape, data),
             served=header.slots,
             roster=header.roster,
             seed=header.seed,
