@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from commands import refusal
+from hospitals import change_yaml
 from medpfl.cli import app
 from medpfl.job import Job
 from tools import run
@@ -24,6 +25,25 @@ def medpfl(*arguments: str | Path) -> str:
     result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return " ".join(result.output.split())
+
+
+@pytest.mark.slow
+def test_an_evaluation_says_where_the_hospitals_split_is_another_one(
+    model: Path, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """One row more, and rows that the model was trained on are in the test split."""
+    assert "other numbers" not in medpfl("evaluate", model, table_sites["anna"])
+    data = table_sites["anna"].with_suffix(".csv")
+    data.write_text(data.read_text() + "".join(data.read_text().splitlines(keepends=True)[-4:]))
+    told = medpfl("evaluate", model, table_sites["anna"])
+    assert "(24 train, 8 validation, 8 test; now 26, 9, 9)" in told and "that it was trained on" in told
+    assert "other numbers" not in medpfl("evaluate", model, table_sites["berta"])  # which has fewer cases
+    change_yaml(table_sites["anna"], lambda content: content["datasets"]["blood"].update(split={"column": "part"}))
+    parts = ["part", *["train", "validation", "test", "test"] * 11]
+    data.write_text(
+        "\n".join(f"{line},{part}" for line, part in zip(data.read_text().splitlines(), parts, strict=True))
+    )
+    assert "other numbers" not in medpfl("evaluate", model, table_sites["anna"])
 
 
 @pytest.mark.slow

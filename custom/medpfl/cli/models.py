@@ -48,18 +48,21 @@ def evaluate(
     from medpfl.data.site_file import load_site_file
     from medpfl.deployed.evaluate import write_cases
     from medpfl.deployed.model_file import load_deployed
-    from medpfl.deployed.predict import evaluate_at
+    from medpfl.deployed.predict import evaluate_on, other_split
 
     if split not in SPLITS:
         raise MedPFLError(f"--split must be {', '.join(SPLITS)}, got '{split}'")
-    deployed = load_deployed(model)
-    found = evaluate_at(deployed, load_site_file(site_file), split)
+    deployed, declared = load_deployed(model), load_site_file(site_file)
+    data = deployed.task.load(declared)
+    found = evaluate_on(deployed, data, split)
     history = deployed.meta.history
     made = f", {history.choice} round ({history.round}) of job {history.job} at {history.site}" if history else ""
     name = history.model if history else deployed.name
     say(f"{name}{made}: {counted(len(found.cases), 'case')} of the {split} split")
     for metric, value in found.metrics.items():
         say(f"{metric} {'n/a' if math.isnan(value) else f'{value:.4f}'}")
+    if split != "train" and (differs := other_split(deployed, data, declared)):
+        say(differs)
     if cases:
         write_cases(cases, found)
         say(str(cases))
