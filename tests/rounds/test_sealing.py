@@ -241,25 +241,6 @@ def test_a_hospital_with_another_key_or_none_takes_no_part(
     assert "names no key" in error.value.public and str(tmp_path) not in error.value.public
 
 
-def test_a_run_is_of_one_key(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
-    """Of what the server keeps of a run that stopped, nobody with a new key can read anything: it is not taken up."""
-    share_key(table_sites)
-    new, _ = make_key(tmp_path / "new key")
-    job, runs = make_job(encryption="ckks", mixers={"model": SoftPull(lam=0.5)}), []
-    for rounds, again in ((1, False), (1, True), (0, False)):
-        for file in table_sites.values() if again else ():
-            change_yaml(file, lambda content: content.update(keys=str(new)))
-        coordinator, runners = pieces(job, table_sites, tmp_path / "run")
-        ready(coordinator, runners)
-        runs.append((coordinator.run, coordinator.done))
-        for number in range(1, rounds + 1):
-            round_of(coordinator, runners, number)
-        for piece in (coordinator, *runners.values()):
-            piece.close()
-    (first, _), (second, _), _ = runs
-    assert runs == [(first, 0), (second, 0), (second, 1)] and first != second
-
-
 def test_a_policy_that_asks_for_encryption(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     change_yaml(table_sites["anna"], lambda content: content.update(policy={"encrypted": True}))
     coordinator, runners = pieces(make_job(), table_sites, tmp_path)
