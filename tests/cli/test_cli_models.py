@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from commands import refusal
+from hospitals import change_yaml
 from medpfl.cli import app
 from medpfl.job import Job
 from tools import run
@@ -27,6 +28,25 @@ def medpfl(*arguments: str | Path) -> str:
 
 
 @pytest.mark.slow
+def test_an_evaluation_says_where_the_hospitals_split_is_another_one(
+    model: Path, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """One row more, and rows that the model was trained on are in the test split."""
+    assert "other numbers" not in medpfl("evaluate", model, table_sites["anna"])
+    data = table_sites["anna"].with_suffix(".csv")
+    data.write_text(data.read_text() + "".join(data.read_text().splitlines(keepends=True)[-4:]))
+    told = medpfl("evaluate", model, table_sites["anna"])
+    assert "(24 train, 8 validation, 8 test; now 26, 9, 9)" in told and "that it was trained on" in told
+    assert "other numbers" not in medpfl("evaluate", model, table_sites["berta"])  # which has fewer cases
+    change_yaml(table_sites["anna"], lambda content: content["datasets"]["blood"].update(split={"column": "part"}))
+    parts = ["part", *["train", "validation", "test", "test"] * 11]
+    data.write_text(
+        "\n".join(f"{line},{part}" for line, part in zip(data.read_text().splitlines(), parts, strict=True))
+    )
+    assert "other numbers" not in medpfl("evaluate", model, table_sites["anna"])
+
+
+@pytest.mark.slow
 def test_from_a_model_to_its_evaluation(model: Path, table_sites: dict[str, Path], tmp_path: Path) -> None:
     printed = medpfl("evaluate", model, table_sites["berta"])
     origin = r"personal, best round \(1\) of job small at anna: \d+ cases of the test split accuracy 0\.\d{4} "
@@ -41,18 +61,6 @@ def test_from_a_model_to_its_evaluation(model: Path, table_sites: dict[str, Path
     assert "Accuracy" in medpfl("report", tmp_path / "results")
     medpfl("pack", job, "-o", tmp_path / "packed")
     assert (tmp_path / "packed" / "third-party" / "app" / "config" / "model.safetensors").is_file()
-
-
-@pytest.mark.slow
-def test_a_test_split_that_has_changed_is_told(model: Path, table_sites: dict[str, Path]) -> None:
-    """One row more, and rows that the model was trained on are among those that it is tested on."""
-    at_home, told = table_sites["anna"], "note: the test split is not that of the model's job (8 cases)"
-    assert told not in medpfl("evaluate", model, at_home)
-    with at_home.with_suffix(".csv").open("a") as file:
-        file.write("0.5,0.5,0.5,1\n")
-    assert told in medpfl("evaluate", model, at_home)
-    assert told not in medpfl("evaluate", model, at_home, "--split", "validation")
-    assert told not in medpfl("evaluate", model, table_sites["berta"])
 
 
 @pytest.mark.parametrize(

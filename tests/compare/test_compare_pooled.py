@@ -159,6 +159,14 @@ def test_inputs_of_other_shapes_are_refused(tmp_path: Path, table_sites: dict[st
         Together(TASK).hold(parts)
 
 
+def test_inputs_that_mean_something_else_are_refused(table_sites: dict[str, Path]) -> None:
+    file = table_sites["berta"]
+    file.write_text(file.read_text().replace("a: number", "a: other").replace("b: number", "a: number"))
+    file.write_text(file.read_text().replace("a: other", "b: number"))
+    with pytest.raises(ConfigError, match="Pooled: berta's input 1 is 'b: number', anna's 'a: number'"):
+        Together(TASK).hold(loaded(table_sites))
+
+
 @pytest.mark.slow
 def test_a_hospital_may_be_called_pooled(tmp_path: Path) -> None:
     files = write_table_sites(tmp_path / "sites", ["other", "pooled"])

@@ -109,6 +109,8 @@ ORGAN = ("datasets", "organ")
         ((*ORGAN, "labels"), {1: "a", 2: "b"}, ["without gaps", "[1, 2]"]),
         ((*ORGAN, "labels"), {0: "background"}, ["'datasets.organ.labels'", "at least 2"]),
         ((*ORGAN, "label_map"), {255: 4}, ["label_map: 255 is mapped to 4, which is not among the labels"]),
+        ((*ORGAN, "split", "seed"), -1, ["'datasets.organ.split.seed'", "greater than or equal to 0, got -1"]),
+        ((*ORGAN, "split", "seed"), 2**32, ["'datasets.organ.split.seed'", "less than 4294967296, got 4294967296"]),
         ((*ORGAN, "split"), {"column": "part", "seed": 1}, ["'column' names the splits, so 'seed' has nothing to cut"]),
         (("storage",), {"memory_gb": 0}, ["'storage.memory_gb'", "greater than 0", "got 0"]),
         (("storage",), {"memory": 5}, ["unknown key 'storage.memory'"]),

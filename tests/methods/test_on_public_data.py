@@ -14,6 +14,7 @@ from medpfl.component import build, spec_of
 from medpfl.core.errors import ConfigError, DataError, SiteFileError
 from medpfl.core.mixers import KnowledgeTransfer, Mean, RoundInfo
 from medpfl.core.mixers.knowledge_transfer import divergence_slope, on_simplex
+from medpfl.data.site_file import load_site_file
 from medpfl.deployed.model_file import load_deployed
 from medpfl.job import Job
 from medpfl.job.settings import Settings
@@ -27,9 +28,11 @@ from medpfl.models.by_hospital import ByHospital
 from medpfl.models.lenet import LeNet5
 from medpfl.models.resnet import ResNet
 from medpfl.models.unet import FCN, UNet
+from medpfl.rounds.held_alike import read_common
 from medpfl.rounds.hospital.site import SiteRunner
 from medpfl.tasks import Classification, Segmentation
 from medpfl.tasks.contract import Task
+from medpfl.tasks.tabular import Tabular
 from pictures import MASKS, TABLE, write_images
 from small_jobs import on_its_own
 from tools import run
@@ -280,3 +283,15 @@ def test_arguments_out_of_range(make: Any, words: str) -> None:
 def test_as_configuration(method: type[OnPublicData]) -> None:
     made = method(public="shared")
     assert build(spec_of(made), Method, "here") == made
+
+
+def test_public_tables_have_the_hospitals_own_columns(table_sites: dict[str, Path]) -> None:
+    """Of equal width, they would be given to the network with other values at each input."""
+    content = yaml.safe_load(table_sites["anna"].read_text())
+    shared = {**content["datasets"]["blood"], "public": True, "features": {"b": "number", "a": "number", "c": "number"}}
+    content["datasets"]["shared"] = shared
+    table_sites["anna"].write_text(yaml.safe_dump(content, sort_keys=False))
+    site, task = load_site_file(table_sites["anna"]), Tabular("blood")
+    data = task.load(site)
+    with pytest.raises(DataError, match="the public dataset 'shared': its input 1 is 'b: number', own 'a: number'"):
+        read_common(FedMD(public="shared", batch_size=8), task, site, data.input_shape, data)

@@ -325,3 +325,41 @@ def test_pretraining_refuses_what_is_not_the_same_everywhere(table_sites: dict[s
     store.save(table_sites["clara"].with_name("clara.safetensors"), weights(6), {"kind": "checkpoint"})
     with pytest.raises(DataError, match="checkpoint 'known' of clara holds other tensors than that of anna"):
         pretrain(given, table_sites, 1.0, 1)
+
+
+def in_another_order(file: Path) -> None:
+    """The same three columns of numbers, the first two of them exchanged."""
+    content = yaml.safe_load(file.read_text())
+    content["datasets"]["blood"]["features"] = {"b": "number", "a": "number", "c": "number"}
+    file.write_text(yaml.safe_dump(content, sort_keys=False))
+
+
+def test_pretraining_pools_no_tables_whose_features_differ(table_sites: dict[str, Path]) -> None:
+    in_another_order(table_sites["clara"])
+    with pytest.raises(DataError, match="clara's input 1 is 'b: number', anna's 'a: number': the same features stand"):
+        pretrain(job(FedAvg(**SETTINGS)), table_sites, 1.0, 1)
+
+
+@pytest.mark.slow
+def test_a_model_of_other_inputs_or_classes_is_no_start(table_sites: dict[str, Path], tmp_path: Path) -> None:
+    """Its weights would fit by their shapes alone, as they do where the features have only changed places."""
+    simulate(job(FedAvg(**SETTINGS), rounds=1), table_sites, tmp_path / "results", tmp_path / "home")
+    left = tmp_path / "home" / "anna" / "small" / "models" / "fedavg-best.safetensors"
+    trained, about = pretrain(job(FedAvg(**SETTINGS)), table_sites, 1.0, 1)
+    store.save(tmp_path / "pretrained.safetensors", trained, about.model_dump())
+    for file in table_sites.values():
+        file.write_text(file.read_text().replace("site:", "checkpoints: {known: start.safetensors}\nsite:"))
+    again, runners = pieces(job(FedAvg(start=Start("known"), **SETTINGS)), table_sites, tmp_path / "again")
+    begun, asked = runners["anna"], again.init_messages()["anna"]
+    start, said = table_sites["anna"].with_name("start.safetensors"), table_sites["anna"].read_text()
+    for model in (left, tmp_path / "pretrained.safetensors"):
+        table_sites["anna"].write_text(said)
+        start.write_bytes(model.read_bytes())
+        begun.handle(asked)
+        in_another_order(table_sites["anna"])
+        words = "checkpoint 'known' does not fit the data: the site file's input 1 is 'b: number', the model's 'a: numb"
+        with pytest.raises(DataError, match=words):
+            begun.handle(asked)
+        table_sites["anna"].write_text(said.replace("'no'", "'x'").replace("'yes'", "'no'").replace("'x'", "'yes'"))
+        with pytest.raises(DataError, match="it was trained for the classes no, yes; the site file has yes, no"):
+            begun.handle(asked)

@@ -3,8 +3,10 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from medpfl.core.errors import DataError, ProtocolError
 from medpfl.core.mixers import Mean, ServerAdam, SoftPull
@@ -14,6 +16,7 @@ from medpfl.methods.fedsm import FedSMExtra
 from tools import entries, exchange, pieces, ready, round_of, same
 
 Make = Callable[..., Job]
+Declared = dict[str, Any]
 
 
 @pytest.mark.slow
@@ -43,7 +46,19 @@ def labelled_anew(lines: list[str]) -> list[str]:
     return [lines[0], ",".join([*features, "1" if label == "0" else "0"]), *lines[2:]]
 
 
-@pytest.mark.parametrize("changed", [lambda lines: [*lines, lines[-1]], lambda lines: lines[:-1], labelled_anew])
+def other_values(lines: list[str]) -> list[str]:
+    return [lines[0], *(f"{100 * float(a)},{rest}" for a, rest in (line.split(",", 1) for line in lines[1:]))]
+
+
+def one_more(lines: list[str]) -> list[str]:
+    return [*lines, lines[-1]]
+
+
+def one_less(lines: list[str]) -> list[str]:
+    return lines[:-1]
+
+
+@pytest.mark.parametrize("changed", [one_more, one_less, labelled_anew, other_values])
 def test_a_run_does_not_go_on_with_other_data(
     changed: Callable[[list[str]], list[str]], make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -70,6 +85,43 @@ def test_a_run_does_not_go_on_with_other_data(
     ready(back, others)
     round_of(back, others, 2)
     assert "resumed from the state after round 1" in [event.event for event in back.record.events]
+
+
+def other_order(declared: Declared) -> None:
+    declared["features"] = {"b": "number", "a": "number", "c": "number"}
+
+
+def other_unit(declared: Declared) -> None:
+    declared["units"] = {"a": "kg"}
+
+
+def swapped(declared: Declared) -> None:
+    declared["rename"] = {"b": "a", "a": "b"}
+
+
+def other_classes(declared: Declared) -> None:
+    declared["label"]["classes"] = {"healthy": [0], "ill": [1]}
+
+
+@pytest.mark.parametrize("change", [other_order, other_unit, swapped, other_classes])
+def test_a_run_does_not_go_on_with_the_same_rows_declared_otherwise(
+    change: Callable[[Declared], None], make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """Where all hospitals change it alike they still fit together, and the model's inputs mean something else."""
+    coordinator, runners = pieces(make_job(), table_sites, tmp_path / "run")
+    ready(coordinator, runners)
+    round_of(coordinator, runners, 1)
+    for piece in (coordinator, *runners.values()):
+        piece.close()
+    for file in table_sites.values():
+        said = yaml.safe_load(file.read_text())
+        change(said["datasets"]["blood"])
+        file.write_text(yaml.safe_dump(said, sort_keys=False))
+    back, others = pieces(make_job(), table_sites, tmp_path / "run")
+    ready(back, others)
+    assert back.done == 1
+    with pytest.raises(DataError, match="anna's data are not those with which this run began"):
+        others["anna"].handle(back.rounds.train_messages(2, back.joined)["anna"])
 
 
 def extra(make_job: Make) -> Job:

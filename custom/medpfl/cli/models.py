@@ -46,25 +46,23 @@ def evaluate(
     """Test a model on a hospital's own declared data, without a federation."""
     from medpfl.data.declared import SPLITS
     from medpfl.data.site_file import load_site_file
-    from medpfl.deployed.evaluate import moved_since, write_cases
+    from medpfl.deployed.evaluate import write_cases
     from medpfl.deployed.model_file import load_deployed
-    from medpfl.deployed.predict import evaluate_at
+    from medpfl.deployed.predict import evaluate_on, other_split
 
     if split not in SPLITS:
         raise MedPFLError(f"--split must be {', '.join(SPLITS)}, got '{split}'")
-    deployed = load_deployed(model)
-    declared = load_site_file(site_file)
-    found = evaluate_at(deployed, declared, split)
+    deployed, declared = load_deployed(model), load_site_file(site_file)
+    data = deployed.task.load(declared)
+    found = evaluate_on(deployed, data, split)
     history = deployed.meta.history
     made = f", {history.choice} round ({history.round}) of job {history.job} at {history.site}" if history else ""
     name = history.model if history else deployed.name
     say(f"{name}{made}: {counted(len(found.cases), 'case')} of the {split} split")
     for metric, value in found.metrics.items():
         say(f"{metric} {'n/a' if math.isnan(value) else f'{value:.4f}'}")
-    rule = declared.datasets[deployed.task.dataset].split
-    here = history is not None and declared.site in (None, history.site) and not (rule.column or rule.file)
-    if here and split == "test" and (note := moved_since(model, found.cases)):
-        say(note)
+    if split != "train" and (differs := other_split(deployed, data, declared)):
+        say(differs)
     if cases:
         write_cases(cases, found)
         say(str(cases))

@@ -20,6 +20,7 @@ from medpfl.core.devices import training_device
 from medpfl.core.errors import ConfigError
 from medpfl.core.repeatable import repeatable
 from medpfl.data.declared import SPLITS, StorageRule
+from medpfl.data.meaning import other_inputs
 from medpfl.data.preparation import Spec
 from medpfl.data.samples import Budget, Samples, SiteData, joined_rows
 from medpfl.data.site_file import SiteFile, read_for_study
@@ -67,7 +68,7 @@ class Together(Task):
         """Take the hospitals' data.
 
         Raises:
-            ConfigError: the hospitals' inputs differ in shape.
+            ConfigError: the hospitals' inputs differ in shape, or in what their entries mean.
         """
         self._parts.update(parts)
         shapes = {site: list(data.input_shape) for site, data in parts.items()}
@@ -78,6 +79,9 @@ class Together(Task):
                     f"Pooled: inputs at {site} have the shape {shape}, at {first} {shapes[first]}; data of different "
                     "shapes cannot be pooled"
                 )
+        for site, data in parts.items():
+            if differs := other_inputs(data.meaning, f"{site}'s", parts[first].meaning, f"{first}'s"):
+                raise ConfigError(f"Pooled: {differs}")
         if any(data.splits["train"].annotated is not None for data in parts.values()):
             raise ConfigError(
                 "Pooled: some hospitals annotate only some of the classes; their data cannot be pooled, leave it out"

@@ -100,7 +100,7 @@ def run(order: Order, folder: Path) -> SearchRun | TrainedRun | UnseenRun:
     for site, found in data.items():
         if split_digest(found) != order.splits[site]:
             raise ConfigError(f"{site}'s data or split changed while the comparison was running; start it again")
-        common = read_common(entry.method.at(site), task, read(files[site], site), found.input_shape)
+        common = read_common(entry.method.at(site), task, read(files[site], site), found.input_shape, found)
         if common.marks() != order.held.get(site, {}):
             raise ConfigError(
                 f"{site}'s checkpoints or public data changed while the comparison was running; start it again"

@@ -51,7 +51,7 @@ class SplitRule(Strict):
     ``file``: a CSV file beside the site file that says in which split each group is; see ``data.split_file``.
     """
 
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, lt=2**32)
     fractions: dict[Literal["train", "validation", "test"], float] = {"train": 0.6, "validation": 0.2, "test": 0.2}
     column: str | None = None
     folds: list[str] = []

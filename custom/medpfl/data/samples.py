@@ -121,6 +121,11 @@ class SiteData:
         """Shape of one input as networks are built for it: (C, H, W) for slices, (F,) for rows."""
         return tuple(self.splits["train"].inputs.shape[1:])
 
+    @property
+    def meaning(self) -> list[str]:
+        """What the entries of an input mean; see ``Preparation.meaning``."""
+        return self.preparation.meaning() if self.preparation else []
+
 
 class Budget:
     """Bytes of decoded data that may still be held in memory."""

@@ -33,7 +33,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, Field, InstanceOf, PrivateAttr, ValidationError
@@ -164,6 +164,15 @@ class SiteFile(Strict):
                 public=f"checkpoint '{name}' is not one of 'medpfl pretrain'",
             )
         return tensors
+
+    def trained_on(self, name: str) -> dict[str, list[str]]:
+        """Of the checkpoint ``name``, which can be read, the ``meaning`` of its inputs and its ``classes``, where the
+        file tells them."""
+        from medpfl import store
+
+        meta: Any = store.read_meta(self._path.parent / self.checkpoints[name])
+        told = meta.get("recipe", meta)
+        return {key: told[key] for key in ("meaning", "classes") if told.get(key)}
 
     def _only_network(self, name: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Of a job's model, whose entries begin with the network's name."""

@@ -6,7 +6,6 @@ import csv
 import dataclasses
 import io
 import os
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -186,29 +185,6 @@ def write_cases(path: Path, evaluation: Evaluation) -> None:
         writer.writeheader()
         writer.writerows(evaluation.cases)
         write_text(path, text.getvalue(), private=True)
-
-
-def moved_since(model: Path, cases: Sequence[Mapping[str, object]]) -> str:
-    """What to say of a model's hospital whose test split, of these ``cases``, is drawn, and is not the one of which the
-    job left a file beside the model. "" where it is that one, or no such file is there.
-
-    Raises:
-        MedPFLError: the file cannot be read.
-    """
-    path = model.with_suffix(".csv")
-    if not path.is_file():
-        return ""
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            then = {row["case"] for row in csv.DictReader(file) if "case" in row}
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise MedPFLError(f"{path}: the test cases of the model's job cannot be read ({error})") from error
-    if not then or then == {str(case["case"]) for case in cases}:
-        return ""
-    return (
-        f"note: the test split is not that of the model's job ({len(then)} cases): it may hold cases that the model "
-        "was trained on, and the numbers be too good (docs/site-files.md, 'When cases are added')"
-    )
 
 
 def write_text(path: Path, text: str, private: bool = False) -> None:

@@ -210,6 +210,23 @@ def evaluate_on(model: Deployed, data: SiteData, split: str) -> Evaluation:
     return _evaluated(model, model.task.tested, _decisions(model, data, split), data.splits[split])
 
 
+def other_split(model: Deployed, data: SiteData, site_file: SiteFile) -> str | None:
+    """A sentence where the data are those of the model's own hospital, or may be, and are cut otherwise than when it
+    was trained: a split that is drawn is drawn of all cases. None where it is not, or the file says who is where."""
+    history, site, rule = model.meta.history, site_file.site, site_file.datasets[model.task.dataset].split
+    if rule.file or rule.column:
+        return None
+    now = {split: len(set(samples.case.tolist())) for split, samples in data.splits.items()}
+    if history is None or site not in (None, history.site) or history.cases == now:
+        return None
+    before = ", ".join(f"{history.cases.get(split, 0)} {split}" for split in now)
+    return (
+        f"The splits have other numbers of cases than when the model was trained at {history.site} ({before}; now "
+        f"{', '.join(map(str, now.values()))}): cases that are tested here may be some that it was trained on. "
+        "'split.file' in the site file keeps cases where they are."
+    )
+
+
 def evaluate_on_all(
     model: Deployed, hospitals: Mapping[str, SiteData], split: str
 ) -> tuple[dict[str, Evaluation], Evaluation]:

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from medpfl import store
 from medpfl.core.errors import DataError
+from medpfl.data.meaning import other_inputs
+from medpfl.data.samples import SiteData
 from medpfl.data.site_file import SiteFile
 from medpfl.methods.contract import Method
 from medpfl.methods.start import Start, Started
@@ -60,15 +62,42 @@ def common_start(how: Start | None, site_files: Mapping[str, SiteFile]) -> Start
     return Started(how, found[first])
 
 
-def read_common(method: Method, task: Task, site_file: SiteFile, input_shape: tuple[int, ...]) -> Common:
+def check_fits(name: str, site_file: SiteFile, data: SiteData) -> None:
+    """Refuse a checkpoint whose tensors fit by their shapes, and whose inputs or classes are others, as after the site
+    file's features have changed places.
+
+    Raises:
+        DataError: it is one.
+    """
+    told, sentence = site_file.trained_on(name), None
+    if "meaning" in told:
+        sentence = other_inputs(data.meaning, "the site file's", told["meaning"], "the model's")
+    classes = told.get("classes", [])
+    if classes != data.class_names and sorted(classes) == sorted(data.class_names):
+        trained, here = ", ".join(classes), ", ".join(data.class_names)
+        sentence = f"it was trained for the classes {trained}; the site file has {here}, in another order"
+    if sentence:
+        sentence = f"checkpoint '{name}' does not fit the data: {sentence}"
+        raise DataError(sentence, public=sentence)
+
+
+def read_common(
+    method: Method, task: Task, site_file: SiteFile, input_shape: tuple[int, ...], data: SiteData | None = None
+) -> Common:
     """Read what the method asks for. Of a public dataset all samples are taken, and no label.
+
+    Args:
+        data: the hospital's own, with which all must fit; None: that is looked at elsewhere.
 
     Raises:
         SiteFileError: the site file does not declare it, or does not say that a dataset is public.
         DataError: a public dataset cannot be read, or its inputs have another shape than ``input_shape``, that of the
-            hospital's own.
+            hospital's own, or mean something else; or a checkpoint's do.
     """
     checkpoints = {name: site_file.checkpoint(name) for name in method.declared_checkpoints()}
+    for name in checkpoints if data else ():
+        assert data is not None
+        check_fits(name, site_file, data)
     public = {}
     for name in method.public_datasets():
         site_file.check_public(name)
@@ -80,5 +109,7 @@ def read_common(method: Method, task: Task, site_file: SiteFile, input_shape: tu
                 f"{list(input_shape)}"
             )
             raise DataError(sentence, public=sentence)
+        if data and (differs := other_inputs(found.meaning, f"the public dataset '{name}': its", data.meaning, "own")):
+            raise DataError(differs, public=differs)
         public[name] = inputs
     return Common(checkpoints, public)

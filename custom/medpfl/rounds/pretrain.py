@@ -20,6 +20,7 @@ from medpfl.core.repeatable import repeatable
 from medpfl.core.seeding import derive_seed, seed_torch
 from medpfl.core.tied import own_state
 from medpfl.data.declared import StorageRule
+from medpfl.data.meaning import Meaning, other_inputs
 from medpfl.data.partition import cut_by_class
 from medpfl.data.rows import CaseRows, Rows
 from medpfl.data.samples import Budget, CaseStore, Samples, SiteData, joined_rows
@@ -29,13 +30,14 @@ from medpfl.methods.contract import Build, Hospital, Method, Site, Span
 from medpfl.methods.references import like
 from medpfl.models.norms import single_sample_errors
 from medpfl.results.schema import Typed
-from medpfl.rounds.held_alike import common_start
+from medpfl.rounds.held_alike import check_fits, common_start
 
 POOLED = "pooled"
 
 
 class About(Typed):
-    """What a checkpoint's file says of itself; ``share``: of every training split, ``samples``: of all of them."""
+    """What a checkpoint's file says of itself; ``share``: of every training split, ``samples``: of all of them,
+    ``meaning`` and ``classes``: what the entries of an input and of an output mean."""
 
     kind: str = CHECKPOINT
     task: Spec
@@ -44,6 +46,8 @@ class About(Typed):
     epochs: int
     share: float
     samples: int
+    meaning: Meaning
+    classes: list[str]
     sha256: str
 
 
@@ -81,6 +85,8 @@ def pretrain(
     data = _pooled(job, files, share)
     method: Method = replace(like("local", job.method), epochs=1, steps=None)
     start = common_start(method.start, files)
+    if method.start:
+        check_fits(method.start.checkpoint, next(iter(files.values())), data)
     models = nn.ModuleDict(method.models(Build(job.task, data, (POOLED,), job.settings.seed, start=start)))
     device = training_device()
     name = next(iter(method.deploys.values()))
@@ -107,22 +113,26 @@ def pretrain(
         epochs=epochs,
         share=share,
         samples=len(data.splits["train"]),
+        meaning=data.meaning,
+        classes=data.class_names,
         sha256=store.fingerprint(tensors),
     )
     return tensors, about
 
 
 def _pooled(job: Job, site_files: Mapping[str, SiteFile], share: float) -> SiteData:
-    inputs, targets, first = list[Rows](), list[Rows](), None
+    inputs, targets, first, of_first = list[Rows](), list[Rows](), None, ""
     for name, site_file in site_files.items():
         data = job.task.load(site_file)
         train = data.splits["train"]
         if first is None:
-            first = data
+            first, of_first = data, f"{name}'s"
         elif data.class_names != first.class_names or data.input_shape != first.input_shape:
             raise DataError(f"{name}: its classes or the shape of its inputs differ from the other data sets'")
         elif train.annotated != first.splits["train"].annotated:
             raise DataError(f"{name}: it annotates other classes than the other data sets; they cannot be pooled")
+        elif differs := other_inputs(data.meaning, f"{name}'s", first.meaning, of_first):
+            raise DataError(differs)
         rows = _chosen(train, share, derive_seed(job.settings.seed, POOLED, name))
         inputs.append(_taken(train.inputs, rows))
         targets.append(_taken(train.targets, rows))

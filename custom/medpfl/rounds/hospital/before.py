@@ -62,7 +62,7 @@ def _sizes(job: Job, site: SiteFile, task: Task, data: SiteData, roster: tuple[s
     """Slot to the size of its tensors, of the networks as the job starts with them at the first of the roster."""
     name = roster[0]
     methods = [one.at(name) for one in (job.method, *riding_along(job.mixers, job.method))]
-    common = read_common(methods[0], task, site, data.input_shape)
+    common = read_common(methods[0], task, site, data.input_shape, data)
     build = Build(task, data, roster, job.settings.seed, name, common.public, common.start(methods[0].start))
     served = {slot: mixer.travels for slot, mixer in job.mixers.items()}
     with policy.building(site.policy):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from medpfl import store
+from medpfl.data.preparation import Preparation
 from medpfl.data.samples import SiteData
 from medpfl.data.target import Target
 from medpfl.methods.contract import Method
@@ -25,13 +26,19 @@ its newest checkpoint is damaged, of the one before that."""
 
 
 def cut_of(data: SiteData, target: Target) -> str:
-    """Of the data that a hospital trains on in a run: which cases are in which split, whose they are, and what is
-    known of them (not their masks, whose reading would take as long as a round)."""
-    parts = []
+    """Of the data that a hospital trains on in a run: what their inputs and classes mean, which cases are in which
+    split, whose they are, and what is known of them (not their masks, whose reading would take as long as a round)."""
+    parts: list[object] = [data.class_names, data.meaning, _fitted(data.preparation)]
     for split, samples in sorted(data.splits.items()):
-        known = "" if target is Target.MASK else store.fingerprint({"targets": samples.targets[:]})
-        parts.append([split, samples.names, samples.owners, samples.case.tolist(), known])
+        told = "" if target is Target.MASK else store.fingerprint({"targets": samples.targets[:]})
+        parts.append([split, samples.names, samples.owners, samples.case.tolist(), told])
     return digest_of(parts)
+
+
+def _fitted(known: Preparation | None) -> list[str]:
+    """With what tables and recordings are standardised; on another machine its last digits may be others."""
+    found = known.standardised() if known else None
+    return [f"{number:.6g}" for numbers in found or () for number in numbers]
 
 
 def save_private(

@@ -77,8 +77,9 @@ class RunState:
             self._run = None
             sentence = (
                 f"{self._site}'s data are not those with which this run began: cases were added, removed, moved to "
-                "another split or labelled anew, and it would be tested on cases that it has trained on. Put them as "
-                "they were, or submit the job with another seed, which begins a new run"
+                "another split, labelled anew or have other values, or the site file declares them otherwise. It would "
+                "be tested on cases that it has trained on, or its model's inputs would mean something else. Put them "
+                "as they were, or submit the job with another seed, which begins a new run"
             )
             raise DataError(sentence, public=sentence)
         self.optimizers, self.scalers = restore_private(kept, networks.models, networks.owner, networks.device)

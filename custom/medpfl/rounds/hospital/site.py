@@ -198,7 +198,7 @@ class SiteRunner:
             methods=methods,
             task=self.task,
             data=data,
-            common=read_common(self.method, self.task, site_file, data.input_shape),
+            common=read_common(self.method, self.task, site_file, data.input_shape, data),
             served=header.slots,
             roster=header.roster,
             seed=header.seed,
@@ -217,9 +217,10 @@ class SiteRunner:
         self.ready, self.rounds = ready, LocalRounds(ready, self.run, header.rounds)
         self._begun, self._spoilt = True, False
         self._log.info(ready.networks.describe())
+        sealed = [self._seal.fingerprint] if self._seal else []  # with another key nobody can read what the server kept
         reply = InitReply(
             sizes=Sizes(**{split: len(samples) for split, samples in data.splits.items()}),
-            config=digest_of([*recipe, common]),
+            config=digest_of([*recipe, common, *sealed]),
             common=common | (self._seal.mark() if self._seal else {}),
             buffers=tuple(ready.networks.untrained()),
             recipe=rebuild_of(recipe[0], recipe[1], data),
@@ -229,7 +230,7 @@ class SiteRunner:
             classes=tuple(data.class_names),
             versions=versions(),
             plan=plan_of(self.method, methods, header.rounds),
-            encryption=self._seal.fingerprint if self._seal else None,
+            encryption=next(iter(sealed), None),
             agreed=digest_of_declared(site_file, self.task.dataset) if header.agreed else None,
         )
         return Message(reply, start)
