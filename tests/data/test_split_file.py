@@ -127,6 +127,17 @@ def test_the_command_writes_a_file_that_nobody_else_may_read(tmp_path: Path) -> 
     assert read_split_file(tmp_path / "split.csv").keys() == {f"{one}.png" for one in range(1, 21)}
 
 
+def test_a_link_to_a_file_that_others_may_read_stays_one(tmp_path: Path) -> None:
+    declared = table(tmp_path, range(1, 21))
+    shared = tmp_path / "shared.csv"
+    extend(declare(tmp_path, declared, group="patient", file="shared.csv"))
+    shared.chmod(0o640)
+    (tmp_path / "split.csv").symlink_to("shared.csv")
+    extend(declare(tmp_path, table(tmp_path, range(1, 31)), group="patient", file="split.csv"))
+    assert (tmp_path / "split.csv").is_symlink() and len(read_split_file(shared)) == 30
+    assert stat.S_IMODE(shared.stat().st_mode) == 0o640
+
+
 def test_what_cannot_be_cut_writes_nothing(tmp_path: Path) -> None:
     declared = volumes(tmp_path, range(1, 9))
     items = json.loads((tmp_path / "list.json").read_text())["training"]

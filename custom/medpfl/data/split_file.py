@@ -9,6 +9,7 @@ import csv
 import io
 import os
 import re
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -113,7 +114,7 @@ def extend(dataset: Dataset) -> Drawn:
     rule = dataset.split
     if rule.file is None:
         raise DataError("its 'split' has no 'file'; name one there, such as 'file: split.csv'")
-    path = rule.path
+    path = rule.path.resolve()  # a link stays one
     old = read_split_file(path) if path.exists() else {}
     drawn = _with(dataset, rule.model_copy(update={"file": None})).cases(Problems())
     owners = {same(case.group): (case.group, split) for split, cases in drawn.items() for case in cases}
@@ -131,7 +132,9 @@ def extend(dataset: Dataset) -> Drawn:
         try:
             with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
                 file.write(lines + ("" if lines.endswith("\n") else "\n") + text.getvalue())
-            _with(dataset, rule.model_copy(update={"file": temporary.name})).cases(Problems())  # it can be cut so
+            _with(dataset, rule.model_copy(update={"file": str(temporary)})).cases(Problems())  # it can be cut so
+            if old:
+                shutil.copymode(path, temporary)  # the account that trains may be another one
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
