@@ -182,3 +182,28 @@ def test_two_runs_of_one_job_do_not_write_over_each_other(tmp_path: Path) -> Non
     for one in runs:
         one.join()
     assert read(tmp_path / "job" / FILE).releases == 3 * count
+
+
+def test_a_server_cannot_have_a_round_go_on_from_what_another_job_trained_without_noise(
+    sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """Under ClippedNoise the momentum at the hospital has none. The next job of this name has DPSGD, whose steps would
+    go on from it: the server names the run before."""
+
+    def begun(privacy: DPSGD | ClippedNoise) -> tuple[Any, Any]:
+        method = FedAvg(lr=0.1, steps=3, batch_size=12, optimizer=Sgd(momentum=0.9), privacy=privacy)
+        coordinator, runners = pieces(small_job(3, {"fedavg": Mean()}, method), sites, tmp_path)
+        ready(coordinator, runners)
+        return coordinator, runners
+
+    before, runners = begun(UPDATE)
+    for number in (1, 2):
+        round_of(before, runners, number)
+    for runner in runners.values():
+        runner.close()
+    coordinator, runners = begun(RECORD)
+    message = coordinator.rounds.train_messages(1, ["anna"])["anna"]
+    forged = TrainRequest(run=before.run, round=3, rounds=3, best={})
+    with pytest.raises(ProtocolError, match="the server names a run of another method, task or noise than this job's"):
+        runners["anna"].handle(Message(forged, message.slots))
+    assert read(tmp_path / "anna" / "small" / FILE).releases == 2

@@ -30,7 +30,7 @@ from medpfl.rounds.protocol.requests import StatisticsRequest
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.survival import Survival
 from small_jobs import small_job, write_table_sites
-from tools import assert_same, exchange, normed, pieces, ready, retell, run
+from tools import assert_same, exchange, normed, pieces, ready, retell, round_of, run
 
 DELTA = 1e-5
 RECORD = DPSGD(noise_multiplier=1.5, max_grad_norm=0.5)
@@ -203,6 +203,19 @@ def test_a_job_ends_in_order_when_all_budgets_are_spent(sites: dict[str, Path], 
     assert {(line.site, line.round) for line in summary.test if line.choice == "last"} == {(s, 2) for s in sites}
     for site in sites:
         assert (tmp_path / "h" / site / "small/models/fedavg-last.safetensors").is_file()
+
+
+def test_what_a_hospital_has_spent_is_told_where_it_was_gone_in_the_end(sites: dict[str, Path], tmp_path: Path) -> None:
+    coordinator, runners = pieces(averaged(UPDATE), sites, tmp_path)
+    ready(coordinator, runners)
+    for number, there in enumerate((["anna", "berta", "clara"], ["berta", "clara"]), 1):
+        round_of(coordinator, runners, number, there)
+    coordinator.end.take_final(exchange(runners, coordinator.end.finish_messages(["berta", "clara"])))
+    summary = read_summary(tmp_path / "r")
+    assert {site: spent.releases for site, spent in summary.privacy.items()} == {"anna": 1, "berta": 2, "clara": 2}  # type: ignore[union-attr]
+    assert summary.privacy["anna"].epsilon == pytest.approx(opacus([(3.0, 1.0, 1)]))  # type: ignore[union-attr]
+    page = (tmp_path / "r" / "report.html").read_text()
+    assert "<td>anna</td><td>update</td>" in page and "gone in the end" in page
 
 
 def _one_round(job: Job, sites: dict[str, Path], home: Path, name: str) -> None:

@@ -166,11 +166,24 @@ def append_lines(folder: Path, lines: Iterable[Line]) -> None:
 
 
 def write_json(path: Path, value: BaseModel | list[Traffic]) -> None:
-    """The whole file at once: a reader sees the old one or the new one."""
+    """The whole file at once; see ``write_whole``."""
     content = [json_of(each) for each in value] if isinstance(value, list) else json_of(value)
+    write_whole(path, json.dumps(content, indent=1))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """A reader sees the old file or the new one.
+
+    Raises:
+        OSError: it cannot be written; the old one is as it was, and nothing is left of the new one.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def write_slots(folder: Path, job: str, slots: Mapping[str, Mapping[str, Mapping[str, Tensor]]]) -> dict[str, str]:

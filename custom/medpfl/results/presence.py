@@ -4,6 +4,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
+from medpfl.privacy.contract import Spent
 from medpfl.results.schema import Line, RoundLine, Stretch, TrainingLine, TrainingSummary
 
 SERVER = "server"
@@ -20,6 +21,12 @@ def stretches(lines: Iterable[Line], roster: Sequence[str]) -> dict[str, list[St
         if isinstance(line, TrainingLine):
             trained[line.site].add(line.round)
     return {site: _stretches(sorted(found)) for site, found in trained.items()}
+
+
+def spent_in(lines: Iterable[Line], roster: Sequence[str]) -> dict[str, Spent]:
+    """Hospital to what its noise had cost when it said so last in a round; without those that did not."""
+    said = {line.site: line.privacy for line in lines if isinstance(line, TrainingLine)}
+    return {site: spent for site in roster if (spent := said.get(site)) is not None}
 
 
 def asked_in(lines: Iterable[Line], roster: Sequence[str]) -> dict[str, list[Stretch]]:

@@ -19,7 +19,7 @@ from medpfl.results import spreadsheet
 from medpfl.results.chosen import chosen_table, interval_table, paid, power_notes
 from medpfl.results.curves import MANY, curves, new_figure
 from medpfl.results.differences import draw_boxes, draw_graph, sdwd_of_slots
-from medpfl.results.files import json_of, read_lines, read_mixing, read_summary, read_traffic
+from medpfl.results.files import json_of, read_lines, read_mixing, read_summary, read_traffic, write_whole
 from medpfl.results.glossary import Glossary
 from medpfl.results.schema import (
     Direction,
@@ -89,7 +89,7 @@ def write_page(
     )
     path = folder / "report.html"
     try:
-        path.write_text(page, encoding="utf-8")
+        write_whole(path, page)
     except OSError as error:
         raise MedPFLError(f"cannot write {path}: {error.strerror}") from error
     return path

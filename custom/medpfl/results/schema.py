@@ -237,7 +237,8 @@ class AboutTraining(About):
         networks: slot to the pairs of similar hospitals, in files of before: now they are in ``panels``.
         trained: hospital to the stretches of rounds in which it trained; empty in files of before.
         asked: hospital to the stretches of rounds that it was drawn for; empty where every round asked all.
-        privacy: hospital to what its noise has cost, as it says itself; empty without noise.
+        privacy: hospital to what its noise has cost, as it says itself: in the end, or in its last round where it was
+            gone then; empty without noise.
         chosen: hospital to the model that it takes; empty in files of before, and where no local model rides along.
     """
 

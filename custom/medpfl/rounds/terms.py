@@ -32,6 +32,7 @@ class Terms:
         encrypted: whether the hospitals encrypt what they send.
         scored: model to after what it is evaluated: the mixing, or local steps.
         agreed: digest of the schema that the job names.
+        delta: at which hospitals tell what their noise has cost; None: the job asks for no noise.
     """
 
     plan: Plan
@@ -46,6 +47,7 @@ class Terms:
     encrypted: bool = False
     scored: Mapping[str, str] = field(default_factory=dict)
     agreed: str | None = None
+    delta: float | None = None
 
     def difference(self, reply: InitReply) -> str | None:
         """The first thing of which a hospital says something else; None: there is nothing."""
@@ -75,6 +77,7 @@ def terms_of(job: Job) -> Terms:
         encrypted=job.settings.encryption is not None,
         scored=_scored(methods, job.settings.finetune),
         agreed=job.settings.schema,
+        delta=job.method.privacy.delta if job.method.privacy else None,
     )
 
 

@@ -50,6 +50,7 @@ class Ready:
         roster: the hospitals' names; ``seed``: the job's.
         guard: what leaves goes through it.
         stopped: whether the job was aborted.
+        config: digest of the job's configuration.
         resident: bytes of data that may stay on the device.
         networks: of all methods.
     """
@@ -67,6 +68,7 @@ class Ready:
     policy: Policy
     guard: Guard
     stopped: Callable[[], bool]
+    config: str
     resident: int = 0
     networks: Networks = field(init=False)
 
@@ -196,7 +198,10 @@ class LocalRounds:
         files, mixed = self.run.files, small_mixed(self.run.files, current - 1)
         best = {best.round for best in header.best.values()}
         private = {key: state[key] for key in self.ready.networks.private}
-        save_private(files, current, self.ready.cut, private, self.run.optimizers, self.run.scalers, mixed, best)
+        save_private(
+            files, current, self.ready.cut, private, self.run.optimizers, self.run.scalers, mixed, best,
+            self.ready.config,
+        )  # fmt: skip
         self._saved = current
         if mixed:
             drop_mixed(files, current - 1)
@@ -260,7 +265,7 @@ class LocalRounds:
 
     def enter(self, header: OfRun) -> list[str]:
         """See ``RunState.enter``."""
-        return self.run.enter(header, self.ready.home, self.ready.networks, self.ready.cut)
+        return self.run.enter(header, self.ready.home, self.ready.networks, self.ready.cut, self.ready.config)
 
     def site(self, method: Method, round_number: int, span: Span | None = None, noise: Noise = None) -> Site:
         """The hospital as a method sees it in a round.

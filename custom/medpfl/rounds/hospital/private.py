@@ -50,6 +50,7 @@ def save_private(
     scalers: Scalers,
     mixed: Mapping[str, Tensor],
     best: Collection[int],
+    config: str = "",
 ) -> None:
     """Keep the state after a round, and those of the rounds before it (see ``KEPT``).
 
@@ -60,6 +61,7 @@ def save_private(
         scalers: of float16's gradients, by network.
         mixed: the models before the round's training, where they are kept here.
         best: rounds whose mixed models are kept, which are in the file of the round after.
+        config: digest of the job's configuration, as the hospital tells it.
     """
     tensors = {f"{_MODEL}{key}": tensor for key, tensor in private.items()}
     for model, optimizer in optimizers.items():
@@ -67,7 +69,9 @@ def save_private(
             tensors.update({f"optimizer/{model}/{index}/{key}": value for key, value in entries.items()})
     tensors.update({f"scaler/{name}": told for name, told in kept_of(scalers).items()})
     taken = {f"{MIXED_PART}{key}": tensor for key, tensor in mixed.items()}
-    files.save(PRIVATE, round_number, tensors, {"optimizers": list(optimizers), "cut": cut}, given=taken)
+    files.save(
+        PRIVATE, round_number, tensors, {"optimizers": list(optimizers), "cut": cut, "config": config}, given=taken
+    )
     files.prune(PRIVATE, round_number, KEPT, {number + 1 for number in best})
 
 

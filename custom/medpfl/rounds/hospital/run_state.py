@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from medpfl import store
-from medpfl.core.errors import DataError
+from medpfl.core.errors import DataError, ProtocolError
 from medpfl.methods.precision import Scalers
 from medpfl.rounds.hospital.mixed import MIXED
 from medpfl.rounds.hospital.networks import Networks
@@ -41,19 +41,22 @@ class RunState:
         self.optimizers: dict[str, torch.optim.Optimizer]
         self.scalers: Scalers = {}
 
-    def enter(self, header: OfRun, home: Path, networks: Networks, cut: str) -> list[str]:
+    def enter(self, header: OfRun, home: Path, networks: Networks, cut: str, config: str) -> list[str]:
         """On this process's first task of a run: start afresh in its first round, else take up what was kept on disk.
 
         Args:
             home: the hospital's folder of the job.
             networks: are given their private entries.
             cut: of the data, see ``cut_of``.
+            config: digest of the job's configuration, as the hospital tells it.
 
         Returns:
             Sentences for the server on what was taken up, or is not there.
 
         Raises:
             DataError: what was kept was trained on other data.
+            ProtocolError: it is of a job of another configuration. An honest server names no such run; what was
+                trained with less noise, or none, would be in what leaves now.
         """
         if self._run == header.run:
             return []
@@ -82,6 +85,12 @@ class RunState:
                 "as they were, or submit the job with another seed, which begins a new run"
             )
             raise DataError(sentence, public=sentence)
+        if kept.meta.get("config") != config:
+            self._run = None
+            raise ProtocolError(
+                f"the server names a run of another method, task or noise than this job's; {self._site} does not go on "
+                "from what it keeps of it"
+            )
         self.optimizers, self.scalers = restore_private(kept, networks.models, networks.owner, networks.device)
         return [*notes, f"resumed from the state after round {kept.number}"]
 

@@ -192,13 +192,15 @@ class SiteRunner:
         data = chosen.load(site_file)
         self.task = chosen.informed(data)
         policy.check_data(self.policy, data, methods)
+        common = read_common(self.method, self.task, site_file, data.input_shape, data)
+        marks = common.marks()
         ready = Ready(
             name=self.name,
             home=home,
             methods=methods,
             task=self.task,
             data=data,
-            common=read_common(self.method, self.task, site_file, data.input_shape, data),
+            common=common,
             served=header.slots,
             roster=header.roster,
             seed=header.seed,
@@ -206,9 +208,9 @@ class SiteRunner:
             policy=self.policy,
             guard=guard,
             stopped=self._stopped,
+            config=digest_of([*recipe, marks]),
             resident=bytes_for_data(self.device, site_file.gpu.cache_gb, self._of),
         )
-        common = ready.common.marks()
         ready.build()
         guard.check(ready.networks, self.task, data)
         start = ready.networks.gather()
@@ -220,8 +222,8 @@ class SiteRunner:
         sealed = [self._seal.fingerprint] if self._seal else []  # with another key nobody can read what the server kept
         reply = InitReply(
             sizes=Sizes(**{split: len(samples) for split, samples in data.splits.items()}),
-            config=digest_of([*recipe, common, *sealed]),
-            common=common | (self._seal.mark() if self._seal else {}),
+            config=digest_of([*recipe, marks, *sealed]),
+            common=marks | (self._seal.mark() if self._seal else {}),
             buffers=tuple(ready.networks.untrained()),
             recipe=rebuild_of(recipe[0], recipe[1], data),
             personalised=next(iter(self.method.deploys)),

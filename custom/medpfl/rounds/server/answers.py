@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from medpfl.core.errors import ProtocolError, RefusedUpdate
 from medpfl.methods.references import AVERAGE, LOCAL
+from medpfl.privacy.contract import Spent
 from medpfl.results.line import ChosenModel, MetricLine
 from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol.bounded import Part
@@ -86,11 +87,13 @@ def check_answer(asked: Request, reply: Reply, terms: Terms | None = None) -> No
             _check_same("round", asked.round, reply.round)
             _check_validation(reply.metrics, asked.round - 1, terms)
             _check_losses(reply, terms)
+            _check_spent(reply.privacy, terms)
         case ValidateRequest(), ValidateReply():
             _check_validation(reply.metrics, asked.round, terms)
         case FinishRequest(), FinishReply():
             _check_tests(reply.metrics, asked, terms)
             _check_chosen(reply.chosen, asked, terms)
+            _check_spent(reply.privacy, terms)
         case EvaluateRequest(), EvaluateReply():
             line = reply.metrics[0]
             if (line.model, line.split, line.round, line.choice) != (asked.recipe.deployed, "test", 0, "given"):
@@ -182,6 +185,18 @@ def _check_losses(reply: TrainReply, terms: Terms | None) -> None:
     for name in reply.loss:
         if terms is None or name not in terms.plan.models:
             raise ProtocolError(f"it tells the training loss of '{name}', which is not of the job's method")
+
+
+def _check_spent(said: Spent | None, terms: Terms | None) -> None:
+    """What noise has cost is told where there is noise, and at the job's delta: at a larger one epsilon is small."""
+    delta = terms.delta if terms else None
+    if said is None:
+        if delta is not None:
+            raise ProtocolError("it does not tell what its noise has cost")
+    elif delta is None:
+        raise ProtocolError("it tells what noise has cost, and this job asks for none")
+    elif said.delta != delta:
+        raise ProtocolError(f"it tells its epsilon at delta {said.delta:g}, and was asked for {delta:g}")
 
 
 def _check_once(names: Sequence[str]) -> None:

@@ -3,7 +3,7 @@
 
 from medpfl.methods.panels import AtServer
 from medpfl.results.files import write_slots
-from medpfl.results.presence import absences, asked_in, stretches
+from medpfl.results.presence import absences, asked_in, spent_in, stretches
 from medpfl.results.schema import AboutTraining
 from medpfl.rounds.messages import Message
 from medpfl.rounds.planning import Planning
@@ -52,7 +52,7 @@ class ServerEnd:
         for site, text in absences(trained, run.done, asked).items():
             run.record.event(run.done, site, text)
         header, chosen = run.ask(FinishRequest, run.done, finetune=run.settings.finetune), {}
-        spent = {}
+        spent = spent_in(run.record.lines, run.roster)  # of a hospital that is gone now, as it said last
         for site, message in run.answers(header, FinishReply, replies).items():
             if message.header.privacy is not None:
                 spent[site] = message.header.privacy
