@@ -118,6 +118,14 @@ def test_a_patient_is_found_however_its_number_is_written(tmp_path: Path) -> Non
     assert ["4", "test"] in written(tmp_path)
 
 
+def test_a_file_that_a_spreadsheet_saved_with_semicolons_goes_on_with_them(tmp_path: Path) -> None:
+    dataset = declare(tmp_path, table(tmp_path, range(1, 5)), group="patient", file="split.csv")
+    (tmp_path / "split.csv").write_text("\ufeffgroup;split\n1;train\n2;validation\n3;test\n", encoding="utf-8")
+    assert extend(dataset).new["train"] == 1
+    assert (tmp_path / "split.csv").read_text() == "group;split\n1;train\n2;validation\n3;test\n4;train\n"
+    assert owners(dataset.cases(Problems()))["train"] == {"1", "4"}
+
+
 def test_the_command_writes_a_file_that_nobody_else_may_read(tmp_path: Path) -> None:
     declare(tmp_path, images(tmp_path, range(1, 21)), file="split.csv")  # an image without a group stands for itself
     run = CliRunner().invoke(app, ["site", "split", str(tmp_path / "site.yaml")])
@@ -159,7 +167,7 @@ def test_what_cannot_be_cut_writes_nothing(tmp_path: Path) -> None:
         ("group,split\n1\n", r"split\.csv:2: expected a group and train, validation or test, got '1'"),
         ("group,split\n ,test\n", r"split\.csv:2: expected a group and train, validation or test"),
         ("group,split\n1,train\n01,test\n", r"split\.csv:3: '01' is in the train split and in the test split"),
-        ('group,split\n"1,train\n', "expected a CSV file with commas as text in UTF-8"),
+        ('group,split\n"1,train\n', "expected a CSV file as text in UTF-8"),
     ],
 )
 def test_a_broken_file_is_told_with_its_line(tmp_path: Path, text: str, message: str) -> None:

@@ -45,7 +45,9 @@ def read_split_file(path: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = csv.reader(file, strict=True)
+            separator = _separator(file.readline())
+            file.seek(0)
+            rows = csv.reader(file, strict=True, delimiter=separator)
             header = [text.strip() for text in next(rows, [])]
             if header != _COLUMNS:
                 raise DataError(f"{path}: expected the header '{','.join(_COLUMNS)}', got '{','.join(header)}'")
@@ -57,8 +59,13 @@ def read_split_file(path: Path) -> dict[str, str]:
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
     except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: expected a CSV file with commas as text in UTF-8 ({error})") from error
+        raise DataError(f"{path}: expected a CSV file as text in UTF-8 ({error})") from error
     return found
+
+
+def _separator(header: str) -> str:
+    """Spreadsheets in much of Europe write semicolons."""
+    return ";" if ";" in header else ","
 
 
 def _take(row: list[str], where: str, found: dict[str, str]) -> None:
@@ -125,8 +132,8 @@ def extend(dataset: Dataset) -> Drawn:
         else _drawn(rule, new, [old[key] for key in owners if key in old])
     )
     lines = path.read_text(encoding="utf-8-sig") if old else f"{','.join(_COLUMNS)}\n"
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows((owners[key][0], chosen[key]) for key in new)
+    text, separator = io.StringIO(), _separator(lines.partition("\n")[0])
+    csv.writer(text, lineterminator="\n", delimiter=separator).writerows((owners[key][0], chosen[key]) for key in new)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         try:
