@@ -61,7 +61,7 @@ def test_flare_encrypts_what_has_noise(make_job: Make, tmp_path: Path, monkeypat
     ciphertexts alone are sent."""
     monkeypatch.setenv(FIXED, "5")
     sites = share_key(write_table_sites(tmp_path / "sites", ["anna", "berta"], rows=30))
-    method = SoftPull(lr=0.1, steps=2, batch_size=6, optimizer="sgd", privacy=DPSGD(noise_multiplier=2.0))
+    method = SoftPull(lr=0.1, steps=2, batch_size=12, optimizer="sgd", privacy=DPSGD(noise_multiplier=2.0))
 
     def job() -> Job:
         return make_job(1, {"model": Mean()}, method, encryption="ckks")

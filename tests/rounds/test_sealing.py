@@ -279,7 +279,7 @@ def test_noise_is_added_before_encryption(
 ) -> None:
     """Once decrypted it is the same noised update, up to CKKS' rounding, at the same epsilon."""
     monkeypatch.setenv(FIXED, "3")
-    method = SoftPullMethod(lr=0.1, steps=2, batch_size=6, optimizer="sgd", privacy=privacy)
+    method = SoftPullMethod(lr=0.1, steps=2, batch_size=12, optimizer="sgd", privacy=privacy)
     job = make_job(2, {"model": Mean()}, method, encryption="ckks")
     sites, made = share_key(table_sites), []
     for name in ("sealed", "before"):
