@@ -153,7 +153,7 @@ def test_what_is_left_behind(make_job: Make, table_sites: dict[str, Path], tmp_p
             "chosen-best",
         }
         files = {f"{s}.{e}" for s in stems for e in ("safetensors", "md", "csv")}
-        assert {p.name for p in models.iterdir()} == files | {"hospital.html"}
+        assert {p.name for p in models.iterdir()} == files | {"hospital.html", ".run"}
         card = (models / "personal-best.md").read_text()
         assert "Not a medical device" in card and site in card and "SoftPull" in card
 
