@@ -45,7 +45,7 @@ def play(files: RunFiles, first: int, last: int, best: int) -> None:
     for number in range(first, last + 1):
         keep_mixed(files, number - 1, network(number - 1).state_dict(), {best} if number > best + 1 else ())
         small = small_mixed(files, number - 1)
-        save_private(files, number, "", network(-number).state_dict(), {}, {}, small, {best})
+        save_private(files, number, "", "", network(-number).state_dict(), {}, {}, small, {best})
         drop_mixed(files, number - 1)
 
 
@@ -102,7 +102,7 @@ def test_what_the_server_sent_is_kept_without_a_copy(tmp_path: Path) -> None:
     state["model.bias"].zero_()
     held = files.read(MIXED, 1)
     assert held["model.weight"] is sent["model.weight"] and held["model.bias"].item() == 1.0
-    save_private(files, 2, "", state, {}, {}, small_mixed(files, 1), ())
+    save_private(files, 2, "", "", state, {}, {}, small_mixed(files, 1), ())
     assert files.read(PRIVATE, 2)["mixed/model.weight"] is sent["model.weight"]
     files.write()
     assert disk.read(MIXED, 1).keys() == held.keys()

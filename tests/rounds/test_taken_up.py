@@ -41,6 +41,14 @@ def test_getting_ready_again_keeps_the_private_part(
     assert "resumed from the state after round 2" in [event.event for event in back.record.events]
 
 
+def stop_after_a_round(job: Job, sites: dict[str, Path], folder: Path) -> None:
+    coordinator, runners = pieces(job, sites, folder)
+    ready(coordinator, runners)
+    round_of(coordinator, runners, 1)
+    for piece in (coordinator, *runners.values()):
+        piece.close()
+
+
 def labelled_anew(lines: list[str]) -> list[str]:
     *features, label = lines[1].split(",")
     return [lines[0], ",".join([*features, "1" if label == "0" else "0"]), *lines[2:]]
@@ -63,11 +71,7 @@ def test_a_run_does_not_go_on_with_other_data(
     changed: Callable[[list[str]], list[str]], make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:
     """Another row cuts all rows anew: rows that were trained on would be tested on, with scores too good to be true."""
-    coordinator, runners = pieces(make_job(), table_sites, tmp_path / "run")
-    ready(coordinator, runners)
-    round_of(coordinator, runners, 1)
-    for piece in (coordinator, *runners.values()):
-        piece.close()
+    stop_after_a_round(make_job(), table_sites, tmp_path / "run")
     file = next(iter(load_site_file(table_sites["anna"]).datasets.values())).files[0]  # type: ignore[attr-defined]
     data = table_sites["anna"].with_name(file)
     lines = data.read_text().splitlines()
@@ -108,11 +112,7 @@ def test_a_run_does_not_go_on_with_the_same_rows_declared_otherwise(
     change: Callable[[Declared], None], make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:
     """Where all hospitals change it alike they still fit together, and the model's inputs mean something else."""
-    coordinator, runners = pieces(make_job(), table_sites, tmp_path / "run")
-    ready(coordinator, runners)
-    round_of(coordinator, runners, 1)
-    for piece in (coordinator, *runners.values()):
-        piece.close()
+    stop_after_a_round(make_job(), table_sites, tmp_path / "run")
     for file in table_sites.values():
         said = yaml.safe_load(file.read_text())
         change(said["datasets"]["blood"])

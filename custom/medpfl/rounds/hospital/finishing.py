@@ -12,7 +12,7 @@ from medpfl.rounds.hospital.choosing import Holding, local_first
 from medpfl.rounds.hospital.local_rounds import LocalRounds
 from medpfl.rounds.hospital.mixed import load_mixed
 from medpfl.rounds.hospital.models_folder import open_models
-from medpfl.rounds.hospital.page import forget_choice, write_page
+from medpfl.rounds.hospital.page import write_page
 from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol.replies import FinishReply
 from medpfl.rounds.protocol.requests import FinishRequest
@@ -46,8 +46,6 @@ class _Finishing:
         order = plan_of(here.method, here.methods, self._header.rounds).tested
         lines.sort(key=lambda line: order.index(line.model))
         chosen, spent = self._holding.choose(last), here.guard.spent
-        if not chosen:
-            forget_choice(self._models)
         if any(line.choice == "best" for line in lines):  # none: what was kept of all best rounds is damaged
             write_page(self._models)
         # Fine-tuning has no noise: a round that a server asks for after it goes on from what was kept before.

@@ -198,10 +198,8 @@ class LocalRounds:
         files, mixed = self.run.files, small_mixed(self.run.files, current - 1)
         best = {best.round for best in header.best.values()}
         private = {key: state[key] for key in self.ready.networks.private}
-        save_private(
-            files, current, self.ready.cut, private, self.run.optimizers, self.run.scalers, mixed, best,
-            self.ready.config,
-        )  # fmt: skip
+        cut, config = self.ready.cut, self.ready.config
+        save_private(files, current, cut, config, private, self.run.optimizers, self.run.scalers, mixed, best)
         self._saved = current
         if mixed:
             drop_mixed(files, current - 1)

@@ -18,7 +18,7 @@ from medpfl.results.chosen import label_of
 from medpfl.results.glossary import Glossary, spelled
 from medpfl.results.sentences import LOCAL, Brought, sentence
 from medpfl.rounds.hospital.cases import Cases, read_cases
-from medpfl.rounds.hospital.details import ENDING, Details, GroupScore, read_details
+from medpfl.rounds.hospital.details import Details, GroupScore, read_details
 from medpfl.tasks.contract import Task
 from medpfl.tasks.metrics.certainty import interval_text
 from medpfl.tasks.metrics.decision import Decided
@@ -127,12 +127,6 @@ def _template() -> "Template":
     loader = ChoiceLoader([PackageLoader("medpfl.rounds.hospital", "."), PackageLoader("medpfl.results", ".")])
     environment = Environment(loader=loader, autoescape=select_autoescape(), trim_blocks=True)
     return environment.get_template("page.html")
-
-
-def forget_choice(folder: Path) -> None:
-    """Take away what an earlier run of the job chose in ``folder``, and its page: they are not of this run's models."""
-    for name in (PAGE, *(f"{CHOSEN}{ending}" for ending in (".safetensors", ".md", ".csv", ENDING))):
-        (folder / name).unlink(missing_ok=True)
 
 
 def _told(file: Path, meta: ModelMeta) -> History:

@@ -45,23 +45,23 @@ def save_private(
     files: RunFiles,
     round_number: int,
     cut: str,
+    config: str,
     private: Mapping[str, Tensor],
     optimizers: Mapping[str, torch.optim.Optimizer],
     scalers: Scalers,
     mixed: Mapping[str, Tensor],
     best: Collection[int],
-    config: str = "",
 ) -> None:
     """Keep the state after a round, and those of the rounds before it (see ``KEPT``).
 
     Args:
         cut: of the data, see ``cut_of``.
+        config: digest of the job's configuration, as the hospital tells it.
         private: the networks' private entries.
         optimizers: by network.
         scalers: of float16's gradients, by network.
         mixed: the models before the round's training, where they are kept here.
         best: rounds whose mixed models are kept, which are in the file of the round after.
-        config: digest of the job's configuration, as the hospital tells it.
     """
     tensors = {f"{_MODEL}{key}": tensor for key, tensor in private.items()}
     for model, optimizer in optimizers.items():
