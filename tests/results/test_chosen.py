@@ -93,6 +93,22 @@ def test_nobody_gains(done: Path) -> None:
     assert paid(few).endswith("too few test patients to say how sure that is.")
 
 
+def test_it_is_said_that_fine_tuning_was_trained_longer(done: Path) -> None:
+    """A hospital whose choice has five local rounds more than its local model may owe its gain to them."""
+    summary = read_training(done).model_copy(update={"scored": {"local": "local steps", "personal": "mixing"}})
+    longer = {**summary.scored, "fedavg_finetuned": "mixing and up to 5 local rounds more"}
+    both = {
+        "anna": row("anna", "fedavg_finetuned"),
+        "berta": row("berta", "average"),
+        "clara": row("clara", "personal"),
+    }
+    assert "longer" not in paid(changed(summary, **both))  # the average of models that were all trained alike
+    told = paid(changed(summary.model_copy(update={"scored": longer}), **both))
+    assert "At 2 of them it is FedAvg + fine-tuning, or the average with it" in told
+    assert "mixing and up to 5 local rounds more: some of that gain can be the longer training." in told
+    assert "longer" not in paid(changed(summary.model_copy(update={"scored": longer}), clara=row("clara", "personal")))
+
+
 def test_so_many_patients_show_a_difference_four_times_in_five() -> None:
     found = Certainty(patients=25, interval=(0, 1), gain=0.3, gained=(0.3 - 1.96 / 5, 0.3 + 1.96 / 5))  # deviation 1
     needed = patients_needed(found)

@@ -4,6 +4,7 @@
 import math
 from statistics import NormalDist
 
+from medpfl.methods.references import AVERAGE
 from medpfl.results.schema import EvaluationSummary, FinalLine, Summary, TrainingSummary
 from medpfl.results.tables import REFERENCE_NAMES, ResultTable
 from medpfl.tasks.metrics.certainty import Certainty, interval_text
@@ -55,12 +56,25 @@ def paid(summary: Summary) -> str:
     known = [found for row in joined if row.test.certainty and (found := row.test.certainty.gained)]
     if not joined:
         return text
+    text += _trained_longer(summary, [row.test.model for row in joined])
     if not known:
         return f"{text} They have too few test patients to say how sure that is."
     above, below = sum(low > 0 for low, _ in known), sum(high < 0 for _, high in known)
     return (
         f"{text} On their test patients the gain over the local model is surely above zero (its whole 95 % interval) "
         f"at {above} of them and surely below zero at {below}."
+    )
+
+
+def _trained_longer(summary: TrainingSummary, chosen: list[str]) -> str:
+    """How many of the chosen models were fine-tuned for rounds that the local model has not; "" where none was."""
+    longer = {model: after for model, after in summary.scored.items() if model.endswith("_finetuned")}
+    count = sum(model in longer or (model == AVERAGE and bool(longer)) for model in chosen)
+    if not count:
+        return ""
+    return (
+        f" At {count} of them it is {' or '.join(map(label_of, longer))}, or the average with it, whose score is after "
+        f"{' or '.join(longer.values())}: some of that gain can be the longer training."
     )
 
 
