@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from commands import refusal
 from hospitals import change_yaml
+from medpfl import load_model
 from medpfl.cli import app
 from medpfl.job import Job
 from tools import run
@@ -37,6 +38,8 @@ def test_an_evaluation_says_where_the_hospitals_split_is_another_one(
     data.write_text(data.read_text() + "".join(data.read_text().splitlines(keepends=True)[-4:]))
     told = medpfl("evaluate", model, table_sites["anna"])
     assert "(24 train, 8 validation, 8 test; now 26, 9, 9)" in told and "that it was trained on" in told
+    with pytest.warns(UserWarning, match="now 26, 9, 9"):
+        load_model(model).evaluate(table_sites["anna"])
     assert "other numbers" not in medpfl("evaluate", model, table_sites["berta"])  # which has fewer cases
     change_yaml(table_sites["anna"], lambda content: content["datasets"]["blood"].update(split={"column": "part"}))
     parts = ["part", *["train", "validation", "test", "test"] * 11]

@@ -2,6 +2,7 @@
 """At a hospital: the check of its data, and a model that a job left there."""
 
 import os
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +14,7 @@ from medpfl.core.errors import ConfigError
 from medpfl.data.declared import SPLITS
 from medpfl.data.site_file import SiteFile, load_site_file
 from medpfl.deployed.model_file import Deployed
-from medpfl.deployed.predict import evaluate_at
+from medpfl.deployed.predict import evaluate_on, other_split
 from medpfl.deployed.predict import predict as predict_cases
 
 Place = str | os.PathLike[str]
@@ -93,7 +94,8 @@ class Model:
         return pd.DataFrame(predict_cases(self.deployed, Path(source), Path(output)).rows)
 
     def evaluate(self, site: Place | SiteFile, split: str = "test") -> dict[str, float | None]:
-        """Metrics on a split of a hospital's declared data, as ``medpfl evaluate`` says them.
+        """Metrics on a split of a hospital's declared data, as ``medpfl evaluate`` says them, with its warning where
+        cases that are tested may be some that the model was trained on.
 
         Raises:
             MedPFLError: there is no such split, or the data cannot be used.
@@ -101,4 +103,7 @@ class Model:
         if split not in SPLITS:
             raise ConfigError(f"split must be {', '.join(SPLITS)}, got '{split}'")
         file = site if isinstance(site, SiteFile) else load_site_file(Path(site))
-        return dict(evaluate_at(self.deployed, file, split).metrics)
+        data = self.deployed.task.load(file)
+        if split != "train" and (differs := other_split(self.deployed, data, file)):
+            warnings.warn(differs, stacklevel=2)
+        return dict(evaluate_on(self.deployed, data, split).metrics)
