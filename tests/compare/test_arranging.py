@@ -31,6 +31,13 @@ def page(phantom: Results, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report(phantom, tmp_path_factory.mktemp("page"))
 
 
+def test_the_page_says_whose_score_the_target_is(phantom: Results, page: Path, tmp_path: Path) -> None:
+    whose = "(what Local reaches at its best)"
+    assert phantom.file.target is None and whose in page.read_text()
+    given = phantom.model_copy(update={"file": phantom.file.model_copy(update={"target": 0.5}), "target": 0.5})
+    assert whose not in write_report(given, tmp_path).read_text()
+
+
 def names(rows: Sequence[Row]) -> list[str]:
     return [row.name for row in rows]
 

@@ -59,6 +59,18 @@ def test_none_where_samples_have_several_labels(heart: Results) -> None:
     assert always(heart.model_copy(update={"splits": [split.model_copy(update={"labels": twice})]})) == {}
 
 
+def test_a_metric_that_the_leader_lacks_is_in_the_tables(heart: Results) -> None:
+    """FedSM's super model is tested by fewer metrics than the others; where it led, these were in no table."""
+    first, *others = comparison_tables.ranked(heart)
+    less = first.model_copy(update={"metrics": {name: one for name, one in first.metrics.items() if name != "auc"}})
+    content = heart.model_copy(update={"rows": [less, *others]})
+    head, rows = comparison_tables.metrics(content)
+    assert head == comparison_tables.metrics(heart)[0] and rows[0][head.index("auc")] == "n/a"
+    told = [line[head.index("auc")] for line in rows[1:]]
+    assert told == [comparison_tables.score_text(row.metrics["auc"]) for row in others]
+    assert "Hospital by hospital: auc" in comparison_tables.markdown(content)
+
+
 @pytest.mark.slow
 def test_a_method_that_ends_there_is_named(heart: Results, tmp_path: Path) -> None:
     assert "Local gives all test cases the same class: switzerland in 7 of 10 runs." in warnings(heart)

@@ -138,6 +138,18 @@ def test_the_mean_gains_interval_holds_the_truth_as_often_as_it_says() -> None:
     assert 0.92 < held / 400 < 0.98
 
 
+def test_the_gain_over_the_last_rounds_local_model_has_no_interval_of_the_best_rounds() -> None:
+    """Fine-tuning has one model, in both tables; beside "+0.400" of the last round stood "[0.05, 0.15]"."""
+    from summaries import result, summary, sure
+
+    tuned = result("anna", "fedavg_finetuned", 0.6, sure(0.5, 0.7, (0.05, 0.15)))
+    content = summary((tuned, 0.5))
+    last = content.test[0].model_copy(update={"metrics": {"dice": 0.2}, "choice": "last"})
+    content = content.model_copy(update={"test": [*content.test, last, tuned]})
+    assert result_table(content).gain_texts() == ["", "+0.100 [0.05, 0.15]"]
+    assert result_table(content, "last").gain_texts() == ["", "+0.400"]
+
+
 def line_of(gain: float | None, gained: tuple[float, float] | None) -> FinalLine:
     sure = Certainty(patients=8, interval=(0.5, 0.6), gain=gain, gained=gained)
     return FinalLine(

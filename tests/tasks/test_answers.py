@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Regression, several labels and survival: losses, decisions and metrics against written-down ones."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -254,6 +255,19 @@ def test_the_metrics_of_survival() -> None:
         Survival(dataset="d", horizons=(1,), more_metrics=("integrated_brier",)).informed(data(TIMES, []))
     with pytest.raises(DataError, match="no training case has the event"):
         task.informed(data([[1.0, 0], [2, 0]], []))
+
+
+def test_an_event_counts_as_censoring_was_just_before_it() -> None:
+    """In whole years, two censored and one event at 1: the event was weighed as if the two had gone before it."""
+    task: Task = Survival(dataset="d", horizons=(1.5,), more_metrics=("brier_1",)).after_fit((0.8,))
+    times = [[1.0, 1], [1, 0], [1, 0], [2, 1], [2, 0], [3, 0]]
+    survival = 0.8 ** HAZARD.exp()
+    seen = 1 - 2 / 5  # of the five without the event at 1 two were censored there
+    expected = (float(survival[0] ** 2) + float(((1 - survival[3:]) ** 2).sum()) / seen) / 6
+    for unit in (1, 0.001):  # times may be small numbers
+        scaled = dataclasses.replace(task, horizons=(1.5 * unit,)).after_fit((0.8,))  # type: ignore[call-arg]
+        found = scaled.evaluate(HAZARD, samples([[unit * time, event] for time, event in times])).metrics
+        assert found["brier_1"] == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_network_is_named_as_elsewhere() -> None:

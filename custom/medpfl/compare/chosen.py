@@ -50,9 +50,10 @@ class Rows:
                 [self.measure.gain(one[site]["test"].score, other[site]["test"].score) for site in self.sites]
                 for one, other in zip(mine, alone, strict=True)
             ])  # fmt: skip
-            ratio = self.ratio
+            ratio, splits = self.ratio, [split for split, _ in pairs]
+            means = intervals.by_split(aggregate.of_hospitals(table, self.counted(pairs)), splits)
+            table = intervals.by_split(table, splits)
             each = {s: intervals.corrected(table[:, k].tolist(), ratio[s]) for k, s in enumerate(self.sites)}
-            means = aggregate.of_hospitals(table, self.counted(pairs))
             whole = intervals.corrected(means.tolist(), float(np.mean([ratio[site] for site in self.sites])))
         else:
             draws = {}
@@ -61,11 +62,11 @@ class Rows:
                 draws[site] = one - other if self.measure.direction == "higher" else other - one
             patients = {site: mine[0][site]["test"].patients for site in self.sites}
             each = {site: interval_of(draws[site], patients[site]) for site in self.sites}
-            count = [site for site, counts in zip(self.sites, self.counted(pairs)[0], strict=True) if counts]
-            mean_draws = np.mean([draws[site] for site in count], axis=0)
-            whole = interval_of(mean_draws, sum(patients[site] for site in count))
-        split = self.ratio is not None
-        return _with(mean, whole, split), {site: _with(gain, each[site], split) for site, gain in hospitals.items()}
+            counting = [site for site, counts in zip(self.sites, self.counted(pairs)[0], strict=True) if counts]
+            mean_draws = np.mean([draws[site] for site in counting], axis=0)
+            whole = interval_of(mean_draws, sum(patients[site] for site in counting))
+        count = None if self.ratio is None else len({split for split, _ in pairs})
+        return _with(mean, whole, count), {site: _with(gain, each[site], count) for site, gain in hospitals.items()}
 
     def choose(self, name: str, labels: Sequence[str]) -> ChosenRow | None:
         """What hospitals take that hold the models of these rows; None where a run of theirs is missing."""
@@ -118,8 +119,8 @@ class Rows:
         return model, test[model]
 
 
-def _with(gain: Gain, found: Interval | None, split: bool) -> Gain:
-    needed = intervals.needed(gain.mean, gain.deviation, found, gain.pairs if split and found else None)
+def _with(gain: Gain, found: Interval | None, splits: int | None) -> Gain:
+    needed = intervals.needed(gain.mean, gain.deviation, found, splits)
     return gain.model_copy(update={"interval": found, "needed": needed})
 
 

@@ -140,8 +140,8 @@ def together(content: Results) -> tuple[list[str], list[list[str]]]:
 
 
 def _metrics(tested: list[tuple[str, dict[str, MetricStat]]], content: Results) -> tuple[list[str], list[list[str]]]:
-    order = [content.score, *content.metrics]
-    names = sorted(tested[0][1], key=lambda name: order.index(name) if name in order else len(order))
+    order, every = [content.score, *content.metrics], dict.fromkeys(name for _, found in tested for name in found)
+    names = sorted(every, key=lambda name: order.index(name) if name in order else len(order))
     rows = [[method, *(score_text(found.get(name)) for name in names)] for method, found in tested]
     return ["method", *map(content.label, names)], rows
 
@@ -150,7 +150,7 @@ def other_metrics(content: Results) -> list[tuple[str, tuple[list[str], list[lis
     """Of every metric but the score: its name and its table, methods by hospitals, in the leaderboard's order."""
     sites, rows = content.hospitals, ranked(content)
     found = []
-    for name in rows[0].metrics:
+    for name in dict.fromkeys(name for row in rows for name in row.metrics):
         if name != content.score:
             lines = [
                 [row.name, *(score_text(row.metrics[name].hospitals[site]) for site in sites)]

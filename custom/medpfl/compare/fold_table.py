@@ -43,7 +43,7 @@ def scores(content: LeaveOneOut) -> Table:
             [*found.T, found[:, counts].mean(axis=1) if counts.any() else found[:, 0]] for found in (mean_of, best_of)
         )
         for mean, best in zip(*every, strict=True):
-            cells.append(_text(mean) + (f" (best {best.mean():.3f})" if several else ""))
+            cells.append(_text(mean) + (f" (best {best.mean():.3f})" if several and np.isfinite(best).all() else ""))
         rows.append([REFERENCE_NAMES.get(model, model.replace("_", " ").capitalize()), *cells])
     return ["model", *(f"without {site}" for site in sites), "mean"], rows
 

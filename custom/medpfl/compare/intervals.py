@@ -36,12 +36,23 @@ def resampled(sheets: Sequence[Sheet], site: str) -> NDArray[np.float64]:
     return mean
 
 
+def by_split(values: NDArray[np.float64], splits: Sequence[int | None]) -> NDArray[np.float64]:
+    """Of the runs of each split their mean: seeds train again on the same cases, which is no other split.
+
+    Args:
+        values: runs, or runs x hospitals; ``splits``: of each run.
+    """
+    own = np.array(splits)
+    return np.array([values[own == split].mean(axis=0) for split in dict.fromkeys(splits)])
+
+
 def corrected(differences: Sequence[float], ratio: float) -> Interval | None:
     """Of the mean difference over J repeated splits of the same patients, which overlap: mean -+ t_{J-1, 0.975}
     sqrt((1 / J + ratio) s^2), the corrected variance of Nadeau and Bengio ("Inference for the Generalization Error",
     Machine Learning 52, 2003, (11)). None for a single split.
 
     Args:
+        differences: one a split (``by_split``).
         ratio: test samples to training samples.
     """
     from scipy.special import stdtrit
@@ -60,7 +71,7 @@ def needed(mean: float, deviation: float | None, found: Interval | None, splits:
     Args:
         deviation: of the paired differences over the seeds.
         found: the interval of the mean from patients and seeds, or ``corrected``.
-        splits: of the latter, how many pairs it is of: with few it is many standard errors wide.
+        splits: of the latter, of how many it is: with few it is many standard errors wide.
     """
     from scipy.special import stdtrit
 

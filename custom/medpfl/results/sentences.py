@@ -43,10 +43,14 @@ def _sentence(site: str, summary: TrainingSummary) -> str:
     row = summary.chosen.get(site)
     if row is None and any(line.site == site for line in summary.test):
         return f"{site} did not say which model it takes."
-    score = None if row is None else row.test.metrics.get(summary.score)
-    if row is None or score is None:
+    if row is None:
         return f"{site} has no test result here."
     measure = summary.measure(summary.score)
+    metric = spelled(measure.called(summary.score, summary.classes))
+    score = row.test.metrics.get(summary.score)
+    if score is None:
+        has = "kept its own model, whose" if row.test.model == LOCAL else "takes a model whose"
+        return f"{site} {has} {metric} is not defined on its test cases."
     return sentence(
         Brought(
             site=site,
@@ -55,7 +59,7 @@ def _sentence(site: str, summary: TrainingSummary) -> str:
             certainty=row.test.certainty,
             local=_local_score(site, row.test.choice, summary),
             cases=_cases(site, row, summary),
-            metric=spelled(measure.called(summary.score, summary.classes)),
+            metric=metric,
             measure=measure,
         )
     )

@@ -136,7 +136,9 @@ def result_table(summary: Summary, choice: str = "best", score: str | None = Non
     measure = summary.measure(score)
     shaped = values.reshape(len(sites), len(models))
     scored = [summary.scored.get(model, "") for model in models] if summary.scored else []
-    bands = [mean_band(lines[model]) for model in models] if score == summary.score else []
+    # Of fine-tuning's only model, which has no last round, the hospitals' gains are over the best round's local model.
+    own = {model: [line for line in tested if line.choice == choice] for model, tested in lines.items()}
+    bands = [mean_band(own[model]) for model in models] if score == summary.score else []
     return ResultTable(
         summary.label(score), models, labels, sites, sizes, shaped, measure, presence(summary), scored, bands
     )

@@ -85,7 +85,11 @@ class _Brier(Metric):
         survival = torch.tensor(self.baseline)[None] ** decisions.float()[:, None].exp()
         score = BrierScore()
         seen = event > 0
-        score(survival, seen, time, horizons, get_ipcw(seen, time), get_ipcw(seen, time, horizons))
+        # An event is seen of whom censoring spares until just before it: who is last seen at the same time, as happens
+        # where times are whole years, comes after it. torchsurv's own weights would count these, too, and be too large.
+        # Places in the order say the same as times, and have room between them whatever the unit.
+        place = torch.unique(time, return_inverse=True)[1].float() + 1
+        score(survival, seen, time, horizons, get_ipcw(seen, place, place - 0.5), get_ipcw(seen, time, horizons))
         return score
 
 
