@@ -21,6 +21,7 @@ from medpfl.flare.allow import allow, forbid_code
 from medpfl.flare.common_key import common_key
 from medpfl.flare.doctor import examine, python
 from medpfl.flare.finding import Finding
+from medpfl.flare.home import ENVIRONMENT_VARIABLE as HOME_VARIABLE
 from medpfl.flare.kits import read_kit
 from medpfl.flare.provision import Provisioned, fingerprint, provision
 from medpfl.privacy.keys import make_key
@@ -348,3 +349,16 @@ def test_pythons_whose_threads_can_fail_are_noted(version: tuple[int, int, int],
     found = python(version)
     assert found.status == status and ".".join(map(str, version)) in found.text
     assert ("threads that read arrays" in found.text) == (status == "note")
+
+
+def test_a_folder_of_models_that_others_may_look_into(
+    kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an earlier MedPFL made it on a volume; in a kit that is closed, nobody gets there."""
+    own = tmp_path / "volume" / NAME
+    own.mkdir(parents=True)
+    monkeypatch.setenv(HOME_VARIABLE, str(own.parent))
+    for path, mode, told in ((own, 0o755, True), (own, 0o700, False), (own, 0o750, True), (own.parent, 0o700, False)):
+        path.chmod(mode)
+        found = [one for one in examine(kit) if one.check == "home" and "may look into" in one.text]
+        assert [(one.status, one.mend) for one in found] == [("note", f"chmod 700 {own}, unless they should")] * told

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """MEDPFL_HOME: what outlives a run lies on a volume, and a job goes on from it where the kits' folders are gone."""
 
+import os
 import shutil
+import stat
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -62,3 +64,28 @@ def test_a_volume_that_is_not_mounted_is_one_sentence(
     assert harness.engine.panic is not None
     assert f"MEDPFL_HOME must be the absolute path of a folder that is there, got '{tmp_path}" in harness.engine.panic
     assert not (tmp_path / "nothing").exists()
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_nobody_else_on_the_machine_may_look_into_it(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    """Also where the volume, as ``mkdir`` makes one, or the kit is open to all; what its owner opens stays open."""
+    volume = tmp_path / "volume"
+    volume.mkdir(mode=0o755)
+    opened = min(table_sites)
+    if named:
+        monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(volume))
+        (volume / opened).mkdir()
+        (volume / opened).chmod(0o750)
+    before = os.umask(0)
+    try:
+        assert Harness(make_job(rounds=1), table_sites, tmp_path / "flare").run().engine.panic is None
+    finally:
+        os.umask(before)
+    homes = list(volume.iterdir()) if named else list((tmp_path / "flare").rglob("medpfl"))
+    modes = {str(home.relative_to(tmp_path)): stat.S_IMODE(home.stat().st_mode) for home in homes}
+    assert len(modes) == 1 + len(table_sites)
+    if named:
+        assert modes.pop(f"volume/{opened}") == 0o750
+    assert set(modes.values()) == {0o700}

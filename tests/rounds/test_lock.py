@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from medpfl.core.errors import MedPFLError
+from medpfl.deployed.evaluate import write_text
 from medpfl.job import Job
 from medpfl.results.files import read_lines, read_training
 from medpfl.results.schema import RoundLine
@@ -118,3 +119,14 @@ def test_a_run_that_was_broken_off_does_not_lie_beside_the_results_of_the_one_be
     assert not (results / "report.html").exists()
     simulate(make_job(seed=1), table_sites, results, home)
     assert read_training(results).settings.seed == 1
+
+
+def test_a_folder_that_cannot_be_written_is_told_outside_by_its_reason(tmp_path: Path) -> None:
+    """A full disk, say, at a hospital: its lead must know of it, and not where the folder lies."""
+    (tmp_path / "file").touch()
+    with pytest.raises(MedPFLError, match=f"cannot lock the state folder {tmp_path}") as refused:
+        StateLock().take(tmp_path / "file" / "state", "a job")
+    assert refused.value.public == "the state folder could not be locked: Not a directory"
+    with pytest.raises(MedPFLError, match=f"cannot write {tmp_path}") as refused:
+        write_text(tmp_path / "file" / "models" / "best.md", "a model's card")
+    assert refused.value.public == "a file could not be written: Not a directory"

@@ -4,6 +4,7 @@
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -60,11 +61,11 @@ def run(
 
 
 def _counts(inspection: Inspection) -> Table:
-    table = Table(title=f"{inspection.name} ({inspection.kind})", title_justify="left")
+    table = Table(title=escape(f"{inspection.name} ({inspection.kind})"), title_justify="left")
     table.add_column("split")
     events = inspection.events
     for column in ("cases", "groups", *inspection.class_names, *(["events"] if events else [])):
-        table.add_column(column, justify="right")
+        table.add_column(escape(column), justify="right")
     for split, counts in inspection.splits.items():
         read = str(counts.cases) if counts.cases == counts.listed else f"{counts.cases} of {counts.listed}"
         classes = counts.classes or [0] * len(inspection.class_names)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command ``medpfl``: one verb each."""
 
+import os
 import signal
 import sys
+from collections.abc import Sequence
 
 import typer
 from rich.console import Console
@@ -44,11 +46,24 @@ def licences() -> None:
 def main() -> None:
     """Entry point: a MedPFLError is one sentence on stderr and exit code 1, never a traceback.
 
-    A kill (SIGTERM, of a cluster's scheduler, say) ends a command as Ctrl-C does: processes that it began and copies of
-    data that it made go with it."""
+    A kill (SIGTERM, of a cluster's scheduler, say) and a terminal that is closed (SIGHUP) end a command as Ctrl-C does:
+    processes that it began and copies of data that it made go with it."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup ignores it, and so do we then
+        terminals = [stream for stream in (1, 2) if os.isatty(stream)]
+        signal.signal(signal.SIGHUP, lambda *_: _hung_up(terminals))
     try:
         app()
     except MedPFLError as error:
         Console(stderr=True).print(f"medpfl: {error}", markup=False, highlight=False, soft_wrap=True)
         sys.exit(1)
+
+
+def _hung_up(terminals: Sequence[int]) -> None:
+    """The system and the shell both tell it: the second time would break off the cleaning up. To write to a terminal
+    that is closed is an error, which would do so, too."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in terminals:
+        os.dup2(nowhere, stream)
+    sys.exit(129)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from medpfl.cli.terminal import console, say
@@ -79,7 +80,7 @@ def poc_run(
         groups.setdefault((site_files, tuple(hospitals)), []).append(folder)
     with _interruptible():
         for (site_files, group), folders in groups.items():
-            console.print(f"Hospitals: {', '.join(group)}; their data and site files: {site_files}", soft_wrap=True)
+            say(f"Hospitals: {', '.join(group)}; their data and site files: {site_files}")
             console.print("Starting a federation: one server, the hospitals, an admin")
             with Federation(site_files, list(group), port, classes_to_allow(folders)) as federation:
                 for folder in folders:
@@ -122,7 +123,7 @@ def poc_hospitals(
     console.print("Provisioning, and starting the server and the hospitals by their start.sh (about 20 s)")
     with _interruptible(), federation:
         for site in hospitals:
-            console.print(f"  {site}: {federation.workspace / site}", soft_wrap=True, highlight=False)
+            say(f"  {site}: {federation.workspace / site}")
         console.print(f"Submitting from the kit of {federation.lead}; no hospital accepts code inside a job")
         run_job(federation, folder, job, results / job.name, timeout, console)
         if keep:
@@ -157,7 +158,7 @@ def provision_(
 def _tell(made: "Provisioned") -> None:
     from medpfl.flare.provision import preflight
 
-    table = Table("kit", "goes to", title=f"Startup kits in {made.folder}", title_justify="left")
+    table = Table("kit", "goes to", title=escape(f"Startup kits in {made.folder}"), title_justify="left")
     for person in made.people:
         table.add_row(person.kit.name, f"{person.role} of {person.org}")
     console.print(table)

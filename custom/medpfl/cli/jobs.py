@@ -183,7 +183,7 @@ def pack(
     folder = find_job(job)
     entry = manifest(find_bundle()).jobs.get(folder.name)
     stamp = entry.model_dump(exclude_none=True) if entry else None
-    console.print(str(pack_job(folder, output, stamp)), soft_wrap=True)
+    say(str(pack_job(folder, output, stamp)))
 
 
 @app.command()
@@ -218,7 +218,7 @@ def pretrain(
         bar = progress.add_task("epochs", total=epochs)
         tensors, about = run(loaded, files, share, epochs, lambda epoch, loss: progress.update(bar, completed=epoch))
     save(output, tensors, about.model_dump(mode="json"))
-    console.print(f"{output}: {about.samples} samples, SHA-256 {about.sha256}", soft_wrap=True)
+    say(f"{output}: {about.samples} samples, SHA-256 {about.sha256}")
     if declare:
         declare_checkpoint(list(files.values()), names[0], output)
         console.print(f"declared as '{names[0]}' in {len(files)} site files")
@@ -257,7 +257,7 @@ def evaluation_job(
     """Write a job that tests a model at every hospital: metrics only, nothing is trained."""
     from medpfl.job import write_evaluation_job
 
-    console.print(str(write_evaluation_job(model, output, name)), soft_wrap=True)
+    say(str(write_evaluation_job(model, output, name)))
 
 
 @app.command()

@@ -77,4 +77,4 @@ def export(
     """Write a model for software that does not know MedPFL."""
     from medpfl.deployed.export import export as write
 
-    console.print(str(write(model, output, form)), soft_wrap=True)
+    say(str(write(model, output, form)))

@@ -100,7 +100,7 @@ def site_forbid_code(kit: KitArgument) -> None:
     """Refuse jobs that bring code, whoever submits them: only installed code runs at this site."""
     from medpfl.flare.allow import forbid_code
 
-    console.print(f"{forbid_code(kit)}: jobs that bring code are refused here", soft_wrap=True)
+    say(f"{forbid_code(kit)}: jobs that bring code are refused here")
 
 
 @site_app.command("doctor")

@@ -206,4 +206,5 @@ def write_text(path: Path, text: str, private: bool = False) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):  # a file may lie where its folder should
             temporary.unlink(missing_ok=True)
-        raise MedPFLError(f"cannot write {path}: {error.strerror}") from error
+        why = f"a file could not be written: {error.strerror}"
+        raise MedPFLError(f"cannot write {path}: {error.strerror}", why) from error

@@ -293,6 +293,9 @@ def _home(kit: Kit) -> Iterator[Finding]:
         yield note(check, f"{what} are kept in {named}, which {HOME_VARIABLE} names; start.sh must run with it, too")
     else:
         yield ok(check, f"{what} are kept in {folder / IN_THE_KIT}")
+    own = folder / (kit.name if named else IN_THE_KIT)
+    if own.is_dir() and all(path.stat().st_mode & 0o077 for path in (own, folder)):  # an earlier MedPFL made it so
+        yield note(check, f"other accounts of this machine may look into {own}", f"chmod 700 {own}, unless they should")
 
 
 def _storage(kit: Kit) -> Iterator[Finding]:

@@ -18,13 +18,26 @@ def home_of(fl_ctx: FLContext) -> Path:
     FLARE's Docker and Kubernetes launchers give a job's container a kit's folder in memory, which is gone with it:
     there the variable names a volume.
 
+    Where it is not there yet it is made for this account alone, whatever the umask and who may look into the volume:
+    patients can be learnt of from models and private parts. Who lets others read it (chmod) is not overruled.
+
     Raises:
-        MedPFLError: it names no folder that is there; a volume that is not mounted must not be made up.
+        MedPFLError: it names no folder that is there; a volume that is not mounted must not be made up. Or this account
+            may not write there.
     """
     named = named_home()
     if named is None:
-        return Path(fl_ctx.get_workspace().get_root_dir()) / IN_THE_KIT
-    return named / str(fl_ctx.get_identity_name())  # sites on one machine do not share one
+        own = Path(fl_ctx.get_workspace().get_root_dir()) / IN_THE_KIT
+    else:
+        own = named / str(fl_ctx.get_identity_name())  # sites on one machine do not share one
+    try:
+        own.mkdir(mode=0o700, parents=named is None, exist_ok=True)
+    except OSError as error:
+        raise MedPFLError(
+            f"cannot make the folder {own}: {error.strerror}",
+            public=f"the folder for what outlives a run cannot be made: {error.strerror}",
+        ) from error
+    return own
 
 
 def named_home() -> Path | None:

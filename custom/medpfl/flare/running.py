@@ -81,7 +81,8 @@ def run_job(
     print_results(target, console)
     if warning:
         console.print(warning, soft_wrap=True)
-    console.print(f"{job.name} took {time.monotonic() - started:.0f} s; everything it left: {target}", soft_wrap=True)
+    took = f"{job.name} took {time.monotonic() - started:.0f} s; everything it left: {target}"
+    console.print(took, markup=False, emoji=False, soft_wrap=True)
 
 
 def _collect(federation: LocalFederation, job: Job | EvaluationJob, job_id: str, target: Path) -> None:

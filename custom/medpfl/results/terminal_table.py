@@ -53,4 +53,4 @@ def print_results(folder: Path, console: Console) -> None:
         console.print(f"{site}: what it sent has {spent}", markup=False)
     for event in summary.events:
         console.print(f"round {event.round}, {event.site}: {event.event}", markup=False)
-    console.print(f"Report: {folder / 'report.html'}", soft_wrap=True)
+    console.print(f"Report: {folder / 'report.html'}", markup=False, emoji=False, soft_wrap=True)

@@ -63,7 +63,10 @@ class StateLock:
                 file.close()
                 raise
         except OSError as error:
-            raise MedPFLError(f"cannot lock the state folder {folder}: {error.strerror}") from error
+            raise MedPFLError(
+                f"cannot lock the state folder {folder}: {error.strerror}",
+                f"the state folder could not be locked: {error.strerror}",
+            ) from error
         self._folder, self._file = folder, file
 
     def release(self) -> None:

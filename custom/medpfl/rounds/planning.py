@@ -148,7 +148,8 @@ class Planning:
             unfinished.write_text(plan.model_dump_json(), encoding="utf-8")
             unfinished.replace(self._file)
         except OSError as error:
-            raise MedPFLError(f"cannot write {self._file}: {error.strerror}") from error
+            why = f"a file could not be written: {error.strerror}"
+            raise MedPFLError(f"cannot write {self._file}: {error.strerror}", why) from error
 
     def forget(self) -> None:
         """The run is finished."""

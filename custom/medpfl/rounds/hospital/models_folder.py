@@ -33,6 +33,9 @@ def open_models(home: Path, run: str) -> Path:
             later = (f"{aside}-{number}" for number in range(2, len(taken) + 2))
             os.rename(folder, home / next(name for name in (aside, *later) if name not in taken))
     except OSError as error:
-        raise MedPFLError(f"cannot move the models of an earlier run, {folder}: {error.strerror}") from error
+        raise MedPFLError(
+            f"cannot move the models of an earlier run, {folder}: {error.strerror}",
+            f"the models of an earlier run could not be moved: {error.strerror}",
+        ) from error
     write_text(mark, run)
     return folder
