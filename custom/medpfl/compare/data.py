@@ -11,7 +11,8 @@ import torch
 
 from medpfl.core.errors import ConfigError, DataError
 from medpfl.data.declared import SPLITS
-from medpfl.data.samples import SiteData
+from medpfl.data.rows import CaseRows
+from medpfl.data.samples import Samples, SiteData
 from medpfl.data.site_file import SiteFile, load_site_file
 from medpfl.data.target import Target
 from medpfl.rounds.messages import digest_of
@@ -103,13 +104,33 @@ def read_splits(task: Task, site_files: dict[str, Path], seeds: list[int] | None
 
 
 def split_digest(data: SiteData) -> str:
-    """Over every sample's split, case, label and (up to a million values a split) inputs, and which cases are of one
-    patient: intervals draw patients."""
+    """Over every sample's split, case, label and inputs, which cases are of one patient (intervals draw patients), and
+    which classes label maps show.
+
+    A million values of inputs are read at a time: they may lie in files that memory does not hold.
+    """
     parts: list[Any] = []
     for split, samples in sorted(data.splits.items()):
         rows = 1_000_000 // max(1, samples.inputs[:1].numel())
-        tensors = {"inputs": samples.inputs[:rows], "targets": samples.targets[:rows]}
         owned = samples.patients.tolist()
         grouped = [owned] if len(set(owned)) < len(owned) else []
-        parts.append([split, samples.names, samples.case.tolist(), fingerprint(tensors), *grouped])
+        first = _fingerprint(samples, 0, rows)
+        more = [_fingerprint(samples, start, max(1, rows)) for start in range(rows, len(samples), max(1, rows))]
+        shown = [] if samples.annotated is None else [{"annotated": samples.annotated}]
+        rest = [*grouped, *more, *_beyond_views(samples), *shown]
+        parts.append([split, samples.names, samples.case.tolist(), first, *rest])
     return digest_of([*parts, data.class_names])
+
+
+def _fingerprint(samples: Samples, start: int, rows: int) -> str:
+    chosen = slice(start, start + rows)
+    return fingerprint({"inputs": samples.inputs[chosen], "targets": samples.targets[chosen]})
+
+
+def _beyond_views(samples: Samples) -> list[str]:
+    """Of whole cases, of which the rows are only the centres."""
+    found = []
+    for rows in (samples.inputs, samples.targets):
+        if isinstance(rows, CaseRows):
+            found += [fingerprint({"whole": rows.whole(number)}) for number in range(len(rows))]
+    return found

@@ -109,7 +109,7 @@ def make_folds(job: Job, site_files: dict[str, Path], seeds: int) -> Folds:
             named = {path.rpartition(".")[0] for path in class_paths(order.configurations())}
             code = source_digest({"medpfl.rounds.simulate", "medpfl.compare.unseen", *named})
             digest = digest_of([json_of(order), held, medpfl.__version__, str(torch.__version__), code])
-            runs.append(Fold(site, seed, digest, order))
+            runs.append(Fold(site, seed, digest, order.model_copy(update={"held": held})))
     return Folds(job, dict(site_files), runs)
 
 
@@ -122,12 +122,20 @@ def run(order: FoldOrder, folder: Path) -> FoldRun:
     task: Task = build(order.task, Task, "task")
     files = {site: Path(path) for site, path in order.site_files.items()}
     without = order.without
-    unseen = task.load(load_site_file(files[without], without))
-    if split_digest(unseen) != order.splits[without]:
-        raise ConfigError(f"{without}'s data or split changed while the folds were running; start them again")
+    method: Method = build(order.method, Method, "method")
+    for site, path in files.items():
+        site_file = load_site_file(path, site)
+        found = task.load(site_file)
+        if split_digest(found) != order.splits[site]:
+            raise ConfigError(f"{site}'s data or split changed while the folds were running; start them again")
+        if read_common(method.at(site), task, site_file, found.input_shape).marks() != order.held[site]:
+            raise ConfigError(
+                f"{site}'s checkpoints or public data changed while the folds were running; start them again"
+            )
+        if site == without:
+            unseen = found
     there = {site: path for site, path in files.items() if site != without}
     components = {slot: build(spec, Mixer, f"slot '{slot}'") for slot, spec in order.components.items()}
-    method: Method = build(order.method, Method, "method")
     settings = Settings(**order.settings)  # type: ignore[arg-type]  # it checks them itself
     codecs = build_codecs(order.codecs, "codecs") if order.codecs else None
     job = Job(order.job, order.min_clients, settings, components, method, task, codecs)

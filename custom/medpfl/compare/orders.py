@@ -67,7 +67,8 @@ class Order(Specs, Handed):
 
 
 class FoldOrder(Handed):
-    """One run of a leave-one-out; ``settings`` and ``codecs``: of the job; ``min_clients``: of the run."""
+    """One run of a leave-one-out; ``settings`` and ``codecs``: of the job; ``min_clients``: of the run; ``held``: as of
+    a comparison's."""
 
     worker: ClassVar[str] = "medpfl.compare.folds"
 
@@ -80,6 +81,7 @@ class FoldOrder(Handed):
     splits: dict[str, str]
     codecs: Config | None = Field(default=None, exclude_if=lambda found: found is None)
     min_clients: int
+    held: dict[str, dict[str, str]] = Field(default_factory=dict, exclude_if=lambda found: not found)
 
     def configurations(self) -> list[JsonValue]:
         """Everything that names classes."""

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What changes between the planning of runs and a run: it is refused, or its results would be kept under another's
+name."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from medpfl import store
+from medpfl.compare.folds import Fold, make_folds
+from medpfl.compare.folds import run as run_fold
+from medpfl.core.errors import ConfigError
+from medpfl.data.site_file import CHECKPOINT
+from medpfl.methods.softpull import SoftPull
+from medpfl.methods.start import Start
+from small_jobs import small_job, write_table_sites
+
+THREE = ["anna", "berta", "clara"]
+
+
+def fold_without_anna(fold: Fold, files: dict[str, Path], folder: Path) -> None:
+    assert fold.without == "anna"
+    run_fold(fold.order.model_copy(update={"site_files": {site: str(path) for site, path in files.items()}}), folder)
+
+
+@pytest.mark.parametrize("changed", THREE)
+def test_a_fold_looks_at_the_data_of_all_hospitals(tmp_path: Path, changed: str) -> None:
+    """Of those that train it did not: a fold of other data was kept as one of those that were there at first."""
+    files = write_table_sites(tmp_path / "sites", THREE)
+    fold = make_folds(small_job(rounds=1), files, 1).runs[0]
+    table = tmp_path / "sites" / f"{changed}.csv"
+    table.write_text("\n".join(table.read_text().splitlines()[:-1]) + "\n")
+    with pytest.raises(ConfigError, match=f"{changed}'s data or split changed while the folds were running"):
+        fold_without_anna(fold, files, tmp_path)
+
+
+def test_a_fold_looks_at_the_checkpoints(tmp_path: Path) -> None:
+    """Those of the left out hospital count for nothing, but the run's name covers them."""
+    files = write_table_sites(tmp_path / "sites", THREE)
+    known = tmp_path / "known.safetensors"
+    for path in files.values():
+        path.write_text(f"{path.read_text()}checkpoints: {{known: {known}}}\n")
+    store.save(known, {"weight": torch.zeros(2)}, {"kind": CHECKPOINT})
+    begun = small_job(rounds=1, mixers={}, method=SoftPull(lr=0.05, start=Start("known")))
+    fold = make_folds(begun, files, 1).runs[0]
+    store.save(known, {"weight": torch.ones(2)}, {"kind": CHECKPOINT})
+    with pytest.raises(ConfigError, match="anna's checkpoints or public data changed while the folds were running"):
+        fold_without_anna(fold, files, tmp_path)
