@@ -162,6 +162,10 @@ class CusFL(Method):
     def components(self) -> dict[str, Mixer]:
         return {"federated": MeanOfLatest(uniform=True)}
 
+    @property
+    def anew(self) -> tuple[str, ...]:
+        return ("federated",)
+
     def local_round(self, site: Site) -> None:
         teacher, models = site.models["federated"], site.models
         models.train()

@@ -54,7 +54,8 @@ class Site:
         self._loss: Tensor | float = float("nan")
         self._place = Place(0, 1)
         self.outbox: dict[str, dict[str, Tensor]] = {}
-        """Slot to what is sent instead of its weights (gradients, say), with the same entries and shapes."""
+        """Slot to what is sent instead of its weights (gradients, say), with the same entries and shapes. A method that
+        sends what a hospital holds itself names the slot in ``anew``, too."""
         self.shown: dict[str, list[dict[str, Tensor]]] = {}
         """Slot that the method wants to be ``shown`` to all hospitals' models in the roster's order; in ``refine``."""
         self._seen: list[list[Tensor]] = []
