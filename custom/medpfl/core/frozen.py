@@ -2,7 +2,8 @@
 """Layers that keep their weights: constants of the network instead of parameters, so that nothing that goes through its
 parameters (optimisers, proximal terms, control variates) sees them. Their entries in the state keep their names."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -38,6 +39,20 @@ def freeze(network: nn.Module, paths: Sequence[str]) -> None:
 def _still(module: nn.Module, args: tuple[Any, ...]) -> None:
     """Before every pass: the layer's statistics do not move, whatever mode the network is in."""
     module.training = False
+
+
+@contextmanager
+def training_only(network: nn.Module, names: Collection[str] = ()) -> Iterator[None]:
+    """Meanwhile, of the network's parameters those of these names alone are trained. What the network itself holds
+    fixed (``requires_grad`` is False) is trained neither meanwhile nor afterwards."""
+    trained = [(name, weight) for name, weight in network.named_parameters() if weight.requires_grad]
+    try:
+        for name, weight in trained:
+            weight.requires_grad_(name in names)
+        yield
+    finally:
+        for _, weight in trained:
+            weight.requires_grad_(True)
 
 
 def frozen_entries(root: nn.Module) -> set[str]:

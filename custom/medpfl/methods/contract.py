@@ -192,6 +192,12 @@ class Method(Training):
     """Slots of which every hospital is sent all hospitals' mixed models with the first of these exchanges. A hospital
     then holds the others' models: say so in the method's documentation."""
 
+    @property
+    def anew(self) -> Sequence[str]:
+        """Slots in which a hospital sends what it holds itself, whatever it was sent, instead of what its training made
+        of that: codecs encode the difference to what the server knows of it already."""
+        return ()
+
     def refinements(self, round_number: int, rounds: int) -> int:
         """How many further exchanges of the ``refined`` slots follow the training of this round of ``rounds``."""
         return 0

@@ -10,6 +10,7 @@ the paper's rule would weigh its gradient by millions. Two variants of ours, off
 """
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, Literal
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
+from medpfl.core.frozen import training_only
 from medpfl.core.groups import under
 from medpfl.core.mixers import MeanOfLatest, Mixer
 from medpfl.data.samples import Samples
@@ -162,13 +164,16 @@ class CusFL(Method):
     def components(self) -> dict[str, Mixer]:
         return {"federated": MeanOfLatest(uniform=True)}
 
+    @property
+    def anew(self) -> tuple[str, ...]:
+        return ("federated",)
+
     def local_round(self, site: Site) -> None:
         teacher, models = site.models["federated"], site.models
         models.train()
         for name in ("federated", "previous"):
             if name in models:
-                models[name].eval().requires_grad_(False)
-        teacher.requires_grad_(not self.frozen)
+                models[name].eval()
         ratio = self.ratios.get(site.name, self.ratio)
         if site.round <= self.warm_up or (self.aligned_rounds is not None and site.round > self.aligned_rounds):
             ratio = 0.0
@@ -180,10 +185,8 @@ class CusFL(Method):
             parted.fill_(site.round > self.warm_up)
         if "tutor" in models:
             _put_extractor(shared, models["tutor"])
-        try:
+        with training_only(teacher) if self.frozen else nullcontext():
             seen = [self._step(site, batch, ratio) for batch in site.training_batches()]
-        finally:
-            teacher.requires_grad_(True)
         for name, value in zip(Alignment.kept, torch.stack(seen).mean(dim=0), strict=True):
             models["alignment"].get_buffer(name).copy_(value)
         sent = _trained(models, "tutor" if "tutor" in models else "personal")

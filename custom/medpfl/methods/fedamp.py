@@ -48,6 +48,10 @@ class FedAMP(Method):
     def components(self) -> dict[str, NoDefault]:
         return {"anchor": NoDefault("name AttentiveMessages with its alpha and sigma")}
 
+    @property
+    def anew(self) -> tuple[str, ...]:
+        return ("anchor",)
+
     def local_round(self, site: Site) -> None:
         site.fit("model", Proximal(site.models["model"], self.mu, anchor=site.models["anchor"]))
         weights = site.models["model"].parameters()

@@ -13,6 +13,7 @@ from typing import ClassVar
 from torch import nn
 
 from medpfl.core.errors import ConfigError
+from medpfl.core.frozen import training_only
 from medpfl.core.groups import base_and_head, head_of
 from medpfl.methods.contract import Batch, Build, Method, Site
 from medpfl.privacy.contract import Cover
@@ -60,15 +61,14 @@ class FedRep(Method):
     def _train(self, site: Site, train_head: bool, batches: Iterator[Batch]) -> None:
         network = site.models["model"]
         head = self.head or head_of(network)
+        paths = [head] if isinstance(head, str) else head
         network.train(not train_head)
-        network.requires_grad_(not train_head)
-        for path in [head] if isinstance(head, str) else head:
-            network.get_submodule(path).train(train_head).requires_grad_(train_head)
-        # The optimiser passes over what has no gradient.
-        try:
+        for path in paths:
+            network.get_submodule(path).train(train_head)
+        inside = tuple(f"{path}." for path in paths)
+        names = {name for name, _ in network.named_parameters() if name.startswith(inside) == train_head}
+        with training_only(network, names):  # the optimiser passes over what has no gradient
             for batch in batches:
                 with site.autocast():
                     loss = site.task.loss(network(batch.inputs), batch.targets)
                 site.step("model", loss)
-        finally:
-            network.requires_grad_(True)

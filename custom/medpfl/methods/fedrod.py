@@ -58,7 +58,8 @@ class FedRoD(Method):
         if next(head.parameters(), None) is None:
             raise ConfigError("FedRoD trains a head beside the network's own, which start's frozen must leave to train")
         for weight in head.parameters():
-            nn.init.zeros_(weight)
+            if weight.requires_grad:  # what the network holds fixed, a scale say, is no weight
+                nn.init.zeros_(weight)
         return {"generic": network, "head": head}
 
     def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:

@@ -57,6 +57,10 @@ class L2GD(Method):
     def components(self) -> dict[str, NoDefault]:
         return {"mixed": NoDefault("name SoftPull with lam = 1 - c (K - 1) / K")}
 
+    @property
+    def anew(self) -> tuple[str, ...]:
+        return ("mixed",)
+
     def local_round(self, site: Site) -> None:
         network = site.models["model"].train()
         if site.common_draw("l2gd") < self.p:

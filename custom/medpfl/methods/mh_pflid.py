@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
+from medpfl.core.frozen import training_only
 from medpfl.core.groups import under
 from medpfl.core.mixers import Mean, Mixer
 from medpfl.data.samples import Samples
@@ -199,8 +200,6 @@ def _exchange(kind: str, local: int, width: int, queries: str) -> nn.Module:
 @contextmanager
 def _frozen(network: nn.Module) -> Iterator[None]:
     """Evaluation mode (running statistics stand still) and no gradients of its own; they still flow through it."""
-    network.eval().requires_grad_(False)
-    try:
+    network.eval()
+    with training_only(network):
         yield
-    finally:
-        network.requires_grad_(True)

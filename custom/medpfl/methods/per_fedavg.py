@@ -68,7 +68,7 @@ class PerFedAvg(Method):
 
     def local_round(self, site: Site) -> None:
         site.models["model"].train()
-        weights = {key: weight.detach() for key, weight in site.models["model"].named_parameters()}
+        weights = _trained(site.models["model"])
         for batch, next_, after in _threes(site.training_batches()):
             first, _ = _gradient(site, weights, next_)
             gradient, loss = _gradient(site, _moved(weights, first, -self.inner_lr), batch, follow=True)
@@ -92,7 +92,7 @@ class PerFedAvg(Method):
 
     def after_mixing(self, site: Site) -> None:
         site.models["model"].train()
-        weights = {key: weight.detach() for key, weight in site.models["model"].named_parameters()}
+        weights = _trained(site.models["model"])
         total, seen = {key: torch.zeros_like(weight) for key, weight in weights.items()}, 0
         for batch in site.training_batches(epochs=1):
             gradient, _ = _gradient(site, weights, batch)
@@ -100,6 +100,11 @@ class PerFedAvg(Method):
             seen += len(batch.inputs)
         adapted = _moved(weights, total, -self.inner_lr / seen)
         load_own_state(site.models["personal"], {**own_state(site.models["model"]), **adapted})
+
+
+def _trained(network: nn.Module) -> Weights:
+    """The weights that training moves; the network may hold others fixed."""
+    return {key: weight.detach() for key, weight in network.named_parameters() if weight.requires_grad}
 
 
 def _moved(weights: Weights, direction: Weights, length: float) -> Weights:

@@ -47,6 +47,10 @@ class Scaffold(Method):
     def components(self) -> dict[str, Mixer]:
         return {"model": Mean(), "control": ControlVariates()}
 
+    @property
+    def anew(self) -> tuple[str, ...]:
+        return ("control",)
+
     def local_round(self, site: Site) -> None:
         network = site.models["model"].train()
         weights, own = list(network.parameters()), list(site.models["own"].parameters())

@@ -54,7 +54,8 @@ class Site:
         self._loss: Tensor | float = float("nan")
         self._place = Place(0, 1)
         self.outbox: dict[str, dict[str, Tensor]] = {}
-        """Slot to what is sent instead of its weights (gradients, say), with the same entries and shapes."""
+        """Slot to what is sent instead of its weights (gradients, say), with the same entries and shapes. A method that
+        sends what a hospital holds itself names the slot in ``anew``, too."""
         self.shown: dict[str, list[dict[str, Tensor]]] = {}
         """Slot that the method wants to be ``shown`` to all hospitals' models in the roster's order; in ``refine``."""
         self._seen: list[list[Tensor]] = []
@@ -306,7 +307,7 @@ class Site:
             self.behind[key].batch(place.rows, place.weights)
 
     def descend(self, model: str, gradient: Mapping[str, Tensor], loss: Tensor, through: Sequence[Batch] = ()) -> None:
-        """The same with a given gradient, by parameter; ``loss`` is only reported.
+        """The same with a given gradient, by parameter that is trained; ``loss`` is only reported.
 
         Args:
             through: further batches that decide where the gradient was taken. One patient's can show in it as much as
@@ -324,6 +325,8 @@ class Site:
             self._count(model, number, batch.place)
         done, batches = self._place.in_step(self.method.accumulate)
         for key, parameter in self.models[model].named_parameters():
+            if not parameter.requires_grad:  # the network holds it fixed
+                continue
             found = laid_out_like(parameter, gradient[key].clone() if batches == 1 else gradient[key] / batches)
             parameter.grad = found if done == 0 or parameter.grad is None else parameter.grad + found
         self.last_loss = loss

@@ -34,6 +34,7 @@ def plan_of(method: Method, methods: Sequence[Method], rounds: int) -> Plan:
         refined=tuple(method.refined),
         shown=tuple(method.shown),
         steps=tuple(method.refinements(round_number, rounds) for round_number in range(1, rounds + 1)),
+        anew=tuple(method.anew),
     )
 
 

@@ -78,7 +78,7 @@ class ServerCoder(Coder):
                 payload[slot] = _bytes(data)
                 new.update({name: reference[name] + t for name, t in flatten({slot: sent}).items()})
             slots = {**without(slots, target), PAYLOAD: payload}
-        held = Held(self._count, {**reference, **new})
+        held = Held(self._count, {**reference, **new}, told=dict(base.told) if base else {})
         self._put_away(reference)
         self._put_away(held.reference)
         self._pending = (held, header, byte_count(slots), codec)
@@ -104,11 +104,14 @@ class ServerCoder(Coder):
         if self._pending is None or given.number != self._pending[0].number:
             raise CodecError(f"{self.site} answered to another message than the last")
         held, header, sent, codec = self._pending
-        decoded = self._decode(reply.slots.get(PAYLOAD, {}), held.reference, self._gradients)
+        told = held.told if given.base is not None else {}
+        decoded = self._decode(reply.slots.get(PAYLOAD, {}), {**held.reference, **told}, self._gradients)
+        anew = flatten({slot: state for slot, state in decoded.items() if slot in self._anew})
+        held.told.update((name, tensor.clone()) for name, tensor in anew.items())  # answers are mixed in place
         self._held, self.traffic = held, (sent, byte_count(reply.slots))
         self._pending = None
         self._save(header, codec)
-        self._put_away(held.reference)
+        self._put_away({**held.reference, **{f"told {name}": tensor for name, tensor in held.told.items()}})
         return Message(reply.header, self._merged(reply.slots, decoded), encoded=self.traffic)
 
     def _put_away(self, tensors: Tensors) -> None:
@@ -139,7 +142,8 @@ class ServerCoder(Coder):
             if kept is not None:
                 number = kept.meta["number"]
                 assert isinstance(number, int)
-                self._held = Held(number, kept.tensors)
+                parts = _parted(kept.tensors)
+                self._held = Held(number, parts["reference"], told=parts["told"])
             if damaged:
                 store.discard(folder, "sent", [kept.number] if kept is not None else [])
                 raise CodecError(
@@ -153,7 +157,7 @@ class ServerCoder(Coder):
         assert self._held is not None
         # The last validation is no part of its round: who is killed after it goes on from what the round ended with.
         folder, current = self._folder(header.run) / self.site, header.round + isinstance(header, ValidateRequest)
-        tensors = self._held.reference if codec else {}
+        tensors = (self._held.reference if codec else {}) | _named("told", self._held.told)
         store.save(store.path_of(folder, "sent", current), tensors, {"number": self._held.number})
         store.prune(folder, "sent", current, KEPT)
 
@@ -173,6 +177,7 @@ class SiteCoder(Coder):
     _run: str = field(init=False, default="")
     _known: dict[int, Held] = field(init=False, default_factory=dict)
     _now: Held | None = field(init=False, default=None)
+    _base: int | None = field(init=False, default=None)
     _progress: Progress = field(init=False, default_factory=Progress)
     _needed: set[int] = field(init=False, default_factory=set)
 
@@ -205,7 +210,9 @@ class SiteCoder(Coder):
         decoded = self._decode(payload, reference, set())
         slots = self._merged(message.slots, decoded)
         new = {name: tensor.clone() for name, tensor in flatten(self._codable(slots)).items()}
-        self._now = Held(coded.number, {**reference, **new}, dict(base.residual) if base else {}, coded.keep)
+        residual, told = (dict(base.residual), dict(base.told)) if base else ({}, {})
+        self._now = Held(coded.number, {**reference, **new}, residual, told, coded.keep)
+        self._base = coded.base
         self._needed = {n for n in (coded.base, coded.keep, coded.number) if n is not None}
         return Message(header, slots)
 
@@ -225,15 +232,16 @@ class SiteCoder(Coder):
         now = self._now
         if now is None:
             raise CodecError(f"{self.site}: the server's message did not pass this hospital's codec filter")
-        slots = reply.slots
+        slots, base = reply.slots, None
         if codec is not None:
             codec = codec.at(self._progress)
+            base = self._base if codec.contracts and now.told else None
             target = self._codable(slots)
             payload = {slot: self._encode(slot, target[slot], now, codec) for slot in sorted(target)}
             if payload:
                 slots = {**without(slots, target), PAYLOAD: payload}
         self._save(now)
-        return Message(reply.header, slots, Coded(number=now.number, codec=codec.tag if codec else None))
+        return Message(reply.header, slots, Coded(number=now.number, base=base, codec=codec.tag if codec else None))
 
     def keep_start(self, file: Path, reply: Message[Reply]) -> None:
         """Keep the first exchange, for a process that is started after this one was killed (``start_again``)."""
@@ -253,11 +261,16 @@ class SiteCoder(Coder):
     def _encode(self, slot: str, state: Tensors, now: Held, codec: Codec) -> Tensor:
         names = {key: f"{slot}{SEPARATOR}{key}" for key in state}
         whole = slot in self._gradients
-        update = {key: t if whole else t - now.reference[names[key]] for key, t in state.items()}
+        before = {**now.reference, **now.told}
+        update = {key: t if whole else t - before[names[key]] for key, t in state.items()}
         seed = self._seed_of(now.number, slot)
         with _of(slot):
             if not codec.contracts:
                 return _bytes(codec.encode(update, seed))
+            if slot in self._anew:
+                data, sent = codec.encode_and_tell(update, seed)
+                now.told.update({names[key]: before[names[key]] + t for key, t in sent.items()})
+                return _bytes(data)
             residual = {key: now.residual[name] for key, name in names.items() if name in now.residual}
             data, lost = encode_with_feedback(codec, update, residual, seed)
         now.residual.update({names[key]: t for key, t in lost.items()})
@@ -279,22 +292,18 @@ class SiteCoder(Coder):
                     f"{self.site}: what is kept here of exchange {number} is damaged; the next message is asked for "
                     "whole"
                 ) from error
-            parts: dict[str, Tensors] = {"reference": {}, "residual": {}}
-            for name, tensor in tensors.items():
-                kind, _, key = name.partition("/")
-                parts[kind][key] = tensor
             began = meta["began"]
             assert began is None or isinstance(began, int)
-            self._known[number] = Held(number, parts["reference"], parts["residual"], began)
+            self._known[number] = Held(number, **_parted(tensors), began=began)
         return self._known[number]
 
     def _save(self, now: Held) -> None:
         self._known = {number: held for number, held in self._known.items() if number in self._needed}
         self._known[now.number] = now
         folder = self._folder(self._run)
-        tensors = {f"residual/{name}": tensor for name, tensor in now.residual.items()}
+        tensors = _named("residual", now.residual) | _named("told", now.told)
         if self._to_site is not None:
-            tensors.update({f"reference/{name}": tensor for name, tensor in now.reference.items()})
+            tensors.update(_named("reference", now.reference))
         store.save(store.path_of(folder, "held", now.number), tensors, {"number": now.number, "began": now.began})
         # The server may have to go back by two rounds (see ``private.KEPT``): what it then starts from stays on disk.
         older = self._known[now.began].began if now.began in self._known else None
@@ -307,6 +316,23 @@ def _of(slot: str) -> Iterator[None]:
         yield
     except CodecError as error:
         raise CodecError(f"slot '{slot}': {error}") from error
+
+
+def _named(kind: str, tensors: Tensors) -> Tensors:
+    """For a file that holds several kinds."""
+    return {f"{kind}/{name}": tensor for name, tensor in tensors.items()}
+
+
+def _parted(tensors: Tensors) -> dict[str, Tensors]:
+    """Kind to the tensors that ``_named`` gave their names; those without one are of the reference."""
+    parts: dict[str, Tensors] = {"reference": {}, "residual": {}, "told": {}}
+    for name, tensor in tensors.items():
+        kind, _, key = name.partition("/")
+        if kind in parts:
+            parts[kind][key] = tensor
+        else:
+            parts["reference"][name] = tensor
+    return parts
 
 
 def _bytes(data: bytes) -> Tensor:

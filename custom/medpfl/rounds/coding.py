@@ -3,8 +3,11 @@
 
 To the hospital goes  C(model - reference),  the reference being what the hospital holds since the last exchange, of
 which the server keeps a copy: what was lost is part of the next difference. Back comes  C(model - received + residual),
-the residual being what earlier updates of this hospital lost; it stays there. An exchange whose answer did not reach
-the server has not happened: both ends go on from the last one that did, which the message names by its number.
+the residual being what earlier updates of this hospital lost; it stays there. Where a hospital answers with what it
+holds itself, whatever it was sent (``Method.anew``), comes  C(model - told),  told being its last answer as the server
+decoded it, of which both ends keep a copy: a residual would add what the next difference has in it anyway, and grow
+without end. An exchange whose answer did not reach the server has not happened: both ends go on from the last one that
+did, which the message names by its number.
 
 Every slot is a vector of its own, so a reference model that is switched on or off changes no other slot. Codecs take
 parameters. BatchNorm's statistics, counters and what is shown travel as they are: a variance that is moved by another
@@ -37,12 +40,14 @@ Tensors = dict[str, Tensor]
 class Held:
     """What an end has after exchange ``number``; tensors by "slot::entry".
 
+    ``told``: the hospital's last answer of the slots that it answers ``anew``, as the server decoded it.
     ``began``: at a hospital, the exchange that ended the round before.
     """
 
     number: int
     reference: Tensors
     residual: Tensors = field(default_factory=dict)
+    told: Tensors = field(default_factory=dict)
     began: int | None = None
 
 
@@ -60,6 +65,7 @@ class Coder:
     root: Path
     site: str
     _learned: bool = field(init=False, default=False)
+    _anew: frozenset[str] = field(init=False, default=frozenset())
     _start: Tensors = field(init=False, default_factory=dict)
     _order: dict[str, list[str]] = field(init=False, default_factory=dict)
 
@@ -71,6 +77,7 @@ class Coder:
         if not isinstance(reply.header, InitReply):
             raise CodecError(f"{self.site} answered to '{reply.header.task}' before it was ready")
         self._learned = True
+        self._anew = frozenset(reply.header.plan.anew)
         kept = set(reply.header.buffers)
         self._order = {slot: list(state) for slot, state in reply.slots.items()}
         self._start = {

@@ -75,6 +75,10 @@ class FedSMPersonalised(FedSM):
         own = {f"{PREFIX}{slot}": mixer for slot, mixer in self.personaliser.components().items()}
         return {**super().components(), "personal": SoftPull(lam=1.0), **own}
 
+    @property
+    def anew(self) -> tuple[str, ...]:
+        return ("personal", *(f"{PREFIX}{slot}" for slot in self.personaliser.anew))
+
     def rate(self, name: str) -> float:
         if name.startswith(PREFIX):
             return self.personaliser.rate(name.removeprefix(PREFIX))

@@ -12,6 +12,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
+from medpfl.core.frozen import training_only
 from medpfl.core.graph import SKETCHES
 from medpfl.core.groups import head_of, of_type, running_statistics, under, without
 from medpfl.core.mixers import Mean, Mixer, NetworkProx
@@ -106,14 +107,10 @@ class PFedNet(Method):
             own = [f"{name}.{key}".removeprefix(".") for key in module.state_dict() if "." not in key]
             if own and not keys.intersection(own):
                 module.training = False
-        for name, parameter in network.named_parameters():
-            parameter.requires_grad_(name in keys)
         # An exchange within a round has batches and an optimiser of its own: the kept one is of the round's training.
         working = site.apart() if step else site
-        try:
+        with training_only(network, keys):
             for batch in working.training_batches(purpose=f"exchange {step}" if step else "batches"):
                 with working.autocast():
                     loss = working.task.loss(network(batch.inputs), batch.targets)
                 working.step("model", loss)
-        finally:
-            network.requires_grad_(True)

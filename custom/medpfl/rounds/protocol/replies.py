@@ -34,6 +34,7 @@ class Plan(Part):
         refined: slots that are exchanged again within a round.
         shown: slots of which a hospital is then shown all hospitals' models.
         steps: how many such exchanges follow the training, round by round.
+        anew: slots in which a hospital answers with what it holds itself, whatever it was sent.
     """
 
     models: Names
@@ -42,6 +43,7 @@ class Plan(Part):
     refined: Names
     shown: Names
     steps: tuple[Annotated[int, Field(ge=0, le=10_000)], ...]
+    anew: Names = ()
 
 
 class Sizes(Part):

@@ -20,7 +20,8 @@ class Coded(Part):
 
     Attributes:
         number: of the exchange.
-        base: the exchange whose result is the reference; None: the message is whole.
+        base: the exchange whose result is the reference; None: the message is whole. Of an answer: the exchange with
+            whose answer slots that are answered ``anew`` are compared; None: with what this exchange brought.
         keep: an exchange that the hospital must not forget yet.
         codec: tag of the codec; None: this direction is not encoded.
     """
