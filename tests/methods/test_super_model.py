@@ -16,6 +16,7 @@ from medpfl import store
 from medpfl.component import build, spec_of
 from medpfl.core.errors import ConfigError, DataError, MedPFLError, RefusedUpdate
 from medpfl.core.mixers import Mean, ServerAdam, SoftPull
+from medpfl.data.samples import SiteData
 from medpfl.data.site_file import load_site_file
 from medpfl.deployed.model_file import Deployed, load_deployed
 from medpfl.deployed.predict import evaluate_on
@@ -25,8 +26,10 @@ from medpfl.methods.fedsm import FedSM, FedSMEnsemble, FedSMExtra, SuperModel
 from medpfl.methods.fedsm.gamma import GAMMAS, choose_gamma, read_study
 from medpfl.methods.joint_study import Point, SplitStudy, Study
 from medpfl.results.files import read_summary
+from medpfl.results.schema import EvaluationSummary
 from medpfl.rounds.server.joint import chosen, from_file, read_result, studies_of, study_here
 from medpfl.rounds.simulate import simulate_evaluation
+from medpfl.tasks.contract import Task
 from medpfl.tasks.metrics.measure import Measure
 from small_jobs import small_job, write_table_sites
 from tools import run
@@ -232,6 +235,8 @@ def test_a_strange_answer_about_the_thresholds_is_refused(result: Path, table_si
         (lambda c: c["test"].update(cases=10**6), "anna: its study of the super model does not fit a model of 4"),
         (lambda c: c["test"]["points"][0].update(gamma=0.11), "does not fit a model of 4 hospitals"),
         (lambda c: c["test"]["points"][0]["counts"].append(0), "does not fit a model of 4 hospitals"),
+        (lambda c: [split.update(points=[{**split["points"][0], "gamma": None}]) for split in c.values()], "not fit"),
+        (lambda c: c["validation"].update(cases=10**400), r"'validation.cases': input should be less than"),
         (lambda c: c["test"]["points"][0].update(score="good"), r"'test.points.0.score': input should be"),
         (lambda c: c.update(names=["p1"]), "'names': extra inputs are not permitted"),
     ):
@@ -239,6 +244,33 @@ def test_a_strange_answer_about_the_thresholds_is_refused(result: Path, table_si
         change(broken)
         with pytest.raises(RefusedUpdate, match=words):
             read_study("anna", broken, 4)
+
+
+@pytest.mark.slow
+def test_a_study_of_a_score_that_cannot_be_is_left_out(
+    result: Path, table_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One score of 1e99 decided the threshold for all."""
+    written(result, tmp_path / "super.safetensors", 0.9)
+    job = load_job(write_evaluation_job(tmp_path / "super.safetensors", tmp_path / "jobs"))
+    assert isinstance(job, EvaluationJob)
+    honest = SuperModel.study
+
+    def study(self: SuperModel, models: nn.ModuleDict, task: Task, data: SiteData, device: torch.device) -> Study:
+        found = honest(self, models, task, data, device)
+        if len(data.splits["train"]) != min(rows):
+            return found
+        said = found.model_dump(mode="json")
+        said["validation"]["points"][-1]["score"] = 1e99
+        return Study.model_validate(said)
+
+    rows = [len(read_result(result).task.load(load_site_file(file)).splits["train"]) for file in table_sites.values()]
+    monkeypatch.setattr(SuperModel, "study", study)
+    simulate_evaluation(job, table_sites, tmp_path / "evaluated", tmp_path / "home")
+    summary = read_summary(tmp_path / "evaluated")
+    assert isinstance(summary, EvaluationSummary) and "dora" not in summary.study and len(summary.study) == 3
+    (told,) = summary.events
+    assert told.site == "dora" and told.event.endswith("its score in the study of the model is not between 0 and 1")
 
 
 @pytest.mark.slow

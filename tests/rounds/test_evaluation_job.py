@@ -32,6 +32,7 @@ from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol.replies import StatisticsReply
 from medpfl.rounds.server.quorum import QuorumLost
 from medpfl.rounds.simulate import simulate_evaluation
+from medpfl.tasks.metrics.measure import Measure
 from medpfl.tasks.tabular import Tabular
 from small_jobs import write_table_sites
 from tools import retell, run
@@ -204,6 +205,8 @@ def test_data_of_another_shape_are_told(job: EvaluationJob, table_sites: dict[st
         (line(model="other"), "its metrics are not of the given model's test"),
         (line(split="validation"), "its metrics are not of the given model's test"),
         (line(round=3), "its metrics are not of the given model's test"),
+        (line(metrics={"accuracy": 1e100}), "its accuracy of 'personal' is not between 0 and 1"),
+        (line(metrics={"<b>": 0.5}), "by '<b>', which is no metric of the job's task"),
         (lambda m: retell(m, study={"test": 1}), "it sent a study, and SoftPull asks for none"),
         (
             lambda m: object.__setattr__(m, "header", StatisticsReply()),
@@ -222,6 +225,19 @@ def test_a_malformed_answer_is_left_out_by_name(
     summary = read_summary(tmp_path / "r")
     assert [line.site for line in summary.test] == ["anna", "clara", "dora"]
     assert summary.events[0].site == "berta" and words in summary.events[0].event
+
+
+def test_what_the_metrics_are_is_the_servers_to_say(
+    job: EvaluationJob, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """Of two hospitals the first one's word counted: which values are better, and in which unit."""
+    two = {site: table_sites[site] for site in ("anna", "berta")}
+    coordinator, answer = pieces(job, two, tmp_path)
+    replies = {site: answer(site, message) for site, message in coordinator.messages().items()}
+    retell(replies["anna"], measures={"accuracy": Measure(direction="lower", unit="mm")})
+    coordinator.take(replies)
+    summary = read_summary(tmp_path / "r")
+    assert summary.metrics == job.task.measures and len(summary.test) == 2
 
 
 def test_the_server_reads_a_study_with_classes_of_this_package_only(job: EvaluationJob) -> None:

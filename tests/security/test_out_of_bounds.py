@@ -235,6 +235,23 @@ def test_one_array_under_two_names_is_refused(table_sites: dict[str, Path], tmp_
     coordinator.close()
 
 
+@pytest.mark.parametrize("site", ["anna", "dora"])
+@pytest.mark.parametrize("mixer", [Mean(), CoordinateMedian()], ids=repr)
+def test_arrays_that_lie_column_by_column_are_mixed_as_all_others(
+    table_sites: dict[str, Path], tmp_path: Path, mixer: Any, site: str
+) -> None:
+    """What is written to such an array's values in their order goes into a copy: a mean of them ended the job for all,
+    and ``clip_updates`` said that it had shortened an update that stayed as long as it was."""
+
+    def far(honest: Shareable) -> Shareable:
+        return with_arrays(honest, lambda name, array: np.asfortranarray(array * array.dtype.type(1000)))
+
+    job = small_job(2, {"model": mixer}, QUICK, clip_updates=2.0)
+    coordinator, _ = attacked(job, table_sites, tmp_path, on("train", site, far))
+    assert coordinator.done == 2 and told_of(coordinator, site)[0].endswith("; it was shortened to 2 times")
+    assert all(norm_of(coordinator, each) < 10 for each in table_sites)
+
+
 def test_bounding_shortens_towards_what_was_sent() -> None:
     held = {site: slots(1.0, 1.0) for site in "abcd"}
     sent = {"a": slots(1.0, 2.0), "b": slots(2.0, 1.0), "c": slots(1.0, 0.0), "d": slots(1.0, 1001.0)}

@@ -206,5 +206,5 @@ def _unreadable(error: Exception) -> ProtocolError:
 
 
 def _tensor(array: object) -> Tensor:
-    whole = np.asarray(array)
-    return torch.from_numpy(whole if whole.flags.writeable else whole.copy())
+    """Row by row in memory, however the sender had it: of another order, mixing in place would write to a copy."""
+    return torch.from_numpy(np.require(np.asarray(array), requirements=("C", "W")))

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What hospitals tell of a joint model (``base.JointModel``), and what is found from it."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Score = Annotated[float, Field(allow_inf_nan=False)] | None
+Score = Annotated[float, Field(allow_inf_nan=False, ge=-1e100, le=1e100)] | None
+"""Sums of such over all hospitals, weighted by ``Count`` cases, are finite still."""
+Count = Annotated[int, Field(ge=0, lt=2**53)]
 
 
 class _Strict(BaseModel):
@@ -20,13 +23,13 @@ class Point(_Strict):
 
     gamma: Annotated[float, Field(ge=0, le=1)] | None
     score: Score
-    counts: list[Annotated[int, Field(ge=0)]]
+    counts: list[Count]
 
 
 class SplitStudy(_Strict):
     """``cases``: their number; ``alone``: score of the common model, then of each hospital's personal model."""
 
-    cases: Annotated[int, Field(ge=1)]
+    cases: Annotated[Count, Field(ge=1)]
     alone: list[Score]
     points: Annotated[list[Point], Field(min_length=1)]
 
@@ -36,6 +39,13 @@ class Study(_Strict):
 
     validation: SplitStudy | None
     test: SplitStudy
+
+    def scores(self) -> Iterator[float]:
+        """All that are told."""
+        for split in (self.validation, self.test):
+            if split is not None:
+                told = [*split.alone, *(point.score for point in split.points)]
+                yield from (score for score in told if score is not None)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from pydantic import BaseModel
 
 import medpfl
-from medpfl.component import build, class_paths
+from medpfl.component import Spec, build, class_paths
 from medpfl.core.errors import ConfigError, RefusedUpdate
 from medpfl.core.tied import load_own_state
 from medpfl.data.meaning import other_inputs
@@ -26,6 +26,7 @@ from medpfl.deployed.model_file import Recipe, build_networks, differing_entry, 
 from medpfl.job.given import check_no_history, check_recipe
 from medpfl.job.settings import EvaluationSettings
 from medpfl.methods.contract import Method
+from medpfl.methods.joint_study import Study
 from medpfl.methods.panels import AtServer
 from medpfl.results.callbacks import Callback, Report, ResultFiles
 from medpfl.results.line import MetricLine
@@ -36,7 +37,7 @@ from medpfl.rounds.hospital import policy
 from medpfl.rounds.messages import Message, byte_count
 from medpfl.rounds.protocol.replies import EvaluateReply, Reply
 from medpfl.rounds.protocol.requests import EvaluateRequest
-from medpfl.rounds.server.answers import answers, no_tensors
+from medpfl.rounds.server.answers import answers, check_metrics, check_within, no_tensors
 from medpfl.rounds.server.quorum import Quorum
 from medpfl.tasks.contract import Task
 from medpfl.tasks.metrics.measure import Measure
@@ -79,6 +80,7 @@ class EvaluationCoordinator:
         self._quorum = Quorum(self.record, self.roster, min_sites)
         self._tensors, self._meta = read_model(model)
         check_no_history(self._meta)
+        self._task = task_of(self._meta.recipe)
 
     def messages(self) -> dict[str, Message[EvaluateRequest]]:
         return {site: Message(self._asked(), {GIVEN: self._tensors}) for site in self.roster}
@@ -99,10 +101,19 @@ class EvaluationCoordinator:
         measures: list[dict[str, Measure]] = []
         studies: dict[str, BaseModel] = {}
 
+        task = self._task
+        ranges = {metric.name: metric.range for metric in task.tested} if task else None
+
         def check(site: str, reply: Message[EvaluateReply]) -> None:
             no_tensors(site, reply)
+            if ranges is not None:
+                check_metrics(reply.header.metrics[0], ranges)
             if reply.header.study is not None:
-                studies[site] = method_of(recipe).read_study(site, reply.header.study)
+                found = method_of(recipe).read_study(site, reply.header.study)
+                if task is not None and ranges is not None and isinstance(found, Study):
+                    for score in found.scores():
+                        check_within("score in the study of the model", score, ranges[task.score])
+                studies[site] = found
 
         def refuse(site: str, reason: str) -> None:
             self.refuse(site, 0, f"answer refused: {reason}")
@@ -115,7 +126,7 @@ class EvaluationCoordinator:
         self._quorum.check(0, sizes, "evaluated the model")
         about = AboutEvaluation(
             classes=recipe.classes,
-            metrics=max(measures, key=measures.count),  # as most hospitals say: the server may not know the task
+            metrics=task.measures if task else max(measures, key=measures.count),  # else as most hospitals say
             sizes=sizes,
             versions=packages,
             settings=dataclasses.asdict(self.settings),
@@ -143,11 +154,25 @@ def method_of(recipe: Recipe) -> Method:
     Raises:
         RefusedUpdate: it is not this package's: the server imports no other class that a job names.
     """
-    outside = [path for path in class_paths(recipe.method) if not path.startswith(f"{medpfl.__name__}.")]
-    if outside:
-        raise RefusedUpdate(f"this server reads no study of '{outside[0]}', which is not a class of MedPFL's")
+    if outside := _outside(recipe.method):
+        raise RefusedUpdate(f"this server reads no study of '{outside}', which is not a class of MedPFL's")
     method: Method = build(recipe.method, Method, "method")
     return method
+
+
+def task_of(recipe: Recipe) -> Task | None:
+    """The given model's task, which knows what its metrics may say; None: it is not this package's.
+
+    Raises:
+        ConfigError: it cannot be built.
+    """
+    task: Task | None = None if _outside(recipe.task) else build(recipe.task, Task, "task")
+    return task
+
+
+def _outside(spec: Spec) -> str | None:
+    """The first class of a configuration that is of another package, which the server does not import."""
+    return next((path for path in class_paths(spec) if not path.startswith(f"{medpfl.__name__}.")), None)
 
 
 def evaluate_given(

@@ -46,8 +46,12 @@ def _line(site: str, test: SplitStudy, gamma: float | None, hospitals: Sequence[
     return Line(site, test.cases, test.alone[0], own, point.score, point.counts)
 
 
-def read_study(site: str, content: object, hospitals: int) -> Study:
+def read_study(site: str, content: object, hospitals: int, tried: Sequence[float | None] = GAMMAS) -> Study:
     """A hospital's answer about a super model, checked.
+
+    Args:
+        hospitals: how many personal models it holds.
+        tried: the thresholds that hospitals try.
 
     Raises:
         RefusedUpdate: naming the hospital.
@@ -61,8 +65,8 @@ def read_study(site: str, content: object, hospitals: int) -> Study:
     for split in (found.validation, found.test):
         if split is None:
             continue
-        tried = tuple(point.gamma for point in split.points)
+        told = [point.gamma for point in split.points]
         whole = all(len(p.counts) == hospitals + 1 and sum(p.counts) == split.cases for p in split.points)
-        if tried not in (GAMMAS, (None,)) or not whole or len(split.alone) != hospitals + 1:
+        if told != list(tried) or not whole or len(split.alone) != hospitals + 1:
             raise RefusedUpdate(f"{site}: its study of the super model does not fit a model of {hospitals} hospitals")
     return found

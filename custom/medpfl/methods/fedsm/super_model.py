@@ -74,6 +74,11 @@ class SuperModel(JointModel):
         """What they are called towards people: "global", then the hospitals."""
         return [GLOBAL, *self.hospitals]
 
+    @property
+    def _tried(self) -> tuple[float | None, ...]:
+        """The thresholds of a study."""
+        return (None,) if self.gamma is None else GAMMAS
+
     def sources(self) -> dict[str, tuple[str, str | None]]:
         personal = dict(zip(self.networks[1:], self.hospitals, strict=True))
         return {GLOBAL: (GLOBAL, None), **{name: ("personal", site) for name, site in personal.items()},
@@ -196,7 +201,7 @@ class SuperModel(JointModel):
         scores = self.case_scores(models, samples.inputs, samples.case, device)
         decisions = [decide_samples(task, models[name], samples, device) for name in self.networks]
         points = []
-        for gamma in (None,) if self.gamma is None else GAMMAS:
+        for gamma in self._tried:
             chosen, _ = replace(self, gamma=gamma).choose(scores)
             if self.ensemble:
                 mixed = decide_samples(task, partial(self.predict, "super", models), samples, device)
@@ -208,7 +213,7 @@ class SuperModel(JointModel):
         return SplitStudy(cases=len(samples.names), alone=alone, points=points)
 
     def read_study(self, site: str, content: object) -> Study:
-        return read_study(site, content, len(self.hospitals))
+        return read_study(site, content, len(self.hospitals), self._tried)
 
     def report_panels(self, known: AtServer) -> list[Panel]:
         """How often the selector chose each model for a hospital's test cases, with this gamma."""

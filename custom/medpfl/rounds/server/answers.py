@@ -170,15 +170,30 @@ def _check_interval(model: str, interval: Interval | None, value: float | None, 
 
 
 def _check_values(line: MetricLine, terms: Terms | None) -> None:
-    """Metrics of the task, within their ranges."""
     _check_certainty(line, terms)
-    ranges = terms.ranges if terms else {}
+    check_metrics(line, terms.ranges if terms else {})
+
+
+def check_metrics(line: MetricLine, ranges: Mapping[str, Range]) -> None:
+    """Metrics of the task, within their ranges.
+
+    Args:
+        ranges: metric to its least and its largest possible value.
+
+    Raises:
+        ProtocolError: one sentence.
+    """
     for name, value in line.metrics.items():
         if name not in ranges:
             raise ProtocolError(f"it tells of '{line.model}' by '{name}', which is no metric of the job's task")
-        least, largest = ranges[name]
-        if value is not None and not least - _ROUNDING <= value <= largest + _ROUNDING:
-            raise ProtocolError(f"its {name} of '{line.model}' is not between {least:g} and {largest:g}")
+        if value is not None:
+            check_within(f"{name} of '{line.model}'", value, ranges[name])
+
+
+def check_within(what: str, value: float, span: Range) -> None:
+    """Raises ProtocolError: a value is outside the range of its metric."""
+    if not span[0] - _ROUNDING <= value <= span[1] + _ROUNDING:
+        raise ProtocolError(f"its {what} is not between {span[0]:g} and {span[1]:g}")
 
 
 def _check_losses(reply: TrainReply, terms: Terms | None) -> None:
