@@ -118,6 +118,19 @@ def test_a_mask_whose_grey_palette_shows_other_values_than_it_holds_is_refused(t
     assert np.array_equal(read_mask(tmp_path / "mask.png"), lesion // 255)
 
 
+def test_a_mask_that_is_drawn_by_transparency_alone_is_refused(tmp_path: Path) -> None:
+    lesion = np.zeros((4, 6), np.uint8)
+    lesion[1:3, 2:4] = 255
+    for value in (0, 255):
+        even = np.full_like(lesion, value)
+        for layers in ([even, lesion], [even, even, even, lesion]):
+            Image.fromarray(np.dstack(layers)).save(tmp_path / "mask.png")
+            with pytest.raises(DataError, match=r"pixels of the value \d+ differ in transparency"):
+                read_mask(tmp_path / "mask.png")
+    Image.fromarray(np.dstack([lesion] * 4)).save(tmp_path / "mask.png")  # nothing but the lesion is there to be seen
+    assert np.array_equal(read_mask(tmp_path / "mask.png"), lesion)
+
+
 def test_sizes_are_brought_together() -> None:
     image = np.random.default_rng(0).integers(0, 256, (3, 40, 30), dtype=np.uint8)
     small = prepare(image, (8, 6))

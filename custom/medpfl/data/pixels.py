@@ -59,6 +59,8 @@ def read_mask(path: Path) -> NDArray[Any]:
         colours = array[..., :3] if array.shape[2] >= 3 else array[..., :1]
         if image.mode not in ("RGB", "RGBA", "LA") or (colours != colours[..., :1]).any():
             raise DataError(f"{path}: expected a mask with one value a pixel (grey or a palette), got a colour image")
+        if array.shape[2] in (2, 4):
+            _check_transparency(path, array[..., 0], array[..., -1])
         return array[..., 0]
     return array
 
@@ -76,6 +78,16 @@ def _check_palette(path: Path, image: Image.Image) -> None:
             f"{path}: its palette shows the value {bright} brighter than {dark}, so that it does not say which of the "
             "two is meant; save the mask in grey"
         )
+
+
+def _check_transparency(path: Path, values: NDArray[Any], opacity: NDArray[Any]) -> None:
+    """Refuse a mask that is drawn by transparency: a white lesion on transparent white has one value, everywhere."""
+    for value in np.unique(values).tolist():
+        if len(np.unique(opacity[values == value])) > 1:
+            raise DataError(
+                f"{path}: its pixels of the value {value} differ in transparency, which is not read; save the mask in "
+                "grey, without transparency"
+            )
 
 
 def prepare(image: NDArray[Any], size: tuple[int, int]) -> Tensor:
