@@ -253,3 +253,17 @@ def test_a_class_that_a_split_lacks_is_a_warning(tmp_path: Path) -> None:
     (dataset,) = load_site_file(write_site(tmp_path, {"t": table})).datasets.values()
     warnings = inspect("t", dataset).warnings
     assert "t: no case of the test split has 'dead', so it says nothing about it" in warnings
+
+
+@pytest.mark.parametrize(("highest", "told"), [(4095, True), (16383, True), (60000, False), (255, True)])
+def test_images_of_16_bits_that_use_few_of_them_are_told(tmp_path: Path, highest: int, told: bool) -> None:
+    """A radiograph of 12 bits in a file of 16 is divided by 65535: the network sees it nearly black."""
+    path = write_images(tmp_path)
+    for number, file in enumerate(sorted((tmp_path / "images").iterdir())):
+        if number % 2:  # the others have 8 bits
+            grey = np.random.default_rng(number).integers(0, highest, (12, 16)).astype(np.uint16)
+            grey[0, 0] = highest
+            Image.fromarray(grey).save(file)
+    found = inspect("skin", load_site_file(path).datasets["skin"])
+    words = f"no image of 16 bits has a value above {highest}, and its values are divided by 65535"
+    assert not found.problems and any(words in warning for warning in found.warnings) == told
