@@ -267,3 +267,15 @@ def test_images_of_16_bits_that_use_few_of_them_are_told(tmp_path: Path, highest
     found = inspect("skin", load_site_file(path).datasets["skin"])
     words = f"no image of 16 bits has a value above {highest}, and its values are divided by 65535"
     assert not found.problems and any(words in warning for warning in found.warnings) == told
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_recordings_in_arrays_whose_axes_changed_places_are_told(tmp_path: Path, swapped: bool) -> None:
+    """As PTB-XL's are read: n x length x channels. Each time step would be a channel with a mean of its own."""
+    values = np.random.default_rng(0).normal(size=(20, 12, 50)).astype(np.float32)
+    np.savez(tmp_path / "ecg.npz", x=values.transpose(0, 2, 1) if swapped else values, y=np.arange(20) % 2)
+    label = {"column": "y", "classes": {"well": [0], "ill": [1]}}
+    path = write_site(tmp_path, {"ecg": {"kind": "series", "files": ["ecg.npz"], "inputs": "x", "label": label}})
+    found = inspect("ecg", load_site_file(path).datasets["ecg"])
+    words = "a window has 50 channels and 12 time steps; if the arrays are n x length x channels, swap"
+    assert not found.problems and any(words in warning for warning in found.warnings) == swapped

@@ -111,6 +111,12 @@ def _of_images(inspection: Inspection) -> Iterator[str]:
     if inspection.constant:
         names = _names([case.name for case in inspection.constant])
         yield f"{inspection.name}: {len(inspection.constant)} images hold one value only: {names}"
+    for shape in inspection.shapes:
+        if len(shape) == 2 and shape[0] > shape[1]:
+            yield (
+                f"{inspection.name}: a window has {shape[0]} channels and {shape[1]} time steps; if the arrays are n x "
+                "length x channels, swap the last two axes"
+            )
     if 0 < inspection.deepest < DEEP:
         yield (
             f"{inspection.name}: no image of 16 bits has a value above {inspection.deepest}, and its values are divided"
