@@ -253,3 +253,29 @@ def test_a_class_that_a_split_lacks_is_a_warning(tmp_path: Path) -> None:
     (dataset,) = load_site_file(write_site(tmp_path, {"t": table})).datasets.values()
     warnings = inspect("t", dataset).warnings
     assert "t: no case of the test split has 'dead', so it says nothing about it" in warnings
+
+
+@pytest.mark.parametrize(("highest", "told"), [(4095, True), (16383, True), (60000, False), (255, True)])
+def test_images_of_16_bits_that_use_few_of_them_are_told(tmp_path: Path, highest: int, told: bool) -> None:
+    """A radiograph of 12 bits in a file of 16 is divided by 65535: the network sees it nearly black."""
+    path = write_images(tmp_path)
+    for number, file in enumerate(sorted((tmp_path / "images").iterdir())):
+        if number % 2:  # the others have 8 bits
+            grey = np.random.default_rng(number).integers(0, highest, (12, 16)).astype(np.uint16)
+            grey[0, 0] = highest
+            Image.fromarray(grey).save(file)
+    found = inspect("skin", load_site_file(path).datasets["skin"])
+    words = f"no image of 16 bits has a value above {highest}, and its values are divided by 65535"
+    assert not found.problems and any(words in warning for warning in found.warnings) == told
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_recordings_in_arrays_whose_axes_changed_places_are_told(tmp_path: Path, swapped: bool) -> None:
+    """As PTB-XL's are read: n x length x channels. Each time step would be a channel with a mean of its own."""
+    values = np.random.default_rng(0).normal(size=(20, 12, 50)).astype(np.float32)
+    np.savez(tmp_path / "ecg.npz", x=values.transpose(0, 2, 1) if swapped else values, y=np.arange(20) % 2)
+    label = {"column": "y", "classes": {"well": [0], "ill": [1]}}
+    path = write_site(tmp_path, {"ecg": {"kind": "series", "files": ["ecg.npz"], "inputs": "x", "label": label}})
+    found = inspect("ecg", load_site_file(path).datasets["ecg"])
+    words = "a window has 50 channels and 12 time steps; if the arrays are n x length x channels, swap"
+    assert not found.problems and any(words in warning for warning in found.warnings) == swapped

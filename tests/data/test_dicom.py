@@ -180,3 +180,17 @@ def test_a_missing_slice(tmp_path: Path) -> None:
     gone.unlink()
     with pytest.raises(DataError, match="not evenly spaced: 8 mm between"):
         read_image(series)
+
+
+def test_a_table_that_says_what_pixels_mean_is_not_passed_over(tmp_path: Path) -> None:
+    """MONAI's reader knows slope and intercept alone: the volume would hold the numbers before the table."""
+
+    def tabled(number: int, header: Any) -> None:
+        table = pydicom.Dataset()
+        table.LUTDescriptor, table.ModalityLUTType = [16, 0, 16], "HU"
+        table.LUTData = np.arange(0, 1600, 100, np.uint16).tobytes()
+        header.ModalityLUTSequence = [table]
+
+    series = write_series(tmp_path / "series", scan()[1].astype(np.int16), affine_of(), tabled)
+    with pytest.raises(DataError, match=r"its pixels are numbers of a table \(ModalityLUTSequence\)"):
+        read_image(series)

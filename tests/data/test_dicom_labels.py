@@ -67,6 +67,16 @@ def test_a_segmentation_read_back_is_what_was_written(tmp_path: Path, kind: str,
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("whole", [100, 255])
+def test_a_share_of_one_half_counts(tmp_path: Path, whole: int) -> None:
+    series = write_series(tmp_path / "series", VALUES, affine_of())
+    shares = np.zeros(SHAPE)
+    shares[1, 1:4, 2] = [0.49, 0.5, 0.51]
+    file = write_seg(tmp_path / "seg.dcm", series, {"Liver": shares}, "FRACTIONAL", whole)
+    np.testing.assert_array_equal(read(file, series), shares >= 0.5)
+
+
+@pytest.mark.slow
 def test_structures_that_overlap_are_put_in_the_order_that_is_said(tmp_path: Path) -> None:
     series = write_series(tmp_path / "series", VALUES, affine_of())
     liver = np.zeros(SHAPE, bool)

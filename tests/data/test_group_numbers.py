@@ -114,3 +114,16 @@ def test_other_names_are_as_they_are() -> None:
     ]
     assert [groups.named(name) for name in names] == names
     assert [groups.named(name) for name in ("0", "00", "0.0", " 10 ", "010.")] == ["0", "0", "0", "10", "10"]
+
+
+def test_a_misspelt_field_of_patients_in_a_datalist_is_refused(tmp_path: Path) -> None:
+    """Each scan would be a patient of its own, and a patient with several of them in two splits."""
+    declared = volumes(tmp_path)
+    with pytest.raises(DataError, match=r"no item has the field 'patients', which 'split\.group' names; did you mean"):
+        listed(tmp_path, declared, group="patients")
+    content = json.loads((tmp_path / "list.json").read_text())
+    for item in content["training"]:
+        del item["patient"]
+    (tmp_path / "list.json").write_text(json.dumps(content))
+    cases = listed(tmp_path, declared, group="patient")  # the usual Decathlon list: one volume a patient
+    assert len({case.group for some in cases.values() for case in some}) == 36

@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from medpfl.core.errors import DataError
 from medpfl.data.declared import Problems
 from medpfl.data.images.new import ImagesPreparation
 from medpfl.data.pixels import image_files, prepare, prepare_mask, read_image, read_mask
@@ -99,6 +100,35 @@ def test_masks_may_be_saved_in_equal_colours(tmp_path: Path) -> None:
     for channels in (3, 4):
         Image.fromarray(np.dstack([GREY] * channels)).save(tmp_path / "mask.png")
         assert np.array_equal(read_mask(tmp_path / "mask.png"), GREY)
+
+
+def test_a_mask_whose_grey_palette_shows_other_values_than_it_holds_is_refused(tmp_path: Path) -> None:
+    """Pillow's ``quantize`` puts white first: of a white lesion on black, the lesion's index is 0."""
+    lesion = np.zeros((4, 6), np.uint8)
+    lesion[1:3, 2:4] = 255
+    for suffix in ("png", "gif"):
+        path = tmp_path / f"mask.{suffix}"
+        Image.fromarray(lesion).convert("RGB").quantize(2).save(path)
+        with pytest.raises(DataError, match=r"its palette shows the value 0 brighter than 1") as refused:
+            read_mask(path)
+        assert str(refused.value).startswith(str(path))
+    darker = Image.fromarray(lesion // 255, mode="P")
+    darker.putpalette([0, 0, 0, 255, 255, 255, 128, 128, 128])  # the entry that no pixel has says nothing
+    darker.save(tmp_path / "mask.png")
+    assert np.array_equal(read_mask(tmp_path / "mask.png"), lesion // 255)
+
+
+def test_a_mask_that_is_drawn_by_transparency_alone_is_refused(tmp_path: Path) -> None:
+    lesion = np.zeros((4, 6), np.uint8)
+    lesion[1:3, 2:4] = 255
+    for value in (0, 255):
+        even = np.full_like(lesion, value)
+        for layers in ([even, lesion], [even, even, even, lesion]):
+            Image.fromarray(np.dstack(layers)).save(tmp_path / "mask.png")
+            with pytest.raises(DataError, match=r"pixels of the value \d+ differ in transparency"):
+                read_mask(tmp_path / "mask.png")
+    Image.fromarray(np.dstack([lesion] * 4)).save(tmp_path / "mask.png")  # nothing but the lesion is there to be seen
+    assert np.array_equal(read_mask(tmp_path / "mask.png"), lesion)
 
 
 def test_sizes_are_brought_together() -> None:

@@ -14,8 +14,9 @@ from pydicom.uid import ExplicitVRLittleEndian, RTStructureSetStorage, generate_
 from dicom_series import LPS
 
 
-def write_seg(file: Path, series: Path, masks: dict[str, NDArray[Any]], kind: str = "BINARY") -> Path:
-    """A SEG of a series without empty frames; ``masks``: name to i x j x k, with k as the slices' instance numbers."""
+def write_seg(file: Path, series: Path, masks: dict[str, NDArray[Any]], kind: str = "BINARY", whole: int = 255) -> Path:
+    """A SEG of a series without empty frames; ``masks``: name to i x j x k, with k as the slices' instance numbers;
+    ``whole``: of shares, the number that stands for 1."""
     import highdicom as hd
     from pydicom.sr.codedict import codes
 
@@ -29,7 +30,8 @@ def write_seg(file: Path, series: Path, masks: dict[str, NDArray[Any]], kind: st
         pixels = (pixels * np.arange(1, pixels.shape[-1] + 1)).max(axis=-1)
     pixels = pixels.astype(np.float32 if kind == "FRACTIONAL" else np.uint8)
     one = hd.seg.Segmentation(
-        slices, pixels, kind, described, hd.UID(), 9, hd.UID(), 1, "Maker", "Model", "1", "1", omit_empty_frames=True
+        slices, pixels, kind, described, hd.UID(), 9, hd.UID(), 1, "Maker", "Model", "1", "1", omit_empty_frames=True,
+        max_fractional_value=whole,
     )  # fmt: skip
     file.parent.mkdir(parents=True, exist_ok=True)
     one.save_as(file)

@@ -42,7 +42,8 @@ def nnunet(size: Lengths) -> list[Augmentation]:
     It differs where MONAI does: blur and low resolution change all channels of an image, with the probability that
     nnU-Net has for one (0.5 of 0.2 and of 0.25); to blur, what lies beyond the edge is 0, not mirrored; a gamma is one
     for all channels, which are scaled together, and is drawn evenly from its range, not as often below 1 as above; of
-    thick slices, zoom takes the third axis along.
+    thick slices, zoom takes the third axis along. Noise has a standard deviation of up to 0.32, about three times
+    theirs: what nnU-Net calls a variance of up to 0.1, its code takes for the standard deviation.
     """
     return [*nnunet_no_mirroring(size), *_flips(range(len(size)))]
 
@@ -52,7 +53,7 @@ def nnunet_no_mirroring(size: Lengths) -> list[Augmentation]:
     return [
         Affine(_turns(size), prob=0.2),
         Zoom((1 / 1.4, 1 / 0.7), prob=0.2),
-        Noise(0.1**0.5, 0.1),  # nnU-Net gives the variance
+        Noise(0.1**0.5, 0.1),  # 0.1 is a variance by its name, and was taken for one
         Blur((0.5, 1.0), 0.1),
         Brightness((0.75, 1.25), True, 0.15),
         Contrast((0.75, 1.25), True, 0.15),
@@ -97,7 +98,7 @@ def fundus(size: Lengths) -> list[Augmentation]:
 
 
 def mri(size: Lengths) -> list[Augmentation]:
-    """nnU-Net's changes of intensity, with a bias field and gentler moves, mirrored right-left only."""
+    """nnU-Net's changes of intensity, as in ``nnunet``, a bias field and gentler moves, mirrored right-left only."""
     bent = Elastic2D(prob=0.15) if len(size) == 2 else Elastic3D(prob=0.15)
     return [
         Affine(15.0, stretch=0.1, prob=0.3),

@@ -13,6 +13,7 @@ RARE = 0.05  # share of the training cases below which a class is called rare
 FEW = 5  # cases of a split
 NAMED = 5  # names in one sentence
 MOSTLY_MISSING = 0.5
+DEEP = 2**14  # a file of 16 bits whose largest value is below holds 14 bits or fewer
 
 
 def problems_of(inspection: Inspection) -> list[str]:
@@ -110,6 +111,18 @@ def _of_images(inspection: Inspection) -> Iterator[str]:
     if inspection.constant:
         names = _names([case.name for case in inspection.constant])
         yield f"{inspection.name}: {len(inspection.constant)} images hold one value only: {names}"
+    for shape in inspection.shapes:
+        if len(shape) == 2 and shape[0] > shape[1]:
+            yield (
+                f"{inspection.name}: a window has {shape[0]} channels and {shape[1]} time steps; if the arrays are n x "
+                "length x channels, swap the last two axes"
+            )
+    if 0 < inspection.deepest < DEEP:
+        yield (
+            f"{inspection.name}: no image of 16 bits has a value above {inspection.deepest}, and its values are divided"
+            " by 65535, so that networks see it nearly black; if the scanner's largest value is 4095, say, multiply the"
+            " files' values by 16, at all hospitals alike"
+        )
     if len(inspection.spacings) > 1:
         sizes = np.array(list(inspection.spacings.elements()))
         for spacing, count in inspection.spacings.items():

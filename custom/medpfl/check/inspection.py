@@ -90,7 +90,7 @@ class Twins:
 class Inspection:
     """What was found in a dataset. Problems would make a job fail or its result wrong; warnings are worth a look.
 
-    ``first_with``: the first case of each number of channels.
+    ``first_with``: the first case of each number of channels. ``deepest``: see ``Summary``, of all cases.
     """
 
     name: str
@@ -104,6 +104,7 @@ class Inspection:
     pictures: list[Shown] = field(default_factory=list)
     twins: list[Twins] = field(default_factory=list)
     constant: list[Case] = field(default_factory=list)
+    deepest: int = 0
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 

@@ -84,6 +84,7 @@ class _Gathering:
         maps = isinstance(summary.label, np.ndarray)
         held = _held(summary.label)
         counts.cases += 1
+        self._to.deepest = max(self._to.deepest, summary.deepest)
         counts.classes = counts.classes or [0] * width
         counts.voxels = counts.voxels or [0] * (width if maps else 0)
         if isinstance(summary.label, tuple) and not width:

@@ -47,9 +47,11 @@ def read_mask(path: Path) -> NDArray[Any]:
     """The stored values of a mask, H x W; of an image with a palette, its indices.
 
     Raises:
-        DataError: no such file, not a complete image, or in colour.
+        DataError: no such file, not a complete image, in colour, or other values are seen than are stored.
     """
     image = _decoded(path)
+    if image.mode == "P":
+        _check_palette(path, image)
     array = np.asarray(image)
     if array.dtype == bool:
         return array.astype(np.uint8)
@@ -57,8 +59,35 @@ def read_mask(path: Path) -> NDArray[Any]:
         colours = array[..., :3] if array.shape[2] >= 3 else array[..., :1]
         if image.mode not in ("RGB", "RGBA", "LA") or (colours != colours[..., :1]).any():
             raise DataError(f"{path}: expected a mask with one value a pixel (grey or a palette), got a colour image")
+        if array.shape[2] in (2, 4):
+            _check_transparency(path, array[..., 0], array[..., -1])
         return array[..., 0]
     return array
+
+
+def _check_palette(path: Path, image: Image.Image) -> None:
+    """Refuse a palette of greys that is no scale from dark to bright. A program that saves a white lesion on black so
+    often puts white first, at the index 0: the lesion would be the background, and the background the lesion."""
+    used = np.unique(np.asarray(image))
+    colours = np.array(image.getpalette() or [], dtype=np.int64).reshape(-1, 3)
+    colours = colours[used[used < len(colours)]]
+    falls = np.flatnonzero(np.diff(colours[:, 0]) < 0)
+    if (colours == colours[:, :1]).all() and len(falls):
+        dark, bright = used[falls[0] + 1], used[falls[0]]
+        raise DataError(
+            f"{path}: its palette shows the value {bright} brighter than {dark}, so that it does not say which of the "
+            "two is meant; save the mask in grey"
+        )
+
+
+def _check_transparency(path: Path, values: NDArray[Any], opacity: NDArray[Any]) -> None:
+    """Refuse a mask that is drawn by transparency: a white lesion on transparent white has one value, everywhere."""
+    for value in np.unique(values).tolist():
+        if len(np.unique(opacity[values == value])) > 1:
+            raise DataError(
+                f"{path}: its pixels of the value {value} differ in transparency, which is not read; save the mask in "
+                "grey, without transparency"
+            )
 
 
 def prepare(image: NDArray[Any], size: tuple[int, int]) -> Tensor:

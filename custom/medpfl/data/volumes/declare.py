@@ -4,7 +4,6 @@ format."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
 from medpfl.component import spec_of
-from medpfl.core.errors import DataError, meant, shown
+from medpfl.core.errors import DataError
 from medpfl.data.cache import How, PreparedCases
 from medpfl.data.cells import PLACE, Written, joined, read_cells
 from medpfl.data.contract import Case, Dataset, Item, Listing
@@ -28,6 +27,7 @@ from medpfl.data.samples import Budget, Samples, SiteData, Store, empty_like, in
 from medpfl.data.splits import Groups, check_listing, choose
 from medpfl.data.subgroups import Described
 from medpfl.data.target import Target
+from medpfl.data.volumes.datalist import fields, no_field, read_datalist
 from medpfl.data.volumes.fingerprint import fingerprint
 from medpfl.data.volumes.foreground import fitted
 from medpfl.data.volumes.new import VolumesPreparation
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 _ALONE = (".nii", ".nii.gz", ".mgh", ".mgz", ".dcm", ".nrrd", ".mha")
 """Files that are a whole volume; others may have their geometry in another file, which is not listed and may change."""
+_PATIENT = "patient"
 _LISTS = {"train": ("training",), "validation": ("validation",), "test": ("test", "testing")}
 
 
@@ -87,7 +88,7 @@ class Volumes(LabelMap, Described, Dataset):
     structures: dict[str, int] = Field(default={})
     label: LabelColumn | None = None
     table: VolumeTable | None = None
-    split: SplitRule = Field(default=SplitRule(group="patient"))
+    split: SplitRule = Field(default=SplitRule(group=_PATIENT))
 
     @field_validator("labels")
     @classmethod
@@ -124,7 +125,10 @@ class Volumes(LabelMap, Described, Dataset):
     def cases(self, problems: Problems) -> Listing:
         """Raises DataError if the datalist itself cannot be read, whatever ``problems`` keeps."""
         path = Path(self._folder, self.datalist)
-        content = _datalist(path)
+        content = read_datalist(path)
+        # Without the usual field each item stands for itself; who names another one has it.
+        if (group := self.split.group) not in (None, _PATIENT, *fields(content)):
+            problems.add(no_field(path, content, str(group), "split.group"))
         classes, named = self._tabled(problems), Groups()
         listed = {split: self._listed(path, content, split, classes, named, problems) for split in SPLITS}
         if not listed["validation"] and not listed["test"]:
@@ -220,10 +224,7 @@ class Volumes(LabelMap, Described, Dataset):
         for column in self.described_by:
             if not any(column in case.marks for case in cases):
                 path = Path(self._folder, self.datalist)
-                known = {key for items in _datalist(path).values() if isinstance(items, list) for key in _keys(items)}
-                raise DataError(
-                    f"{path}: no item has the field '{column}', which 'subgroups' names{meant(column, sorted(known))}"
-                )
+                raise DataError(no_field(path, read_datalist(path), column, "subgroups"))
         return {column: {case.name: case.marks.get(column, "") for case in cases} for column in self.described_by}
 
     def _fields(self) -> list[str]:
@@ -381,20 +382,3 @@ class Volumes(LabelMap, Described, Dataset):
             "labels": self.coding() if spec.target is Target.MASK else [case.value],
             "structures": [[name, value] for name, value in self.structures.items()] or list(self.names()),
         }
-
-
-def _datalist(path: Path) -> dict[str, object]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"cannot read the datalist {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not valid JSON: {error}") from error
-    if not isinstance(content, dict) or not isinstance(content.get("training"), list):
-        got = f"the keys {', '.join(map(str, content)) or '(none)'}" if isinstance(content, dict) else shown(content)
-        raise DataError(f"{path}: expected a Decathlon datalist with a list 'training', got {got}")
-    return content
-
-
-def _keys(items: list[object]) -> set[str]:
-    return {key for item in items if isinstance(item, dict) for key in item}

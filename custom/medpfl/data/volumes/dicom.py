@@ -43,6 +43,8 @@ def check_series(folder: Path) -> list[Path]:
         for tag in ("InstanceNumber", "ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing", "Rows"):
             if header.get(tag) is None:
                 raise DataError(f"{file}: the DICOM tag {tag} is missing, or the file ends before it")
+        if header.get("ModalityLUTSequence"):
+            raise DataError(f"{file}: its pixels are numbers of a table (ModalityLUTSequence), which is not read")
     first_file, first = slices[0]
     for file, header in slices[1:]:
         if header.SeriesInstanceUID != first.SeriesInstanceUID:

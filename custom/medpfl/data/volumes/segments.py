@@ -40,7 +40,7 @@ def segmented(
     for frame, values in zip(content.PerFrameFunctionalGroupsSequence, pixels, strict=True):
         if not labels and _item(frame, shared, "SegmentIdentificationSequence").ReferencedSegmentNumber != number:
             continue
-        rows, columns = np.nonzero(values == number if labels else values > least)
+        rows, columns = np.nonzero(values == number if labels else values >= least)
         if not len(rows):
             continue
         steps = to_voxels @ _affine(frame, shared)
