@@ -139,8 +139,8 @@ class Shelf:
         return self._serial
 
     def names(self, stack: Mapping[str, Sequence[State]]) -> dict[str, list[str]]:
-        """Slot to the names of the K files that the stack lies in; "" where a copy holds no value: of what is encrypted,
-        one that nobody has mixed yet."""
+        """Slot to the names of the K files that the stack lies in; "" where a copy holds no value: of what is
+        encrypted, one that nobody has mixed yet."""
         found: dict[str, list[str]] = {}
         for slot, states in stack.items():
             files = [self._file(state) if any(t.numel() for t in state.values()) else "" for state in states]
