@@ -61,16 +61,35 @@ class Metric(ABC):
         """
         found = []
         for times in counts:
-            drawn = torch.from_numpy(np.repeat(np.arange(len(times)), times))
-            mine = Samples(
-                torch.empty(len(drawn), 0),
-                samples.targets[drawn],
-                samples.case[drawn.numpy()],
-                samples.names,
-                samples.classes,
-            )
+            drawn, mine = resampled(samples, times)
             found.append(self.of_split(decisions[drawn], mine))
         return np.array(found, dtype=np.float64)
+
+
+def resampled(samples: Samples, times: NDArray[np.int64]) -> tuple[Tensor, Samples]:
+    """The numbers of the samples of a resample, and what is known of these, without inputs. A case that is drawn twice
+    is two cases, and so is its patient.
+
+    Args:
+        times: N: how often each sample is drawn.
+    """
+    drawn = np.repeat(np.arange(len(times)), times)
+    again = np.arange(len(drawn)) - np.repeat(np.cumsum(times) - times, times)  # 0 for the first time, 1 for the second
+    most = int(times.max(initial=1))
+    of_draw, case = np.unique(samples.case[drawn] * most + again, return_inverse=True)
+    of_case, turn = of_draw // most, of_draw % most
+    owners = None
+    if samples.owners is not None:
+        owners = [str(one) for one in (samples.patients[of_case] * most + turn).tolist()]
+    numbers = torch.from_numpy(drawn)
+    return numbers, Samples(
+        torch.empty(len(drawn), 0),
+        samples.targets[numbers],
+        case,
+        [samples.names[one] for one in of_case],
+        samples.classes,
+        owners=owners,
+    )
 
 
 class CaseMetric(Metric):
