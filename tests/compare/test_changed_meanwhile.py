@@ -2,11 +2,15 @@
 """What changes between the planning of runs and a run: it is refused, or its results would be kept under another's
 name."""
 
+import importlib
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from comparing import plan_of
 from medpfl import store
 from medpfl.compare.folds import Fold, make_folds
 from medpfl.compare.folds import run as run_fold
@@ -17,6 +21,60 @@ from medpfl.methods.start import Start
 from small_jobs import small_job, write_table_sites
 
 THREE = ["anna", "berta", "clara"]
+MINE = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+from medpfl.methods.contract import Method
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(Method):
+    deploys: ClassVar = {"mine": "model"}
+
+    def models(self, build):
+        return {"model": build.network()}
+
+    def local_round(self, site):
+        site.fit("model")
+"""
+METHODS = {"Mine": {"path": "meanwhile.Mine"}}
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Writes the file of a method of one's own, which is imported; called with its text."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # two texts of one length in one second are two
+    file = tmp_path / "meanwhile.py"
+    file.write_text(MINE)
+    importlib.import_module("meanwhile")
+
+    def rewrite(text: str) -> None:
+        file.write_text(text)
+
+    yield rewrite
+    del sys.modules["meanwhile"]
+
+
+def test_a_process_that_imported_other_code_plans_nothing(
+    tmp_path: Path, table_sites: dict[str, Path], write: Callable[[str], None]
+) -> None:
+    """In a notebook a second comparison, after the method's file was written anew, read the runs of the code of before
+    as its own, and did the others with the new one."""
+
+    def digests() -> dict[str, str]:
+        return {run.name: run.digest for run in plan_of(tmp_path, table_sites, methods=METHODS).runs}
+
+    first = digests()
+    write(MINE + "# the same\n")
+    assert digests() == first
+    write(MINE.replace('site.fit("model")', "pass"))
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"meanwhile has changed since it was imported here.* restart the kernel"):
+            digests()
+    importlib.reload(sys.modules["meanwhile"])
+    assert [name for name, digest in digests().items() if first[name] != digest] == ["Mine"]
 
 
 def fold_without_anna(fold: Fold, files: dict[str, Path], folder: Path) -> None:

@@ -63,8 +63,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         if text:
             (folder / name).write_text(text)
         importlib.invalidate_caches()
-        for cached in (sources._module, sources._defining):
-            cached.cache_clear()
+        sources._known.clear()
+        sources._defining.cache_clear()
         return source_digest(["sourcepkg.method"])
 
     yield digest

@@ -16,7 +16,7 @@ from medpfl.compare.data import split_digest
 from medpfl.compare.entries import build_codecs
 from medpfl.compare.orders import FoldOrder
 from medpfl.compare.run_results import FoldRun
-from medpfl.compare.sources import source_digest
+from medpfl.compare.sources import look_again, source_digest
 from medpfl.compare.unseen import served
 from medpfl.compare.worker import carry_out
 from medpfl.component import build, class_paths, spec_of
@@ -61,6 +61,7 @@ def make_folds(job: Job, site_files: dict[str, Path], seeds: int) -> Folds:
         ConfigError: fewer than 3 hospitals, the job cannot run with one less, or has filters that FLARE alone applies.
         MedPFLError: a site file or the data are wrong.
     """
+    look_again()
     if len(site_files) < 3:
         raise ConfigError(f"leaving one out needs at least 3 hospitals, got {len(site_files)}: {', '.join(site_files)}")
     if seeds < 1:
