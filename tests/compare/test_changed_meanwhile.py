@@ -5,13 +5,15 @@ name."""
 import importlib
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from comparing import plan_of
+from comparing import do, plan_of
 from medpfl import store
+from medpfl.compare import sources
 from medpfl.compare.folds import Fold, make_folds
 from medpfl.compare.folds import run as run_fold
 from medpfl.core.errors import ConfigError
@@ -55,6 +57,37 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 
     yield rewrite
     del sys.modules["meanwhile"]
+
+
+def as_in_a_new_process() -> None:
+    """Nothing has been read of any code yet."""
+    sources._known.clear()
+
+
+def test_a_run_of_other_code_is_refused(
+    tmp_path: Path, table_sites: dict[str, Path], write: Callable[[str], None]
+) -> None:
+    """A method that was changed while the comparison ran was trained as it was by then, and kept under the digest of
+    the code of before: half of the seeds were of one method, half of another."""
+    (mine,) = [run for run in plan_of(tmp_path, table_sites, methods=METHODS).runs if run.name == "Mine"]
+    write(MINE.replace('site.fit("model")', "pass"))
+    as_in_a_new_process()
+    with pytest.raises(ConfigError, match="the code of the method, the task or MedPFL is not the one that this run"):
+        do([mine], table_sites, tmp_path / "results")
+    write(MINE.replace("class Mine", "# as it was\nclass Mine"))
+    as_in_a_new_process()
+    do([mine], table_sites, tmp_path / "results")
+
+
+def test_a_fold_of_other_code_is_refused(tmp_path: Path, write: Callable[[str], None]) -> None:
+    files = write_table_sites(tmp_path / "sites", THREE)
+    method = sys.modules["meanwhile"].Mine(lr=0.05)
+    job = replace(small_job(rounds=1), components={}, method=method)
+    fold = make_folds(job, files, 1).runs[0]
+    write(MINE.replace('site.fit("model")', "pass"))
+    as_in_a_new_process()
+    with pytest.raises(ConfigError, match="the code of the method, the task or MedPFL is not the one that this run"):
+        fold_without_anna(fold, files, tmp_path)
 
 
 def test_a_process_that_imported_other_code_plans_nothing(

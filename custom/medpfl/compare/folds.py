@@ -18,7 +18,7 @@ from medpfl.compare.orders import FoldOrder
 from medpfl.compare.run_results import FoldRun
 from medpfl.compare.sources import look_again, source_digest
 from medpfl.compare.unseen import served
-from medpfl.compare.worker import carry_out
+from medpfl.compare.worker import carry_out, check_code
 from medpfl.component import build, class_paths, spec_of
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mixer
@@ -107,11 +107,15 @@ def make_folds(job: Job, site_files: dict[str, Path], seeds: int) -> Folds:
                 codecs=as_json(spec_of(job.codecs)["args"]) if job.codecs else None,
                 min_clients=least,
             )
-            named = {path.rpartition(".")[0] for path in class_paths(order.configurations())}
-            code = source_digest({"medpfl.rounds.simulate", "medpfl.compare.unseen", *named})
+            code = _code_of(order)
             digest = digest_of([json_of(order), held, medpfl.__version__, str(torch.__version__), code])
-            runs.append(Fold(site, seed, digest, order.model_copy(update={"held": held})))
+            runs.append(Fold(site, seed, digest, order.model_copy(update={"held": held, "code": code})))
     return Folds(job, dict(site_files), runs)
+
+
+def _code_of(order: FoldOrder) -> str:
+    named = {path.rpartition(".")[0] for path in class_paths(order.configurations())}
+    return source_digest({"medpfl.rounds.simulate", "medpfl.compare.unseen", *named})
 
 
 def run(order: FoldOrder, folder: Path) -> FoldRun:
@@ -124,6 +128,7 @@ def run(order: FoldOrder, folder: Path) -> FoldRun:
     files = {site: Path(path) for site, path in order.site_files.items()}
     without = order.without
     method: Method = build(order.method, Method, "method")
+    check_code(order, _code_of(order))
     for site, path in files.items():
         site_file = load_site_file(path, site)
         found = task.load(site_file)
