@@ -82,6 +82,16 @@ def test_code_counts_and_comments_do_not(package: Callable[..., str]) -> None:
     assert package("other.py", "import cmath\n") != first
 
 
+def test_what_a_package_itself_makes_counts(package: Callable[..., str]) -> None:
+    """Of what is no class and no function, but an object of somebody else's class, the class's module counted, and not
+    where the object is made: another label smoothing repeated no run."""
+    made = "from torch import nn\n\nLOSS = nn.CrossEntropyLoss(label_smoothing={})\n"
+    package("__init__.py", made.format(0.1))
+    first = package("method.py", "from sourcepkg import LOSS\n\nclass Mine:\n    loss = LOSS\n")
+    assert package("__init__.py", made.format(0.1) + "# as it was\n") == first
+    assert package("__init__.py", made.format(0.2)) != first
+
+
 @pytest.mark.slow
 def test_runs_of_a_method_do_not_depend_on_the_others(tmp_path: Path, table_sites: dict[str, Path]) -> None:
     methods = {"Soft": SOFT, "Prox": {"path": "medpfl.methods.fedprox.FedProx"}}

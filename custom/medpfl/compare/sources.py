@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import FunctionType
 
 from medpfl.core.errors import ConfigError
 from medpfl.rounds.messages import digest_of
@@ -124,4 +125,6 @@ def _defining(module: str, name: str) -> str:
         return module
     if importlib.util.find_spec(f"{module}.{name}"):
         return f"{module}.{name}"
-    return getattr(getattr(importlib.import_module(module), name, None), "__module__", None) or module
+    found = getattr(importlib.import_module(module), name, None)
+    # An object tells the module of its class, not the one that makes it.
+    return found.__module__ if isinstance(found, type | FunctionType) else module
