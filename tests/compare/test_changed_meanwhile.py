@@ -136,5 +136,7 @@ def test_a_fold_looks_at_the_checkpoints(tmp_path: Path) -> None:
     begun = small_job(rounds=1, mixers={}, method=SoftPull(lr=0.05, start=Start("known")))
     fold = make_folds(begun, files, 1).runs[0]
     store.save(known, {"weight": torch.ones(2)}, {"kind": CHECKPOINT})
-    with pytest.raises(ConfigError, match="anna's checkpoints or public data changed while the folds were running"):
+    with pytest.raises(
+        ConfigError, match="anna's network, checkpoints or public data changed while the folds were running"
+    ):
         fold_without_anna(fold, files, tmp_path)

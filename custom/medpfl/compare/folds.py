@@ -22,7 +22,8 @@ from medpfl.compare.worker import carry_out, check_code
 from medpfl.component import build, class_paths, spec_of
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mixer
-from medpfl.data.site_file import load_site_file
+from medpfl.data.samples import SiteData
+from medpfl.data.site_file import SiteFile, load_site_file
 from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods.contract import Method
@@ -89,7 +90,7 @@ def make_folds(job: Job, site_files: dict[str, Path], seeds: int) -> Folds:
             if not len(data.splits[split]):
                 raise ConfigError(f"{site} has no {split} samples; leaving one out needs them at every hospital")
         splits[site] = split_digest(data)
-        held[site] = read_common(job.method.at(site), job.task, site_file, data.input_shape).marks()
+        held[site] = _marks(job.method.at(site), job.task, site_file, data)
     # All that are left must answer, unless a round asks only some of them.
     least = len(roster) - 1 if settings.hospitals_per_round is None else min(job.min_clients, len(roster) - 1)
     runs = []
@@ -113,6 +114,17 @@ def make_folds(job: Job, site_files: dict[str, Path], seeds: int) -> Folds:
     return Folds(job, dict(site_files), runs)
 
 
+def _marks(method: Method, task: Task, site_file: SiteFile, data: SiteData) -> dict[str, str]:
+    """Of what a run uses of a site file beside the data: checkpoints, public data, a network of the hospital's own."""
+    marks = read_common(method, task, site_file, data.input_shape).marks()
+    chosen = task.chosen(site_file)
+    if chosen is not task:
+        spec = as_json(spec_of(chosen))
+        code = source_digest({path.rpartition(".")[0] for path in class_paths(spec)})
+        marks["network"] = digest_of([spec, code])
+    return marks
+
+
 def _code_of(order: FoldOrder) -> str:
     named = {path.rpartition(".")[0] for path in class_paths(order.configurations())}
     return source_digest({"medpfl.rounds.simulate", "medpfl.compare.unseen", *named})
@@ -134,9 +146,9 @@ def run(order: FoldOrder, folder: Path) -> FoldRun:
         found = task.load(site_file)
         if split_digest(found) != order.splits[site]:
             raise ConfigError(f"{site}'s data or split changed while the folds were running; start them again")
-        if read_common(method.at(site), task, site_file, found.input_shape).marks() != order.held[site]:
+        if _marks(method.at(site), task, site_file, found) != order.held[site]:
             raise ConfigError(
-                f"{site}'s checkpoints or public data changed while the folds were running; start them again"
+                f"{site}'s network, checkpoints or public data changed while the folds were running; start them again"
             )
         if site == without:
             unseen = found
