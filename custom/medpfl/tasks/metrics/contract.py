@@ -9,8 +9,10 @@ from typing import ClassVar, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import ValidationError
 from torch import Tensor
 
+from medpfl.core.errors import ConfigError
 from medpfl.data.samples import Samples, SiteData
 from medpfl.tasks.metrics.measure import Direction, Measure
 
@@ -21,7 +23,7 @@ class Metric(ABC):
     Attributes:
         name: as jobs, files and tables have it.
         direction: which values are better.
-        unit: of the values; "" for shares and the like.
+        unit: of the values, at most 20 characters; "" for shares and the like.
         range: the least and the largest value that it can have.
     """
 
@@ -32,8 +34,16 @@ class Metric(ABC):
 
     @property
     def measure(self) -> Measure:
-        """What tables and choices need to know of it."""
-        return Measure(direction=self.direction, unit=self.unit)
+        """What tables and choices need to know of it.
+
+        Raises:
+            ConfigError: its unit is too long for headings, or its direction is none.
+        """
+        try:
+            return Measure(direction=self.direction, unit=self.unit)
+        except ValidationError as error:
+            (key,), said = error.errors()[0]["loc"], error.errors()[0]["msg"]
+            raise ConfigError(f"metric '{self.name}': its {key}: {said}; got {getattr(self, str(key))!r}") from error
 
     def suits(self, data: SiteData) -> None:
         """Refuse data of which it cannot be computed; by default there are none.
