@@ -63,8 +63,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         if text:
             (folder / name).write_text(text)
         importlib.invalidate_caches()
-        for cached in (sources._module, sources._defining):
-            cached.cache_clear()
+        sources._known.clear()
+        sources._defining.cache_clear()
         return source_digest(["sourcepkg.method"])
 
     yield digest
@@ -80,6 +80,16 @@ def test_code_counts_and_comments_do_not(package: Callable[..., str]) -> None:
     assert package("helper.py", "LIMIT = 2\n") != first
     assert package("helper.py", "LIMIT = 1\n") == first
     assert package("other.py", "import cmath\n") != first
+
+
+def test_what_a_package_itself_makes_counts(package: Callable[..., str]) -> None:
+    """Of what is no class and no function, but an object of somebody else's class, the class's module counted, and not
+    where the object is made: another label smoothing repeated no run."""
+    made = "from torch import nn\n\nLOSS = nn.CrossEntropyLoss(label_smoothing={})\n"
+    package("__init__.py", made.format(0.1))
+    first = package("method.py", "from sourcepkg import LOSS\n\nclass Mine:\n    loss = LOSS\n")
+    assert package("__init__.py", made.format(0.1) + "# as it was\n") == first
+    assert package("__init__.py", made.format(0.2)) != first
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ from medpfl.job import Job
 from medpfl.job.codecs import Codecs
 from medpfl.methods.fedsm import FedSM
 from medpfl.methods.start import Start
-from medpfl.models.by_hospital import ByHospital
+from medpfl.models.by_hospital import ByHospital, OwnChoice
 from medpfl.models.lenet import LeNet5
 from medpfl.models.resnet import ResNet
 from medpfl.results.files import json_of
@@ -207,3 +207,24 @@ def test_hospitals_with_different_networks_have_no_fedavg(tmp_path: Path) -> Non
     fold = make_folds(job, files, 1).runs[0]
     order = fold.order.model_copy(update={"site_files": {site: str(path) for site, path in files.items()}})
     assert list(run_fold(order, tmp_path / "fold").rows) == ["local"]
+
+
+def test_a_network_of_the_hospitals_own_choice_is_part_of_a_fold(tmp_path: Path) -> None:
+    """Another network in a site file repeated no fold."""
+    files = {site: for_few(with_images(tmp_path / site, 24)) for site in THREE}
+    job = replace(EVERY["Local"].job(rounds=1), task=replace(PICTURES, architecture=OwnChoice()))
+    text = {site: path.read_text() for site, path in files.items()}
+
+    def digests(anna: str) -> list[str]:
+        for site, path in files.items():
+            network = anna if site == "anna" else "medpfl.models.lenet.LeNet5"
+            path.write_text(f"{text[site]}networks: {{skin: {{path: {network}}}}}\n")
+        return [fold.digest for fold in make_folds(job, files, 1).runs]
+
+    first = digests("medpfl.models.resnet.ResNet")
+    assert digests("medpfl.models.resnet.ResNet") == first
+    fold = make_folds(job, files, 1).runs[0]
+    assert not set(digests("medpfl.models.alexnet.AlexNet")) & set(first)
+    order = fold.order.model_copy(update={"site_files": {site: str(path) for site, path in files.items()}})
+    with pytest.raises(ConfigError, match="anna's network, checkpoints or public data changed while the folds were"):
+        run_fold(order, tmp_path / "fold")

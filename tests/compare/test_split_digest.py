@@ -44,7 +44,9 @@ def test_every_value_counts(make: Callable[[], Samples], part: str) -> None:
     for place in (0, -1):
         changed = make()
         rows = getattr(changed, part)
-        (rows.values if isinstance(rows, CaseRows) else rows).view(-1)[place] += 1
+        values = rows.values if isinstance(rows, CaseRows) else rows
+        assert isinstance(values, torch.Tensor)
+        values.view(-1)[place] += 1
         assert digest(changed) != known
 
 

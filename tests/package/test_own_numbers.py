@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from baselines import begin, play
+from medpfl.core.errors import ConfigError
 from medpfl.data.samples import Samples
 from medpfl.methods.softpull import SoftPull
 from medpfl.tasks.metrics.contract import CaseMetric, Metric
@@ -68,3 +69,19 @@ def test_a_number_of_another_library_is_told(kind: Kind, table_sites: dict[str, 
     samples = runners["anna"].data.splits["test"]
     evaluation = job.task.evaluate(torch.full((len(samples), 2), 0.5), samples)
     assert {type(row["quarter"]) for row in evaluation.cases} == {float}
+
+
+def test_what_cannot_be_told_of_a_metric_is_said_when_the_job_is_made() -> None:
+    """A unit that is too long for headings ended the job with a traceback of pydantic's, once it had begun."""
+    for changed, told in (
+        ({"unit": "milligrams per decilitre"}, r"metric 'half': its unit: .*at most 20.*'milligrams per decilitre'"),
+        ({"direction": "up"}, "metric 'half': its direction: .*'higher' or 'lower'.*'up'"),
+    ):
+        kind = type("Changed", (Half,), changed)
+
+        @dataclass(frozen=True)
+        class Scored(Tabular):
+            metrics: ClassVar = (*Tabular.metrics, kind(float))
+
+        with pytest.raises(ConfigError, match=told):
+            Scored(dataset="blood")

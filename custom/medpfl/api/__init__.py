@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Python API, for notebooks and scripts (docs/python.md). Its names are imported from ``medpfl`` itself."""
 
+import copy
+import dataclasses
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -110,6 +112,8 @@ def simulate(
         if isinstance(loaded, EvaluationJob):
             simulate_evaluation(loaded, files, folder, folder / "home")
         else:
+            # Whatever a component remembers of an earlier run of this very job, here it begins anew.
+            loaded = dataclasses.replace(loaded, components=copy.deepcopy(loaded.components))
             run(loaded, files, folder, folder / "home", lambda coordinator: progress(coordinator.done))
     return JobResult(folder)
 

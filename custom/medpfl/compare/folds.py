@@ -16,13 +16,14 @@ from medpfl.compare.data import split_digest
 from medpfl.compare.entries import build_codecs
 from medpfl.compare.orders import FoldOrder
 from medpfl.compare.run_results import FoldRun
-from medpfl.compare.sources import source_digest
+from medpfl.compare.sources import look_again, source_digest
 from medpfl.compare.unseen import served
-from medpfl.compare.worker import carry_out
+from medpfl.compare.worker import carry_out, check_code
 from medpfl.component import build, class_paths, spec_of
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mixer
-from medpfl.data.site_file import load_site_file
+from medpfl.data.samples import SiteData
+from medpfl.data.site_file import SiteFile, load_site_file
 from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods.contract import Method
@@ -61,6 +62,7 @@ def make_folds(job: Job, site_files: dict[str, Path], seeds: int) -> Folds:
         ConfigError: fewer than 3 hospitals, the job cannot run with one less, or has filters that FLARE alone applies.
         MedPFLError: a site file or the data are wrong.
     """
+    look_again()
     if len(site_files) < 3:
         raise ConfigError(f"leaving one out needs at least 3 hospitals, got {len(site_files)}: {', '.join(site_files)}")
     if seeds < 1:
@@ -88,7 +90,7 @@ def make_folds(job: Job, site_files: dict[str, Path], seeds: int) -> Folds:
             if not len(data.splits[split]):
                 raise ConfigError(f"{site} has no {split} samples; leaving one out needs them at every hospital")
         splits[site] = split_digest(data)
-        held[site] = read_common(job.method.at(site), job.task, site_file, data.input_shape).marks()
+        held[site] = _marks(job.method.at(site), job.task, site_file, data)
     # All that are left must answer, unless a round asks only some of them.
     least = len(roster) - 1 if settings.hospitals_per_round is None else min(job.min_clients, len(roster) - 1)
     runs = []
@@ -106,11 +108,26 @@ def make_folds(job: Job, site_files: dict[str, Path], seeds: int) -> Folds:
                 codecs=as_json(spec_of(job.codecs)["args"]) if job.codecs else None,
                 min_clients=least,
             )
-            named = {path.rpartition(".")[0] for path in class_paths(order.configurations())}
-            code = source_digest({"medpfl.rounds.simulate", "medpfl.compare.unseen", *named})
+            code = _code_of(order)
             digest = digest_of([json_of(order), held, medpfl.__version__, str(torch.__version__), code])
-            runs.append(Fold(site, seed, digest, order.model_copy(update={"held": held})))
+            runs.append(Fold(site, seed, digest, order.model_copy(update={"held": held, "code": code})))
     return Folds(job, dict(site_files), runs)
+
+
+def _marks(method: Method, task: Task, site_file: SiteFile, data: SiteData) -> dict[str, str]:
+    """Of what a run uses of a site file beside the data: checkpoints, public data, a network of the hospital's own."""
+    marks = read_common(method, task, site_file, data.input_shape).marks()
+    chosen = task.chosen(site_file)
+    if chosen is not task:
+        spec = as_json(spec_of(chosen))
+        code = source_digest({path.rpartition(".")[0] for path in class_paths(spec)})
+        marks["network"] = digest_of([spec, code])
+    return marks
+
+
+def _code_of(order: FoldOrder) -> str:
+    named = {path.rpartition(".")[0] for path in class_paths(order.configurations())}
+    return source_digest({"medpfl.rounds.simulate", "medpfl.compare.unseen", *named})
 
 
 def run(order: FoldOrder, folder: Path) -> FoldRun:
@@ -123,14 +140,15 @@ def run(order: FoldOrder, folder: Path) -> FoldRun:
     files = {site: Path(path) for site, path in order.site_files.items()}
     without = order.without
     method: Method = build(order.method, Method, "method")
+    check_code(order, _code_of(order))
     for site, path in files.items():
         site_file = load_site_file(path, site)
         found = task.load(site_file)
         if split_digest(found) != order.splits[site]:
             raise ConfigError(f"{site}'s data or split changed while the folds were running; start them again")
-        if read_common(method.at(site), task, site_file, found.input_shape).marks() != order.held[site]:
+        if _marks(method.at(site), task, site_file, found) != order.held[site]:
             raise ConfigError(
-                f"{site}'s checkpoints or public data changed while the folds were running; start them again"
+                f"{site}'s network, checkpoints or public data changed while the folds were running; start them again"
             )
         if site == without:
             unseen = found

@@ -12,16 +12,18 @@ Config = dict[str, JsonValue]
 
 
 class Handed(Typed):
-    """What the runner adds to every order.
+    """What is added to every order.
 
     Attributes:
         worker: the module that does such runs.
+        code: digest of the code that the run's own digest covers.
         trained: the run's results and models are in its folder already, from FLARE.
         site_files: of all hospitals, as absolute paths.
     """
 
     worker: ClassVar[str]
 
+    code: str = Field(default="", exclude_if=lambda found: not found)
     trained: bool = False
     site_files: dict[str, str] = Field(default_factory=dict)
 

@@ -40,6 +40,7 @@ class Kept:
             self._arrays[f"{place}/patient"] = sheet.patient
             if not isinstance(sheet.metric, CaseMetric):
                 self._arrays[f"{place}/targets"] = sheet.truth.targets[:].numpy()
+                self._arrays[f"{place}/case"] = sheet.truth.case
                 threshold = getattr(sheet.metric, "threshold", None)
                 if threshold is not None:
                     self._arrays[f"{place}/threshold/{label}"] = np.array(float(threshold))
@@ -89,7 +90,10 @@ def _sheet(arrays: Mapping[str, NDArray[np.generic]], task: Task, place: str, la
     targets = arrays.get(f"{place}/targets")
     truth = torch.zeros(len(patient)) if targets is None else torch.from_numpy(targets)
     classes = answers.shape[1] if answers.dim() > 1 else 0
-    samples = Samples(torch.empty(len(patient), 0), truth, np.arange(len(patient)), [""] * len(patient), classes)
+    case = arrays.get(f"{place}/case", np.arange(len(patient))).astype(np.int64)  # before it was kept, each its own
+    _, first = np.unique(case, return_index=True)
+    owners = [str(one) for one in patient[first].tolist()]
+    samples = Samples(torch.empty(len(patient), 0), truth, case, [""] * len(first), classes, owners=owners)
     threshold = arrays.get(f"{place}/threshold/{label}")
     (metric,) = at_threshold([task.metric(task.score)], None if threshold is None else float(threshold))
     return Sheet(metric, answers, samples, patient)

@@ -21,6 +21,7 @@ from medpfl.compare.results import SearchResult
 from medpfl.compare.run_results import SearchRun
 from medpfl.compare.runner import finished, read_run
 from medpfl.compare.runs import Run, run_of
+from medpfl.compare.sources import look_again
 from medpfl.compare.tuning import Search, candidates_of, judge
 from medpfl.component import build, construct, import_named
 from medpfl.core.errors import ConfigError
@@ -71,6 +72,7 @@ def make_plan(file: Comparison, site_files: dict[str, Path]) -> Plan:
     Raises:
         MedPFLError: the file, a site file or the data are wrong, or the comparison would not be fair.
     """
+    look_again()
     least, why = (3, "that leaves hospitals out") if file.unseen else (2, "")
     if len(site_files) < least:
         raise ConfigError(

@@ -96,12 +96,18 @@ def run_of(
     # counts is how the data are cut.
     content = order.model_dump(mode="json", exclude={"name", "split", *Handed.model_fields})
     versions = {"medpfl": medpfl.__version__, "torch": str(torch.__version__), "format": FORMAT}
+    code = code_of(order, entry.method)
+    digest = digest_of([content, versions, code])
+    return Run(entry, seed, split.seed, without, searching, digest, order.model_copy(update={"code": code}))
+
+
+def code_of(order: Order, method: Method) -> str:
+    """Digest of the code that the run's result depends on."""
     named = class_paths(order.configurations())
     roots = {"medpfl.rounds.simulate", *(path.rpartition(".")[0] for path in named)}
-    if without or entry.method.joint(tuple(split.digests)) is not None:
+    if order.without or method.joint(tuple(order.splits)) is not None:
         roots.add("medpfl.compare.unseen")
-    digest = digest_of([content, versions, source_digest(roots)])
-    return Run(entry, seed, split.seed, without, searching, digest, order)
+    return source_digest(roots)
 
 
 def rebuild(order: Order) -> tuple[Entry, Task]:

@@ -11,9 +11,15 @@ import ast
 import functools
 import importlib
 import importlib.util
+import os
+import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import FunctionType
 
+from medpfl.core.errors import ConfigError
 from medpfl.rounds.messages import digest_of
 
 PAGES = {"medpfl.results.report", "medpfl.deployed.card"}
@@ -37,12 +43,61 @@ def sources_of(roots: Iterable[str]) -> dict[str, str]:
     return found
 
 
-@functools.cache
+@dataclass(frozen=True)
+class _Code:
+    """A module's code as it was read: its digest, and what it imports, pairs of a module and a name in it ("": the
+    module itself); ``spec``: another one after the module was loaded again."""
+
+    digest: str
+    imported: frozenset[tuple[str, str]]
+    spec: ModuleSpec | None
+    written: tuple[int, int] | None
+
+
+_known: dict[str, _Code] = {}
+
+
+def look_again() -> None:
+    """Before runs are planned, in a process that may have planned others: what has changed on disk is read anew.
+
+    Raises:
+        ConfigError: a module has changed that was imported before. Its classes are the old ones here, and the new ones
+            in every run's process.
+    """
+    _defining.cache_clear()
+    for name, code in list(_known.items()):
+        loaded = sys.modules.get(name)
+        same = loaded is None or loaded.__spec__ is code.spec
+        if same and _written(code.spec) == code.written:
+            continue
+        if same and loaded is not None and _code(name).digest != code.digest:
+            raise ConfigError(
+                f"{name} has changed since it was imported here, and every run's process would import it as it is now: "
+                "start Python again (in a notebook, restart the kernel)"
+            )
+        del _known[name]
+
+
 def _module(name: str) -> tuple[str, frozenset[tuple[str, str]]]:
-    """Digest of a module's code, and what it imports: pairs of a module and a name in it ("": the module itself)."""
+    if name not in _known:
+        _known[name] = _code(name)
+    return _known[name].digest, _known[name].imported
+
+
+def _written(spec: ModuleSpec | None) -> tuple[int, int] | None:
+    """When a module's file was written, and its size; None: it is not there, or there is none."""
+    try:
+        found = os.stat(spec.origin) if spec and spec.origin else None
+    except OSError:
+        return None
+    return (found.st_mtime_ns, found.st_size) if found else None
+
+
+def _code(name: str) -> _Code:
     spec = importlib.util.find_spec(name)
-    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-        return "", frozenset()  # compiled, or a folder without code
+    written = _written(spec)
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py") or written is None:
+        return _Code("", frozenset(), spec, written)  # compiled, gone, or a folder without code
     tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
     imported: set[tuple[str, str]] = set()
     for node in ast.walk(tree):
@@ -52,7 +107,7 @@ def _module(name: str) -> tuple[str, frozenset[tuple[str, str]]]:
             relative = "." * node.level + (node.module or "")
             module = importlib.util.resolve_name(relative, spec.parent) if node.level else relative
             imported |= {(module, alias.name) for alias in node.names}
-    return digest_of(ast.unparse(_NoDocstrings().visit(tree))), frozenset(imported)
+    return _Code(digest_of(ast.unparse(_NoDocstrings().visit(tree))), frozenset(imported), spec, written)
 
 
 class _NoDocstrings(ast.NodeTransformer):
@@ -70,4 +125,6 @@ def _defining(module: str, name: str) -> str:
         return module
     if importlib.util.find_spec(f"{module}.{name}"):
         return f"{module}.{name}"
-    return getattr(getattr(importlib.import_module(module), name, None), "__module__", None) or module
+    found = getattr(importlib.import_module(module), name, None)
+    # An object tells the module of its class, not the one that makes it.
+    return found.__module__ if isinstance(found, type | FunctionType) else module

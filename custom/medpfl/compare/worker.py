@@ -20,12 +20,12 @@ from pydantic import TypeAdapter
 from medpfl.compare.data import Read, reader, split_digest
 from medpfl.compare.entries import initial_everywhere
 from medpfl.compare.file import BEFORE_MEAN, FEDAVG, FINE_TUNED, LOCAL, POOLED
-from medpfl.compare.orders import FoldOrder, Order
+from medpfl.compare.orders import FoldOrder, Handed, Order
 from medpfl.compare.patients import Kept
 from medpfl.compare.pooled import train_pooled
 from medpfl.compare.processes import FAILURE, RESULT
 from medpfl.compare.run_results import AnyRun, Bins, Initial, ModelRow, Rows, SearchRun, SuperRow, TrainedRun, UnseenRun
-from medpfl.compare.runs import job_of, rebuild
+from medpfl.compare.runs import code_of, job_of, rebuild
 from medpfl.compare.unseen import SUPER, served, super_model
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.data.samples import SiteData
@@ -91,9 +91,27 @@ class _Said(TypedDict):
     initial: Initial
 
 
+def check_code(order: Handed, here: str) -> None:
+    """Refuse to do a run with other code than it is called by: its method was changed since the runs were planned, or
+    this machine of a cluster has another copy.
+
+    Args:
+        here: digest of the code in this process.
+
+    Raises:
+        ConfigError: it is another one.
+    """
+    if here != order.code:
+        raise ConfigError(
+            "the code of the method, the task or MedPFL is not the one that this run was planned with: it was changed "
+            "since, or is another one on this machine; start the same command again"
+        )
+
+
 def run(order: Order, folder: Path) -> SearchRun | TrainedRun | UnseenRun:
     """Train, choose by validation, test; what run.json holds."""
     entry, task = rebuild(order)
+    check_code(order, code_of(order, entry.method))
     read = reader(order.split)
     files = {site: Path(path) for site, path in order.site_files.items()}
     data = {site: task.load(read(path, site)) for site, path in files.items()}

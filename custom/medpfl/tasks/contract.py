@@ -74,6 +74,8 @@ class Task(Checked):
     def __post_init__(self) -> None:
         for name in (self.score, *self.more_metrics):
             self.metric(name)
+        for metric in self.tested:
+            _ = metric.measure  # it refuses what cannot be told of it
 
     @property
     def offered(self) -> tuple[Metric, ...]:

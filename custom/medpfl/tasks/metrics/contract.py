@@ -9,8 +9,10 @@ from typing import ClassVar, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import ValidationError
 from torch import Tensor
 
+from medpfl.core.errors import ConfigError
 from medpfl.data.samples import Samples, SiteData
 from medpfl.tasks.metrics.measure import Direction, Measure
 
@@ -21,7 +23,7 @@ class Metric(ABC):
     Attributes:
         name: as jobs, files and tables have it.
         direction: which values are better.
-        unit: of the values; "" for shares and the like.
+        unit: of the values, at most 20 characters; "" for shares and the like.
         range: the least and the largest value that it can have.
     """
 
@@ -32,8 +34,16 @@ class Metric(ABC):
 
     @property
     def measure(self) -> Measure:
-        """What tables and choices need to know of it."""
-        return Measure(direction=self.direction, unit=self.unit)
+        """What tables and choices need to know of it.
+
+        Raises:
+            ConfigError: its unit is too long for headings, or its direction is none.
+        """
+        try:
+            return Measure(direction=self.direction, unit=self.unit)
+        except ValidationError as error:
+            (key,), said = error.errors()[0]["loc"], error.errors()[0]["msg"]
+            raise ConfigError(f"metric '{self.name}': its {key}: {said}; got {getattr(self, str(key))!r}") from error
 
     def suits(self, data: SiteData) -> None:
         """Refuse data of which it cannot be computed; by default there are none.
@@ -61,16 +71,35 @@ class Metric(ABC):
         """
         found = []
         for times in counts:
-            drawn = torch.from_numpy(np.repeat(np.arange(len(times)), times))
-            mine = Samples(
-                torch.empty(len(drawn), 0),
-                samples.targets[drawn],
-                samples.case[drawn.numpy()],
-                samples.names,
-                samples.classes,
-            )
+            drawn, mine = resampled(samples, times)
             found.append(self.of_split(decisions[drawn], mine))
         return np.array(found, dtype=np.float64)
+
+
+def resampled(samples: Samples, times: NDArray[np.int64]) -> tuple[Tensor, Samples]:
+    """The numbers of the samples of a resample, and what is known of these, without inputs. A case that is drawn twice
+    is two cases, and so is its patient.
+
+    Args:
+        times: N: how often each sample is drawn.
+    """
+    drawn = np.repeat(np.arange(len(times)), times)
+    again = np.arange(len(drawn)) - np.repeat(np.cumsum(times) - times, times)  # 0 for the first time, 1 for the second
+    most = int(times.max(initial=1))
+    of_draw, case = np.unique(samples.case[drawn] * most + again, return_inverse=True)
+    of_case, turn = of_draw // most, of_draw % most
+    owners = None
+    if samples.owners is not None:
+        owners = [str(one) for one in (samples.patients[of_case] * most + turn).tolist()]
+    numbers = torch.from_numpy(drawn)
+    return numbers, Samples(
+        torch.empty(len(drawn), 0),
+        samples.targets[numbers],
+        case,
+        [samples.names[one] for one in of_case],
+        samples.classes,
+        owners=owners,
+    )
 
 
 class CaseMetric(Metric):

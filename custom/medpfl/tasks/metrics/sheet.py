@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from medpfl.data.samples import Samples
-from medpfl.tasks.metrics.contract import CaseMetric, Metric
+from medpfl.tasks.metrics.contract import CaseMetric, Metric, resampled
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,7 @@ class Sheet:
         at, patient = torch.from_numpy(np.flatnonzero(kept)), np.unique(self.patient[kept], return_inverse=True)[1]
         truth = self.truth
         if not of_cases:
-            targets = truth.targets[at]
-            truth = Samples(torch.empty(len(at), 0), targets, truth.case[kept], truth.names, truth.classes)
+            truth = resampled(truth, kept.astype(np.int64))[1]
         return Sheet(self.metric, self.answers[at], truth, patient.astype(np.int64))
 
     @property
