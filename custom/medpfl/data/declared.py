@@ -96,6 +96,8 @@ class SplitRule(Strict):
 
 def canonical(value: str | float) -> str:
     """One text for each value of a column: "3", "3.0" and 3 are the same."""
+    if isinstance(value, str) and "_" in value:  # of which Python would make a number, 15 of 1_5
+        return value
     try:
         return repr(float(value))
     except ValueError:

@@ -152,7 +152,9 @@ def _pixels(path: Path, channels: int) -> Array:
 
 
 def _canonical(value: object) -> str:
-    """ "3", "3.0" and 3 are the same."""
+    """ "3", "3.0" and 3 are the same; 1_5, of which Python would make 15, is no number."""
+    if "_" in str(value):
+        return str(value)
     try:
         return repr(float(str(value)))
     except ValueError:
