@@ -8,8 +8,13 @@ import pandas as pd
 import pytest
 
 import declared_table
-from medpfl.core.errors import SiteFileError
+from medpfl.core.errors import DataError, SiteFileError
+from medpfl.data.init.answers import as_value
+from medpfl.data.init.tables import is_number
+from medpfl.data.outcome import number
+from medpfl.data.subgroups import _number
 from medpfl.data.table.declare import Table, TableData
+from medpfl.deployed.reference import _canonical
 
 FRAME = pd.DataFrame(
     {"age": [40.0, 50.0, 60.0, 70.0, 90.0, 80.0], "cp": ["a", "b", "b", "a", "c", "c"], "sick": [0, 1, 0, 1, 1, 0]}
@@ -67,3 +72,16 @@ def test_codes_of_a_column_that_is_not_used_are_refused(tmp_path: Path) -> None:
 def test_codes_are_texts_and_numbers_each_once(tmp_path: Path, codes: dict[Any, Any], words: str) -> None:
     with pytest.raises(SiteFileError, match=f"datasets.t.codes': {words}"):
         declare(tmp_path, codes={"cp": codes})
+
+
+def test_a_text_with_underscores_is_no_number(tmp_path: Path) -> None:
+    """Python's float takes 1_0 for 10: such a code was another one's."""
+    features = {"age": "number", "cp": [10, "1_5", 15]}
+    frame = FRAME.assign(cp=["10", "1_5", "15", "10", "15", "1_5"])
+    data = read(tmp_path, frame, features=features)
+    assert data.raw[:3, 1:].tolist() == [[0, 0], [1, 0], [0, 1]] and _canonical("1_5") != _canonical("15")
+    with pytest.raises(DataError, match="'1_0' is not among the declared values"):
+        read(tmp_path, frame.replace("10", "1_0"), features=features)
+    assert as_value("1_5") == "1_5" and not is_number("1_5") and _number("1_5") is None and number("days", " 15 ") == 15
+    with pytest.raises(ValueError, match="expected a number, got '1_5'"):
+        number("days", "1_5")

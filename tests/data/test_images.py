@@ -87,6 +87,24 @@ def test_images_are_turned_as_their_camera_says(
     assert np.array_equal(_pixels(path, 1), np.rot90(GREY, turn))
 
 
+def test_a_tiff_of_16_bits_in_which_0_is_white_is_refused(tmp_path: Path) -> None:
+    """Scanned films come so. Pillow turns the values of 8 bits over, and leaves those of 16 as they are stored."""
+    path = tmp_path / "film.tif"
+    for deep in (np.uint8, np.uint16):
+        Image.fromarray(GREY.astype(deep)).save(path)
+        content = bytearray(path.read_bytes())
+        first = int.from_bytes(content[4:8], "little")
+        for entry in range(first + 2, first + 2 + 12 * int.from_bytes(content[first : first + 2], "little"), 12):
+            if int.from_bytes(content[entry : entry + 2], "little") == 262:  # PhotometricInterpretation
+                content[entry + 8 : entry + 10] = bytes(2)
+        path.write_bytes(content)
+        if deep is np.uint8:
+            assert np.array_equal(read_image(path, 1)[0], 255 - GREY) and np.array_equal(_pixels(path, 1), 255 - GREY)
+    for read in (read_image, _pixels):
+        with pytest.raises((DataError, ValueError), match="expected 0 to be black, and in this TIFF"):
+            read(path, 1)
+
+
 def test_hidden_files_in_a_folder_to_predict_are_no_images(tmp_path: Path) -> None:
     (tmp_path / "in" / ".trash").mkdir(parents=True)
     for name in ("b.png", "in/a.png", ".trash/c.png", "in/.trash/d.png"):

@@ -107,6 +107,7 @@ ORGAN = ("datasets", "organ")
         ((*HEART, "label", "classes"), {"one": [1], "two": []}, ["every class needs at least one value"]),
         ((*ORGAN, "labels"), {0: "background", 2: "organ"}, ["'datasets.organ'", "without gaps", "[0, 2]"]),
         ((*ORGAN, "labels"), {1: "a", 2: "b"}, ["without gaps", "[1, 2]"]),
+        ((*ORGAN, "labels"), {value: f"region {value}" for value in range(257)}, ["at most 256 labels", "got 257"]),
         ((*ORGAN, "labels"), {0: "background"}, ["'datasets.organ.labels'", "at least 2"]),
         ((*ORGAN, "label_map"), {255: 4}, ["label_map: 255 is mapped to 4, which is not among the labels"]),
         ((*ORGAN, "split", "seed"), -1, ["'datasets.organ.split.seed'", "greater than or equal to 0, got -1"]),

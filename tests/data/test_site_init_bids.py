@@ -103,3 +103,17 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"bids: found no label map .* and no column of participants\.tsv"):
         init(folder, tmp_path / "site.yaml")
     assert not (tmp_path / "site.yaml").exists()
+
+
+@pytest.mark.slow
+def test_files_that_are_links_into_a_store_keep_their_names(tmp_path: Path) -> None:
+    """As DataLad keeps files: the link is called as the scan is, and its target is a hash, with or without a suffix."""
+    folder = write(tmp_path / "bids", sessions=1)
+    (tmp_path / "bids" / ".git" / "annex").mkdir(parents=True)
+    for number, path in enumerate(sorted(folder.rglob("*.nii.gz"))):
+        path.rename(store := folder / ".git" / "annex" / f"SHA256-s{number}")
+        path.symlink_to(store)
+    dataset, splits = init(folder, tmp_path / "site.yaml")
+    items = json.loads((tmp_path / dataset["datalist"]).read_text())["training"]
+    assert items[1]["image"] == "bids/sub-01/ses-0/anat/sub-01_ses-0_T1w.nii.gz"
+    assert sum(split.cases for split in splits.values()) == 6

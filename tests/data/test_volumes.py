@@ -309,6 +309,8 @@ def test_lists_without_labels_are_left_out(tmp_path: Path) -> None:
     assert cases["test"][0].where.endswith("list.json: training[" + cases["test"][0].name.removeprefix("images/") + "]")
     both = list_cases(datalist(tmp_path, {"training": [item("a")], "testing": [item("b"), {"image": "c"}]}))
     assert [case.name for case in both["test"]] == ["images/b"]
+    lists = {"training": [item("a")], "test": ["./imagesTs/c.nii.gz"], "testing": [item("b")]}
+    assert [case.name for case in list_cases(datalist(tmp_path, lists))["test"]] == ["images/b"]  # not cut from "a"
 
 
 def test_a_field_can_name_the_split(tmp_path: Path) -> None:

@@ -96,6 +96,8 @@ class SplitRule(Strict):
 
 def canonical(value: str | float) -> str:
     """One text for each value of a column: "3", "3.0" and 3 are the same."""
+    if isinstance(value, str) and "_" in value:  # of which Python would make a number, 15 of 1_5
+        return value
     try:
         return repr(float(value))
     except ValueError:
@@ -154,6 +156,10 @@ class LabelColumn(Classes):
     column: str
 
 
+MOST_LABELS = 256
+"""Of a label map, whose voxels are held as bytes: with more, 256 would be the background."""
+
+
 class LabelMap(Strict):
     """The values of a label map: 0, 1, 2, ... with their names; ``label_map`` translates what the hospital's files
     hold (say 255) to these values, other values stay. ``annotated``: names of the labels that the files show, where
@@ -167,6 +173,8 @@ class LabelMap(Strict):
     def _contiguous(self) -> "LabelMap":
         if sorted(self.labels) != list(range(len(self.labels))):
             raise ValueError(f"label values must be 0, 1, 2, ... without gaps, got {sorted(self.labels)}")
+        if len(self.labels) > MOST_LABELS:
+            raise ValueError(f"expected at most {MOST_LABELS} labels, got {len(self.labels)}")
         for value, target in self.label_map.items():
             if target not in self.labels:
                 raise ValueError(f"label_map: {value} is mapped to {target}, which is not among the labels")

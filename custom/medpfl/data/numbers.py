@@ -50,9 +50,9 @@ def not_known(declared: Collection[str], commas: bool = False) -> Callable[[str]
 
 
 def as_number(text: str) -> float | None:
-    """A text as a number; None where it is none."""
+    """A text as a number; None where it is none, as is 1_5, of which Python would make 15."""
     try:
-        return float(text)
+        return None if "_" in text else float(text)
     except ValueError:
         return None
 

@@ -184,7 +184,7 @@ def number(column: str, cell: Any) -> float:
         ValueError: it is none.
     """
     try:
-        found = float(cell)
+        found = math.nan if isinstance(cell, str) and "_" in cell else float(cell)  # not 15 of 1_5
     except (TypeError, ValueError):
         found = math.nan
     if not abs(found) <= LARGEST:

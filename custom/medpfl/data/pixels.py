@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".gif", ".webp")
 _FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "PPM", "GIF", "WEBP")
+_WHITE_OR_BLACK = 262
+"""TIFF's tag that says which of them 0 is. Pillow follows it in files of up to 8 bits alone."""
 CENTRE, SPREAD = 0.5, 0.25
 """Whole numbers become (x / the type's maximum - CENTRE) / SPREAD."""
 
@@ -143,6 +145,8 @@ def _decoded(path: Path) -> Image.Image:
                 raise DataError(f"{path}: expected one picture, got {pictures} in one file")
             if image.mode == "F":
                 raise DataError(f"{path}: expected whole numbers of 8 or 16 bits, got fractions")
+            if image.mode.startswith("I") and getattr(image, "tag_v2", {}).get(_WHITE_OR_BLACK) == 0:
+                raise DataError(f"{path}: expected 0 to be black, and in this TIFF of 16 bits it is white")
             image.load()
             return ImageOps.exif_transpose(image)
     except DataError:

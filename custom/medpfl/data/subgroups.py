@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from medpfl.core.errors import DataError
 from medpfl.data.declared import Strict, canonical
+from medpfl.data.numbers import as_number
 
 MOST = 20
 """Groups of one column."""
@@ -141,8 +142,5 @@ def _bands(declared: Subgroup, known: Mapping[str, str]) -> tuple[list[str], dic
 
 
 def _number(text: str) -> float | None:
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if np.isfinite(number) else None
+    number = as_number(text)
+    return number if number is not None and np.isfinite(number) else None

@@ -136,6 +136,8 @@ def _pixels(path: Path, channels: int) -> Array:
     with path.open("rb") as file, Image.open(file) as opened:  # by its path a grey TIFF on its side is read wrongly
         if getattr(opened, "n_frames", 1) > 1:
             raise ValueError(f"{path}: expected one picture, got {getattr(opened, 'n_frames', 1)}")
+        if opened.mode.startswith("I") and getattr(opened, "tag_v2", {}).get(262) == 0:
+            raise ValueError(f"{path}: expected 0 to be black, and in this TIFF of 16 bits it is white")
         seen = ImageOps.exif_transpose(opened)
     if seen.mode == "F":
         raise ValueError(f"{path}: expected whole numbers of 8 or 16 bits, got fractions")
@@ -150,7 +152,9 @@ def _pixels(path: Path, channels: int) -> Array:
 
 
 def _canonical(value: object) -> str:
-    """ "3", "3.0" and 3 are the same."""
+    """ "3", "3.0" and 3 are the same; 1_5, of which Python would make 15, is no number."""
+    if "_" in str(value):
+        return str(value)
     try:
         return repr(float(str(value)))
     except ValueError:

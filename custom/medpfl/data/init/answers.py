@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from medpfl.core.errors import SiteFileError
+from medpfl.data.numbers import as_number
 from medpfl.data.schema import Schema
 
 Value = str | int | float
@@ -109,11 +110,8 @@ class Answers:
 
 def as_value(text: str) -> Value:
     """3 for "3" and "3.0", 0.5 for "0.5", else the text ("nan" too)."""
-    try:
-        number = float(text)
-    except ValueError:
-        return text
-    if not math.isfinite(number):
+    number = as_number(text)
+    if number is None or not math.isfinite(number):
         return text
     return int(number) if number.is_integer() else number
 

@@ -15,7 +15,7 @@ from medpfl.core.extras import require
 from medpfl.data.cells import not_utf8
 from medpfl.data.init.answers import Answers, Entry, Value, as_value
 from medpfl.data.init.like import own_codes, own_columns
-from medpfl.data.numbers import has_comma, has_point, with_point
+from medpfl.data.numbers import as_number, has_comma, has_point, with_point
 from medpfl.data.parquet import bounded_pieces, check_parquet, opened_parquet
 
 if TYPE_CHECKING:
@@ -223,10 +223,8 @@ def _separator(lines: Sequence[str]) -> str:
 
 
 def is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
+    number = as_number(text)
+    return number is not None and math.isfinite(number)
 
 
 def _known(cells: pd.Series, missing: Sequence[str]) -> list[str]:

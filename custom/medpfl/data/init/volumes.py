@@ -90,8 +90,8 @@ def from_folder(folder: Path, datalist: Path, answers: Answers) -> tuple[list[En
 
 
 def shown(path: Path, base: Path) -> str:
-    """Relative to ``base`` where it lies below, else absolute."""
-    path, base = path.resolve(), base.resolve()
+    """Relative to ``base`` where it lies below, else absolute. A link keeps its name: its target may be a hash."""
+    path, base = Path(os.path.abspath(path)), Path(os.path.abspath(base))
     return os.path.relpath(path, base) if path.is_relative_to(base) else str(path)
 
 

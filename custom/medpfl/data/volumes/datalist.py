@@ -2,9 +2,11 @@
 """MONAI's Decathlon datalist as it stands in its file."""
 
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from medpfl.core.errors import DataError, meant, shown
+from medpfl.data.declared import Problems
 
 
 def read_datalist(path: Path) -> dict[str, object]:
@@ -23,6 +25,18 @@ def read_datalist(path: Path) -> dict[str, object]:
         got = f"the keys {', '.join(map(str, content)) or '(none)'}" if isinstance(content, dict) else shown(content)
         raise DataError(f"{path}: expected a Decathlon datalist with a list 'training', got {got}")
     return content
+
+
+def items_of(
+    path: Path, content: dict[str, object], keys: Sequence[str], problems: Problems
+) -> Iterator[tuple[str, object]]:
+    """The items of the lists with these keys: where each stands, and what it is."""
+    for key in keys:
+        items = content.get(key) or []
+        if isinstance(items, list):
+            yield from ((f"{path}: {key}[{number}]", item) for number, item in enumerate(items))
+        else:
+            problems.add(f"{path}: '{key}' must be a list, got {items!r}")
 
 
 def fields(content: dict[str, object]) -> list[str]:

@@ -27,7 +27,7 @@ from medpfl.data.samples import Budget, Samples, SiteData, Store, empty_like, in
 from medpfl.data.splits import Groups, check_listing, choose
 from medpfl.data.subgroups import Described
 from medpfl.data.target import Target
-from medpfl.data.volumes.datalist import fields, no_field, read_datalist
+from medpfl.data.volumes.datalist import fields, items_of, no_field, read_datalist
 from medpfl.data.volumes.fingerprint import fingerprint
 from medpfl.data.volumes.foreground import fitted
 from medpfl.data.volumes.new import VolumesPreparation
@@ -181,13 +181,7 @@ class Volumes(LabelMap, Described, Dataset):
         problems: Problems,
     ) -> list[VolumeCase]:
         cases: list[VolumeCase] = []
-        key = next((key for key in _LISTS[split] if key in content), _LISTS[split][0])
-        items = content.get(key) or []
-        if not isinstance(items, list):
-            problems.add(f"{path}: '{key}' must be a list, got {items!r}")
-            return cases
-        for number, item in enumerate(items):
-            where = f"{path}: {key}[{number}]"
+        for where, item in items_of(path, content, _LISTS[split], problems):
             needed = [*(["label"] if self.labels else []), *self._fields()]
             unlabelled = isinstance(item, str) or (isinstance(item, dict) and any(key not in item for key in needed))
             if split != "train" and unlabelled:
