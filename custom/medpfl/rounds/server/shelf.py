@@ -139,10 +139,11 @@ class Shelf:
         return self._serial
 
     def names(self, stack: Mapping[str, Sequence[State]]) -> dict[str, list[str]]:
-        """Slot to the names of the K files that the stack lies in."""
+        """Slot to the names of the K files that the stack lies in; "" where a copy holds no value: of what is
+        encrypted, one that nobody has mixed yet."""
         found: dict[str, list[str]] = {}
         for slot, states in stack.items():
-            files = [self._file(state) for state in states]
+            files = [self._file(state) if any(t.numel() for t in state.values()) else "" for state in states]
             found[slot] = [name for name in files if name is not None]
             assert len(found[slot]) == len(files), f"a model of slot '{slot}' lies in no file"
         return found
@@ -157,7 +158,7 @@ class Shelf:
             MedPFLError: it cannot be written.
         """
         assert self._folder is not None
-        used = sorted({name for files in names.values() for name in files})
+        used = sorted({name for files in names.values() for name in files if name})
         for name in used:
             if name in self._digests:
                 continue
@@ -193,7 +194,7 @@ class Shelf:
             self._name(tensors, path)
             read[name] = unflatten(tensors)
             self._digests[name] = digest
-        return {slot: [self._of(read[name], slot) for name in files] for slot, files in names.items()}
+        return {slot: [self._of(read[name], slot) if name else {} for name in files] for slot, files in names.items()}
 
     @staticmethod
     def _of(slots: Slots, slot: str) -> dict[str, Tensor]:
