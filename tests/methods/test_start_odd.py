@@ -36,3 +36,12 @@ def test_two_tensors_are_not_one() -> None:
     started(first__weight=both, second__weight=both.half())
     with pytest.raises(ConfigError, match=r"'first\.weight' and 'second\.weight' differ, and layers of the job's Sh"):
         started(second__weight=both)
+
+
+def test_numbers_beyond_the_networks_type_are_no_start() -> None:
+    """They became infinite: of half precision at 65504, of a checkpoint in float64 at 3.4e38."""
+    large = torch.full((3, 3), 7e4)
+    with pytest.raises(ConfigError, match=r"'first\.weight' is not of finite numbers"):
+        started(first__weight=large, second__weight=large)
+    with pytest.raises(ConfigError, match=r"'last\.weight' is not of finite numbers"):
+        started(last__weight=torch.full((1, 3), 1e39, dtype=torch.float64))

@@ -56,9 +56,11 @@ class Started:
         new = self._new(network, state)
         fitting = {key: self.tensors[key] for key in state if key not in new}
         for key, tensor in fitting.items():
-            if tensor.is_floating_point() != state[key].is_floating_point() or not bool(tensor.isfinite().all()):
+            known = tensor.to(state[key].dtype)  # which may end before a number of the checkpoint's
+            if tensor.is_floating_point() != state[key].is_floating_point() or not bool(known.isfinite().all()):
                 raise ConfigError(
-                    f"{self._named}: '{key}' is not of finite numbers, or of another type: {tensor.dtype}"
+                    f"{self._named}: '{key}' is not of finite numbers of the type {state[key].dtype}, or of another "
+                    f"type: {tensor.dtype}"
                 )
         self._check_shared(network, state)
         load_own_state(network, {**state, **fitting})
