@@ -14,8 +14,10 @@ import pytest
 from exchanging import Asked, slots
 from in_process import Harness, tensors_of
 from medpfl.core.codecs import CER, STC, Chain
+from medpfl.core.mixers import AttentiveMessages
 from medpfl.job import Job
 from medpfl.job.codecs import Codecs
+from medpfl.methods.fedamp import FedAMP
 from medpfl.rounds.coders import ServerCoder
 from medpfl.rounds.coding import PAYLOAD
 from tools import assert_same, outcome, run
@@ -57,6 +59,20 @@ def test_filters_equal_simulate_bit_for_bit(
         asked = [tensors_of(payload) for _, task, payload in messages if task == "statistics"]
         total = sum(array.nbytes for arrays in (*coded, *asked) for array in arrays.values())
         assert total == sum(line["encoded"] for line in traffic if line["direction"] == direction)
+
+
+def test_what_a_hospital_holds_itself_equals_simulate(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """Both ends compare it with the last answer that arrived."""
+
+    def job() -> Job:
+        method, mixer = FedAMP(lr=0.05, batch_size=8), AttentiveMessages(alpha=0.1, sigma=1.0)
+        return replace(make_job(rounds=4, mixers={"anchor": mixer}, method=method), codecs=CODECS)
+
+    harness = Harness(job(), table_sites, tmp_path / "flare").run()
+    assert harness.engine.panic is None and not found(harness, "summary.json")["events"]
+    assert_same(outcome(harness.results), run(job(), table_sites, tmp_path / "simulated"))
 
 
 def test_lost_answers_do_not_part_the_ends(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:

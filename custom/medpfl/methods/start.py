@@ -5,13 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from medpfl.core.checked import Checked
 from medpfl.core.errors import ConfigError, meant
 from medpfl.core.frozen import freeze
 from medpfl.core.groups import head_of, name_of
-from medpfl.core.tied import load_own_state, own_state
+from medpfl.core.tied import first_names, load_own_state, own_state
 
 _SHOWN = 3
 
@@ -55,10 +56,13 @@ class Started:
         new = self._new(network, state)
         fitting = {key: self.tensors[key] for key in state if key not in new}
         for key, tensor in fitting.items():
-            if tensor.is_floating_point() != state[key].is_floating_point() or not bool(tensor.isfinite().all()):
+            known = tensor.to(state[key].dtype)  # which may end before a number of the checkpoint's
+            if tensor.is_floating_point() != state[key].is_floating_point() or not bool(known.isfinite().all()):
                 raise ConfigError(
-                    f"{self._named}: '{key}' is not of finite numbers, or of another type: {tensor.dtype}"
+                    f"{self._named}: '{key}' is not of finite numbers of the type {state[key].dtype}, or of another "
+                    f"type: {tensor.dtype}"
                 )
+        self._check_shared(network, state)
         load_own_state(network, {**state, **fitting})
         for path in self.how.frozen:
             _check_frozen(network, path, new)
@@ -80,6 +84,17 @@ class Started:
             raise ConfigError(
                 f"{self._named} is of another network than the job's {name_of(network)}: {'; '.join(told)}"
             )
+
+    def _check_shared(self, network: nn.Module, state: Mapping[str, Tensor]) -> None:
+        """A checkpoint may be of a network whose layers share nothing: of two tensors one would be lost."""
+        for key, first in first_names(network).items():
+            if key != first and key in self.tensors:
+                one, other = (self.tensors[name].to(state[first].dtype) for name in (first, key))
+                if not torch.equal(one, other):
+                    raise ConfigError(
+                        f"{self._named}: '{first}' and '{key}' differ, and layers of the job's {name_of(network)} "
+                        "share them as one tensor"
+                    )
 
     def _new(self, network: nn.Module, state: Mapping[str, Tensor]) -> set[str]:
         """The entries of layers that start anew, because the checkpoint has another number of classes."""
