@@ -21,6 +21,7 @@ from medpfl.methods.fedavg import FedAvg
 from medpfl.results.files import read_training
 from medpfl.results.sentences import sentences
 from medpfl.rounds.hospital.cases import Cases, read_cases
+from medpfl.rounds.hospital.models_folder import open_models
 from medpfl.rounds.hospital.page import PAGE, write_page
 from medpfl.tasks.metrics.measure import Measure
 from small_jobs import SITES, write_table_sites
@@ -100,6 +101,16 @@ def test_the_same_run_again_has_one_folder_and_with_more_cases_another(make_job:
     for count in (2, 2):
         run(make_job(), sites, tmp_path)
         assert len(list(home.glob("models*"))) == count
+
+
+def test_a_folder_that_does_not_say_any_more_whose_run_it_is_is_moved_aside(tmp_path: Path) -> None:
+    """The end of the job failed at the hospital, with Python's own error."""
+    folder = open_models(tmp_path, "run")
+    written(folder / "personal-best.safetensors", "a model")
+    (folder / ".run").write_bytes(b"\xff\x00")
+    assert open_models(tmp_path, "run") == folder == open_models(tmp_path, "run")
+    (aside,) = tmp_path.glob("models-*")
+    assert (aside / "personal-best.safetensors").is_file() and [path.name for path in folder.iterdir()] == [".run"]
 
 
 def test_a_private_file_is_never_readable_by_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,14 +9,19 @@ from typing import Any
 
 import pytest
 from nvflare.apis.shareable import Shareable
+from rich.table import Table
 
 from hostile import attacked, content, hospital_for_each, saying, told_of
+from medpfl.cli import main
+from medpfl.cli.terminal import console, say
 from medpfl.core.errors import ProtocolError
 from medpfl.core.mixers import Mean
 from medpfl.job import Job
 from medpfl.methods.fedavg import FedAvg
 from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol.text import Answered, parse
+from small_jobs import small_job
+from tools import write_job
 
 Make = Callable[..., Job]
 CHARACTERS = {
@@ -64,3 +69,30 @@ def test_a_note_and_a_name_can_be_printed(text: str) -> None:
         with pytest.raises(ProtocolError) as refused:
             parse(Answered, json.dumps({"content": {**said, **odd}}))
         assert str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize("text", ["\x1b[2J", "\x9b2J", "a\rb", "\u202e10", "a\u2029b", "\x1b]0;x\x07"], ids=ascii)
+def test_what_a_job_or_a_results_folder_says_moves_no_cursor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    """Whoever checks a job before it may run sees what is wrong with it, and not what it writes over that."""
+    job = write_job(small_job(2), tmp_path / "job")
+    file = job / "app" / "config" / "config_fed_client.json"
+    said = json.loads(file.read_text())
+    said["executors"][0]["executor"]["args"]["method"]["path"] = f"medpfl.methods.x{text}.Y"
+    file.write_text(json.dumps(said))
+    monkeypatch.setattr("sys.argv", ["medpfl", "check-job", str(job)])
+    with pytest.raises(SystemExit):
+        main()
+    (line,) = capsys.readouterr().err.split("\n")[:-1]
+    assert line.startswith("medpfl: config_fed_client.json: method: there is no class") and line.isprintable()
+    table = Table("hospital")
+    table.add_row(text)
+    console.print(table, f"round 1, anna: {text}")
+    shown = capsys.readouterr().out
+    assert all(part.isprintable() for part in shown.split("\n")) and "round 1, anna: " in shown
+
+
+def test_what_people_write_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    say("Zürich 横浜 صحة\u00a0%\ny [bold] :smile:")
+    assert capsys.readouterr().out == "Zürich 横浜 صحة\u00a0%\ny [bold] :smile:\n"

@@ -12,7 +12,7 @@ import torch
 from nvflare.apis.shareable import Shareable
 
 from hostile import attacked, content, saying, told_of, with_arrays
-from medpfl.core.errors import ConfigError, RefusedUpdate
+from medpfl.core.errors import ConfigError, MedPFLError, RefusedUpdate
 from medpfl.core.mixers import CoordinateMedian, Mean, TrimmedMean
 from medpfl.job import Job
 from medpfl.job.settings import Settings
@@ -25,7 +25,7 @@ from medpfl.rounds.server.checks import check_values
 from medpfl.rounds.server.coordinator import Coordinator
 from medpfl.tasks.tabular import Tabular
 from small_jobs import small_job
-from tools import assert_same, exchange, outcome, pieces, ready, run
+from tools import assert_same, exchange, normed, outcome, pieces, ready, run
 
 Make = Callable[..., Job]
 QUICK = SoftPull(lr=0.05, batch_size=8, steps=2)
@@ -82,6 +82,21 @@ def test_a_thousandfold_update_is_told_of_and_shortened_on_request(
     )[0]
     assert norm_of(free) > 50 * norm_of(honest)
     assert norm_of(bounded) < 2 * norm_of(honest)
+
+
+def test_enormous_values_within_the_bounds_end_a_job_that_shortens_nothing(
+    table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """The page on security says so; it said that no hospital can."""
+    enormous = on("train", "anna", lambda h: with_arrays(h, lambda name, array: np.full_like(array, 1e17)), 1)
+
+    def play(folder: str, mixer: Any, **settings: Any) -> Coordinator:
+        job = small_job(2, {"fedavg": mixer}, FedAvg(lr=0.05, batch_size=8, steps=2), normed(), **settings)
+        return attacked(job, table_sites, tmp_path / folder, enormous)[0]
+
+    with pytest.raises(MedPFLError, match=r"^round 2: 0 of 4 hospitals sent a usable update"):
+        play("mean", Mean())
+    assert play("clipped", Mean(), clip_updates=2.0).done == play("median", CoordinateMedian()).done == 2
 
 
 @pytest.mark.slow

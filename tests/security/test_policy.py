@@ -99,6 +99,28 @@ def test_the_score_of_a_single_patient(tmp_path: Path, split: str) -> None:
     begin(fedavg(), files, tmp_path / "allowed")
 
 
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_the_score_of_several_rows_of_a_single_patient(tmp_path: Path, split: str) -> None:
+    """Three visits of one patient passed for three cases."""
+    files = sites(tmp_path)
+    content = yaml.safe_load(files["anna"].read_text())
+    other = {"validation": "test", "test": "validation"}[split]
+    parts = [split] * 3 + [other] * 5 + ["train"] * 32
+    lines = (tmp_path / "sites" / "anna.csv").read_text().splitlines()
+
+    def declare(patients: list[int]) -> None:
+        rows = [f"{line},{part},p{who}" for line, part, who in zip(lines[1:], parts, patients, strict=True)]
+        (tmp_path / "sites" / "anna.csv").write_text("\n".join([f"{lines[0]},part,patient", *rows]) + "\n")
+
+    declare([0, 0, 0, *range(1, 38)])
+    content["datasets"]["blood"]["split"] = {"column": "part", "group": "patient"}
+    files["anna"].write_text(yaml.safe_dump(content))
+    said = refused(fedavg(), files, tmp_path, "least_scored")
+    assert said.endswith(f"at least 2 patients or recordings whose cases are scored, and its {split} split has fewer")
+    declare([0, 0, 38, *range(1, 38)])
+    begin(fedavg(), files, tmp_path / "allowed")
+
+
 def test_a_federation_of_one(tmp_path: Path) -> None:
     text = refused(fedavg(), sites(tmp_path, ["anna"]), tmp_path, "least_hospitals")
     assert text.endswith("asks for at least 2 hospitals in a job; this job has 1")

@@ -7,14 +7,13 @@ import sys
 from collections.abc import Sequence
 
 import typer
-from rich.console import Console
 
 import medpfl
 from medpfl.cli import bundles, demo, federations, jobs, keys, models, planning, sites
 from medpfl.cli.compare import compare
 from medpfl.cli.leave_one_out import leave_one_out
 from medpfl.cli.super import super_
-from medpfl.cli.terminal import console, say
+from medpfl.cli.terminal import Terminal, console, say
 from medpfl.core.errors import MedPFLError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=medpfl.__doc__)
@@ -55,7 +54,7 @@ def main() -> None:
     try:
         app()
     except MedPFLError as error:
-        Console(stderr=True).print(f"medpfl: {error}", markup=False, highlight=False, soft_wrap=True)
+        Terminal(stderr=True).print(f"medpfl: {error}", markup=False, highlight=False, soft_wrap=True)
         sys.exit(1)
 
 

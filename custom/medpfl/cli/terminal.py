@@ -1,13 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the verbs share: the console and the arguments that several take."""
 
+import unicodedata
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
-console = Console()
+
+class Terminal(Console):
+    """A console on which words move no cursor, clear no screen and turn no reading direction, wherever they come from:
+    a job, a model's file or a results folder may hold what only a terminal sees. What Rich itself does to it stays."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            whole = segment.control or segment.text.isprintable()
+            yield segment if whole else Segment("".join(map(_shown, segment.text)), segment.style)
+
+
+def _shown(letter: str) -> str:
+    """A letter, a space of any width, a line's end; a question mark for what is none."""
+    return letter if letter.isprintable() or letter in "\n\t" or unicodedata.category(letter) == "Zs" else "?"
+
+
+console = Terminal()
 
 JobArgument = Annotated[str, typer.Argument(help="A job folder, or the name of a shipped job.")]
 ModelArgument = Annotated[Path, typer.Argument(help="A deployed model: <model>-<choice>.safetensors at a hospital.")]

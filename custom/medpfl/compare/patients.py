@@ -2,15 +2,18 @@
 """What a run's models say of each hospital's own validation and test cases: kept beside run.json, on this machine, so
 that a comparison can resample patients and choose as the hospitals would."""
 
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
+from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
 from medpfl.core.devices import training_device
-from medpfl.core.errors import MedPFLError
+from medpfl.core.errors import MedPFLError, unreadable
 from medpfl.core.repeatable import repeatable
 from medpfl.data.samples import Samples, SiteData
 from medpfl.deployed.evaluate import decide, sheet_of_validation
@@ -71,16 +74,18 @@ def read_cases(folder: Path, task: Task) -> dict[str, Sheets]:
     path = folder / CASES
     if not path.is_file():
         return {}
-    try:
-        with np.load(path) as file:
-            arrays = dict(file)
-    except (OSError, ValueError) as error:
-        raise MedPFLError(f"cannot read {path}: {error}; remove its folder to repeat that run") from error
     found: dict[str, Sheets] = {}
-    for key in arrays:
-        split, site, what, *rest = key.split("/")
-        if what == "answers":
-            found.setdefault(rest[0], {}).setdefault(site, {})[split] = _sheet(arrays, task, f"{split}/{site}", rest[0])
+    try:
+        with open(path, "rb") as opened, NpzFile(opened, allow_pickle=False) as file:
+            arrays = dict(file)
+        for key in arrays:
+            split, site, what, *rest = key.split("/")
+            if what == "answers":
+                place = f"{split}/{site}"
+                found.setdefault(rest[0], {}).setdefault(site, {})[split] = _sheet(arrays, task, place, rest[0])
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile, NotImplementedError, zlib.error) as error:
+        told = unreadable(path, "a run's answers", error)
+        raise MedPFLError(f"{told}; remove its folder to repeat that run") from error
     return found
 
 

@@ -106,7 +106,7 @@ def read_run(results: Path, run: Run, kind: type[K]) -> K:
     path = results / "runs" / run.digest / RESULT
     try:
         return parse(TypeAdapter(kind), path.read_text(encoding="utf-8"), path)
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise MedPFLError(f"cannot read {path}: {error}; remove its folder to repeat that run") from error
     except MedPFLError as error:
         raise MedPFLError(f"{error}; remove its folder to repeat that run") from error

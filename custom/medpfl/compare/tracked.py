@@ -109,6 +109,6 @@ def _title(row: RunRow) -> str:
 def _read(folder: Path) -> tuple[Order, TrainedRun]:
     try:
         order, done = ((folder / name).read_text(encoding="utf-8") for name in (ORDER, RESULT))
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise MedPFLError(f"{folder} cannot be read: {error}; MLflow gets what a run's own folder holds") from error
     return parse(TypeAdapter(Order), order, folder / ORDER), parse(TypeAdapter(TrainedRun), done, folder / RESULT)

@@ -24,7 +24,7 @@ def open_models(home: Path, run: str) -> Path:
     folder = home / _NAME
     mark = folder / _MARK
     try:
-        if mark.is_file() and mark.read_text(encoding="utf-8") == run:
+        if mark.is_file() and mark.read_bytes() == run.encode():
             return folder
         written = [file.stat().st_mtime for file in folder.glob("*")]
         if written:

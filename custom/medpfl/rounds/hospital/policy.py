@@ -113,17 +113,23 @@ def check_data(policy: Policy, data: SiteData, methods: Sequence[Method]) -> Non
 
 
 def check_scored(policy: Policy, data: SiteData) -> None:
-    """Whether the scores that are to leave are of enough cases: that of a single one is its patient's result.
+    """Whether the scores that are to leave are of enough cases, of as many patients where the site file says whose they
+    are: that of a single one is its patient's result.
 
     Raises:
         PolicyRefused: with the rule's key and the split; it does not tell how many cases there are.
     """
     for split in ("validation", "test"):
-        if 0 < len(data.splits[split].names) < policy.least_scored:
-            raise PolicyRefused(
-                f"this hospital's policy ('least_scored') asks for at least {policy.least_scored} scored cases, "
-                f"and its {split} split has fewer"
-            )
+        samples = data.splits[split]
+        for count, what in (
+            (len(samples.names), "scored cases"),
+            (len(set(samples.patients.tolist())), "patients or recordings whose cases are scored"),
+        ):
+            if 0 < count < policy.least_scored:
+                raise PolicyRefused(
+                    f"this hospital's policy ('least_scored') asks for at least {policy.least_scored} {what}, and its "
+                    f"{split} split has fewer"
+                )
 
 
 def check_update(policy: Policy, method: object, drawn: int) -> None:
