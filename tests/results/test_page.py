@@ -5,11 +5,12 @@ import html
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
 from medpfl.results.curves import MANY, curves, four_fifths
-from medpfl.results.report import made, write_page
+from medpfl.results.report import heatmaps, made, write_page
 from medpfl.results.schema import ValidationLine
 from summaries import result, summary
 
@@ -53,6 +54,19 @@ def test_many_hospitals_are_a_mean_and_a_band(count: int) -> None:
     many = count == MANY
     assert titles == (0 if many else count)
     assert (f">Mean of {count} hospitals; four fifths of them lie within the bands</text>" in drawn) == many
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("rendered")
+def test_a_long_name_leaves_the_matrix_its_room() -> None:
+    """Of four hospitals, one of them with a name of 55 letters, the numbers of the matrix lay over each other."""
+    wide = []
+    for last in ("dora", "university-hospital-of-north-rhine-westphalia-neurology"):
+        job = summary(*((result(site, "local", 0.5, None), 0.5) for site in ("anna", "berta", "clara", last)))
+        (picture,) = heatmaps(job, {"model/0001": np.full((4, 4), 0.25)})
+        (width,) = re.findall(r'<image [^>]*\bwidth="([\d.]+)"', picture["svg"])
+        wide.append(float(width))
+    assert wide[1] > 0.9 * wide[0] > 4 * 14  # points; "0.25" has some 14
 
 
 def test_four_fifths_of_the_hospitals_lie_between() -> None:
