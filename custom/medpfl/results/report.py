@@ -228,7 +228,8 @@ def _drawn(panel: Panel, summary: Summary, lines: Sequence[Line], mixing: Mappin
     match panel:
         case GraphPanel():
             last = max((key for key in mixing if key.rsplit("/", 1)[0] == panel.slot), default=None)
-            figure, axes = new_figure(3.6, 3.2)
+            longest = max(map(len, summary.roster))  # on both sides of the circle there is room for 12 letters
+            figure, axes = new_figure(3.6 + max(0.0, 0.15 * (longest - 12)), 3.2)
             draw_graph(axes[0, 0], summary.roster, panel.edges, mixing[last] if last else None)
             note = (
                 f"Slot “{panel.slot}”: {len(panel.edges)} edges of the network along which models are drawn together; "
