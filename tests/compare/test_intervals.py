@@ -84,6 +84,21 @@ def test_patients_that_would_show_a_gain_follow_from_the_error_of_splits() -> No
         assert found.needed is not None and found.needed.times == pytest.approx((2.801585 * error / 0.2) ** 2, abs=0.01)
 
 
+def test_a_hospital_without_an_interval_leaves_the_mean_none() -> None:
+    """Two hospitals with one test patient each had a mean gain with the interval of the seeds alone: [0.1, 0.1]."""
+    for patients in (1, 2):
+        sheets: dict[str, dict[tuple[int | None, int], Sheets]] = {
+            name: {(None, 0): {site: {"test": sheet([value] * patients)} for site in ("anna", "berta")}}
+            for name, value in (("Local", 0.0), ("Good", 0.1))
+        }
+        rows = Rows(sheets, ["anna", "berta"], Measure(), "Local", None, lambda pairs: np.ones((len(pairs), 2), bool))
+        mean = paired_gain([0.1], [0.0])
+        gain, by_site = rows.certain(
+            list(sheets["Good"].values()), [(None, 0)], mean, dict.fromkeys(("anna", "berta"), mean)
+        )
+        assert [(found.interval is None) for found in (gain, *by_site.values())] == [patients == 1] * 3
+
+
 def test_seeds_of_a_split_are_no_further_splits() -> None:
     """Of two splits with five seeds that change nothing the interval is that of one seed; it was that of ten splits, a
     ninth as wide, and held the true gain in 64 of 100 comparisons."""

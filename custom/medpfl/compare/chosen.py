@@ -65,6 +65,8 @@ class Rows:
             counting = [site for site, counts in zip(self.sites, self.counted(pairs)[0], strict=True) if counts]
             mean_draws = np.mean([draws[site] for site in counting], axis=0)
             whole = interval_of(mean_draws, sum(patients[site] for site in counting))
+            if any(each[site] is None for site in counting):  # of a single patient nothing varies: as if it were sure
+                whole = None
         count = None if self.ratio is None else len({split for split, _ in pairs})
         return _with(mean, whole, count), {site: _with(gain, each[site], count) for site, gain in hospitals.items()}
 
