@@ -13,7 +13,7 @@ from comparing import compared
 from medpfl.compare import comparison_tables
 from medpfl.compare.constant import ALWAYS, always, beside, warnings
 from medpfl.compare.report import write_report
-from medpfl.compare.results import Results
+from medpfl.compare.results import Results, Row, Stat
 from medpfl.results.compact import read_compact
 from medpfl.results.files import parse
 from small_jobs import write_table_sites
@@ -69,6 +69,21 @@ def test_a_metric_that_the_leader_lacks_is_in_the_tables(heart: Results) -> None
     told = [line[head.index("auc")] for line in rows[1:]]
     assert told == [comparison_tables.score_text(row.metrics["auc"]) for row in others]
     assert "Hospital by hospital: auc" in comparison_tables.markdown(content)
+
+
+def test_a_metric_that_is_not_defined_somewhere_is_named(heart: Results) -> None:
+    """The score is, but beside it stood AUC as the mean of three of four hospitals, without a word."""
+    site = heart.hospitals[0]
+
+    def without(row: Row) -> Row:
+        auc = row.metrics["auc"]
+        none = Stat(mean=None, sd=None, values=[None] * len(row.pairs))
+        changed = auc.model_copy(update={"hospitals": {**auc.hospitals, site: none}})
+        return row.model_copy(update={"metrics": {**row.metrics, "auc": changed}, "one_answer": {}})
+
+    content = heart.model_copy(update={"rows": [without(row) for row in heart.rows]})
+    words = f"No model has auc at {site}: means over the hospitals are those of the others."
+    assert warnings(content) == [words] and words in comparison_tables.markdown(content)
 
 
 @pytest.mark.slow

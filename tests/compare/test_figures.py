@@ -36,6 +36,15 @@ def test_a_curve_has_gaps_where_there_is_no_score() -> None:
     assert len(single_curves([row, *full], _content(pairs=2))) == 10
 
 
+def test_a_long_label_of_the_scores_is_whole() -> None:
+    """In one line it is longer than the figure is high: "validation mae (mmol/L, lower is bette"."""
+    found = Results.model_construct(
+        score="mae", target=None, pairs=1, metrics={"mae": Measure(direction="lower", unit="mmol/L")}
+    )
+    text = re.sub(r"<[^>]+>", "\n", curves([_row("Local", [0.2, 0.1])], found))
+    assert {"validation mae", "(mmol/L, lower is better)"} <= {line.strip() for line in text.splitlines()}
+
+
 def _row(name: str, *runs: list[float]) -> Row:
     return Row.model_construct(name=name, curve=runs[0], curves=list(runs))
 

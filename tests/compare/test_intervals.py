@@ -57,13 +57,14 @@ def test_repeated_splits_are_corrected_as_nadeau_and_bengio_do() -> None:
 
 
 def test_so_many_seeds_show_a_difference_four_times_in_five() -> None:
-    from scipy.stats import ttest_1samp
+    from scipy.stats import t, ttest_1samp
 
-    found = needed(0.5, 0.6, (0.5 - 1.96 * 0.25, 0.5 + 1.96 * 0.25))
+    reach = t.ppf(0.975, 24) * 0.25
+    found = needed(0.5, 0.6, (0.5 - reach, 0.5 + reach), 25)
     assert found.seeds == 14 and found.times == pytest.approx((2.80 / 2) ** 2, abs=0.01)
     values = np.random.default_rng(0).normal(0.5, 0.6, size=(4000, 14))
     assert np.mean(ttest_1samp(values, 0, axis=1).pvalue < 0.05) == pytest.approx(0.8, abs=0.03)
-    assert needed(0.0, 0.6, None).seeds is None and needed(1e-6, 0.6, None).seeds is None
+    assert needed(0.0, 0.6, None, 9).seeds is None and needed(1e-6, 0.6, None, 9).seeds is None
 
 
 def test_patients_that_would_show_a_gain_follow_from_the_error_of_splits() -> None:
@@ -82,6 +83,21 @@ def test_patients_that_would_show_a_gain_follow_from_the_error_of_splits() -> No
     for found in (gain, by_site["anna"]):
         assert found.interval == corrected(values, ratio)
         assert found.needed is not None and found.needed.times == pytest.approx((2.801585 * error / 0.2) ** 2, abs=0.01)
+
+
+def test_a_hospital_without_an_interval_leaves_the_mean_none() -> None:
+    """Two hospitals with one test patient each had a mean gain with the interval of the seeds alone: [0.1, 0.1]."""
+    for patients in (1, 2):
+        sheets: dict[str, dict[tuple[int | None, int], Sheets]] = {
+            name: {(None, 0): {site: {"test": sheet([value] * patients)} for site in ("anna", "berta")}}
+            for name, value in (("Local", 0.0), ("Good", 0.1))
+        }
+        rows = Rows(sheets, ["anna", "berta"], Measure(), "Local", None, lambda pairs: np.ones((len(pairs), 2), bool))
+        mean = paired_gain([0.1], [0.0])
+        gain, by_site = rows.certain(
+            list(sheets["Good"].values()), [(None, 0)], mean, dict.fromkeys(("anna", "berta"), mean)
+        )
+        assert [(found.interval is None) for found in (gain, *by_site.values())] == [patients == 1] * 3
 
 
 def test_seeds_of_a_split_are_no_further_splits() -> None:
@@ -119,15 +135,15 @@ def test_as_many_seeds_where_scipy_has_no_number_for_the_other_side(ratio: float
         middle = float(np.sqrt(count - 1))
         return float(quad(at, max(0, middle - 9), middle + 9, limit=500)[0])
 
-    assert needed(ratio, 1.0, None).seeds == seeds
+    assert needed(ratio, 1.0, None, 9).seeds == seeds
     assert power(seeds) >= 0.8 and (seeds == 2 or power(seeds - 1) < 0.8)
 
 
 @pytest.mark.parametrize("gain", [0.5, 0.1])  # the deviation of three of these is 0, and 2e-17
 def test_equal_gains_need_no_more_seeds_than_a_test_takes(gain: float) -> None:
     found = paired_gain([gain] * 3, [0.0] * 3)
-    assert needed(found.mean, found.deviation, None).seeds == 2
-    assert needed(gain, None, None).seeds is None  # of one seed
+    assert needed(found.mean, found.deviation, None, 9).seeds == 2
+    assert needed(gain, None, None, 9).seeds is None  # of one seed
 
 
 @pytest.mark.parametrize(("pairs", "told"), [(5, ""), (6, " (p 0.031)")])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
-from scipy.stats import norm
+from scipy.stats import norm, t
 
 from medpfl.job import Job
 from medpfl.results.chosen import chosen_table, interval_table, paid, patients_needed, power_notes
@@ -20,7 +20,7 @@ from medpfl.results.report import write_report
 from medpfl.results.schema import TrainingSummary
 from medpfl.results.tables import mean_band, result_table
 from medpfl.results.terminal_table import print_results
-from medpfl.tasks.metrics.certainty import Certainty
+from medpfl.tasks.metrics.certainty import Certainty, error_of, interval_of
 from tools import run
 
 Make = Callable[..., Job]
@@ -61,7 +61,7 @@ def test_the_console_and_the_report_say_what_was_chosen(done: Path) -> None:
         for cell in ("Personal", "0.62 [0.55, 0.68]", "+0.14 [0.06, 0.21]", "-0.02 [-0.06, 0.02]", "Average"):
             assert cell in text, cell
         assert "Joining paid for 2 of 3 hospitals" in text and "at 1 of them and surely below zero at 0" in text
-        assert "clara: a difference of 0.02 would show on about 66 test patients; it has 8." in text
+        assert "clara: a difference of 0.02 would show on about 45 test patients; it has 8." in text
     tiny = changed(summary, clara=row("clara", "average", gain=-0.0004, gained=[-0.06, 0.06]))
     assert power_notes(summary) and not power_notes(tiny)  # "a difference of 0.00 would show on 153,000 patients"
     head, lines = chosen_table(summary)
@@ -110,12 +110,26 @@ def test_it_is_said_that_fine_tuning_was_trained_longer(done: Path) -> None:
 
 
 def test_so_many_patients_show_a_difference_four_times_in_five() -> None:
-    found = Certainty(patients=25, interval=(0, 1), gain=0.3, gained=(0.3 - 1.96 / 5, 0.3 + 1.96 / 5))  # deviation 1
+    reach = t.ppf(0.975, 24) / 5  # deviation 1
+    found = Certainty(patients=25, interval=(0, 1), gain=0.3, gained=(0.3 - reach, 0.3 + reach))
     needed = patients_needed(found)
     assert needed == 88
     gains = np.random.default_rng(0).normal(0.3, 1 / np.sqrt(needed), 4000)
     assert np.mean(gains * np.sqrt(needed) > norm.ppf(0.975)) == pytest.approx(0.8, abs=0.02)
     assert patients_needed(found.model_copy(update={"gain": 0.0})) is None
+
+
+@pytest.mark.parametrize("patients", [8, 15, 40])
+def test_of_few_patients_as_many_are_needed_as_of_many(patients: int) -> None:
+    """Their interval is wider than 1.96 errors to either side, for which it was taken: of 8 a third too many."""
+    rng, found = np.random.default_rng(0), []
+    for _ in range(100):
+        gains = rng.normal(size=patients)
+        drawn = gains[rng.integers(patients, size=(2000, patients))].mean(axis=1)
+        reach = interval_of(drawn, patients)
+        assert reach is not None
+        found.append((error_of(reach, patients) / gains.std(ddof=1) * np.sqrt(patients)) ** 2)
+    assert np.mean(found) == pytest.approx(1.0, abs=0.08)
 
 
 def test_the_mean_gains_interval_by_hand() -> None:

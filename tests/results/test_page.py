@@ -5,12 +5,14 @@ import html
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
 from medpfl.results.curves import MANY, curves, four_fifths
-from medpfl.results.report import made, write_page
+from medpfl.results.report import heatmaps, made, write_page
 from medpfl.results.schema import ValidationLine
+from medpfl.results.skew import draw_label_counts
 from summaries import result, summary
 
 JOB = summary((result("anna", "local", 0.5, None), 0.5))
@@ -53,6 +55,36 @@ def test_many_hospitals_are_a_mean_and_a_band(count: int) -> None:
     many = count == MANY
     assert titles == (0 if many else count)
     assert (f">Mean of {count} hospitals; four fifths of them lie within the bands</text>" in drawn) == many
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("rendered")
+def test_a_long_name_leaves_the_matrix_its_room() -> None:
+    """Of four hospitals, one of them with a name of 55 letters, the numbers of the matrix lay over each other."""
+    wide = []
+    for last in ("dora", "university-hospital-of-north-rhine-westphalia-neurology"):
+        job = summary(*((result(site, "local", 0.5, None), 0.5) for site in ("anna", "berta", "clara", last)))
+        (picture,) = heatmaps(job, {"model/0001": np.full((4, 4), 0.25)})
+        (width,) = re.findall(r'<image [^>]*\bwidth="([\d.]+)"', picture["svg"])
+        wide.append(float(width))
+    assert wide[1] > 0.9 * wide[0] > 4 * 14  # points; "0.25" has some 14
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("rendered")
+def test_long_names_are_whole_in_the_graph_and_leave_the_bubbles_their_room(tmp_path: Path) -> None:
+    sites = ["anna", "berta", "clara", "klinikum-rechts-der-isar-muenchen"]
+    job = summary(*((result(site, "local", 0.5, None), 0.5) for site in sites))
+    job = job.model_copy(update={"networks": {"model": [("anna", "berta")]}})
+    page = write_page(tmp_path, job, [], {}, []).read_text()
+    svg = page.partition("Similar hospitals")[2].partition("</svg>")[0]
+    (width,) = re.findall(r'viewBox="0 0 ([\d.]+) ', svg)
+    (x,) = re.findall(rf'<text [^>]*x="([\d.]+)"[^>]*>{sites[-1]}</text>', svg)
+    assert float(x) + 0.55 * 8 * len(sites[-1]) < float(width)  # begins there, in letters of 8 points
+    figure = draw_label_counts({site: [3] * 7 for site in sites}, ["benign keratosis-like lesions", *"abcdef"])
+    figure.canvas.draw()
+    box = figure.axes[0].get_window_extent()
+    assert box.height / figure.dpi * 72 > 7 * 10 and box.width / figure.dpi * 72 > 4 * 20
 
 
 def test_four_fifths_of_the_hospitals_lie_between() -> None:

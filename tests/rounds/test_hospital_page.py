@@ -158,6 +158,13 @@ def test_cases_with_a_score_of_their_own_are_ordered_by_it(tmp_path: Path, direc
     assert found.middle and found.best and (found.middle.case, found.best.case) == (order[1], order[2])
 
 
+def test_large_numbers_are_written_out(tmp_path: Path) -> None:
+    """Of platelets "1.987e+05, is 2.341e+05" was told."""
+    file = written(tmp_path / "cases.csv", "case,value,predicted", "a,234109,198733", "b,0.0123456,9000.4")
+    said = [one.said for one in read_cases(file, "mae", Measure(direction="lower"), []).worst]
+    assert said == ["198733, is 234109", "9000, is 0.01235"]
+
+
 def test_no_file_of_cases_is_no_cases_and_a_broken_one_is_named(tmp_path: Path) -> None:
     assert read_cases(tmp_path / "none.csv", "dice", Measure(), []) == Cases()
     with pytest.raises(MedPFLError, match=r"cases.csv: not the test cases that a job wrote \(ValueError\)"):

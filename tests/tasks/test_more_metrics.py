@@ -26,6 +26,7 @@ from medpfl.results.schema import FinalLine, ValidationLine
 from medpfl.tasks import Segmentation, Tabular
 from medpfl.tasks.metrics import labels, masks
 from medpfl.tasks.metrics.contract import Metric, at_threshold, threshold_for
+from medpfl.tasks.region_segmentation import RegionSegmentation
 from tools import run
 
 NAN = math.nan
@@ -143,6 +144,21 @@ def test_masks_by_hand(truth: Any, found: Any, hd95: float, surface: float, volu
     assert of(HD95, case(*found), case(*truth)) == pytest.approx(hd95, abs=tolerance)
     assert of(SURFACE, case(*found), case(*truth)) == pytest.approx(surface)
     assert of(VOLUME, case(*found), case(*truth)) == pytest.approx(volume)
+
+
+@pytest.mark.parametrize("region", [False, True])
+def test_outputs_that_are_no_numbers_are_no_empty_mask(region: bool) -> None:
+    """A broken model had a Dice of 1 of every case without a lesion, so that it could be the best one."""
+    given: Any = {"regions": {"lesion": [1]}, "written": [1]} if region else {}
+    task = (RegionSegmentation if region else Segmentation)(dataset="d", more_metrics=("hd95", "volume_error"), **given)
+    outputs = torch.zeros(1, 1 if region else 2, 2, 3)
+    outputs[0, 0] = -1.0 if region else 1.0
+    sound, truth = task.decide(outputs), case(EMPTY)
+    outputs[0, -1, 1, 2] = NAN
+    broken = task.decide(outputs)
+    assert broken.dtype == sound.dtype == torch.uint8 and sound.tolist() == truth.tolist()
+    for metric in task.tested:
+        assert math.isfinite(of(metric, sound, truth)) and math.isnan(of(metric, broken, truth))
 
 
 def blobs(seed: int) -> Tensor:

@@ -18,6 +18,7 @@ from medpfl.check.pictures import COLOURS
 from medpfl.check.trial import size
 from medpfl.core.errors import DataError
 from medpfl.data.columns import Column
+from medpfl.data.numbers import for_people
 
 BINS = 32
 TEXTS = 8  # categories shown of a column
@@ -129,7 +130,7 @@ def _column(column: Column) -> dict[str, object]:
 
 
 def _number(value: float) -> str:
-    return "–" if not np.isfinite(value) else f"{value:.4g}"
+    return "–" if not np.isfinite(value) else for_people(value)
 
 
 def _histogram(values: dict[str, NDArray[Any]], root: bool = False) -> dict[str, object] | None:

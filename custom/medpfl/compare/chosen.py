@@ -55,18 +55,21 @@ class Rows:
             table = intervals.by_split(table, splits)
             each = {s: intervals.corrected(table[:, k].tolist(), ratio[s]) for k, s in enumerate(self.sites)}
             whole = intervals.corrected(means.tolist(), float(np.mean([ratio[site] for site in self.sites])))
+            of, count = dict.fromkeys(self.sites, len(table)), len(table)
         else:
             draws = {}
             for site in self.sites:
                 one, other = (intervals.resampled([run[site]["test"] for run in runs], site) for runs in (mine, alone))
                 draws[site] = one - other if self.measure.direction == "higher" else other - one
-            patients = {site: mine[0][site]["test"].patients for site in self.sites}
-            each = {site: interval_of(draws[site], patients[site]) for site in self.sites}
+            of = {site: mine[0][site]["test"].patients for site in self.sites}
+            each = {site: interval_of(draws[site], of[site]) for site in self.sites}
             counting = [site for site, counts in zip(self.sites, self.counted(pairs)[0], strict=True) if counts]
             mean_draws = np.mean([draws[site] for site in counting], axis=0)
-            whole = interval_of(mean_draws, sum(patients[site] for site in counting))
-        count = None if self.ratio is None else len({split for split, _ in pairs})
-        return _with(mean, whole, count), {site: _with(gain, each[site], count) for site, gain in hospitals.items()}
+            count = sum(of[site] for site in counting)
+            whole = interval_of(mean_draws, count)
+            if any(each[site] is None for site in counting):  # of a single patient nothing varies: as if it were sure
+                whole = None
+        return _with(mean, whole, count), {site: _with(gain, each[site], of[site]) for site, gain in hospitals.items()}
 
     def choose(self, name: str, labels: Sequence[str]) -> ChosenRow | None:
         """What hospitals take that hold the models of these rows; None where a run of theirs is missing."""
@@ -119,8 +122,8 @@ class Rows:
         return model, test[model]
 
 
-def _with(gain: Gain, found: Interval | None, splits: int | None) -> Gain:
-    needed = intervals.needed(gain.mean, gain.deviation, found, splits)
+def _with(gain: Gain, found: Interval | None, count: int) -> Gain:
+    needed = intervals.needed(gain.mean, gain.deviation, found, count)
     return gain.model_copy(update={"interval": found, "needed": needed})
 
 

@@ -41,10 +41,10 @@ def always_mean(content: Results) -> dict[str, str]:
 
 
 def warnings(content: Results) -> list[str]:
-    """Where the score is not defined, and a sentence for each method whose model gives all test cases of a hospital the
+    """Where a metric is not defined, and a sentence for each method whose model gives all test cases of a hospital the
     same class."""
     return [
-        *filter(None, [left_out(content)]),
+        *left_out(content),
         *(
             f"{row.name} gives all test cases the same class: "
             + ", ".join(f"{site} in {count} of {len(row.pairs)} runs" for site, count in row.one_answer.items())

@@ -53,10 +53,22 @@ def counted_in(content: Results) -> Counted:
     return Counted(found, content.hospitals)
 
 
-def left_out(content: Results) -> str:
-    """In a sentence, where the score is not defined; "" where it is everywhere."""
+def left_out(content: Results) -> list[str]:
+    """In sentences, where a metric is not defined, the score first; none where all are everywhere."""
+    told = (name for row in content.rows for name, found in row.metrics.items() if found.hospitals)
+    named: dict[str, list[str]] = {}
+    for name in dict.fromkeys([content.score, *told]):
+        named.setdefault(_lacking(content, name), []).append(name.replace("_", " "))
+    return [
+        f"No model has {', '.join(names)} at {where}: means over the hospitals are those of the others."
+        for where, names in named.items()
+        if where
+    ]
+
+
+def _lacking(content: Results, metric: str) -> str:
     splits = list(dict.fromkeys(split for row in content.rows for split, _ in row.pairs))
-    counts = counted_in(content).of(content.score, [(split, 0) for split in splits])
+    counts = counted_in(content).of(metric, [(split, 0) for split in splits])
     told = []
     for place, site in enumerate(content.hospitals):
         lacking = [split for split, there in zip(splits, counts[:, place], strict=True) if not there]
@@ -64,7 +76,4 @@ def left_out(content: Results) -> str:
             told.append(site)
         elif lacking:
             told.append(f"{site} in the split{'s' if len(lacking) > 1 else ''} {', '.join(map(str, lacking))}")
-    if not told:
-        return ""
-    score = content.score.replace("_", " ")
-    return f"No model has {score} at {'; '.join(told)}: means over the hospitals are those of the others."
+    return "; ".join(told)

@@ -12,7 +12,7 @@ from medpfl.compare.results import Results, Row
 from medpfl.results.differences import draw_boxes
 from medpfl.results.schema import Direction
 from medpfl.results.skew import draw_label_counts
-from medpfl.results.svg import svg_text
+from medpfl.results.svg import in_two_lines, svg_text
 
 # References are dashed; the others take colours that differ on paper and on a screen (Tableau).
 REFERENCES = {LOCAL: "#7f7f7f", FEDAVG: "#b07d00", BEFORE_MEAN: "#d4a017", FINE_TUNED: "#8c564b", POOLED: "#4d4d4d"}
@@ -34,7 +34,7 @@ def curves(rows: Sequence[Row], content: Results) -> str:
         _draw(axis, row, colour, style, band=len(shown) <= BANDS)
     _target(axis, content)
     axis.set_xlabel("round")
-    axis.set_ylabel(f"validation {content.label(content.score)}")
+    axis.set_ylabel(in_two_lines(f"validation {content.label(content.score)}"))
     _legend(axis, 9)
     return _svg(figure)
 
@@ -121,7 +121,7 @@ def sweeps(rows: Sequence[Row], content: Results) -> list[dict[str, str]]:
         )
         axis.grid(alpha=0.25)
         axis.set_xlabel(sweep.argument)
-        axis.set_ylabel(f"test {content.label(content.score)}")
+        axis.set_ylabel(in_two_lines(f"test {content.label(content.score)}"))
         _legend(axis, 9)
         found.append({"title": f"{sweep.method} by {sweep.argument}", "svg": _svg(figure)})
     return found
@@ -161,7 +161,7 @@ def communication(rows: Sequence[Row], content: Results) -> str:
             axis.errorbar(*place, yerr=row.best.sd or 0, marker="o", color=colour, label=row.name)
         axis.set_xscale("log")
         axis.set_xlabel(f"bytes a round {title}")
-    left.set_ylabel(f"test {content.label(content.score)}")
+    left.set_ylabel(in_two_lines(f"test {content.label(content.score)}"))
     _legend(left, 8)
     return _svg(figure)
 

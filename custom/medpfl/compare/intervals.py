@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from medpfl.compare.results import Needed
 from medpfl.core.seeding import derive_seed
-from medpfl.tasks.metrics.certainty import Interval, draw
+from medpfl.tasks.metrics.certainty import Interval, draw, error_of
 from medpfl.tasks.metrics.sheet import Sheet
 
 MANY = 1000
@@ -65,18 +65,15 @@ def corrected(differences: Sequence[float], ratio: float) -> Interval | None:
     return round(float(values.mean() - reach), 6), round(float(values.mean() + reach), 6)
 
 
-def needed(mean: float, deviation: float | None, found: Interval | None, splits: int | None = None) -> Needed:
+def needed(mean: float, deviation: float | None, found: Interval | None, count: int) -> Needed:
     """What would show a difference of this ``mean`` with a power of 80 %, two-sided at 5 %.
 
     Args:
         deviation: of the paired differences over the seeds.
         found: the interval of the mean from patients and seeds, or ``corrected``.
-        splits: of the latter, of how many it is: with few it is many standard errors wide.
+        count: of how many patients it is, or of how many splits: with few it is many standard errors wide.
     """
-    from scipy.special import stdtrit
-
-    reach = 1.959964 if splits is None else float(stdtrit(splits - 1, 1 - LEVEL / 2))
-    error = None if found is None else (found[1] - found[0]) / (2 * reach)
+    error = None if found is None else error_of(found, count)
     times = ((1.959964 + 0.841621) * error / abs(mean)) ** 2 if error and mean else None
     return Needed(seeds=_seeds(mean, deviation), times=None if times is None else round(times, 2))
 

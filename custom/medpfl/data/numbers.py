@@ -12,6 +12,11 @@ _REFUSED = "\n."
 thousand there. With it, it is no number."""
 
 
+def for_people(value: float) -> str:
+    """A number on a page: four digits, and of large ones all before the point: "0.01235", "234567"."""
+    return f"{value:.0f}" if 1e4 <= abs(value) < 1e12 else f"{value:.4g}"
+
+
 def has_comma(cell: str) -> bool:
     """Whether it is a number with a decimal comma."""
     return _WITH_COMMA.fullmatch(cell) is not None

@@ -13,6 +13,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+UNDECIDED = 255
+"""In place of a class, where an output is no number; it would be the background's, as of a model that finds nothing."""
+
+
+def undecided(outputs: Tensor, found: Tensor) -> Tensor:
+    """The classes ``found`` of outputs N x K x ..., with ``UNDECIDED`` where one of these is NaN or infinite."""
+    return found.masked_fill(~outputs.isfinite().all(dim=1), UNDECIDED)
+
+
 @dataclass(frozen=True)
 class ByClass:
     """An output a class, whose softmax are probabilities that sum to 1; the most probable class counts."""
@@ -53,13 +62,13 @@ class ByRegion:
         return found
 
     def decided(self, outputs: Tensor) -> Tensor:
-        """The same of outputs N x R x ... on their device, uint8."""
+        """The same of outputs N x R x ... on their device, uint8; ``UNDECIDED`` where one is no number."""
         import torch
 
         found = torch.zeros(outputs.shape[0], *outputs.shape[2:], dtype=torch.uint8, device=outputs.device)
         for number, label in enumerate(self.order):
             found[outputs[:, number] > 0] = label
-        return found
+        return undecided(outputs, found)
 
 
 Readout = ByClass | ByRegion

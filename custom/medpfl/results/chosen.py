@@ -7,7 +7,7 @@ from statistics import NormalDist
 from medpfl.methods.references import AVERAGE
 from medpfl.results.schema import EvaluationSummary, FinalLine, Summary, TrainingSummary
 from medpfl.results.tables import REFERENCE_NAMES, ResultTable
-from medpfl.tasks.metrics.certainty import Certainty, interval_text
+from medpfl.tasks.metrics.certainty import Certainty, error_of, interval_text
 from medpfl.tasks.metrics.measure import Measure
 
 POWER = 0.8
@@ -99,13 +99,13 @@ def power_notes(summary: Summary) -> list[str]:
 def patients_needed(found: Certainty) -> int | None:
     """So many patients would show a gain of this size: two-sided 5 %, power 80 %, normal approximation.
 
-    n' = n ((z_{0.975} + z_{0.8}) s / |gain|)^2 with s the standard error of the gain on n patients, which is a quarter
-    of its interval's length, about. None where there is no gain or it varies by nothing.
+    n' = n ((z_{0.975} + z_{0.8}) s / |gain|)^2 with s the standard error of the gain on n patients. None where there is
+    no gain or it varies by nothing.
     """
     if found.gain is None or found.gained is None or not found.gain or found.gained[0] == found.gained[1]:
         return None
     normal = NormalDist()
-    error = (found.gained[1] - found.gained[0]) / (2 * normal.inv_cdf(0.975))
+    error = error_of(found.gained, found.patients)
     reach = normal.inv_cdf(0.975) + normal.inv_cdf(POWER)
     return math.ceil(found.patients * (reach * error / abs(found.gain)) ** 2)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from medpfl.results.chosen import label_of
 from medpfl.results.schema import EvaluationSummary, Line, Summary, ValidationLine
-from medpfl.results.svg import svg_text
+from medpfl.results.svg import in_two_lines, svg_text
 
 COLOURS = {"local": "#8c8c8c", "fedavg": "#d1802b", "fedavg_before_mean": "#c9a227", "fedavg_finetuned": "#b5536b"}
 PERSONAL = ["#1f6fb4", "#2f9e6e", "#7b5bb5", "#b8a21a"]
@@ -71,7 +71,7 @@ def curves(summary: Summary, lines: Sequence[Line]) -> str:
         axis.set_xlabel("round", fontsize=7)
     for axis in flat[len(shown) :]:
         axis.set_visible(False)
-    flat[0].set_ylabel(summary.label(score), fontsize=8)
+    flat[0].set_ylabel(in_two_lines(summary.label(score)), fontsize=8)
     flat[0].legend(fontsize=7)
     return svg_text(figure)
 

@@ -194,7 +194,8 @@ def heatmaps(summary: Summary, mixing: Mapping[str, Matrix]) -> list[dict[str, s
     for slot, key in last.items():
         matrix = mixing[key]
         side = min(max(2.8, 0.55 * len(names) + 1.4), 0.55 * MANY + 1.4)
-        figure, axes = new_figure(side, side * 0.85)
+        longer = max(0.0, 0.065 * max(map(len, names)) - 1.4)  # inches of the longest name for which that has no room
+        figure, axes = new_figure(side + longer, side * 0.85 + 0.7 * longer)
         axis = axes[0, 0]
         axis.imshow(matrix, cmap="Blues", vmin=0, vmax=max(1e-9, float(matrix.max())))
         named = range(0, len(names), -(-len(names) // (2 * MANY)))  # of many every second, third, ...
@@ -227,7 +228,8 @@ def _drawn(panel: Panel, summary: Summary, lines: Sequence[Line], mixing: Mappin
     match panel:
         case GraphPanel():
             last = max((key for key in mixing if key.rsplit("/", 1)[0] == panel.slot), default=None)
-            figure, axes = new_figure(3.6, 3.2)
+            longest = max(map(len, summary.roster))  # on both sides of the circle there is room for 12 letters
+            figure, axes = new_figure(3.6 + max(0.0, 0.15 * (longest - 12)), 3.2)
             draw_graph(axes[0, 0], summary.roster, panel.edges, mixing[last] if last else None)
             note = (
                 f"Slot “{panel.slot}”: {len(panel.edges)} edges of the network along which models are drawn together; "

@@ -16,8 +16,9 @@ def draw_label_counts(counts: Mapping[str, Sequence[int]], classes: Sequence[str
     from matplotlib.figure import Figure
 
     table = np.array([list(values) for values in counts.values()], dtype=float)
-    height = max(2.2, 0.26 * len(classes) + 1.2)
-    figure = Figure(figsize=(max(3.6, 0.32 * len(table) + 1.8), height), layout="constrained")
+    height = max(2.2, 0.26 * len(classes) + 1.2) + max(0.0, 0.056 * max(map(len, counts)) - 0.8)  # names are aslant
+    width = max(3.6, 0.32 * len(table) + 1.8) + max(0.0, 0.065 * max(map(len, classes)) - 1.4)
+    figure = Figure(figsize=(width, height), layout="constrained")
     axis = figure.subplots()
     x, y = np.meshgrid(np.arange(len(table)), np.arange(len(classes)), indexing="ij")
     axis.scatter(x, y, s=180 * table / max(table.max(), 1), color="#1f6fb4")

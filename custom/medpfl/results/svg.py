@@ -16,6 +16,11 @@ _STYLE = re.compile(r'\bstyle="([^"]*)"')
 _FONTS = re.compile(r"font-family: 'DejaVu Sans', [^;\"]*sans-serif")
 
 
+def in_two_lines(label: str, most: int = 30) -> str:
+    """A label for the height of a figure, which cuts what is longer: "validation mae (mmol/L, lower is better)"."""
+    return label.replace(" (", "\n(", 1) if len(label) > most else label
+
+
 def svg_text(figure: Any, transparent: bool = False) -> str:
     """A matplotlib figure as the text of an ``<svg>`` element.
 

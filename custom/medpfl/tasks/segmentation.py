@@ -15,6 +15,7 @@ from medpfl.core.errors import ConfigError
 from medpfl.data.fingerprint import Fingerprint, Planned
 from medpfl.data.intensity import Intensity, ZScore
 from medpfl.data.preparation import Spec
+from medpfl.data.readout import undecided
 from medpfl.data.rows import CaseRows
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.target import Target
@@ -160,4 +161,5 @@ class Segmentation(Task):
         return slide(mirrored, inputs, self.size) if self.tiled else mirrored(inputs)
 
     def decide(self, outputs: Tensor) -> Tensor:
-        return outputs.argmax(dim=1).to(torch.uint8)
+        """Classes, N x ..., uint8; ``UNDECIDED`` where an output is no number."""
+        return undecided(outputs, outputs.argmax(dim=1).to(torch.uint8))

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medpfl.core.errors import MedPFLError
+from medpfl.data.numbers import for_people
 from medpfl.tasks.metrics.calibration import BINS, reliability
 from medpfl.tasks.metrics.decision import Decided, decision_curve
 from medpfl.tasks.metrics.measure import Measure
@@ -144,7 +145,7 @@ def _of_labels(row: Row, classes: Sequence[str]) -> tuple[float, str, str]:
 
 def _of_value(row: Row) -> tuple[float, str, str]:
     value, found = float(row["value"]), float(row["predicted"])
-    return abs(value - found), str(row["case"]), f"{found:.4g}, is {value:.4g}"
+    return abs(value - found), str(row["case"]), f"{for_people(found)}, is {for_people(value)}"
 
 
 def _told(rows: Sequence[Row], score: str, measure: Measure, classes: list[str]) -> Cases:

@@ -93,6 +93,17 @@ def interval_of(values: NDArray[np.float64], patients: int) -> Interval | None:
     return round(float(low), 6), round(float(high), 6)
 
 
+def error_of(found: Interval, count: int) -> float:
+    """The standard error of a score or gain from its 95 % interval, which reaches as far as Student's t to either side.
+
+    Args:
+        count: of how many patients (``interval_of``) or splits the interval is, at least 2.
+    """
+    from scipy.special import stdtrit
+
+    return (found[1] - found[0]) / (2 * float(stdtrit(count - 1, (1 + LEVEL) / 2)))
+
+
 def certainty_of(sheet: Sheet, local: Sheet | None, measure: Measure, least: int, *seed: str | int) -> Certainty | None:
     """Of a score on a hospital's patients; None where there are too few of them, or it is not defined.
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from medpfl.core.errors import ConfigError
+from medpfl.data.readout import UNDECIDED
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.target import listed
 from medpfl.tasks.metrics.contract import CaseMetric
@@ -26,7 +27,7 @@ Spacing = tuple[float, float, float]
 
 
 class MaskMetric(CaseMetric):
-    """A metric of each image or volume (its slices taken together), by foreground class.
+    """A metric of each image or volume (its slices taken together), by foreground class. NaN where an output is none.
 
     Args:
         number: of the only class that counts, in the declared order, where 0 is the background; None: the mean over
@@ -64,6 +65,9 @@ class MaskMetric(CaseMetric):
     def of_cases(self, decisions: Tensor, samples: Samples) -> list[float]:
         values = []
         for found, truth in samples.masks(decisions):
+            if bool((found == UNDECIDED).any()):
+                values.append(math.nan)
+                continue
             each = self.by_class(found.long(), truth.long(), samples.classes)
             if samples.annotated is not None:  # of what the label map does not show nothing can be said
                 each = [value if k in samples.annotated else math.nan for k, value in enumerate(each, start=1)]
