@@ -6,11 +6,14 @@ from pathlib import Path
 import pytest
 
 from commands import refusal
+from medpfl.check import terminal_check
 from medpfl.core.errors import MedPFLError
 from medpfl.deployed.evaluate import write_cases, write_text
+from medpfl.job import write_job
 from medpfl.results.report import write_page
+from medpfl.rounds import pretrain
 from medpfl.tasks.contract import Evaluation
-from small_jobs import write_table_sites
+from small_jobs import small_job, write_table_sites
 from summaries import result, summary
 
 
@@ -55,3 +58,24 @@ def test_a_report(tmp_path: Path) -> None:
     (tmp_path / "report.html").mkdir()
     with pytest.raises(MedPFLError, match=r"cannot write .*report\.html: Is a directory"):
         write_page(tmp_path, summary((result("anna", "local", 0.5, None), 0.5)), [], {}, [])
+
+
+def test_the_page_of_a_data_check_before_the_data_are_read(
+    capfd: pytest.CaptureFixture[str], taken: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which may take hours: what they gave would be told nowhere."""
+    assert "cannot read the site file" in refusal(capfd, "check-data", taken.parent / "nowhere" / "site.yaml")
+    monkeypatch.setattr(terminal_check, "check_data", lambda *_: pytest.fail("the data were read"))
+    site = write_table_sites(taken.parent / "sites", ["anna"])["anna"]
+    said = refusal(capfd, "check-data", site, "--page", taken / "page.html")
+    assert f"cannot write the page {taken / 'page.html'}: Not a directory; name another with --page" in said
+
+
+def test_a_checkpoint_before_it_is_trained(
+    capfd: pytest.CaptureFixture[str], taken: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pretrain, "pretrain", lambda *_: pytest.fail("it was trained"))
+    write_table_sites(taken.parent / "sites", ["anna"])
+    job = write_job(small_job(1), taken.parent / "job")
+    said = refusal(capfd, "pretrain", job, "--sites", taken.parent / "sites", "-o", taken / "blood.safetensors")
+    assert f"cannot write the results folder {taken}: File exists" in said

@@ -2,6 +2,8 @@
 """The data check as one self-contained HTML page. It shows patients' data: it is written for its owner's eyes only."""
 
 import os
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -32,6 +34,15 @@ def _template() -> Template:
     return environment.get_template("page.html")
 
 
+def check_place(path: Path) -> None:
+    """Before the data are read, which may take hours.
+
+    Raises:
+        DataError: the page could not be written there.
+    """
+    _write(path, "", lambda temporary: temporary.unlink())
+
+
 def write_page(report: Report, path: Path) -> Path:
     """Write the page, readable by its owner only; a reader sees the old page or the new one.
 
@@ -45,15 +56,20 @@ def write_page(report: Report, path: Path) -> Path:
         written=f"{datetime.now(UTC):%Y-%m-%d %H:%M}",
         size=size,
     )
+    _write(path, text, lambda temporary: temporary.replace(path))
+    return path
+
+
+def _write(path: Path, text: str, then: Callable[[Path], object]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
             file.write(text)
-        os.replace(temporary, path)
+        then(temporary)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # what cannot be written has nothing to remove, and a read-only disk says so again
+            temporary.unlink(missing_ok=True)
         raise DataError(f"cannot write the page {path}: {error.strerror}; name another with --page") from error
-    return path
 
 
 def _dataset(inspection: Inspection) -> dict[str, object]:

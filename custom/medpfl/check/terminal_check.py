@@ -10,7 +10,7 @@ from rich.table import Table
 
 from medpfl.check.check import check_data
 from medpfl.check.inspection import Inspection
-from medpfl.check.page import write_page
+from medpfl.check.page import check_place, write_page
 from medpfl.check.trial import size
 from medpfl.data.schema import Schema
 from medpfl.tasks.contract import Task
@@ -32,6 +32,9 @@ def run(
         SiteFileError: the site file cannot be used.
         DataError: the page cannot be written.
     """
+    place = page or (path / f"{site}.yaml" if path.is_dir() else path).with_suffix(".check.html")
+    if page or place.parent.is_dir():  # else there is no site file, which is told first
+        check_place(place)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         bars: dict[str, TaskID] = {}
@@ -42,7 +45,7 @@ def run(
             progress.update(bars[what], completed=done, total=count)
 
         report = check_data(path, site, job, advance, schema)
-    written = write_page(report, page or report.path.with_suffix(".check.html"))
+    written = write_page(report, place)
     for inspection in report.inspections:
         console.print(_counts(inspection))
     _say(console, "Problems", report.problems, written)

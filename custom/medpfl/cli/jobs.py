@@ -200,6 +200,7 @@ def pretrain(
     Not federated: with a folder, rows of all its hospitals are trained on together. For public data and studies."""
     from medpfl.bundle import find_job
     from medpfl.demo.index_lists import declare_checkpoint
+    from medpfl.flare.running import check_writable
     from medpfl.job import EvaluationJob, load_job
     from medpfl.rounds.pretrain import pretrain as run
     from medpfl.store import save
@@ -214,6 +215,7 @@ def pretrain(
         raise MedPFLError(
             f"--declare: job '{loaded.name}' uses {len(names)} checkpoints{beside}, so it gives this one no name"
         )
+    check_writable(output.parent)  # training may take hours
     with Progress(TextColumn("epoch {task.completed}/{task.total}"), BarColumn(), console=console) as progress:
         bar = progress.add_task("epochs", total=epochs)
         tensors, about = run(loaded, files, share, epochs, lambda epoch, loss: progress.update(bar, completed=epoch))

@@ -64,7 +64,9 @@ def run_in_process(module: str, part: str, version: str = medpfl.__version__) ->
     if code < 0:
         return f"its process was killed by signal {-code} (out of memory?)"
     lines = (folder / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return f"{lines[-1] if lines else f'exit code {code}'} (all of it: {folder / LOG})"
+    if not lines:  # whatever goes wrong is told in one of these files, where they can be written
+        return f"exit code {code}, and not a word of why in {folder / LOG}: is the disk full?"
+    return f"{lines[-1]} (all of it: {folder / LOG})"
 
 
 @contextmanager
