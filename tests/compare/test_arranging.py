@@ -99,4 +99,4 @@ def test_a_browser_shows_the_order_and_the_rows_that_are_chosen(page: Path, tmp_
     command += [f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=5000", "--dump-dom"]
     shown = subprocess.run([*command, f"file://{tmp_path / 'frame.html'}"], capture_output=True, text=True, timeout=120)
     seen = shown.stdout.partition("<title>")[2].partition("</title>")[0].split("|")
-    assert seen[:4] == ["method", "APFL", "CusFL", "d-FedAP"] and "Ditto" not in seen and "SoftPull" in seen
+    assert seen[:4] == ["method", "APFL", "Auto", "CusFL"] and "Ditto" not in seen and "SoftPull" in seen
