@@ -203,3 +203,12 @@ def test_the_command_says_which_dataset(tmp_path: Path) -> None:
     )
     run = CliRunner().invoke(app, ["site", "split", str(tmp_path / "site.yaml"), "--dataset", "d"])
     assert isinstance(run.exception, DataError) and "dataset 'd': its 'split' has no 'file'" in str(run.exception)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "\0" * 100_000, "group,split\n" + "x" * 100_000 + ",nowhere\n"])
+def test_of_another_file_the_beginning_is_told(tmp_path: Path, text: str) -> None:
+    """Its whole first line was: a hundred thousand brackets, or control characters."""
+    (tmp_path / "split.csv").write_text(text)
+    with pytest.raises(DataError, match="expected") as caught:
+        read_split_file(tmp_path / "split.csv")
+    assert len(str(caught.value)) < 600 and str(caught.value).isprintable()

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from medpfl.core.errors import DataError
+from medpfl.core.errors import DataError, shown
 from medpfl.data.contract import Dataset
 from medpfl.data.declared import SPLITS, Problems, SplitRule
 
@@ -50,7 +50,7 @@ def read_split_file(path: Path) -> dict[str, str]:
             rows = csv.reader(file, strict=True, delimiter=separator)
             header = [text.strip() for text in next(rows, [])]
             if header != _COLUMNS:
-                raise DataError(f"{path}: expected the header '{','.join(_COLUMNS)}', got '{','.join(header)}'")
+                raise DataError(f"{path}: expected the header '{','.join(_COLUMNS)}', got {shown(','.join(header))}")
             for row in rows:
                 if row:
                     _take(row, f"{path}:{rows.line_num}", found)
@@ -71,7 +71,7 @@ def _separator(header: str) -> str:
 def _take(row: list[str], where: str, found: dict[str, str]) -> None:
     split = SPELLINGS.get(row[1].strip().lower()) if len(row) == len(_COLUMNS) else None
     if split is None or not row[0].strip():
-        raise DataError(f"{where}: expected a group and train, validation or test, got '{','.join(row)}'")
+        raise DataError(f"{where}: expected a group and train, validation or test, got {shown(','.join(row))}")
     if found.setdefault(same(row[0]), split) != split:
         raise DataError(f"{where}: '{row[0]}' is in the {found[same(row[0])]} split and in the {split} split")
 
