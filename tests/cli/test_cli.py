@@ -11,6 +11,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+import medpfl as medpfl_package
 from commands import refusal
 from medpfl.bundle import find_bundle, manifest
 from medpfl.cli import app
@@ -39,6 +40,10 @@ def test_jobs_and_check_job() -> None:
 
 
 @pytest.mark.slow
+def test_the_version() -> None:
+    assert medpfl("--version") == medpfl_package.__version__
+
+
 def test_the_list_of_jobs_fits_a_narrow_window() -> None:
     """Nothing is cut off, and no word is broken."""
     command = [sys.executable, "-m", "medpfl", "jobs"]

@@ -26,6 +26,7 @@ from typer.testing import CliRunner
 
 import medpfl
 from bounded_fedavg import BoundedFedAvg
+from evaluating import evaluate_at
 from medpfl.cli import app
 from medpfl.compare.file import load_comparison
 from medpfl.compare.plan import Plan, make_plan
@@ -33,7 +34,7 @@ from medpfl.compare.runner import do_runs
 from medpfl.core.errors import MedPFLError
 from medpfl.data.site_file import load_site_file
 from medpfl.deployed.model_file import load_deployed
-from medpfl.deployed.predict import evaluate_at, evaluate_on_all
+from medpfl.deployed.predict import evaluate_on_all
 from medpfl.tasks import Tabular
 from small_jobs import write_table_sites
 

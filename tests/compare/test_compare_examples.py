@@ -11,6 +11,7 @@ import yaml
 from PIL import Image
 
 from comparing import SOFT, compared, plan_of
+from evaluating import evaluate_at
 from medpfl.check.pictures import Outline, draw, radiological
 from medpfl.compare.examples import FOUND, TRUTH, examples_of
 from medpfl.compare.plan import Plan
@@ -19,7 +20,6 @@ from medpfl.compare.results import Results
 from medpfl.core.errors import ConfigError
 from medpfl.data.site_file import load_site_file
 from medpfl.deployed.model_file import load_deployed
-from medpfl.deployed.predict import evaluate_at
 from pictures import TABLE, write_images
 
 TASK = {

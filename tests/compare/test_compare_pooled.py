@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from comparing import SOFT, compared, plan_of
+from evaluating import evaluate_at
 from medpfl import store
 from medpfl.compare import pooled
 from medpfl.compare.pooled import Together, train_pooled
@@ -22,7 +23,6 @@ from medpfl.data.samples import SiteData
 from medpfl.data.site_file import load_site_file
 from medpfl.demo.index_lists import declare_checkpoint
 from medpfl.deployed.model_file import load_deployed
-from medpfl.deployed.predict import evaluate_at
 from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods.local import Local, Pooled

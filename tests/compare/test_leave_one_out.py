@@ -11,6 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from evaluating import evaluate_at
 from every_method import EVERY, PICTURES, with_images
 from medpfl import store
 from medpfl.cli import app
@@ -24,7 +25,6 @@ from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mean, ServerAdam, SoftPull
 from medpfl.data.site_file import CHECKPOINT, load_site_file
 from medpfl.deployed.model_file import load_deployed
-from medpfl.deployed.predict import evaluate_at
 from medpfl.job import Job
 from medpfl.job.codecs import Codecs
 from medpfl.methods.fedsm import FedSM

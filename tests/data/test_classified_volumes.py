@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 
+from evaluating import evaluate_at
 from medpfl.core.errors import DataError, SiteFileError
 from medpfl.core.mixers import Mean
 from medpfl.data.declared import Problems
@@ -20,7 +21,7 @@ from medpfl.data.site_file import load_site_file
 from medpfl.data.target import Target
 from medpfl.data.volumes.declare import Volumes
 from medpfl.deployed.model_file import load_deployed
-from medpfl.deployed.predict import evaluate_at, predict
+from medpfl.deployed.predict import predict
 from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods.fedavg import FedAvg

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from bundled import as_in_bundles
+from evaluating import evaluate_at
 from medpfl.core.errors import ConfigError, DataError
 from medpfl.core.mixers import Mean
 from medpfl.data.intensity import Fixed, Foreground
@@ -20,7 +21,7 @@ from medpfl.data.site_file import load_site_file
 from medpfl.data.target import Target
 from medpfl.data.volumes.new import VolumesPreparation
 from medpfl.deployed.model_file import load_deployed
-from medpfl.deployed.predict import evaluate_at, predict
+from medpfl.deployed.predict import predict
 from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods.fedavg import FedAvg

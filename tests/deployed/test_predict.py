@@ -15,13 +15,14 @@ import torch
 from numpy.typing import NDArray
 
 from dicom_series import affine_of, write_series
+from evaluating import evaluate_at
 from medpfl.core.errors import DataError, MedPFLError
 from medpfl.core.mixers import Identity
 from medpfl.data.site_file import load_site_file, read_for_study
 from medpfl.data.volumes.structures import read_structures
 from medpfl.demo.phantom import write_phantoms
 from medpfl.deployed.model_file import Deployed, load_deployed
-from medpfl.deployed.predict import evaluate_at, evaluate_on, evaluate_on_all, predict
+from medpfl.deployed.predict import evaluate_on, evaluate_on_all, predict
 from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods.local import Local

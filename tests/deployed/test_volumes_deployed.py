@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 
+from evaluating import evaluate_at
 from forked import Forked, without
 from medpfl.core.mixers import Mean, ServerAdam, SoftPull
 from medpfl.data.site_file import load_site_file
 from medpfl.deployed.export import export
 from medpfl.deployed.model_file import load_deployed
-from medpfl.deployed.predict import evaluate_at, predict
+from medpfl.deployed.predict import predict
 from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods.fedsm import FedSM

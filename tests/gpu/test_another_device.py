@@ -15,11 +15,12 @@ import torch
 
 from answers import declare
 from elsewhere import DEVICE, Elsewhere, There
+from evaluating import evaluate_at
 from every_method import EVERY, write_both
 from medpfl.compare import patients
 from medpfl.data.site_file import load_site_file
 from medpfl.deployed.model_file import load_deployed
-from medpfl.deployed.predict import evaluate_at, predict
+from medpfl.deployed.predict import predict
 from medpfl.deployed.torchscript import write_torchscript
 from medpfl.job import Job
 from medpfl.job.settings import Settings

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from typer.testing import CliRunner
 
+from evaluating import evaluate_at
 from medpfl.cli import app
 from medpfl.core.errors import DataError
 from medpfl.core.mixers import Mean, ServerAdam, SoftPull
@@ -22,7 +23,7 @@ from medpfl.data.site_file import load_site_file
 from medpfl.demo.phantom import write_phantoms
 from medpfl.deployed.labels import dice_of
 from medpfl.deployed.model_file import Deployed, load_deployed
-from medpfl.deployed.predict import _run, evaluate_at, predict
+from medpfl.deployed.predict import _run, predict
 from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods.fedsm import FedSM, SuperModel

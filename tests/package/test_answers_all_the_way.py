@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from answers import SITES, declare
 from comparing import SOFT, compared
+from evaluating import evaluate_at
 from in_process import Harness
 from medpfl.check.check import check_data
 from medpfl.cli import app
@@ -23,7 +24,6 @@ from medpfl.core.mixers import Identity, Mean, SoftPull
 from medpfl.data.site_file import load_site_file
 from medpfl.deployed.export import export
 from medpfl.deployed.model_file import load_deployed
-from medpfl.deployed.predict import evaluate_at
 from medpfl.job import EvaluationJob, Job, load_job, write_evaluation_job
 from medpfl.methods.softpull import SoftPull as SoftPulled
 from medpfl.results.files import read_summary, read_training

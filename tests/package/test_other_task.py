@@ -15,6 +15,7 @@ import yaml
 from typer.testing import CliRunner
 
 from comparing import SOFT, compared
+from evaluating import evaluate_at
 from medpfl.check.check import check_data
 from medpfl.cli import app
 from medpfl.compare import comparison_tables
@@ -24,7 +25,6 @@ from medpfl.data.site_file import load_site_file
 from medpfl.data.target import Target
 from medpfl.deployed.export import export
 from medpfl.deployed.model_file import load_deployed
-from medpfl.deployed.predict import evaluate_at
 from medpfl.job import EvaluationJob, load_job, write_evaluation_job
 from medpfl.methods.contract import Build
 from medpfl.methods.fedmd import FedMD

@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 
+from evaluating import evaluate_at
 from in_process import Harness
 from medpfl.core.errors import ProtocolError
 from medpfl.core.mixers import Mean
@@ -19,7 +20,6 @@ from medpfl.data.site_file import load_site_file
 from medpfl.deployed.choice import Choice
 from medpfl.deployed.export import export
 from medpfl.deployed.model_file import load_deployed
-from medpfl.deployed.predict import evaluate_at
 from medpfl.job import Job
 from medpfl.methods.contract import Method
 from medpfl.methods.fedavg import FedAvg

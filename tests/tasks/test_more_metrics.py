@@ -14,12 +14,12 @@ import torch
 from sklearn.metrics import average_precision_score, brier_score_loss, recall_score
 from torch import Tensor
 
+from evaluating import evaluate_at
 from medpfl.core.errors import ConfigError
 from medpfl.data.images.new import ImagesPreparation
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.site_file import load_site_file
 from medpfl.deployed.model_file import load_deployed
-from medpfl.deployed.predict import evaluate_at
 from medpfl.job import Job
 from medpfl.results.files import read_lines, read_training
 from medpfl.results.schema import FinalLine, ValidationLine

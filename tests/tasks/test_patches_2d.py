@@ -13,6 +13,7 @@ import yaml
 from PIL import Image
 from torch import Tensor
 
+from evaluating import evaluate_at
 from medpfl.core.mixers import Mean
 from medpfl.data.images.declare import Images
 from medpfl.data.intensity import Window
@@ -20,7 +21,7 @@ from medpfl.data.samples import SiteData
 from medpfl.data.site_file import load_site_file
 from medpfl.data.volumes.new import VolumesPreparation
 from medpfl.deployed.model_file import load_deployed
-from medpfl.deployed.predict import evaluate_at, predict
+from medpfl.deployed.predict import predict
 from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods.fedavg import FedAvg

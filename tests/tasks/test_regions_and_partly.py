@@ -13,6 +13,7 @@ import yaml
 from PIL import Image
 from torch import Tensor, nn
 
+from evaluating import evaluate_at
 from medpfl.compare.pooled import Together
 from medpfl.component import build, spec_of
 from medpfl.core.errors import ConfigError, DataError, SiteFileError
@@ -22,7 +23,7 @@ from medpfl.data.site_file import load_site_file
 from medpfl.deployed.export import export
 from medpfl.deployed.labels import dice_of
 from medpfl.deployed.model_file import load_deployed
-from medpfl.deployed.predict import evaluate_at, predict
+from medpfl.deployed.predict import predict
 from medpfl.methods.auto import MEMBERS, Auto
 from medpfl.methods.averaged import averaged
 from medpfl.methods.contract import Build

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
@@ -27,10 +28,19 @@ app.command("super")(super_)
 app.command()(leave_one_out)
 
 
-@app.command()
-def version() -> None:
-    """Print the version."""
-    console.print(medpfl.__version__)
+def _print_version(asked: bool) -> None:
+    if asked:
+        console.print(medpfl.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _before_a_verb(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()

@@ -190,19 +190,9 @@ def _note(model: Deployed) -> str:
     return f"{note} This says nothing about the cases predicted now. For research; not a medical device."
 
 
-def evaluate_at(model: Deployed, site_file: SiteFile, split: str) -> Evaluation:
-    """Test a deployed model on a dataset that a site file declares, under the name the model's task asks for.
-
-    Tables and recordings are standardised with that hospital's own training part, as in training.
-
-    Raises:
-        MedPFLError: the dataset is not declared, does not fit the model, or the split is empty.
-    """
-    return evaluate_on(model, model.task.load(site_file), split)
-
-
 def evaluate_on(model: Deployed, data: SiteData, split: str) -> Evaluation:
-    """The same for data that were read already.
+    """Test a deployed model on a hospital's data. Tables and recordings are standardised with that hospital's own
+    training part, as in training.
 
     Raises:
         DataError: the data do not fit the model, or the split is empty.
