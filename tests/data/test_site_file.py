@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from hospitals import change_yaml, write_table
 from medpfl.core.errors import SiteFileError
+from medpfl.data.readout import UNDECIDED
 from medpfl.data.site_file import ENVIRONMENT_VARIABLE, SiteFile, find_site_file, load_site_file
 from medpfl.data.table.declare import Table
 from medpfl.data.volumes.declare import Volumes
@@ -107,7 +108,11 @@ ORGAN = ("datasets", "organ")
         ((*HEART, "label", "classes"), {"one": [1], "two": []}, ["every class needs at least one value"]),
         ((*ORGAN, "labels"), {0: "background", 2: "organ"}, ["'datasets.organ'", "without gaps", "[0, 2]"]),
         ((*ORGAN, "labels"), {1: "a", 2: "b"}, ["without gaps", "[1, 2]"]),
-        ((*ORGAN, "labels"), {value: f"region {value}" for value in range(257)}, ["at most 256 labels", "got 257"]),
+        (
+            (*ORGAN, "labels"),
+            {value: f"region {value}" for value in range(UNDECIDED + 1)},
+            ["at most 255 labels", "got 256"],
+        ),
         ((*ORGAN, "labels"), {0: "background"}, ["'datasets.organ.labels'", "at least 2"]),
         ((*ORGAN, "label_map"), {255: 4}, ["label_map: 255 is mapped to 4, which is not among the labels"]),
         ((*ORGAN, "split", "seed"), -1, ["'datasets.organ.split.seed'", "greater than or equal to 0, got -1"]),

@@ -156,8 +156,8 @@ class LabelColumn(Classes):
     column: str
 
 
-MOST_LABELS = 256
-"""Of a label map, whose voxels are held as bytes: with more, 256 would be the background."""
+MOST_LABELS = 255
+"""Of a label map, whose voxels are held as bytes: 256 would be the background, and 255 is no class (``UNDECIDED``)."""
 
 
 class LabelMap(Strict):
