@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from nvflare.apis.shareable import Shareable
 
 from hostile import attacked, content, saying, told_of, with_arrays
@@ -16,12 +17,16 @@ from medpfl.core.errors import ConfigError, MedPFLError, RefusedUpdate
 from medpfl.core.mixers import CoordinateMedian, Mean, TrimmedMean
 from medpfl.job import Job
 from medpfl.job.settings import Settings
+from medpfl.methods.dsfl import DSFL
 from medpfl.methods.fedavg import FedAvg
+from medpfl.methods.fedmd import FedMD
+from medpfl.methods.kt_pfl import KTpFL
+from medpfl.methods.on_public_data import OnPublicData
 from medpfl.methods.softpull import SoftPull
 from medpfl.results.schema import BestRound
 from medpfl.rounds.messages import Message
 from medpfl.rounds.server.bounds import bound
-from medpfl.rounds.server.checks import check_values
+from medpfl.rounds.server.checks import check_probabilities, check_values
 from medpfl.rounds.server.coordinator import Coordinator
 from medpfl.tasks.tabular import Tabular
 from small_jobs import small_job
@@ -279,3 +284,65 @@ def test_bounding_shortens_towards_what_was_sent() -> None:
     (far,) = bound(["model"], gradients, held, ["model"], {"bn.running_var"}, None)
     assert far.times == 50.0 and float(gradients["c"]["model"]["w"]) == 50.0
     assert bound(["model"], {"a": slots(9e9)}, held, (), {"bn.running_var"}, 1.0) == []  # alone
+
+
+def on_public_data(
+    kind: type[OnPublicData], change: Callable[[Any], Any], sites: dict[str, Path], folder: Path
+) -> Coordinator:
+    """A job of two rounds in which anna answers something else in the first."""
+    for file in sites.values():
+        said = yaml.safe_load(file.read_text())
+        said["datasets"]["shared"] = {**said["datasets"]["blood"], "files": ["anna.csv"], "public": True}
+        file.write_text(yaml.safe_dump(said))
+    method = kind(public="shared", lr=0.05, batch_size=8)
+    attack = on("train", "anna", lambda honest: with_arrays(honest, lambda name, array: change(array)), 1)
+    coordinator, _ = attacked(small_job(2, method.components(), method), sites, folder, attack)
+    assert coordinator.done == 2
+    return coordinator
+
+
+@pytest.mark.parametrize("kind", [DSFL, KTpFL])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda array: np.stack([array[:, 0] + 2, array[:, 1] - 2], axis=1),  # they sum to 1
+        np.ones_like,
+        lambda array: array * np.float32(1e17),
+        np.zeros_like,
+    ],
+    ids=["below 0", "sum to 2", "enormous", "nothing"],
+)
+def test_what_is_no_probability_is_refused(
+    table_sites: dict[str, Path], tmp_path: Path, kind: type[OnPublicData], change: Callable[[Any], Any]
+) -> None:
+    """It was mixed, and moved the others' teachers and, with KT-pFL, their coefficients."""
+    coordinator = on_public_data(kind, change, table_sites, tmp_path)
+    assert told_of(coordinator, "anna") == [
+        "update refused: anna: entry 'public::public.values' holds what are no probabilities: each must be between 0 "
+        "and 1, and those of a sample must sum to 1, up to 0.01"
+    ]
+
+
+@pytest.mark.parametrize("kind", [DSFL, KTpFL])
+def test_rounded_probabilities_are_taken(
+    table_sites: dict[str, Path], tmp_path: Path, kind: type[OnPublicData]
+) -> None:
+    """As a hospital's own filter may round them."""
+    coordinator = on_public_data(kind, lambda array: array.round(2), table_sites, tmp_path)
+    assert not told_of(coordinator, "anna")
+
+
+def test_logits_may_be_any_number(table_sites: dict[str, Path], tmp_path: Path) -> None:
+    coordinator = on_public_data(FedMD, lambda array: array - 3, table_sites, tmp_path)
+    assert not [told for told in told_of(coordinator, "anna") if "refused" in told]
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (5, 3), (2, 3, 4, 5), (3, 2, 1 << 20)])
+def test_probabilities_of_samples_and_of_pixels(shape: tuple[int, ...]) -> None:
+    good = torch.randn(shape).softmax(dim=1)
+    check_probabilities("anna", {"public": {"values": good}}, ["public", "other"])
+    if len(good):
+        good[-1, 1] -= 0.02
+        with pytest.raises(RefusedUpdate, match="anna: entry 'public::values' holds what are no probabilities"):
+            check_probabilities("anna", {"public": {"values": good}}, ["public"])
+        check_probabilities("anna", {"public": {"values": good}}, [])

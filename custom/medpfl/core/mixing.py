@@ -22,20 +22,43 @@ Matrix = NDArray[np.float64]
 _BLOCK_VALUES = 1 << 19
 
 
+class WrongMix(ValueError):
+    """What a component gives is no mixing matrix, or not what its ``mix`` shall give."""
+
+
+def check_form(matrix: object, size: int) -> None:
+    """Refuse what is no array of numbers for ``size`` hospitals.
+
+    Raises:
+        WrongMix: with what was expected and got.
+    """
+    if isinstance(matrix, np.ndarray) and matrix.shape == (size, size) and matrix.dtype.kind in "fiu":
+        return
+    got = f"one of shape {matrix.shape} and type {matrix.dtype}" if isinstance(matrix, np.ndarray) else a_kind(matrix)
+    raise WrongMix(f"its mixing matrix must be a {size} x {size} NumPy array of numbers, got {got}")
+
+
+def a_kind(value: object) -> str:
+    """For the end of a sentence on what was got instead."""
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
 def check_matrix(matrix: Matrix, tolerance: float = 1e-9) -> None:
     """Refuse a matrix that is not square, finite and row-stochastic.
 
     Raises:
-        ValueError: with the row and its sum.
+        WrongMix: with the row and its sum.
     """
+    if not isinstance(matrix, np.ndarray):
+        raise WrongMix(f"a mixing matrix is a NumPy array, got {a_kind(matrix)}")
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
-        raise ValueError(f"a mixing matrix is K x K; got shape {matrix.shape}")
+        raise WrongMix(f"a mixing matrix is K x K; got shape {matrix.shape}")
     if not np.isfinite(matrix).all():
-        raise ValueError("the mixing matrix holds values that are not finite")
+        raise WrongMix("the mixing matrix holds values that are not finite")
     sums = matrix.sum(axis=1)
     worst = int(np.abs(sums - 1).argmax())
     if abs(sums[worst] - 1) > tolerance:
-        raise ValueError(f"row {worst} of the mixing matrix sums to {sums[worst]:.12g}; every row must sum to 1")
+        raise WrongMix(f"row {worst} of the mixing matrix sums to {sums[worst]:.12g}; every row must sum to 1")
 
 
 def restrict(matrix: Matrix, present: Sequence[bool]) -> Matrix:
@@ -48,7 +71,11 @@ def restrict(matrix: Matrix, present: Sequence[bool]) -> Matrix:
     Args:
         matrix: K x K, made for the whole roster.
         present: K flags.
+
+    Raises:
+        WrongMix: it is no K x K array.
     """
+    check_form(matrix, len(present))
     here = np.asarray(present, dtype=bool)
     if here.all():
         return matrix

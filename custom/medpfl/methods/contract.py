@@ -185,6 +185,10 @@ class Method(Training):
         ``statistics`` reads them before the server's are there again; none by default."""
         return []
 
+    probabilities: ClassVar[Sequence[str]] = ()
+    """Slots that hold probabilities, N x C x ..., which sum to 1 over C: the server refuses a training's answer of
+    anything else."""
+
     refined: ClassVar[Sequence[str]] = ()
     """Slots that are exchanged again within a round, ``refinements`` times after its training."""
 

@@ -7,12 +7,13 @@ server, each hospital keeps its own (DS-pFL in the papers that compare with it);
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
 from medpfl.core.errors import ConfigError
 from medpfl.methods.divergence import divergence
-from medpfl.methods.on_public_data import OnPublicData
+from medpfl.methods.on_public_data import PUBLIC, OnPublicData
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,8 @@ class DSFL(OnPublicData):
     """
 
     temperature: float = 0.1
+
+    probabilities: ClassVar = (PUBLIC,)
 
     def __post_init__(self) -> None:
         super().__post_init__()

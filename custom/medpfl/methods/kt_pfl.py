@@ -7,6 +7,7 @@ all public samples every round.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -18,6 +19,8 @@ from medpfl.methods.on_public_data import PUBLIC, OnPublicData
 @dataclass(frozen=True, kw_only=True)
 class KTpFL(OnPublicData):
     """Probabilities travel; their component is ``KnowledgeTransfer``. See ``OnPublicData``."""
+
+    probabilities: ClassVar = (PUBLIC,)
 
     def components(self) -> dict[str, Mixer]:
         return {PUBLIC: KnowledgeTransfer()}

@@ -2,7 +2,7 @@
 """What a server component is: the rule that mixes one slot."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from medpfl.core.checked import Checked
-from medpfl.core.mixing import Matrix, State, mix, restrict
+from medpfl.core.mixing import Matrix, State, WrongMix, a_kind, check_form, mix, restrict
 
 
 @dataclass(frozen=True)
@@ -108,3 +108,39 @@ class Mixer(Checked):
 
     def load_state(self, state: State) -> None:
         """Take back what ``state`` returned."""
+
+
+Entries = dict[str, tuple[object, object]]
+
+
+def entries_of(state: State) -> Entries:
+    """Entry to its shape and type."""
+    return {key: (tensor.shape, tensor.dtype) for key, tensor in state.items()}
+
+
+def check_mixed(result: object, given: Entries, roster: Sequence[str]) -> tuple[list[State], Matrix | None]:
+    """What ``Mixer.mix`` returned, if it is that.
+
+    Args:
+        given: what each of the states that it was given has.
+
+    Raises:
+        WrongMix: with what was expected and got.
+    """
+    if not (isinstance(result, tuple) and len(result) == 2):
+        raise WrongMix(f"its 'mix' must give the new states and the matrix or None, got {a_kind(result)}")
+    states, matrix = result
+    if not isinstance(states, (list, tuple)):
+        raise WrongMix(f"its 'mix' must give a list of the {len(roster)} hospitals' new states, got {a_kind(states)}")
+    if len(states) != len(roster):
+        raise WrongMix(f"its 'mix' must give the {len(roster)} hospitals' new states, got {len(states)}")
+    for site, state in zip(roster, states, strict=True):
+        tensors = isinstance(state, Mapping) and all(isinstance(value, Tensor) for value in state.values())
+        if not tensors or entries_of(state) != given:
+            raise WrongMix(
+                "its 'mix' must give every hospital the entries that it was given, tensors of the same shapes and "
+                f"types; {site}'s new state has others"
+            )
+    if matrix is not None:
+        check_form(matrix, len(roster))
+    return list(states), matrix

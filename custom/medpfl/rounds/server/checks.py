@@ -8,11 +8,14 @@ from typing import Any
 import torch
 
 from medpfl.core.errors import RefusedUpdate
-from medpfl.core.mapped import pieces
+from medpfl.core.mapped import PIECE, Passing, pieces
 from medpfl.rounds.messages import SEPARATOR, Slots, digest_of, flatten, table
 
 LARGEST = 1e18
 """No value is larger in magnitude: its square still fits float32, so that no component computes infinities of it."""
+
+ROUNDED = 0.01
+"""So far probabilities may be off: a hospital's own filter may round them, to a half-precision type, say."""
 
 Table = Mapping[str, Mapping[str, list[Any]]]
 """As ``messages.table`` makes it: slot to entry to shape and type."""
@@ -79,6 +82,33 @@ def check_values(site: str, slots: Slots, buffers: Collection[str] = ()) -> None
                     raise RefusedUpdate(f"{where} holds values beyond {LARGEST:g}")
                 if key in buffers and key.rpartition(".")[2] == "running_var" and least < 0:
                     raise RefusedUpdate(f"{where} holds a negative variance")
+
+
+def check_probabilities(site: str, slots: Slots, names: Collection[str]) -> None:
+    """Where a method sends probabilities, N x C x ..., what a hospital sends is some.
+
+    Args:
+        slots: of finite values, as ``check_update`` takes them.
+        names: the slots that hold probabilities; those that did not travel are left alone.
+
+    Raises:
+        RefusedUpdate: naming the hospital and the entry.
+    """
+    passing = Passing()
+    for slot in sorted(slots.keys() & set(names)):
+        for key, tensor in slots[slot].items():
+            if not tensor.numel():
+                continue
+            for rows in torch.split(tensor, max(1, PIECE // tensor[0].numel())):
+                sums = rows.sum(dim=1, dtype=torch.float64)
+                off = max(float((sums - 1).abs().max()), -float(rows.min()), float(rows.max()) - 1)
+                passing.over(rows)
+                if off > ROUNDED:
+                    raise RefusedUpdate(
+                        f"{site}: entry '{slot}{SEPARATOR}{key}' holds what are no probabilities: each must be between "
+                        f"0 and 1, and those of a sample must sum to 1, up to {ROUNDED:g}"
+                    )
+    passing.end()
 
 
 def check_statistics(site: str, given: Slots, names: list[str], expected: Table) -> None:

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from medpfl.core.errors import ConfigError, RefusedUpdate
 from medpfl.core.mixers import Mixer, RoundInfo
-from medpfl.core.mixing import Matrix, State, restrict
+from medpfl.core.mixers.contract import check_mixed, entries_of
+from medpfl.core.mixing import Matrix, State, WrongMix, restrict
 from medpfl.job.names import SERVER_FILE
 from medpfl.rounds.messages import Slots, byte_count
 from medpfl.rounds.sealing import check_sealed, mix_sealed, sealed_table, whole_numbers
@@ -110,6 +111,9 @@ class Copies:
 
         Args:
             sent: hospital to what it answered; the tensors are mixed in place.
+
+        Raises:
+            ConfigError: a component gives something else than it should, naming it.
         """
         matrices: dict[str, Matrix] = {}
         self._looked.clear()
@@ -120,16 +124,29 @@ class Copies:
                 sent[site][slot] if site in sent else self.shelf.copy(kept)
                 for site, kept in zip(self._roster, self.stack[slot], strict=True)
             ]
-            if self.sealed:
-                matrices[slot] = restrict(self.mixers[slot].matrix(info), info.present)
-                self.stack[slot] = self.shelf.settle(mix_sealed(matrices[slot], stack))
-                continue
-            known = self._known(slot, sent)
-            mixed, matrix = self.mixers[slot].mix(stack, dataclasses.replace(info, known=known))
+            known = () if self.sealed else self._known(slot, sent)
+            try:
+                mixed, matrix = self._mixed(self.mixers[slot], stack, dataclasses.replace(info, known=known))
+            except WrongMix as error:
+                raise ConfigError(f"component '{slot}' ({type(self.mixers[slot]).__name__}): {error}") from error
             self.stack[slot] = self.shelf.settle(mixed)
             if matrix is not None:
                 matrices[slot] = matrix
         return matrices
+
+    def _mixed(
+        self, mixer: Mixer, stack: Sequence[dict[str, Tensor]], info: RoundInfo
+    ) -> tuple[Sequence[State], Matrix | None]:
+        """What a component makes of the copies, which may be of another package.
+
+        Raises:
+            WrongMix: it is something else than a component gives.
+        """
+        if self.sealed:
+            matrix = restrict(mixer.matrix(info), info.present)
+            return mix_sealed(matrix, stack), matrix
+        given = entries_of(stack[0])
+        return check_mixed(mixer.mix(stack, info), given, info.roster)
 
     def _known(self, slot: str, sent: Mapping[str, Slots]) -> Sequence[State]:
         """What a slot's component remembers, of this round's answers too."""

@@ -17,7 +17,7 @@ from medpfl.rounds.protocol.bounded import Part
 from medpfl.rounds.protocol.replies import RefineReply, StatisticsReply, TrainReply
 from medpfl.rounds.protocol.requests import RefineRequest, StatisticsRequest, Told, TrainRequest
 from medpfl.rounds.refining import Refining, refining, show
-from medpfl.rounds.server.checks import check_statistics, most_common
+from medpfl.rounds.server.checks import check_probabilities, check_statistics, most_common
 from medpfl.rounds.server.run import Replies, ServerRun, slots_of
 
 
@@ -122,6 +122,8 @@ class ServerRounds:
 
     def _check_update(self, site: str, reply: Message[TrainReply]) -> None:
         self._copies.check(site, reply.slots, self._run.expected, self._run.buffers)
+        if not self._copies.sealed:  # of what is encrypted the server cannot know
+            check_probabilities(site, reply.slots, self._run.job.method.probabilities)
 
     def _mix(self, round_number: int, slots: list[str], accepted: Mapping[str, Message[Part]]) -> dict[str, Matrix]:
         sent = slots_of(accepted)
