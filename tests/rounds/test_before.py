@@ -152,7 +152,7 @@ def test_the_command_says_it_as_text_as_json_and_as_a_page(tmp_path: Path) -> No
     sentence = "this hospital's policy ('most_rounds') allows at most 1 rounds; this job wants 3"
     assert f"{len(listed)} of {len(listed)} lines are refused here" in text
     loss = "the training loss of the round's last batch, for the first model of each method; None where the batch has "
-    assert f"{loss}fewer cases than 'least_scored' | 3 times |" in text
+    assert f"{loss}fewer cases or patients than 'least_scored' | 3 times |" in text
     assert f" | {sentence} |" in text
     found = json.loads(said("--site", str(file), "--json"))
     assert found["hospital"] == "anna" and {line["refused"] for line in found["lines"]} == {sentence}

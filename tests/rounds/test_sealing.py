@@ -117,6 +117,12 @@ def test_nothing_real_is_in_the_clear_and_no_message_twice_the_same(
     check_sealed("anna", {"model": sent[0]}, EXPECTED, BUFFERS)
 
 
+def test_complex_numbers_do_not_leave_in_the_clear(key: ckks.Key) -> None:
+    """They are no floating-point numbers to torch, and passed for whole numbers, which are not encrypted."""
+    with pytest.raises(CodecError, match="'model::filter' holds complex numbers, which cannot be encrypted"):
+        Seal("anna", key, {"model": {"filter": torch.ones(3, dtype=torch.complex64)}}, [], ROSTER)
+
+
 def without(name: str) -> Callable[[dict[str, torch.Tensor]], object]:
     return lambda one: one.pop(name)
 

@@ -33,6 +33,26 @@ def test_a_loss_is_told_of_enough_cases(tmp_path: Path, batch: int, least: int, 
     assert coordinator.rounds.take_train(1, replies) == ["anna", "berta"]
 
 
+@pytest.mark.parametrize(("patients", "told"), [(1, False), (2, False), (40, True)])
+def test_a_loss_is_told_of_enough_patients(tmp_path: Path, patients: int, told: bool) -> None:
+    """Several rows of one patient passed for several patients, whose loss was told every round."""
+    sites = write_table_sites(tmp_path / "sites", ["anna"])
+    content = yaml.safe_load(sites["anna"].read_text())
+    lines = (tmp_path / "sites" / "anna.csv").read_text().splitlines()
+    parts = ["validation"] * 4 + ["test"] * 4 + ["train"] * 32
+    owners = [f"p{n}" for n in range(8)] + [f"t{n % patients}" for n in range(32)]
+    rows = [f"{line},{part},{owner}" for line, part, owner in zip(lines[1:], parts, owners, strict=True)]
+    (tmp_path / "sites" / "anna.csv").write_text("\n".join([f"{lines[0]},part,patient", *rows]) + "\n")
+    content["datasets"]["blood"]["split"] = {"column": "part", "group": "patient"}
+    content["policy"] = {"least_scored": 3, "least_hospitals": 1}
+    sites["anna"].write_text(yaml.safe_dump(content))
+    job = small_job(1, {"fedavg": Mean()}, FedAvg(lr=0.05, batch_size=8, steps=4), min_clients=1)
+    coordinator, runners = begin(job, sites, tmp_path / "run")
+    reply = exchange(runners, coordinator.rounds.train_messages(1, ["anna"]))["anna"]
+    assert isinstance(reply.header, TrainReply)
+    assert (reply.header.loss["fedavg"] is not None) == told
+
+
 def test_a_refusal_does_not_count_a_secret_lot(tmp_path: Path) -> None:
     """How many cases a round's lots held is drawn in secret, and no noise is on that number."""
     sites = write_table_sites(tmp_path / "sites", ["anna", "berta"])

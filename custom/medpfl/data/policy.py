@@ -33,7 +33,7 @@ class Policy(Strict):
             have is told as what most have.
         least_scored: cases of a validation or test split whose scores leave, of as many patients or recordings where
             the dataset groups cases; one that has fewer, and not none, is a reason not to take part. Of a training
-            batch of fewer cases the loss is not told.
+            batch of fewer, counted alike, the loss is not told.
         least_hospitals: in a job, this one among them.
         most_rounds: of a job.
         most_steps: batches of a hospital's training in a round, for each method.

@@ -249,9 +249,9 @@ class Site:
 
     @property
     def loss_of(self) -> int | None:
-        """Cases behind the loss that is reported: those of the last batch; None: it was not of training samples."""
-        rows = self._place.rows
-        return None if rows is None else len(np.unique(self.data.splits["train"].case[rows.numpy()]))
+        """Patients behind the loss that is reported: the last batch's; None: it was not of training samples."""
+        samples, rows = self.data.splits["train"], self._place.rows
+        return None if rows is None else len(np.unique(samples.patients[samples.case[rows.numpy()]]))
 
     def step(self, model: str, loss: Tensor, *others: str, term: Callable[[], None] | None = None) -> bool:
         """One optimiser step of ``models[model]``, and of ``others`` if named, down a scalar loss.

@@ -145,9 +145,17 @@ class Seal:
         start: its initial slots, which all hospitals have alike.
         buffers: entries that are not trained.
         roster: the hospitals' names.
+
+    Raises:
+        CodecError: a network has complex numbers, which would pass for whole numbers and leave as they are.
     """
 
     def __init__(self, site: str, key: ckks.Key, start: Slots, buffers: Collection[str], roster: Sequence[str]):
+        for slot, state in start.items():
+            for entry in (entry for entry, tensor in state.items() if tensor.is_complex()):
+                raise CodecError(
+                    f"{site}: entry '{slot}{SEPARATOR}{entry}' holds complex numbers, which cannot be encrypted"
+                )
         self._site, self._key, self._start = site, key, start
         self._buffers, self._roster = frozenset(buffers), tuple(roster)
 
@@ -242,7 +250,7 @@ def seal_of(
     """A hospital's end in a job that encrypts; None: it does not.
 
     Raises:
-        MedPFLError: the site file names no key, or one that cannot be used.
+        MedPFLError: the site file names no key, or one that cannot be used, or a network has complex numbers.
     """
     if header.encryption is None:
         return None

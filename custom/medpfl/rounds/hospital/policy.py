@@ -172,7 +172,7 @@ def check_trained(policy: Policy, site: Site) -> None:
 
 
 def may_tell_loss(policy: Policy, site: Site) -> bool:
-    """Whether the training loss that is reported is of enough cases; that of a single one tells of its patient."""
+    """Whether the training loss that is reported is of enough patients; that of a single one is told to nobody."""
     return site.loss_of is None or site.loss_of >= policy.least_scored
 
 

@@ -131,7 +131,7 @@ class TrainReply(Part):
     Attributes:
         metrics: of the validation split, for the models as the round before mixed them.
         loss: the training loss of the round's last batch, for the first model of each method; None where the batch has
-            fewer cases than 'least_scored'.
+            fewer cases or patients than 'least_scored'.
         notes: sentences about this hospital's state on its disk: that it resumed, say.
         seconds: how long the training took.
         privacy: what the noise has cost so far, this message included: level, epsilon, delta, number of messages.
