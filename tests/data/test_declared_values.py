@@ -6,12 +6,14 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import yaml
 
 import declared_table
 from medpfl.core.errors import DataError, SiteFileError
 from medpfl.data.init.answers import as_value
 from medpfl.data.init.tables import is_number
 from medpfl.data.outcome import number
+from medpfl.data.site_file import load_site_file
 from medpfl.data.subgroups import _number
 from medpfl.data.table.declare import Table, TableData
 from medpfl.deployed.reference import _canonical
@@ -85,3 +87,21 @@ def test_a_text_with_underscores_is_no_number(tmp_path: Path) -> None:
     assert as_value("1_5") == "1_5" and not is_number("1_5") and _number("1_5") is None and number("days", " 15 ") == 15
     with pytest.raises(ValueError, match="expected a number, got '1_5'"):
         number("days", "1_5")
+
+
+@pytest.mark.parametrize("quoted", [False, True])
+def test_classes_named_no_and_yes_are_put_in_quotes(tmp_path: Path, quoted: bool) -> None:
+    no, yes = ("no", "yes") if quoted else (False, True)  # as YAML reads no: [0] and yes: [1]
+    label = {"column": "sick", "classes": {no: [0], yes: [1]}}
+    arrays = {"kind": "arrays", "file": "a.npz", "inputs": "x", "labels": "y", "classes": {no: [0], yes: [1]}}
+    table = {"kind": "table", "files": ["a.csv"], "features": {"age": "number"}, "label": label}
+    for dataset, where in ((table, "label.classes"), (arrays, "classes")):
+        file = tmp_path / "site.yaml"
+        file.write_text(yaml.safe_dump({"datasets": {"blood": dataset}}))
+        if quoted:
+            assert load_site_file(file).datasets["blood"].class_names() == ["no", "yes"]
+            continue
+        with pytest.raises(SiteFileError) as caught:
+            load_site_file(file)
+        assert f"'datasets.blood.{where}': YAML reads yes, no, on, off, true and false as truth" in str(caught.value)
+        assert "put them in quotes" in str(caught.value)

@@ -204,6 +204,25 @@ def test_the_sform_says_where_a_volume_lies_where_the_qform_is_not_set(tmp_path:
     np.testing.assert_allclose(read_image(tmp_path / "i.nii")[1], affine, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        np.diag([1.0, 1.0, 1.0, 1.0]),  # another voxel size
+        np.array([[0.0, -2.0, 0.0, 5.0], [2.0, 0.0, 0.0, 1.0], [0.0, 0.0, 4.0, 3.0], [0.0, 0.0, 0.0, 1.0]]),  # a turn
+        np.diag([2.0, 2.0, 4.0, 1.0]),  # a shift
+    ],
+)
+def test_the_sform_counts_where_the_qform_says_otherwise(tmp_path: Path, other: NDArray[np.float64]) -> None:
+    """As in nibabel and viewers; MONAI takes the qform where the sform's voxel size is not that of ``pixdim``."""
+    affine = affine_of(VOXEL)
+    image = nib.Nifti1Image(scan()[0], affine)
+    image.set_sform(affine, 1)
+    image.set_qform(other, 1)
+    nib.save(image, tmp_path / "i.nii")
+    np.testing.assert_array_equal(read_image(tmp_path / "i.nii")[1], nib.load(tmp_path / "i.nii").affine)
+    np.testing.assert_array_equal(nib.load(tmp_path / "i.nii").affine, affine)
+
+
 def test_files_that_are_no_images(tmp_path: Path) -> None:
     image, label = scan()
     good = save(tmp_path / "l.nii.gz", label)

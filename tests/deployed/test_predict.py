@@ -158,6 +158,19 @@ def test_the_header_says_the_same_place(model: Deployed, tmp_path: Path) -> None
     assert header.get_xyzt_units()[0] == "mm" and header.get_zooms() == (4.0, 4.0, 8.0)
 
 
+def test_a_segmentation_lies_where_the_sform_says(model: Deployed, tmp_path: Path) -> None:
+    """The organ is found, and measured, in voxels of the sform's size, though the qform has another."""
+    image = nib.Nifti1Image(blob((48, 48, 6)), None)
+    image.set_sform(np.diag([4.0, 4.0, 8.0, 1.0]), code=1)
+    image.set_qform(np.diag([1.0, 1.0, 2.0, 1.0]), code=1)
+    nib.save(image, tmp_path / "x.nii")
+    row = predict(model, tmp_path / "x.nii", tmp_path / "out").rows[0]
+    found: Any = nib.load(tmp_path / "out" / "x.nii.gz")
+    np.testing.assert_array_equal(found.affine, np.diag([4.0, 4.0, 8.0, 1.0]))
+    np.testing.assert_array_equal(found.get_qform(), np.diag([1.0, 1.0, 2.0, 1.0]))
+    assert float(row["organ_ml"]) == pytest.approx((np.asarray(found.dataobj) == 1).sum() * 0.128) != 0
+
+
 def test_a_link_gives_its_own_name(model: Deployed, tmp_path: Path) -> None:
     write(tmp_path / "8f3a.nii.gz", blob((16, 16, 3)))
     (tmp_path / "patient.nii.gz").symlink_to(tmp_path / "8f3a.nii.gz")

@@ -2,6 +2,7 @@
 """Keys that several kinds of datasets have in the site file, and how problems with them are told."""
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -104,12 +105,17 @@ def canonical(value: str | float) -> str:
         return str(value)
 
 
+def no_truths(values: Iterable[Any]) -> None:
+    """Raises ValueError where one of the values, or keys, is a truth value, as YAML reads an unquoted yes or no."""
+    if any(isinstance(value, bool) for value in values):
+        raise ValueError("YAML reads yes, no, on, off, true and false as truth values; put them in quotes")
+
+
 def distinct(values: list[Any]) -> None:
     """Raises ValueError unless all values are texts or finite numbers, each there once."""
     seen: set[str] = set()
+    no_truths(values)
     for value in values:
-        if isinstance(value, bool):
-            raise ValueError("YAML reads yes, no, on, off, true and false as truth values; put them in quotes")
         if not isinstance(value, str | int | float) or (isinstance(value, float) and not math.isfinite(value)):
             raise ValueError(f"expected texts or numbers, found {value!r}")
         try:
@@ -122,7 +128,8 @@ def distinct(values: list[Any]) -> None:
 
 
 def one_class_a_value(classes: Any) -> Any:
-    """The same; raises ValueError unless every class has a value, and each value one class."""
+    """The same; raises ValueError unless every class has a name and a value, and each value one class."""
+    no_truths(classes if isinstance(classes, dict) else ())
     if isinstance(classes, dict) and all(isinstance(values, list) for values in classes.values()):
         distinct([value for values in classes.values() for value in values])
         if not all(classes.values()):

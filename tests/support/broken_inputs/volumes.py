@@ -146,6 +146,11 @@ GROUPS = [
                 "list.json",
                 lambda f: change_json(f / "list.json", lambda c: c.update(test=3)),
             ),
+            Broken(
+                "cases in a list of another name",
+                "list.json",
+                lambda f: change_json(f / "list.json", lambda c: c.update(val=c["training"][:1])),
+            ),
             Broken("no test cases", "list.json", lambda f: change_json(f / "list.json", lambda c: c.update(test=[]))),
             Broken("one patient in two splits", "test[0]", listed("test", 0, patient="p00")),
             Broken("one volume in two splits", "test[0]", copied),

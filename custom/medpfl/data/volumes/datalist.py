@@ -7,6 +7,10 @@ from pathlib import Path
 
 from medpfl.core.errors import DataError, meant, shown
 from medpfl.data.declared import Problems
+from medpfl.data.split_file import SPELLINGS
+
+LISTS = {"train": ("training",), "validation": ("validation",), "test": ("test", "testing")}
+"""Split to the lists that are read for it."""
 
 
 def read_datalist(path: Path) -> dict[str, object]:
@@ -37,6 +41,25 @@ def items_of(
             yield from ((f"{path}: {key}[{number}]", item) for number, item in enumerate(items))
         else:
             problems.add(f"{path}: '{key}' must be a list, got {items!r}")
+
+
+def check_lists(path: Path, content: dict[str, object], needed: Sequence[str], problems: Problems) -> None:
+    """Refuse a list with a case under a name that is not read: its cases would vanish without a word.
+
+    Args:
+        needed: the fields that a case must have beside its image; lists of unlabelled images may have any name.
+    """
+    read = [name for names in LISTS.values() for name in names]
+    for key, items in content.items():
+        if key in read or not isinstance(items, list):
+            continue
+        if any(isinstance(item, dict) and all(field in item for field in ("image", *needed)) for item in items):
+            split = SPELLINGS.get(key.lower())
+            near = f"; did you mean '{LISTS[split][0]}'?" if split else meant(key, read)
+            problems.add(
+                f"{path}: the list '{key}' holds cases and is not read, unlike 'training', 'validation', 'test' and "
+                f"'testing'; rename it, or leave it out{near}"
+            )
 
 
 def fields(content: dict[str, object]) -> list[str]:

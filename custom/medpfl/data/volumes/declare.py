@@ -27,7 +27,7 @@ from medpfl.data.samples import Budget, Samples, SiteData, Store, empty_like, in
 from medpfl.data.splits import Groups, check_listing, choose
 from medpfl.data.subgroups import Described
 from medpfl.data.target import Target
-from medpfl.data.volumes.datalist import fields, items_of, no_field, read_datalist
+from medpfl.data.volumes.datalist import LISTS, check_lists, fields, items_of, no_field, read_datalist
 from medpfl.data.volumes.fingerprint import fingerprint
 from medpfl.data.volumes.foreground import fitted
 from medpfl.data.volumes.new import VolumesPreparation
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 _ALONE = (".nii", ".nii.gz", ".mgh", ".mgz", ".dcm", ".nrrd", ".mha")
 """Files that are a whole volume; others may have their geometry in another file, which is not listed and may change."""
 _PATIENT = "patient"
-_LISTS = {"train": ("training",), "validation": ("validation",), "test": ("test", "testing")}
 
 
 @dataclass(frozen=True)
@@ -126,6 +125,7 @@ class Volumes(LabelMap, Described, Dataset):
         """Raises DataError if the datalist itself cannot be read, whatever ``problems`` keeps."""
         path = Path(self._folder, self.datalist)
         content = read_datalist(path)
+        check_lists(path, content, self._needed(), problems)
         # Without the usual field each item stands for itself; who names another one has it.
         if (group := self.split.group) not in (None, _PATIENT, *fields(content)):
             problems.add(no_field(path, content, str(group), "split.group"))
@@ -181,9 +181,10 @@ class Volumes(LabelMap, Described, Dataset):
         problems: Problems,
     ) -> list[VolumeCase]:
         cases: list[VolumeCase] = []
-        for where, item in items_of(path, content, _LISTS[split], problems):
-            needed = [*(["label"] if self.labels else []), *self._fields()]
-            unlabelled = isinstance(item, str) or (isinstance(item, dict) and any(key not in item for key in needed))
+        for where, item in items_of(path, content, LISTS[split], problems):
+            unlabelled = isinstance(item, str) or (
+                isinstance(item, dict) and any(key not in item for key in self._needed())
+            )
             if split != "train" and unlabelled:
                 continue  # the Decathlon's own test lists have no labels
             images = item.get("image") if isinstance(item, dict) else None
@@ -221,9 +222,9 @@ class Volumes(LabelMap, Described, Dataset):
                 raise DataError(no_field(path, read_datalist(path), column, "subgroups"))
         return {column: {case.name: case.marks.get(column, "") for case in cases} for column in self.described_by}
 
-    def _fields(self) -> list[str]:
-        """Fields that items must have for their class."""
-        return [self.label.column] if self.label and not self.table else []
+    def _needed(self) -> list[str]:
+        """Fields that labelled items have beside their image."""
+        return [*(["label"] if self.labels else []), *([self.label.column] if self.label and not self.table else [])]
 
     def read(self, case: VolumeCase) -> Item:
         """CHWD image as stored; its class, or its label map (HWD, in declared values) where no class is declared; and

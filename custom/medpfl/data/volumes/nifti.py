@@ -43,16 +43,16 @@ def check_spacing(file: Path) -> None:
 
 
 def place_of(file: Path) -> NDArray[np.float64] | None:
-    """The affine of a file in which the sform alone says where it lies; None of any other.
+    """The affine of a file whose sform says where it lies, whatever its qform says; None of any other.
 
-    Where its voxel size is not that of ``pixdim`` to the last digits, MONAI's reader takes the qform instead, which
-    says nothing in such a file: the volume would lie elsewhere, turned and of another size.
+    So read nibabel and most viewers. Where the sform's voxel size is not that of ``pixdim`` to the last digits, MONAI's
+    reader takes the qform instead, set or not: the volume would lie elsewhere, turned and of another size.
     """
     import nibabel as nib
 
     image: Any = nib.load(file)
     header = image.header
-    if not isinstance(header, nib.Nifti1Header) or int(header["sform_code"]) <= 0 or int(header["qform_code"]) > 0:
+    if not isinstance(header, nib.Nifti1Header) or int(header["sform_code"]) <= 0:
         return None
     affine: NDArray[np.float64] = image.affine
     return affine

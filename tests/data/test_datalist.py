@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A datalist's lists: cases under a name that nobody reads would vanish without a word."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from medpfl.core.errors import DataError
+from medpfl.data.declared import LabelColumn, Problems
+from medpfl.data.volumes.declare import Volumes
+
+ORGAN = {"labels": {0: "background", 1: "organ"}}
+CLASSED = {"label": LabelColumn(column="sick", classes={"no": [0], "yes": [1]})}
+
+
+def item(name: str, **others: Any) -> dict[str, Any]:
+    return {"image": f"{name}.nii.gz", "label": f"{name}_seg.nii.gz", "sick": 1} | others
+
+
+def declare(folder: Path, content: dict[str, Any], **target: Any) -> Volumes:
+    (folder / "list.json").write_text(json.dumps({"training": [item(name) for name in "abcdef"]} | content))
+    dataset = Volumes(kind="volumes", datalist="list.json", **target)
+    dataset._folder = folder
+    return dataset
+
+
+@pytest.mark.parametrize("target", [ORGAN, CLASSED, ORGAN | CLASSED])
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("val", "; did you mean 'validation'?"),
+        ("valid", "; did you mean 'validation'?"),
+        ("train", "; did you mean 'training'?"),
+        ("tests", "; did you mean 'test'?"),
+        ("Test", "; did you mean 'test'?"),
+        ("external", ""),
+    ],
+)
+def test_cases_in_a_list_that_is_not_read_are_refused(
+    tmp_path: Path, name: str, meant: str, target: dict[str, Any]
+) -> None:
+    dataset = declare(tmp_path, {name: [{"image": "u.nii.gz", "label": 3}, item("x"), item("y")]}, **target)
+    problems = Problems(keep=True)
+    dataset.cases(problems)
+    assert len(problems.found) == 1
+    assert problems.found[0].endswith(
+        f"list.json: the list '{name}' holds cases and is not read, unlike 'training', 'validation', 'test' and "
+        f"'testing'; rename it, or leave it out{meant}"
+    )
+    with pytest.raises(DataError, match=f"the list '{name}' holds cases and is not read"):
+        dataset.cases(Problems())
+
+
+@pytest.mark.parametrize("target", [ORGAN, CLASSED])
+def test_what_else_a_datalist_says_is_its_own_affair(tmp_path: Path, target: dict[str, Any]) -> None:
+    others = {
+        "name": "organ",
+        "description": "",
+        "labels": {"0": "background", "1": "organ"},
+        "modality": {"0": "CT"},
+        "numTraining": 6,
+        "regions_class_order": [1, 2],
+        "references": ["a paper", {"image": "of the organ"}],
+        "unlabelled": [{"image": "u.nii.gz"}],
+        "extra": ["v.nii.gz"],
+        "val": [],
+    }
+    assert sum(map(len, declare(tmp_path, others, **target).cases(Problems()).values())) == 6
