@@ -7,13 +7,15 @@ import pytest
 import yaml
 
 from baselines import begin
+from every_method import EVERY, with_images
+from hospitals import change_yaml
 from medpfl.core.errors import PolicyRefused
 from medpfl.core.mixers import Mean
 from medpfl.methods.fedavg import FedAvg
 from medpfl.privacy import DPSGD
 from medpfl.rounds.protocol.replies import TrainReply
 from medpfl.rounds.protocol.requests import TrainRequest
-from small_jobs import small_job, write_table_sites
+from small_jobs import for_few, small_job, write_table_sites
 from tools import exchange
 
 
@@ -51,6 +53,26 @@ def test_a_loss_is_told_of_enough_patients(tmp_path: Path, patients: int, told: 
     reply = exchange(runners, coordinator.rounds.train_messages(1, ["anna"]))["anna"]
     assert isinstance(reply.header, TrainReply)
     assert (reply.header.loss["fedavg"] is not None) == told
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, dict[str, Path]]:
+    folder = tmp_path_factory.mktemp("sites")
+    images = {name: with_images(folder / name, 60) for name in ("anna", "berta")}
+    sites = {False: write_table_sites(folder, ["anna", "berta"]), True: images}
+    for file in (*sites[False].values(), *images.values()):
+        for_few(file)
+        change_yaml(file, lambda content: content["policy"].update(least_scored=3))
+    return sites
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_no_method_tells_the_loss_of_too_few(name: str, both: dict[bool, dict[str, Path]], tmp_path: Path) -> None:
+    """Whatever it does after the batch whose loss it reports."""
+    coordinator, runners = begin(EVERY[name].job(batch_size=2), both[EVERY[name].images], tmp_path)
+    for reply in exchange(runners, coordinator.rounds.train_messages(1, list(runners))).values():
+        assert isinstance(reply.header, TrainReply)
+        assert set(reply.header.loss.values()) == {None}
 
 
 def test_a_refusal_does_not_count_a_secret_lot(tmp_path: Path) -> None:

@@ -88,8 +88,8 @@ class RunState:
         if kept.meta.get("config") != config:
             self._run = None
             raise ProtocolError(
-                f"the server names a run of another method, task or noise than this job's; {self._site} does not go on "
-                "from what it keeps of it"
+                "the server names a run of another method, task, noise or encryption than this job's; "
+                f"{self._site} does not go on from what it keeps of it"
             )
         self.optimizers, self.scalers = restore_private(kept, networks.models, networks.owner, networks.device)
         return [*notes, f"resumed from the state after round {kept.number}"]

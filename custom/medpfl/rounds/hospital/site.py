@@ -215,14 +215,15 @@ class SiteRunner:
         guard.check(ready.networks, self.task, data)
         start = ready.networks.gather()
         self._seal = seal_of(header, site_file, self.name, start, ready.networks.untrained(), header.roster)
+        sealed = [self._seal.fingerprint] if self._seal else []  # with another key nobody can read what the server kept
+        ready.config = digest_of([*recipe, marks, *sealed])  # nor does what was encrypted go on in the clear
         self.run.forget()
         self.ready, self.rounds = ready, LocalRounds(ready, self.run, header.rounds)
         self._begun, self._spoilt = True, False
         self._log.info(ready.networks.describe())
-        sealed = [self._seal.fingerprint] if self._seal else []  # with another key nobody can read what the server kept
         reply = InitReply(
             sizes=Sizes(**{split: len(samples) for split, samples in data.splits.items()}),
-            config=digest_of([*recipe, marks, *sealed]),
+            config=ready.config,
             common=marks | (self._seal.mark() if self._seal else {}),
             buffers=tuple(ready.networks.untrained()),
             recipe=rebuild_of(recipe[0], recipe[1], data),
