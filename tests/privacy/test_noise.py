@@ -57,6 +57,48 @@ def test_only_the_secret_says_what_the_noise_is(monkeypatch: pytest.MonkeyPatch)
     assert fixed_secret("anna") == fixed_secret("anna") != fixed_secret("berta")
 
 
+def test_noise_and_lots_are_not_found_by_trying_every_seed_of_a_generator() -> None:
+    """PyTorch's generator on a processor takes 32 bits of a seed. Whoever tries them all, which takes a day, would find
+    the noise of a message: the seed with which what lies under it is no longer than the clip."""
+    assert torch.equal(torch.rand(9, generator=by_torch(5)), torch.rand(9, generator=by_torch(5 + 2**32)))
+    stream, total = Stream(SECRET, ("update", 1)), Gaussian([torch.zeros(1000)], 1.0, 1.0)
+    total.add(None)
+    generator = by_torch(stream.seed())
+    torch.normal(0.0, 1.0, (1, 1), generator=generator)
+    guessed = torch.stack([torch.normal(0.0, 1.0, (1000,), generator=generator) for _ in range(4)]).sum(dim=0) / 2
+    assert not torch.allclose(total.with_noise(stream)[0], guessed)
+
+    lots: list[list[int]] = [[] for _ in range(3)]
+    for lot, case in RecordNoise(1.0, 1.0, (), stream).lots(100, 50, 3):
+        lots[lot.index].append(case)
+    generator = by_torch(stream.of("lots", 0).seed())
+    drawn = [torch.rand(100, generator=generator, dtype=torch.float64) < 0.5 for _ in range(3)]
+    assert lots != [each.nonzero()[:, 0].tolist() for each in drawn]
+
+
+def by_torch(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_numbers_from_the_key_stream_are_uniform_and_normal() -> None:
+    """Against scipy's distributions, tails included; the draws of one stream are independent of each other."""
+    from scipy.stats import kstest, norm
+
+    numbers = Stream(SECRET, ("numbers",)).numbers()
+    uniform, normal = numbers.uniform(200_000), numbers.normal(1_000_001)
+    assert float(uniform.min()) >= 0 and float(uniform.max()) < 1
+    assert kstest(uniform.numpy(), "uniform").pvalue > 1e-3 and kstest(normal.numpy(), "norm").pvalue > 1e-3
+    for reach in (3.0, 4.0):
+        expected = 1_000_001 * 2 * norm.sf(reach)
+        assert abs(int((normal.abs() > reach).sum()) - expected) < 5 * math.sqrt(expected)
+    once, again = Stream(SECRET, ("a",)).numbers(), Stream(SECRET, ("a",)).numbers()
+    assert torch.equal(once.normal(70_001), again.normal(70_001)) and once.normal(0).numel() == 0
+    first, second = once.normal(100_000), once.normal(100_000)
+    other = Stream("cd" * 32, ("a",)).numbers().normal(100_000)
+    for one, two in ((first, second), (first, other), (first[:50_000], first[50_000:])):
+        assert abs(float((one * two).mean())) < 5 / math.sqrt(len(one))
+
+
 def network() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3))

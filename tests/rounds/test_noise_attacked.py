@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from medpfl.core.errors import BudgetSpent, ConfigError, ProtocolError
+from medpfl.core.codecs import STC
+from medpfl.core.errors import BudgetSpent, CodecError, ConfigError, ProtocolError
 from medpfl.core.mixers import Mean
 from medpfl.data.policy import Policy
 from medpfl.methods.fedavg import FedAvg
@@ -20,9 +21,11 @@ from medpfl.privacy.accountant import epsilon
 from medpfl.privacy.contract import SHORTEST, Mechanism
 from medpfl.privacy.ledger import FILE, Ledger, read
 from medpfl.privacy.noise import FIXED, Gaussian
+from medpfl.rounds.coders import SiteCoder
 from medpfl.rounds.messages import Message, flatten
 from medpfl.rounds.privacy import Guard
 from medpfl.rounds.protocol.requests import FinishRequest, RefineRequest, TrainRequest
+from medpfl.rounds.protocol.text import Coded
 from small_jobs import small_job, write_table_sites
 from tools import exchange, pieces, ready, round_of
 
@@ -207,3 +210,30 @@ def test_a_server_cannot_have_a_round_go_on_from_what_another_job_trained_withou
     with pytest.raises(ProtocolError, match="a run of another method, task, noise or encryption than this job's"):
         runners["anna"].handle(Message(forged, message.slots))
     assert read(tmp_path / "anna" / "small" / FILE).releases == 2
+
+
+def test_a_server_cannot_have_what_compression_lost_without_noise_sent_with_an_update_under_noise(
+    sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """Of updates without noise a codec has left nearly everything at the hospital, to be sent with the next update. The
+    next job of this name has DPSGD: the server names the run before, in its first round, and its last exchange."""
+
+    def begun(privacy: DPSGD | None) -> tuple[Any, SiteCoder]:
+        method = FedAvg(lr=0.1, steps=3, batch_size=12, optimizer="sgd", privacy=privacy)
+        coordinator, runners = pieces(small_job(3, {"fedavg": Mean()}, method), sites, tmp_path)
+        coder = SiteCoder(tmp_path / "anna", "anna")
+        asked = coder.receive(coordinator.init_messages()["anna"])
+        coder.send(runners["anna"].handle(asked), STC(0.05))
+        return runners["anna"], coder
+
+    def answer(anna: Any, coder: SiteCoder, run: str, coded: Coded) -> None:
+        asked = TrainRequest(run=run, round=1, rounds=3, best={})
+        message = Message(asked, {"fedavg": anna.networks.gather()["fedavg"]}, coded)
+        coder.send(anna.handle(coder.receive(message)), STC(0.05))
+
+    anna, coder = begun(None)
+    answer(anna, coder, "run", Coded(number=1, base=None))
+    anna.close()
+    anna, coder = begun(RECORD)
+    with pytest.raises(CodecError, match="anna: nothing is kept here of exchange 1"):
+        answer(anna, coder, "run", Coded(number=2, base=1))

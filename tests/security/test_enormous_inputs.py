@@ -48,3 +48,15 @@ def test_a_spacing_that_multiplies_a_volume(tmp_path: Path) -> None:
     ):
         with pytest.raises((DataError, MedPFLError), match=r"spacing of 0.001 x 0.001 x 0.001 mm .* 134217728"):
             made()
+
+
+def test_what_is_said_of_such_a_spacing_tells_no_size_of_a_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a large volume the limit is 8 times its own voxels, which was told: of a CT with 512 x 512 pixels the number
+    of its slices."""
+    monkeypatch.setattr("medpfl.data.volumes.prepare.MOST_PREPARED", 100)
+    said = set()
+    for slices in (16, 19):
+        with pytest.raises(DataError, match=f"{8 * 16 * 16 * slices} voxels") as error:
+            prepare_label(np.ones((16, 16, slices), np.uint8), np.eye(4), (0.01, 0.01, 0.01), None)
+        said.add(error.value.public)
+    assert said == {"the task's spacing of 0.01 x 0.01 x 0.01 mm makes far too many voxels of a case"}

@@ -63,6 +63,23 @@ def test_one_patient_an_update(tmp_path: Path) -> None:
     assert text.endswith("asks for at least 8 training samples behind an update, FedAvg; this job takes 1")
 
 
+@pytest.mark.parametrize(
+    ("rule", "policy", "method"),
+    [("least_update", {"least_update": 30}, {"epochs": 1}), ("most_steps", {}, {"epochs": 100_000, "batch_size": 1})],
+)
+def test_a_refusal_does_not_tell_how_many_samples_there_are(
+    rule: str, policy: dict[str, int], method: dict[str, int], tmp_path: Path
+) -> None:
+    """Who takes no part tells no sizes. What a job "takes" or "wants" by epochs is the number of samples."""
+    files, said = sites(tmp_path, **policy), set()
+    for rows in (40, 35):
+        lines = (tmp_path / "sites" / "anna.csv").read_text().splitlines()
+        (tmp_path / "sites" / "anna.csv").write_text("\n".join(lines[: rows + 1]) + "\n")
+        said.add(refused(fedavg(**method), files, tmp_path / str(rows), rule))
+    (text,) = said
+    assert text.endswith("the hospital has fewer" if rule == "least_update" else "100000 epochs here are more")
+
+
 def test_the_same_patient_again_and_again(tmp_path: Path) -> None:
     """More steps on few patients, in a phase of a method's own: what counts is how many patients it saw."""
 

@@ -18,10 +18,12 @@ from medpfl.rounds.messages import Message
 from small_jobs import small_job
 
 ROWS = 60
+KINDS = ("new", "old")
 
 
-def hospitals(folder: Path, anna: dict[str, int], **policy: int) -> dict[str, Path]:
-    """Three of them; at anna's so many of the ``ROWS`` training rows are "sick", or have the category "old"."""
+def hospitals(folder: Path, anna: dict[str, int], kinds: tuple[str, ...] = KINDS, **policy: int) -> dict[str, Path]:
+    """Three of them; at anna's so many of the ``ROWS`` training rows are "sick", or have the category "old" or "odd";
+    the others are "new"."""
     folder.mkdir()
     files = {}
     for number, site in enumerate(("anna", "berta", "carla")):
@@ -29,14 +31,16 @@ def hospitals(folder: Path, anna: dict[str, int], **policy: int) -> dict[str, Pa
         rows = np.random.default_rng(number).normal(size=ROWS + 8)
         lines = ["a,kind,sick,part"]
         for row, value in enumerate(rows):
-            kind, sick = ("old" if row < few["old"] else "new"), int(row >= ROWS - few["sick"])
+            odd = few.get("odd", 0)
+            kind = "old" if row < few["old"] else "odd" if row < few["old"] + odd else "new"
+            sick = int(row >= ROWS - few["sick"])
             part = "train" if row < ROWS else ("validation", "test")[row % 2]
             lines.append(f"{value:.6f},{kind},{sick},{part}")
         (folder / f"{site}.csv").write_text("\n".join(lines) + "\n")
         dataset = {
             "kind": "table",
             "files": [f"{site}.csv"],
-            "features": {"a": "number", "kind": ["new", "old"]},
+            "features": {"a": "number", "kind": list(kinds)},
             "label": {"column": "sick", "classes": {"no": [0], "yes": [1]}},
             "split": {"column": "part"},
         }
@@ -85,3 +89,19 @@ def test_the_mean_of_a_category_that_few_have(few: int, share: float, tmp_path: 
     np.testing.assert_allclose(found["mean"][1], share, atol=1e-6)
     np.testing.assert_allclose(found["covariance"][1, 1], share * (1 - share), atol=1e-6)
     assert (abs(found["covariance"][0, 1]) < 1e-9) == (few != 5) and abs(found["mean"][0]) > 1e-3
+
+
+@pytest.mark.parametrize("kinds", [("odd", "new", "old"), ("new", "odd", "old"), ("old", "new", "odd")])
+@pytest.mark.parametrize(("odd", "told_as"), [(4, 0.0), (5, 5 / 60)])
+def test_the_share_of_a_category_that_few_have_is_not_what_the_others_leave(
+    kinds: tuple[str, ...], odd: int, told_as: float, tmp_path: Path
+) -> None:
+    """Each category but the first has a column. What their means leave of 1 is the share of the first."""
+    sites = hospitals(tmp_path / "sites", {"sick": 20, "old": 20, "odd": odd}, kinds)
+    found = told(sites, tmp_path, "covariance")
+    means = found["mean"][1:]
+    shares = dict(zip(kinds, [1 - means.sum(), *means], strict=True))
+    expected = {"old": 20 / 60, "odd": told_as, "new": 40 / 60 - told_as}
+    np.testing.assert_allclose([shares[kind] for kind in kinds], [expected[kind] for kind in kinds], atol=1e-6)
+    between = -np.prod([expected[kind] for kind in kinds[1:]])
+    np.testing.assert_allclose(found["covariance"][1, 2], between, atol=1e-6)

@@ -149,3 +149,8 @@ class Preparation(Strict, ABC):
     def standardised(self) -> tuple[list[float], list[float]] | None:
         """Mean and scale of each feature or channel that were fitted here; None where inputs have a fixed range."""
         return None
+
+    def categories(self) -> list[list[int]]:
+        """Of each feature with categories the places of its columns, which are 1 where a case has the category and else
+        0, before they are standardised. The first category has none."""
+        return []

@@ -67,9 +67,9 @@ class RecordNoise:
         """
         rate, passed = min(1.0, size / cases), self._passes
         self._passes += 1
-        generator = self._stream.of("lots", passed).generator()
+        numbers = self._stream.of("lots", passed).numbers()
         for index in range(lots):
-            found = (torch.rand(cases, generator=generator, dtype=torch.float64) < rate).nonzero()[:, 0].tolist()
+            found = (numbers.uniform(cases) < rate).nonzero()[:, 0].tolist()
             for number, case in enumerate(found or [0]):
                 seed_torch(self._stream.of("layers", passed, index, case).seed())
                 yield Lot(number, max(1, len(found)), passed, index, rate * cases, rate, blank=not found), case

@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a hospital's noise comes from: secrets of its own, and Opacus' optimiser for clipping and noise.
+"""Where a hospital's noise comes from: secrets of its own, a cipher's key stream, and Opacus' optimiser for clipping.
 
 The job's seed is known to the server and to every hospital, so nothing here depends on it alone: whoever knew the noise
-could take it away, and whoever knew which cases a lot holds would not be fooled by the sampling.
+could take it away, and whoever knew which cases a lot holds would not be fooled by the sampling. Nor is it torch's
+generator, which on a processor takes 32 bits of a seed: whoever tried them all would have the noise within a day.
 """
 
 import hashlib
 import hmac
+import math
 import os
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
@@ -50,7 +53,7 @@ def fixed_secret(site: str) -> str | None:
 
 @dataclass(frozen=True)
 class Stream:
-    """Seeds that only the holder of the ``secret`` can compute; other ``parts``, other seeds."""
+    """Numbers that only the holder of the ``secret`` can compute; other ``parts``, other numbers."""
 
     secret: str
     parts: tuple[object, ...] = ()
@@ -58,19 +61,55 @@ class Stream:
     def of(self, *parts: object) -> "Stream":
         return Stream(self.secret, (*self.parts, *parts))
 
-    def seed(self) -> int:
-        """HMAC-SHA256 of the parts, its first 63 bits."""
+    def _key(self) -> bytes:
+        """HMAC-SHA256 of the parts."""
         text = "\x1f".join(map(repr, self.parts))
-        digest = hmac.new(bytes.fromhex(self.secret), text.encode(), hashlib.sha256).digest()
-        return int.from_bytes(digest[:8], "big") >> 1
+        return hmac.new(bytes.fromhex(self.secret), text.encode(), hashlib.sha256).digest()
 
-    def generator(self, device: torch.device | str = "cpu") -> torch.Generator:
-        return torch.Generator(device=device).manual_seed(self.seed())
+    def seed(self) -> int:
+        """63 bits, for what need not be secret: torch's generator takes 32 of them on a processor."""
+        return int.from_bytes(self._key()[:8], "big") >> 1
+
+    def numbers(self) -> "Numbers":
+        """From the beginning each time."""
+        return Numbers(self._key())
+
+
+class Numbers:
+    """Random numbers from the key stream of AES-256 in counter mode, one after another.
+
+    Args:
+        key: of this use and no other, 32 bytes.
+    """
+
+    def __init__(self, key: bytes):
+        self._stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+
+    def uniform(self, count: int) -> Tensor:
+        """In [0, 1), in steps of 2^-53."""
+        words = torch.frombuffer(bytearray(self._stream.update(bytes(8 * count))), dtype=torch.int64)
+        return words.bitwise_and_(2**53 - 1).double().mul_(2.0**-53)
+
+    def normal(self, count: int) -> Tensor:
+        """Of mean 0 and deviation 1, by the method of Box and Muller; float64, as ``uniform``."""
+        found = torch.empty(count, dtype=torch.float64)
+        for start in range(0, count, _AT_ONCE):
+            part = found[start : start + _AT_ONCE]
+            half = (len(part) + 1) // 2
+            length = (1 - self.uniform(half)).log_().mul_(-2).sqrt_()
+            angle = self.uniform(half).mul_(2 * math.pi)
+            part.copy_(torch.cat([length * angle.cos(), length * angle.sin()])[: len(part)])
+        return found
+
+
+_AT_ONCE = 2**15
+"""Numbers that are made together: they stay in the processor's cache, and torch takes one thread for them, so that how
+many it has changes no digit."""
 
 
 class Gaussian:
-    """A sum of tensors, each clipped, and noise on it; by ``opacus.optimizers.DPOptimizer`` in its secure mode, whose
-    noise is a sum of four draws (Holohan and Braghin, "Secure Random Sampling in Differential Privacy", 2021).
+    """A sum of tensors, each clipped by ``opacus.optimizers.DPOptimizer``, and noise on it, which is the sum of four
+    draws, as in Opacus' secure mode (Holohan and Braghin, "Secure Random Sampling in Differential Privacy", 2021).
 
     Args:
         like: tensors of the shapes and the device of what is added up; all on one device.
@@ -82,13 +121,13 @@ class Gaussian:
         from opacus.optimizers import DPOptimizer
 
         self._sums = [nn.Parameter(torch.zeros_like(tensor)) for tensor in like]
+        self._deviation = noise_multiplier * clip
         self._optimizer = DPOptimizer(
             torch.optim.SGD(self._sums, lr=1.0),
             noise_multiplier=noise_multiplier,
             max_grad_norm=clip,
             expected_batch_size=None,
             loss_reduction="sum",
-            secure_mode=True,
         )
 
     def add(self, addend: Sequence[Tensor] | None) -> None:
@@ -109,6 +148,12 @@ class Gaussian:
 
     def with_noise(self, stream: Stream) -> list[Tensor]:
         """The sum with noise; after this the object is used up."""
-        self._optimizer.generator = stream.generator(self._sums[0].device)
-        self._optimizer.add_noise()
-        return [one.grad for one in self._sums if one.grad is not None]
+        numbers = stream.numbers()
+        return [(one + self._noise(numbers, one)).to(one.dtype) for one in self.clipped]
+
+    def _noise(self, numbers: Numbers, like: Tensor) -> Tensor:
+        draws = numbers.normal(like.numel())
+        for _ in range(3):
+            draws += numbers.normal(like.numel())
+        noise = draws.mul_(self._deviation / 2).reshape(like.shape)
+        return noise.to(like.device, non_blocking=True)  # a GPU is not waited for

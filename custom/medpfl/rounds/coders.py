@@ -180,6 +180,7 @@ class SiteCoder(Coder):
     _base: int | None = field(init=False, default=None)
     _progress: Progress = field(init=False, default_factory=Progress)
     _needed: set[int] = field(init=False, default_factory=set)
+    _config: str = field(init=False, default="")
 
     def receive(self, message: Message[Request]) -> Message[Request]:
         """The server's message, decoded.
@@ -224,6 +225,7 @@ class SiteCoder(Coder):
         """
         if not self._learned:
             header = self._learn(reply)
+            self._config = header.config
             specs = {"to_site": self._to_site, "from_site": as_json(spec_of(codec)) if codec else None}
             config = digest_of([header.config, specs])  # a run goes on with the codecs it began with only
             adapts = bool(codec and codec.adapts)
@@ -279,11 +281,10 @@ class SiteCoder(Coder):
     def _recall(self, number: int) -> Held:
         if number not in self._known:
             path = store.path_of(self._folder(self._run), "held", number)
+            nothing = f"{self.site}: nothing is kept here of exchange {number}; the next message is asked for whole"
             if not path.is_file():
                 self.lost = True
-                raise CodecError(
-                    f"{self.site}: nothing is kept here of exchange {number}; the next message is asked for whole"
-                )
+                raise CodecError(nothing)
             try:
                 tensors, meta = store.read(path)
             except store.DamagedFile as error:
@@ -292,6 +293,9 @@ class SiteCoder(Coder):
                     f"{self.site}: what is kept here of exchange {number} is damaged; the next message is asked for "
                     "whole"
                 ) from error
+            if meta.get("config") != self._config:  # of a job with less noise, or none, whose residual would leave now
+                self.lost = True
+                raise CodecError(nothing)
             began = meta["began"]
             assert began is None or isinstance(began, int)
             self._known[number] = Held(number, **_parted(tensors), began=began)
@@ -304,7 +308,11 @@ class SiteCoder(Coder):
         tensors = _named("residual", now.residual) | _named("told", now.told)
         if self._to_site is not None:
             tensors.update(_named("reference", now.reference))
-        store.save(store.path_of(folder, "held", now.number), tensors, {"number": now.number, "began": now.began})
+        store.save(
+            store.path_of(folder, "held", now.number),
+            tensors,
+            {"number": now.number, "began": now.began, "config": self._config},
+        )
         # The server may have to go back by two rounds (see ``private.KEPT``): what it then starts from stays on disk.
         older = self._known[now.began].began if now.began in self._known else None
         store.discard(folder, "held", {older, *self._needed})

@@ -50,6 +50,15 @@ class TablePreparation(Preparation):
     def standardised(self) -> tuple[list[float], list[float]]:
         return self.mean, self.scale
 
+    def categories(self) -> list[list[int]]:
+        found, first = [], 0
+        for kind in self.features.values():
+            columns = 1 if kind == "number" else len(kind) - 1
+            if kind != "number":
+                found.append(list(range(first, first + columns)))
+            first += columns
+        return found
+
 
 def new_rows(path: Path, preparation: TablePreparation) -> tuple[list[str], NDArray[np.float64]]:
     """Rows of a file that no site file declares, prepared as the training rows were: names, and N x F values.

@@ -157,8 +157,12 @@ def _check_spacing(image: Any, spacing: tuple[float, float, float]) -> None:
     lengths = [length * float(voxel) for length, voxel in zip(image.shape[1:], image.pixdim, strict=True)]
     most = min(MOST_VALUES, max(MOST_PREPARED, _FINER * math.prod(image.shape[1:])))
     if math.prod(length / step for length, step in zip(lengths, spacing, strict=True)) > most:
-        told = f"the task's spacing of {' x '.join(map(str, spacing))} mm makes more than {most} voxels of a case"
-        raise DataError(f"{told}, which is of {' x '.join(f'{length:.0f}' for length in lengths)} mm", public=told)
+        told = f"the task's spacing of {' x '.join(map(str, spacing))} mm makes"
+        own = " x ".join(f"{length:.0f}" for length in lengths)
+        raise DataError(
+            f"{told} more than {most} voxels of a case, which is of {own} mm",
+            public=f"{told} far too many voxels of a case",  # the limit goes by the patient's volume
+        )
 
 
 def _oriented(image: Any) -> Any:

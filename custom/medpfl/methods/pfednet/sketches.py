@@ -41,10 +41,8 @@ def _moments(site: Site) -> tuple[Tensor, Tensor]:
     features = site.data.input_shape[0]
     count, total = 0, torch.zeros(features, dtype=torch.float64)
     products = torch.zeros(features, features, dtype=torch.float64)
-    rare, usual = _rare_values(site, features)
-    for inputs in site.training_inputs(device=_HERE):
-        rows = inputs.movedim(1, -1).reshape(-1, features).double()
-        rows = torch.where(rare, usual, rows)
+    parts = (inputs.movedim(1, -1).reshape(-1, features).double() for inputs in site.training_inputs(device=_HERE))
+    for rows in parts if len(site.data.input_shape) > 1 else _without_rare(list(parts), site):
         count += len(rows)
         total += rows.sum(dim=0)
         products += rows.T @ rows
@@ -58,19 +56,39 @@ def _moments(site: Site) -> tuple[Tensor, Tensor]:
     return mean, covariance
 
 
-def _rare_values(site: Site, features: int) -> tuple[Tensor, Tensor]:
-    """Of a table: which columns hold two values (a category's are 0 and 1) of which one is rare, and the other one."""
-    none = torch.zeros(features, dtype=torch.bool), torch.zeros(features, dtype=torch.float64)
-    if len(site.data.input_shape) != 1:
-        return none
-    rows = torch.cat([inputs.double() for inputs in site.training_inputs(device=_HERE)])
+def _without_rare(parts: list[Tensor], site: Site) -> tuple[Tensor, ...]:
+    """A table's rows without what few of them have: rows with a rare category are as those with the most frequent one,
+    and where a column of numbers holds two values of which one is rare, it holds the other one."""
+    rows = torch.cat(parts)
+    _replace_rare_categories(rows, site)
     low, high = rows.aminmax(dim=0)
     lows, highs = (rows == low).sum(dim=0), (rows == high).sum(dim=0)
     least = torch.minimum(lows, highs)
     rare = (lows + highs == len(rows)) & (low < high) & (least < site.least_count)
     if rare.any():
         _log.info("%d columns hold a value that few have; it is told as the other one", int(rare.sum()))
-    return rare, torch.where(lows > highs, low, high)
+    rows = torch.where(rare, torch.where(lows > highs, low, high), rows)
+    return torch.split(rows, [len(part) for part in parts])
+
+
+def _replace_rare_categories(rows: Tensor, site: Site) -> None:
+    """It is not enough to look at each column: of more than two categories, what the others' shares leave of 1 is the
+    share of the first, which has no column."""
+    if site.data.preparation is None or not (fitted := site.data.preparation.standardised()):
+        return
+    centre, scale = (torch.tensor(values, dtype=torch.float64) for values in fitted)
+    for columns in site.data.preparation.categories():
+        held = rows[:, columns] * scale[columns] + centre[columns] > 0.5
+        places = torch.where(held.any(dim=1), held.int().argmax(dim=1) + 1, 0)
+        counts = torch.bincount(places, minlength=len(columns) + 1)
+        most = int(counts.argmax())
+        rare = (counts > 0) & (counts < site.least_count)
+        rare[most] = False
+        if rare.any():
+            _log.info("%d categories that few have are told as the most frequent one", int(rare.sum()))
+        usual = rows[int((places == most).nonzero()[0])]
+        for column in columns:
+            rows[rare[places], column] = usual[column].clone()
 
 
 def _shares(site: Site) -> Tensor:

@@ -107,9 +107,21 @@ def check_data(policy: Policy, data: SiteData, methods: Sequence[Method]) -> Non
         )
     check_scored(policy, data)
     for method in methods:
-        batches = method.steps or method.epochs * math.ceil(count / method.batch_size)
-        _most("most_steps", policy.most_steps, batches, f"batches a round ({type(method).__name__})")
-        check_update(policy, method, min(count, batches * method.batch_size))
+        kind = type(method).__name__
+        what = f"batches a round ({kind})"
+        if method.steps:
+            _most("most_steps", policy.most_steps, method.steps, what)
+            check_update(policy, method, method.steps * method.batch_size)
+        elif method.epochs * math.ceil(count / method.batch_size) > policy.most_steps:
+            raise PolicyRefused(
+                f"this hospital's policy ('most_steps') allows at most {policy.most_steps} {what}; {method.epochs} "
+                "epochs here are more"
+            )
+        if count < policy.least_update:
+            raise PolicyRefused(
+                f"this hospital's policy ('least_update') asks for at least {policy.least_update} training samples "
+                f"behind an update, {kind}; the hospital has fewer"
+            )
 
 
 def check_scored(policy: Policy, data: SiteData) -> None:
