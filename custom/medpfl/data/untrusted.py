@@ -3,8 +3,10 @@
 
 import math
 import zipfile
+import zlib
 from collections.abc import Hashable, Sequence
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import yaml
@@ -20,6 +22,11 @@ _LARGE, _RATIO = 2**28, 250
 _LONGEST, _NODES = 2**22, 200_000
 """Bytes of a YAML file, and values in it, each counted wherever it is referred to."""
 _TOO_MANY = f"it has more than {_NODES} values, each counted wherever it is referred to"
+
+BROKEN_NPZ = (
+    OSError, ValueError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error, SyntaxError, TokenError,
+)  # fmt: skip
+"""What reading a damaged .npz file raises; numpy the last two, of an array's header."""
 
 _LARGEST_KEY = 2**53
 """Larger numbers can be chosen so that Python takes hours to tell thousands of them apart as keys."""
