@@ -230,6 +230,7 @@ NAN = np.where(np.arange(X.size).reshape(X.shape) == 500, np.nan, X)
         (own(x=X.astype("U4")), None, OWN, ["array 'x' is of type <U4; expected whole or floating-point numbers"]),
         (own(x=np.float64(1)), None, OWN, ["array 'x' is a single value"]),
         (own(x=NAN), None, OWN, ["a.npz: x[5]: holds values that are not finite"]),
+        (own(x=np.where(np.isnan(NAN), 1e39, X)), None, OWN, ["a.npz: x[5]: holds values beyond 3.4e+38"]),
         (own(x=np.zeros((12, 0, 5))), None, OWN, ["array 'x' has the shape (12, 0, 5): its rows are empty"]),
         (
             own(x=np.zeros((12, 6, 3, 2))),
