@@ -68,3 +68,27 @@ def test_what_else_a_datalist_says_is_its_own_affair(tmp_path: Path, target: dic
         "val": [],
     }
     assert sum(map(len, declare(tmp_path, others, **target).cases(Problems()).values())) == 6
+
+
+@pytest.mark.parametrize("target", [ORGAN, CLASSED])
+@pytest.mark.parametrize("key", ["validation", "test", "testing"])
+def test_an_item_without_a_label_among_others_is_refused(tmp_path: Path, key: str, target: dict[str, Any]) -> None:
+    field = "label" if target is ORGAN else "sick"
+    misspelt = {f"{name}s" if name == field else name: value for name, value in item("u").items()}
+    for odd, near in ((misspelt, f"; did you mean '{field}s'?"), ("u.nii.gz", ""), ({}, "")):
+        others = {"validation": [item("x")], "test": [item("y")]}
+        dataset = declare(tmp_path, others | {key: [item("v"), odd, item("w")]}, **target)
+        problems = Problems(keep=True)
+        dataset.cases(problems)
+        assert problems.found == [
+            f"{tmp_path}/list.json: {key}[1]: it has no '{field}', and other items of '{key}' have one; add it, or "
+            f"take the item out of the list{near}"
+        ]
+
+
+def test_a_list_without_labels_is_left_out(tmp_path: Path) -> None:
+    """The Decathlon's own: ``test`` of images alone, beside labelled cases in ``testing``."""
+    unlabelled = ["a_test.nii.gz", {"image": "b_test.nii.gz"}]
+    content = {"test": unlabelled, "testing": [item("x")], "validation": [item("y")]}
+    listing = declare(tmp_path, content, **ORGAN).cases(Problems())
+    assert [case.name for case in listing["test"]] == ["x"] and len(listing["train"]) == 6

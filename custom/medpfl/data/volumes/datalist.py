@@ -43,6 +43,37 @@ def items_of(
             problems.add(f"{path}: '{key}' must be a list, got {items!r}")
 
 
+def labelled_items(
+    path: Path, content: dict[str, object], split: str, needed: Sequence[str], problems: Problems
+) -> Iterator[tuple[str, object]]:
+    """The items of a split's lists, as ``items_of`` gives them, without the lists of validation and test that hold
+    images without labels only, as the Decathlon's own test lists do. One such item among others is a problem: it would
+    vanish without a word where its label's key is misspelt, say.
+
+    Args:
+        needed: the fields that a case must have beside its image.
+    """
+    for key in LISTS[split]:
+        items = list(items_of(path, content, [key], problems))
+        lacking = [_lacking(item, needed) for _, item in items]
+        for (where, item), field in zip(items, lacking, strict=True):
+            if split == "train" or field is None:
+                yield where, item
+            elif None in lacking:
+                near = meant(field, item) if isinstance(item, dict) else ""
+                problems.add(
+                    f"{where}: it has no '{field}', and other items of '{key}' have one; add it, or take the item out "
+                    f"of the list{near}"
+                )
+
+
+def _lacking(item: object, needed: Sequence[str]) -> str | None:
+    """The first field that an item without a label lacks; None of any other."""
+    if isinstance(item, str):
+        return (*needed, "image")[0]
+    return next((field for field in needed if field not in item), None) if isinstance(item, dict) else None
+
+
 def check_lists(path: Path, content: dict[str, object], needed: Sequence[str], problems: Problems) -> None:
     """Refuse a list with a case under a name that is not read: its cases would vanish without a word.
 
