@@ -117,6 +117,9 @@ def test_a_method_with_the_name_of_another_one_s_row_is_refused(tmp_path: Path, 
     """Their runs would be one row, with the scores and the pairs of both."""
     two: dict[str, Any] = {"Sum": {"path": "medpfl.methods.fedsm.FedSM"}, f"Sum ({model})": SOFT_PULL}
     with pytest.raises(ConfigError, match=rf"'Sum \({model}\)' is the row of another model of Sum"):
+        ("name: 2026-02-30", "'2026-02-30' is no timestamp: day is out of range for month"),
+        ("rounds: !!int ''", "'' is no int"),
+        ('name: "\\U00110000"', "not valid YAML: chr.. arg not in range"),
         plan_of(tmp_path, methods=two)
     assert plan_of(tmp_path, methods={"Soft": SOFT_PULL, "Soft (personal)": SOFT_PULL}).runs
 

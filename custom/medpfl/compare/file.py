@@ -201,7 +201,7 @@ def load_comparison(path: Path) -> Comparison:
         content = load_yaml(path)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
     return comparison_of(content, path)
 

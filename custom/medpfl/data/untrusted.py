@@ -75,7 +75,17 @@ class UniqueKeys(yaml.SafeLoader):
             raise yaml.YAMLError(_TOO_MANY)
         return super().compose_node(parent, index)
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, TypeError, AttributeError, LookupError) as error:  # of PyYAML, for !!int x or 2020-13-01
+            what = repr(node.value[:40]) if isinstance(node, yaml.ScalarNode) else "this"
+            told = f"{what} is no {node.tag.rpartition(':')[2]}" + (f": {error}" if type(error) is ValueError else "")
+            raise yaml.constructor.ConstructorError(None, None, told, node.start_mark) from error
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        if not isinstance(node, yaml.MappingNode):  # !!map [a]
+            raise yaml.constructor.ConstructorError(None, None, "this is no map", node.start_mark)
         seen = set()
         for written, _ in node.value:
             key = self.construct_object(written, deep=True)
