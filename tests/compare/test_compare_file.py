@@ -73,6 +73,21 @@ def plan_of(folder: Path, **changes: Any) -> Any:
         ),
         ({"methods": {"A": {**SOFT_PULL, "sweep": {"model.lam": [0.5, 0.5]}}}}, "methods.A.sweep names a value twice"),
         (
+            {"tuning": {"budget": 2, "seeds": [7], "tune": {"lr": [0.1, 0.01, 0.1]}}},
+            "tuning.tune.lr names a value twice: [0.1, 0.01, 0.1]",
+        ),
+        (
+            {
+                "methods": {"A": {**SOFT_PULL, "tune": {"model.lam": [0.5, 0.5]}}},
+                "tuning": {"budget": 2, "seeds": [7], "tune": {}},
+            },
+            "methods.A.tune.model.lam names a value twice: [0.5, 0.5]",
+        ),
+        (
+            {"tuning": {"budget": 2, "seeds": [7, 7], "tune": {"lr": [0.1, 0.01]}}},
+            "'tuning.seeds' names a seed twice: [7, 7]",
+        ),
+        (
             {"methods": {"A": {**SOFT_PULL, "sweep": {"steps": [2, 3]}}}},
             "methods.A.sweep may not set 'steps': it is the same",
         ),
@@ -102,6 +117,9 @@ def test_a_broken_file_gets_one_sentence(tmp_path: Path, changes: dict[str, Any]
         ("a: [1", "not valid YAML"),
         ("- 1", "expected a mapping"),
         ("rounds: 3\nrounds: 4", "the key 'rounds' is there twice"),
+        ("name: 2026-02-30", "'2026-02-30' is no timestamp: day is out of range for month"),
+        ("rounds: !!int ''", "'' is no int"),
+        ('name: "\\U00110000"', "not valid YAML: chr.. arg not in range"),
     ],
 )
 def test_a_file_that_is_no_mapping_gets_one_sentence(tmp_path: Path, text: str, words: str) -> None:
@@ -117,9 +135,6 @@ def test_a_method_with_the_name_of_another_one_s_row_is_refused(tmp_path: Path, 
     """Their runs would be one row, with the scores and the pairs of both."""
     two: dict[str, Any] = {"Sum": {"path": "medpfl.methods.fedsm.FedSM"}, f"Sum ({model})": SOFT_PULL}
     with pytest.raises(ConfigError, match=rf"'Sum \({model}\)' is the row of another model of Sum"):
-        ("name: 2026-02-30", "'2026-02-30' is no timestamp: day is out of range for month"),
-        ("rounds: !!int ''", "'' is no int"),
-        ('name: "\\U00110000"', "not valid YAML: chr.. arg not in range"),
         plan_of(tmp_path, methods=two)
     assert plan_of(tmp_path, methods={"Soft": SOFT_PULL, "Soft (personal)": SOFT_PULL}).runs
 
