@@ -114,6 +114,8 @@ ORGAN = ("datasets", "organ")
             ["at most 255 labels", "got 256"],
         ),
         ((*ORGAN, "labels"), {0: "background"}, ["'datasets.organ.labels'", "at least 2"]),
+        ((*HEART, "split"), {"group": ""}, ["'datasets.heart.split.group'", "at least 1", "got ''"]),
+        ((*ORGAN, "split"), {"column": ""}, ["'datasets.organ.split.column'", "at least 1", "got ''"]),
         ((*ORGAN, "label_map"), {255: 4}, ["label_map: 255 is mapped to 4, which is not among the labels"]),
         ((*ORGAN, "split", "seed"), -1, ["'datasets.organ.split.seed'", "greater than or equal to 0, got -1"]),
         ((*ORGAN, "split", "seed"), 2**32, ["'datasets.organ.split.seed'", "less than 4294967296, got 4294967296"]),

@@ -54,9 +54,9 @@ class SplitRule(Strict):
 
     seed: int = Field(default=0, ge=0, lt=2**32)
     fractions: dict[Literal["train", "validation", "test"], float] = {"train": 0.6, "validation": 0.2, "test": 0.2}
-    column: str | None = None
+    column: str | None = Field(default=None, min_length=1)
     folds: list[str] = []
-    group: str | None = None
+    group: str | None = Field(default=None, min_length=1)
     stratify: bool = False
     file: str | None = Field(default=None, min_length=1)
     _folder: Path = PrivateAttr(default=Path())
