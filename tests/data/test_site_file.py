@@ -66,6 +66,7 @@ def test_a_valid_file(tmp_path: Path) -> None:
     assert organ.labels == {0: "background", 1: "organ"} and organ.split.group == "patient"
 
 
+MASKS = {"files": "masks/*.png", "suffix": "_m", "labels": {0: "background", 1: "lesion\u202e"}}
 HEART = ("datasets", "heart")
 ORGAN = ("datasets", "organ")
 
@@ -114,6 +115,17 @@ ORGAN = ("datasets", "organ")
             ["at most 255 labels", "got 256"],
         ),
         ((*ORGAN, "labels"), {0: "background"}, ["'datasets.organ.labels'", "at least 2"]),
+        (
+            (*ORGAN, "labels"),
+            {0: "background", 1: "a", 2: "a"},
+            ["'datasets.organ': the label's name 'a' is there twice"],
+        ),
+        ((*ORGAN, "labels"), {0: "background", 1: ""}, ["a class's name has 1 to 100 characters", "got ''"]),
+        (
+            ("datasets", "skin"),
+            {"kind": "images", "files": "*.png", "masks": MASKS, "label": GOOD["datasets"]["heart"]["label"]},
+            ["'datasets.skin.masks': a class's name has 1 to 100 characters", r"got 'lesion\u202e'"],
+        ),
         ((*HEART, "split"), {"group": ""}, ["'datasets.heart.split.group'", "at least 1", "got ''"]),
         ((*ORGAN, "split"), {"column": ""}, ["'datasets.organ.split.column'", "at least 1", "got ''"]),
         ((*ORGAN, "label_map"), {255: 4}, ["label_map: 255 is mapped to 4, which is not among the labels"]),
