@@ -46,32 +46,21 @@ def items_of(
 def labelled_items(
     path: Path, content: dict[str, object], split: str, needed: Sequence[str], problems: Problems
 ) -> Iterator[tuple[str, object]]:
-    """The items of a split's lists, as ``items_of`` gives them, without the lists of validation and test that hold
-    images without labels only, as the Decathlon's own test lists do. One such item among others is a problem: it would
-    vanish without a word where its label's key is misspelt, say.
+    """The items of a split's lists, as ``items_of`` gives them, without the images of validation and test that have no
+    label, as the Decathlon's own test lists hold them. Where the label's key is misspelt, a case would be among these
+    and vanish without a word; that is a problem.
 
     Args:
         needed: the fields that a case must have beside its image.
     """
-    for key in LISTS[split]:
-        items = list(items_of(path, content, [key], problems))
-        lacking = [_lacking(item, needed) for _, item in items]
-        for (where, item), field in zip(items, lacking, strict=True):
-            if split == "train" or field is None:
-                yield where, item
-            elif None in lacking:
-                near = meant(field, item) if isinstance(item, dict) else ""
-                problems.add(
-                    f"{where}: it has no '{field}', and other items of '{key}' have one; add it, or take the item out "
-                    f"of the list{near}"
-                )
-
-
-def _lacking(item: object, needed: Sequence[str]) -> str | None:
-    """The first field that an item without a label lacks; None of any other."""
-    if isinstance(item, str):
-        return (*needed, "image")[0]
-    return next((field for field in needed if field not in item), None) if isinstance(item, dict) else None
+    every = [item for key in sum(LISTS.values(), ()) for _, item in items_of(path, content, [key], Problems(keep=True))]
+    known = {key for item in every if isinstance(item, dict) and all(one in item for one in needed) for key in item}
+    for where, item in items_of(path, content, LISTS[split], problems):
+        lacking = [one for one in needed if one not in item] if isinstance(item, dict) and "image" in item else []
+        if split == "train" or not (lacking or isinstance(item, str)):
+            yield where, item
+        elif isinstance(item, dict) and (near := meant(lacking[0], item.keys() - known)):
+            problems.add(f"{where}: it has no '{lacking[0]}', without which a case is left out{near}")
 
 
 def check_lists(path: Path, content: dict[str, object], needed: Sequence[str], problems: Problems) -> None:

@@ -68,7 +68,7 @@ class Volumes(LabelMap, Described, Dataset):
     format.
 
     The class's column is a field of the datalist's items, or a column of ``table``. The datalist's ``training``,
-    ``validation`` and ``test`` (or ``testing``) lists are used as they are; those without any label are left out of
+    ``validation`` and ``test`` (or ``testing``) lists are used as they are; entries without a label are left out of
     validation and test. If only ``training`` has labels, ``split`` cuts it. Its items are ``{"image": path or list of
     paths, "label": path, ...}``, paths relative to the datalist; a path that is a folder is a DICOM series. Label maps
     that are DICOM segmentations or structure sets: ``structures`` says which label a name in them is; where several
