@@ -73,6 +73,21 @@ def plan_of(folder: Path, **changes: Any) -> Any:
         ),
         ({"methods": {"A": {**SOFT_PULL, "sweep": {"model.lam": [0.5, 0.5]}}}}, "methods.A.sweep names a value twice"),
         (
+            {"tuning": {"budget": 2, "seeds": [7], "tune": {"lr": [0.1, 0.01, 0.1]}}},
+            "tuning.tune.lr names a value twice: [0.1, 0.01, 0.1]",
+        ),
+        (
+            {
+                "methods": {"A": {**SOFT_PULL, "tune": {"model.lam": [0.5, 0.5]}}},
+                "tuning": {"budget": 2, "seeds": [7], "tune": {}},
+            },
+            "methods.A.tune.model.lam names a value twice: [0.5, 0.5]",
+        ),
+        (
+            {"tuning": {"budget": 2, "seeds": [7, 7], "tune": {"lr": [0.1, 0.01]}}},
+            "'tuning.seeds' names a seed twice: [7, 7]",
+        ),
+        (
             {"methods": {"A": {**SOFT_PULL, "sweep": {"steps": [2, 3]}}}},
             "methods.A.sweep may not set 'steps': it is the same",
         ),
@@ -102,6 +117,9 @@ def test_a_broken_file_gets_one_sentence(tmp_path: Path, changes: dict[str, Any]
         ("a: [1", "not valid YAML"),
         ("- 1", "expected a mapping"),
         ("rounds: 3\nrounds: 4", "the key 'rounds' is there twice"),
+        ("name: 2026-02-30", "'2026-02-30' is no timestamp: day is out of range for month"),
+        ("rounds: !!int ''", "'' is no int"),
+        ('name: "\\U00110000"', "not valid YAML: chr.. arg not in range"),
     ],
 )
 def test_a_file_that_is_no_mapping_gets_one_sentence(tmp_path: Path, text: str, words: str) -> None:

@@ -194,6 +194,16 @@ def no_header(folder: Path) -> None:
         file.writestr("y.npy", b"\x93NUMPY\x01\x00\x04\x00{{{{")
 
 
+def half_a_header(folder: Path) -> None:
+    """A bit of the shape's closing bracket has flipped; both arrays' headers are as numpy writes them otherwise."""
+    with (folder / "y.npy").open("wb") as file:
+        np.save(file, own()["y"])
+    header = (folder / "y.npy").read_bytes().replace(b"(12,)", b"(12,i")
+    with zipfile.ZipFile(folder / "a.npz", "w") as file:
+        file.writestr("x.npy", header)
+        file.writestr("y.npy", header)
+
+
 X = own()["x"]
 NAN = np.where(np.arange(X.size).reshape(X.shape) == 500, np.nan, X)
 
@@ -207,6 +217,7 @@ NAN = np.where(np.arange(X.size).reshape(X.shape) == 500, np.nan, X)
         (own(), damaged, OWN, ["a.npz: cannot be read as an .npz file"]),
         (own(), short, OWN, ["a.npz: array 'x' ends too early: expected", "got"]),
         (own(), no_header, OWN, ["a.npz: cannot be read as an .npz file"]),
+        (own(), half_a_header, OWN, ["a.npz: cannot be read as an .npz file", "EOF in multi-line statement"]),
         (own(), objects, OWN, ["a.npz: array 'y' holds Python objects, which are not read"]),
         (own(), None, {**OWN, "inputs": "z"}, ["a.npz: there is no array 'z'; the file has: x, y, who"]),
         (own(), None, {**OWN, "split": {"group": "z"}}, ["there is no array 'z'"]),
@@ -219,6 +230,7 @@ NAN = np.where(np.arange(X.size).reshape(X.shape) == 500, np.nan, X)
         (own(x=X.astype("U4")), None, OWN, ["array 'x' is of type <U4; expected whole or floating-point numbers"]),
         (own(x=np.float64(1)), None, OWN, ["array 'x' is a single value"]),
         (own(x=NAN), None, OWN, ["a.npz: x[5]: holds values that are not finite"]),
+        (own(x=np.where(np.isnan(NAN), 1e39, X)), None, OWN, ["a.npz: x[5]: holds values beyond 3.4e+38"]),
         (own(x=np.zeros((12, 0, 5))), None, OWN, ["array 'x' has the shape (12, 0, 5): its rows are empty"]),
         (
             own(x=np.zeros((12, 6, 3, 2))),

@@ -98,6 +98,22 @@ def test_a_patient_in_two_splits_is_found(tmp_path: Path) -> None:
         assert word in problem
 
 
+def test_rows_of_a_patient_that_are_there_twice_are_a_warning(tmp_path: Path) -> None:
+    """An export that was appended to itself: all rows of a patient stay in one split, and each counts twice."""
+    path = write_table(tmp_path)
+    assert not check(path).warnings
+    lines = (tmp_path / "blood.csv").read_text().splitlines()
+    (tmp_path / "blood.csv").write_text("\n".join([*lines, *lines[1:]]) + "\n")
+    report = check(path)
+    assert report.passed and report.warnings == [
+        "blood: 40 rows equal another row of the same group in all features and in what is to be predicted, the first "
+        "blood.csv:42 and blood.csv:2; is a row there twice?"
+    ]
+    change = [*lines[:2], f"{lines[1][:-1]}{1 - int(lines[1][-1])}", *lines[2:]]  # another answer is another visit
+    (tmp_path / "blood.csv").write_text("\n".join(change) + "\n")
+    assert not check(path).warnings
+
+
 def test_equal_rows_of_two_splits_are_a_warning(tmp_path: Path) -> None:
     path = write_table(tmp_path)
     lines = (tmp_path / "blood.csv").read_text().splitlines()

@@ -68,3 +68,42 @@ def test_what_else_a_datalist_says_is_its_own_affair(tmp_path: Path, target: dic
         "val": [],
     }
     assert sum(map(len, declare(tmp_path, others, **target).cases(Problems()).values())) == 6
+
+
+@pytest.mark.parametrize("target", [ORGAN, CLASSED])
+@pytest.mark.parametrize("key", ["validation", "test", "testing"])
+def test_a_case_whose_label_stands_under_a_misspelt_key_is_refused(
+    tmp_path: Path, key: str, target: dict[str, Any]
+) -> None:
+    field = "label" if target is ORGAN else "sick"
+    odd = {f"{name}s" if name == field else name: value for name, value in item("u").items()}
+    for items in ([item("v"), odd], [{"image": "w.nii.gz"}, odd]):  # of a list that is misspelt throughout, each is
+        others = {"validation": [item("x")], "test": [item("y")]}
+        problems = Problems(keep=True)
+        declare(tmp_path, others | {key: items}, **target).cases(problems)
+        assert problems.found[0] == (
+            f"{tmp_path}/list.json: {key}[1]: it has no '{field}', without which a case is left out; did you mean "
+            f"'{field}s'?"
+        )
+
+
+@pytest.mark.parametrize("odd", [{}, {"label": "a_seg.nii.gz"}])
+def test_an_item_without_an_image_is_refused_in_every_list(tmp_path: Path, odd: dict[str, Any]) -> None:
+    content = {"validation": [item("x")], "test": [item("y"), odd]}
+    with pytest.raises(DataError, match=r"test\[1\]: expected {'image': file, 'label': file}, got {"):
+        declare(tmp_path, content, **ORGAN).cases(Problems())
+
+
+def test_images_without_a_label_are_left_out(tmp_path: Path) -> None:
+    """The Decathlon's own: ``test`` of images alone, beside labelled cases in ``testing``. A key that other cases have,
+    too, is no misspelt one."""
+    cases = [item(name, page=3) for name in "xyz"]
+    unlabelled = ["a_test.nii.gz", {"image": "b_test.nii.gz", "page": 40}]
+    content = {"test": unlabelled, "testing": [cases[0], {"image": "c.nii.gz"}], "validation": cases[1:]}
+    for target in (ORGAN, {"label": LabelColumn(column="stage", classes={"no": [0], "yes": [1]})}):
+        staged = {
+            key: [{**one, "stage": 1} if "label" in one else one for one in some] for key, some in content.items()
+        }
+        training = [item(name, stage=1) for name in "abcdef"]
+        listing = declare(tmp_path, {**staged, "training": training}, **target).cases(Problems())
+        assert [case.name for case in listing["test"]] == ["x"] and len(listing["train"]) == 6

@@ -47,6 +47,12 @@ def same(found: torch.Tensor, expected: list[tuple[float, ...]]) -> bool:
     return sorted(found.nan_to_num(9).tolist()) == sorted(torch.tensor(expected).nan_to_num(9).tolist())
 
 
+def test_two_labels_of_one_column_are_refused() -> None:
+    """A line that was copied and not changed: both labels would always be equal."""
+    with pytest.raises(ValueError, match="the column 'first' is named for two labels, which would always be equal"):
+        Several(columns={"a": "first", "b": "second", "c": "first"})
+
+
 def test_one_case_is_read() -> None:
     several = Several.model_validate({**TWO, "yes": ["present", 1], "no": ["absent"], "unknown": ["unsure"]})
     assert several.read({"first": "present", "second": "absent"}) == (1.0, 0.0)

@@ -66,6 +66,7 @@ def test_a_valid_file(tmp_path: Path) -> None:
     assert organ.labels == {0: "background", 1: "organ"} and organ.split.group == "patient"
 
 
+MASKS = {"files": "masks/*.png", "suffix": "_m", "labels": {0: "background", 1: "lesion\u202e"}}
 HEART = ("datasets", "heart")
 ORGAN = ("datasets", "organ")
 
@@ -114,6 +115,19 @@ ORGAN = ("datasets", "organ")
             ["at most 255 labels", "got 256"],
         ),
         ((*ORGAN, "labels"), {0: "background"}, ["'datasets.organ.labels'", "at least 2"]),
+        (
+            (*ORGAN, "labels"),
+            {0: "background", 1: "a", 2: "a"},
+            ["'datasets.organ': the label's name 'a' is there twice"],
+        ),
+        ((*ORGAN, "labels"), {0: "background", 1: ""}, ["a class's name has 1 to 100 characters", "got ''"]),
+        (
+            ("datasets", "skin"),
+            {"kind": "images", "files": "*.png", "masks": MASKS, "label": GOOD["datasets"]["heart"]["label"]},
+            ["'datasets.skin.masks': a class's name has 1 to 100 characters", r"got 'lesion\u202e'"],
+        ),
+        ((*HEART, "split"), {"group": ""}, ["'datasets.heart.split.group'", "at least 1", "got ''"]),
+        ((*ORGAN, "split"), {"column": ""}, ["'datasets.organ.split.column'", "at least 1", "got ''"]),
         ((*ORGAN, "label_map"), {255: 4}, ["label_map: 255 is mapped to 4, which is not among the labels"]),
         ((*ORGAN, "split", "seed"), -1, ["'datasets.organ.split.seed'", "greater than or equal to 0, got -1"]),
         ((*ORGAN, "split", "seed"), 2**32, ["'datasets.organ.split.seed'", "less than 4294967296, got 4294967296"]),
@@ -140,7 +154,11 @@ def test_one_sentence_names_the_key(tmp_path: Path, keys: tuple[str, ...], to: A
         ("site: a\n\tdatasets: 1\n", ["line 2", "not valid YAML"]),
         ("- a\n- b\n", ["expected a mapping", "got list"]),
         ("", ["expected a mapping", "got NoneType"]),
-        ("site: 2020-13-45\n", ["not valid YAML", "month"]),
+        ("site: 2020-13-45\n", ["line 1", "not valid YAML: '2020-13-45' is no timestamp: month must be in 1..12"]),
+        ("a:\n  site: !!int ''\n", ["line 2", "not valid YAML: '' is no int"]),
+        ("site: !!bool x\n", ["not valid YAML: 'x' is no bool"]),
+        ("site: !!timestamp x\n", ["not valid YAML: 'x' is no timestamp"]),
+        ("site: !!map [a]\n", ["not valid YAML: this is no map"]),
         ("!!python/object/apply:os.getcwd []\n", ["line 1", "not valid YAML"]),
         ("[" * 3000, ["not valid YAML"]),
     ],

@@ -116,6 +116,13 @@ def test_groups_stay_together_and_a_missing_group_is_a_missing_value(tmp_path: P
         read(tmp_path, "age,cp,num,who\n" + "".join(lines) + "1,1,1,\n", split=rule)
 
 
+def test_a_zero_byte_makes_no_patient_of_another_name(tmp_path: Path) -> None:
+    """As a disk that failed leaves it; of one patient's rows some would be in training and some in test."""
+    lines = [f"{row.strip()},{who}\n" for row, who in zip(ROWS, ["p1", "p1", "p2", "p2", "p\0003", "p3"], strict=True)]
+    with pytest.raises(DataError, match=r"t\.csv: cannot be read as a table: line 6 holds a zero byte"):
+        read(tmp_path, "age,cp,num,who\n" + "".join(lines), split={"group": "who"})
+
+
 def test_several_files_are_one_table(tmp_path: Path) -> None:
     (tmp_path / "u.csv").write_text("num;cp;age\n1;1;30\n".replace(";", ","))
     data = read(tmp_path, HEADER + "".join(ROWS), files=["t.csv", "u.csv"])

@@ -383,3 +383,10 @@ def test_quoted_cells_may_have_lines_blanks_and_marks_in_them(tmp_path: Path) ->
     lines = [",".join([*FRAME.columns, "note"]), *(",".join([*map(str, row), note]) for row, note in rows)]
     (tmp_path / "t.csv").write_text("\n".join(lines).replace("nan", "").replace("None", ""))
     assert np.array_equal(read_table(declare(tmp_path)).raw, expected.raw, equal_nan=True)
+
+
+def test_a_file_that_is_listed_twice_is_refused(tmp_path: Path) -> None:
+    for again in ("t.csv", "./t.csv", "sub/../t.csv"):
+        with pytest.raises(SiteFileError, match=r"'datasets.t.files': the file 't.csv' is listed twice; every one"):
+            declare(tmp_path, files=["t.csv", again])
+    assert declare(tmp_path, files=["t.csv", "sub/t.csv"]).files == ["t.csv", "sub/t.csv"]

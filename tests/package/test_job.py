@@ -191,6 +191,26 @@ WRONG: list[tuple[tuple[str | int, ...], Any, list[str]]] = [
     (("meta", "deploy_map"), {}, ["'deploy_map' is missing or empty"]),
     (("meta", "deploy_map"), ["app"], ["'deploy_map' is missing or empty"]),
     (("meta", "deploy_map"), {"application": ["@ALL"]}, ["'deploy_map' must name the folder 'app'", "got application"]),
+    (("meta", "deploy_map", "app"), [], ["'deploy_map': 'app' must list sites, as [\"@ALL\"]", "got []"]),
+    (("meta", "deploy_map", "app"), None, ["'app' must list sites", "got None"]),
+    (("meta", "deploy_map", "app"), ["server", 3], ["'app' must list sites", "got ['server', 3]"]),
+    (("meta", "deploy_map", "app"), {"site": ["@ALL"]}, ["'app' must list sites", "got {'site': ['@ALL']}"]),
+    (("meta", "deploy_map", "other"), 1, ["'other' must list sites", "got 1"]),
+    (("meta", "deploy_map", "app"), ["@ALL", "a"], ["'@ALL' stands for every site", "got ['@ALL', 'a']"]),
+    (("meta", "deploy_map", "app"), ["a", "b", "c"], ["the site 'server' is missing", "got ['a', 'b', 'c']"]),
+    (("meta", "deploy_map", "app"), ["server", "a", "a", "b"], ["'a' is named twice"]),
+    (("meta", "deploy_map"), {"app": ["server", "a", "b"], "other": ["b"]}, ["'b' is named twice; a site gets one"]),
+    (("meta", "deploy_map", "app"), ["server", "a", "b"], ["names 2 hospitals, and 'min_clients' is 3"]),
+    (
+        ("meta",),
+        {**GOOD["meta"], "deploy_map": {"app": ["server", "a", "b", "c"]}, "mandatory_clients": ["d"]},
+        ["'deploy_map' does not name 'd'", "'mandatory_clients'"],
+    ),
+    (("meta", "resource_spec"), {"a": 1}, ["'resource_spec' must be a JSON object, site to its own object"]),
+    (("server", "format_version"), DROP, [SERVER_FILE, "'format_version' must be 2", "got none"]),
+    (("client", "format_version"), "2", [CLIENT_FILE, "'format_version' must be 2", "got '2'"]),
+    (("client", "format_version"), 2.0, [CLIENT_FILE, "'format_version' must be 2", "got 2.0"]),
+    ((*CONTROLLER, "id"), 3, [f"{SERVER_FILE}: workflows[0].id must be a text", "got 3"]),
     (("meta", "mandatory_clients"), "hospital-a", ["'mandatory_clients' must be a list", "got 'hospital-a'"]),
     (("meta", "resource_spec"), 3, ["'resource_spec' must be a JSON object", "got 3"]),
     (("server", "server", "heart_beat_timeout"), 0, ["heart_beat_timeout must be above 0 seconds", "got 0"]),
@@ -256,6 +276,25 @@ def test_what_flares_launchers_are_told_is_accepted_here_and_by_flare(tmp_path: 
     assert load_job(folder) == load_job(JOBS / "softpull_heart")
     valid, error, meta = JobMetaValidator().validate(folder.name, zip_directory_to_bytes(str(tmp_path), folder.name))
     assert valid and meta["launcher_spec"] == told, error
+
+
+DEPLOYED: list[Any] = [
+    "@ALL", ["@all"], ["server", "a", "b", "c"], {"targets": ["server", "a", "b", "c"]}, {"sites": ["@ALL"]},
+    [{"sites": ["server", "a"]}, {"targets": ["b"]}, "c"], [], None, 3, "a", ["a", "b", "c"], ["@ALL", "a"],
+    ["server", "a", "a", "b"], ["server", "a", "b"], [["@ALL"]], [{}], {}, ["server", None], {"a": 1}, [""],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("given", DEPLOYED)
+def test_where_a_job_goes_is_accepted_as_by_flare(tmp_path: Path, given: Any) -> None:
+    folder = write(tmp_path / "softpull_heart", changed(("meta", "deploy_map", "app"), given))
+    valid, error, _ = JobMetaValidator().validate(folder.name, zip_directory_to_bytes(str(tmp_path), folder.name))
+    try:
+        load_job(folder)
+    except ConfigError as refused:
+        assert not valid, refused
+    else:
+        assert valid, error
 
 
 def test_links_are_refused(tmp_path: Path) -> None:

@@ -93,6 +93,10 @@ def test_a_summary_without_a_version_is_of_the_first(altered: Callable[..., Path
         ({"version": 2}, "'version' expected 1, got 2"),
         ({"roster": "anna"}, "'roster' expected a valid array, got \"anna\""),
         ({"surprise": 1}, "'surprise' is unknown"),
+        (
+            {"sizes": {"anna": {"train": 24, "test": 8}, "berta": {"test": 8}}},
+            "'sizes' expected a number for 'berta.train', got {",
+        ),
         ({"best": {"personal": {"score": 0.5}}}, "'best.personal.round' is missing"),
         ({"best": {"personal": {"round": "1", "score": 0.5}}}, "'best.personal.round' expected a valid integer"),
     ],

@@ -169,3 +169,15 @@ def test_no_file_of_cases_is_no_cases_and_a_broken_one_is_named(tmp_path: Path) 
     assert read_cases(tmp_path / "none.csv", "dice", Measure(), []) == Cases()
     with pytest.raises(MedPFLError, match=r"cases.csv: not the test cases that a job wrote \(ValueError\)"):
         read_cases(written(tmp_path / "cases.csv", "case,dice", "a,much"), "dice", Measure(), [])
+
+
+def test_cases_that_another_program_saved_or_cut_are_no_page_of_less(tmp_path: Path) -> None:
+    """A spreadsheet with another separator, or the first rows only: calibration and cases were missing, or of some."""
+    lines = ["case,class,predicted,probability", "p1,0,1,0.7", "p2,1,0,0.9", "p3,1,1,0.75"]
+    file = written(tmp_path / "cases.csv", *lines)
+    assert len(read_cases(file, "accuracy", Measure(), ["no", "yes"], 3).decisions) > 0
+    for count, got in ((2, lines[:3]), (6, [*lines, *lines[1:]])):
+        with pytest.raises(MedPFLError, match=rf"not the test cases that a job wrote: expected 3, got {count}"):
+            read_cases(written(file, *got), "accuracy", Measure(), ["no", "yes"], 3)
+    with pytest.raises(MedPFLError, match=r"its columns are \['case;class;predicted;probability'\]"):
+        read_cases(written(file, *(line.replace(",", ";") for line in lines)), "accuracy", Measure(), ["no", "yes"], 3)

@@ -63,6 +63,13 @@ def _of_twins(inspection: Inspection) -> Iterator[str]:
                 f"{apart[0].second.where} ({apart[0].second_split}) and {apart[0].first.where} "
                 f"({apart[0].first_split}); is it one patient?"
             )
+        again = [twins for twins in inspection.twins if twins.same_label and twins.first.group == twins.second.group]
+        if again:
+            yield (
+                f"{inspection.name}: {len(again)} rows equal another row of the same group in all features and in what "
+                f"is to be predicted, the first {again[0].second.where} and {again[0].first.where}; is a row there "
+                "twice?"
+            )
         return
     for twins in inspection.twins:
         if twins.first_split == twins.second_split:

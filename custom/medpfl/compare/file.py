@@ -201,7 +201,7 @@ def load_comparison(path: Path) -> Comparison:
         content = load_yaml(path)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
     return comparison_of(content, path)
 
@@ -234,7 +234,8 @@ def comparison_of(content: object, path: Path | str) -> Comparison:
 
 
 def _check(file: Comparison, path: Path | str) -> None:
-    for key, values in (("seeds", file.seeds), ("splits", file.splits or [])):
+    searching = file.tuning.seeds if file.tuning else []
+    for key, values in (("seeds", file.seeds), ("splits", file.splits or []), ("tuning.seeds", searching)):
         if len(set(values)) < len(values):
             raise ConfigError(f"{path}: '{key}' names a seed twice: {values}")
     if file.steps is not None and file.epochs is not None:
@@ -258,6 +259,7 @@ def _check(file: Comparison, path: Path | str) -> None:
             _same_for_all(path, f"methods.{name}.{key}", given)
         if len(set(map(repr, entry.swept))) < len(entry.swept):
             raise ConfigError(f"{path}: methods.{name}.sweep names a value twice")
+        _each_once(path, f"methods.{name}.tune", entry.tune)
         if entry.sweep and entry.tune.keys() & entry.sweep.keys():
             raise ConfigError(f"{path}: methods.{name}: what is swept cannot be tuned: {', '.join(entry.sweep)}")
         if entry.tune and file.tuning is None:
@@ -266,6 +268,7 @@ def _check(file: Comparison, path: Path | str) -> None:
         raise ConfigError(f"{path}: a point of a sweep has the name of another method")
     if file.tuning:
         _same_for_all(path, "tuning.tune", file.tuning.tune)
+        _each_once(path, "tuning.tune", file.tuning.tune)
         if shared := sorted(set(file.tuning.seeds) & set(file.seeds)):
             raise ConfigError(
                 f"{path}: seed {shared[0]} is in 'tuning.seeds' and in 'seeds'; what is chosen with a seed "
@@ -277,3 +280,10 @@ def _same_for_all(path: Path | str, where: str, args: Collection[str]) -> None:
     for key in SHARED:
         if key in args:
             raise ConfigError(f"{path}: {where} may not set '{key}': it is the same for every method of a comparison")
+
+
+def _each_once(path: Path | str, where: str, axes: Axes) -> None:
+    """Raises ConfigError for a value that would count twice in a budget that is the same for every method."""
+    for name, values in axes.items():
+        if not isinstance(values, Range) and len(set(map(repr, values))) < len(values):
+            raise ConfigError(f"{path}: {where}.{name} names a value twice: {values}")

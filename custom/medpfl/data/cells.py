@@ -251,7 +251,9 @@ def _lines(path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
     lines: list[str] = []
 
     def noted(file: Iterable[str]) -> Iterator[str]:
-        for line in file:
+        for number, line in enumerate(file, 1):
+            if "\0" in line:  # which Python takes for a letter, so that a patient would get another name
+                raise ValueError(f"line {number} holds a zero byte, as damaged files do")
             lines.append(line)
             yield line
 

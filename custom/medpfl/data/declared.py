@@ -54,9 +54,9 @@ class SplitRule(Strict):
 
     seed: int = Field(default=0, ge=0, lt=2**32)
     fractions: dict[Literal["train", "validation", "test"], float] = {"train": 0.6, "validation": 0.2, "test": 0.2}
-    column: str | None = None
+    column: str | None = Field(default=None, min_length=1)
     folds: list[str] = []
-    group: str | None = None
+    group: str | None = Field(default=None, min_length=1)
     stratify: bool = False
     file: str | None = Field(default=None, min_length=1)
     _folder: Path = PrivateAttr(default=Path())
@@ -137,6 +137,12 @@ def one_class_a_value(classes: Any) -> Any:
     return classes
 
 
+def check_name(name: str) -> None:
+    """Raises ValueError for a class's name that pages and messages do not take."""
+    if not name.isprintable() or not 0 < len(name) <= 100:
+        raise ValueError(f"a class's name has 1 to 100 characters that can be printed, got {name!r}")
+
+
 class Classes(Strict):
     """Class by class, in their order, the values that mean it; hospitals that code classes differently list their
     own values under the same names."""
@@ -182,6 +188,11 @@ class LabelMap(Strict):
             raise ValueError(f"label values must be 0, 1, 2, ... without gaps, got {sorted(self.labels)}")
         if len(self.labels) > MOST_LABELS:
             raise ValueError(f"expected at most {MOST_LABELS} labels, got {len(self.labels)}")
+        names = list(self.labels.values())
+        for name in names:
+            check_name(name)
+            if names.count(name) > 1:
+                raise ValueError(f"the label's name '{name}' is there twice")
         for value, target in self.label_map.items():
             if target not in self.labels:
                 raise ValueError(f"label_map: {value} is mapped to {target}, which is not among the labels")

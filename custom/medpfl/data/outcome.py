@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from medpfl.data.declared import LabelColumn, Strict, canonical, distinct
 from medpfl.data.numbers import LARGEST, no_number
@@ -89,6 +89,15 @@ class Several(Outcome):
     columns: dict[str, str] = Field(min_length=2)
     unknown: list[Value] = Field(default=[])
 
+    @field_validator("columns")
+    @classmethod
+    def _one_column_a_label(cls, columns: dict[str, str]) -> dict[str, str]:
+        read = list(columns.values())
+        for column in read:
+            if read.count(column) > 1:
+                raise ValueError(f"the column '{column}' is named for two labels, which would always be equal")
+        return columns
+
     def unsure(self) -> list[Value]:
         return self.unknown
 
@@ -96,7 +105,7 @@ class Several(Outcome):
         return list(self.columns)
 
     def used(self) -> list[str]:
-        return list(dict.fromkeys(self.columns.values()))
+        return list(self.columns.values())
 
     def read(self, cells: Mapping[str, Any]) -> tuple[float, ...]:
         return tuple(math.nan if empty(cells[one]) else self._yes(one, cells[one]) for one in self.columns.values())

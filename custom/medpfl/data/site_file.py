@@ -41,7 +41,7 @@ from pydantic import BaseModel, Field, InstanceOf, PrivateAttr, ValidationError
 from medpfl.component import import_named
 from medpfl.core.errors import ConfigError, MedPFLError, SiteFileError, meant
 from medpfl.data.contract import Dataset
-from medpfl.data.declared import GpuRule, StorageRule, Strict
+from medpfl.data.declared import GpuRule, StorageRule, Strict, check_name
 from medpfl.data.kinds import KINDS, kind_named
 from medpfl.data.policy import STUDY, Policy
 from medpfl.data.preparation import Spec
@@ -336,12 +336,11 @@ def _check_names(parsed: SiteFile, path: Path) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
             raise SiteFileError(f"{path}: '{key}': a name is letters, digits, '.', '_' or '-', got {name!r}")
     for name, dataset in parsed.datasets.items():
-        for kind in dataset.class_names():
-            if not kind.isprintable() or not 0 < len(kind) <= 100:
-                raise SiteFileError(
-                    f"{path}: 'datasets.{name}': a class's name has 1 to 100 characters that can be printed, "
-                    f"got {kind!r}"
-                )
+        try:
+            for kind in dataset.class_names():
+                check_name(kind)
+        except ValueError as error:
+            raise SiteFileError(f"{path}: 'datasets.{name}': {error}") from error
 
 
 _KINDS = " or ".join(f"'{kind}'" for kind in KINDS)

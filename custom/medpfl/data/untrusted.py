@@ -3,8 +3,10 @@
 
 import math
 import zipfile
+import zlib
 from collections.abc import Hashable, Sequence
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import yaml
@@ -20,6 +22,11 @@ _LARGE, _RATIO = 2**28, 250
 _LONGEST, _NODES = 2**22, 200_000
 """Bytes of a YAML file, and values in it, each counted wherever it is referred to."""
 _TOO_MANY = f"it has more than {_NODES} values, each counted wherever it is referred to"
+
+BROKEN_NPZ = (
+    OSError, ValueError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error, SyntaxError, TokenError,
+)  # fmt: skip
+"""What reading a damaged .npz file raises; numpy the last two, of an array's header."""
 
 _LARGEST_KEY = 2**53
 """Larger numbers can be chosen so that Python takes hours to tell thousands of them apart as keys."""
@@ -68,7 +75,17 @@ class UniqueKeys(yaml.SafeLoader):
             raise yaml.YAMLError(_TOO_MANY)
         return super().compose_node(parent, index)
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, TypeError, AttributeError, LookupError) as error:  # of PyYAML, for !!int x or 2020-13-01
+            what = repr(node.value[:40]) if isinstance(node, yaml.ScalarNode) else "this"
+            told = f"{what} is no {node.tag.rpartition(':')[2]}" + (f": {error}" if type(error) is ValueError else "")
+            raise yaml.constructor.ConstructorError(None, None, told, node.start_mark) from error
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        if not isinstance(node, yaml.MappingNode):  # !!map [a]
+            raise yaml.constructor.ConstructorError(None, None, "this is no map", node.start_mark)
         seen = set()
         for written, _ in node.value:
             key = self.construct_object(written, deep=True)

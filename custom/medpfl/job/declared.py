@@ -99,12 +99,55 @@ def meta_of(content: Object) -> Meta:
         raise ConfigError(f'{where}: \'deploy_map\' is missing or empty; expected {{"app": ["@ALL"]}}')
     if "app" not in deployed:  # FLARE would look for another folder than is read here
         raise ConfigError(f"{where}: 'deploy_map' must name the folder 'app', got {', '.join(deployed)}")
-    sites = content.get("mandatory_clients", [])
-    if not isinstance(sites, list) or not all(isinstance(site, str) for site in sites):
-        raise ConfigError(f"{where}: 'mandatory_clients' must be a list of hospitals' names, got {sites!r}")
-    if not isinstance(content.get("resource_spec", {}), dict):
-        raise ConfigError(f"{where}: 'resource_spec' must be a JSON object, got {content['resource_spec']!r}")
+    must = content.get("mandatory_clients", [])
+    if not isinstance(must, list) or not all(isinstance(site, str) for site in must):
+        raise ConfigError(f"{where}: 'mandatory_clients' must be a list of hospitals' names, got {must!r}")
+    _check_sites([site for app, given in deployed.items() for site in _sites(app, given)], min_clients, must)
+    spec = content.get("resource_spec", {})
+    if not isinstance(spec, dict) or not all(isinstance(options, dict) for options in spec.values()):
+        raise ConfigError(f"{where}: 'resource_spec' must be a JSON object, site to its own object, got {spec!r}")
     return Meta(name, min_clients)
+
+
+def _sites(app: str, given: JsonValue) -> list[str]:
+    """The sites that an app goes to, in any of the forms that FLARE takes."""
+    listed = given.get("targets", given.get("sites")) if isinstance(given, dict) else given
+    found: list[JsonValue] = []
+    for one in listed if isinstance(listed, list) else [listed]:
+        inner = one.get("sites", one.get("targets")) if isinstance(one, dict) else [one]
+        found += inner if isinstance(inner, list) else [inner]
+    names = [site for site in found if isinstance(site, str)]
+    if not names or len(names) < len(found):
+        raise ConfigError(
+            f'meta.json: \'deploy_map\': \'{app}\' must list sites, as ["@ALL"] or ["server", "hospital-a"], '
+            f"got {given!r}"
+        )
+    return names
+
+
+def _check_sites(sites: list[str], min_clients: int, must: Sequence[JsonValue]) -> None:
+    """Raises ConfigError for sites of all apps together that FLARE would refuse when the job is submitted."""
+    where = "meta.json: 'deploy_map'"
+    if "@all" in map(str.casefold, sites):
+        if len(sites) > 1:
+            raise ConfigError(f"{where}: '@ALL' stands for every site, so no other can be named; got {sites!r}")
+        return
+    if "server" not in sites:
+        raise ConfigError(f"{where}: the site 'server' is missing, without which no job runs; got {sites!r}")
+    if twice := [site for site in sites if sites.count(site) > 1]:
+        raise ConfigError(f"{where}: '{twice[0]}' is named twice; a site gets one app")
+    if min_clients > len(sites) - 1:
+        raise ConfigError(f"{where} names {len(sites) - 1} hospitals, and 'min_clients' is {min_clients}")
+    if missing := [site for site in must if site not in sites]:
+        raise ConfigError(f"{where} does not name '{missing[0]}', which is among 'mandatory_clients'")
+
+
+def _check_version(content: Object, where: str) -> None:
+    """Raises ConfigError for a file that FLARE would not read, once the job has begun."""
+    version = content.get("format_version")
+    if type(version) is not int or version != 2:
+        got = repr(version) if "format_version" in content else "none"
+        raise ConfigError(f"{where}: 'format_version' must be 2, or FLARE does not read the file; got {got}")
 
 
 def _launched(spec: JsonValue, where: str) -> None:
@@ -124,6 +167,7 @@ def server_of(content: Object) -> Server:
     """Of config_fed_server.json's content; raises as ``meta_of``."""
     where = SERVER_FILE
     object_of(content, where, {"format_version", "server", "workflows", "components", "trackers", *FILTERS})
+    _check_version(content, where)
     server = object_of(content.get("server", {}), f"{where}: server", {"heart_beat_timeout", "task_request_interval"})
     interval = server.get("task_request_interval")
     if not isinstance(interval, (int, float)) or isinstance(interval, bool) or not 0 < interval <= 10:
@@ -138,6 +182,8 @@ def server_of(content: Object) -> Server:
     if not isinstance(workflows, list) or len(workflows) != 1:
         raise ConfigError(f"{where}: 'workflows' must hold one entry with path {CONTROLLER}")
     workflow = object_of(workflows[0], f"{where}: workflows[0]", {"id", "path", "args"})
+    if not isinstance(workflow.get("id", ""), str):
+        raise ConfigError(f"{where}: workflows[0].id must be a text, got {workflow['id']!r}")
     path = workflow.get("path")
     if not isinstance(path, str) or path not in (CONTROLLER, EVALUATION_CONTROLLER):
         raise ConfigError(f"{where}: workflows[0].path must be {CONTROLLER} or {EVALUATION_CONTROLLER}, got {path!r}")
@@ -162,6 +208,7 @@ def client_of(content: Object) -> Client:
     """Of config_fed_client.json's content; raises as ``meta_of``."""
     where = CLIENT_FILE
     object_of(content, where, {"format_version", "executors", "components", *FILTERS})
+    _check_version(content, where)
     if list_of(content, "components", where):
         raise ConfigError(f"{where}: 'components' must be empty; a hospital builds the executor and nothing else")
     executors = content.get("executors")

@@ -7,7 +7,8 @@
 import math
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, NonNegativeInt
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, NonNegativeInt
+from pydantic_core import PydanticCustomError
 
 from medpfl.data.meaning import Meaning
 from medpfl.methods.panels import Panel
@@ -196,6 +197,19 @@ class Given(Typed):
     sha256: str
 
 
+def _have(*splits: str) -> AfterValidator:
+    """Each hospital has a number for these splits, which tables show."""
+
+    def check(sizes: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+        for site, counts in sizes.items():
+            for split in splits:
+                if split not in counts:
+                    raise PydanticCustomError("sizes", "a number for '{where}'", {"where": f"{site}.{split}"})
+        return sizes
+
+    return AfterValidator(check)
+
+
 class About(Typed):
     """What both kinds of jobs say of themselves when they begin.
 
@@ -211,7 +225,7 @@ class About(Typed):
 
     classes: list[str]
     metrics: dict[str, Measure] = Field(default_factory=dict)
-    sizes: dict[str, dict[str, int]]
+    sizes: Annotated[dict[str, dict[str, int]], _have("test")]
     versions: dict[str, dict[str, str]]
     components: dict[str, str]
     panels: list[Panel] = Field(default_factory=list, exclude_if=lambda found: not found)
@@ -242,6 +256,7 @@ class AboutTraining(About):
         chosen: hospital to the model that it takes; empty in files of before, and where no local model rides along.
     """
 
+    sizes: Annotated[dict[str, dict[str, int]], _have("train", "test")]
     settings: ControllerArguments
     recipe: Rebuild | None
     personalised: str

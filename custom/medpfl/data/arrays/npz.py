@@ -3,7 +3,6 @@
 
 import math
 import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from medpfl.core.errors import DataError, unreadable
-from medpfl.data.untrusted import check_member
+from medpfl.data.untrusted import BROKEN_NPZ, check_member
 
 _BLOCK = 1 << 22  # bytes
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
@@ -76,7 +75,7 @@ class Npz:
                 yield file
         except FileNotFoundError as error:
             raise DataError(f"{self.path}: no such file") from error
-        except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, SyntaxError) as error:
+        except BROKEN_NPZ as error:
             raise DataError(unreadable(self.path, "an .npz file", error)) from error
 
     @contextmanager

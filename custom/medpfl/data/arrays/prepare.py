@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from medpfl.core.errors import DataError
 from medpfl.data.arrays.npz import Npz
+from medpfl.data.numbers import LARGEST
 from medpfl.data.pixels import CENTRE, SPREAD, resize
 from medpfl.data.preparation import NewCase, Preparation, Spec
 
@@ -98,10 +99,17 @@ def prepare(images: NDArray[Any], size: tuple[int, ...], ranges: Mapping[str, Se
 
 
 def check_finite(place: str, images: NDArray[Any], rows: Sequence[int]) -> None:
-    """Raises DataError if a row of ``images`` has a NaN or infinity; ``rows``: their numbers."""
-    if images.dtype.kind == "f" and not np.isfinite(images).all():
-        bad = next(row for row, image in zip(rows, images, strict=True) if not np.isfinite(image).all())
-        raise DataError(f"{place}[{bad}]: holds values that are not finite")
+    """Raises DataError if a row of ``images`` has a NaN, an infinity, or a number that becomes one in single precision;
+    ``rows``: their numbers."""
+    if images.dtype.kind != "f":
+        return
+    with np.errstate(over="ignore"):
+        held = np.isfinite(images.astype(np.float32, copy=False))
+    if held.all():
+        return
+    bad = next(number for number, known in enumerate(held) if not known.all())
+    what = f"beyond {LARGEST:.2g}" if np.isfinite(images[bad]).all() else "that are not finite"
+    raise DataError(f"{place}[{rows[bad]}]: holds values {what}")
 
 
 def picked(file: Npz, key: str, layout: str, rows: Sequence[int]) -> Iterator[tuple[NDArray[Any], list[int]]]:

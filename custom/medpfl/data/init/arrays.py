@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrays in an .npz file: MedMNIST's keys, or one array of images and one of labels."""
 
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from medpfl.core.errors import DataError
+from medpfl.core.errors import DataError, unreadable
 from medpfl.data.init.answers import Answers, Entry, Value
 from medpfl.data.init.tables import CLASSES, FRACTIONS
+from medpfl.data.untrusted import BROKEN_NPZ
 
 MEDMNIST = {f"{split}_{what}" for split in ("train", "val", "test") for what in ("images", "labels")}
 
@@ -25,8 +25,8 @@ def describe(path: Path, shown: str, answers: Answers) -> list[Entry]:
         with np.load(path, allow_pickle=False) as archive:
             medmnist = set(archive.files) >= MEDMNIST
             arrays = {name: archive[name] for name in archive.files if medmnist is False or name == "train_labels"}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path}: cannot be read as an .npz file: {error}") from error
+    except BROKEN_NPZ as error:
+        raise DataError(unreadable(path, "an .npz file", error)) from error
     start = [Entry("kind", "arrays"), Entry("file", shown)]
     if medmnist:
         return [*start, _classes(arrays["train_labels"], path, answers)]

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +18,7 @@ from medpfl.data.declared import Problems
 from medpfl.data.meaning import described
 from medpfl.data.numbers import MISSING, no_number
 from medpfl.data.preparation import NewCase, Preparation, Spec
-from medpfl.data.untrusted import check_member
+from medpfl.data.untrusted import BROKEN_NPZ, check_member
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -154,7 +152,7 @@ def _load(path: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
             return {name: content[name] for name in names}
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file") from error
-    except (OSError, ValueError, EOFError, KeyError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
+    except (*BROKEN_NPZ, MemoryError) as error:
         raise DataError(unreadable(path, "an .npz file", error)) from error
 
 

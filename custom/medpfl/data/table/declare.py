@@ -2,13 +2,14 @@
 """Tables: numeric and categorical columns, missing cells, splits."""
 
 import difflib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from medpfl.core.errors import DataError
 from medpfl.data.cells import PLACE, Cells, joined, read_cells, shown_names
@@ -50,6 +51,15 @@ class Table(Answered, Cells, Described, Dataset):
     units: dict[str, str] = Field(default={})
     split: SplitRule = SplitRule(stratify=True)
     _read: "TableData | None" = PrivateAttr(default=None)
+
+    @field_validator("files")
+    @classmethod
+    def _no_file_twice(cls, files: list[str]) -> list[str]:
+        places = [os.path.normpath(file) for file in files]
+        for file, place in zip(files, places, strict=True):
+            if places.count(place) > 1:
+                raise ValueError(f"the file '{file}' is listed twice; every one of its rows would count twice")
+        return files
 
     @model_validator(mode="after")
     def _consistent(self) -> "Table":

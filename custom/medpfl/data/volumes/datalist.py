@@ -43,6 +43,26 @@ def items_of(
             problems.add(f"{path}: '{key}' must be a list, got {items!r}")
 
 
+def labelled_items(
+    path: Path, content: dict[str, object], split: str, needed: Sequence[str], problems: Problems
+) -> Iterator[tuple[str, object]]:
+    """The items of a split's lists, as ``items_of`` gives them, without the images of validation and test that have no
+    label, as the Decathlon's own test lists hold them. Where the label's key is misspelt, a case would be among these
+    and vanish without a word; that is a problem.
+
+    Args:
+        needed: the fields that a case must have beside its image.
+    """
+    every = [item for key in sum(LISTS.values(), ()) for _, item in items_of(path, content, [key], Problems(keep=True))]
+    known = {key for item in every if isinstance(item, dict) and all(one in item for one in needed) for key in item}
+    for where, item in items_of(path, content, LISTS[split], problems):
+        lacking = [one for one in needed if one not in item] if isinstance(item, dict) and "image" in item else []
+        if split == "train" or not (lacking or isinstance(item, str)):
+            yield where, item
+        elif isinstance(item, dict) and (near := meant(lacking[0], item.keys() - known)):
+            problems.add(f"{where}: it has no '{lacking[0]}', without which a case is left out{near}")
+
+
 def check_lists(path: Path, content: dict[str, object], needed: Sequence[str], problems: Problems) -> None:
     """Refuse a list with a case under a name that is not read: its cases would vanish without a word.
 

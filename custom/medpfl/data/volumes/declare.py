@@ -27,7 +27,7 @@ from medpfl.data.samples import Budget, Samples, SiteData, Store, empty_like, in
 from medpfl.data.splits import Groups, check_listing, choose
 from medpfl.data.subgroups import Described
 from medpfl.data.target import Target
-from medpfl.data.volumes.datalist import LISTS, check_lists, fields, items_of, no_field, read_datalist
+from medpfl.data.volumes.datalist import check_lists, fields, labelled_items, no_field, read_datalist
 from medpfl.data.volumes.fingerprint import fingerprint
 from medpfl.data.volumes.foreground import fitted
 from medpfl.data.volumes.new import VolumesPreparation
@@ -181,12 +181,7 @@ class Volumes(LabelMap, Described, Dataset):
         problems: Problems,
     ) -> list[VolumeCase]:
         cases: list[VolumeCase] = []
-        for where, item in items_of(path, content, LISTS[split], problems):
-            unlabelled = isinstance(item, str) or (
-                isinstance(item, dict) and any(key not in item for key in self._needed())
-            )
-            if split != "train" and unlabelled:
-                continue  # the Decathlon's own test lists have no labels
+        for where, item in labelled_items(path, content, split, self._needed(), problems):
             images = item.get("image") if isinstance(item, dict) else None
             images = [images] if isinstance(images, str) else images
             if not isinstance(images, list) or not images or not all(isinstance(image, str) for image in images):

@@ -21,6 +21,8 @@ SHOWN = 5
 """Cases that are listed."""
 THRESHOLDS = tuple(number / 20 for number in range(1, 20))
 _LABELLED = ("case", "class", "predicted", "probability")
+_CASE = "case"
+"""The column that every task's file has."""
 _LEAST = 1e-12
 """Probability of what is true that a loss is told of."""
 Row = Mapping[str, str | float]
@@ -63,20 +65,27 @@ class Cases:
     decisions: tuple[Decided, ...] = ()
 
 
-def read_cases(path: Path, score: str, measure: Measure, classes: list[str]) -> Cases:
+def read_cases(path: Path, score: str, measure: Measure, classes: list[str], count: int | None = None) -> Cases:
     """What the file tells; nothing of a kind of answer that it knows no picture of, and where there is no file.
 
     Args:
         score: the metric by which models were chosen.
+        count: of the test cases that the model tells of; None: it tells none.
 
     Raises:
-        MedPFLError: the file cannot be read, or is not what was written.
+        MedPFLError: the file cannot be read, or is not what was written: a program that shows tables may have saved it
+            with another separator, or only the rows that it showed.
     """
     if not path.is_file():
         return Cases()
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
+            reader = csv.DictReader(file)
+            rows = list(reader)
+        if _CASE not in (reader.fieldnames or ()):
+            raise MedPFLError(f"{path}: not the test cases that a job wrote: its columns are {reader.fieldnames}")
+        if count is not None and len(rows) != count:
+            raise MedPFLError(f"{path}: not the test cases that a job wrote: expected {count}, got {len(rows)}")
         return _told(rows, score, measure, classes)
     except OSError as error:
         raise MedPFLError(f"cannot read {path}: {error.strerror}") from error

@@ -86,7 +86,8 @@ def write_page(folder: Path) -> Path:
     cases, details = Cases(), Details()
     if chosen.model:
         details = read_details(file)
-        cases = read_cases(file.with_suffix(".csv"), score, measure, taken.recipe.classes)
+        count = history.cases.get("test")
+        cases = read_cases(file.with_suffix(".csv"), score, measure, taken.recipe.classes, count)
     page = _template().render(
         glossary=Glossary(),
         history=history,
