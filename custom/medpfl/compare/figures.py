@@ -52,6 +52,7 @@ def single_curves(rows: Sequence[Row], content: Results) -> list[dict[str, str]]
     local = next((row for row in shown if row.name == LOCAL), None)
     low = min(float(_values(row).min()) for row in shown)
     high = max(float(_values(row).max()) for row in shown)
+    margin = 0.05 * (high - low) or 0.02
     found = []
     for row, (colour, style) in zip(shown, _lines(shown), strict=True):
         figure = _figure(2.7, 1.9)
@@ -59,7 +60,7 @@ def single_curves(rows: Sequence[Row], content: Results) -> list[dict[str, str]]
         if local and row is not local:
             _draw(axis, local, REFERENCES[LOCAL], "--", band=False)
         _draw(axis, row, colour, style, band=True)
-        axis.set_ylim(low - 0.02, high + 0.02)
+        axis.set_ylim(low - margin, high + margin)
         axis.tick_params(labelsize=8)
         found.append({"title": row.name, "svg": _svg(figure)})
     return found

@@ -6,8 +6,9 @@ from statistics import NormalDist
 
 from medpfl.methods.references import AVERAGE
 from medpfl.results.schema import EvaluationSummary, FinalLine, Summary, TrainingSummary
-from medpfl.results.tables import REFERENCE_NAMES, ResultTable
+from medpfl.results.tables import REFERENCE_NAMES, ResultTable, decimals_of
 from medpfl.tasks.metrics.certainty import Certainty, error_of, interval_text
+from medpfl.tasks.metrics.digits import fewer
 from medpfl.tasks.metrics.measure import Measure
 
 POWER = 0.8
@@ -25,22 +26,24 @@ def chosen_table(summary: Summary) -> tuple[list[str], list[list[str]]]:
         return [], []
     measure = summary.measure(summary.score)
     unit = f" ({measure.unit})" if measure.unit else ""
+    decimals = fewer(decimals_of(summary, summary.score))
     rows = []
     for site, row in summary.chosen.items():
         value, found = row.test.metrics.get(summary.score), row.test.certainty
-        score = "n/a" if value is None else f"{value:.2f}"
-        gain = "" if found is None or found.gain is None else f"{found.gain:+.2f} {interval_text(found.gained)}"
-        sure = interval_text(found.interval) if found and value is not None else ""
+        score = "n/a" if value is None else f"{value:.{decimals}f}"
+        told = found is not None and found.gain is not None
+        gain = f"{found.gain:+.{decimals}f} {interval_text(found.gained, decimals)}" if found and told else ""
+        sure = interval_text(found.interval, decimals) if found and value is not None else ""
         patients = str(found.patients) if found else ""
         rows.append([site, label_of(row.test.model), f"{score} {sure}".strip(), gain.strip(), patients])
     return ["hospital", "chosen", f"test {summary.score}{unit}", "gain over local", "test patients"], rows
 
 
-def _test(line: FinalLine, score: str, measure: Measure) -> str:
+def _test(line: FinalLine, score: str, measure: Measure, decimals: int) -> str:
     value = line.metrics.get(score)
     if value is None:
         return "n/a"
-    return line.certainty.short(value, measure) if line.certainty else f"{value:.2f}"
+    return line.certainty.short(value, measure, decimals) if line.certainty else f"{value:.{decimals}f}"
 
 
 def paid(summary: Summary) -> str:
@@ -82,15 +85,15 @@ def power_notes(summary: Summary) -> list[str]:
     """For each hospital whose chosen model's gain is not sure: how many test patients would show one of that size."""
     if not isinstance(summary, TrainingSummary):
         return []
-    notes = []
+    notes, decimals = [], fewer(decimals_of(summary, summary.score))
     for site, row in summary.chosen.items():
         found = row.test.certainty
         needed = patients_needed(found) if found else None
         if found and found.gain is not None and needed is not None and needed > found.patients:
-            if round(abs(found.gain), 2) == 0:  # as it is shown; of nothing no number of patients shows anything
+            if round(abs(found.gain), decimals) == 0:  # as it is shown; of nothing no number of patients shows anything
                 continue
             notes.append(
-                f"{site}: a difference of {abs(found.gain):.2f} would show on about {needed} test patients; "
+                f"{site}: a difference of {abs(found.gain):.{decimals}f} would show on about {needed} test patients; "
                 f"it has {found.patients}."
             )
     return notes
@@ -121,11 +124,11 @@ def interval_table(summary: Summary, table: ResultTable, choice: str = "best") -
     }
     if not any(line.certainty for line in lines.values()):
         return [], []
-    measure = summary.measure(summary.score)
+    measure, decimals = summary.measure(summary.score), fewer(decimals_of(summary, summary.score))
     rows = []
     for model, label in zip(table.models, table.labels, strict=True):
         found = [lines.get((model, site)) for site in table.sites]
-        rows.append([label, *(_test(line, summary.score, measure) if line else "" for line in found)])
+        rows.append([label, *(_test(line, summary.score, measure, decimals) if line else "" for line in found)])
     return ["model", *(f"{site}{_patients(summary, site)}" for site in table.sites)], rows
 
 
