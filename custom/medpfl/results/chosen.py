@@ -24,8 +24,6 @@ def chosen_table(summary: Summary) -> tuple[list[str], list[list[str]]]:
     in files of before."""
     if not isinstance(summary, TrainingSummary) or not summary.chosen:
         return [], []
-    measure = summary.measure(summary.score)
-    unit = f" ({measure.unit})" if measure.unit else ""
     decimals = fewer(decimals_of(summary, summary.score))
     rows = []
     for site, row in summary.chosen.items():
@@ -36,7 +34,7 @@ def chosen_table(summary: Summary) -> tuple[list[str], list[list[str]]]:
         sure = interval_text(found.interval, decimals) if found and value is not None else ""
         patients = str(found.patients) if found else ""
         rows.append([site, label_of(row.test.model), f"{score} {sure}".strip(), gain.strip(), patients])
-    return ["hospital", "chosen", f"test {summary.score}{unit}", "gain over local", "test patients"], rows
+    return ["hospital", "chosen", f"test {summary.label(summary.score)}", "gain over local", "test patients"], rows
 
 
 def _test(line: FinalLine, score: str, measure: Measure, decimals: int) -> str:
@@ -47,21 +45,23 @@ def _test(line: FinalLine, score: str, measure: Measure, decimals: int) -> str:
 
 
 def paid(summary: Summary) -> str:
-    """For how many hospitals joining paid, in a sentence or two; "" where nothing was chosen."""
+    """How many hospitals take another model than their own, and whether they gain, in a sentence or two; "" where
+    nothing was chosen."""
     if not isinstance(summary, TrainingSummary) or not summary.chosen:
         return ""
     rows = list(summary.chosen.values())
     joined = [row for row in rows if row.test.model != "local"]
+    if not joined:
+        return "No hospital takes another model than the one it trained alone: their validation cases support none."
     text = (
-        f"Joining paid for {len(joined)} of {len(rows)} hospitals: so many have validation cases that support another "
-        "model than the one they trained alone."
+        f"{len(joined)} of {len(rows)} hospital{'' if len(rows) == 1 else 's'} take{'s' if len(joined) == 1 else ''} "
+        f"another model than the one trained there alone, which {'its' if len(joined) == 1 else 'their'} validation "
+        "cases support."
     )
     known = [found for row in joined if row.test.certainty and (found := row.test.certainty.gained)]
-    if not joined:
-        return text
     text += _trained_longer(summary, [row.test.model for row in joined])
     if not known:
-        return f"{text} They have too few test patients to say how sure that is."
+        return f"{text} {'It has' if len(joined) == 1 else 'They have'} too few test patients to say how sure that is."
     above, below = sum(low > 0 for low, _ in known), sum(high < 0 for _, high in known)
     return (
         f"{text} On their test patients the gain over the local model is surely above zero (its whole 95 % interval) "
