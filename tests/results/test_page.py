@@ -59,6 +59,17 @@ def test_many_hospitals_are_a_mean_and_a_band(count: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("rendered")
+def test_the_names_of_the_curves_stand_below_them() -> None:
+    """They stood in the first picture, on the curves; a reference's line differs by more than its colour."""
+    drawn = curves(JOB, lines(local=[0.1, 0.2], personal=[0.2, 0.1], fedavg=[0.3, 0.4]))
+    found = re.findall(r'<text [^>]*\by="([\d.]+)"[^>]*>(Local|Personal|FedAvg|round)</text>', drawn)
+    places = {name: float(place) for place, name in found}
+    assert min(places[name] for name in ("Local", "Personal", "FedAvg")) > places["round"]
+    assert drawn.count("stroke-dasharray") == 2  # one style each of Local and FedAvg
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("rendered")
 def test_a_long_name_leaves_the_matrix_its_room() -> None:
     """Of four hospitals, one of them with a name of 55 letters, the numbers of the matrix lay over each other."""
     wide = []

@@ -12,7 +12,7 @@ from medpfl.compare.results import Results, Row
 from medpfl.results.differences import draw_boxes
 from medpfl.results.schema import Direction
 from medpfl.results.skew import draw_label_counts
-from medpfl.results.svg import in_two_lines, svg_text
+from medpfl.results.svg import in_two_lines, legend_below, svg_text
 
 # References are dashed; the others take colours that differ on paper and on a screen (Tableau).
 REFERENCES = {LOCAL: "#7f7f7f", FEDAVG: "#b07d00", BEFORE_MEAN: "#d4a017", FINE_TUNED: "#8c564b", POOLED: "#4d4d4d"}
@@ -35,7 +35,7 @@ def curves(rows: Sequence[Row], content: Results) -> str:
     _target(axis, content)
     axis.set_xlabel("round")
     axis.set_ylabel(in_two_lines(f"validation {content.label(content.score)}"))
-    _legend(axis, 9)
+    legend_below(axis, 9)
     return _svg(figure)
 
 
@@ -123,7 +123,7 @@ def sweeps(rows: Sequence[Row], content: Results) -> list[dict[str, str]]:
         axis.grid(alpha=0.25)
         axis.set_xlabel(sweep.argument)
         axis.set_ylabel(in_two_lines(f"test {content.label(content.score)}"))
-        _legend(axis, 9)
+        legend_below(axis, 9)
         found.append({"title": f"{sweep.method} by {sweep.argument}", "svg": _svg(figure)})
     return found
 
@@ -163,7 +163,7 @@ def communication(rows: Sequence[Row], content: Results) -> str:
         axis.set_xscale("log")
         axis.set_xlabel(f"bytes a round {title}")
     left.set_ylabel(in_two_lines(f"test {content.label(content.score)}"))
-    _legend(left, 8)
+    legend_below(left, 8)
     return _svg(figure)
 
 
@@ -200,24 +200,6 @@ def _figure(width: float, height: float) -> Any:
     from matplotlib.figure import Figure  # the object interface: no display, no global state
 
     return Figure(figsize=(width, height), layout="constrained")
-
-
-def _legend(axis: Any, size: int) -> None:
-    """What the lines of an axis are, below its figure: in as many columns as the figure is wide enough for, and the
-    figure is so much higher."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    figure = axis.figure
-    canvas: Any = FigureCanvasAgg(figure)
-    for columns in (3, 2, 1):
-        legend = figure.legend(
-            *axis.get_legend_handles_labels(), loc="outside lower center", ncols=columns, fontsize=size, frameon=False
-        )
-        extent = legend.get_window_extent(canvas.get_renderer())
-        if extent.width <= figure.bbox.width or columns == 1:
-            break
-        legend.remove()
-    figure.set_figheight(figure.get_figheight() + extent.height / figure.dpi)
 
 
 def _lines(rows: Sequence[Row]) -> Iterator[tuple[Any, str]]:

@@ -32,7 +32,7 @@ from medpfl.results.schema import (
 )
 from medpfl.results.sentences import sentences
 from medpfl.results.spreadsheet import Spreadsheet
-from medpfl.results.svg import svg_text
+from medpfl.results.svg import legend_below, svg_text
 from medpfl.results.tables import PRESENCE, ResultTable, metric_means, other_tables, result_table
 
 
@@ -263,7 +263,7 @@ def _diagnosed(panel: CurvesPanel, lines: Sequence[Line]) -> str:
         axis.set_xlabel("round", fontsize=7)
         axis.grid(alpha=0.25)
         axis.tick_params(labelsize=7)
-    axes.flat[0].legend(fontsize=7)
+    legend_below(axes.flat[0], 8)
     return svg_text(figure)
 
 
