@@ -112,3 +112,11 @@ def test_settings_are_readable_yaml(tmp_path: Path) -> None:
     page = write_page(tmp_path, found, [], {}, []).read_text()
     (block,) = re.findall("<pre>(.*?)</pre>", page, re.DOTALL)
     assert "<b>" not in page and yaml.safe_load(html.unescape(block)) == shown
+
+
+@pytest.mark.slow
+def test_names_of_hospitals_leave_a_telephone_room_for_numbers(tmp_path: Path) -> None:
+    """The first column is broken where it must be, and stays where it is while the others are looked through."""
+    page = write_page(tmp_path, JOB, [], {}, []).read_text()
+    (rule,) = re.findall(r"th:first-child, td:first-child \{([^}]*)\}", page)
+    assert "white-space: normal" in rule and "overflow-wrap: anywhere" in rule and "position: sticky" in rule
