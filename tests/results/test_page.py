@@ -120,3 +120,9 @@ def test_names_of_hospitals_leave_a_telephone_room_for_numbers(tmp_path: Path) -
     page = write_page(tmp_path, JOB, [], {}, []).read_text()
     (rule,) = re.findall(r"th:first-child, td:first-child \{([^}]*)\}", page)
     assert "white-space: normal" in rule and "overflow-wrap: anywhere" in rule and "position: sticky" in rule
+
+
+def test_one_hospital_and_one_round_are_no_several(tmp_path: Path) -> None:
+    assert JOB.settings.rounds == len(JOB.roster) == 1
+    page = " ".join(write_page(tmp_path, JOB, [], {}, []).read_text().split())
+    assert "1 hospital, 1 round, seed 0;" in page and not re.search(r"\b1 (hospitals|rounds)\b", page)

@@ -32,7 +32,7 @@ class Progress:
         if self._live:
             self._live.start()
         else:
-            length = f"{self.rounds} rounds" if self.rounds else "evaluation only"
+            length = f"{self.rounds} round{'s' if self.rounds > 1 else ''}" if self.rounds else "evaluation only"
             self.console.print(f"{self.job}: submitted, {length}")
         return self
 
