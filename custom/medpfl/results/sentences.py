@@ -106,6 +106,8 @@ def _cases(site: str, row: ChosenRow, summary: TrainingSummary) -> str:
 def _sure(of: str, found: Interval | None, decimals: int) -> str:
     if found is None:
         return "no interval is known"
+    if any(end and not round(end, decimals) for end in found):  # an end above zero is not written as zero
+        decimals += 1
     return f"95 % interval{of}: {found[0]:.{decimals}f} to {found[1]:.{decimals}f}"
 
 
