@@ -61,11 +61,13 @@ def test_many_hospitals_are_a_mean_and_a_band(count: int) -> None:
 @pytest.mark.usefixtures("rendered")
 def test_the_names_of_the_curves_stand_below_them() -> None:
     """They stood in the first picture, on the curves; a reference's line differs by more than its colour."""
-    drawn = curves(JOB, lines(local=[0.1, 0.2], personal=[0.2, 0.1], fedavg=[0.3, 0.4]))
+    four = {"local": [0.1, 0.2], "personal": [0.2, 0.1], "fedavg": [0.3, 0.4], "fedavg_before_mean": [0.35, 0.4]}
+    drawn = curves(JOB, lines(**four))
     found = re.findall(r'<text [^>]*\by="([\d.]+)"[^>]*>(Local|Personal|FedAvg|round)</text>', drawn)
     places = {name: float(place) for place, name in found}
     assert min(places[name] for name in ("Local", "Personal", "FedAvg")) > places["round"]
-    assert drawn.count("stroke-dasharray") == 2  # one style each of Local and FedAvg
+    local, fedavg, before = re.findall(r"stroke-dasharray: ([\d.,]+)", drawn)
+    assert local == fedavg != before
 
 
 @pytest.mark.slow
