@@ -9,6 +9,8 @@ from medpfl.deployed.card import card
 from medpfl.deployed.model_file import Chosen, History, ModelMeta, Recipe
 from medpfl.results.chosen import chosen_table, interval_table, power_notes
 from medpfl.results.files import write_json
+from medpfl.results.glossary import WORDS
+from medpfl.results.report import write_page
 from medpfl.results.schema import TrainingSummary
 from medpfl.results.sentences import sentences
 from medpfl.results.tables import metric_means, result_table
@@ -75,3 +77,8 @@ def test_the_card_says_its_results_and_how_it_was_chosen() -> None:
     assert "Mae 0.0041 [0.0035, 0.0049] mmol/L, gain +0.0003 [-0.0001, 0.0007] on 30 test patients." in told
     assert "gains +0.000330 [0.0001, 0.0006] over" in told and "(of 0.000120)" in told
     assert "| personal | 0.004120 mmol/L |" in told
+
+
+def test_the_average_of_models_that_predict_numbers_is_not_one_of_probabilities(tmp_path: Path) -> None:
+    page = write_page(tmp_path, SMALL, [], {}, []).read_text()
+    assert "numbers that they predict" in WORDS["average"] and "models' probabilities" not in page
