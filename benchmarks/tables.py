@@ -18,6 +18,7 @@ from medpfl.compare.results import LeaveOneOut, Results
 from medpfl.core.errors import MedPFLError
 from medpfl.results.compact import compact, read_compact
 from medpfl.results.files import parse
+from medpfl.tasks.metrics.digits import digits
 
 OTHERS = "others"
 """In a result: further ones of the same benchmark, whole."""
@@ -57,18 +58,20 @@ def keep(file: Path, out: Path) -> None:
 
 
 def _shortened(value: Any) -> Any:
-    """With six decimals, or as many as leave what a table shows the same, where it lies between two."""
+    """With six decimals (of a small value more), or as many as leave what a table shows the same, where it lies between
+    two."""
     if isinstance(value, dict):
         return {key: _shortened(one) for key, one in value.items()}
     if isinstance(value, list):
         return [_shortened(one) for one in value]
     if not isinstance(value, float):
         return value
-    return next((short for digits in range(6, 17) if _shown(short := round(value, digits)) == _shown(value)), value)
+    least = max(6, digits([value]) + 3)
+    return next((short for places in range(least, 17) if _shown(short := round(value, places)) == _shown(value)), value)
 
 
 def _shown(value: float) -> list[str]:
-    return [f"{value:.{digits}f}" for digits in range(5)]
+    return [f"{value:.{places}f}" for places in range(max(5, digits([value]) + 2))]
 
 
 def _others(content: Mapping[str, Any]) -> list[Any]:

@@ -66,8 +66,8 @@ def test_what_is_marked_is_the_best(stored: Callable[[Measure | None], Results],
     site = stored(LESS).hospitals[0]
     each = [cast(float, row.hospitals[site].best.mean) for row in rows]
     assert _top(rows, LESS)[site] == min(each) < max(each) == _top(rows, MORE)[site]
-    assert _shades([[1.0, 3.0, None]], LESS) == [[("1.000", 0.66), ("3.000", 0.06), ("n/a", 0.0)]]
-    assert _shades([[1.0, 3.0, None]], MORE) == [[("1.000", 0.06), ("3.000", 0.66), ("n/a", 0.0)]]
+    assert _shades([[1.0, 3.0, None]], LESS, 3) == [[("1.000", 0.66), ("3.000", 0.06), ("n/a", 0.0)]]
+    assert _shades([[1.0, 3.0, None]], MORE, 3) == [[("1.000", 0.06), ("3.000", 0.66), ("n/a", 0.0)]]
     page = write_report(stored(LESS), tmp_path).read_text()
     score = stored(LESS).score.replace("_", " ")
     plain = re.sub(r"<[^>]+>", "", page)  # words are links to the glossary

@@ -40,7 +40,7 @@ def test_the_row_of_who_learnt_nothing(heart: Results) -> None:
     assert rows[-1][head.index("worst-off hospital")] == f"{heart.hospitals[int(np.argmin(shares))]} {min(shares):.3f}"
     assert comparison_tables.hospitals(heart)[1][-1] == [ALWAYS, *(f"{share:.3f}" for share in shares)]
     local = next(row for row in heart.rows if row.name == "Local")
-    mean = comparison_tables.score_text(local.metrics["balanced_accuracy"])
+    mean = comparison_tables.score_text(local.metrics["balanced_accuracy"], 3)
     assert mean in next(row for row in rows if row[0] == "Local")
 
 
@@ -67,7 +67,7 @@ def test_a_metric_that_the_leader_lacks_is_in_the_tables(heart: Results) -> None
     head, rows = comparison_tables.metrics(content)
     assert head == comparison_tables.metrics(heart)[0] and rows[0][head.index("auc")] == "n/a"
     told = [line[head.index("auc")] for line in rows[1:]]
-    assert told == [comparison_tables.score_text(row.metrics["auc"]) for row in others]
+    assert told == [comparison_tables.score_text(row.metrics["auc"], 3) for row in others]
     assert "Hospital by hospital: auc" in comparison_tables.markdown(content)
 
 

@@ -70,9 +70,10 @@ def test_curves_that_agree_in_one_run_only_are_both_drawn() -> None:
 
 
 def test_no_two_of_thirty_methods_look_alike() -> None:
-    lines = list(_lines([_row(f"method {number}", [0.5]) for number in range(30)] + [_row("Local", [0.5])]))
-    assert len({(str(colour), style) for colour, style in lines}) == 31
-    assert lines[-1][1] == "--"
+    references = [_row(name, [0.5]) for name in ("Local", "FedAvg", "FedAvg before the mean")]
+    lines = list(_lines([_row(f"method {number}", [0.5]) for number in range(30)] + references))
+    assert len({(str(colour), style) for colour, style in lines}) == 33
+    assert [style for _, style in lines[-3:]] == ["--", "--", ":"]  # the last two have nearly one colour
 
 
 def test_a_sweep_shows_the_values_that_were_trained_whichever_failed() -> None:

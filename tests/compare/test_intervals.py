@@ -149,9 +149,9 @@ def test_equal_gains_need_no_more_seeds_than_a_test_takes(gain: float) -> None:
 @pytest.mark.parametrize(("pairs", "told"), [(5, ""), (6, " (p 0.031)")])
 def test_a_p_that_cannot_be_small_is_not_told(pairs: int, told: str) -> None:
     gain = paired_gain([1.0] * pairs, [0.0] * pairs)
-    assert "(p " in comparison_tables.gain_text(gain)  # a file of before, without intervals, is shown as it was
+    assert "(p " in comparison_tables.gain_text(gain, 3)  # a file of before, without intervals, is shown as it was
     sure = gain.model_copy(update={"interval": (0.9, 1.1)})
-    assert comparison_tables.gain_text(sure) == f"+1.000 [0.900, 1.100]{told}"
+    assert comparison_tables.gain_text(sure, 3) == f"+1.000 [0.900, 1.100]{told}"
 
 
 def anna(pairs: Sequence[tuple[int | None, int]]) -> NDArray[np.bool_]:

@@ -17,7 +17,7 @@ from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Identity, Mean, Mixer, SoftPull
 from medpfl.job import load_job
 from medpfl.methods.contract import Method
-from medpfl.tasks import Segmentation, Tabular
+from medpfl.tasks import Regression, Segmentation, Tabular
 from medpfl.tasks.contract import Task
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs"
@@ -171,6 +171,10 @@ WRONG: list[tuple[tuple[str | int, ...], Any, list[str]]] = [
     ((*TASK, "args", "dataset"), "https://a.example", ["never a path, URL"]),
     ((*TASK, "args", "dataset"), "{$HOME}", ["variable", "'{$HOME}'"]),
     ((*TASK, "args", "a/b"), 1, ["never a path", "'a/b'"]),
+    *(
+        ((*TASK, "args", "unit"), path, ["unit: a job may name", "never a path"])
+        for path in ("/etc/passwd", "../x", "~root/x", "a\\b", "https://a", "{$HOME}/x", "a/b/c/d/e/f/g/h/i/j/k")
+    ),
     ((*CONTROLLER, "args", "references"), ["local", "a/b"], [SERVER_FILE, "never a path", "'a/b'"]),
     (("meta", "scope"), "../x", ["meta.json", "scope", "never a path"]),
     (("meta", "launcher_spec"), ["docker"], ["meta.json: launcher_spec: expected a JSON object, site or 'default'"]),
@@ -295,6 +299,14 @@ def test_where_a_job_goes_is_accepted_as_by_flare(tmp_path: Path, given: Any) ->
         assert not valid, refused
     else:
         assert valid, error
+
+
+@pytest.mark.parametrize("unit", ["mmol/L", "mL/min/1.73 m²", "1/min", "%", "days"])
+def test_a_unit_may_have_a_slash(tmp_path: Path, unit: str) -> None:
+    """Most units of a laboratory have one; it is no path."""
+    regression = {"path": "medpfl.tasks.regression.Regression", "args": {"dataset": "blood", "unit": unit}}
+    task = load_job(write(tmp_path / "job", changed(TASK, regression))).task
+    assert isinstance(task, Regression) and task.measure.unit == unit
 
 
 def test_links_are_refused(tmp_path: Path) -> None:

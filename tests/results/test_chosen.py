@@ -18,9 +18,12 @@ from medpfl.results.files import read_training, write_json
 from medpfl.results.line import FinalLine
 from medpfl.results.report import write_report
 from medpfl.results.schema import TrainingSummary
+from medpfl.results.sentences import sentences
 from medpfl.results.tables import mean_band, result_table
 from medpfl.results.terminal_table import print_results
 from medpfl.tasks.metrics.certainty import Certainty, error_of, interval_of
+from medpfl.tasks.metrics.measure import Measure
+from summaries import result, summary, sure
 from tools import run
 
 Make = Callable[..., Job]
@@ -60,7 +63,8 @@ def test_the_console_and_the_report_say_what_was_chosen(done: Path) -> None:
     for text in (console.export_text(clear=False), " ".join(page.split())):
         for cell in ("Personal", "0.62 [0.55, 0.68]", "+0.14 [0.06, 0.21]", "-0.02 [-0.06, 0.02]", "Average"):
             assert cell in text, cell
-        assert "Joining paid for 2 of 3 hospitals" in text and "at 1 of them and surely below zero at 0" in text
+        assert "2 of 3 hospitals take another model than the one trained there alone, which their" in text
+        assert "at 1 of them and surely below zero at 0" in text
         assert "clara: a difference of 0.02 would show on about 45 test patients; it has 8." in text
     tiny = changed(summary, clara=row("clara", "average", gain=-0.0004, gained=[-0.06, 0.06]))
     assert power_notes(summary) and not power_notes(tiny)  # "a difference of 0.00 would show on 153,000 patients"
@@ -88,7 +92,7 @@ def test_of_files_of_before_nothing_is_said(done: Path) -> None:
 
 def test_nobody_gains(done: Path) -> None:
     summary = changed(read_training(done), anna=row("anna", "local"), berta=row("berta", "local"))
-    assert paid(summary).startswith("Joining paid for 0 of 2 hospitals") and "test patients" not in paid(summary)
+    assert paid(summary).startswith("No hospital takes another model") and "test patients" not in paid(summary)
     few = changed(read_training(done), anna=row("anna", "personal"))
     assert paid(few).endswith("too few test patients to say how sure that is.")
 
@@ -169,3 +173,19 @@ def line_of(gain: float | None, gained: tuple[float, float] | None) -> FinalLine
     return FinalLine(
         site="a", model="personal", split="test", round=1, metrics={"dice": 0.5}, choice="best", certainty=sure
     )
+
+
+def test_who_takes_another_model_is_not_said_to_gain_by_it() -> None:
+    """Of a hospital whose test got worse, the page said so in one sentence and "joining paid" in the next."""
+    worse = summary((result("anna", "fedavg", 0.5, sure(0.4, 0.6, (-0.2, -0.05))), 0.6))
+    said = paid(worse)
+    assert said.startswith("1 of 1 hospital takes another model than the one trained there alone, which its validation")
+    assert said.endswith("is surely above zero (its whole 95 % interval) at 0 of them and surely below zero at 1.")
+    assert "paid" not in said and "made the test Dice worse" in sentences(worse)[0]
+
+
+def test_the_table_of_choices_names_the_score_as_the_others_do() -> None:
+    """It said "test hd95_1 (mm)", and not that lower is better."""
+    measure = Measure(direction="lower", unit="mm", class_number=1)
+    content = summary((result("anna", "fedavg", 5.0, None, "hd95_1"), 6.0), measure=measure)
+    assert chosen_table(content)[0][2] == "test hd95 of liver (mm, lower is better)"

@@ -59,6 +59,19 @@ def test_many_hospitals_are_a_mean_and_a_band(count: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("rendered")
+def test_the_names_of_the_curves_stand_below_them() -> None:
+    """They stood in the first picture, on the curves; a reference's line differs by more than its colour."""
+    four = {"local": [0.1, 0.2], "personal": [0.2, 0.1], "fedavg": [0.3, 0.4], "fedavg_before_mean": [0.35, 0.4]}
+    drawn = curves(JOB, lines(**four))
+    found = re.findall(r'<text [^>]*\by="([\d.]+)"[^>]*>(Local|Personal|FedAvg|round)</text>', drawn)
+    places = {name: float(place) for place, name in found}
+    assert min(places[name] for name in ("Local", "Personal", "FedAvg")) > places["round"]
+    local, fedavg, before = re.findall(r"stroke-dasharray: ([\d.,]+)", drawn)
+    assert local == fedavg != before
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("rendered")
 def test_a_long_name_leaves_the_matrix_its_room() -> None:
     """Of four hospitals, one of them with a name of 55 letters, the numbers of the matrix lay over each other."""
     wide = []
@@ -101,3 +114,17 @@ def test_settings_are_readable_yaml(tmp_path: Path) -> None:
     page = write_page(tmp_path, found, [], {}, []).read_text()
     (block,) = re.findall("<pre>(.*?)</pre>", page, re.DOTALL)
     assert "<b>" not in page and yaml.safe_load(html.unescape(block)) == shown
+
+
+@pytest.mark.slow
+def test_names_of_hospitals_leave_a_telephone_room_for_numbers(tmp_path: Path) -> None:
+    """The first column is broken where it must be, and stays where it is while the others are looked through."""
+    page = write_page(tmp_path, JOB, [], {}, []).read_text()
+    (rule,) = re.findall(r"th:first-child, td:first-child \{([^}]*)\}", page)
+    assert "white-space: normal" in rule and "overflow-wrap: anywhere" in rule and "position: sticky" in rule
+
+
+def test_one_hospital_and_one_round_are_no_several(tmp_path: Path) -> None:
+    assert JOB.settings.rounds == len(JOB.roster) == 1
+    page = " ".join(write_page(tmp_path, JOB, [], {}, []).read_text().split())
+    assert "1 hospital, 1 round, seed 0;" in page and not re.search(r"\b1 (hospitals|rounds)\b", page)

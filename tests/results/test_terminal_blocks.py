@@ -44,3 +44,19 @@ def test_long_text_is_folded_between_words_and_closing_lines_are_parted() -> Non
     assert max(map(len, lines)) <= 80 and len(words) > WIDEST
     assert "".join("".join(line.strip("│ ") + " " for line in lines)).count("chosen by validation") == 1
     assert any(line.startswith("├") for line in lines)
+
+
+@pytest.mark.parametrize("width", [60, 79, 80, 200])
+def test_a_long_name_is_folded_and_never_cut_off(width: int) -> None:
+    """Two sites of one hospital were both called "universitaetsklinikum-schleswig-hol…"."""
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    names = [f"universitaetsklinikum-schleswig-holstein-{campus}" for campus in ("kiel", "luebeck")]
+    assert min(map(len, names)) > WIDEST
+    print_table(
+        console, "test", ["hospital", "training samples", "scored after all"], [[name, "9", "0.8"] for name in names]
+    )
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    first = "".join(line[2:].partition("│")[0].rstrip() for line in lines if line.startswith("│"))
+    assert all(name in first for name in names), first

@@ -49,6 +49,7 @@ def evaluate(
     from medpfl.deployed.evaluate import write_cases
     from medpfl.deployed.model_file import load_deployed
     from medpfl.deployed.predict import evaluate_on, other_split
+    from medpfl.tasks.metrics.digits import digits
 
     if split not in SPLITS:
         raise MedPFLError(f"--split must be {', '.join(SPLITS)}, got '{split}'")
@@ -60,7 +61,7 @@ def evaluate(
     name = history.model if history else deployed.name
     say(f"{name}{made}: {counted(len(found.cases), 'case')} of the {split} split")
     for metric, value in found.metrics.items():
-        say(f"{metric} {'n/a' if math.isnan(value) else f'{value:.4f}'}")
+        say(f"{metric} {'n/a' if math.isnan(value) else f'{value:.{1 + digits([value])}f}'}")
     if split != "train" and (differs := other_split(deployed, data, declared)):
         say(differs)
     if cases:

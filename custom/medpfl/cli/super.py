@@ -28,6 +28,7 @@ def super_(
     from medpfl.deployed.joint_table import markdown, table
     from medpfl.deployed.model_file import load_deployed
     from medpfl.rounds.server.joint import chosen, from_file, read_result, studies_of, study_here
+    from medpfl.tasks.metrics.digits import digits
 
     if sum(given is not None for given in (gamma, sites, evaluation)) > 1:
         raise MedPFLError("give one of --gamma, --sites and --evaluation: each says where gamma comes from")
@@ -51,7 +52,8 @@ def super_(
     meta = model.write(output, found)
     how = "given" if gamma is not None else "the usual one; choose it with --sites or an evaluation job"
     if found:
-        how = f"chosen on validation, where the super model has {model.task.score} {found.validation:.4f}"
+        validation = f"{found.validation:.{1 + digits([found.validation])}f}"
+        how = f"chosen on validation, where the super model has {model.task.score} {validation}"
         head, rows = table(found, model.method.hospitals)
         score = model.task.measure.label(model.task.score)
         shown = Table(title=f"test {score} with gamma {found.gamma}")

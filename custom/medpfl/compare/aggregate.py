@@ -12,12 +12,13 @@ from medpfl.compare.run_results import Bins, ModelRow, SuperRow
 from medpfl.compare.statistics import paired_gain
 from medpfl.results.differences import QUANTILES
 from medpfl.results.schema import Scores
+from medpfl.tasks.metrics.digits import rounded
 from medpfl.tasks.metrics.measure import Measure
 
 
 def stat(values: NDArray[np.float64]) -> Stat:
     """Mean and sample deviation over the seeds; None where a value is missing."""
-    known = [None if np.isnan(value) else round(float(value), 6) for value in values]
+    known = [None if np.isnan(value) else rounded(float(value)) for value in values]
     whole = np.array([value for value in known if value is not None])
     return Stat(
         mean=float(whole.mean()) if len(whole) == len(known) else None,
@@ -73,7 +74,7 @@ def gain(scores: NDArray[np.float64], reference: NDArray[np.float64], measure: M
 def curve(curves: list[list[float | None]]) -> list[float | None]:
     """Mean by round, of the runs that have a score there."""
     by_round = [[value for value in found if value is not None] for found in zip(*curves, strict=True)]
-    return [round(float(np.mean(known)), 6) if known else None for known in by_round]
+    return [rounded(float(np.mean(known))) if known else None for known in by_round]
 
 
 def reach(
@@ -103,7 +104,7 @@ def cross(found: list[ModelRow], sites: list[str]) -> list[list[float | None]]:
     """Row: whose model; column: whose test data; mean over the seeds."""
     values = np.array([[[part.cross[a][b] for b in sites] for a in sites] for part in found], dtype=float)
     mean = values.mean(axis=0)
-    return [[None if np.isnan(value) else round(float(value), 6) for value in line] for line in mean]
+    return [[None if np.isnan(value) else rounded(float(value)) for value in line] for line in mean]
 
 
 def calibration(found: list[ModelRow], sites: list[str]) -> dict[str, Bins] | None:

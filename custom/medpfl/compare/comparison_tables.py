@@ -13,6 +13,7 @@ from medpfl.compare.results import Gain, MetricStat, Results, Row, Stat
 from medpfl.compare.runs import values_text
 from medpfl.results.schema import Direction
 from medpfl.results.terminal_blocks import print_table
+from medpfl.tasks.metrics.digits import digits
 
 CHOSEN = "What the hospitals' own validation cases choose"
 NEEDED = "What would show a gain of this size (two-sided 5 %, power 80 %)"
@@ -23,19 +24,19 @@ def ranked(content: Results) -> list[Row]:
     return sorted(content.rows, key=lambda row: content.measure.rank(row.best.mean))
 
 
-def score_text(stat: Stat | None) -> str:
+def score_text(stat: Stat | None, decimals: int) -> str:
     """ "0.812 ± 0.010"; of one seed without deviation."""
     if stat is None or stat.mean is None:
         return "n/a"
-    return f"{stat.mean:.3f}" + (f" ± {stat.sd:.3f}" if stat.sd is not None else "")
+    return f"{stat.mean:.{decimals}f}" + (f" ± {stat.sd:.{decimals}f}" if stat.sd is not None else "")
 
 
-def gain_text(gain: Gain | None) -> str:
+def gain_text(gain: Gain | None, decimals: int) -> str:
     """ "+0.031 [0.011, 0.052] (p 0.002)" """
     if gain is None:
         return ""
-    between = f" [{gain.interval[0]:.3f}, {gain.interval[1]:.3f}]" if gain.interval else ""
-    return f"{gain.mean:+.3f}{between}" + (f" (p {p_text(p)})" if (p := gain.shown_p) is not None else "")
+    between = f" [{gain.interval[0]:.{decimals}f}, {gain.interval[1]:.{decimals}f}]" if gain.interval else ""
+    return f"{gain.mean:+.{decimals}f}{between}" + (f" (p {p_text(p)})" if (p := gain.shown_p) is not None else "")
 
 
 def p_text(p: float) -> str:
@@ -53,17 +54,18 @@ def bytes_text(value: float | None) -> str:
 
 def leaderboard(content: Results) -> tuple[list[str], list[list[str]]]:
     """Headings and rows."""
-    others = beside(content)
+    others, d = beside(content), content.decimals(content.score)
     names = [content.label(name) for name in others]
     head = ["method", "best round", *names, "last round", "gain over Local", "worst-off hospital"]
     told = any(row.scored for row in content.rows)
     rows = []
     for row in ranked(content):
-        last = score_text(row.last) if row.curve else "–"
-        worst = f"{row.worst.hospital} {row.worst.score:.3f}" if row.worst else "n/a"
-        more = [score_text(row.metrics.get(name)) for name in others]
+        last = score_text(row.last, d) if row.curve else "–"
+        worst = f"{row.worst.hospital} {row.worst.score:.{d}f}" if row.worst else "n/a"
+        more = [score_text(row.metrics.get(name), content.decimals(name)) for name in others]
         scored = [row.scored or ""] if told else []
-        rows.append([_with_runs(row, content), score_text(row.best), *more, last, gain_text(row.gain), worst, *scored])
+        best, gain = score_text(row.best, d), gain_text(row.gain, d)
+        rows.append([_with_runs(row, content), best, *more, last, gain, worst, *scored])
     always_same = [[*line, *([""] if told else [])] for line in majority(content)]
     return [*head, *(["scored after"] if told else [])], rows + always_same
 
@@ -86,20 +88,20 @@ def majority(content: Results) -> list[list[str]]:
 
 def gains(content: Results) -> tuple[list[str], list[list[str]]]:
     """Gain over local training: methods by hospitals."""
-    sites = content.hospitals
-    rows = [row for row in ranked(content) if row.gain]
-    lines = [[row.name, gain_text(row.gain), *(gain_text(row.hospitals[site].gain) for site in sites)] for row in rows]
+    sites, d = content.hospitals, content.decimals(content.score)
+    rows = [(row, [row.gain, *(row.hospitals[site].gain for site in sites)]) for row in ranked(content) if row.gain]
+    lines = [[row.name, *(gain_text(gain, d) for gain in found)] for row, found in rows]
     return ["method", "mean", *sites], lines
 
 
 def hospitals(content: Results, choice: Literal["best", "last"] = "best") -> tuple[list[str], list[list[str]]]:
     """Test score: methods by hospitals."""
-    sites = content.hospitals
+    sites, d = content.hospitals, content.decimals(content.score)
     rows = [row for row in ranked(content) if choice == "best" or row.curve]
     lines = []
     for row in rows:
         tested = [row.hospitals[site].best if choice == "best" else row.hospitals[site].last for site in sites]
-        lines.append([row.name, *map(score_text, tested)])
+        lines.append([row.name, *(score_text(stat, d) for stat in tested)])
     if each := always(content):
         lines.append([ALWAYS, *(f"{each[site][content.score]:.3f}" for site in sites)])
     return ["method", *sites], lines
@@ -107,24 +109,25 @@ def hospitals(content: Results, choice: Literal["best", "last"] = "best") -> tup
 
 def chosen(content: Results) -> tuple[list[str], list[list[str]]]:
     """What hospitals would take by their validation cases; no lines where it is not known."""
-    lines = []
+    lines, d = [], content.decimals(content.score)
     for row in content.chosen:
         total = Counter[str]()
         for found in row.picks.values():
             total.update(found)
         picks = ", ".join(f"{name} {count}" for name, count in total.most_common(3))
-        lines.append([row.name, score_text(row.score), gain_text(row.gain), ", ".join(row.below) or "none", picks])
+        below = ", ".join(row.below) or "none"
+        lines.append([row.name, score_text(row.score, d), gain_text(row.gain, d), below, picks])
     return ["models to choose from", "chosen", "gain over Local", "surely below Local", "most often taken"], lines
 
 
 def power(content: Results) -> tuple[list[str], list[list[str]]]:
     """What would show the gains: seeds, and times the test patients; no lines where it is not known."""
-    lines = []
+    lines, d = [], content.decimals(content.score)
     for row in ranked(content):
         if row.gain and row.gain.needed:
             times, seeds = row.gain.needed.times, row.gain.needed.seeds
             cells = ["–" if seeds is None else str(seeds), "–" if times is None else f"{times:.1f}"]
-            lines.append([row.name, gain_text(row.gain), *cells])
+            lines.append([row.name, gain_text(row.gain, d), *cells])
     return ["method", "gain over Local", "seeds that would show it", "times the test patients"], lines
 
 
@@ -142,7 +145,8 @@ def together(content: Results) -> tuple[list[str], list[list[str]]]:
 def _metrics(tested: list[tuple[str, dict[str, MetricStat]]], content: Results) -> tuple[list[str], list[list[str]]]:
     order, every = [content.score, *content.metrics], dict.fromkeys(name for _, found in tested for name in found)
     names = sorted(every, key=lambda name: order.index(name) if name in order else len(order))
-    rows = [[method, *(score_text(found.get(name)) for name in names)] for method, found in tested]
+    shown = {name: content.decimals(name) for name in names}
+    rows = [[method, *(score_text(found.get(name), shown[name]) for name in names)] for method, found in tested]
     return ["method", *map(content.label, names)], rows
 
 
@@ -152,8 +156,9 @@ def other_metrics(content: Results) -> list[tuple[str, tuple[list[str], list[lis
     found = []
     for name in dict.fromkeys(name for row in rows for name in row.metrics):
         if name != content.score:
+            d = content.decimals(name)
             lines = [
-                [row.name, *(score_text(row.metrics[name].hospitals[site]) for site in sites)]
+                [row.name, *(score_text(row.metrics[name].hospitals[site], d) for site in sites)]
                 for row in rows
                 if name in row.metrics and row.metrics[name].hospitals
             ]
@@ -163,27 +168,28 @@ def other_metrics(content: Results) -> list[tuple[str, tuple[list[str], list[lis
 
 def unseen(content: Results) -> tuple[list[str], list[list[str]]]:
     """What models reach at a hospital that took no part in their training: methods by hospitals left out."""
-    sites = content.hospitals
+    sites, d = content.hospitals, content.decimals(content.score)
     lines = [
-        [row.name, score_text(row.mean), *(score_text(row.hospitals.get(site)) for site in sites)]
+        [row.name, score_text(row.mean, d), *(score_text(row.hospitals.get(site), d) for site in sites)]
         for row in sorted(content.unseen, key=lambda row: content.measure.rank(row.mean.mean if row.mean else None))
     ]
     alone = next((row for row in content.rows if row.name == LOCAL), None)
     if alone:
-        own = [score_text(alone.hospitals[site].best) for site in sites]
-        lines.append(["(for comparison: its own local model)", score_text(alone.best), *own])
+        own = [score_text(stat, d) for stat in (alone.best, *(alone.hospitals[site].best for site in sites))]
+        lines.append(["(for comparison: its own local model)", *own])
     return ["method", "mean", *sites], lines
 
 
 def searches(content: Results) -> tuple[list[str], list[list[str]]]:
     """Every candidate of every search with its validation score; the chosen ones are marked."""
-    lines = []
+    lines: list[list[str]] = []
+    d = 1 + digits(candidate.mean for search in content.tuning or [] for candidate in search.candidates)
     for search in content.tuning or []:
         name = search.method + (f", split {search.split}" if search.split is not None else "")
         for place, candidate in enumerate(search.candidates):
             untold = "no validation score" if candidate.finished else "not done"
             failed = "could not be trained" if candidate.reason else untold
-            text = f"{candidate.mean:.4f}" if candidate.mean is not None else failed
+            text = f"{candidate.mean:.{d}f}" if candidate.mean is not None else failed
             chosen = "chosen" if place == search.chosen else ""
             lines.append([name, values_text(candidate.values), text, chosen])
     return ["method", "candidate", "mean validation score", ""], lines

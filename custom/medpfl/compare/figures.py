@@ -12,7 +12,7 @@ from medpfl.compare.results import Results, Row
 from medpfl.results.differences import draw_boxes
 from medpfl.results.schema import Direction
 from medpfl.results.skew import draw_label_counts
-from medpfl.results.svg import in_two_lines, svg_text
+from medpfl.results.svg import in_two_lines, legend_below, svg_text
 
 # References are dashed; the others take colours that differ on paper and on a screen (Tableau).
 REFERENCES = {LOCAL: "#7f7f7f", FEDAVG: "#b07d00", BEFORE_MEAN: "#d4a017", FINE_TUNED: "#8c564b", POOLED: "#4d4d4d"}
@@ -35,7 +35,7 @@ def curves(rows: Sequence[Row], content: Results) -> str:
     _target(axis, content)
     axis.set_xlabel("round")
     axis.set_ylabel(in_two_lines(f"validation {content.label(content.score)}"))
-    _legend(axis, 9)
+    legend_below(axis, 9)
     return _svg(figure)
 
 
@@ -52,6 +52,7 @@ def single_curves(rows: Sequence[Row], content: Results) -> list[dict[str, str]]
     local = next((row for row in shown if row.name == LOCAL), None)
     low = min(float(_values(row).min()) for row in shown)
     high = max(float(_values(row).max()) for row in shown)
+    margin = 0.05 * (high - low) or 0.02
     found = []
     for row, (colour, style) in zip(shown, _lines(shown), strict=True):
         figure = _figure(2.7, 1.9)
@@ -59,7 +60,7 @@ def single_curves(rows: Sequence[Row], content: Results) -> list[dict[str, str]]
         if local and row is not local:
             _draw(axis, local, REFERENCES[LOCAL], "--", band=False)
         _draw(axis, row, colour, style, band=True)
-        axis.set_ylim(low - 0.02, high + 0.02)
+        axis.set_ylim(low - margin, high + margin)
         axis.tick_params(labelsize=8)
         found.append({"title": row.name, "svg": _svg(figure)})
     return found
@@ -122,7 +123,7 @@ def sweeps(rows: Sequence[Row], content: Results) -> list[dict[str, str]]:
         axis.grid(alpha=0.25)
         axis.set_xlabel(sweep.argument)
         axis.set_ylabel(in_two_lines(f"test {content.label(content.score)}"))
-        _legend(axis, 9)
+        legend_below(axis, 9)
         found.append({"title": f"{sweep.method} by {sweep.argument}", "svg": _svg(figure)})
     return found
 
@@ -162,7 +163,7 @@ def communication(rows: Sequence[Row], content: Results) -> str:
         axis.set_xscale("log")
         axis.set_xlabel(f"bytes a round {title}")
     left.set_ylabel(in_two_lines(f"test {content.label(content.score)}"))
-    _legend(left, 8)
+    legend_below(left, 8)
     return _svg(figure)
 
 
@@ -201,24 +202,6 @@ def _figure(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _legend(axis: Any, size: int) -> None:
-    """What the lines of an axis are, below its figure: in as many columns as the figure is wide enough for, and the
-    figure is so much higher."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    figure = axis.figure
-    canvas: Any = FigureCanvasAgg(figure)
-    for columns in (3, 2, 1):
-        legend = figure.legend(
-            *axis.get_legend_handles_labels(), loc="outside lower center", ncols=columns, fontsize=size, frameon=False
-        )
-        extent = legend.get_window_extent(canvas.get_renderer())
-        if extent.width <= figure.bbox.width or columns == 1:
-            break
-        legend.remove()
-    figure.set_figheight(figure.get_figheight() + extent.height / figure.dpi)
-
-
 def _lines(rows: Sequence[Row]) -> Iterator[tuple[Any, str]]:
     """Colour and style of each row's line; when the colours are used up, they come again dash-dotted."""
     import matplotlib
@@ -227,7 +210,12 @@ def _lines(rows: Sequence[Row]) -> Iterator[tuple[Any, str]]:
     colours = [colour for colour in known if matplotlib.colors.to_hex(colour) not in REFERENCES.values()]
     palette = ((colour, style) for style in itertools.cycle(("-", "-.")) for colour in colours)
     for row in rows:
-        yield (REFERENCES[row.name], "--") if row.name in REFERENCES else next(palette)
+        yield (REFERENCES[row.name], _style(row.name)) if row.name in REFERENCES else next(palette)
+
+
+def _style(reference: str) -> str:
+    """FedAvg before the mean is dotted: in a small picture its colour is nearly FedAvg's."""
+    return ":" if reference == BEFORE_MEAN else "--"
 
 
 def _values(row: Row) -> Any:

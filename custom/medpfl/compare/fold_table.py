@@ -10,6 +10,7 @@ from medpfl.compare.results import LeaveOneOut
 from medpfl.compare.run_results import FoldRun, ServedBySuper
 from medpfl.deployed.joint_table import markdown
 from medpfl.results.tables import REFERENCE_NAMES
+from medpfl.tasks.metrics.digits import digits
 from medpfl.tasks.metrics.measure import TOLERANCE
 
 Table = tuple[list[str], list[list[str]]]
@@ -34,7 +35,7 @@ def scores(content: LeaveOneOut) -> Table:
     models)."""
     sites, lacking = content.hospitals, without_score(content)
     counts = np.array([site not in lacking for site in sites])
-    rows = []
+    rows, d = [], _decimals(content)
     for model in content.models:
         cells = []
         mean_of, best_of = _grid(content, model, "score"), _grid(content, model, "best")
@@ -43,7 +44,9 @@ def scores(content: LeaveOneOut) -> Table:
             [*found.T, found[:, counts].mean(axis=1) if counts.any() else found[:, 0]] for found in (mean_of, best_of)
         )
         for mean, best in zip(*every, strict=True):
-            cells.append(_text(mean) + (f" (best {best.mean():.3f})" if several and np.isfinite(best).all() else ""))
+            cells.append(
+                _text(mean, d) + (f" (best {best.mean():.{d}f})" if several and np.isfinite(best).all() else "")
+            )
         rows.append([REFERENCE_NAMES.get(model, model.replace("_", " ").capitalize()), *cells])
     return ["model", *(f"without {site}" for site in sites), "mean"], rows
 
@@ -67,10 +70,14 @@ def _grid(content: LeaveOneOut, model: str, key: Literal["score", "best"]) -> ND
     return np.array(values, dtype=float)
 
 
-def _text(values: NDArray[np.float64]) -> str:
+def _decimals(content: LeaveOneOut) -> int:
+    return digits(value for run in content.runs for row in run.rows.values() for value in (row.score, row.best))
+
+
+def _text(values: NDArray[np.float64], d: int) -> str:
     if np.isnan(values).any():
         return "n/a"
-    return f"{values.mean():.3f}" + (f" ± {values.std(ddof=1):.3f}" if len(values) > 1 else "")
+    return f"{values.mean():.{d}f}" + (f" ± {values.std(ddof=1):.{d}f}" if len(values) > 1 else "")
 
 
 def frequencies(content: LeaveOneOut) -> Table | None:
@@ -90,7 +97,7 @@ def frequencies(content: LeaveOneOut) -> Table | None:
         cells = ["–" if name == site else f"{share[name]:.2f}" for name in names]
         gammas = sorted({row.gamma for row in mine}, key=str)
         tops = [content.measure.best(p.score for p in row.points if p.score is not None) for row in mine]
-        rows.append([site, *cells, ", ".join(map(str, gammas)), _text(np.array([np.mean(tops)]))])
+        rows.append([site, *cells, ", ".join(map(str, gammas)), _text(np.array([np.mean(tops)]), _decimals(content))])
     return ["left out", *names, "gamma", "best gamma's score"], rows
 
 

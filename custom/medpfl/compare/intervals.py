@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from medpfl.compare.results import Needed
 from medpfl.core.seeding import derive_seed
 from medpfl.tasks.metrics.certainty import Interval, draw, error_of
+from medpfl.tasks.metrics.digits import rounded
 from medpfl.tasks.metrics.sheet import Sheet
 
 MANY = 1000
@@ -62,7 +63,7 @@ def corrected(differences: Sequence[float], ratio: float) -> Interval | None:
     if count < 2 or not np.isfinite(values).all():
         return None
     reach = float(stdtrit(count - 1, 1 - LEVEL / 2)) * math.sqrt((1 / count + ratio) * values.var(ddof=1))
-    return round(float(values.mean() - reach), 6), round(float(values.mean() + reach), 6)
+    return rounded(float(values.mean() - reach)), rounded(float(values.mean() + reach))
 
 
 def needed(mean: float, deviation: float | None, found: Interval | None, count: int) -> Needed:

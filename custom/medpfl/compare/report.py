@@ -49,7 +49,7 @@ def write_report(content: Results, folder: Path, examples: list[Example] | None 
 
 def _page(content: Results, examples: list[Example] | None) -> tuple[str, dict[str, str]]:
     """The page, and its large figures by their titles."""
-    rows = ranked(content)
+    rows, decimals = ranked(content), content.decimals(content.score)
     drawn = {
         "labels": figures.label_counts(content),
         "curves": figures.curves(rows, content),
@@ -71,6 +71,8 @@ def _page(content: Results, examples: list[Example] | None) -> tuple[str, dict[s
         score=content.score.replace("_", " "),
         label=content.label(content.score),
         measure=content.measure,
+        decimals=content.decimals,
+        score_digits=decimals,
         sites=content.hospitals,
         runs=comparison_tables.runs_text(content),
         budget=comparison_tables.budget_text(content),
@@ -102,7 +104,7 @@ def _page(content: Results, examples: list[Example] | None) -> tuple[str, dict[s
         equal_curves=figures.equal_curves(rows),
         hidden_curves=figures.hidden_curves(rows),
         reliability=figures.reliability_plots(rows),
-        crosses=[{"name": row.name, "cells": _shades(row.cross, content.measure)} for row in rows],
+        crosses=[{"name": row.name, "cells": _shades(row.cross, content.measure, decimals)} for row in rows],
         mixings=_mixings(rows),
         references=list(figures.REFERENCES),
         losses=_losses(rows, content.hospitals),
@@ -156,14 +158,14 @@ def _losses(rows: list[Row], sites: list[str]) -> dict[str, int]:
     }
 
 
-def _shades(matrix: list[list[float | None]], measure: Measure) -> list[list[tuple[str, float]]]:
+def _shades(matrix: list[list[float | None]], measure: Measure, decimals: int) -> list[list[tuple[str, float]]]:
     """Text and opacity of each cell, between the worst value and the best, which is the darkest."""
     known = [value for line in matrix for value in line if value is not None]
     best, worst = measure.best(known), max(known, key=measure.rank, default=0.0)
     span = max(abs(best - worst), 1e-9)
     return [
         [
-            ("n/a", 0.0) if v is None else (f"{v:.3f}", round(0.06 + 0.6 * measure.gain(v, worst) / span, 3))
+            ("n/a", 0.0) if v is None else (f"{v:.{decimals}f}", round(0.06 + 0.6 * measure.gain(v, worst) / span, 3))
             for v in line
         ]
         for line in matrix

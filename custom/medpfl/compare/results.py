@@ -12,6 +12,7 @@ from medpfl.compare.file import Comparison
 from medpfl.compare.run_results import Bins, FoldRun, Initial, Rows
 from medpfl.results.schema import VERSION, Direction, Event, Typed
 from medpfl.tasks.metrics.certainty import Interval
+from medpfl.tasks.metrics.digits import digits
 from medpfl.tasks.metrics.measure import Measure
 
 
@@ -309,6 +310,16 @@ class Results(Typed):
     def label(self, metric: str) -> str:
         """What a metric is called in headings."""
         return self.metrics.get(metric, Measure()).label(metric)
+
+    def decimals(self, metric: str) -> int:
+        """With how many decimals a metric's values are written, in all tables and figures."""
+        known = [found for row in self.rows for found in (row.metrics.get(metric), row.together.get(metric)) if found]
+        told: list[Stat | None] = [*known, *(stat for found in known for stat in found.hospitals.values())]
+        if metric == self.score:
+            told += [stat for row in self.rows for stat in (row.best, row.last)]
+            told += [stat for row in self.rows for site in row.hospitals.values() for stat in (site.best, site.last)]
+            told += [stat for row in self.unseen for stat in (row.mean, *row.hospitals.values())]
+        return digits(stat.mean for stat in told if stat)
 
     @field_serializer("file")
     def _as_written(self, file: Comparison) -> dict[str, JsonValue]:

@@ -10,6 +10,7 @@ from medpfl.methods.references import LOCAL
 from medpfl.tasks.metrics.calibration import Calibration
 from medpfl.tasks.metrics.certainty import interval_text
 from medpfl.tasks.metrics.constant import most_frequent
+from medpfl.tasks.metrics.digits import digits, fewer
 from medpfl.tasks.metrics.measure import Measure
 
 if TYPE_CHECKING:
@@ -93,7 +94,9 @@ def _rows(metrics: dict[str, float | None], measures: Mapping[str, Measure]) -> 
     for metric, value in metrics.items():
         measure = measures.get(metric, Measure())
         worse = ", lower is better" if measure.direction == "lower" else ""
-        lines.append(f"| {metric} | {'not defined' if value is None else measure.text(value, 4) + worse} |")
+        lines.append(
+            f"| {metric} | {'not defined' if value is None else measure.text(value, 1 + digits([value])) + worse} |"
+        )
     return "\n".join(lines)
 
 
@@ -168,8 +171,9 @@ def _chosen(history: "History", measures: Mapping[str, Measure]) -> str:
     if found is None:
         return ""
     measure = measures.get(history.score or "", Measure())
+    d = 1 + digits(found.candidates.values())
     rows = "\n".join(
-        f"| {name} | {'not defined' if value is None else measure.text(value, 4)} |"
+        f"| {name} | {'not defined' if value is None else measure.text(value, d)} |"
         for name, value in found.candidates.items()
     )
     return f"""
@@ -190,10 +194,11 @@ def why(found: "Chosen") -> str:
     if found.gain is None or found.error is None or found.needed is None:
         return "They are too few to say that another model is better than the local one."
     than = "more" if found.model == found.best else "not more"
+    d = digits(found.candidates.values())
     return (
-        f"On them {found.best} gains {found.gain:+.4f} {interval_text(found.interval)} over the local model, "
-        f"{than} than the {found.needed:.2f} standard errors (of {found.error:.4f}) that it takes with so many "
-        "candidates."
+        f"On them {found.best} gains {found.gain:+.{d + 1}f} {interval_text(found.interval, fewer(d))} over the local "
+        f"model, {than} than the {found.needed:.2f} standard errors (of {found.error:.{d + 1}f}) that it takes with "
+        "so many candidates."
     )
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medpfl.tasks.metrics.certainty import LEVEL, Interval, resamples
+from medpfl.tasks.metrics.digits import rounded
 from medpfl.tasks.metrics.measure import Measure
 from medpfl.tasks.metrics.sheet import Sheet
 
@@ -89,7 +90,7 @@ def choose(sheets: Mapping[str, Sheet], local: str, measure: Measure, *seed: str
         gain=float(gains[best]),
         error=float(errors[best]),
         needed=needed,
-        interval=(round(float(gains[best] - reach), 6), round(float(gains[best] + reach), 6)),
+        interval=(rounded(float(gains[best] - reach)), rounded(float(gains[best] + reach))),
     )
 
 

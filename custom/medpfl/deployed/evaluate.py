@@ -26,6 +26,7 @@ from medpfl.tasks.contract import Evaluation, Task
 from medpfl.tasks.metrics.calibration import Calibration, calibration
 from medpfl.tasks.metrics.certainty import Certainty
 from medpfl.tasks.metrics.contract import ThresholdMetric, at_threshold, threshold_for
+from medpfl.tasks.metrics.digits import rounded
 from medpfl.tasks.metrics.sheet import Sheet
 
 
@@ -150,7 +151,7 @@ def save_deployed(
             if task.spec.target is not Target.MASK  # which may not fit into memory
             and (counts := task.spec.target.counts(samples.targets[:], samples.classes)) is not None
         },
-        test={key: round(value, 6) if value == value else None for key, value in evaluation.metrics.items()},
+        test={key: rounded(value) if value == value else None for key, value in evaluation.metrics.items()},
         calibration=found,
         threshold=evaluation.threshold,
         one_answer=evaluation.one_answer,

@@ -4,12 +4,15 @@
 from collections.abc import Sequence
 
 from medpfl.methods.joint_study import Found
+from medpfl.tasks.metrics.digits import digits
 
 
 def table(found: Found, hospitals: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     """Headings and rows: test scores of the global, the hospital's own personal and the super model, and the share of
     cases served by the global model, the hospital's own and another's; below, the hospitals' unweighted mean and the
     mean over all cases."""
+    every = [value for line in found.lines for value in (line.global_, line.own, line.super_)]
+    d = 1 + digits(every)
     head = ["hospital", "cases", "global", "personal", "super", "by global", "by own", "by others"]
     rows = []
     for line in found.lines:
@@ -17,13 +20,13 @@ def table(found: Found, hospitals: Sequence[str]) -> tuple[list[str], list[list[
         shares = (line.served[0], own, sum(line.served[1:]) - own)
         rows.append([
             line.hospital if line.hospital in hospitals else f"{line.hospital} (not in training)", str(line.cases),
-            *map(_text, (line.global_, line.own, line.super_)),
+            *(_text(value, d) for value in (line.global_, line.own, line.super_)),
             *(f"{count / line.cases:.0%}" for count in shares),
         ])  # fmt: skip
     trained = [line for line in found.lines if line.hospital in hospitals]
     for title, weights in (("client average", [1] * len(trained)), ("all cases", [line.cases for line in trained])):
         columns = ([getattr(line, name) for line in trained] for name in ("global_", "own", "super_"))
-        means = [_text(_mean(column, weights)) for column in columns]
+        means = [_text(_mean(column, weights), d) for column in columns]
         rows.append([title, str(sum(line.cases for line in trained)), *means, "", "", ""])
     return head, rows
 
@@ -34,8 +37,8 @@ def _mean(values: list[float | None], weights: list[int]) -> float | None:
     return sum(w * v for w, v in zip(weights, values, strict=True) if v is not None) / sum(weights)
 
 
-def _text(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}"
+def _text(value: float | None, decimals: int) -> str:
+    return "" if value is None else f"{value:.{decimals}f}"
 
 
 def markdown(head: list[str], rows: list[list[str]]) -> str:

@@ -25,6 +25,7 @@ from medpfl.deployed.labels import dice_of, find_labels
 from medpfl.deployed.model_file import Deployed
 from medpfl.tasks.contract import Evaluation
 from medpfl.tasks.metrics.contract import Metric, at_threshold
+from medpfl.tasks.metrics.digits import digits
 from medpfl.tasks.metrics.measure import Measure
 
 SUMMARY = "predictions.csv"
@@ -179,7 +180,7 @@ def _note(model: Deployed) -> str:
         return "This file does not say how well the model did at its own hospital."
     measures = model.task.measures
     results = ", ".join(
-        f"{name} {measures.get(name, Measure()).text(value)}"
+        f"{name} {measures.get(name, Measure()).text(value, digits([value]))}"
         for name, value in history.test.items()
         if value is not None
     )

@@ -19,6 +19,7 @@ from medpfl.job import Job, load_config
 from medpfl.job.settings import Settings
 from medpfl.rounds.loop import Watch, carry, training
 from medpfl.rounds.server.coordinator import Coordinator
+from medpfl.tasks.metrics.digits import digits
 
 
 class MixingController(ExchangeController):
@@ -74,7 +75,7 @@ class MixingController(ExchangeController):
 
     def _tell(self, round_number: int, mixed: list[str], fl_ctx: FLContext) -> None:
         assert isinstance(self.coordinator, Coordinator)
-        best = {model: round(found.score, 4) for model, found in self.coordinator.best.items()}
+        best = {model: round(found.score, 1 + digits([found.score])) for model, found in self.coordinator.best.items()}
         self._stats = {
             "round": round_number,
             "rounds": self.settings.rounds,

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from medpfl.results.files import parse_lines
 from medpfl.results.schema import Line, RoundLine, ValidationLine
+from medpfl.tasks.metrics.digits import digits
 
 
 class Progress:
@@ -31,7 +32,7 @@ class Progress:
         if self._live:
             self._live.start()
         else:
-            length = f"{self.rounds} rounds" if self.rounds else "evaluation only"
+            length = f"{self.rounds} round{'s' if self.rounds > 1 else ''}" if self.rounds else "evaluation only"
             self.console.print(f"{self.job}: submitted, {length}")
         return self
 
@@ -79,9 +80,11 @@ class Progress:
         return f"about {left:.0f} s left" if self._round < self.rounds else "final evaluation"
 
     def _plain(self) -> str:
+        found = self._scores()
+        d = digits(value for models in found.values() for value in models.values())
         scores = "; ".join(
-            f"{site} " + " ".join(f"{model} {value:.3f}" for model, value in sorted(models.items()))
-            for site, models in sorted(self._scores().items())
+            f"{site} " + " ".join(f"{model} {value:.{d}f}" for model, value in sorted(models.items()))
+            for site, models in sorted(found.items())
         )
         told = f"; validation {self._score.replace('_', ' ')}: {scores}" if scores else ""
         return f"round {self._round}/{self.rounds}, {self._left()}{told}"
@@ -89,9 +92,10 @@ class Progress:
     def _table(self) -> Group:
         scores = self._scores()
         models = sorted({model for found in scores.values() for model in found})
+        d = digits(value for found in scores.values() for value in found.values())
         table = Table("hospital", *models, title=f"validation {self._score.replace('_', ' ')}")
         for site in sorted(scores, key=lambda name: (name == "mean", name)):
-            table.add_row(site, *(f"{scores[site].get(model, float('nan')):.3f}" for model in models))
+            table.add_row(site, *(f"{scores[site].get(model, float('nan')):.{d}f}" for model in models))
         head = Table.grid(padding=(0, 1))  # a bar on its own would not end its line
         head.add_row(
             ProgressBar(total=self.rounds, completed=self._round, width=40),

@@ -3,6 +3,7 @@
 
 import json
 import math
+import re
 from collections.abc import Collection
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from medpfl.core.errors import ConfigError, meant
 
 Object = dict[str, JsonValue]
 """A JSON object."""
+
+_UNIT = re.compile(r"(?!.*(?://|\.\.))[^/\\~{}][^\\~{}]{0,19}")
+"""What a component's ``unit`` may be, which is only ever shown: "mmol/L", "mL/min/1.73 m²"."""
 
 
 def read_object(path: Path, others: Collection[str] = ()) -> Object:
@@ -93,11 +97,12 @@ def _finite(text: str) -> float:
 
 
 def _no_paths(value: JsonValue, where: str) -> None:
-    """A job names declared datasets; a file path or URL in it is refused, wherever it stands."""
+    """A job names declared datasets; a file path or URL in it is refused, wherever it stands. Units have slashes."""
     if isinstance(value, dict):
         for key, inner in value.items():
             _no_paths(key, where)
-            _no_paths(inner, f"{where}: {key}")
+            if not (key == "unit" and isinstance(inner, str) and _UNIT.fullmatch(inner)):
+                _no_paths(inner, f"{where}: {key}")
     elif isinstance(value, list):
         for inner in value:
             _no_paths(inner, where)

@@ -6,8 +6,9 @@ from statistics import NormalDist
 
 from medpfl.methods.references import AVERAGE
 from medpfl.results.schema import EvaluationSummary, FinalLine, Summary, TrainingSummary
-from medpfl.results.tables import REFERENCE_NAMES, ResultTable
+from medpfl.results.tables import REFERENCE_NAMES, ResultTable, decimals_of
 from medpfl.tasks.metrics.certainty import Certainty, error_of, interval_text
+from medpfl.tasks.metrics.digits import fewer
 from medpfl.tasks.metrics.measure import Measure
 
 POWER = 0.8
@@ -23,42 +24,44 @@ def chosen_table(summary: Summary) -> tuple[list[str], list[list[str]]]:
     in files of before."""
     if not isinstance(summary, TrainingSummary) or not summary.chosen:
         return [], []
-    measure = summary.measure(summary.score)
-    unit = f" ({measure.unit})" if measure.unit else ""
+    decimals = fewer(decimals_of(summary, summary.score))
     rows = []
     for site, row in summary.chosen.items():
         value, found = row.test.metrics.get(summary.score), row.test.certainty
-        score = "n/a" if value is None else f"{value:.2f}"
-        gain = "" if found is None or found.gain is None else f"{found.gain:+.2f} {interval_text(found.gained)}"
-        sure = interval_text(found.interval) if found and value is not None else ""
+        score = "n/a" if value is None else f"{value:.{decimals}f}"
+        told = found is not None and found.gain is not None
+        gain = f"{found.gain:+.{decimals}f} {interval_text(found.gained, decimals)}" if found and told else ""
+        sure = interval_text(found.interval, decimals) if found and value is not None else ""
         patients = str(found.patients) if found else ""
         rows.append([site, label_of(row.test.model), f"{score} {sure}".strip(), gain.strip(), patients])
-    return ["hospital", "chosen", f"test {summary.score}{unit}", "gain over local", "test patients"], rows
+    return ["hospital", "chosen", f"test {summary.label(summary.score)}", "gain over local", "test patients"], rows
 
 
-def _test(line: FinalLine, score: str, measure: Measure) -> str:
+def _test(line: FinalLine, score: str, measure: Measure, decimals: int) -> str:
     value = line.metrics.get(score)
     if value is None:
         return "n/a"
-    return line.certainty.short(value, measure) if line.certainty else f"{value:.2f}"
+    return line.certainty.short(value, measure, decimals) if line.certainty else f"{value:.{decimals}f}"
 
 
 def paid(summary: Summary) -> str:
-    """For how many hospitals joining paid, in a sentence or two; "" where nothing was chosen."""
+    """How many hospitals take another model than their own, and whether they gain, in a sentence or two; "" where
+    nothing was chosen."""
     if not isinstance(summary, TrainingSummary) or not summary.chosen:
         return ""
     rows = list(summary.chosen.values())
     joined = [row for row in rows if row.test.model != "local"]
+    if not joined:
+        return "No hospital takes another model than the one it trained alone: their validation cases support none."
     text = (
-        f"Joining paid for {len(joined)} of {len(rows)} hospitals: so many have validation cases that support another "
-        "model than the one they trained alone."
+        f"{len(joined)} of {len(rows)} hospital{'' if len(rows) == 1 else 's'} take{'s' if len(joined) == 1 else ''} "
+        f"another model than the one trained there alone, which {'its' if len(joined) == 1 else 'their'} validation "
+        "cases support."
     )
     known = [found for row in joined if row.test.certainty and (found := row.test.certainty.gained)]
-    if not joined:
-        return text
     text += _trained_longer(summary, [row.test.model for row in joined])
     if not known:
-        return f"{text} They have too few test patients to say how sure that is."
+        return f"{text} {'It has' if len(joined) == 1 else 'They have'} too few test patients to say how sure that is."
     above, below = sum(low > 0 for low, _ in known), sum(high < 0 for _, high in known)
     return (
         f"{text} On their test patients the gain over the local model is surely above zero (its whole 95 % interval) "
@@ -82,15 +85,15 @@ def power_notes(summary: Summary) -> list[str]:
     """For each hospital whose chosen model's gain is not sure: how many test patients would show one of that size."""
     if not isinstance(summary, TrainingSummary):
         return []
-    notes = []
+    notes, decimals = [], fewer(decimals_of(summary, summary.score))
     for site, row in summary.chosen.items():
         found = row.test.certainty
         needed = patients_needed(found) if found else None
         if found and found.gain is not None and needed is not None and needed > found.patients:
-            if round(abs(found.gain), 2) == 0:  # as it is shown; of nothing no number of patients shows anything
+            if round(abs(found.gain), decimals) == 0:  # as it is shown; of nothing no number of patients shows anything
                 continue
             notes.append(
-                f"{site}: a difference of {abs(found.gain):.2f} would show on about {needed} test patients; "
+                f"{site}: a difference of {abs(found.gain):.{decimals}f} would show on about {needed} test patients; "
                 f"it has {found.patients}."
             )
     return notes
@@ -121,11 +124,11 @@ def interval_table(summary: Summary, table: ResultTable, choice: str = "best") -
     }
     if not any(line.certainty for line in lines.values()):
         return [], []
-    measure = summary.measure(summary.score)
+    measure, decimals = summary.measure(summary.score), fewer(decimals_of(summary, summary.score))
     rows = []
     for model, label in zip(table.models, table.labels, strict=True):
         found = [lines.get((model, site)) for site in table.sites]
-        rows.append([label, *(_test(line, summary.score, measure) if line else "" for line in found)])
+        rows.append([label, *(_test(line, summary.score, measure, decimals) if line else "" for line in found)])
     return ["model", *(f"{site}{_patients(summary, site)}" for site in table.sites)], rows
 
 

@@ -8,10 +8,13 @@ import numpy as np
 
 from medpfl.results.chosen import label_of
 from medpfl.results.schema import EvaluationSummary, Line, Summary, ValidationLine
-from medpfl.results.svg import in_two_lines, svg_text
+from medpfl.results.svg import in_two_lines, legend_below, svg_text
 
 COLOURS = {"local": "#8c8c8c", "fedavg": "#d1802b", "fedavg_before_mean": "#c9a227", "fedavg_finetuned": "#b5536b"}
 PERSONAL = ["#1f6fb4", "#2f9e6e", "#7b5bb5", "#b8a21a"]
+"""Of the method's own models; the references' lines are dashed, too, for who does not tell all these colours apart."""
+STYLES = {"fedavg_before_mean": ":"}
+"""Its colour is nearly FedAvg's."""
 MANY = 20
 """Of so many hospitals each has a picture of its own; more would be neither read nor drawn in a reasonable time."""
 
@@ -62,7 +65,8 @@ def curves(summary: Summary, lines: Sequence[Line]) -> str:
         for model, label in together.items():
             if model in points[site]:
                 x, y = zip(*sorted(points[site][model]), strict=True)
-                axis.plot(x, y, color=colours[model], label=label, linewidth=1.6)
+                style = STYLES.get(model, "--" if model in COLOURS else "-")
+                axis.plot(x, y, style, color=colours[model], label=label, linewidth=1.6)
             if apart:
                 axis.fill_between(*four_fifths(points, model), color=colours[model], alpha=0.12, linewidth=0)
         axis.set_title(mean if site == "mean" else site, fontsize=9)
@@ -72,7 +76,7 @@ def curves(summary: Summary, lines: Sequence[Line]) -> str:
     for axis in flat[len(shown) :]:
         axis.set_visible(False)
     flat[0].set_ylabel(in_two_lines(summary.label(score)), fontsize=8)
-    flat[0].legend(fontsize=7)
+    legend_below(flat[0], 8)
     return svg_text(figure)
 
 

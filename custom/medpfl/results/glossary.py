@@ -53,7 +53,9 @@ WORDS: Mapping[str, str] = {
         "The range of values that go well with what these test patients showed: in about 95 of 100 studies such a "
         "range holds the true value. Few patients make it wide."
     ),
-    "average": "The mean of the probabilities of all models that a hospital has.",
+    "average": (
+        "The mean of what all models of a hospital answer: of their probabilities, or of the numbers that they predict."
+    ),
     "chance": "A difference whose interval holds zero may come from which patients happened to be in the test.",
     "delta": "In differential privacy, the probability with which the bound by epsilon may fail.",
     "epsilon": (

@@ -32,8 +32,8 @@ from medpfl.results.schema import (
 )
 from medpfl.results.sentences import sentences
 from medpfl.results.spreadsheet import Spreadsheet
-from medpfl.results.svg import svg_text
-from medpfl.results.tables import PRESENCE, ResultTable, metric_means, other_tables, result_table, value_text
+from medpfl.results.svg import legend_below, svg_text
+from medpfl.results.tables import PRESENCE, ResultTable, metric_means, other_tables, result_table
 
 
 def write_report(folder: Path) -> Path:
@@ -167,7 +167,8 @@ def _table(summary: Summary, table: ResultTable, name: str = "") -> _Shown:
     rows = []
     for row, (site, size, values) in enumerate(zip(table.sites, table.sizes, table.values, strict=True)):
         top = table.best(row)
-        rows.append(_Row(site, size, [(value_text(v), bool(v == top)) for v in values], table.presence.get(site, "")))
+        cells = [(text, bool(v == top)) for text, v in zip(table.texts(values), values, strict=True)]
+        rows.append(_Row(site, size, cells, table.presence.get(site, "")))
     none = [("", False)] * len(table.labels)
     rows += [_Row(site, "", none, table.presence[site]) for site in table.absent]
     return _Shown(
@@ -262,7 +263,7 @@ def _diagnosed(panel: CurvesPanel, lines: Sequence[Line]) -> str:
         axis.set_xlabel("round", fontsize=7)
         axis.grid(alpha=0.25)
         axis.tick_params(labelsize=7)
-    axes.flat[0].legend(fontsize=7)
+    legend_below(axes.flat[0], 8)
     return svg_text(figure)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from medpfl.results.glossary import spelled
 from medpfl.results.schema import ChosenRow, Summary, TrainingSummary
 from medpfl.tasks.metrics.certainty import Certainty, Interval
+from medpfl.tasks.metrics.digits import digits, fewer
 from medpfl.tasks.metrics.measure import Measure
 
 LOCAL = "local"
@@ -68,24 +69,26 @@ def _sentence(site: str, summary: TrainingSummary) -> str:
 def sentence(found: Brought) -> str:
     """What joining brought to one hospital."""
     site, cases, measure, score = found.site, found.cases, found.measure, found.score
+    decimals = fewer(digits([score, found.local]))
     metric = f"test {found.metric}"
     if measure.direction == "lower":
         metric += " (lower is better)"
     if found.model == LOCAL:
-        sure = _sure("", found.certainty.interval if found.certainty else None)
-        return f"{site} kept its own model: its {metric} is {measure.text(score, 2)} on {cases} ({sure})."
+        sure = _sure("", found.certainty.interval if found.certainty else None, decimals)
+        return f"{site} kept its own model: its {metric} is {measure.text(score, decimals)} on {cases} ({sure})."
     if found.local is None:
-        return f"{site} takes a model with a {metric} of {measure.text(score, 2)} on {cases}; its own model has none."
+        told = measure.text(score, decimals)
+        return f"{site} takes a model with a {metric} of {told} on {cases}; its own model has none."
     gained = found.certainty.gained if found.certainty else None
     chance = ", which these patients cannot tell from chance" if gained and gained[0] <= 0 <= gained[1] else ""
-    change = _change(metric, found.local, score, measure)
-    return f"At {site}, joining {change} on {cases}{chance} ({_sure(' of the gain', gained)})."
+    change = _change(metric, found.local, score, measure, decimals)
+    return f"At {site}, joining {change} on {cases}{chance} ({_sure(' of the gain', gained, decimals)})."
 
 
-def _change(metric: str, local: float, score: float, measure: Measure) -> str:
-    digits = 2 if f"{local:.2f}" != f"{score:.2f}" else 3
-    before, after = f"{local:.{digits}f}", measure.text(score, digits)
-    if before == f"{score:.{digits}f}":
+def _change(metric: str, local: float, score: float, measure: Measure, decimals: int) -> str:
+    shown = decimals if f"{local:.{decimals}f}" != f"{score:.{decimals}f}" else decimals + 1
+    before, after = f"{local:.{shown}f}", measure.text(score, shown)
+    if before == f"{score:.{shown}f}":
         return f"left the {metric} at {after}"
     better = "raised" if measure.direction == "higher" else "lowered"
     if measure.better(score, local):
@@ -100,8 +103,12 @@ def _cases(site: str, row: ChosenRow, summary: TrainingSummary) -> str:
     return "its test cases" if count is None else f"{count} test sample{'' if count == 1 else 's'}"
 
 
-def _sure(of: str, found: Interval | None) -> str:
-    return "no interval is known" if found is None else f"95 % interval{of}: {found[0]:.2f} to {found[1]:.2f}"
+def _sure(of: str, found: Interval | None, decimals: int) -> str:
+    if found is None:
+        return "no interval is known"
+    if any(end and not round(end, decimals) for end in found):  # an end above zero is not written as zero
+        decimals += 1
+    return f"95 % interval{of}: {found[0]:.{decimals}f} to {found[1]:.{decimals}f}"
 
 
 def _local_score(site: str, choice: str, summary: TrainingSummary) -> float | None:

@@ -21,6 +21,24 @@ def in_two_lines(label: str, most: int = 30) -> str:
     return label.replace(" (", "\n(", 1) if len(label) > most else label
 
 
+def legend_below(axis: Any, size: int) -> None:
+    """What the lines of an axis are, below its figure: in as many columns as the figure is wide enough for, and the
+    figure is so much higher."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure = axis.figure
+    canvas: Any = FigureCanvasAgg(figure)
+    for columns in (3, 2, 1):
+        legend = figure.legend(
+            *axis.get_legend_handles_labels(), loc="outside lower center", ncols=columns, fontsize=size, frameon=False
+        )
+        extent = legend.get_window_extent(canvas.get_renderer())
+        if extent.width <= figure.bbox.width or columns == 1:
+            break
+        legend.remove()
+    figure.set_figheight(figure.get_figheight() + extent.height / figure.dpi)
+
+
 def svg_text(figure: Any, transparent: bool = False) -> str:
     """A matplotlib figure as the text of an ``<svg>`` element.
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from medpfl.results.presence import presence
 from medpfl.results.schema import EvaluationSummary, FinalLine, Summary
 from medpfl.tasks.metrics.certainty import Interval, interval_text
+from medpfl.tasks.metrics.digits import USUAL, digits, fewer
 from medpfl.tasks.metrics.measure import Measure
 
 REFERENCE_NAMES = {
@@ -44,6 +45,7 @@ class ResultTable:
         scored: after what each model was evaluated, the mixing or local steps; empty where it is not known.
         bands: of each model, the 95 % interval of its mean gain over local training (``mean_band``); None where it
             is not known. Empty for other values than the score.
+        decimals: of each column.
     """
 
     score: str
@@ -56,6 +58,7 @@ class ResultTable:
     presence: dict[str, str] = field(default_factory=dict)
     scored: list[str] = field(default_factory=list)
     bands: list[Interval | None] = field(default_factory=list)
+    decimals: list[int] = field(default_factory=list)
 
     @property
     def absent(self) -> list[str]:
@@ -70,6 +73,14 @@ class ResultTable:
     def best(self, row: int) -> float:
         """The best value of a row; NaN where there is none or the columns do not compete."""
         return self.measure.best(self.values[row]) if self.measure else float("nan")
+
+    def texts(self, values: NDArray[np.float64]) -> list[str]:
+        """A row's values, as the table has them."""
+        return [value_text(value, decimals) for value, decimals in zip(values, self._decimals, strict=True)]
+
+    @property
+    def _decimals(self) -> list[int]:
+        return self.decimals or [USUAL] * len(self.models)
 
     def gains(self) -> list[float | None] | None:
         """By how much each model is better than local training (None: of itself), mean over the hospitals that have
@@ -89,8 +100,10 @@ class ResultTable:
         bands = self.bands or [None] * len(gains)
         local = self.values[:, [self.models.index("local")]]
         return [
-            "" if gain is None else f"{_signed(gain)} {interval_text(band)}".rstrip() + some
-            for gain, band, some in zip(gains, bands, self._some(self.values - local), strict=True)
+            "" if gain is None else f"{_signed(gain, decimals)} {interval_text(band, fewer(decimals))}".rstrip() + some
+            for gain, band, some, decimals in zip(
+                gains, bands, self._some(self.values - local), self._decimals, strict=True
+            )
         ]
 
     def _some(self, values: NDArray[np.float64]) -> list[str]:
@@ -106,7 +119,7 @@ class ResultTable:
     @property
     def mean_texts(self) -> list[str]:
         """The mean in words, with how many hospitals it is of where some have no value."""
-        return [f"{value_text(value)}{told}" for value, told in zip(self.mean, self._some(self.values), strict=True)]
+        return [f"{text}{told}" for text, told in zip(self.texts(self.mean), self._some(self.values), strict=True)]
 
 
 def _mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -139,9 +152,15 @@ def result_table(summary: Summary, choice: str = "best", score: str | None = Non
     # Of fine-tuning's only model, which has no last round, the hospitals' gains are over the best round's local model.
     own = {model: [line for line in tested if line.choice == choice] for model, tested in lines.items()}
     bands = [mean_band(own[model]) for model in models] if score == summary.score else []
+    decimals = [decimals_of(summary, score)] * len(models)
     return ResultTable(
-        summary.label(score), models, labels, sites, sizes, shaped, measure, presence(summary), scored, bands
+        summary.label(score), models, labels, sites, sizes, shaped, measure, presence(summary), scored, bands, decimals
     )
+
+
+def decimals_of(summary: Summary, metric: str) -> int:
+    """With how many decimals a metric's values are written, in all tables of a job."""
+    return digits(line.metrics.get(metric) for line in summary.test)
 
 
 def mean_band(lines: Sequence[FinalLine]) -> Interval | None:
@@ -182,13 +201,13 @@ def metric_means(summary: Summary) -> tuple[list[str], list[list[str]]]:
     return ["model", *(table.score for table in every)], rows
 
 
-def value_text(value: float) -> str:
+def value_text(value: float, decimals: int) -> str:
     """A score as tables have it; "n/a" where it is not defined, or there is none."""
-    return "n/a" if np.isnan(value) else f"{value:.3f}"
+    return "n/a" if np.isnan(value) else f"{value:.{decimals}f}"
 
 
-def _signed(value: float) -> str:
-    return "n/a" if np.isnan(value) else f"{value:+.3f}"
+def _signed(value: float, decimals: int) -> str:
+    return "n/a" if np.isnan(value) else f"{value:+.{decimals}f}"
 
 
 def _metric_table(summary: EvaluationSummary) -> ResultTable:
@@ -199,7 +218,9 @@ def _metric_table(summary: EvaluationSummary) -> ResultTable:
     sites = sorted(lines)
     values = np.array([[lines[site].get(metric) for metric in metrics] for site in sites], dtype=float)
     sizes = [summary.sizes[site]["test"] for site in sites]
-    return ResultTable("metrics", metrics, labels, sites, sizes, values.reshape(len(sites), len(metrics)), None)
+    decimals = [decimals_of(summary, metric) for metric in metrics]
+    shaped = values.reshape(len(sites), len(metrics))
+    return ResultTable("metrics", metrics, labels, sites, sizes, shaped, None, decimals=decimals)
 
 
 def _capital(text: str) -> str:

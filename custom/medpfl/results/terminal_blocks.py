@@ -37,7 +37,7 @@ def print_table(
     for number, block in enumerate(_blocks(widths, console.width - 1)):
         table = Table(title=escape(title) if not number else None)
         for place in (0, *block):
-            table.add_column(escape(head[place]), justify="right" if place else "left")
+            table.add_column(escape(head[place]), justify="right" if place else "left", overflow="fold")
         for place, line in enumerate(lines):
             if closing and place == len(rows):
                 table.add_section()

@@ -9,7 +9,7 @@ from rich.markup import escape
 from medpfl.results.chosen import chosen_table, paid, power_notes
 from medpfl.results.files import read_summary
 from medpfl.results.schema import EvaluationSummary, TrainingSummary
-from medpfl.results.tables import GAIN, PRESENCE, SCORED, metric_means, result_table, value_text
+from medpfl.results.tables import GAIN, PRESENCE, SCORED, metric_means, result_table
 from medpfl.results.terminal_blocks import print_table
 
 
@@ -30,7 +30,8 @@ def print_results(folder: Path, console: Console) -> None:
     lines = []
     for row, (site, size, values) in enumerate(zip(results.sites, results.sizes, results.values, strict=True)):
         best = results.best(row)
-        shown = [f"[bold]{value_text(v)}[/]" if v == best else value_text(v) for v in values]
+        texts = results.texts(values)
+        shown = [f"[bold]{text}[/]" if v == best else text for text, v in zip(texts, values, strict=True)]
         shown += [results.presence[site]] if results.presence else []
         lines.append([escape(site), str(size), *shown])
     for site in results.absent:

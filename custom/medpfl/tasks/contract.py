@@ -30,6 +30,7 @@ from medpfl.models.contract import Architecture
 from medpfl.tasks.losses.contract import Loss
 from medpfl.tasks.metrics.constant import one_answer
 from medpfl.tasks.metrics.contract import CaseMetric, Metric
+from medpfl.tasks.metrics.digits import rounded
 from medpfl.tasks.metrics.measure import Measure
 from medpfl.tasks.metrics.sheet import Sheet, sheet_of, sheet_of_cases
 
@@ -291,7 +292,7 @@ class Task(Checked):
         """
         mean = decisions.double().mean(dim=0)
         if self.spec.target is Target.VALUE:
-            return {"predicted": round(float(mean), 6)}
+            return {"predicted": rounded(float(mean))}
         shares = {f"p_{name}": round(share, 6) for name, share in zip(class_names, mean.tolist(), strict=True)}
         if self.spec.target is Target.LABELS:
             return {**shares}

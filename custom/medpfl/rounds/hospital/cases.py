@@ -15,6 +15,7 @@ from medpfl.core.errors import MedPFLError
 from medpfl.data.numbers import for_people
 from medpfl.tasks.metrics.calibration import BINS, reliability
 from medpfl.tasks.metrics.decision import Decided, decision_curve
+from medpfl.tasks.metrics.digits import digits
 from medpfl.tasks.metrics.measure import Measure
 
 SHOWN = 5
@@ -111,10 +112,10 @@ def ranked(rows: Sequence[Row], score: str, measure: Measure, classes: Sequence[
         case "value":
             found = [_of_value(row) for row in rows]
         case "score":
+            scored = [(str(row["case"]), float(row[score])) for row in rows if score in row]
+            d = digits(value for _, value in scored)
             found = [
-                (measure.rank(value), str(row["case"]), measure.text(value))
-                for row in rows
-                if score in row and math.isfinite(value := float(row[score]))
+                (measure.rank(value), case, measure.text(value, d)) for case, value in scored if math.isfinite(value)
             ]
     known = [one for one in found if math.isfinite(one[0])]
     return [Listed(case, said) for _, case, said in sorted(known, key=lambda one: -one[0])]

@@ -28,6 +28,7 @@ from medpfl.rounds.hospital.scoring import line_of
 from medpfl.tasks.contract import Evaluation, Task
 from medpfl.tasks.metrics.calibration import Calibration
 from medpfl.tasks.metrics.certainty import LEAST_PATIENTS, Certainty, certainty_of
+from medpfl.tasks.metrics.digits import rounded
 from medpfl.tasks.metrics.operating import OperatingPoint, operating_points
 from medpfl.tasks.metrics.sheet import Sheet
 from medpfl.tasks.together import averaged_as
@@ -163,7 +164,7 @@ class Holding:
         self._detail(taken, tested[0])
         line = self._keep(CHOSEN, taken.method, taken.name, taken.networks, "best", taken.round, tested, said)
         told = found.patients >= max(self._least, LEAST_PATIENTS) and said.gain is not None
-        gain = round(found.gain, 6) if told else None
+        gain = rounded(found.gain) if told else None
         return ChosenModel(test=line, gain=gain, interval=found.interval if told else None)
 
     def _detail(self, taken: _Held, tested: Evaluation) -> None:

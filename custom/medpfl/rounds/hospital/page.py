@@ -22,6 +22,7 @@ from medpfl.rounds.hospital.details import Details, GroupScore, read_details
 from medpfl.tasks.contract import Task
 from medpfl.tasks.metrics.certainty import interval_text
 from medpfl.tasks.metrics.decision import Decided
+from medpfl.tasks.metrics.digits import digits, fewer
 from medpfl.tasks.metrics.measure import Measure
 from medpfl.tasks.metrics.operating import LEAST, SPECIFICITY, OperatingPoint, Share
 
@@ -105,7 +106,7 @@ def write_page(folder: Path) -> Path:
         aim=SPECIFICITY,
         pictures=details.pictures,
         place=_place([one.case for one in (*cases.worst, cases.middle, cases.best, *details.pictures) if one]),
-        groups=[(one, _scored(one)) for one in details.subgroups],
+        groups=[(one, _scored(one, digits(o.score for o in details.subgroups))) for one in details.subgroups],
         patients=history.certainty.patients if history.certainty else None,
     )
     place = folder / PAGE
@@ -181,19 +182,23 @@ def _candidates(history: History, chosen: Chosen, others: dict[str, History], me
     tested = {**others, chosen.model: history} if chosen.model else others
     names = list(dict.fromkeys([*chosen.candidates, *tested]))
     names.sort(key=lambda name: measure.rank(chosen.candidates.get(name)))
-    return [_candidate(name, chosen, tested.get(name), history.score or "", measure) for name in names]
+    score = history.score or ""
+    d = digits([*chosen.candidates.values(), *(one.test.get(score) for one in tested.values())])
+    return [_candidate(name, chosen, tested.get(name), score, d) for name in names]
 
 
-def _candidate(name: str, chosen: Chosen, tested: History | None, score: str, measure: Measure) -> Candidate:
+def _candidate(name: str, chosen: Chosen, tested: History | None, score: str, d: int) -> Candidate:
     seen = chosen.candidates.get(name)
     value = tested.test.get(score) if tested else None
     sure = tested.certainty if tested else None
     return Candidate(
         label=label_of(name),
         taken=name == chosen.model,
-        validation="" if seen is None else f"{seen:.3f}",
-        test="" if value is None else f"{value:.3f} {interval_text(sure.interval if sure else None)}".strip(),
-        gain="" if sure is None or sure.gain is None else f"{sure.gain:+.3f} {interval_text(sure.gained)}",
+        validation="" if seen is None else f"{seen:.{d}f}",
+        test=""
+        if value is None
+        else f"{value:.{d}f} {interval_text(sure.interval if sure else None, fewer(d))}".strip(),
+        gain="" if sure is None or sure.gain is None else f"{sure.gain:+.{d}f} {interval_text(sure.gained, fewer(d))}",
     )
 
 
@@ -212,10 +217,10 @@ def _point(one: OperatingPoint, classes: list[str]) -> Point:
     )
 
 
-def _scored(one: GroupScore) -> str:
+def _scored(one: GroupScore, d: int) -> str:
     if not one.scored:
         return "too few patients"
-    return "not defined" if one.score is None else f"{one.score:.3f} {interval_text(one.interval)}".strip()
+    return "not defined" if one.score is None else f"{one.score:.{d}f} {interval_text(one.interval, fewer(d))}".strip()
 
 
 def _share(found: Share | None, which: str) -> str:

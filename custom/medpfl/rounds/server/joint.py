@@ -27,6 +27,7 @@ from medpfl.results.schema import EvaluationSummary, TrainingSummary
 from medpfl.rounds.messages import unflatten
 from medpfl.rounds.server.checkpoint import SHARED
 from medpfl.tasks.contract import Task
+from medpfl.tasks.metrics.digits import rounded
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Joint:
             round=self.round,
             cases={"test": cases},
             samples_by_class={},
-            test={} if pooled is None else {self.task.score: round(pooled, 6)},
+            test={} if pooled is None else {self.task.score: rounded(pooled)},
             calibration=None,
             preparation=self.preparation,
         )

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from medpfl.core.seeding import derive_seed
+from medpfl.tasks.metrics.digits import digits, fewer, rounded
 from medpfl.tasks.metrics.measure import Measure
 from medpfl.tasks.metrics.sheet import Sheet
 
@@ -47,15 +48,17 @@ class Certainty(BaseModel):
         """ "0.62 [0.55, 0.68], gain +0.14 [0.06, 0.21] on 8 test patients" """
         return f"{self.short(score, measure)} on {self.patients} {what}"
 
-    def short(self, score: float, measure: Measure) -> str:
-        """The same without the patients."""
-        more = f", gain {self.gain:+.2f} {interval_text(self.gained)}" if self.gain is not None else ""
-        return f"{score:.2f} {interval_text(self.interval)}{f' {measure.unit}' if measure.unit else ''}{more}"
+    def short(self, score: float, measure: Measure, decimals: int | None = None) -> str:
+        """The same without the patients; ``decimals``: None: as the score and its interval need."""
+        shown = fewer(digits([score, *self.interval])) if decimals is None else decimals
+        more = f", gain {self.gain:+.{shown}f} {interval_text(self.gained, shown)}" if self.gain is not None else ""
+        unit = f" {measure.unit}" if measure.unit else ""
+        return f"{score:.{shown}f} {interval_text(self.interval, shown)}{unit}{more}"
 
 
-def interval_text(found: Interval | None) -> str:
+def interval_text(found: Interval | None, decimals: int = 2) -> str:
     """ "[0.55, 0.68]" """
-    return "" if found is None else f"[{found[0]:.2f}, {found[1]:.2f}]"
+    return "" if found is None else f"[{found[0]:.{decimals}f}, {found[1]:.{decimals}f}]"
 
 
 def resamples(sheet: Sheet, *seed: str | int) -> NDArray[np.int64]:
@@ -90,7 +93,7 @@ def interval_of(values: NDArray[np.float64], patients: int) -> Interval | None:
     outside = (1 - LEVEL) / 2
     tail = float(ndtr(-math.sqrt(patients / (patients - 1)) * stdtrit(patients - 1, 1 - outside)))
     low, high = np.quantile(known, [tail, 1 - tail])
-    return round(float(low), 6), round(float(high), 6)
+    return rounded(float(low)), rounded(float(high))
 
 
 def error_of(found: Interval, count: int) -> float:
@@ -123,5 +126,5 @@ def certainty_of(sheet: Sheet, local: Sheet | None, measure: Measure, least: int
         differences = mine - local.scores(counts)
         better = differences if measure.direction == "higher" else -differences
         gained, found = interval_of(better, sheet.patients), measure.gain(sheet.score, local.score)
-        gain = round(found, 6) if gained is not None and math.isfinite(found) else None
+        gain = rounded(found) if gained is not None and math.isfinite(found) else None
     return Certainty(patients=sheet.patients, interval=interval, gain=gain, gained=gained if gain is not None else None)
