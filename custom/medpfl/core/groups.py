@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.utils.parametrize import is_parametrized
 
 from medpfl.core.errors import ConfigError
 from medpfl.core.frozen import has_weights
@@ -82,15 +83,21 @@ def head_of(network: nn.Module) -> str:
     """Path of the network's head: its last module with parameters of its own that is no normalisation or activation.
 
     "Last" is the order of definition, for the networks here also that of computation: the final linear layer of a
-    classifier, the last convolution of a UNet.
+    classifier, the last convolution of a UNet. What a layer's weights are computed of (in weight or spectral
+    normalisation, say) is part of that layer.
 
     Raises:
         ConfigError: the network has no such module below itself, so that there is nothing to split.
     """
+    modules = dict(network.named_modules())
+    parts = tuple(f"{name}.parametrizations." for name, module in modules.items() if is_parametrized(module))
     found: list[str] = [
         name
-        for name, module in network.named_modules()
-        if name and not isinstance(module, _NO_HEAD) and has_weights(module)
+        for name, module in modules.items()
+        if name
+        and not name.startswith(parts)
+        and not isinstance(module, _NO_HEAD)
+        and (has_weights(module) or is_parametrized(module))
     ]
     if len(found) < 2:
         layers = f"it has {len(found)} layers"
