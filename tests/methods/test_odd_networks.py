@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Networks of other packages whose state is not what their tensors are: nobody could copy a model into them."""
+"""Networks of other packages: what they keep outside their tensors."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,12 +12,17 @@ from torch import Tensor, nn
 
 from baselines import begin
 from medpfl.core.errors import ConfigError
+from medpfl.deployed.model_file import predicting
+from medpfl.methods.fedap import FedAP
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.ifca import IFCA
 from medpfl.methods.scaffold import Scaffold
 from medpfl.models.contract import Architecture
+from medpfl.models.extractor import Extractor
+from medpfl.models.split import output_shape
+from medpfl.rounds.simulate import simulate
 from medpfl.tasks.tabular import Tabular
-from tools import Make
+from tools import Make, assert_same, run
 
 
 class Counting(nn.Module):
@@ -70,3 +75,48 @@ def test_state_that_is_no_tensor_of_the_network_is_refused(
     task = Tabular("blood", architecture=Odd(kind))
     with pytest.raises(ConfigError, match=REFUSED[kind]):
         begin(make_job(mixers=dict(method.components()), method=method, task=task), table_sites, tmp_path)
+
+
+class Remembering(nn.Module):
+    """It computes a constant when it first runs, and keeps it, as rotary embeddings of transformers do."""
+
+    def __init__(self, width: int, outputs: int) -> None:
+        super().__init__()
+        self.layer, self.norm, self.head = nn.Linear(width, 4), nn.BatchNorm1d(4), nn.Linear(4, outputs)
+        self.scale: Tensor | None = None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.scale is None:
+            self.scale = torch.linspace(0.5, 1.5, 4)
+        found: Tensor = self.head(self.norm(self.layer(inputs)) * self.scale)
+        return found
+
+
+@dataclass(frozen=True)
+class Remembers(Architecture):
+    def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        return Remembering(input_shape[0], outputs)
+
+
+@pytest.mark.parametrize("method", [FedAvg(), FedAP(), IFCA()], ids=lambda one: type(one).__name__)
+def test_a_network_may_first_run_where_it_is_not_trained(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, method: Any
+) -> None:
+    """In statistics, in a choice between networks, or in validation where a run goes on."""
+    job = make_job(
+        mixers=dict(method.components()), method=method, task=Tabular("blood", architecture=Remembers()), rounds=2
+    )
+    whole = run(job, table_sites, tmp_path / "whole")
+    simulate(job, table_sites, tmp_path / "cut" / "results", tmp_path / "cut" / "home", stop_after=1)
+    assert_same(run(job, table_sites, tmp_path / "cut"), whole)
+
+
+def test_a_network_whose_parts_are_looked_for_can_be_trained() -> None:
+    network = Remembering(3, 2)
+    assert output_shape(network, (3,)) == (2,)
+    network(torch.ones(4, 3)).sum().backward()
+    network = Remembering(3, 2)
+    assert list(predicting(FedAvg(), "fedavg", nn.ModuleDict({"fedavg": network}), (3,))) == ["fedavg"]
+    network(torch.ones(4, 3)).sum().backward()
+    parts = Extractor(Remembering(3, 2), "norm", (3,))
+    parts(torch.ones(4, 3)).sum().backward()
