@@ -13,9 +13,15 @@ from torch import Tensor, nn
 from baselines import begin
 from medpfl.core.errors import ConfigError
 from medpfl.deployed.model_file import predicting
+from medpfl.methods.contract import Method
 from medpfl.methods.fedap import FedAP
 from medpfl.methods.fedavg import FedAvg
+from medpfl.methods.fedper import FedPer
+from medpfl.methods.fedrep import FedRep
+from medpfl.methods.fedrod import FedRoD
 from medpfl.methods.ifca import IFCA
+from medpfl.methods.lg_fedavg import LGFedAvg
+from medpfl.methods.moon import Moon
 from medpfl.methods.scaffold import Scaffold
 from medpfl.models.contract import Architecture
 from medpfl.models.extractor import Extractor
@@ -109,6 +115,39 @@ def test_a_network_may_first_run_where_it_is_not_trained(
     whole = run(job, table_sites, tmp_path / "whole")
     simulate(job, table_sites, tmp_path / "cut" / "results", tmp_path / "cut" / "home", stop_after=1)
     assert_same(run(job, table_sites, tmp_path / "cut"), whole)
+
+
+class Auxiliary(nn.Module):
+    """Its last layer serves something else than its predictions."""
+
+    def __init__(self, width: int, outputs: int) -> None:
+        super().__init__()
+        self.layer, self.head, self.aux = nn.Linear(width, 4), nn.Linear(4, outputs), nn.Linear(4, 7)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found: Tensor = self.head(torch.relu(self.layer(inputs)))
+        return found
+
+
+@dataclass(frozen=True)
+class WithAuxiliary(Architecture):
+    def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        return Auxiliary(input_shape[0], outputs)
+
+
+@pytest.mark.parametrize("kind", [FedPer, FedRep, LGFedAvg, Moon, FedRoD])
+def test_a_head_through_which_nothing_goes_is_refused(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, kind: type[Method]
+) -> None:
+    def play(folder: str, method: Method) -> None:
+        task = Tabular("blood", architecture=WithAuxiliary())
+        job = make_job(mixers=dict(method.components()), method=method, task=task, rounds=1)
+        run(job, table_sites, tmp_path / folder)
+
+    with pytest.raises(ConfigError, match="the head of the network Auxiliary is taken to be 'aux', which does not run"):
+        play("last", kind())
+    if hasattr(kind, "head"):
+        play("named", kind(head="head"))  # type: ignore[call-arg]
 
 
 def test_a_network_whose_parts_are_looked_for_can_be_trained() -> None:
