@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from baselines import begin
 from medpfl.core.errors import ConfigError
@@ -148,6 +149,25 @@ def test_a_head_through_which_nothing_goes_is_refused(
         play("last", kind())
     if hasattr(kind, "head"):
         play("named", kind(head="head"))  # type: ignore[call-arg]
+
+
+@dataclass(frozen=True)
+class Normalised(Architecture):
+    spectral: bool
+
+    def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        normalised = spectral_norm if self.spectral else weight_norm
+        return nn.Sequential(nn.Linear(input_shape[0], 4), nn.ReLU(), normalised(nn.Linear(4, outputs)))
+
+
+@pytest.mark.parametrize("spectral", [True, False])
+def test_fedrod_refuses_a_head_that_cannot_be_zero(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, spectral: bool
+) -> None:
+    """Its own one became NaN."""
+    task, method = Tabular("blood", architecture=Normalised(spectral)), FedRoD()
+    with pytest.raises(ConfigError, match="with zero, which the weights of its last layer cannot be: they are normal"):
+        begin(make_job(mixers=dict(method.components()), method=method, task=task), table_sites, tmp_path)
 
 
 def test_a_network_whose_parts_are_looked_for_can_be_trained() -> None:
