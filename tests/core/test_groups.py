@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slots are found by module path and type, on networks whose names say nothing."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from medpfl.core.errors import ConfigError
-from medpfl.core.groups import BATCH_NORM, check_slots, describe, head_of, of_type, under, without
+from medpfl.core.groups import BATCH_NORM, base_and_head, check_slots, describe, head_of, of_type, under, without
 
 
 class Net(nn.Module):
@@ -43,6 +46,15 @@ def test_the_head_is_the_last_layer_that_computes() -> None:
     assert isinstance(last, nn.Conv2d | nn.ConvTranspose2d) and last.out_channels == 7
     with pytest.raises(ConfigError, match="cannot be split into a base and a head: it has 1 layers"):
         head_of(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("normalised", [weight_norm, spectral_norm])
+def test_a_layer_whose_weights_are_computed_is_one_layer(normalised: Callable[..., nn.Module], bias: bool) -> None:
+    net = nn.Sequential(normalised(nn.Linear(2, 3)), nn.ReLU(), normalised(nn.Linear(3, 2, bias=bias)))
+    root = nn.ModuleDict({"model": net})
+    assert head_of(net) == "2"
+    assert base_and_head(root, "model") == (under(root, "model.0"), under(root, "model.2"))
 
 
 def test_monai_unet_has_batch_norm_under_any_name() -> None:

@@ -4,6 +4,7 @@
 import json
 import subprocess
 import sys
+from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from medpfl.deployed.predict import predict
 from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods import softpull
-from medpfl.methods.contract import Method
+from medpfl.methods.contract import Build, Method
 from medpfl.methods.fedsm import FedSM
 from medpfl.models.unet import UNet
 from medpfl.tasks.segmentation import Segmentation
@@ -56,6 +57,24 @@ class Chooser(softpull.SoftPull):
     def predict(self, name: str, models: nn.ModuleDict, inputs: Tensor) -> Tensor:
         outputs = super().predict(name, models, inputs)
         return outputs if float(inputs.sum()) > 0 else outputs + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counter(softpull.SoftPull):
+    """Predicts by the number of inputs, which tracing takes for a constant."""
+
+    def predict(self, name: str, models: nn.ModuleDict, inputs: Tensor) -> Tensor:
+        outputs = super().predict(name, models, inputs)
+        return torch.cat([torch.zeros(1, 1).expand(len(inputs), -1), outputs], dim=1)[:, 1:]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named(softpull.SoftPull):
+    """A layer's name is not in ASCII."""
+
+    def models(self, build: Build) -> dict[str, nn.Module]:
+        found = super().models(build)
+        return {name: nn.Sequential(OrderedDict({"\u5934": network})) for name, network in found.items()}
 
 
 def trained(folder: Path, method: Method, mixers: dict[str, Mixer], hidden: tuple[int, ...] = (4,)) -> Path:
@@ -242,6 +261,23 @@ def test_what_was_traced_does_not_decide_what_is_found(models: dict[str, Path], 
         torch.manual_seed(seed)
         with pytest.raises(MedPFLError, match="gives other outputs than the model"):
             export(models["chooser"], tmp_path / "out", "torchscript")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        (Counter(), "exported so: model 'personal' of Counter: with 1 inputs the exported network ends with an error"),
+        (Named(), "exported to TorchScript: model 'personal' of Named: "),
+    ],
+    ids=["Counter", "Named"],
+)
+def test_what_torchscript_cannot_hold_is_told(tmp_path: Path, method: Method, words: str) -> None:
+    """A transformer's class token, say, of as many rows as ``len`` says."""
+    model = trained(tmp_path, method, SOFT)
+    with pytest.raises(MedPFLError, match=f"this model cannot be {words}"):
+        export(model, tmp_path / "out", "torchscript")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

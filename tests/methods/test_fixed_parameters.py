@@ -11,10 +11,17 @@ from torch import nn
 from every_method import EVERY, PICTURES, write_both
 from medpfl.core.frozen import training_only
 from medpfl.data.samples import SiteData
+from medpfl.job import Job
+from medpfl.job.settings import Settings
+from medpfl.methods.apfl import APFL
+from medpfl.methods.contract import Method
+from medpfl.methods.pfedme import PFedMe
+from medpfl.methods.scaffold import Scaffold
 from medpfl.tasks import Classification
 from tools import NormedTabular, normed, pieces, ready, round_of
 
 VALUE = 0.75
+ORDER = torch.arange(20)
 
 
 def fix(network: nn.Module) -> nn.Module:
@@ -62,6 +69,31 @@ def test_fixed_parameters_stay(sites: dict[bool, dict[str, Path]], tmp_path: Pat
     found = {f"{site}: {k}": t for site, one in runners.items() for k, t in one.models.state_dict().items()}
     fixed = {key: float(tensor) for key, tensor in found.items() if key.endswith(".fixed")}
     assert fixed == pytest.approx(dict.fromkeys(fixed, VALUE), abs=1e-6) and len(fixed) >= 4  # means are rounded
+
+
+@dataclass(frozen=True)
+class Counted(NormedTabular):
+    """Among its fixed parameters are whole numbers."""
+
+    def network(self, data: SiteData) -> nn.Module:
+        network = super().network(data)
+        network.register_parameter("order", nn.Parameter(ORDER.clone(), requires_grad=False))
+        return network
+
+
+@pytest.mark.parametrize(
+    "method", [APFL(alpha=0.1, alpha_lr=0.0), PFedMe(), Scaffold()], ids=lambda m: type(m).__name__
+)
+def test_fixed_whole_numbers_stay(sites: dict[bool, dict[str, Path]], tmp_path: Path, method: Method) -> None:
+    task = Counted(dataset=normed().dataset, hidden=normed().hidden)
+    job = Job("small", 2, Settings(rounds=2, references=()), dict(method.components()), method, task)  # type: ignore[arg-type]
+    coordinator, runners = pieces(job, sites[False], tmp_path)
+    ready(coordinator, runners)
+    for number in (1, 2):
+        round_of(coordinator, runners, number)
+    for runner in runners.values():
+        found = [tensor for key, tensor in runner.models.state_dict().items() if key.endswith(".order")]
+        assert found and all(torch.equal(tensor, ORDER) for tensor in found)
 
 
 def test_training_only_leaves_flags_as_they_were() -> None:

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import is_parametrized
 
 from medpfl.core.errors import ConfigError
 from medpfl.core.frozen import has_weights
@@ -82,15 +84,21 @@ def head_of(network: nn.Module) -> str:
     """Path of the network's head: its last module with parameters of its own that is no normalisation or activation.
 
     "Last" is the order of definition, for the networks here also that of computation: the final linear layer of a
-    classifier, the last convolution of a UNet.
+    classifier, the last convolution of a UNet. What a layer's weights are computed of (in weight or spectral
+    normalisation, say) is part of that layer.
 
     Raises:
         ConfigError: the network has no such module below itself, so that there is nothing to split.
     """
+    modules = dict(network.named_modules())
+    parts = tuple(f"{name}.parametrizations." for name, module in modules.items() if is_parametrized(module))
     found: list[str] = [
         name
-        for name, module in network.named_modules()
-        if name and not isinstance(module, _NO_HEAD) and has_weights(module)
+        for name, module in modules.items()
+        if name
+        and not name.startswith(parts)
+        and not isinstance(module, _NO_HEAD)
+        and (has_weights(module) or is_parametrized(module))
     ]
     if len(found) < 2:
         layers = f"it has {len(found)} layers"
@@ -115,6 +123,26 @@ def without(keys: Sequence[str], removed: Iterable[str]) -> list[str]:
     """``keys`` that are not in ``removed``, in their order."""
     gone = set(removed)
     return [key for key in keys if key not in gone]
+
+
+def check_entries(network: nn.Module) -> None:
+    """Every entry of its state is a tensor that it holds, so that what is copied into the entry is in the network.
+
+    Raises:
+        ConfigError: naming the entry.
+    """
+    held = {id(tensor) for tensor in (*network.parameters(), *network.buffers())}
+    for key, entry in network.state_dict(keep_vars=True).items():
+        if is_lazy(entry):
+            raise ConfigError(
+                f"the shape of '{key}' is known only when the network first runs (its layer is one of torch's lazy "
+                "ones): build it for the shape of its inputs"
+            )
+        if id(entry) not in held:
+            raise ConfigError(
+                f"'{key}' in the network's state is no parameter or buffer of the network, so it could neither travel "
+                "nor be kept: hold it in a buffer, or leave it out of the state"
+            )
 
 
 def check_slots(root: nn.Module, slots: Mapping[str, Sequence[str]]) -> None:

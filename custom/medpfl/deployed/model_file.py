@@ -342,7 +342,7 @@ def predicting(method: Method, name: str, networks: nn.ModuleDict, input_shape: 
     """Those of the networks, with their weights, that the deployed model ``name`` asks for when it predicts."""
     watched = _Watched(networks)
     blank = torch.zeros(1, *input_shape, device=next(networks.parameters()).device)
-    with torch.inference_mode():
+    with torch.no_grad():
         method.predict(name, watched.eval(), blank)
     return nn.ModuleDict({key: network for key, network in networks.items() if key in watched.asked})
 

@@ -102,15 +102,19 @@ def write_torchscript(
         flips: axes of images along which what is written mirrors them itself; its outputs are the means.
 
     Raises:
-        MedPFLError: the traced model gives other outputs.
+        MedPFLError: torch cannot trace the model or read what it wrote, or the traced model gives other outputs.
     """
     with quiet():
         inputs = example(deployed)
         module = Mirrored(deployed.module(), flips) if flips else deployed.module()
-        traced = torch.jit.trace(module, inputs, check_trace=False)  # type: ignore[no-untyped-call]
         extra = {METADATA: json.dumps(metadata(deployed)), **(more or {})}
-        torch.jit.save(traced, str(path), _extra_files=extra)
-        again = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
+        try:
+            traced = torch.jit.trace(module, inputs, check_trace=False)  # type: ignore[no-untyped-call]
+            torch.jit.save(traced, str(path), _extra_files=extra)
+            again = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
+        except RuntimeError as error:  # torch's, of names with other letters than ASCII's, say
+            why = str(error).strip().splitlines()[0]
+            raise MedPFLError(f"this model cannot be exported to TorchScript: {which(deployed)}: {why}") from error
     check_same(deployed, again, flips)
 
 
@@ -135,15 +139,22 @@ def check_same(deployed: Deployed, exported: Callable[[Tensor], Tensor], flips: 
     negatives: a rule that asks for a sign takes the branch that the tracer did not see at one of them.
 
     Raises:
-        MedPFLError: they differ.
+        MedPFLError: they differ, or the exported network takes no such number of inputs.
     """
     generator = torch.Generator().manual_seed(0)
     for size in (1, 5):
         drawn = torch.randn(size, *deployed.input_shape, generator=generator)
         for inputs in (drawn, -drawn):
             expected = flipped(deployed, inputs, flips, back=True)
-            with torch.inference_mode():
-                found = exported(inputs)
+            try:
+                with torch.inference_mode():
+                    found = exported(inputs)
+            except RuntimeError as error:  # torch's, of a program for as many inputs as it was traced with
+                raise MedPFLError(
+                    f"this model cannot be exported so: {which(deployed)}: with {size} inputs the exported network "
+                    "ends with an error; a network that uses the number of its inputs must take it from their 'shape' "
+                    "(not from 'len')"
+                ) from error
             scale = max(1.0, float(expected.abs().max()))
             if found.shape != expected.shape or not (found - expected).abs().max() <= TOLERANCE * scale:
                 raise MedPFLError(

@@ -92,7 +92,7 @@ class APFL(Method):
         alpha = models["alpha"].get_parameter("value")
         common = dict(models["global"].named_parameters())
         personal = models["personal"].named_parameters()
-        return {key: alpha * weight + (1 - alpha) * common[key].detach() for key, weight in personal}
+        return {key: alpha * own + (1 - alpha) * common[key].detach() for key, own in personal if own.requires_grad}
 
     def diagnose(self, models: nn.ModuleDict, samples: Samples, index: int, device: torch.device) -> dict[str, float]:
         """The learned alpha."""

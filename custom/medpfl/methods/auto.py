@@ -143,7 +143,7 @@ class Auto(Method):
         candidates, strata = moved(torch.tensor(MIXTURES), site.device), site.task.strata(samples)
         losses = torch.zeros(1 + bool(layers), len(MIXTURES), dtype=torch.float64, device=site.device)
         size = samples.together(BATCH)
-        with torch.inference_mode():
+        with torch.no_grad():
             for start in range(0, len(samples), size):
                 part = slice(start, start + size)
                 inputs = part_of(samples.inputs, part, site.device)

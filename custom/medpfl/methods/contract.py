@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError, RefusedUpdate
-from medpfl.core.groups import under
+from medpfl.core.groups import check_entries, under
 from medpfl.core.mixers import Mean, Mixer, NoDefault
 from medpfl.core.seeding import seed_torch
 from medpfl.data.samples import Samples, SiteData
@@ -74,9 +74,15 @@ class Build:
             )
 
     def seeded(self, make: Callable[[], nn.Module]) -> nn.Module:
-        """A network of the method's own, with initial weights that depend on the job's seed only."""
+        """A network of the method's own, with initial weights that depend on the job's seed only.
+
+        Raises:
+            ConfigError: its state holds something else than its tensors.
+        """
         seed_torch(self.seed, "initial weights")
-        return make()
+        network = make()
+        check_entries(network)
+        return network
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from torch import nn
 
 from medpfl.core.groups import base_and_head
 from medpfl.methods.contract import Build, Method, Site
+from medpfl.methods.features import check_head_trained
 from medpfl.privacy.contract import Cover
 
 
@@ -36,3 +37,4 @@ class FedPer(Method):
 
     def local_round(self, site: Site) -> None:
         site.fit("model")
+        check_head_trained(site.models["model"], self.head)

@@ -16,6 +16,7 @@ from medpfl.core.errors import ConfigError
 from medpfl.core.frozen import training_only
 from medpfl.core.groups import base_and_head, head_of
 from medpfl.methods.contract import Batch, Build, Method, Site
+from medpfl.methods.features import not_run
 from medpfl.privacy.contract import Cover
 
 
@@ -71,4 +72,6 @@ class FedRep(Method):
             for batch in batches:
                 with site.autocast():
                     loss = site.task.loss(network(batch.inputs), batch.targets)
+                if train_head and not loss.requires_grad:
+                    raise not_run(network, head, "name another one in FedRep's 'head'")
                 site.step("model", loss)

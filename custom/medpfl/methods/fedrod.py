@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import head_of, under
@@ -54,7 +55,13 @@ class FedRoD(Method):
     def models(self, build: Build) -> dict[str, nn.Module]:
         build.only_for("FedRoD", Target.CLASS)
         network = build.network()
-        head = copy.deepcopy(network.get_submodule(head_of(network)))
+        last = network.get_submodule(head_of(network))
+        if is_parametrized(last):
+            raise ConfigError(
+                "FedRoD begins a head beside the network's own with zero, which the weights of its last layer cannot be"
+                ": they are normalised, or computed otherwise (torch.nn.utils.parametrizations)"
+            )
+        head = copy.deepcopy(last)
         if next(head.parameters(), None) is None:
             raise ConfigError("FedRoD trains a head beside the network's own, which start's frozen must leave to train")
         for weight in head.parameters():

@@ -86,7 +86,7 @@ def _training_loss(site: Site, network: nn.Module) -> float:
     samples, losses, sizes = site.data.splits["train"], [], []
     size = samples.together(64)
     network.eval()
-    with torch.inference_mode(), site.autocast():
+    with torch.no_grad(), site.autocast():
         for start in range(0, len(samples), size):
             inputs, targets = samples.inputs[start : start + size], samples.targets[start : start + size]
             losses.append(site.task.loss(network(moved(inputs, site.device)), moved(targets, site.device)))

@@ -101,7 +101,7 @@ class MoE(Method):
 
     def diagnose(self, models: nn.ModuleDict, samples: Samples, index: int, device: torch.device) -> dict[str, float]:
         """Mean alpha, the common model's share."""
-        with torch.inference_mode():
+        with torch.no_grad():
             shares = [
                 models["gate"](part_of(samples.inputs, slice(start, start + 256), device)).sigmoid().flatten()
                 for start in range(0, len(samples), 256)

@@ -73,6 +73,7 @@ class PFedMe(Method):
                 site.step("personal", loss, term=pull)
             with torch.no_grad():
                 for weight, theta in zip(common.parameters(), personal.parameters(), strict=True):
-                    weight.lerp_(theta, self.outer_lr * self.lam)
+                    if weight.requires_grad:
+                        weight.lerp_(theta, self.outer_lr * self.lam)
         for buffer, own in zip(common.buffers(), personal.buffers(), strict=True):
             buffer.copy_(own)

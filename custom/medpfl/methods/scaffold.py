@@ -38,8 +38,12 @@ class Scaffold(Method):
 
     def models(self, build: Build) -> dict[str, nn.Module]:
         network = build.network()
-        zeros = [nn.Parameter(torch.zeros_like(weight), requires_grad=False) for weight in network.parameters()]
-        return {"model": network, "control": nn.ParameterList(zeros), "own": nn.ParameterList(w.clone() for w in zeros)}
+
+        def zeros() -> nn.ParameterList:
+            made = [nn.Parameter(torch.zeros_like(weight), requires_grad=False) for weight in network.parameters()]
+            return nn.ParameterList(made)
+
+        return {"model": network, "control": zeros(), "own": zeros()}
 
     def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
         return {name: under(models, name) for name in ("model", "control")}

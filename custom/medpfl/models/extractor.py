@@ -91,7 +91,7 @@ class Extractor(nn.Module):
         training = self.network.training
         device = next(self.network.parameters()).device
         try:
-            with torch.inference_mode():
+            with torch.no_grad():
                 shape = tuple(self.eval()(torch.zeros(1, *input_shape, device=device)).shape)
         finally:
             for handle in handles:

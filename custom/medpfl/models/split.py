@@ -76,7 +76,7 @@ def _run(network: nn.Module, input_shape: tuple[int, ...]) -> dict[str, torch.Si
     training = [module for module in network.modules() if module.training]
     parameter = next(network.parameters())
     try:
-        with torch.inference_mode():
+        with torch.no_grad():
             network.eval()(torch.zeros(1, *input_shape, device=parameter.device))
     finally:
         for handle in handles:

@@ -31,7 +31,7 @@ def decide_samples(
     """
     whole = isinstance(samples.inputs, CaseRows)
     decisions = []
-    with torch.inference_mode():
+    with torch.no_grad():
         for inputs in _parts(samples, numbers, device):
             decided = task.decide(task.infer(forward, inputs)).cpu()
             decisions.append(decided.flatten() if whole else decided)

@@ -40,7 +40,7 @@ def input_statistics(name: str, network: nn.Module, site: Site) -> dict[str, Ten
             f"FedAP compares the inputs of BatchNorm layers, and the network {name_of(network)} has none: set the "
             "server component's statistics to 'head_inputs' (d-FedAP)"
         )
-    with InputMoments(layers) as watched, torch.inference_mode():
+    with InputMoments(layers) as watched, torch.no_grad():
         for inputs in site.training_inputs():
             network(inputs)
     return watched.result()

@@ -71,7 +71,7 @@ class FedSMExtra(FedSM):
         """Share of this hospital's samples that the selector gives to the global and to this hospital's own model."""
         models["selector"].eval()
         size = samples.together(64)
-        with torch.inference_mode():
+        with torch.no_grad():
             chosen = torch.cat(
                 [
                     models["selector"](part_of(samples.inputs, slice(start, start + size), device)).argmax(dim=1)

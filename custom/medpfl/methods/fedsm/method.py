@@ -156,7 +156,7 @@ class FedSM(Method):
         models["selector"].eval()
         logits, content = [], []
         size = samples.together(64)
-        with torch.inference_mode():
+        with torch.no_grad():
             for start in range(0, len(samples), size):
                 inputs = samples.inputs[start : start + size]
                 logits.append(models["selector"](part_of(samples.inputs, slice(start, start + size), device)).cpu())

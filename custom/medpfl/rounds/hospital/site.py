@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from medpfl.component import spec_of
+from medpfl.component import class_paths, foreign_code, spec_of
 from medpfl.core.devices import bytes_for_data, current, memory_errors, training_device
 from medpfl.core.errors import ConfigError, OutOfMemory, ProtocolError
 from medpfl.core.repeatable import repeatable
@@ -177,6 +177,8 @@ class SiteRunner:
         method, task = as_planned(*self._given, header.planned)
         self.method, self.task = method.at(self.name), task.at(self.name)
         recipe = [spec_of(method), spec_of(task)]
+        code = foreign_code(class_paths(recipe))  # a run does not go on with another method of the same name
+        said = [*recipe, code] if code else recipe
         methods = [self.method, *riding_along(header.slots, self.method)]
         self.device = training_device(site_file.gpu.device, self._turn)
         policy.check_start(self.policy, header)
@@ -208,7 +210,7 @@ class SiteRunner:
             policy=self.policy,
             guard=guard,
             stopped=self._stopped,
-            config=digest_of([*recipe, marks]),
+            config=digest_of([*said, marks]),
             resident=bytes_for_data(self.device, site_file.gpu.cache_gb, self._of),
         )
         ready.build()
@@ -216,7 +218,7 @@ class SiteRunner:
         start = ready.networks.gather()
         self._seal = seal_of(header, site_file, self.name, start, ready.networks.untrained(), header.roster)
         sealed = [self._seal.fingerprint] if self._seal else []  # with another key nobody can read what the server kept
-        ready.config = digest_of([*recipe, marks, *sealed])  # nor does what was encrypted go on in the clear
+        ready.config = digest_of([*said, marks, *sealed])  # nor does what was encrypted go on in the clear
         self.run.forget()
         self.ready, self.rounds = ready, LocalRounds(ready, self.run, header.rounds)
         self._begun, self._spoilt = True, False

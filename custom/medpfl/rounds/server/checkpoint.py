@@ -158,6 +158,6 @@ def other_runs(folder: Path) -> list[str]:
         if not about.finished:
             who = f"round {about.done}; {', '.join(about.roster)}"
             told.append(
-                f"an unfinished run of this job ({who}) is kept and not resumed: its hospitals or settings differ"
+                f"an unfinished run of this job ({who}) is kept and not resumed: its hospitals, settings or code differ"
             )
     return told

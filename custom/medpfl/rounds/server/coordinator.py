@@ -4,6 +4,7 @@
 ``rounds.loop`` says in which order its methods are called: one that makes messages, then one that takes the answers.
 """
 
+from medpfl.component import class_name, foreign_code
 from medpfl.rounds.announcing import versions
 from medpfl.rounds.messages import Message, digest_of, table
 from medpfl.rounds.planning import Planning
@@ -75,6 +76,8 @@ class Coordinator(ServerRun):
         configs = sorted({ready[site].header.config for site in self.joined})
         components = self.end.about.components
         said = [self.job.name, self.settings.of_run(), components, list(self.roster), configs]
+        if code := foreign_code(class_name(type(mixer)) for mixer in self.copies.mixers.values()):
+            said.append(code)
         if not self.begin(digest_of(said)):
             self._tell_sampling()
             for text in lacking:

@@ -180,6 +180,7 @@ def oddities(found: Joined, replies: Mapping[str, Message[InitReply]], here: Map
     """
     told: dict[str, list[str]] = {}
     everything = sum(sizes["train"] for sizes in found.sizes.values())
+    usual, _ = Counter(replies[site].header.config for site in found.sizes).most_common(1)[0]
     for site, sizes in found.sizes.items():
         theirs = replies[site].header.versions
         sentences = [
@@ -191,6 +192,11 @@ def oddities(found: Joined, replies: Mapping[str, Message[InitReply]], here: Map
             sentences.append(
                 f"it says that it has {sizes['train']} of all {everything} training samples: where a mean weighs by "
                 "samples, it decides"
+            )
+        if replies[site].header.config != usual:  # what else it is made of was compared
+            sentences.append(
+                "it has other code of the packages beside MedPFL whose classes the job names than most hospitals: it "
+                "may train by other rules"
             )
         told[site] = sentences
     return told

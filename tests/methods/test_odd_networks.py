@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Networks of other packages: what they keep outside their tensors."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+
+from baselines import begin
+from medpfl.core.errors import ConfigError
+from medpfl.deployed.model_file import predicting
+from medpfl.methods.contract import Method
+from medpfl.methods.fedap import FedAP
+from medpfl.methods.fedavg import FedAvg
+from medpfl.methods.fedper import FedPer
+from medpfl.methods.fedrep import FedRep
+from medpfl.methods.fedrod import FedRoD
+from medpfl.methods.ifca import IFCA
+from medpfl.methods.lg_fedavg import LGFedAvg
+from medpfl.methods.moon import Moon
+from medpfl.methods.scaffold import Scaffold
+from medpfl.models.contract import Architecture
+from medpfl.models.extractor import Extractor
+from medpfl.models.split import output_shape
+from medpfl.rounds.simulate import simulate
+from medpfl.tasks.tabular import Tabular
+from tools import Make, assert_same, run
+
+
+class Counting(nn.Module):
+    """It counts its batches in what torch calls extra state."""
+
+    def __init__(self, width: int, outputs: int) -> None:
+        super().__init__()
+        self.layer, self.calls = nn.Linear(width, outputs), 0
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor(self.calls)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.calls = int(state)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls += 1
+        found: Tensor = self.layer(inputs)
+        return found
+
+
+class Told(Counting):
+    def get_extra_state(self) -> Any:
+        return {"calls": self.calls}
+
+
+@dataclass(frozen=True)
+class Odd(Architecture):
+    kind: str
+
+    def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        made: dict[str, Callable[[], nn.Module]] = {
+            "counting": lambda: Counting(input_shape[0], outputs),
+            "told": lambda: Told(input_shape[0], outputs),
+            "lazy": lambda: nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(outputs)),
+        }
+        return made[self.kind]()
+
+
+EXTRA = "_extra_state' in the network's state is no parameter or buffer of the network, so it could neither travel nor"
+LAZY = r"weight' is known only when the network first runs \(its layer is one of torch's lazy ones\): build"
+REFUSED = {"counting": EXTRA, "told": EXTRA, "lazy": LAZY}
+
+
+@pytest.mark.parametrize("method", [FedAvg(), Scaffold(), IFCA(clusters=1)], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("kind", REFUSED)
+def test_state_that_is_no_tensor_of_the_network_is_refused(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, kind: str, method: Any
+) -> None:
+    task = Tabular("blood", architecture=Odd(kind))
+    with pytest.raises(ConfigError, match=REFUSED[kind]):
+        begin(make_job(mixers=dict(method.components()), method=method, task=task), table_sites, tmp_path)
+
+
+class Remembering(nn.Module):
+    """It computes a constant when it first runs, and keeps it, as rotary embeddings of transformers do."""
+
+    def __init__(self, width: int, outputs: int) -> None:
+        super().__init__()
+        self.layer, self.norm, self.head = nn.Linear(width, 4), nn.BatchNorm1d(4), nn.Linear(4, outputs)
+        self.scale: Tensor | None = None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.scale is None:
+            self.scale = torch.linspace(0.5, 1.5, 4)
+        found: Tensor = self.head(self.norm(self.layer(inputs)) * self.scale)
+        return found
+
+
+@dataclass(frozen=True)
+class Remembers(Architecture):
+    def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        return Remembering(input_shape[0], outputs)
+
+
+@pytest.mark.parametrize("method", [FedAvg(), FedAP(), IFCA()], ids=lambda one: type(one).__name__)
+def test_a_network_may_first_run_where_it_is_not_trained(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, method: Any
+) -> None:
+    """In statistics, in a choice between networks, or in validation where a run goes on."""
+    job = make_job(
+        mixers=dict(method.components()), method=method, task=Tabular("blood", architecture=Remembers()), rounds=2
+    )
+    whole = run(job, table_sites, tmp_path / "whole")
+    simulate(job, table_sites, tmp_path / "cut" / "results", tmp_path / "cut" / "home", stop_after=1)
+    assert_same(run(job, table_sites, tmp_path / "cut"), whole)
+
+
+class Auxiliary(nn.Module):
+    """Its last layer serves something else than its predictions."""
+
+    def __init__(self, width: int, outputs: int) -> None:
+        super().__init__()
+        self.layer, self.head, self.aux = nn.Linear(width, 4), nn.Linear(4, outputs), nn.Linear(4, 7)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found: Tensor = self.head(torch.relu(self.layer(inputs)))
+        return found
+
+
+@dataclass(frozen=True)
+class WithAuxiliary(Architecture):
+    def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        return Auxiliary(input_shape[0], outputs)
+
+
+@pytest.mark.parametrize("kind", [FedPer, FedRep, LGFedAvg, Moon, FedRoD])
+def test_a_head_through_which_nothing_goes_is_refused(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, kind: type[Method]
+) -> None:
+    def play(folder: str, method: Method) -> None:
+        task = Tabular("blood", architecture=WithAuxiliary())
+        job = make_job(mixers=dict(method.components()), method=method, task=task, rounds=1)
+        run(job, table_sites, tmp_path / folder)
+
+    with pytest.raises(ConfigError, match="the head of the network Auxiliary is taken to be 'aux', which does not run"):
+        play("last", kind())
+    if hasattr(kind, "head"):
+        play("named", kind(head="head"))  # type: ignore[call-arg]
+
+
+@dataclass(frozen=True)
+class Normalised(Architecture):
+    spectral: bool
+
+    def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        normalised = spectral_norm if self.spectral else weight_norm
+        return nn.Sequential(nn.Linear(input_shape[0], 4), nn.ReLU(), normalised(nn.Linear(4, outputs)))
+
+
+@pytest.mark.parametrize("spectral", [True, False])
+def test_fedrod_refuses_a_head_that_cannot_be_zero(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, spectral: bool
+) -> None:
+    """Its own one became NaN."""
+    task, method = Tabular("blood", architecture=Normalised(spectral)), FedRoD()
+    with pytest.raises(ConfigError, match="with zero, which the weights of its last layer cannot be: they are normal"):
+        begin(make_job(mixers=dict(method.components()), method=method, task=task), table_sites, tmp_path)
+
+
+def test_a_network_whose_parts_are_looked_for_can_be_trained() -> None:
+    network = Remembering(3, 2)
+    assert output_shape(network, (3,)) == (2,)
+    network(torch.ones(4, 3)).sum().backward()
+    network = Remembering(3, 2)
+    assert list(predicting(FedAvg(), "fedavg", nn.ModuleDict({"fedavg": network}), (3,))) == ["fedavg"]
+    network(torch.ones(4, 3)).sum().backward()
+    parts = Extractor(Remembering(3, 2), "norm", (3,))
+    parts(torch.ones(4, 3)).sum().backward()

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run does not go on with other code of a class of one's own than it began with."""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from medpfl.component import class_name, foreign_code
+from medpfl.job import Job
+from medpfl.methods.fedavg import FedAvg
+from medpfl.rounds.simulate import simulate
+from small_jobs import small_job
+from tools import assert_same, exchange, outcome, pieces, retell
+
+METHOD = """
+from medpfl.methods.fedavg import FedAvg
+from .steps import TIMES
+
+class Mine(FedAvg):
+    def local_round(self, site):
+        for _ in range(TIMES):
+            site.fit("fedavg")
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    folder = tmp_path / "code" / "minepackage"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("from minepackage.mine import Mine\n")
+    (folder / "mine.py").write_text(METHOD)
+    (folder / "steps.py").write_text("TIMES = 1\n")
+    (folder / "unused.py").write_text("")
+    monkeypatch.syspath_prepend(str(folder.parent))
+    yield folder
+    for name in [name for name in sys.modules if name.partition(".")[0] == "minepackage"]:
+        del sys.modules[name]
+
+
+def imported() -> type[FedAvg]:
+    """The class as another process would find it."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "minepackage"]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+    kind: type[FedAvg] = importlib.import_module("minepackage").Mine
+    return kind
+
+
+def job_of(kind: type[FedAvg]) -> Job:
+    method = kind(lr=0.05)
+    return small_job(rounds=3, mixers=dict(method.components()), method=method)  # type: ignore[arg-type]
+
+
+def test_the_code_is_of_a_class_and_what_it_imports(package: Path) -> None:
+    found = foreign_code([class_name(imported()), class_name(FedAvg)])
+    assert found.keys() == {"minepackage.mine", "minepackage.steps"}
+    (package / "mine.py").write_bytes(METHOD.replace("\n", "\r\n").encode())
+    assert foreign_code(["minepackage.mine.Mine"]) == found
+    (package / "steps.py").write_text("TIMES = (")
+    other = foreign_code(["minepackage.mine.Mine"])
+    assert other.keys() == found.keys() and other != found
+    assert foreign_code(["minepackage.Mine"]).keys() == {*found, "minepackage"}
+    assert set(foreign_code(["nowhere.Mine"])) == {"nowhere"}
+
+
+def test_an_interrupted_run_begins_anew_with_other_code(
+    package: Path, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    def play(folder: str, stop_after: int | None = None) -> tuple[Path, str]:
+        results = tmp_path / folder / "results"
+        home = tmp_path / folder / "home"
+        coordinator = simulate(job_of(imported()), table_sites, results, home, stop_after=stop_after)
+        return results, str(coordinator.record.events)
+
+    whole, _ = play("whole")
+    play("cut", 2)
+    (package / "unused.py").write_text("X = 1\n")
+    cut, told = play("cut")
+    assert "resumed after round 2" in told
+    assert_same(outcome(cut), outcome(whole))
+
+    play("changed", 2)
+    (package / "steps.py").write_text("TIMES = 20\n")  # another size, so that Python compiles it anew
+    changed, told = play("changed")
+    assert "is kept and not resumed" in told
+    assert_same(outcome(changed), outcome(play("anew")[0]))
+
+
+def test_a_hospital_with_other_code_is_told(table_sites: dict[str, Path], tmp_path: Path) -> None:
+    coordinator, runners = pieces(small_job(), table_sites, tmp_path)
+    replies = exchange(runners, coordinator.init_messages())
+    retell(replies["clara"], config="other")
+    coordinator.take_init(replies)
+    told = [event.site for event in coordinator.record.events if "other code of the packages" in event.event]
+    assert told == ["clara"]
