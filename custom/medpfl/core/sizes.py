@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Networks that are refused before their memory is taken."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -40,7 +41,7 @@ class Bounded(TorchFunctionMode):
         if func in _MAKERS:
             shape = (kwargs or {}).get("size", args)
             lengths = shape[0] if shape and isinstance(shape[0], list | tuple) else shape
-            self._left -= max(torch.Size(lengths).numel(), _LEAST)
+            self._left -= max(math.prod(lengths), _LEAST)  # torch.Size counts in 64 bits
             if self._left < 0:
                 raise TooLarge(f"the job's networks have more than {self._most} entries")
         return func(*args, **(kwargs or {}))
