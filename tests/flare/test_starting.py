@@ -12,8 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_context import FLContext
 
 from medpfl.core.errors import MedPFLError
+from medpfl.flare import starting
 from medpfl.flare.allow import allow
 from medpfl.flare.doctor import examine
 from medpfl.flare.kits import read_kit
@@ -112,6 +115,21 @@ def test_a_certificate_that_ends_soon_is_pointed_out(made: Provisioned, kit: Pat
     reissue(kit, made, -1, 20)
     (sentence,) = soon_over(read_kit(kit))
     assert "client.crt expires on 20" in sentence and "in 19 days" in sentence
+
+
+def test_a_site_that_runs_tells_of_its_certificate_before_each_job(
+    made: Provisioned, kit: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(kit)  # as FLARE does
+    monkeypatch.setattr(starting, "configure_logging", lambda _: None)
+    start, context = starting.Start(), FLContext()
+    for end, sentence in ((20, "client.crt expires on 20"), (-1, "client.crt expired on 20")):
+        reissue(kit, made, -400, end)
+        start.handle_event(EventType.START_RUN, context)
+        assert not caplog.messages
+        start.handle_event(EventType.BEFORE_JOB_LAUNCH, context)
+        assert sentence in caplog.text
+        caplog.clear()
 
 
 def test_the_doctor_names_a_kit_of_before(kit: Path) -> None:
