@@ -63,11 +63,13 @@ def write_folder(folder: Path, name: Callable[[int], str], label: Callable[[int]
 
 
 @pytest.mark.slow
-def test_a_decathlon_list_is_used_as_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("test", ["test", "testing"])
+def test_a_decathlon_list_is_used_as_it_is(tmp_path: Path, test: str) -> None:
     write_volumes(tmp_path / "data")
     (tmp_path / "data" / "site.yaml").unlink()
     path = tmp_path / "data" / "list.json"
     content = json.loads(path.read_text()) | {"labels": {"0": "background", "1": "liver"}}
+    content[test] = content.pop("test") + content.pop("validation")
     path.write_text(json.dumps(content))
     found = init(tmp_path / "data", tmp_path / "site.yaml")
     assert found == {"kind": "volumes", "datalist": "data/list.json", "labels": {0: "background", 1: "liver"}}

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from medpfl.cli import app
 from medpfl.core.errors import DataError, SiteFileError
+from medpfl.data import split_file
 from medpfl.data.contract import Listing
 from medpfl.data.declared import Problems
 from medpfl.data.site_file import load_site_file
@@ -108,6 +109,24 @@ def test_patients_stay_where_they_are_when_others_come(tmp_path: Path, kind: Any
     dataset = declare(tmp_path, kind(tmp_path, range(1, 41)), group="patient", seed=4, file="split.csv")
     assert extend(dataset).new == {"train": 0, "validation": 0, "test": 0}
     assert owners(dataset.cases(Problems())) == now
+
+
+def test_two_at_once_do_not_overwrite_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = declare(tmp_path, table(tmp_path, range(1, 31)), group="patient", file="split.csv")
+    extend(dataset)
+    read, refused = split_file.read_split_file, []
+
+    def another_begins(path: Path) -> dict[str, str]:
+        with pytest.raises(DataError, match="another 'medpfl site split' writes split") as error:
+            extend(dataset)
+        refused.append(error)
+        monkeypatch.setattr(split_file, "read_split_file", read)
+        return read(path)
+
+    monkeypatch.setattr(split_file, "read_split_file", another_begins)
+    assert extend(declare(tmp_path, table(tmp_path, range(1, 41)), group="patient", file="split.csv")).gone == 0
+    assert refused and len(read(tmp_path / "split.csv")) == 40
+    assert not list(tmp_path.glob(".split*"))
 
 
 def test_a_patient_is_found_however_its_number_is_written(tmp_path: Path) -> None:

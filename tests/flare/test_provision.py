@@ -319,7 +319,7 @@ def test_the_command_says_who_gets_what(
     for words in ("hospital-d", "lead@hospital-a.example.org", "gpg --symmetric", "preflight check", ": passed"):
         assert words in said[0], words
     allowed, guarded = ("medpfl site allow KIT; medpfl site ", "medpfl site allow KIT; medpfl site forbid-code KIT; ")
-    started = "doctor KIT; KIT/startup/start.sh > KIT/start.log 2>&1"
+    started = "doctor KIT; KIT/startup/start.sh >> KIT/start.log 2>&1"
     assert f"\n  server: {allowed}{started}\n" in said[0]
     assert (
         f"\n  hospital: site file, and a datalist beside it, into KIT/local/; {guarded}medpfl site {started}\n"

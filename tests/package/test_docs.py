@@ -38,7 +38,7 @@ def test_start_sh_does_not_print_where_the_next_command_is_typed() -> None:
     typed = [line for line in lines if re.match(r"    KIT/startup/start\.sh", line)]
     assert len(typed) >= 3
     for command in [*typed, NEXT["server"], NEXT["hospital"]]:
-        assert "KIT/startup/start.sh > KIT/start.log 2>&1" in command, command
+        assert "KIT/startup/start.sh >> KIT/start.log 2>&1" in command, command
 
 
 def test_links_lead_to_files() -> None:

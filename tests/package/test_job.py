@@ -102,6 +102,8 @@ WRONG: list[tuple[tuple[str | int, ...], Any, list[str]]] = [
     ((*CONTROLLER, "args", "rounds"), 1.5, ["'rounds' of Settings", "a whole number", "got 1.5"]),
     ((*CONTROLLER, "args", "rounds"), True, ["'rounds' of Settings", "a whole number", "got True"]),
     ((*CONTROLLER, "args", "seed"), 2**63, ["the controller's seed must be smaller than 2^63", f"got {2**63}"]),
+    ((*CONTROLLER, "args", "train_timeout"), 1e300, ["the controller's train_timeout must be", "at most a year"]),
+    ((*CONTROLLER, "args", "grace"), 1e300, ["the controller's grace must be", "at most a year"]),
     ((*CONTROLLER, "args", "rounds"), 0, ["rounds must be at least 1", "got 0"]),
     ((*CONTROLLER, "args", "rounds"), DROP, ["argument 'rounds' of Settings is missing"]),
     ((*CONTROLLER, "args", "round"), 1, ["unknown argument 'round' of Settings", "rounds"]),

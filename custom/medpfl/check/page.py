@@ -63,8 +63,8 @@ def write_page(report: Report, path: Path) -> Path:
 def _write(path: Path, text: str, then: Callable[[Path], object]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(text.encode("utf-8", "backslashreplace"))  # a path may be in no UTF-8
         then(temporary)
     except OSError as error:
         with suppress(OSError):  # what cannot be written has nothing to remove, and a read-only disk says so again

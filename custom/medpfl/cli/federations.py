@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from medpfl.flare.provision import Provisioned
 
 DEFAULT_JOB = "fedsm_phantom"
-_START = "medpfl site doctor KIT; KIT/startup/start.sh > KIT/start.log 2>&1"
+_START = "medpfl site doctor KIT; KIT/startup/start.sh >> KIT/start.log 2>&1"
 NEXT = {
     "server": f"medpfl site allow KIT; {_START}",
     "relay": _START,

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -116,12 +117,33 @@ def extend(dataset: Dataset) -> Drawn:
 
     Raises:
         DataError: the dataset's split names no file, the data cannot be listed or be cut by one, or it cannot be
-            written.
+            written; or another process is at it.
     """
     rule = dataset.split
     if rule.file is None:
         raise DataError("its 'split' has no 'file'; name one there, such as 'file: split.csv'")
     path = rule.path.resolve()  # a link stays one
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        # Whoever begins while another one writes would not see what that one draws.
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            try:
+                return _extend(dataset, path, temporary, file)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+    except FileExistsError as error:
+        raise DataError(
+            f"{temporary} is there: another 'medpfl site split' writes {path.name}, or one was killed; wait for its "
+            "end, and remove the file if none runs"
+        ) from error
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _extend(dataset: Dataset, path: Path, temporary: Path, file: IO[str]) -> Drawn:
+    """``file`` is that of ``temporary``."""
+    rule = dataset.split
     old = read_split_file(path) if path.exists() else {}
     drawn = _with(dataset, rule.model_copy(update={"file": None})).cases(Problems())
     owners = {same(case.group): (case.group, split) for split, cases in drawn.items() for case in cases}
@@ -134,19 +156,12 @@ def extend(dataset: Dataset) -> Drawn:
     lines = path.read_text(encoding="utf-8-sig") if old else f"{','.join(_COLUMNS)}\n"
     text, separator = io.StringIO(), _separator(lines.partition("\n")[0])
     csv.writer(text, lineterminator="\n", delimiter=separator).writerows((owners[key][0], chosen[key]) for key in new)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        try:
-            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-                file.write(lines + ("" if lines.endswith("\n") else "\n") + text.getvalue())
-            _with(dataset, rule.model_copy(update={"file": str(temporary)})).cases(Problems())  # it can be cut so
-            if old:
-                shutil.copymode(path, temporary)  # the account that trains may be another one
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror}") from error
+    file.write(lines + ("" if lines.endswith("\n") else "\n") + text.getvalue())
+    file.close()  # a full disk is told of here
+    _with(dataset, rule.model_copy(update={"file": str(temporary)})).cases(Problems())  # it can be cut so
+    if old:
+        shutil.copymode(path, temporary)  # the account that trains may be another one
+    os.replace(temporary, path)
     now, added = Counter(old.get(key) or chosen[key] for key in owners), Counter(chosen.values())
     there = [split for split in SPLITS if now[split]]
     gone = len(old.keys() - owners.keys())

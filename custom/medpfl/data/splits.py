@@ -62,7 +62,8 @@ def choose(
 
 
 def check_listing(listing: Mapping[str, Sequence[Case]], source: str, problems: Problems) -> None:
-    """Report an empty train or test split, and groups (patients) that are in two splits."""
+    """Report an empty train or test split, groups (patients) that are in two splits, and names of files that no file
+    could hold."""
     for split in ("train", "test"):
         if not listing[split] and not problems.found:  # or it is empty because of them
             problems.add(f"{source}: the {split} split is empty")
@@ -70,6 +71,8 @@ def check_listing(listing: Mapping[str, Sequence[Case]], source: str, problems: 
     told: set[str] = set()
     for split, cases in listing.items():
         for case in cases:
+            if (readable := case.name.encode("utf-8", "backslashreplace").decode()) != case.name:
+                problems.add(f"{readable}: the file's name is not in UTF-8; rename it (convmv -f latin1 -t utf8)")
             if owner.setdefault(case.group, split) != split and case.group not in told:
                 told.add(case.group)
                 problems.add(

@@ -24,6 +24,7 @@ from medpfl.core.mixers import Mixer
 from medpfl.data.intensity import Intensity
 from medpfl.flare.kit_files import Authorization, Json, Resources, local_file, write_file
 from medpfl.flare.kits import keep_storage
+from medpfl.flare.starting import prepare
 from medpfl.flare.supervision import supervise
 from medpfl.job.names import CONTROLLER, DECODE, ENCODE, EVALUATION_CONTROLLER, EXECUTOR
 from medpfl.methods.contract import Method
@@ -95,7 +96,7 @@ def allow(kit: Path, extra: Sequence[str] = ()) -> Allowed:
     A hospital's kit is also closed where FLARE's default lets patient data or paths out: the upload of its error log to
     the server, and the console's commands that show files (a model's test cases lie in the kit's folder). A server's
     kit is told to keep its jobs in its own folder instead of FLARE's default in /tmp. Both are told what to do when a
-    process dies (``flare.supervision``).
+    process dies (``flare.supervision``), and not to start where they could not run (``flare.starting``).
 
     Args:
         kit: a server's or client's startup kit (the folder that holds ``startup`` and ``local``).
@@ -123,6 +124,7 @@ def allow(kit: Path, extra: Sequence[str] = ()) -> Allowed:
         _deny(kit, READ_RIGHT)
     target = kit / "local" / "resources.json"
     write_file(target, resources)
+    prepare(kit)
     return Allowed(target, tuple(classes), dropped)
 
 

@@ -30,6 +30,7 @@ from medpfl.flare.home import IN_THE_KIT, named_home
 from medpfl.flare.identity import check_identity, check_server
 from medpfl.flare.kit_files import Json, Privacy, Resources, local_file, read_file
 from medpfl.flare.kits import DEFAULT_STORAGE, Kit, awkward, read_kit, storage_of
+from medpfl.flare.starting import FILE as STARTING
 from medpfl.flare.supervision import RESTARTS, unsupervised
 
 PYTHONS = ((3, 11), (3, 12), (3, 13))
@@ -259,6 +260,8 @@ def _supervision(kit: Kit) -> Iterator[Finding]:
         yield problem(check, "if a job's process is killed here, FLARE ends the whole job, at all hospitals", mend)
     else:
         yield problem(check, "if the server is killed, FLARE shows the jobs that it ran as RUNNING for ever", mend)
+    if not (kit.local / STARTING).exists():
+        yield note(check, "a kit that is started twice, or has expired, would start and say nothing", mend)
 
 
 def _leaks(kit: Kit) -> Iterator[Finding]:

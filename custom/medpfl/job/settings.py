@@ -11,6 +11,8 @@ from medpfl.core.checked import Checked
 from medpfl.core.errors import ConfigError
 
 _LARGEST = 2**63
+_LONGEST = 366 * 24 * 3600.0
+"""Seconds. FLARE sends a task with its timeout as 64 bits; with a larger one it sends none, and says nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +68,12 @@ class Settings(Checked):
             if not -_LARGEST <= getattr(self, name) < _LARGEST:  # numbers in messages have 64 bits
                 raise ConfigError(f"the controller's {name} must be smaller than 2^63, got {getattr(self, name)}")
         for name in ("train_timeout", "init_timeout"):
-            if not 0 < getattr(self, name) < math.inf:  # JSON has no infinity
-                raise ConfigError(f"the controller's {name} must be above 0 seconds, got {getattr(self, name)}")
-        if not 0 <= self.grace < math.inf:
-            raise ConfigError(f"the controller's grace must be at least 0 seconds, got {self.grace}")
+            if not 0 < getattr(self, name) <= _LONGEST:
+                raise ConfigError(
+                    f"the controller's {name} must be above 0 seconds and at most a year, got {getattr(self, name)}"
+                )
+        if not 0 <= self.grace <= _LONGEST:
+            raise ConfigError(f"the controller's grace must be at least 0 seconds and at most a year, got {self.grace}")
         if self.clip_updates is not None and not 1 <= self.clip_updates < math.inf:
             raise ConfigError(
                 f"the controller's clip_updates must be at least 1 and finite, or null, got {self.clip_updates}"
@@ -116,5 +120,7 @@ class EvaluationSettings(Checked):
     def __post_init__(self) -> None:
         if self.threads < 1:
             raise ConfigError(f"the controller's threads must be at least 1, got {self.threads}")
-        if not self.timeout > 0:
-            raise ConfigError(f"the controller's timeout must be above 0 seconds, got {self.timeout}")
+        if not 0 < self.timeout <= _LONGEST:
+            raise ConfigError(
+                f"the controller's timeout must be above 0 seconds and at most a year, got {self.timeout}"
+            )

@@ -44,10 +44,14 @@ class StateLock:
 
         Raises:
             StateInUse: it is not free within ``PATIENCE`` seconds; names who has it.
-            MedPFLError: the folder cannot be written, or its file system has no locks.
+            MedPFLError: the folder cannot be written, its file system has no locks, or its name is not in UTF-8, and
+                what was trained could not be read back from there.
         """
         if self._folder == folder:
             return
+        if (readable := str(folder).encode("utf-8", "backslashreplace").decode()) != str(folder):
+            why = "has a name that is not in UTF-8; choose another one, or rename it (convmv -f latin1 -t utf8)"
+            raise MedPFLError(f"the folder {readable} {why}", f"the state folder {why}")
         self.release()
         try:
             folder.mkdir(parents=True, exist_ok=True)

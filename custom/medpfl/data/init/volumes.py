@@ -59,7 +59,7 @@ def from_datalist(path: Path, shown: str, answers: Answers) -> list[Entry]:
         entries.append(Entry("labels", classes, "taken from the datalist"))
     else:
         entries += labels_in([path.parent / str(item["label"]) for item in items], answers)
-    if not content.validation and not content.test:
+    if not content.validation and not content.test and not content.testing:
         entries.append(split_of(bool(groups)))
     return entries
 
@@ -101,6 +101,7 @@ class Datalist(BaseModel):
     training: list[JsonValue]
     validation: JsonValue = None
     test: JsonValue = None
+    testing: JsonValue = None
     labels: JsonValue = None
 
 

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A kit that is started says why it could not run: it runs already, or its certificate has expired. Real processes."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_context import FLContext
+
+from medpfl.core.errors import MedPFLError
+from medpfl.flare import starting
+from medpfl.flare.allow import allow
+from medpfl.flare.doctor import examine
+from medpfl.flare.kits import read_kit
+from medpfl.flare.provision import Provisioned, provision
+from medpfl.flare.starting import FILE, hold_folder, hold_name, soon_over
+from reissued import reissue
+
+ROOT = Path(__file__).resolve().parents[2]
+NAME = "hospital-a"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Provisioned:
+    made = provision(ROOT / "poc" / "project.yml", tmp_path_factory.mktemp("kits"))
+    allow(made.folder / NAME)
+    return made
+
+
+@pytest.fixture
+def kit(made: Provisioned, tmp_path: Path) -> Path:
+    shutil.copytree(made.folder / NAME, tmp_path / "kit")
+    return tmp_path / "kit"
+
+
+def command(kit: Path, *arguments: str) -> list[str]:
+    return ["bash", str(kit / "startup" / "sub_start.sh"), *arguments]
+
+
+def environment(home: Path) -> dict[str, str]:
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return {**os.environ, "HOME": str(home), "PATH": path, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+@contextmanager
+def started(kit: Path) -> Iterator[None]:
+    """The site in the foreground, which looks for a server that is not there."""
+    with open(kit.parent / "running.txt", "wb") as said:
+        site = subprocess.Popen(command(kit, "--once"), stdout=said, stderr=said, env=environment(kit.parent))
+        try:
+            deadline = time.monotonic() + 60
+            while "Retrying" not in (kit.parent / "running.txt").read_text():
+                assert site.poll() is None and time.monotonic() < deadline
+                time.sleep(0.2)
+            yield
+            assert site.poll() is None
+        finally:
+            site.send_signal(signal.SIGKILL)  # bash gave its place to FLARE's process
+            site.wait()
+
+
+def said(kit: Path, *arguments: str) -> str:
+    """What a start says that ends by itself; with a second process if FLARE's daemon does not take it for a failure."""
+    done = subprocess.run(
+        command(kit, *arguments), env=environment(kit.parent), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.count("This site does not start") == 1
+    return done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_a_second_start_of_a_kit_is_refused(kit: Path) -> None:
+    shutil.copytree(kit, kit.parent / "elsewhere")
+    with started(kit):
+        assert f"its kit {kit} runs already, as process " in said(kit, "--once")
+        told = said(kit.parent / "elsewhere")
+        assert "a copy of the kit of 'hospital-a' runs on this machine already" in told and "Graceful" in told
+        assert "a copy of the kit" in (kit.parent / "elsewhere" / "log.txt").read_text()
+    assert not (kit / "shutdown.fl").exists()  # it would end the one that runs
+    with started(kit):  # a lock ends with its process, however that ended
+        pass
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(100)
+def test_an_expired_kit_says_so_once_and_does_not_start(made: Provisioned, kit: Path) -> None:
+    reissue(kit, made, -400, -3)
+    told = said(kit)
+    assert "client.crt expired on 20" in told and "ask the coordinating centre for a new kit" in told
+    assert "Graceful" in told and not (kit / "daemon_pid.fl").exists()
+
+
+def test_what_is_held_is_free_again_afterwards(kit: Path) -> None:
+    for _ in range(2):
+        folder, name = hold_folder(kit), hold_name(read_kit(kit))
+        with pytest.raises(MedPFLError, match=f"runs already, as process {os.getpid()} of the machine "):
+            hold_folder(kit)
+        with pytest.raises(MedPFLError, match="a copy of the kit of 'hospital-a' runs on this machine already"):
+            hold_name(read_kit(kit))
+        folder.close()
+        name.close()
+
+
+def test_a_certificate_that_ends_soon_is_pointed_out(made: Provisioned, kit: Path) -> None:
+    assert not list(soon_over(read_kit(kit)))
+    reissue(kit, made, -1, 20)
+    (sentence,) = soon_over(read_kit(kit))
+    assert "client.crt expires on 20" in sentence and "in 19 days" in sentence
+
+
+def test_a_site_that_runs_tells_of_its_certificate_before_each_job(
+    made: Provisioned, kit: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(kit)  # as FLARE does
+    monkeypatch.setattr(starting, "configure_logging", lambda _: None)
+    start, context = starting.Start(), FLContext()
+    for end, sentence in ((20, "client.crt expires on 20"), (-1, "client.crt expired on 20")):
+        reissue(kit, made, -400, end)
+        start.handle_event(EventType.START_RUN, context)
+        assert not caplog.messages
+        start.handle_event(EventType.BEFORE_JOB_LAUNCH, context)
+        assert sentence in caplog.text
+        caplog.clear()
+
+
+def test_the_doctor_names_a_kit_of_before(kit: Path) -> None:
+    def notes() -> list[str]:
+        return [found.text for found in examine(kit) if found.check == "supervision" and found.status == "note"]
+
+    assert not notes()
+    (kit / "local" / FILE).unlink()
+    assert notes() == ["a kit that is started twice, or has expired, would start and say nothing"]
