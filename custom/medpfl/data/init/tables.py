@@ -23,16 +23,24 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".csv", ".tsv", ".tab", ".data", ".parquet", ".pq")
 MISSING = ["", "?", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "-", ".", "unknown", "missing"]
-PATIENT = re.compile(r"(patient|subject|person|participant|pid|mrn)([ _-]?(id|no|nr|number|code))?|id", re.IGNORECASE)
+MISSING += ["n.b.", "n. b.", "k.A.", "k. A.", "keine Angabe", "nicht bekannt", "unbekannt"]
+_WHO = r"patient(en|in)?|subject|person|participant|proband(en)?"
+_WHICH = r"(id|no|nr|number|nummer|code|key|kennung|pseudonym)"
+_SIGNS = r"[ ._-]*"
+PATIENT = re.compile(
+    rf"({_WHO}|pid|mrn)({_SIGNS}{_WHICH}\.?)?|pat{_SIGNS}{_WHICH}\.?|{_WHICH}{_SIGNS}({_WHO}|pat)|id", re.IGNORECASE
+)
+"""Names of columns that say whose a row is, in English and German."""
 LABEL = re.compile(r"label|target|class|outcome|diagnosis|y", re.IGNORECASE)
 SPLIT = re.compile(r"split|set|subset|partition", re.IGNORECASE)
 SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}
 LATER = re.compile(
     r"(.*[ _-])?(follow.?up|surviv(ed|al)|death|died|dead|outcome|discharged?|readmi\w*|event|relapse|recurrence"
-    r"|time.?to|los|length.?of.?stay)([ _-].*)?",
+    r"|time.?to|los|length.?of.?stay|vital.?status|(ü|ue)berleben\w*|tod(es\w*)?|verstorben|sterbe\w*|entlass\w*"
+    r"|ereignis|rezidiv\w*|nachbeobachtung\w*|(verweil|liege)dauer)([ _-].*)?",
     re.IGNORECASE,
 )
-"""Names of columns that are known only when the answer is."""
+"""Names of columns that are known only when the answer is, in English and German."""
 CATEGORIES = 20  # different texts of a column that still are categories
 CLASSES = 20  # different values of a column that can be predicted
 
@@ -131,7 +139,8 @@ def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> l
         )
     else:
         evenly = {} if number else {"stratify": True}
-        entries.append(Entry("split", {**evenly, "seed": 0, "fractions": FRACTIONS}))
+        note = "" if group else "every row counts as another patient; if not, name the patient's column as 'group'"
+        entries.append(Entry("split", {**evenly, "seed": 0, "fractions": FRACTIONS}, note))
     return entries
 
 
@@ -255,7 +264,7 @@ def _group(columns: Sequence[str], known: dict[str, list[str]], label: str, answ
     """The column that names the patient; "" for none."""
     candidates = [column for column in columns if column != label and PATIENT.fullmatch(column)]
     repeated = [column for column in candidates if len(set(known[column])) < len(known[column])]
-    if "group" not in answers.given and not candidates:
+    if "group" not in answers.given and not candidates and not answers.prompt:
         return ""
     question = "Which column names the patient ('none' if every row is another patient)?"
     chosen = answers.get("group", question, repeated[0] if repeated else "none", [*columns, "none"])
