@@ -6,7 +6,7 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -154,7 +154,7 @@ def _with_commas(frame: pd.DataFrame, separator: str | None) -> bool:
     signs = dict.fromkeys((has_comma, has_point), 0)
     for column in frame.columns:
         cells = _known(frame[column], MISSING)
-        if all(is_number(with_point(cell)) for cell in cells):
+        if len(_no_numbers(map(with_point, cells))) <= len(cells) / 2:
             for sign in signs:
                 signs[sign] += any(map(sign, cells))
     return decimal_comma(signs[has_comma], signs[has_point], separator)
@@ -241,6 +241,10 @@ def _known(cells: pd.Series, missing: Sequence[str]) -> list[str]:
 
 
 def _sorted(cells: Sequence[str]) -> list[Value]:
+def _no_numbers(cells: Iterable[str]) -> list[str]:
+    return [cell for cell in cells if not is_number(cell)]
+
+
     """The different values: numbers by size, then texts; "3" and "3.0" are one."""
     values = {as_value(cell) for cell in cells}
     return sorted(
@@ -296,3 +300,6 @@ def _features(
         else:
             left.append(f"{column} ({len(different)} different texts)")
     return features, left
+        elif (odd := _no_numbers(cells)) and len(odd) < len(cells) / 2:
+            are = "cell is no number" if len(odd) == 1 else "cells are no numbers, such as"
+            left.append(f"{column} ({len(odd)} of {len(cells)} {are} '{odd[0]}')")
