@@ -8,6 +8,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from medpfl.core.errors import DataError
+from medpfl.data.declared import composed
 from medpfl.data.init import tables
 from medpfl.data.init.answers import Answers, Entry
 from medpfl.data.init.pairing import Layout, eyes, images_and_masks, layouts
@@ -151,7 +152,7 @@ def _with_folders(folder: Path, base: str, images: Sequence[Path], answers: Answ
             f"{folder}: found neither masks (a folder 'masks', or NAME_mask beside NAME), nor a table that names the "
             "images, nor one folder a class"
         )
-    names = sorted({part[place] for part in parts})
+    names = sorted({composed(part[place]) for part in parts})
     classes = answers.class_values(names, names, "a folder")
     cut = Entry("split", {"stratify": True, "seed": 0, "fractions": tables.FRACTIONS})
     if split:
@@ -185,9 +186,9 @@ def _channels(path: Path) -> int:
 
 def _image_column(table: Path, images: Sequence[Path]) -> str | None:
     """The column most of whose cells name an image."""
-    names = {name for path in images for name in (path.name, path.stem)}
+    names = {composed(name) for path in images for name in (path.name, path.stem)}
     frame, *_ = tables.read(table)
     for column in frame.columns:
-        if sum(Path(cell).name in names for cell in frame[column]) > len(frame) / 2:
+        if sum(composed(Path(cell).name) in names for cell in frame[column]) > len(frame) / 2:
             return str(column)
     return None
