@@ -50,11 +50,11 @@ def describe(folder: Path, base: str, answers: Answers) -> list[Entry]:
     return _with_folders(folder, base, images, answers)
 
 
-def _start(base: str, folder: Path, images: Sequence[Path], inner: str) -> list[Entry]:
+def _start(base: str, folder: Path, images: Sequence[Path], inner: str, answers: Answers) -> list[Entry]:
     return [
         Entry("kind", "images"),
         Entry("files", _patterns(base, inner, images, eyes([path.stem for path in images]) or "*")),
-        Entry("channels", _channels(images[0]), "1 grey, 3 colour"),
+        _channels_entry(images[0], answers),
     ]
 
 
@@ -77,7 +77,7 @@ def _with_layouts(base: str, images: Layout, masks: Layout, answers: Answers) ->
     return [
         Entry("kind", "images"),
         Entry("files", files[:1]),
-        Entry("channels", _channels(first), "1 grey, 3 colour"),
+        _channels_entry(first, answers),
         Entry("masks", {**declared, **{entry.key: entry.value for entry in labels}}, comment),
         _split("{patient}" in files[0]),
     ]
@@ -119,23 +119,30 @@ def _with_masks(
         files = [pattern.replace("*.", f"*{ending}.") for pattern in files]
     declared = {"files": files, **({"suffix": ending} if ending else {}), **{e.key: e.value for e in labels}}
     return [
-        *_start(base, folder, images, image_folder),
+        *_start(base, folder, images, image_folder, answers),
         Entry("masks", declared, f"a mask has its image's name{f' and {ending}' if ending else ''}"),
         _split(eyes([path.stem for path in images]) is not None),
     ]
 
 
 def _with_table(
-    folder: Path, base: str, images: Sequence[Path], table: Path, column: str, answers: Answers
+    folder: Path, base: str, images: Sequence[Path], table: Path, names: str, answers: Answers
 ) -> list[Entry]:
     name = "/".join(part for part in (base, table.name) if part)
     declared = {entry.key: entry for entry in tables.describe([table], [name], answers)}
     split = declared["split"]
     written = {key: declared[key].value for key in ("separator", "decimal") if key in declared}
+    answer = declared["label" if "label" in declared else "value"]
+    note = "one row an image"
+    missing = declared["missing"].value
+    if answer.key == "label" and (empty := tables.count_of(table, column := answer.value["column"], missing)):
+        note += f"; those without a value of '{column}' are left out: {empty}"
+        known = [value for values in answer.value["classes"].values() for value in values]
+        written["where"] = {column: known}
     return [
-        *_start(base, folder, images, _common(folder, images)),
-        Entry("table", {"file": name, "image": column, **written}, "one row an image"),
-        declared["label" if "label" in declared else "value"],
+        *_start(base, folder, images, _common(folder, images), answers),
+        Entry("table", {"file": name, "image": names, **written}, note),
+        answer,
         split,
     ]
 
@@ -160,7 +167,7 @@ def _with_folders(folder: Path, base: str, images: Sequence[Path], answers: Answ
     elif eyes([path.stem for path in images]):
         cut = _split(grouped=True)
     return [
-        *_start(base, folder, images, inner),
+        *_start(base, folder, images, inner, answers),
         Entry("label", {"column": "class", "classes": classes}, "class: the folders that hold it"),
         cut,
     ]
@@ -174,6 +181,12 @@ def _common(folder: Path, paths: Sequence[Path]) -> str:
     """The one folder that holds all of them, relative; else a pattern for all below."""
     parents = {path.parent.relative_to(folder).as_posix() for path in paths}
     return ("" if (only := parents.pop()) == "." else only) if len(parents) == 1 else "**"
+
+
+def _channels_entry(path: Path, answers: Answers) -> Entry:
+    """What the hospitals agreed on, to which images of any colour are converted; else what the first image is."""
+    agreed = answers.schema.declared.get("channels") if answers.schema else None
+    return Entry("channels", agreed or _channels(path), "1 grey, 3 colour; all images are converted")
 
 
 def _channels(path: Path) -> int:

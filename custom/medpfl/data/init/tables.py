@@ -220,6 +220,11 @@ def read(file: Path) -> tuple[pd.DataFrame, bool, str | None]:
     return pd.DataFrame(rows, columns=names, dtype=str), header, None if separator == "," else separator
 
 
+def count_of(file: Path, column: str, cells: Sequence[str]) -> int:
+    """In how many rows of a table a column has one of some cells."""
+    return int(read(file)[0][column].isin(cells).sum())
+
+
 def _separator(lines: Sequence[str]) -> str:
     """What is in the first line, gives the first lines equally many cells, and most of them; of equals not the comma,
     which numbers may have."""
@@ -236,15 +241,15 @@ def is_number(text: str) -> bool:
     return number is not None and math.isfinite(number)
 
 
+def _no_numbers(cells: Iterable[str]) -> list[str]:
+    return [cell for cell in cells if not is_number(cell)]
+
+
 def _known(cells: pd.Series, missing: Sequence[str]) -> list[str]:
     return [cell for cell in cells.tolist() if cell not in missing]
 
 
 def _sorted(cells: Sequence[str]) -> list[Value]:
-def _no_numbers(cells: Iterable[str]) -> list[str]:
-    return [cell for cell in cells if not is_number(cell)]
-
-
     """The different values: numbers by size, then texts; "3" and "3.0" are one."""
     values = {as_value(cell) for cell in cells}
     return sorted(
@@ -297,9 +302,9 @@ def _features(
             left.append(f"{column} (one value only: declare the categories that other hospitals have)")
         elif len(different) <= CATEGORIES:
             features[column] = _sorted(cells)
-        else:
-            left.append(f"{column} ({len(different)} different texts)")
-    return features, left
         elif (odd := _no_numbers(cells)) and len(odd) < len(cells) / 2:
             are = "cell is no number" if len(odd) == 1 else "cells are no numbers, such as"
             left.append(f"{column} ({len(odd)} of {len(cells)} {are} '{odd[0]}')")
+        else:
+            left.append(f"{column} ({len(different)} different texts)")
+    return features, left
