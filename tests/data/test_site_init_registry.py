@@ -3,7 +3,7 @@
 
 import unicodedata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -114,7 +114,7 @@ def test_where_nobody_can_be_asked_the_file_says_what_a_row_counts_as(tmp_path: 
     assert "group" not in found["split"] and "every row counts as another patient" in text
 
 
-def write_images(folder: Path, form: str = "NFC", mode: str = "L") -> Path:
+def write_images(folder: Path, form: Literal["NFC", "NFD"] = "NFC", mode: str = "L") -> Path:
     """Twelve radiographs of six patients in a folder, and their table; one has no finding."""
     (folder / "bilder").mkdir(parents=True)
     rows = ["Bild;PatientenID;Befund"]
@@ -129,7 +129,7 @@ def write_images(folder: Path, form: str = "NFC", mode: str = "L") -> Path:
 
 
 @pytest.mark.parametrize("form", ["NFC", "NFD"])
-def test_a_table_names_images_whatever_form_their_umlauts_have(tmp_path: Path, form: str) -> None:
+def test_a_table_names_images_whatever_form_their_umlauts_have(tmp_path: Path, form: Literal["NFC", "NFD"]) -> None:
     """A Mac's archives hold the letter and its dots apart (NFD), spreadsheets one letter (NFC)."""
     found, text = proposed(write_images(tmp_path / "data", form), label="Befund")
     assert found["table"]["image"] == "Bild" and found["split"]["group"] == "PatientenID"
