@@ -114,6 +114,21 @@ def test_where_nobody_can_be_asked_the_file_says_what_a_row_counts_as(tmp_path: 
     assert "group" not in found["split"] and "every row counts as another patient" in text
 
 
+@pytest.mark.parametrize(
+    "form", ["202001{:02d}", "2020-01-{:02d}", "{:02d}.01.2020", "2020-01-{:02d} 08:30", "1/{}/20"]
+)
+def test_dates_are_no_features(tmp_path: Path, form: str) -> None:
+    """Those of eight digits were numbers: 20200131 and 20200201 are 70 apart."""
+    rows = [f"{row};{40 + row};{form.format(1 + row % 28)};{'krank' if row % 3 else 'gesund'}" for row in range(60)]
+    path = tmp_path / "data" / "labor.csv"
+    path.parent.mkdir()
+    path.write_text("\n".join(["PatID;Alter;Aufnahme;Befund", *rows]) + "\n", encoding="utf-8")
+    found, text = proposed(path, label="Befund")
+    assert found["features"] == {"Alter": "number"}
+    assert "Aufnahme (dates: make an age or a number of days of them)" in text
+    assert "every row counts" not in text, "the patients' column shows that it is so"
+
+
 def write_images(folder: Path, form: Literal["NFC", "NFD"] = "NFC", mode: str = "L") -> Path:
     """Twelve radiographs of six patients in a folder, and their table; one has no finding."""
     (folder / "bilder").mkdir(parents=True)

@@ -41,6 +41,9 @@ LATER = re.compile(
     re.IGNORECASE,
 )
 """Names of columns that are known only when the answer is, in English and German."""
+DATE = re.compile(
+    r"(19|20)\d\d-?(0[1-9]|1[0-2])-?(0[1-9]|[12]\d|3[01])([ T].*)?|\d{1,2}[./]\d{1,2}[./](\d\d|\d{4})( .*)?"
+)
 CATEGORIES = 20  # different texts of a column that still are categories
 CLASSES = 20  # different values of a column that can be predicted
 
@@ -139,7 +142,10 @@ def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> l
         )
     else:
         evenly = {} if number else {"stratify": True}
-        note = "" if group else "every row counts as another patient; if not, name the patient's column as 'group'"
+        unnamed = not any(PATIENT.fullmatch(column) for column in columns)
+        note = (
+            "" if not unnamed else "every row counts as another patient; if not, name the patient's column as 'group'"
+        )
         entries.append(Entry("split", {**evenly, "seed": 0, "fractions": FRACTIONS}, note))
     return entries
 
@@ -294,6 +300,8 @@ def _features(
             left.append(f"{column} (an identifier)")
         elif LATER.fullmatch(column):
             left.append(f"{column} (is it known before the outcome? Then declare it)")
+        elif cells and all(map(DATE.fullmatch, cells)):
+            left.append(f"{column} (dates: make an age or a number of days of them)")
         elif len(cells) < rows / 2:
             left.append(f"{column} (missing in {rows - len(cells)} of {rows} rows)")
         elif cells and column not in texts and all(is_number(cell) for cell in cells):
