@@ -255,6 +255,13 @@ def test_new_rows_may_lack_what_the_site_file_renames_but_the_features(tmp_path:
         new_rows(path, data.preparation)
 
 
+def test_a_renamed_column_of_a_file_with_another_separator(tmp_path: Path) -> None:
+    """Where a column is renamed, the sentence named the column alone, and not the separator, as it does elsewhere."""
+    FRAME.rename(columns={"cp": "Schmerz"}).to_csv(tmp_path / "t.csv", index=False, sep=";")
+    with pytest.raises(DataError, match=r"column 'Schmerz', which 'rename' names, is missing; 'separator' says"):
+        read_table(declare(tmp_path, rename={"Schmerz": "cp"}))
+
+
 def test_new_rows_of_a_file_without_header_may_lack_the_label(tmp_path: Path) -> None:
     FRAME.to_csv(tmp_path / "t.csv", index=False, header=False)
     columns = list(FRAME.columns)

@@ -97,10 +97,13 @@ class Cells(Written):
                 hint = f"; by 'rename' it is '{agreed}'" if agreed else meant(column, used)
                 raise ValueError(f"'codes' names '{column}', which is no column that is used{hint}")
 
-    def renamed(self, path: Path, columns: Sequence[str], needed: Collection[str] | None = None) -> list[str]:
+    def renamed(
+        self, path: Path, columns: Sequence[str], needed: Collection[str] | None = None, separator: str = ""
+    ) -> list[str]:
         """A file's columns by the names that the hospitals agreed on.
 
         Args:
+            separator: what stands between columns of a text file.
             needed: agreed names of the columns that must be there; None: of all that are to be renamed.
 
         Raises:
@@ -108,7 +111,7 @@ class Cells(Written):
         """
         for column, agreed in self.rename.items():
             if column not in columns and (needed is None or agreed in needed):
-                hint = meant(column, columns)
+                hint = meant(column, columns) or _other_separator(columns, separator)
                 raise DataError(f"{path}: column '{column}', which 'rename' names, is missing{hint}")
         return [self.rename.get(column, column) for column in columns]
 
@@ -184,9 +187,14 @@ def to_numbers(frame: "pd.DataFrame", column: str) -> np.ndarray[Any, np.dtype[n
     return pd.to_numeric(frame[column], errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
 
 
-def _check_columns(path: Path, columns: Sequence[str], wanted: Sequence[str], separator: str = "") -> None:
+def _other_separator(columns: Sequence[str], separator: str) -> str:
+    """What is said of a text file that has one column by the declared separator, and several by another one."""
     others = [one for one in ";,\t|" if separator and one != separator and len(columns) == 1 and one in columns[0]]
-    other = f"; 'separator' says {json.dumps(separator)}, is it {json.dumps(others[0])}?" if others else ""
+    return f"; 'separator' says {json.dumps(separator)}, is it {json.dumps(others[0])}?" if others else ""
+
+
+def _check_columns(path: Path, columns: Sequence[str], wanted: Sequence[str], separator: str = "") -> None:
+    other = _other_separator(columns, separator)
     for column in wanted:
         if columns.count(column) != 1:
             problem, hint = (
@@ -213,7 +221,7 @@ def _text(
     columns = form.columns or [cell.strip() for cell in next(lines, (0, []))[1]]
     if not columns:
         return
-    columns = form.renamed(path, columns, None if optional is None else wanted)
+    columns = form.renamed(path, columns, None if optional is None else wanted, separator)
     _check_columns(path, columns, [*wanted, *where], separator)
     missing = not_known(form.missing, commas)
     while piece := list(islice(lines, parquet.PIECE)):

@@ -2,6 +2,7 @@
 """Keys that several kinds of datasets have in the site file, and how problems with them are told."""
 
 import math
+import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
@@ -96,13 +97,18 @@ class SplitRule(Strict):
 
 
 def canonical(value: str | float) -> str:
-    """One text for each value of a column: "3", "3.0" and 3 are the same."""
+    """One text for each value of a column: "3", "3.0" and 3 are the same, and both forms of an accented letter."""
     if isinstance(value, str) and "_" in value:  # of which Python would make a number, 15 of 1_5
-        return value
+        return composed(value)
     try:
         return repr(float(value))
     except ValueError:
-        return str(value)
+        return composed(str(value))
+
+
+def composed(text: str) -> str:
+    """Letters with accents as one sign each (NFC). File names of a Mac's archives have the accents apart (NFD)."""
+    return unicodedata.normalize("NFC", text)
 
 
 def no_truths(values: Iterable[Any]) -> None:

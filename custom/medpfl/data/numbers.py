@@ -79,6 +79,8 @@ def no_number(cell: object, otherwise: str = "") -> str:
         return f"expected a number of at most {LARGEST:.2g}, got '{shown(cell)}'{otherwise}"
     elif has_comma(str(cell)):
         otherwise = " (if that is a decimal comma, declare 'decimal: \",\"')"
+    elif str(cell).lstrip().startswith(tuple("<>≤≥")):
+        otherwise = " (this is no missing value: write a number in its place, such as the limit or half of it)"
     return f"expected a number, got '{shown(cell)}'{otherwise}"
 
 

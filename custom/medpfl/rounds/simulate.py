@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from medpfl.core.errors import BudgetSpent, CodecError, ConfigError, OutOfMemory
+from medpfl.core.errors import BudgetSpent, CodecError, ConfigError, OutOfMemory, PolicyRefused
 from medpfl.core.mapped import release
 from medpfl.data.site_file import SiteFile, load_site_file
 from medpfl.job import EvaluationJob, Job
@@ -107,6 +107,8 @@ def simulate(
                     # As in a federation: this hospital misses the round.
                     coordinator.refuse(site, message.header.round, f"failed: {error}")
                     runners[site].recover()
+                except PolicyRefused as error:  # which says "this hospital", as its own log does
+                    raise PolicyRefused(f"{site}: {error}") from error
                 release(tensor for state in message.slots.values() for tensor in state.values())
                 parking.leave(runners[site])
             later.worked(time.monotonic() - started)

@@ -17,7 +17,7 @@ from medpfl.core.errors import DataError, meant
 from medpfl.data.cache import How, PreparedCases
 from medpfl.data.cells import PLACE, Written, joined, read_cells
 from medpfl.data.contract import Case, Dataset, Item, Listing
-from medpfl.data.declared import SPLITS, LabelColumn, LabelMap, Problems, canonical, distinct
+from medpfl.data.declared import SPLITS, LabelColumn, LabelMap, Problems, canonical, composed, distinct
 from medpfl.data.images.new import ImagesPreparation
 from medpfl.data.outcome import KEYS, Answer, Outcome, Several, Survival, one_of, read_answer, strata, tensor_of
 from medpfl.data.patterns import Found, Patterns, find_files, placeholders
@@ -358,13 +358,18 @@ def _records(frame: pd.DataFrame) -> Iterator[dict[str, str]]:
 def _by_name(found: Sequence[Found]) -> dict[str, list[Found]]:
     index: dict[str, list[Found]] = {}
     for image in found:
-        for name in {image.path.name, image.path.stem}:
+        for name in {composed(image.path.name), composed(image.path.stem)}:
             index.setdefault(name, []).append(image)
     return index
 
 
 def _named(index: dict[str, list[Found]], name: str) -> list[Found]:
     """The images that a cell means: by name or stem, and by the folders that stand before it."""
-    folders = Path(name).parent.parts
-    candidates = index.get(Path(name).name, [])
-    return [image for image in candidates if image.path.parent.parts[-len(folders) :] == folders or not folders]
+    wanted = Path(composed(name))
+    folders = wanted.parent.parts
+    candidates = index.get(wanted.name, [])
+    return [image for image in candidates if not folders or _folders(image)[-len(folders) :] == folders]
+
+
+def _folders(image: Found) -> tuple[str, ...]:
+    return tuple(map(composed, image.path.parent.parts))

@@ -3,11 +3,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from medpfl.core.errors import DataError
+from medpfl.data.declared import composed
 from medpfl.data.init import tables
 from medpfl.data.init.answers import Answers, Entry
 from medpfl.data.init.pairing import Layout, eyes, images_and_masks, layouts
@@ -49,11 +51,11 @@ def describe(folder: Path, base: str, answers: Answers) -> list[Entry]:
     return _with_folders(folder, base, images, answers)
 
 
-def _start(base: str, folder: Path, images: Sequence[Path], inner: str) -> list[Entry]:
+def _start(base: str, folder: Path, images: Sequence[Path], inner: str, answers: Answers) -> list[Entry]:
     return [
         Entry("kind", "images"),
         Entry("files", _patterns(base, inner, images, eyes([path.stem for path in images]) or "*")),
-        Entry("channels", _channels(images[0]), "1 grey, 3 colour"),
+        _channels_entry(images[0], answers),
     ]
 
 
@@ -76,7 +78,7 @@ def _with_layouts(base: str, images: Layout, masks: Layout, answers: Answers) ->
     return [
         Entry("kind", "images"),
         Entry("files", files[:1]),
-        Entry("channels", _channels(first), "1 grey, 3 colour"),
+        _channels_entry(first, answers),
         Entry("masks", {**declared, **{entry.key: entry.value for entry in labels}}, comment),
         _split("{patient}" in files[0]),
     ]
@@ -118,23 +120,30 @@ def _with_masks(
         files = [pattern.replace("*.", f"*{ending}.") for pattern in files]
     declared = {"files": files, **({"suffix": ending} if ending else {}), **{e.key: e.value for e in labels}}
     return [
-        *_start(base, folder, images, image_folder),
+        *_start(base, folder, images, image_folder, answers),
         Entry("masks", declared, f"a mask has its image's name{f' and {ending}' if ending else ''}"),
         _split(eyes([path.stem for path in images]) is not None),
     ]
 
 
 def _with_table(
-    folder: Path, base: str, images: Sequence[Path], table: Path, column: str, answers: Answers
+    folder: Path, base: str, images: Sequence[Path], table: Path, names: str, answers: Answers
 ) -> list[Entry]:
     name = "/".join(part for part in (base, table.name) if part)
     declared = {entry.key: entry for entry in tables.describe([table], [name], answers)}
     split = declared["split"]
-    written = {key: declared[key].value for key in ("separator", "decimal") if key in declared}
+    written: dict[str, Any] = {key: declared[key].value for key in ("separator", "decimal") if key in declared}
+    answer = declared["label" if "label" in declared else "value"]
+    note = "one row an image"
+    missing = declared["missing"].value
+    if answer.key == "label" and (empty := tables.count_of(table, column := answer.value["column"], missing)):
+        note += f"; those without a value of '{column}' are left out: {empty}"
+        known = [value for values in answer.value["classes"].values() for value in values]
+        written["where"] = {column: known}
     return [
-        *_start(base, folder, images, _common(folder, images)),
-        Entry("table", {"file": name, "image": column, **written}, "one row an image"),
-        declared["label" if "label" in declared else "value"],
+        *_start(base, folder, images, _common(folder, images), answers),
+        Entry("table", {"file": name, "image": names, **written}, note),
+        answer,
         split,
     ]
 
@@ -151,7 +160,7 @@ def _with_folders(folder: Path, base: str, images: Sequence[Path], answers: Answ
             f"{folder}: found neither masks (a folder 'masks', or NAME_mask beside NAME), nor a table that names the "
             "images, nor one folder a class"
         )
-    names = sorted({part[place] for part in parts})
+    names = sorted({composed(part[place]) for part in parts})
     classes = answers.class_values(names, names, "a folder")
     cut = Entry("split", {"stratify": True, "seed": 0, "fractions": tables.FRACTIONS})
     if split:
@@ -159,7 +168,7 @@ def _with_folders(folder: Path, base: str, images: Sequence[Path], answers: Answ
     elif eyes([path.stem for path in images]):
         cut = _split(grouped=True)
     return [
-        *_start(base, folder, images, inner),
+        *_start(base, folder, images, inner, answers),
         Entry("label", {"column": "class", "classes": classes}, "class: the folders that hold it"),
         cut,
     ]
@@ -175,6 +184,12 @@ def _common(folder: Path, paths: Sequence[Path]) -> str:
     return ("" if (only := parents.pop()) == "." else only) if len(parents) == 1 else "**"
 
 
+def _channels_entry(path: Path, answers: Answers) -> Entry:
+    """What the hospitals agreed on, to which images of any colour are converted; else what the first image is."""
+    agreed = answers.schema.declared.get("channels") if answers.schema else None
+    return Entry("channels", agreed or _channels(path), "1 grey, 3 colour; all images are converted")
+
+
 def _channels(path: Path) -> int:
     try:
         with Image.open(path) as image:
@@ -185,9 +200,9 @@ def _channels(path: Path) -> int:
 
 def _image_column(table: Path, images: Sequence[Path]) -> str | None:
     """The column most of whose cells name an image."""
-    names = {name for path in images for name in (path.name, path.stem)}
+    names = {composed(name) for path in images for name in (path.name, path.stem)}
     frame, *_ = tables.read(table)
     for column in frame.columns:
-        if sum(Path(cell).name in names for cell in frame[column]) > len(frame) / 2:
+        if sum(composed(Path(cell).name) in names for cell in frame[column]) > len(frame) / 2:
             return str(column)
     return None

@@ -6,7 +6,7 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,16 +23,27 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".csv", ".tsv", ".tab", ".data", ".parquet", ".pq")
 MISSING = ["", "?", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "-", ".", "unknown", "missing"]
-PATIENT = re.compile(r"(patient|subject|person|participant|pid|mrn)([ _-]?(id|no|nr|number|code))?|id", re.IGNORECASE)
+MISSING += ["n.b.", "n. b.", "k.A.", "k. A.", "keine Angabe", "nicht bekannt", "unbekannt"]
+_WHO = r"patient(en|in)?|subject|person|participant|proband(en)?"
+_WHICH = r"(id|no|nr|number|nummer|code|key|kennung|pseudonym)"
+_SIGNS = r"[ ._-]*"
+PATIENT = re.compile(
+    rf"({_WHO}|pid|mrn)({_SIGNS}{_WHICH}\.?)?|pat{_SIGNS}{_WHICH}\.?|{_WHICH}{_SIGNS}({_WHO}|pat)|id", re.IGNORECASE
+)
+"""Names of columns that say whose a row is, in English and German."""
 LABEL = re.compile(r"label|target|class|outcome|diagnosis|y", re.IGNORECASE)
 SPLIT = re.compile(r"split|set|subset|partition", re.IGNORECASE)
 SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}
 LATER = re.compile(
     r"(.*[ _-])?(follow.?up|surviv(ed|al)|death|died|dead|outcome|discharged?|readmi\w*|event|relapse|recurrence"
-    r"|time.?to|los|length.?of.?stay)([ _-].*)?",
+    r"|time.?to|los|length.?of.?stay|vital.?status|(ü|ue)berleben\w*|tod(es\w*)?|verstorben|sterbe\w*|entlass\w*"
+    r"|ereignis|rezidiv\w*|nachbeobachtung\w*|(verweil|liege)dauer)([ _-].*)?",
     re.IGNORECASE,
 )
-"""Names of columns that are known only when the answer is."""
+"""Names of columns that are known only when the answer is, in English and German."""
+DATE = re.compile(
+    r"(19|20)\d\d-?(0[1-9]|1[0-2])-?(0[1-9]|[12]\d|3[01])([ T].*)?|\d{1,2}[./]\d{1,2}[./](\d\d|\d{4})( .*)?"
+)
 CATEGORIES = 20  # different texts of a column that still are categories
 CLASSES = 20  # different values of a column that can be predicted
 
@@ -131,7 +142,11 @@ def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> l
         )
     else:
         evenly = {} if number else {"stratify": True}
-        entries.append(Entry("split", {**evenly, "seed": 0, "fractions": FRACTIONS}))
+        unnamed = not any(PATIENT.fullmatch(column) for column in columns)
+        note = (
+            "" if not unnamed else "every row counts as another patient; if not, name the patient's column as 'group'"
+        )
+        entries.append(Entry("split", {**evenly, "seed": 0, "fractions": FRACTIONS}, note))
     return entries
 
 
@@ -145,7 +160,7 @@ def _with_commas(frame: pd.DataFrame, separator: str | None) -> bool:
     signs = dict.fromkeys((has_comma, has_point), 0)
     for column in frame.columns:
         cells = _known(frame[column], MISSING)
-        if all(is_number(with_point(cell)) for cell in cells):
+        if len(_no_numbers(map(with_point, cells))) <= len(cells) / 2:
             for sign in signs:
                 signs[sign] += any(map(sign, cells))
     return decimal_comma(signs[has_comma], signs[has_point], separator)
@@ -211,6 +226,11 @@ def read(file: Path) -> tuple[pd.DataFrame, bool, str | None]:
     return pd.DataFrame(rows, columns=names, dtype=str), header, None if separator == "," else separator
 
 
+def count_of(file: Path, column: str, cells: Sequence[str]) -> int:
+    """In how many rows of a table a column has one of some cells."""
+    return int(read(file)[0][column].isin(cells).sum())
+
+
 def _separator(lines: Sequence[str]) -> str:
     """What is in the first line, gives the first lines equally many cells, and most of them; of equals not the comma,
     which numbers may have."""
@@ -225,6 +245,10 @@ def _separator(lines: Sequence[str]) -> str:
 def is_number(text: str) -> bool:
     number = as_number(text)
     return number is not None and math.isfinite(number)
+
+
+def _no_numbers(cells: Iterable[str]) -> list[str]:
+    return [cell for cell in cells if not is_number(cell)]
 
 
 def _known(cells: pd.Series, missing: Sequence[str]) -> list[str]:
@@ -255,7 +279,7 @@ def _group(columns: Sequence[str], known: dict[str, list[str]], label: str, answ
     """The column that names the patient; "" for none."""
     candidates = [column for column in columns if column != label and PATIENT.fullmatch(column)]
     repeated = [column for column in candidates if len(set(known[column])) < len(known[column])]
-    if "group" not in answers.given and not candidates:
+    if "group" not in answers.given and not candidates and not answers.prompt:
         return ""
     question = "Which column names the patient ('none' if every row is another patient)?"
     chosen = answers.get("group", question, repeated[0] if repeated else "none", [*columns, "none"])
@@ -276,6 +300,8 @@ def _features(
             left.append(f"{column} (an identifier)")
         elif LATER.fullmatch(column):
             left.append(f"{column} (is it known before the outcome? Then declare it)")
+        elif cells and all(map(DATE.fullmatch, cells)):
+            left.append(f"{column} (dates: make an age or a number of days of them)")
         elif len(cells) < rows / 2:
             left.append(f"{column} (missing in {rows - len(cells)} of {rows} rows)")
         elif cells and column not in texts and all(is_number(cell) for cell in cells):
@@ -284,6 +310,9 @@ def _features(
             left.append(f"{column} (one value only: declare the categories that other hospitals have)")
         elif len(different) <= CATEGORIES:
             features[column] = _sorted(cells)
+        elif (odd := _no_numbers(cells)) and len(odd) < len(cells) / 2:
+            are = "cell is no number" if len(odd) == 1 else "cells are no numbers, such as"
+            left.append(f"{column} ({len(odd)} of {len(cells)} {are} '{odd[0]}')")
         else:
             left.append(f"{column} ({len(different)} different texts)")
     return features, left
