@@ -197,14 +197,13 @@ class Given(Typed):
     sha256: str
 
 
-def _have(*splits: str) -> AfterValidator:
-    """Each hospital has a number for these splits, which tables show."""
+def _have(split: str) -> AfterValidator:
+    """Each hospital has a number for this split, which tables show."""
 
     def check(sizes: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
         for site, counts in sizes.items():
-            for split in splits:
-                if split not in counts:
-                    raise PydanticCustomError("sizes", "a number for '{where}'", {"where": f"{site}.{split}"})
+            if split not in counts:
+                raise PydanticCustomError("sizes", "a number for '{where}'", {"where": f"{site}.{split}"})
         return sizes
 
     return AfterValidator(check)
@@ -225,7 +224,7 @@ class About(Typed):
 
     classes: list[str]
     metrics: dict[str, Measure] = Field(default_factory=dict)
-    sizes: Annotated[dict[str, dict[str, int]], _have("test")]
+    sizes: dict[str, dict[str, int]]
     versions: dict[str, dict[str, str]]
     components: dict[str, str]
     panels: list[Panel] = Field(default_factory=list, exclude_if=lambda found: not found)
@@ -256,7 +255,7 @@ class AboutTraining(About):
         chosen: hospital to the model that it takes; empty in files of before, and where no local model rides along.
     """
 
-    sizes: Annotated[dict[str, dict[str, int]], _have("train", "test")]
+    sizes: Annotated[dict[str, dict[str, int]], _have("train")]
     settings: ControllerArguments
     recipe: Rebuild | None
     personalised: str
@@ -277,6 +276,7 @@ class AboutEvaluation(About):
         study: of a super model, hospital to what other thresholds would have given.
     """
 
+    sizes: Annotated[dict[str, dict[str, int]], _have("test")]
     settings: dict[str, JsonValue]
     evaluated: Given
     study: dict[str, JsonValue] = Field(default_factory=dict, exclude_if=lambda found: not found)

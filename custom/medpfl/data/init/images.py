@@ -3,7 +3,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
@@ -132,7 +131,9 @@ def _with_table(
     name = "/".join(part for part in (base, table.name) if part)
     declared = {entry.key: entry for entry in tables.describe([table], [name], answers)}
     split = declared["split"]
-    written: dict[str, Any] = {key: declared[key].value for key in ("separator", "decimal") if key in declared}
+    written: dict[str, str | dict[str, list[str]]] = {
+        key: declared[key].value for key in ("separator", "decimal") if key in declared
+    }
     answer = declared["label" if "label" in declared else "value"]
     note = "one row an image"
     missing = declared["missing"].value
