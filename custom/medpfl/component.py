@@ -1,18 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Components as configuration and back: {"path": class, "args": {...}}, the form FLARE uses in its job files."""
 
-import ast
 import dataclasses
-import hashlib
 import importlib
-import importlib.util
 import inspect
 import os
 import pkgutil
 import sys
 import typing
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from pydantic import JsonValue
@@ -65,54 +61,6 @@ def class_paths(config: Any) -> Iterator[str]:
         yield config["path"]
     for inner in config.values() if isinstance(config, dict) else config if isinstance(config, list) else ():
         yield from class_paths(inner)
-
-
-def foreign_code(paths: Iterable[str]) -> dict[str, str]:
-    """The code of classes of other packages than MedPFL: module to the SHA-256 of its file as it lies on disk. With a
-    class come the modules of its package that its module imports, directly or not. Line ends do not count.
-
-    Args:
-        paths: names of classes that are imported here. Those of MedPFL are left out: its version is told.
-    """
-    waiting = {path.rpartition(".")[0] for path in paths}
-    found: dict[str, str] = {}
-    while waiting:
-        name = waiting.pop()
-        if name in found or name.partition(".")[0] == __package__:
-            continue
-        text = _source_of(name)
-        found[name] = hashlib.sha256(text.encode()).hexdigest()
-        waiting |= {other for other in _imported(name, text) if other.partition(".")[0] == name.partition(".")[0]}
-    return found
-
-
-def _source_of(name: str) -> str:
-    """Of a module that is imported; nothing where there is no file that can be read (in a notebook, say)."""
-    file = getattr(sys.modules.get(name), "__file__", None) or ""
-    if not file.endswith(".py"):
-        return ""
-    try:
-        return Path(file).read_text(encoding="utf-8")  # with one kind of line ends
-    except (OSError, UnicodeDecodeError):
-        return ""
-
-
-def _imported(name: str, text: str) -> Iterator[str]:
-    """The modules, among those that are imported here, that this one's text imports."""
-    package = getattr(sys.modules.get(name), "__package__", None)
-    try:
-        nodes = list(ast.walk(ast.parse(text)))
-    except SyntaxError:  # the file was changed since it was imported, which its digest says
-        return
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            source = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
-            names = [source, *(f"{source}.{alias.name}" for alias in node.names)]
-        else:
-            continue
-        yield from (one for one in names if one in sys.modules)
 
 
 def find_class(path: Any, where: str) -> type:

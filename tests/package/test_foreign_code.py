@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from medpfl.component import class_name, foreign_code
+from medpfl.component import class_name
 from medpfl.job import Job
 from medpfl.methods.fedavg import FedAvg
 from medpfl.rounds.simulate import simulate
+from medpfl.rounds.sources import foreign_code
 from small_jobs import small_job
 from tools import assert_same, exchange, outcome, pieces, retell
 

@@ -16,7 +16,6 @@ from medpfl.compare.data import split_digest
 from medpfl.compare.entries import build_codecs
 from medpfl.compare.orders import FoldOrder
 from medpfl.compare.run_results import FoldRun
-from medpfl.compare.sources import look_again, source_digest
 from medpfl.compare.unseen import served
 from medpfl.compare.worker import carry_out, check_code
 from medpfl.component import build, class_paths, spec_of
@@ -32,6 +31,7 @@ from medpfl.rounds.held_alike import read_common
 from medpfl.rounds.messages import digest_of
 from medpfl.rounds.protocol.bounded import as_json
 from medpfl.rounds.simulate import simulate
+from medpfl.rounds.sources import look_again, source_digest
 from medpfl.tasks.contract import Task
 
 

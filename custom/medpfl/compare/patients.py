@@ -2,10 +2,8 @@
 """What a run's models say of each hospital's own validation and test cases: kept beside run.json, on this machine, so
 that a comparison can resample patients and choose as the hospitals would."""
 
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -16,6 +14,7 @@ from medpfl.core.devices import training_device
 from medpfl.core.errors import MedPFLError, unreadable
 from medpfl.core.repeatable import repeatable
 from medpfl.data.samples import Samples, SiteData
+from medpfl.data.untrusted import BROKEN_NPZ
 from medpfl.deployed.evaluate import decide, sheet_of_validation
 from medpfl.deployed.model_file import Deployed
 from medpfl.tasks.contract import Task
@@ -83,7 +82,7 @@ def read_cases(folder: Path, task: Task) -> dict[str, Sheets]:
             if what == "answers":
                 place = f"{split}/{site}"
                 found.setdefault(rest[0], {}).setdefault(site, {})[split] = _sheet(arrays, task, place, rest[0])
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile, NotImplementedError, zlib.error) as error:
+    except BROKEN_NPZ as error:
         told = unreadable(path, "a run's answers", error)
         raise MedPFLError(f"{told}; remove its folder to repeat that run") from error
     return found

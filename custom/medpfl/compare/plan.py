@@ -21,7 +21,6 @@ from medpfl.compare.results import SearchResult
 from medpfl.compare.run_results import SearchRun
 from medpfl.compare.runner import finished, read_run
 from medpfl.compare.runs import Run, run_of
-from medpfl.compare.sources import look_again
 from medpfl.compare.tuning import Search, candidates_of, judge
 from medpfl.component import build, construct, import_named
 from medpfl.core.errors import ConfigError
@@ -29,6 +28,7 @@ from medpfl.data.target import Target
 from medpfl.methods.contract import Build
 from medpfl.methods.training import Training
 from medpfl.rounds.held_alike import common_start, read_common
+from medpfl.rounds.sources import look_again
 from medpfl.store import fingerprint
 from medpfl.tasks.contract import Task
 

@@ -10,7 +10,6 @@ from medpfl.compare.data import Split
 from medpfl.compare.entries import Entry, build_codecs
 from medpfl.compare.file import FEDAVG, POOLED, Arguments, Comparison
 from medpfl.compare.orders import Handed, Order
-from medpfl.compare.sources import source_digest
 from medpfl.component import build, class_paths, import_named, spec_of
 from medpfl.core.mixers import Mixer
 from medpfl.job import Job
@@ -18,6 +17,7 @@ from medpfl.job.settings import Settings
 from medpfl.methods.contract import Method
 from medpfl.rounds.messages import digest_of
 from medpfl.rounds.protocol.bounded import as_json
+from medpfl.rounds.sources import source_digest
 from medpfl.tasks.contract import Task
 
 FORMAT = 3

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from medpfl.component import class_paths, foreign_code, spec_of
+from medpfl.component import class_paths, spec_of
 from medpfl.core.devices import bytes_for_data, current, memory_errors, training_device
 from medpfl.core.errors import ConfigError, OutOfMemory, ProtocolError
 from medpfl.core.repeatable import repeatable
@@ -48,6 +48,7 @@ from medpfl.rounds.protocol.requests import (
     ValidateRequest,
 )
 from medpfl.rounds.sealing import Seal, seal_of
+from medpfl.rounds.sources import foreign_code
 from medpfl.tasks.contract import Task
 
 

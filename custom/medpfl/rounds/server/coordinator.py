@@ -4,7 +4,7 @@
 ``rounds.loop`` says in which order its methods are called: one that makes messages, then one that takes the answers.
 """
 
-from medpfl.component import class_name, foreign_code
+from medpfl.component import class_name
 from medpfl.rounds.announcing import versions
 from medpfl.rounds.messages import Message, digest_of, table
 from medpfl.rounds.planning import Planning
@@ -14,6 +14,7 @@ from medpfl.rounds.server.end import ServerEnd
 from medpfl.rounds.server.joining import about, begins_with, join, oddities
 from medpfl.rounds.server.rounds import ServerRounds
 from medpfl.rounds.server.run import Replies, ServerRun
+from medpfl.rounds.sources import foreign_code
 
 __all__ = ["Coordinator", "Replies"]
 

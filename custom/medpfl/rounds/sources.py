@@ -13,7 +13,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -33,13 +33,35 @@ def source_digest(roots: Iterable[str]) -> str:
 
 def sources_of(roots: Iterable[str]) -> dict[str, str]:
     """Module to the digest of its code."""
+    roots = set(roots)
+    return _followed(roots, {"medpfl", *map(_package, roots)}, _module)
+
+
+def foreign_code(paths: Iterable[str]) -> dict[str, str]:
+    """The code, as it lies on disk now, of classes of other packages than MedPFL, and of what their modules import of
+    these packages: module to digest.
+
+    Args:
+        paths: names of classes. Those of MedPFL are left out: its version is told.
+    """
+    _defining.cache_clear()
+    roots = {path.rpartition(".")[0] for path in paths if _package(path) != "medpfl"}
+    return _followed(roots, set(map(_package, roots)), _code)
+
+
+def _package(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _followed(roots: set[str], packages: set[str], read: "Callable[[str], _Code]") -> dict[str, str]:
+    """The digests of ``roots`` and of all modules of ``packages`` that they import, directly or not."""
     waiting, found = set(roots), dict[str, str]()
-    packages = {"medpfl", *(name.partition(".")[0] for name in waiting)}
     while waiting:
         name = waiting.pop()
         if name not in found and name not in PAGES:
-            found[name], imported = _module(name)
-            waiting |= {_defining(*pair) for pair in imported if pair[0].partition(".")[0] in packages}
+            code = read(name)
+            found[name] = code.digest
+            waiting |= {_defining(*pair) for pair in code.imported if _package(pair[0]) in packages}
     return found
 
 
@@ -78,10 +100,10 @@ def look_again() -> None:
         del _known[name]
 
 
-def _module(name: str) -> tuple[str, frozenset[tuple[str, str]]]:
+def _module(name: str) -> _Code:
     if name not in _known:
         _known[name] = _code(name)
-    return _known[name].digest, _known[name].imported
+    return _known[name]
 
 
 def _written(spec: ModuleSpec | None) -> tuple[int, int] | None:
@@ -94,11 +116,18 @@ def _written(spec: ModuleSpec | None) -> tuple[int, int] | None:
 
 
 def _code(name: str) -> _Code:
-    spec = importlib.util.find_spec(name)
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ModuleNotFoundError, ValueError):  # its package is not installed; of __main__, as in a notebook
+        spec = None
     written = _written(spec)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py") or written is None:
         return _Code("", frozenset(), spec, written)  # compiled, gone, or a folder without code
-    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    text = Path(spec.origin).read_text(encoding="utf-8")
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:  # as it is being written, after it was imported
+        return _Code(digest_of(text), frozenset(), spec, written)
     imported: set[tuple[str, str]] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
