@@ -35,7 +35,7 @@ from medpfl.privacy.accountant import noise_for
 from medpfl.privacy.contract import Privacy
 from medpfl.privacy.noise import FIXED
 from medpfl.results.files import read_summary
-from medpfl.results.svg import svg_text
+from medpfl.results.svg import legend_below, svg_text
 from medpfl.results.tables import result_table
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.contract import Task
@@ -205,7 +205,7 @@ def draw(results: dict[str, Any], path: Path, levels: Sequence[Level] = HEART.le
         axis.set_title(TITLES[level], fontsize=10)
         axis.grid(alpha=0.25)
     axes[0].set_ylabel(f"test {score}, mean of {len(accuracy['Local'])} hospitals")
-    axes[-1].legend(fontsize=7)
+    legend_below(axes[-1], 8)
     write_text(path, svg_text(figure))
 
 
