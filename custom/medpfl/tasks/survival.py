@@ -30,7 +30,8 @@ class Survival(AnyInput):
     that the event has come by each of the ``horizons``.
 
     The networks learn and share hazard ratios only. How frequent events are at a hospital, its baseline, is fitted
-    there on the training part of every deployed model (Breslow's estimator), stays in the model's file, in no message.
+    there on the training part of every deployed model (Breslow's estimator), stays in the model's file, and is in no
+    message but in what the Brier scores tell of it.
 
     Args:
         horizons: times of interest, ascending, in the unit of the site files' times.
