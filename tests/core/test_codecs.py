@@ -267,6 +267,18 @@ def test_bad_settings_get_a_sentence(make: object, words: str) -> None:
         make()  # type: ignore[operator]
 
 
+@pytest.mark.parametrize("ones", [2**23, 2**24], ids=["negative", "zero"])
+@pytest.mark.parametrize(
+    ("codec", "head"),
+    [(STC(), struct.pack("<fQB", 1.0, 1, 40)), (DAdaQuant(), struct.pack("<fHQB", 1.0, 1, 1, 40))],
+    ids=["stc", "dadaquant"],
+)
+def test_a_gap_beyond_64_bits_is_refused(codec: Codec, head: bytes, ones: int) -> None:
+    payload = head + b"\xff" * (ones // 8) + bytes(6)  # so many times 2^40; a zero, 40 low bits and a sign follow
+    refused = codec.unpack(payload, 65) is None
+    assert refused
+
+
 def test_compiled_code_is_kept_or_made_anew() -> None:
     """Where numba has no folder for its cache, functions are compiled in every process instead of failing."""
     from medpfl.core.compiled import compiled

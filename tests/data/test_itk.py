@@ -88,3 +88,46 @@ def test_what_is_refused(tmp_path: Path) -> None:
     refused("other.nrrd", b"NIFTI", r"other\.nrrd: cannot be read as an image")
     nrrd = b"NRRD0004\ntype: short\ndimension: 3\nsizes: 2 2 2\nencoding: raw\ndata file: /etc/hostname\n\n"
     refused("apart.nrrd", nrrd, "its voxels are in another file, which is not read")
+
+
+@pytest.mark.parametrize("suffix", [".mhd", ".mha"])
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b"elementdatafile = ok.raw\nElementDataFile = %s\n",
+        b"ELEMENTDATAFILE = LOCAL\nElementDataFile = %s\n",
+        b"elementdatafile = ok.raw\nElementDataFile : %s\n",
+        b"ElementDataFile : %s\nElementDataFile = ok.raw\n",
+        b"elementdatafile = ok.raw\nElementDataFile = LIST\n%s\n",
+    ],
+)
+def test_a_meta_image_does_not_fetch_its_voxels_from_elsewhere(suffix: str, lines: bytes, tmp_path: Path) -> None:
+    header = b"ObjectType = Image\nNDims = 3\nDimSize = 2 2 2\nElementType = MET_UCHAR\n"
+    elsewhere(tmp_path, f"case{suffix}", header, lines)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [b"space origin: (0,0,0)\rdata file: %s\n\n", b"# much\n" * 2**18 + b"data file: %s\n\n"],
+    ids=["behind a carriage return", "behind a mebibyte"],
+)
+def test_an_nrrd_does_not_fetch_its_voxels_from_elsewhere(lines: bytes, tmp_path: Path) -> None:
+    header = b"NRRD0004\ntype: uchar\ndimension: 3\nspace: RAS\nsizes: 2 2 2\nencoding: raw\n"
+    elsewhere(tmp_path, "case.nrrd", header, b"space directions: (1,0,0) (0,1,0) (0,0,1)\n" + lines)
+
+
+def elsewhere(folder: Path, name: str, header: bytes, lines: bytes) -> None:
+    (folder / "secret").write_bytes(b"password")
+    (folder / "data").mkdir()
+    (folder / "data" / "ok.raw").write_bytes(bytes(8))
+    (folder / "data" / name).write_bytes(header + lines % bytes(folder / "secret"))
+    with pytest.raises(DataError, match=r"its voxels|where its voxels are|its header has more than 1048576 bytes"):
+        read_image(folder / "data" / name)
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r\n"], ids=["nothing", "a line", "a line of Windows"])
+def test_the_last_line_of_a_header_may_end_as_it_likes(end: bytes, tmp_path: Path) -> None:
+    header = b"ObjectType = Image\nNDims = 3\nDimSize = 2 2 2\nElementType = MET_UCHAR\nElementDataFile = my voxels.raw"
+    (tmp_path / "my voxels.raw").write_bytes(bytes(range(8)))
+    (tmp_path / "case.mhd").write_bytes(header.replace(b"\n", end or b"\n") + end)
+    assert read_image(tmp_path / "case.mhd")[0].flatten().tolist() == [0, 4, 2, 6, 1, 5, 3, 7]

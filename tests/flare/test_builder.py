@@ -130,9 +130,17 @@ def test_a_tracker_that_the_site_does_not_allow(build: Callable[..., Any], tmp_p
         controller._new_coordinator(context(tmp_path / "kits" / SERVER))
 
 
-def context(kit: Path) -> FLContext:
+@pytest.mark.parametrize("name", ["../../elsewhere", "/elsewhere", "..", "", None])
+def test_a_job_s_name_is_no_path_at_the_server(build: Callable[..., Any], tmp_path: Path, name: str | None) -> None:
+    """FLARE hands on whatever meta.json says, and the server's state lies in a folder of that name."""
+    controller = build(SERVER, small_job()).workflows[0].controller
+    with pytest.raises(OurConfigError, match=r"'name' must be letters, digits"):
+        controller._new_coordinator(context(tmp_path / "kits" / SERVER, name))
+
+
+def context(kit: Path, name: str | None = "small") -> FLContext:
     """Of the server's process in a job."""
-    meta = {"name": "small", "min_clients": 2}
+    meta = {"name": name, "min_clients": 2}
     clients = [Client("anna", "token-a"), Client("berta", "token-b")]
     return Engine(SERVER, Workspace(str(kit), site_name="at_kit"), meta, clients).new_context()
 

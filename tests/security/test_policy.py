@@ -27,7 +27,12 @@ from medpfl.data.policy import Policy
 from medpfl.data.site_file import load_site_file
 from medpfl.flare.leaving import filters_out
 from medpfl.job import Job, write_job
+from medpfl.methods.contract import Method
 from medpfl.methods.fedavg import FedAvg
+from medpfl.methods.fedmd import FedMD
+from medpfl.methods.fedrep import FedRep
+from medpfl.methods.mh_pflid import MHpFLID
+from medpfl.methods.pfedme import PFedMe
 from medpfl.methods.site import Site
 from medpfl.models.contract import Architecture
 from medpfl.rounds.hospital import policy
@@ -167,6 +172,33 @@ def test_more_than_a_hospital_allows(tmp_path: Path, rule: str, limit: Any, job:
     files = sites(tmp_path, **{rule: limit})
     text = refused(fedavg(**job), files, tmp_path, rule)
     assert "24" not in text and str(tmp_path) not in text  # anna has 24 training samples
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        FedRep(steps=1, head_steps=10**9),
+        FedRep(steps=1, head_epochs=10**9),
+        PFedMe(steps=1, inner_steps=10**9),
+        MHpFLID(steps=1, distill_epochs=10**400),
+        MHpFLID(distill_epochs=10**9),
+        FedMD(steps=1, public="shown", distill_epochs=10**9),
+    ],
+    ids=repr,
+)
+def test_an_endless_pass_beside_the_usual_one(method: Method) -> None:
+    with pytest.raises(
+        PolicyRefused, match=rf"\('most_steps'\).*\({type(method).__name__}\); a pass of this job takes"
+    ):
+        policy.check_passes(Policy(), method, 24, public=24)
+    policy.check_passes(Policy(most_steps=10**500), method, 24, public=24)
+
+
+def test_an_endless_pass_is_refused_before_a_hospital_trains(tmp_path: Path) -> None:
+    method = FedRep(steps=3, head_steps=6, batch_size=8)
+    job = small_job(rounds=2, mixers={"model": Mean()}, method=method, min_clients=1)
+    begin(job, sites(tmp_path / "six", most_steps=6), tmp_path / "six")
+    refused(job, sites(tmp_path / "five", most_steps=5), tmp_path / "five", "most_steps")
 
 
 def test_a_round_a_statistic_and_fine_tuning_beyond_what_was_said_in_the_beginning(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from encrypted import share_key
 from hospitals import change_yaml
 from medpfl.core.mixers import Mean
+from medpfl.data.samples import Samples
 from medpfl.methods.fedavg import FedAvg
 from medpfl.privacy import ckks
 from medpfl.rounds.hospital.site import SiteRunner
@@ -19,6 +20,8 @@ from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol.replies import ValidateReply
 from medpfl.rounds.protocol.requests import ValidateRequest
 from medpfl.rounds.server.coordinator import Coordinator
+from medpfl.tasks import Survival
+from medpfl.tasks.contract import Task
 from small_jobs import small_job, write_table_sites
 from tools import pieces, ready
 
@@ -104,3 +107,25 @@ def test_a_server_without_the_key_reads_a_weight_of_an_encrypted_model_off_score
         middle = (low + high) / 2
         low, high = (middle, high) if above(middle) else (low, middle)
     assert low - 1e-6 <= float(secret[0]) <= high + 1e-6 and high - low < 1e-4
+
+
+def test_a_lead_reads_when_training_patients_had_the_event_off_the_brier_scores_of_others() -> None:
+    """Of a network that says the same of everybody; the horizons are the job's. No test patient's time is among them,
+    so that the score changes only where the baseline does, which is fitted on the training part."""
+    horizons = tuple(float(day) for day in range(300, 400))
+    names = tuple(f"brier_{number}" for number in range(1, len(horizons) + 1))
+    task: Task = Survival(dataset="d", horizons=horizons, more_metrics=names)
+    times = {
+        "train": [[100.0, 1], [317.5, 1], [320.5, 0], [377.5, 1], [900, 0]] * 20,
+        "test": [[90.0, 1], [800, 0]] * 9,
+    }
+    train, test = (
+        Samples(torch.zeros(len(cases), 2), torch.tensor(cases), np.arange(len(cases)), [""] * len(cases), 2)
+        for cases in times.values()
+    )
+    task = task.after_fit(task.fit_after(torch.zeros(len(train)), train))
+    scores = task.evaluate(torch.zeros(len(test)), test).metrics
+    found = [
+        day for day, name, before in zip(horizons[1:], names[1:], names, strict=False) if scores[name] != scores[before]
+    ]
+    assert found == [318.0, 378.0]

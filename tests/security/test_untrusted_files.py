@@ -33,6 +33,7 @@ from medpfl.data.declared import Problems
 from medpfl.data.init.tables import read as read_for_init
 from medpfl.data.series.recordings import read_arrays
 from medpfl.data.site_file import load_site_file
+from medpfl.data.volumes.nifti import stored_values
 from medpfl.data.volumes.prepare import read_image
 from medpfl.flare.provision import read_project
 from medpfl.job.files import read_object
@@ -60,6 +61,18 @@ def nifti_bomb(path: Path) -> Path:
     header["magic"], header["vox_offset"] = b"n+1", 352
     packed = zlib.compressobj(9, zlib.DEFLATED, 31)
     path.write_bytes(packed.compress(header.binaryblock + bytes(4)) + packed.compress(ZEROS * 4) + packed.flush())
+    return path
+
+
+def nifti_lie(path: Path) -> Path:
+    """69 bytes, whose header promises 8 GB."""
+    header = nibabel.Nifti1Header()
+    header.set_data_dtype(np.float64)
+    header.set_data_shape((1000, 1000, 1000))
+    header.set_sform(np.eye(4), 1)
+    header["magic"], header["vox_offset"] = b"n+1", 352
+    content = header.binaryblock + bytes(1000)
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
     return path
 
 
@@ -104,6 +117,14 @@ BOMBS: dict[str, tuple[Callable[[Path], object], str]] = {
     "nifti": (
         lambda folder: read_image(nifti_bomb(folder / "a.nii.gz")),
         r"a\.nii\.gz: holds 30000 x 30000 x 30 values",
+    ),
+    "short nifti": (
+        lambda folder: read_image(nifti_lie(folder / "a.nii.gz")),
+        r"a\.nii\.gz: its header promises voxels of 8000000000 bytes, which \d+ bytes cannot hold",
+    ),
+    "short label map": (
+        lambda folder: stored_values(nifti_lie(folder / "a.nii")),
+        r"a\.nii: its header promises voxels of 8000000000 bytes, which 1348 bytes cannot hold",
     ),
     "png": (
         lambda folder: pixels.read_image(png_bomb(folder / "a.png"), 1),

@@ -64,6 +64,7 @@ def test_the_network_follows_from_the_data(task: Any) -> None:
     (Regression, {"size": [16, 16], "hidden": [4]}, "'hidden' is of the perceptron of rows"),
     (MultiLabel, {"score": "auc"}, "MultiLabel has no metric 'auc'"),
     (Survival, {"horizons": [5, 3]}, "horizons must be ascending times above 0, got [5.0, 3.0]"),
+    (Survival, {"horizons": [n + 1.0 for n in range(101)]}, "takes at most 100 horizons, got 101"),
     (Survival, {"horizons": [3], "score": "brier_1"}, "the Brier score needs a baseline"),
     (Survival, {}, "argument 'horizons' of Survival is missing"),
 ])  # fmt: skip

@@ -36,7 +36,8 @@ class Policy(Strict):
             batch of fewer, counted alike, the loss is not told.
         least_hospitals: in a job, this one among them.
         most_rounds: of a job.
-        most_steps: batches of a hospital's training in a round, for each method.
+        most_steps: batches of a hospital's training in a round, for each method and each of its passes; of a method
+            that takes several steps on a batch, steps.
         most_finetune: rounds of fine-tuning after the last round.
         most_threads: of the processor.
         most_parameters: of all networks of a job together, buffers included.

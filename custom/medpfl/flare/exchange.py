@@ -28,6 +28,7 @@ from medpfl.flare.filters import decoded, take_decoding, traffic_of
 from medpfl.flare.leaving import check_filters
 from medpfl.flare.memory import CLEANER
 from medpfl.flare.wire import read_reply, to_shareable
+from medpfl.job.declared import name_of
 from medpfl.rounds.evaluation import EvaluationCoordinator
 from medpfl.rounds.loop import Exchange
 from medpfl.rounds.messages import Message, byte_count, flatten
@@ -90,14 +91,14 @@ class ExchangeController(Controller):
         """The job's name, how many hospitals it needs, and which are there.
 
         Raises:
-            ConfigError: its meta.json does not say how many.
+            ConfigError: its meta.json does not say how many, or its name cannot be a folder's: FLARE looks at neither.
         """
         meta: Mapping[str, object] = fl_ctx.get_prop(FLContextKey.JOB_META) or {}
         min_clients = meta.get("min_clients")
         if not isinstance(min_clients, int):
             raise ConfigError(f"the job's meta.json must give 'min_clients', got {min_clients!r}")
         roster = [client.name for client in fl_ctx.get_engine().get_clients()]
-        return str(meta.get("name", "job")), min_clients, roster
+        return name_of(meta.get("name")), min_clients, roster
 
     def _results_of(self, fl_ctx: FLContext) -> Path:
         """Where the job's results are written, to be downloaded with it."""

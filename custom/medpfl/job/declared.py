@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from medpfl.core.errors import ConfigError
+from medpfl.core.errors import ConfigError, shown
 from medpfl.job.codecs import TASKS
 from medpfl.job.files import Object, list_of, object_of
 from medpfl.job.names import (
@@ -74,6 +74,17 @@ class Client:
     leaving: Sequence[JsonValue]
 
 
+def name_of(name: object) -> str:
+    """A job's name, which becomes that of a folder at every site.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise ConfigError(f"meta.json: 'name' must be letters, digits, '.', '_' or '-', got {shown(name)}")
+    return name
+
+
 def meta_of(content: Object) -> Meta:
     """Of meta.json's content.
 
@@ -84,9 +95,7 @@ def meta_of(content: Object) -> Meta:
     keys = {"name", "resource_spec", "min_clients", "mandatory_clients", "deploy_map", "scope", LAUNCHER}
     object_of(content, where, keys)
     _launched(content.get(LAUNCHER, {}), f"{where}: {LAUNCHER}")
-    name = content.get("name")
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise ConfigError(f"{where}: 'name' must be letters, digits, '.', '_' or '-', got {name!r}")
+    name = name_of(content.get("name"))
     if "min_clients" not in content:
         raise ConfigError(
             f"{where}: 'min_clients' is missing; expected the number of hospitals without whom no round counts"

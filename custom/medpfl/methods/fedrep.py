@@ -6,6 +6,7 @@ Collins, Hassani, Mokhtari, Shakkottai, "Exploiting Shared Representations for P
 Deviation: the base may take many steps a round; the paper's algorithm takes one.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -45,6 +46,10 @@ class FedRep(Method):
             raise ConfigError(f"FedRep's head_epochs must be at least 1, got {self.head_epochs}")
         if self.head_steps is not None and self.head_steps < 1:
             raise ConfigError(f"FedRep's head_steps must be at least 1, got {self.head_steps}")
+
+    def batches(self, samples: int, public: int = 0) -> int:
+        head = self.head_steps or self.head_epochs * math.ceil(samples / self.batch_size)
+        return max(head, super().batches(samples))
 
     def models(self, build: Build) -> dict[str, nn.Module]:
         return {"model": build.network()}

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import ClassVar, Literal
 
 import torch
@@ -120,12 +121,22 @@ class MHpFLID(Method):
     def rate(self, name: str) -> float:
         return self.distill_lr if name in ("messenger", "transmitter") else self.lr
 
+    @property
+    def _distill_steps(self) -> int | None:
+        if self.steps is None:
+            return None
+        return max(1, round(Fraction(self.steps * self.distill_epochs, self.epochs)))  # of any size
+
+    def batches(self, samples: int, public: int = 0) -> int:
+        distilled = self._distill_steps or self.distill_epochs * math.ceil(samples / self.batch_size)
+        return max(distilled, super().batches(samples))
+
     def local_round(self, site: Site) -> None:
         for batch in site.training_batches():
             self._inject(site, batch)
             injected = batch
         loss = site.last_loss
-        steps = None if self.steps is None else max(1, round(self.steps * self.distill_epochs / self.epochs))
+        steps = self._distill_steps
         for batch in site.training_batches(None if steps else self.distill_epochs, steps):
             self._distill(site, batch)
         site.turn_to(injected)

@@ -5,6 +5,7 @@ Networks may differ from hospital to hospital. Every hospital holds the same pub
 under one name; no label of them is used. What travels is the network's outputs on them, row by row.
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -57,6 +58,9 @@ class OnPublicData(Method):
         super().__post_init__()
         if self.distill_epochs < 1:
             raise ConfigError(f"{type(self).__name__}'s distill_epochs must be at least 1, got {self.distill_epochs}")
+
+    def batches(self, samples: int, public: int = 0) -> int:
+        return max(self.distill_epochs * math.ceil(public / self.batch_size), super().batches(samples))
 
     def public_datasets(self) -> list[str]:
         return [self.public]

@@ -52,6 +52,9 @@ class PFedMe(Method):
         if not 0 < self.outer_lr * self.lam <= 1 + 1e-9:
             raise ConfigError(f"PFedMe's outer_lr must be above 0 and at most 1/lam, got {self.outer_lr}")
 
+    def batches(self, samples: int, public: int = 0) -> int:
+        return self.inner_steps * super().batches(samples)
+
     def models(self, build: Build) -> dict[str, nn.Module]:
         return {"global": build.network(), "personal": build.network()}
 

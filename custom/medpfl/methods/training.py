@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a hospital trains in a round, whatever the method: how long, and what a step is made of."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Literal, Self
@@ -105,6 +106,11 @@ class Training(Checked):
     def trained_like(self, other: "Training") -> Self:
         """The same with the arguments of every method as ``other`` has them."""
         return replace(self, **{each.name: getattr(other, each.name) for each in fields(Training)})
+
+    def batches(self, samples: int, public: int = 0) -> int:
+        """Steps of a round's longest pass, of which a hospital's policy allows so many: over so many training samples,
+        or samples of the public dataset, where there is one."""
+        return self.steps or self.epochs * math.ceil(samples / self.batch_size)
 
     def rate(self, name: str) -> float:
         """Learning rate of the network called ``name``, before the schedule."""

@@ -23,6 +23,9 @@ from medpfl.tasks.losses.cox import cox
 from medpfl.tasks.metrics.contract import Metric
 from medpfl.tasks.metrics.survival import BrierAt, CIndex, IntegratedBrier
 
+_MOST_HORIZONS = 100
+"""A hospital holds the risk of each of its cases at each of them, several times over."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Survival(AnyInput):
@@ -30,10 +33,11 @@ class Survival(AnyInput):
     that the event has come by each of the ``horizons``.
 
     The networks learn and share hazard ratios only. How frequent events are at a hospital, its baseline, is fitted
-    there on the training part of every deployed model (Breslow's estimator), stays in the model's file, in no message.
+    there on the training part of every deployed model (Breslow's estimator), stays in the model's file, and is in no
+    message but in what the Brier scores tell of it.
 
     Args:
-        horizons: times of interest, ascending, in the unit of the site files' times.
+        horizons: at most 100 times of interest, ascending, in the unit of the site files' times.
         unit: of the times, for cards; at most 20 characters.
         score: metric that chooses the best round: c_index.
         more_metrics: further metrics by which models are tested: integrated_brier, over the horizons, and brier_1,
@@ -55,6 +59,8 @@ class Survival(AnyInput):
         ascending = all(a < b for a, b in zip((0.0, *self.horizons), self.horizons, strict=False))
         if not self.horizons or not ascending or not math.isfinite(self.horizons[-1]):
             raise ConfigError(f"Survival's horizons must be ascending times above 0, got {list(self.horizons)}")
+        if len(self.horizons) > _MOST_HORIZONS:
+            raise ConfigError(f"Survival takes at most {_MOST_HORIZONS} horizons, got {len(self.horizons)}")
         if len(self.unit) > 20 or not self.unit.isprintable():
             raise ConfigError(f"Survival's unit must have at most 20 printable characters, got {self.unit!r}")
         super().__post_init__()

@@ -103,7 +103,7 @@ def _read(
             high += 1
             at += 1
         at += 1
-        if at + rice > end or (high << rice) > length:
+        if at + rice > end or high > length >> rice:  # high << rice may be beyond 64 bits
             return -1
         gap = high << rice
         for bit in range(rice):

@@ -2,6 +2,7 @@
 """NRRD and MetaImage (MHA, MHD) files, read by SimpleITK: the header first, the voxels once their number is known."""
 
 import re
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from types import ModuleType
 
@@ -14,6 +15,8 @@ from medpfl.data.untrusted import check_growth, check_values
 ITK = (".nrrd", ".mha", ".mhd")
 _HEADER = 2**20
 """Bytes of a header, at most."""
+_ELSEWHERE = b"ElementDataFile"
+"""MetaImage's key for where the voxels are; its reader takes no other letters for it."""
 
 
 def is_itk(file: Path) -> bool:
@@ -66,17 +69,33 @@ def _in_itself(file: Path) -> bool:
 
 
 def _check_data_file(file: Path) -> None:
-    """Refuse a header that fetches its voxels from elsewhere on the machine."""
+    """Refuse a header that fetches its voxels from elsewhere on the machine, however it says so: what the readers of
+    these formats skip and what ends a line for them is not what one would think."""
+    if file.suffix.lower() == ".nrrd":
+        _check_nrrd(file)
+    elif file.stat().st_size:  # what is empty cannot be mapped, and is none
+        with file.open("rb") as opened, mmap(opened.fileno(), 0, access=ACCESS_READ) as text:
+            _check_meta(file, text)
+
+
+def _check_nrrd(file: Path) -> None:
     with file.open("rb") as opened:
         text = opened.read(_HEADER)
-    if file.suffix.lower() == ".nrrd":
-        header = text.split(b"\n\n")[0].replace(b"\r", b"")
-        if re.search(rb"^\s*data\s*file\s*:", header, re.IGNORECASE | re.MULTILINE):
-            raise DataError(
-                f"{file}: its voxels are in another file, which is not read; write both into one .nrrd file"
-            )
-        return
-    found = re.search(rb"^\s*ElementDataFile\s*=\s*(.*?)\s*$", text, re.IGNORECASE | re.MULTILINE)
+    header, end, _ = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n").partition(b"\n\n")
+    if not end and len(text) == _HEADER:
+        raise DataError(f"{file}: its header has more than {_HEADER} bytes, which are not read")
+    if re.search(rb"^\s*data\s*file\s*:", header, re.IGNORECASE | re.MULTILINE):
+        raise DataError(f"{file}: its voxels are in another file, which is not read; write both into one .nrrd file")
+
+
+def _check_meta(file: Path, text: mmap) -> None:
+    """The key must stand in the file once, whatever else does: which of several counts depends on what is before them,
+    on their letters and on the sign behind them."""
+    at = text.find(_ELSEWHERE)
+    if at >= 0 and text.find(_ELSEWHERE, at + 1) >= 0:
+        raise DataError(f"{file}: it says more than once where its voxels are ({_ELSEWHERE.decode()})")
+    behind = text[at + len(_ELSEWHERE) : at + _HEADER] if at >= 0 else b""
+    found = re.match(rb"[ \t]*=[ \t]*([^\r\n]*?)[ \t]*(?:\r?\n|\Z)", behind)
     name = found[1].decode("utf-8", "replace") if found else ""
     local = name.upper() == "LOCAL"
     if not local and (not re.fullmatch(r"[\w.\- ]+", name) or name.startswith(".") or name.upper().startswith("LIST")):

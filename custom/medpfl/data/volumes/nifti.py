@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a NIfTI file says by itself: its spacing, before a reader mends it without a word, and a label map's values."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from medpfl.core.errors import DataError, unreadable
 from medpfl.data.untrusted import check_values
 
 SUFFIXES = (".nii", ".nii.gz")
+_DEFLATED = 1032
+"""Bytes that gzip makes of one at most."""
 
 
 def check_spacing(file: Path) -> None:
@@ -42,6 +45,24 @@ def check_spacing(file: Path) -> None:
             raise DataError(f"{file}: expected a voxel spacing above 0, its header has {told} mm ({field})")
 
 
+def check_size(file: Path, image: Any) -> None:
+    """Refuse, before they are decoded, too many voxels, or more than the file can hold, however it is compressed.
+    nibabel makes room for all that a header promises and then looks what is there: 8 GB for a file of 69 bytes. Label
+    maps, which are zeros but for a few voxels, may come near to the limit.
+
+    Args:
+        image: the file as nibabel loads it.
+
+    Raises:
+        DataError: with what its header says.
+    """
+    check_values(file, image.shape)
+    stored = Path(image.file_map["image"].filename or file).stat().st_size
+    size = image.get_data_dtype().itemsize * math.prod(image.shape)
+    if size > _DEFLATED * stored:
+        raise DataError(f"{file}: its header promises voxels of {size} bytes, which {stored} bytes cannot hold")
+
+
 def place_of(file: Path) -> NDArray[np.float64] | None:
     """The affine of a file whose sform says where it lies, whatever its qform says; None of any other.
 
@@ -71,7 +92,7 @@ def stored_values(file: Path) -> NDArray[Any]:
     try:
         check_spacing(file)
         image: Any = nib.load(file)
-        check_values(file, image.shape)
+        check_size(file, image)
         found = np.unique(np.asanyarray(image.dataobj))
     except DataError:
         raise

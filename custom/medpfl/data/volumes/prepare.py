@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from medpfl.core.errors import DataError, unreadable
 from medpfl.data.geometry import geometry
 from medpfl.data.intensity import Intensity, ZScore
-from medpfl.data.untrusted import MOST_PREPARED, MOST_VALUES, check_values
+from medpfl.data.untrusted import MOST_PREPARED, MOST_VALUES
 from medpfl.data.volumes.dicom import check_series, geometry_tags
 from medpfl.data.volumes.frames import frames_of, read_frames
 from medpfl.data.volumes.itk import is_itk, read_itk
-from medpfl.data.volumes.nifti import check_spacing, place_of
+from medpfl.data.volumes.nifti import check_size, check_spacing, place_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,7 +88,7 @@ def _read(file: Path, slices: Sequence[Path]) -> tuple[NDArray[np.float32], NDAr
         # MONAI finds slices by a pattern, in which the folder "CT[1]" means "CT1", and in the order of the disk.
         reader.has_series, reader.filenames = True, [slices]
     if isinstance(reader, NibabelReader):  # it has not decompressed the voxels yet
-        check_values(file, header.shape)
+        check_size(file, header)
     values, meta = reader.get_data(header)
     if values.dtype.kind not in "biuf":  # of complex numbers the cast below would keep the real parts
         found = "complex numbers" if values.dtype.kind == "c" else "colours"

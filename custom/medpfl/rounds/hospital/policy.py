@@ -12,6 +12,7 @@ from medpfl.core.sizes import Bounded, TooLarge
 from medpfl.data.policy import Policy
 from medpfl.data.samples import SiteData
 from medpfl.methods.contract import Method, Site
+from medpfl.methods.training import Training
 from medpfl.privacy.contract import Privacy
 from medpfl.rounds.protocol.requests import FinishRequest, InitRequest, OfRun
 from medpfl.tasks.contract import Task
@@ -112,16 +113,26 @@ def check_data(policy: Policy, data: SiteData, methods: Sequence[Method]) -> Non
         if method.steps:
             _most("most_steps", policy.most_steps, method.steps, what)
             check_update(policy, method, method.steps * method.batch_size)
-        elif method.epochs * math.ceil(count / method.batch_size) > policy.most_steps:
+        elif Training.batches(method, count) > policy.most_steps:
             raise PolicyRefused(
                 f"this hospital's policy ('most_steps') allows at most {policy.most_steps} {what}; {method.epochs} "
                 "epochs here are more"
             )
+        check_passes(policy, method, count)
         if count < policy.least_update:
             raise PolicyRefused(
                 f"this hospital's policy ('least_update') asks for at least {policy.least_update} training samples "
                 f"behind an update, {kind}; the hospital has fewer"
             )
+
+
+def check_passes(policy: Policy, method: Method, samples: int, public: int = 0) -> None:
+    """Raises PolicyRefused: a pass beside the usual one (over a head, in a distillation) is longer than allowed."""
+    if method.batches(samples, public) > policy.most_steps:
+        raise PolicyRefused(
+            f"this hospital's policy ('most_steps') allows at most {policy.most_steps} batches a round "
+            f"({type(method).__name__}); a pass of this job takes more steps"
+        )
 
 
 def check_scored(policy: Policy, data: SiteData) -> None:

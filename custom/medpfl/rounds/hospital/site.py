@@ -196,6 +196,9 @@ class SiteRunner:
         self.task = chosen.informed(data)
         policy.check_data(self.policy, data, methods)
         common = read_common(self.method, self.task, site_file, data.input_shape, data)
+        public = max((len(inputs) for inputs in common.public.values()), default=0)
+        for each in methods:
+            policy.check_passes(self.policy, each, len(data.splits["train"]), public)
         marks = common.marks()
         ready = Ready(
             name=self.name,
