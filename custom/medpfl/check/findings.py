@@ -152,6 +152,12 @@ def _of_columns(inspection: Inspection) -> Iterator[str]:
             yield f"column '{column.name}': every row has the value {numbers[0]:g}"
         elif column.role == "categories" and len(column.texts) == 1:
             yield f"column '{column.name}': every row has the value '{next(iter(column.texts))}'"
+        if column.signed:
+            yield (
+                f"column '{column.name}': {len(column.signed)} numbers have three decimal places, such as "
+                f"{column.signed[0]}, and all others none; if the sign stands after thousands, write them without it, "
+                "for they are read as thousandths of what they are"
+            )
         for value, count in _codes(numbers):
             yield (
                 f"column '{column.name}': {count} rows have the value {value:g}, far from all others; if it means "

@@ -15,7 +15,7 @@ from medpfl.core.extras import require
 from medpfl.data.cells import not_utf8
 from medpfl.data.init.answers import Answers, Entry, Value, as_value
 from medpfl.data.init.like import own_codes, own_columns
-from medpfl.data.numbers import as_number, has_comma, has_point, with_point
+from medpfl.data.numbers import as_number, has_comma, has_point, like_thousands, with_point
 from medpfl.data.parquet import bounded_pieces, check_parquet, opened_parquet
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> l
         own = own_columns(wanted, [str(column) for column in frame.columns], answers)
         rename = {column: name for name, column in own.items() if column != name}
         frame = frame.rename(columns=rename)
+    grouped = {str(column): like_thousands(_known(frame[column], MISSING)) for column in frame}
     texts: set[str] = set()
     if commas := _with_commas(frame, separator):
         texts = {str(column) for column in frame if any(map(has_point, frame[column]))}  # which are no numbers then
@@ -96,7 +97,7 @@ def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> l
     names = [str(value) for value in found]
     classes = {} if number else answers.class_values(found, names, f"column '{label}'")
     split, group = _split(columns, known, label), _group(columns, known, label, answers)
-    features, left = _features(columns, known, len(frame), {label, split, group}, texts)
+    features, left = _features(columns, known, len(frame), {label, split, group}, texts, grouped)
     # A column of which every row has its own value keeps nothing together, and would rule out even splits.
     several = bool(group) and len(set(known[group])) < len(known[group])
     left += [f"{group} (an identifier)"] if group and not several else []
@@ -160,6 +161,8 @@ def _with_commas(frame: pd.DataFrame, separator: str | None) -> bool:
     signs = dict.fromkeys((has_comma, has_point), 0)
     for column in frame.columns:
         cells = _known(frame[column], MISSING)
+        if like_thousands(cells):
+            continue  # 1,096 beside 219 says nothing of decimal commas
         if len(_no_numbers(map(with_point, cells))) <= len(cells) / 2:
             for sign in signs:
                 signs[sign] += any(map(sign, cells))
@@ -287,7 +290,12 @@ def _group(columns: Sequence[str], known: dict[str, list[str]], label: str, answ
 
 
 def _features(
-    columns: Sequence[str], known: dict[str, list[str]], rows: int, used: set[str], texts: set[str]
+    columns: Sequence[str],
+    known: dict[str, list[str]],
+    rows: int,
+    used: set[str],
+    texts: set[str],
+    grouped: dict[str, list[str]],
 ) -> tuple[dict[str, str | list[Value]], list[str]]:
     features: dict[str, str | list[Value]] = {}
     left: list[str] = []
@@ -304,6 +312,8 @@ def _features(
             left.append(f"{column} (dates: make an age or a number of days of them)")
         elif len(cells) < rows / 2:
             left.append(f"{column} (missing in {rows - len(cells)} of {rows} rows)")
+        elif signed := grouped[column]:
+            left.append(f"{column} (is '{signed[0]}' a thousand? Then write such numbers without the sign)")
         elif cells and column not in texts and all(is_number(cell) for cell in cells):
             features[column] = "number"  # of one value here, too: other hospitals may have others
         elif len(different) < 2:
