@@ -171,10 +171,16 @@ def test_codes_for_not_known_are_suspected() -> None:
     rng = np.random.default_rng(0)
     pressure = np.round(rng.normal(130, 15, 300))
     assert list(_codes(pressure)) == []
-    assert list(_codes(np.append(pressure, [-9.0] * 5))) == [(-9.0, 5)]
-    assert list(_codes(np.append(pressure, [999.0] * 3))) == [(999.0, 3)]
+    assert list(_codes(np.append(pressure, [-9.0] * 5))) == [(-9.0, 5, "far from all others")]
+    assert list(_codes(np.append(pressure, [999.0] * 3))) == [(999.0, 3, "far from all others")]
     assert list(_codes(np.append(pressure, [999.0]))) == []  # one outlier is no code
     assert list(_codes(rng.integers(0, 2, 300).astype(float))) == []
+    crp = np.round(rng.gamma(1, 20, 300), 1)  # mg/l: many are small, so that -9 is not far from them
+    assert list(_codes(crp)) == []
+    assert list(_codes(np.append(crp, [-9.0] * 5))) == [(-9.0, 5, "the only negative one")]
+    assert list(_codes(np.append(crp, [-9.0] * 2))) == []
+    assert list(_codes(np.append(crp, [-0.5] * 5))) == []  # no code
+    assert list(_codes(np.append(crp, [-9.0] * 5 + [-2.0]))) == []  # such values may be below zero
 
 
 def test_every_problem_is_told_not_only_the_first(tmp_path: Path) -> None:

@@ -44,6 +44,15 @@ def test_jpeg_in_grey_colour_and_cmyk(tmp_path: Path) -> None:
         assert got.shape == (3, 32, 48) and np.abs(got - expected).mean() < 4
 
 
+def test_lab_in_grey_is_the_grey_of_its_colour(tmp_path: Path) -> None:
+    """Before, a TIFF in Lab, as Photoshop writes it, ended a job in grey with Pillow's error, which names no file."""
+    Image.fromarray(COLOUR).convert("RGB").convert("LAB").save(tmp_path / "lab.tif")
+    colour = read_image(tmp_path / "lab.tif", 3)
+    expected = np.asarray(Image.fromarray(colour.transpose(1, 2, 0)).convert("L"))
+    assert np.array_equal(read_image(tmp_path / "lab.tif", 1)[0], expected) and np.ptp(expected) > 50
+    assert np.array_equal(_pixels(tmp_path / "lab.tif", 1), expected)
+
+
 def test_sixteen_bits_keep_their_precision(tmp_path: Path) -> None:
     deep = (GREY.astype(np.uint16) << 8) + 3
     Image.fromarray(deep).save(tmp_path / "deep.png")

@@ -2,6 +2,7 @@
 """Who was there until when: in the events, and as a column of the tables that a person reads."""
 
 import json
+from io import StringIO
 from pathlib import Path
 
 from rich.console import Console
@@ -87,3 +88,26 @@ def test_a_summary_of_before_is_read(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text(json.dumps(content))
     found = read_summary(tmp_path)
     assert isinstance(found, TrainingSummary) and found.trained == {}
+
+
+def test_what_was_told_in_every_round_is_one_line_on_the_console_and_the_page(tmp_path: Path) -> None:
+    """Before, of a hospital whose data had changed both showed as many equal sentences as the job had rounds."""
+    made = summary({})
+    again = [Event(round=number, site="berta", event="failed: other data") for number in (3, 4, 5, 5)]
+    other = Event(round=4, site="clara", event="failed: other data")
+    late = Event(round=5, site="berta", event="trained in rounds 1-2 of 5")
+    made = made.model_copy(update={"events": [again[0], other, *again[1:], late]})
+    write_json(tmp_path / "summary.json", made)
+    console = Console(record=True, width=200, file=StringIO())
+    print_results(tmp_path, console)
+    write_page(tmp_path, made, [], {}, [])
+    shown = [
+        "rounds 3-5, berta: failed: other data",
+        "round 4, clara: failed: other data",
+        "round 5, berta: trained in rounds 1-2 of 5",
+    ]
+    printed = console.export_text().splitlines()
+    assert [line for line in printed if line.startswith("round")] == shown
+    page = (tmp_path / "report.html").read_text()
+    assert "".join(f"<li>{line}</li>" for line in shown) in page
+    assert len(read_summary(tmp_path).events) == 6  # the file has all of them

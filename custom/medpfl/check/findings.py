@@ -152,21 +152,31 @@ def _of_columns(inspection: Inspection) -> Iterator[str]:
             yield f"column '{column.name}': every row has the value {numbers[0]:g}"
         elif column.role == "categories" and len(column.texts) == 1:
             yield f"column '{column.name}': every row has the value '{next(iter(column.texts))}'"
-        for value, count in _codes(numbers):
+        if column.signed:
             yield (
-                f"column '{column.name}': {count} rows have the value {value:g}, far from all others; if it means "
+                f"column '{column.name}': {len(column.signed)} numbers have three decimal places, such as "
+                f"{column.signed[0]}, and all others none; if the sign stands after thousands, write them without it, "
+                "for they are read as thousandths of what they are"
+            )
+        for value, count, why in _codes(numbers):
+            yield (
+                f"column '{column.name}': {count} rows have the value {value:g}, {why}; if it means "
                 "'not known', list it under 'missing'"
             )
 
 
-def _codes(numbers: NDArray[np.float64]) -> Iterator[tuple[float, int]]:
-    """Lowest or highest values that look like a code for "not known" (-9, 999): repeated, and further from the next
-    value than the middle half of all others is wide."""
+def _codes(numbers: NDArray[np.float64]) -> Iterator[tuple[float, int, str]]:
+    """Lowest or highest values that look like a code for "not known" (-9, 999), and why: repeated, and further from the
+    next value than the middle half of all others is wide, or the only negative one."""
     values, counts = np.unique(numbers, return_counts=True)
     if len(values) < 10:
         return
     for end, following in ((0, 1), (-1, -2)):
         rest = numbers[numbers != values[end]]
         width = float(np.subtract(*np.percentile(rest, (75, 25))))
-        if counts[end] >= 3 and abs(values[end] - values[following]) > width > 0:
-            yield float(values[end]), int(counts[end])
+        if counts[end] < 3:
+            continue
+        if abs(values[end] - values[following]) > width > 0:
+            yield float(values[end]), int(counts[end]), "far from all others"
+        elif end == 0 and values[0] < 0 <= values[1] and values[0].is_integer():
+            yield float(values[0]), int(counts[0]), "the only negative one"

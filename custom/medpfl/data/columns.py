@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from medpfl.data.numbers import shown
+from medpfl.data.numbers import like_thousands, shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,6 +34,7 @@ class Column:
         missing: rows whose cell means "not known".
         texts: cells that are no number, of a column of numbers; how often each text occurs, of any other.
         values: numbers of each split's rows (empty for other columns).
+        signed: of a column of numbers those whose decimal places may be digits after thousands; see ``like_thousands``.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Column:
     missing: int
     texts: Counter[str]
     values: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    signed: list[str] = field(default_factory=list)
 
     def numbers(self) -> NDArray[np.float64]:
         """All numbers, whatever their split."""
@@ -65,12 +67,22 @@ def columns_of(
     for name, role in roles.items():
         known = cells[name].dropna()
         values: dict[str, NDArray[np.float64]] = {}
+        signed: list[str] = []
         if role == "number":
+            signed = like_thousands(map(str, known))
             numbers = pd.to_numeric(cells[name], errors="coerce")
             known = known[numbers.loc[known.index].isna()]
             values = {split: _finite(numbers.loc[where]) for split, where in places.items()}
         columns.append(
-            Column(name, role, len(cells), int(cells[name].isna().sum()), Counter(map(shown, known.tolist())), values)
+            Column(
+                name,
+                role,
+                len(cells),
+                int(cells[name].isna().sum()),
+                Counter(map(shown, known.tolist())),
+                values,
+                signed,
+            )
         )
     return columns
 

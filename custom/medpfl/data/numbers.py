@@ -3,10 +3,12 @@
 
 import math
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 _WITH_COMMA = re.compile(r"[+-]?\d*,\d+(e[+-]?\d+)?", re.IGNORECASE)
 _WITH_POINT = re.compile(r"[+-]?(\d*\.\d+|\d+\.)(e[+-]?\d+)?", re.IGNORECASE)
+_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}[.,]\d{3}")
+_BELOW_A_THOUSAND = re.compile(r"[+-]?\d{1,3}")
 _REFUSED = "\n."
 """At the end of a cell that would read as a number with a point, where the decimal sign is a comma: "1.234" may be a
 thousand there. With it, it is no number."""
@@ -25,6 +27,22 @@ def has_comma(cell: str) -> bool:
 def has_point(cell: str) -> bool:
     """Whether it is a number with a decimal point."""
     return _WITH_POINT.fullmatch(cell) is not None
+
+
+def like_thousands(cells: Iterable[str]) -> list[str]:
+    """The numbers of a column whose sign may stand after thousands and not before decimal places, as in 1,096 beside
+    219: all that have a sign have three digits behind it, and all others are whole and below a thousand. None of them
+    where the column is not like that; measurements are not."""
+    signed = []
+    whole = False
+    for cell in cells:
+        if _THOUSANDS.fullmatch(cell):
+            signed.append(cell)
+        elif _BELOW_A_THOUSAND.fullmatch(cell):
+            whole = True
+        else:
+            return []
+    return signed if whole else []
 
 
 def with_point(cell: str, number: bool = False) -> str:
@@ -77,6 +95,11 @@ def no_number(cell: object, otherwise: str = "") -> str:
         otherwise = " (with a point, where 'decimal' says that the decimal sign is a comma)"
     elif (found := as_number(shown(cell))) is not None and LARGEST < abs(found) < math.inf:
         return f"expected a number of at most {LARGEST:.2g}, got '{shown(cell)}'{otherwise}"
+    elif _THOUSANDS.fullmatch(str(cell)):
+        otherwise = (
+            " (if its comma stands after thousands, write the number without it; if it is a decimal comma, declare "
+            "'decimal: \",\"')"
+        )
     elif has_comma(str(cell)):
         otherwise = " (if that is a decimal comma, declare 'decimal: \",\"')"
     elif str(cell).lstrip().startswith(tuple("<>≤≥")):

@@ -41,6 +41,8 @@ def read_image(path: Path, channels: int) -> NDArray[Any]:
     if image.has_transparency_data:
         seen = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", seen.size, (0, 0, 0, 255)), seen)
+    if image.mode == "LAB":
+        image = image.convert("RGB")  # the only mode that Pillow makes of it
     array = np.asarray(image.convert("L" if channels == 1 else "RGB"))
     return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
 

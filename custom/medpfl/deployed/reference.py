@@ -148,6 +148,8 @@ def _pixels(path: Path, channels: int) -> Array:
         return deep.astype(np.uint16)
     if seen.has_transparency_data:  # what is transparent becomes black
         seen = Image.alpha_composite(Image.new("RGBA", seen.size, (0, 0, 0, 255)), seen.convert("RGBA"))
+    if seen.mode == "LAB":
+        seen = seen.convert("RGB")
     return np.asarray(seen.convert("L" if channels == 1 else "RGB"))
 
 

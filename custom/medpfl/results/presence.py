@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from medpfl.privacy.contract import Spent
-from medpfl.results.schema import Line, RoundLine, Stretch, TrainingLine, TrainingSummary
+from medpfl.results.schema import Event, Line, RoundLine, Stretch, TrainingLine, TrainingSummary
 
 SERVER = "server"
 
@@ -60,6 +60,19 @@ def absences(
 
 def _rounds(found: Sequence[Stretch]) -> str:
     return f"rounds {in_words(found)}" if found else "none"
+
+
+def told(events: Sequence[Event]) -> list[str]:
+    """Each event as a line; those of one hospital in the same words are one, with their rounds: of a hospital that
+    refuses every round of a long job nobody needs as many equal sentences."""
+    rounds: dict[tuple[str, str], set[int]] = {}
+    for event in events:
+        rounds.setdefault((event.site, event.event), set()).add(event.round)
+    lines = []
+    for (site, text), found in rounds.items():
+        when = f"round{'s' * (len(found) > 1)} {in_words(_stretches(sorted(found)))}"
+        lines.append(f"{when}, {site}: {text}")
+    return lines
 
 
 def presence(summary: TrainingSummary) -> dict[str, str]:

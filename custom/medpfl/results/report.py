@@ -21,6 +21,7 @@ from medpfl.results.curves import MANY, curves, new_figure
 from medpfl.results.differences import draw_boxes, draw_graph, sdwd_of_slots
 from medpfl.results.files import json_of, read_lines, read_mixing, read_summary, read_traffic, write_whole
 from medpfl.results.glossary import Glossary
+from medpfl.results.presence import told
 from medpfl.results.schema import (
     Direction,
     Line,
@@ -86,6 +87,7 @@ def write_page(
         **drawn,
         traffic=_traffic(traffic),
         seconds=[line.seconds for line in lines if isinstance(line, RoundLine)],
+        events=told(summary.events),
     )
     path = folder / "report.html"
     try:

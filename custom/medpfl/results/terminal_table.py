@@ -8,6 +8,7 @@ from rich.markup import escape
 
 from medpfl.results.chosen import chosen_table, paid, power_notes
 from medpfl.results.files import read_summary
+from medpfl.results.presence import told
 from medpfl.results.schema import EvaluationSummary, TrainingSummary
 from medpfl.results.tables import GAIN, PRESENCE, SCORED, metric_means, result_table
 from medpfl.results.terminal_blocks import print_table
@@ -52,6 +53,6 @@ def print_results(folder: Path, console: Console) -> None:
         print_table(console, "all metrics, mean of the hospitals", head, rows)
     for site, spent in summary.privacy.items() if isinstance(summary, TrainingSummary) else ():
         console.print(f"{site}: what it sent has {spent}", markup=False)
-    for event in summary.events:
-        console.print(f"round {event.round}, {event.site}: {event.event}", markup=False)
+    for line in told(summary.events):
+        console.print(line, markup=False)
     console.print(f"Report: {folder / 'report.html'}", markup=False, emoji=False, soft_wrap=True)

@@ -15,7 +15,7 @@ from medpfl.core.extras import require
 from medpfl.data.cells import not_utf8
 from medpfl.data.init.answers import Answers, Entry, Value, as_value
 from medpfl.data.init.like import own_codes, own_columns
-from medpfl.data.numbers import as_number, has_comma, has_point, with_point
+from medpfl.data.numbers import as_number, has_comma, has_point, like_thousands, with_point
 from medpfl.data.parquet import bounded_pieces, check_parquet, opened_parquet
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> l
         own = own_columns(wanted, [str(column) for column in frame.columns], answers)
         rename = {column: name for name, column in own.items() if column != name}
         frame = frame.rename(columns=rename)
+    grouped = {str(column): like_thousands(_known(frame[column], MISSING)) for column in frame}
     texts: set[str] = set()
     if commas := _with_commas(frame, separator):
         texts = {str(column) for column in frame if any(map(has_point, frame[column]))}  # which are no numbers then
@@ -93,10 +94,10 @@ def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> l
             f"{files[0]}: column '{label}' has {len(found)} different values; a class to predict needs 2 to {CLASSES} "
             "(or say with --class NAME=VALUE,VALUE what they mean), and a number to predict needs numbers in every row"
         )
-    names = [str(value) for value in found]
+    names = [" ".join(str(value).split()) for value in found]  # of a class: it may hold no line break
     classes = {} if number else answers.class_values(found, names, f"column '{label}'")
     split, group = _split(columns, known, label), _group(columns, known, label, answers)
-    features, left = _features(columns, known, len(frame), {label, split, group}, texts)
+    features, left = _features(columns, known, len(frame), {label, split, group}, texts, grouped)
     # A column of which every row has its own value keeps nothing together, and would rule out even splits.
     several = bool(group) and len(set(known[group])) < len(known[group])
     left += [f"{group} (an identifier)"] if group and not several else []
@@ -160,6 +161,8 @@ def _with_commas(frame: pd.DataFrame, separator: str | None) -> bool:
     signs = dict.fromkeys((has_comma, has_point), 0)
     for column in frame.columns:
         cells = _known(frame[column], MISSING)
+        if like_thousands(cells):
+            continue  # 1,096 beside 219 says nothing of decimal commas
         if len(_no_numbers(map(with_point, cells))) <= len(cells) / 2:
             for sign in signs:
                 signs[sign] += any(map(sign, cells))
@@ -197,19 +200,20 @@ def read(file: Path) -> tuple[pd.DataFrame, bool, str | None]:
             raise DataError(f"{file}: cannot be read as a Parquet table: {error}") from error
         return frame.astype(object).where(frame.notna(), "").astype(str), True, None
     try:
-        text = file.read_text(encoding="utf-8-sig")
+        with file.open(encoding="utf-8-sig", newline="") as text:
+            lines = list(text)  # as the site file's reader takes them: a cell may hold line breaks of any kind
     except UnicodeDecodeError as error:
         raise DataError(f"{file}: {not_utf8(error)}") from error
     except OSError as error:
         raise DataError(f"{file}: cannot be read as a table: {error}") from error
-    lines = [line for line in text.splitlines() if line.strip()]
-    if len(lines) < 2:
-        raise DataError(f"{file}: expected a table with at least 2 lines, got {len(lines)}")
+    first = next((line for line in lines if line.strip()), "")
+    if (there := sum(bool(line.strip()) for line in lines)) < 2:
+        raise DataError(f"{file}: expected a table with at least 2 lines, got {there}")
     tabs = file.suffix.lower() in (".tsv", ".tab")
-    separator = "\t" if tabs else _separator(lines)
-    if not lines[0].count(separator):
+    separator = "\t" if tabs else _separator(lines, first)
+    if not first.count(separator):
         raise DataError(f"{file}: found no commas, semicolons, tabs or bars between columns in its first line")
-    rows = [[cell.strip() for cell in row] for row in csv.reader(lines, delimiter=separator, skipinitialspace=True)]
+    rows = _rows(lines, separator)
     lengths = {len(row) for row in rows[1:]}
     if len(rows) > 3 and len(lengths) == 1 and len(rows[0]) not in lengths:
         raise DataError(
@@ -231,13 +235,20 @@ def count_of(file: Path, column: str, cells: Sequence[str]) -> int:
     return int(read(file)[0][column].isin(cells).sum())
 
 
-def _separator(lines: Sequence[str]) -> str:
+def _rows(lines: Sequence[str], separator: str) -> list[list[str]]:
+    """The cells of all rows that are not blank."""
+    rows = csv.reader(lines, delimiter=separator, skipinitialspace=True)
+    return [cells for row in rows if len(cells := [cell.strip() for cell in row]) > 1 or any(cells)]
+
+
+def _separator(lines: Sequence[str], first: str) -> str:
     """What is in the first line, gives the first lines equally many cells, and most of them; of equals not the comma,
     which numbers may have."""
 
     def fits(separator: str) -> tuple[bool, int]:
-        counts = {len(row) for row in csv.reader(lines[:100], delimiter=separator, skipinitialspace=True)}
-        return len(counts) == 1 and separator in lines[0], lines[0].count(separator)
+        rows = _rows(lines[:100], separator)
+        counts = {len(row) for row in (rows[:-1] if len(lines) > 100 else rows)}  # the last may go on beyond them
+        return len(counts) == 1 and separator in first, first.count(separator)
 
     return max(";\t|,", key=fits)
 
@@ -287,7 +298,12 @@ def _group(columns: Sequence[str], known: dict[str, list[str]], label: str, answ
 
 
 def _features(
-    columns: Sequence[str], known: dict[str, list[str]], rows: int, used: set[str], texts: set[str]
+    columns: Sequence[str],
+    known: dict[str, list[str]],
+    rows: int,
+    used: set[str],
+    texts: set[str],
+    grouped: dict[str, list[str]],
 ) -> tuple[dict[str, str | list[Value]], list[str]]:
     features: dict[str, str | list[Value]] = {}
     left: list[str] = []
@@ -304,6 +320,8 @@ def _features(
             left.append(f"{column} (dates: make an age or a number of days of them)")
         elif len(cells) < rows / 2:
             left.append(f"{column} (missing in {rows - len(cells)} of {rows} rows)")
+        elif signed := grouped[column]:
+            left.append(f"{column} (is '{signed[0]}' a thousand? Then write such numbers without the sign)")
         elif cells and column not in texts and all(is_number(cell) for cell in cells):
             features[column] = "number"  # of one value here, too: other hospitals may have others
         elif len(different) < 2:

@@ -113,16 +113,22 @@ def _render(place: Path, site: str, name: str, entries: Sequence[Entry]) -> str:
     ]
     for entry in entries:
         if entry.comment:
-            lines.append(f"    # {entry.comment}")
+            lines.append(f"    # {' '.join(entry.comment.split())}")  # it may name a column with a line break
         lines += [f"    {line}" for line in _yaml(entry.key, entry.value).splitlines()]
     return "\n".join(lines) + "\n"
 
 
 def _yaml(key: str, value: object) -> str:
     style = None if isinstance(value, list | dict) else False  # lists and inner mappings on one line
-    return yaml.safe_dump(
-        {key: value}, default_flow_style=style, sort_keys=False, width=100, allow_unicode=True
-    ).rstrip()  # fmt: skip
+
+    def dumped(unicode: bool) -> str:
+        return yaml.safe_dump(
+            {key: value}, default_flow_style=style, sort_keys=False, width=100, allow_unicode=unicode
+        ).rstrip()  # fmt: skip
+
+    text = dumped(True)
+    # These end a line of YAML, and PyYAML leaves them as they are, so that it reads another text than it wrote.
+    return dumped(False) if any(sign in text for sign in "\x85\u2028\u2029") else text
 
 
 def _write(texts: dict[Path, str], output: Path, schema: Schema | None) -> list[Path]:
