@@ -26,6 +26,7 @@ _META = "medpfl"
 """The only entry of the file's metadata, for safetensors writes several in any order: the checksum of the rest, that of
 the tensors, and the JSON, with a space between each two."""
 FORMAT = 2
+_UNFINISHED = re.compile(r"\..+\.\d+")
 
 
 class DamagedFile(MedPFLError):
@@ -59,10 +60,11 @@ def save(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, object], 
 
 
 def sweep(folder: Path) -> None:
-    """Remove what processes that were killed while they wrote have left in a folder, and in those within. Nobody else
-    may be writing there now."""
-    for unfinished in folder.rglob(".*.safetensors.*"):
-        unfinished.unlink(missing_ok=True)
+    """Remove what processes that were killed while they wrote, text files too, have left in a folder (".NAME.PID"), and
+    in those within. Nobody else may be writing there now."""
+    for path in folder.rglob(".*"):
+        if _UNFINISHED.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from medpfl.compare.patients import CASES, read_cases
+from medpfl.compare.patients import CASES, read_all, read_cases
 from medpfl.compare.run_results import TrainedRun
 from medpfl.compare.runner import RESULT, read_run
 from medpfl.core.errors import MedPFLError
@@ -58,6 +58,21 @@ def test_foreign_answers_are_told_in_a_sentence(tmp_path: Path, more: dict[str, 
     with pytest.raises(MedPFLError, match=r"; remove its folder to repeat that run$") as caught:
         read_cases(tmp_path, TASK)
     assert str(path) in str(caught.value)
+
+
+def test_answers_that_one_run_has_lost_are_missed(tmp_path: Path) -> None:
+    """The intervals were those of the other seeds, beside the gains of all of them, without a word."""
+    folders = [tmp_path / name for name in ("0123", "4567")]
+    for folder in folders:
+        folder.mkdir()
+    assert read_all(folders, TASK) is None  # of before: no run has kept them
+    for folder in folders:
+        write_cases(folder)
+    assert [list(cases) for cases in read_all(folders, TASK) or ()] == [["SoftPull"], ["SoftPull"]]
+    (folders[1] / CASES).unlink()
+    with pytest.raises(MedPFLError) as caught:
+        read_all(folders, TASK)
+    assert str(caught.value) == f"{folders[1] / CASES} is missing; remove its folder to repeat that run"
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\x80", b"{", json.dumps([]).encode()], ids=repr)

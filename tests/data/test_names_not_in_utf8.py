@@ -3,6 +3,8 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from medpfl.cli import app
+from medpfl.compare.orders import FoldOrder
+from medpfl.compare.runner import write_order
 from medpfl.core.errors import MedPFLError
 from medpfl.rounds.lock import StateLock
 
@@ -48,3 +52,13 @@ def test_where_nothing_could_be_read_back_nothing_begins(tmp_path: Path) -> None
         StateLock().take(tmp_path / LATIN, "at anna")
     assert not list(tmp_path.iterdir())
     assert str(tmp_path) not in str(error.value.public)
+
+
+def test_a_comparison_says_that_its_runs_could_not_name_such_a_site_file(tmp_path: Path) -> None:
+    """Every run failed: its order "was altered or is of another version", and why it failed could not be written."""
+    plan: Any = SimpleNamespace(site_files={"anna": tmp_path / LATIN / "anna.yaml"})
+    order = FoldOrder(job="j", without="anna", settings={}, components={}, method={}, task={}, splits={}, min_clients=2)
+    run: Any = SimpleNamespace(digest="0123", order=order)
+    with pytest.raises(MedPFLError, match="has a name that is not in UTF-8") as error:
+        write_order(run, plan, tmp_path / "results")
+    assert "h\\udce4user" in str(error.value) and not (tmp_path / "results").exists()

@@ -113,6 +113,21 @@ def test_a_folder_that_does_not_say_any_more_whose_run_it_is_is_moved_aside(tmp_
     assert (aside / "personal-best.safetensors").is_file() and [path.name for path in folder.iterdir()] == [".run"]
 
 
+def test_what_was_half_written_when_a_run_was_killed_goes_when_it_is_taken_up(tmp_path: Path) -> None:
+    """Half a model and half a list of patients' cases stayed beside the models for ever, under hidden names."""
+    folder = open_models(tmp_path, "run")
+    written(folder / "personal-best.safetensors", "a model")
+    for name in (".personal-best.safetensors.4711", ".personal-last.csv.4711", "..run.4711"):
+        (folder / name).write_text("half")
+    assert open_models(tmp_path, "run") == folder
+    assert sorted(path.name for path in folder.iterdir()) == [".run", "personal-best.safetensors"]
+    for path in folder.iterdir():
+        path.unlink()
+    (folder / "..run.4711").write_text("half")  # it was killed before it had written anything else
+    assert [path.name for path in open_models(tmp_path, "run").iterdir()] == [".run"]
+    assert [path.name for path in tmp_path.iterdir()] == ["models"]
+
+
 def test_a_private_file_is_never_readable_by_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     modes, replace = [], os.replace
 

@@ -17,7 +17,7 @@ from medpfl.compare import aggregate, chosen
 from medpfl.compare.counted import Counted, Pair
 from medpfl.compare.entries import Entry
 from medpfl.compare.file import FEDAVG, LOCAL, POOLED, REFERENCES, swept_name
-from medpfl.compare.patients import Sheets, read_cases
+from medpfl.compare.patients import Sheets, read_all
 from medpfl.compare.plan import Plan
 from medpfl.compare.results import (
     ChosenRow,
@@ -137,10 +137,12 @@ def read_results(folder: Path) -> Results:
 
 
 def _held(found: list[tuple[Run, TrainedRun]], plan: Plan, results: Path, counted: Counted) -> chosen.Rows | None:
-    """What all models said of the hospitals' cases; None where a run of before is among them, or none is Local's."""
+    """What all models said of the hospitals' cases; None where the runs are of before, or none is Local's."""
     sheets: dict[str, dict[Pair, Sheets]] = {}
-    for run, each in found:
-        cases = read_cases(results / "runs" / run.digest, plan.task)
+    kept = read_all([results / "runs" / run.digest for run, _ in found], plan.task)
+    if kept is None:
+        return None
+    for (run, each), cases in zip(found, kept, strict=True):
         for label, inner in zip(each.rows, cases, strict=False):  # the super model, the last row, is not among them
             sheets.setdefault(label, {})[run.split, run.seed] = cases[inner]
     if LOCAL not in sheets:

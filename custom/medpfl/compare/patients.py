@@ -2,7 +2,7 @@
 """What a run's models say of each hospital's own validation and test cases: kept beside run.json, on this machine, so
 that a comparison can resample patients and choose as the hospitals would."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +62,20 @@ class Kept:
         """Into ``folder``."""
         with open(folder / CASES, "wb") as file:
             np.savez_compressed(file, **self._arrays)  # type: ignore[arg-type]
+
+
+def read_all(folders: Sequence[Path], task: Task) -> list[dict[str, Sheets]] | None:
+    """What the models of several runs said, run by run; None where no run has kept it, as runs of before.
+
+    Raises:
+        MedPFLError: a file cannot be read, or is missing where other runs have theirs: what is computed of fewer runs
+            than the gains are would pass for theirs.
+    """
+    found = [read_cases(folder, task) for folder in folders]
+    lost = [folder / CASES for folder, cases in zip(folders, found, strict=True) if not cases]
+    if lost and len(lost) < len(found):
+        raise MedPFLError(f"{lost[0]} is missing; remove its folder to repeat that run")
+    return found if found and not lost else None
 
 
 def read_cases(folder: Path, task: Task) -> dict[str, Sheets]:

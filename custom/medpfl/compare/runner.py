@@ -122,9 +122,16 @@ def write_order(run: Run, plan: Plan[Any], results: Path, trained: bool = False)
 
     Args:
         trained: the run's results and models are in its folder already, from FLARE.
+
+    Raises:
+        MedPFLError: it cannot be written, or a site file has a name that could not be read back from JSON.
     """
     part = part_of(results, run)
     site_files = {site: str(path.resolve()) for site, path in plan.site_files.items()}
+    for path in site_files.values():
+        if (readable := path.encode("utf-8", "backslashreplace").decode()) != path:
+            why = "has a name that is not in UTF-8; rename it, or its folder (convmv -f latin1 -t utf8)"
+            raise MedPFLError(f"the site file {readable} {why}")
     order = run.order.model_copy(update={"trained": trained, "site_files": site_files})
     write_text(part / ORDER, json.dumps(json_of(order), indent=1))
     (part / FAILURE).unlink(missing_ok=True)

@@ -17,6 +17,7 @@ from typing import TypedDict, TypeVar
 import numpy as np
 from pydantic import TypeAdapter
 
+from medpfl import store
 from medpfl.compare.data import Read, reader, split_digest
 from medpfl.compare.entries import initial_everywhere
 from medpfl.compare.file import BEFORE_MEAN, FEDAVG, FINE_TUNED, LOCAL, POOLED
@@ -69,6 +70,7 @@ def work(folder: Path, kind: type[Told], run: Callable[[Told, Path], AnyRun]) ->
     with open(folder / ".lock", "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a worker that outlived its parent is waited for
         if folder.exists():
+            store.sweep(folder)
             path = folder / ORDER
             result = run(parse(TypeAdapter(kind), path.read_text(encoding="utf-8"), path), folder)
             shutil.rmtree(folder / "home" / "server", ignore_errors=True)

@@ -47,9 +47,18 @@ class Store:
             raise MedPFLError(f"MLflow at {address} cannot be used: {error}") from error
 
     def has(self, tag: str, value: str) -> bool:
-        """Whether a run with this tag ended well."""
+        """Whether a run with this tag ended well.
+
+        Raises:
+            MedPFLError: MLflow does not say it.
+        """
+        from mlflow.exceptions import MlflowException
+
         wanted = f"tags.{tag} = '{value}' and attributes.status = 'FINISHED'"
-        return bool(self._client.search_runs([self._experiment], wanted, max_results=1))
+        try:
+            return bool(self._client.search_runs([self._experiment], wanted, max_results=1))
+        except MlflowException as error:
+            raise MedPFLError(f"MLflow did not say which runs it has: {error}") from error
 
     def begin(self, name: str, tags: Mapping[str, str], parameters: Mapping[str, str] | None = None) -> str:
         """A new run; returns its id.
@@ -88,8 +97,17 @@ class Store:
             raise MedPFLError(f"MLflow did not take the numbers of {whose}: {error}") from error
 
     def end(self, run: str, status: str = "FINISHED") -> None:
-        """End a run; ``status``: "FINISHED" or "FAILED"."""
-        self._client.set_terminated(run, status)
+        """End a run; ``status``: "FINISHED" or "FAILED".
+
+        Raises:
+            MedPFLError: MLflow does not take it.
+        """
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self._client.set_terminated(run, status)
+        except MlflowException as error:
+            raise MedPFLError(f"MLflow did not take the end of a run: {error}") from error
 
 
 class MlflowRuns:
@@ -117,7 +135,11 @@ class MlflowRuns:
             self._store.write(self._runs[site], ((one.name, one.value, one.round) for one in numbers), site)
 
     def close(self, status: str = "FINISHED") -> None:
-        """End the runs; ``status``: "FINISHED" or "FAILED"."""
+        """End the runs; ``status``: "FINISHED" or "FAILED".
+
+        Raises:
+            MedPFLError: MLflow does not take it.
+        """
         for run in self._runs.values():
             self._store.end(run, status)
 

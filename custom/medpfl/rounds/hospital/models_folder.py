@@ -5,6 +5,7 @@ import os
 from datetime import UTC, datetime
 from pathlib import Path
 
+from medpfl import store
 from medpfl.core.errors import MedPFLError
 from medpfl.deployed.evaluate import write_text
 
@@ -19,11 +20,12 @@ def open_models(home: Path, run: str) -> Path:
         run: a name of the run and of the data that it was trained on.
 
     Raises:
-        MedPFLError: the folder cannot be moved.
+        MedPFLError: the folder cannot be looked through or moved.
     """
     folder = home / _NAME
     mark = folder / _MARK
     try:
+        store.sweep(folder)  # a process that was killed here left a model or a list of patients' cases half-written
         if mark.is_file() and mark.read_bytes() == run.encode():
             return folder
         written = [file.stat().st_mtime for file in folder.glob("*")]
