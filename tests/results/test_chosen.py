@@ -3,6 +3,7 @@
 
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -180,7 +181,7 @@ def test_who_takes_another_model_is_not_said_to_gain_by_it() -> None:
     worse = summary((result("anna", "fedavg", 0.5, sure(0.4, 0.6, (-0.2, -0.05))), 0.6))
     said = paid(worse)
     assert said.startswith("1 of 1 hospital takes another model than the one trained there alone, which its validation")
-    assert said.endswith("is surely above zero (its whole 95 % interval) at 0 of them and surely below zero at 1.")
+    assert said.endswith("On its test patients the gain over the local model is surely below zero (95 % interval).")
     assert "paid" not in said and "made the test Dice worse" in sentences(worse)[0]
 
 
@@ -189,3 +190,14 @@ def test_the_table_of_choices_names_the_score_as_the_others_do() -> None:
     measure = Measure(direction="lower", unit="mm", class_number=1)
     content = summary((result("anna", "fedavg", 5.0, None, "hd95_1"), 6.0), measure=measure)
     assert chosen_table(content)[0][2] == "test hd95 of liver (mm, lower is better)"
+
+
+def test_one_hospital_that_takes_another_model_is_told_of_as_one() -> None:
+    """ "On their test patients the gain is surely above zero at 0 of them", of a single hospital."""
+    unsure = paid(summary((result("anna", "fedavg", 0.5, sure(0.4, 0.6, (-0.2, 0.1))), 0.4), also="bert"))
+    assert unsure.endswith("gain over the local model is neither surely above nor surely below zero (95 % interval).")
+    content = summary((result("anna", "average", 0.5, sure(0.4, 0.6, (0.01, 0.1))), 0.4))
+    tuned = paid(content.model_copy(update={"scored": {"fedavg_finetuned": "mixing and 1 local round more"}}))
+    assert " That is FedAvg + fine-tuning, or the average with it, whose score is after mixing and 1 local" in tuned
+    assert tuned.endswith("On its test patients the gain over the local model is surely above zero (95 % interval).")
+    assert not re.search(r"\b(their|them)\b", unsure + tuned)
