@@ -128,3 +128,23 @@ def test_one_hospital_and_one_round_are_no_several(tmp_path: Path) -> None:
     assert JOB.settings.rounds == len(JOB.roster) == 1
     page = " ".join(write_page(tmp_path, JOB, [], {}, []).read_text().split())
     assert "1 hospital, 1 round, seed 0;" in page and not re.search(r"\b1 (hospitals|rounds)\b", page)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("rendered")
+def test_the_scores_of_a_single_round_are_seen() -> None:
+    """A line of one point is not drawn, so that both pictures were empty, between the rounds "0.96" and "1.04"."""
+    drawn = curves(JOB, lines(local=[0.1], fedavg=[0.2]))
+    texts = re.findall(r"<text [^>]*>([^<]*)</text>", drawn)
+    assert "1" in texts and "0.96" not in texts
+    inside = [one for one in re.findall(r"<use ([^>]*)>", drawn) if "fill: #d1802b" in styled(one, drawn)]
+    assert len(inside) >= 2  # a point in the picture of the mean, and in the hospital's
+
+
+def styled(element: str, drawn: str) -> str:
+    """An element's style, which is its own or a class's."""
+    own = re.search(r'style="([^"]*)"', element)
+    named = re.search(r'class="([^"]*)"', element)
+    if own or named is None:
+        return own[1] if own else ""
+    return re.findall(rf"\.{named[1]}\{{([^}}]*)\}}", drawn)[0]

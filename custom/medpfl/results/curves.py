@@ -60,13 +60,14 @@ def curves(summary: Summary, lines: Sequence[Line]) -> str:
             colours[model] = next(personal, "#333333")
     flat = list(axes.flat)
     for axis in flat:
-        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     for axis, site in zip(flat, shown, strict=False):
         for model, label in together.items():
             if model in points[site]:
                 x, y = zip(*sorted(points[site][model]), strict=True)
                 style = STYLES.get(model, "--" if model in COLOURS else "-")
-                axis.plot(x, y, style, color=colours[model], label=label, linewidth=1.6)
+                few = "." if len(x) < 3 else ""  # a line of one point is not seen
+                axis.plot(x, y, style, color=colours[model], label=label, linewidth=1.6, marker=few)
             if apart:
                 axis.fill_between(*four_fifths(points, model), color=colours[model], alpha=0.12, linewidth=0)
         axis.set_title(mean if site == "mean" else site, fontsize=9)

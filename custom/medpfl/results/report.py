@@ -253,7 +253,7 @@ def _diagnosed(panel: CurvesPanel, lines: Sequence[Line]) -> str:
         return ""
     figure, axes = new_figure(3.4 * len(names), 2.7, len(names))
     for axis, name in zip(axes.flat, names, strict=True):
-        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         for site in sorted({line.site for line in told}):
             points = [(x.round, x.metrics.get(name)) for x in told if (x.site, x.model) == (site, name)]
             known = sorted((x, y) for x, y in points if y is not None)
