@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import yaml
 
+from medpfl.compare.comparison_tables import bytes_text
 from medpfl.results.curves import MANY, curves, four_fifths
 from medpfl.results.report import heatmaps, made, write_page
-from medpfl.results.schema import ValidationLine
+from medpfl.results.schema import Traffic, ValidationLine
 from medpfl.results.skew import draw_label_counts
 from summaries import result, summary
 
@@ -148,3 +149,19 @@ def styled(element: str, drawn: str) -> str:
     if own or named is None:
         return own[1] if own else ""
     return re.findall(rf"\.{named[1]}\{{([^}}]*)\}}", drawn)[0]
+
+
+def test_traffic_is_told_without_powers_of_ten(tmp_path: Path) -> None:
+    """A hospital that sent 12.3 GB was said to have sent "1.23e+04" MB, and of a small model "8e-05"."""
+    told = [
+        Traffic(round=1, site="anna", direction=way, raw=raw, encoded=encoded, ratio=1.0)
+        for way, raw, encoded in (("from_site", 12_345_600_000, 999_700_000), ("to_site", 80, 1_250_000))
+    ]
+    page = write_page(tmp_path, JOB, [], {}, told).read_text()
+    assert "<td>anna</td><td>0.00008</td><td>1.25</td><td>12346</td><td>1000</td>" in page
+    assert [bytes_text(value) for value in (1.5e12, 999.9e6, 12.3e6, 100e3)] == [
+        "1500 GB",
+        "1000 MB",
+        "12.3 MB",
+        "100 kB",
+    ]

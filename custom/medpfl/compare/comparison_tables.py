@@ -13,7 +13,7 @@ from medpfl.compare.results import Gain, MetricStat, Results, Row, Stat
 from medpfl.compare.runs import values_text
 from medpfl.results.schema import Direction
 from medpfl.results.terminal_blocks import print_table
-from medpfl.tasks.metrics.digits import digits
+from medpfl.tasks.metrics.digits import amount, digits
 
 CHOSEN = "What the hospitals' own validation cases choose"
 NEEDED = "What would show a gain of this size (two-sided 5 %, power 80 %)"
@@ -48,7 +48,7 @@ def bytes_text(value: float | None) -> str:
         return "n/a"
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if value >= size:
-            return f"{value / size:.3g} {unit}"
+            return f"{amount(value / size)} {unit}"
     return f"{value:.0f} B"
 
 

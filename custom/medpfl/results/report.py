@@ -34,6 +34,7 @@ from medpfl.results.sentences import sentences
 from medpfl.results.spreadsheet import Spreadsheet
 from medpfl.results.svg import legend_below, svg_text
 from medpfl.results.tables import PRESENCE, ResultTable, metric_means, other_tables, result_table
+from medpfl.tasks.metrics.digits import amount
 
 
 def write_report(folder: Path) -> Path:
@@ -293,7 +294,7 @@ def _traffic(traffic: Sequence[Traffic]) -> list[_Megabytes]:
     def total(site: str, way: Direction) -> tuple[str, str]:
         mine = [line for line in traffic if (line.site, line.direction) == (site, way)]
         raw, encoded = (sum(values) for values in ([line.raw for line in mine], [line.encoded for line in mine]))
-        return f"{raw / 1e6:.3g}", f"{encoded / 1e6:.3g}"
+        return amount(raw / 1e6), amount(encoded / 1e6)
 
     sites = sorted({line.site for line in traffic})
     return [_Megabytes(site, *total(site, "to_site"), *total(site, "from_site")) for site in sites]
