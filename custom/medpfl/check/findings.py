@@ -153,8 +153,9 @@ def _of_columns(inspection: Inspection) -> Iterator[str]:
         elif column.role == "categories" and len(column.texts) == 1:
             yield f"column '{column.name}': every row has the value '{next(iter(column.texts))}'"
         for value, count in _codes(numbers):
+            told = repr(value).removesuffix(".0")  # in full: under 'missing' 1e+07 is not 9999999
             yield (
-                f"column '{column.name}': {count} rows have the value {value:g}, far from all others; if it means "
+                f"column '{column.name}': {count} rows have the value {told}, far from all others; if it means "
                 "'not known', list it under 'missing'"
             )
 
