@@ -33,3 +33,5 @@ def test_one_case_is_no_cases(make_job: Callable[..., Job], tmp_path: Path) -> N
     for words in ("on 1 test case (", "Tested on 1 case,", "by 1 validation patient of", "All from 1 test case;"):
         assert words in said
     assert not re.search(r"\b1 (test )?(cases|patients)\b", said)
+    inline = re.sub(r"</?(a|abbr)\b[^>]*>", "", page)
+    assert "may lie anywhere. ECE 0." in inline  # it said "anywhere.ECE"
