@@ -60,7 +60,7 @@ def _page(content: Results, examples: list[Example] | None) -> tuple[str, dict[s
     shown, same = arranging.collapsed(rows)
     page = _template().render(
         c=content,
-        glossary=Glossary(),
+        glossary=Glossary(content.hospitals),
         rows=rows,
         same=same,
         number={row.name: place for place, row in enumerate(rows)},

@@ -72,7 +72,7 @@ def write_page(
         }
     page = _template().render(
         summary=summary,
-        glossary=Glossary(),
+        glossary=Glossary(summary.roster),
         brought=sentences(summary),
         sheets=_sheets(summary, traffic),
         made=made(summary),

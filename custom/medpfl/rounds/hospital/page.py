@@ -90,7 +90,7 @@ def write_page(folder: Path) -> Path:
         count = history.cases.get("test")
         cases = read_cases(file.with_suffix(".csv"), score, measure, taken.recipe.classes, count)
     page = _template().render(
-        glossary=Glossary(),
+        glossary=Glossary([history.site]),
         count_of=counted,
         history=history,
         chosen=chosen,
