@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from medpfl.compare.comparison_tables import bytes_text
-from medpfl.results.curves import MANY, curves, four_fifths
+from medpfl.results.curves import LETTERS, MANY, curves, four_fifths
 from medpfl.results.report import heatmaps, made, write_page
 from medpfl.results.schema import Traffic, ValidationLine
 from medpfl.results.skew import draw_label_counts
@@ -165,3 +165,25 @@ def test_traffic_is_told_without_powers_of_ten(tmp_path: Path) -> None:
         "12.3 MB",
         "100 kB",
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("rendered")
+def test_long_names_above_the_curves_stay_above_their_own() -> None:
+    """Two hospitals side by side with names of 57 letters: the titles lay over each other."""
+    names = [f"Universitaetsklinikum-Hamburg-Eppendorf-Radiologie-{where}" for where in ("Norden", "Sueden")]
+    job = summary(*((result(site, "local", 0.5, None), 0.5) for site in names))
+    told = [
+        ValidationLine(site=site, model="local", round=number, metrics={"dice": 0.1 * number})
+        for site in ("mean", *names)
+        for number in (1, 2)
+    ]
+    texts = re.findall(r"<text [^>]*>([^<]*)</text>", curves(job, told))
+    above = [text for text in texts if len(text) > 8 and text[0] not in "0123456789"]
+    assert "Norden" in " ".join(above) and max(map(len, above)) <= LETTERS
+
+
+def test_a_mean_of_some_hospitals_does_not_push_the_others_off_the_page(tmp_path: Path) -> None:
+    """ "0.741 (2 of 3 hospitals)" in one line made each column so wide that half of the models were not seen."""
+    page = write_page(tmp_path, JOB, [], {}, []).read_text()
+    assert re.search(r"tr\.sum td \{ white-space: normal;", page)
