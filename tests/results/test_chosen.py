@@ -22,7 +22,7 @@ from medpfl.results.schema import TrainingSummary
 from medpfl.results.sentences import sentences
 from medpfl.results.tables import mean_band, result_table
 from medpfl.results.terminal_table import print_results
-from medpfl.tasks.metrics.certainty import Certainty, error_of, interval_of
+from medpfl.tasks.metrics.certainty import Certainty, error_of, interval_of, interval_text
 from medpfl.tasks.metrics.measure import Measure
 from summaries import result, summary, sure
 from tools import run
@@ -201,3 +201,12 @@ def test_one_hospital_that_takes_another_model_is_told_of_as_one() -> None:
     assert " That is FedAvg + fine-tuning, or the average with it, whose score is after mixing and 1 local" in tuned
     assert tuned.endswith("On its test patients the gain over the local model is surely above zero (95 % interval).")
     assert not re.search(r"\b(their|them)\b", unsure + tuned)
+
+
+def test_an_end_that_is_not_zero_is_not_written_as_zero_in_tables() -> None:
+    """ "[0.00, 0.20]" of a gain that is surely above zero, and "[-0.00, 0.06]" of one that is not."""
+    above = summary((result("anna", "fedavg", 0.5, sure(0.4, 0.6, (0.001, 0.2))), 0.4))
+    assert chosen_table(above)[1][0][3] == "+0.10 [0.001, 0.200]"
+    assert interval_text((-0.0004, 0.06)) == "[-0.000, 0.060]" and interval_text((-0.004, 0.06)) == "[-0.004, 0.060]"
+    none = summary((result("anna", "fedavg", 0.5, sure(0.4, 0.6, (0.0, 0.2))), 0.4))
+    assert chosen_table(none)[1][0][3] == "+0.10 [0.00, 0.20]"
