@@ -98,6 +98,8 @@ def write_page(folder: Path) -> Path:
         label=label_of(chosen.model),
         why=why(told),
         metric=metric,
+        heading=f"{metric} ({measure.unit})" if measure.unit else metric,
+        unit=f" ({measure.unit})" if measure.unit else "",
         lower=measure.direction == "lower",
         candidates=_candidates(history, chosen, others, measure),
         classes=taken.recipe.classes,
