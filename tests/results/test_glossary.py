@@ -38,6 +38,11 @@ def test_a_hospital_is_no_word(tmp_path: Path) -> None:
     assert "In differential privacy" not in write_page(tmp_path, job, [], {}, []).read_text()
 
 
+def test_the_score_of_several_labels_is_a_word_of_its_own() -> None:
+    """ "macro auc" was explained, and written, by its second half alone."""
+    assert spelled("macro auc") == "macro AUC" and marked(Glossary(), "test macro auc") == ["macro auc"]
+
+
 def test_the_pieces_are_the_text() -> None:
     text = "At ſ-local <FedAvg>, the 95 % interval of the gain: é"
     assert "".join(piece.text for piece in Glossary().pieces(text)) == text

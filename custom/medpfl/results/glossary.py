@@ -33,6 +33,7 @@ METRICS: Mapping[str, str] = {
     "HD95": "The 95th percentile of the distances between the model's outline and the hospital's. 0 is perfect.",
     "surface Dice": "The share of both outlines that lies within the tolerance of the other one. 1 is perfect.",
     "volume error": "How far the outlined volume is from the true one. 0 is perfect.",
+    "macro AUC": "The mean over the labels of the area under the ROC curve. 1 is perfect, 0.5 is chance.",
     "macro F1": (
         "The mean over the labels of F1, which is high where a model finds a label's cases and names few others. "
         "1 is perfect."
