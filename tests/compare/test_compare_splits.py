@@ -92,7 +92,7 @@ def test_scores_and_gains_are_paired_by_split_and_seed(
         values = [np.array(rows[name].hospitals[site].best.values) for name in ("Soft", "Local")]
         assert rows["Soft"].hospitals[site].gain.mean == pytest.approx((values[0] - values[1]).mean(), abs=1e-6)
         assert rows["Soft"].hospitals[site].gain.pairs == 2
-    assert "over the splits 0, 7 and the seeds 0" in markdown(content)
+    assert "over the splits 0, 7 and the seed 0;" in markdown(content)
 
 
 @pytest.mark.slow

@@ -149,3 +149,11 @@ def test_a_single_figure_of_a_method_with_equal_curves_is_not_repeated() -> None
     rows = [_row(f"method {number}", [0.1, 0.2 + number / 9]) for number in range(7)]
     titles = [plot["title"] for plot in single_curves([*rows, _row("again", *rows[2].curves)], _content(pairs=2))]
     assert titles == [row.name for row in rows]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("rendered")
+def test_a_single_round_is_no_fraction() -> None:
+    """The axis said 0.96, 0.98, 1.00, 1.02, 1.04."""
+    texts = re.findall(r"<text [^>]*>([^<]*)</text>", curves([_row("Local", [0.2])], _content()))
+    assert "1" in texts and "1.02" not in texts

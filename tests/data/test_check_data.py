@@ -167,6 +167,18 @@ def test_a_rare_class_is_told(tmp_path: Path) -> None:
     assert any("'ill' is rare: " in warning for warning in look(path).warnings)
 
 
+@pytest.mark.parametrize("code", ["9999999", "99999.99", "-9"])
+def test_a_suspected_code_is_named_as_missing_has_to_name_it(tmp_path: Path, code: str) -> None:
+    """Of 9999999 "1e+07" was told and of 99999.99 "100000", and both stay in the data where these are listed."""
+    path = write_table(tmp_path, rows=200)
+    lines = (tmp_path / "blood.csv").read_text().splitlines()
+    for number in range(1, 6):
+        patient, age, sex, _, sick = lines[number].split(",")
+        lines[number] = ",".join((patient, age, sex, code, sick))
+    (tmp_path / "blood.csv").write_text("\n".join(lines) + "\n")
+    assert any(f"5 rows have the value {code}, far from all others" in warning for warning in look(path).warnings)
+
+
 def test_codes_for_not_known_are_suspected() -> None:
     rng = np.random.default_rng(0)
     pressure = np.round(rng.normal(130, 15, 300))

@@ -3,6 +3,7 @@
 
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from medpfl.results.schema import TrainingSummary
 from medpfl.results.sentences import sentences
 from medpfl.results.tables import mean_band, result_table
 from medpfl.results.terminal_table import print_results
-from medpfl.tasks.metrics.certainty import Certainty, error_of, interval_of
+from medpfl.tasks.metrics.certainty import Certainty, error_of, interval_of, interval_text
 from medpfl.tasks.metrics.measure import Measure
 from summaries import result, summary, sure
 from tools import run
@@ -180,7 +181,7 @@ def test_who_takes_another_model_is_not_said_to_gain_by_it() -> None:
     worse = summary((result("anna", "fedavg", 0.5, sure(0.4, 0.6, (-0.2, -0.05))), 0.6))
     said = paid(worse)
     assert said.startswith("1 of 1 hospital takes another model than the one trained there alone, which its validation")
-    assert said.endswith("is surely above zero (its whole 95 % interval) at 0 of them and surely below zero at 1.")
+    assert said.endswith("On its test patients the gain over the local model is surely below zero (95 % interval).")
     assert "paid" not in said and "made the test Dice worse" in sentences(worse)[0]
 
 
@@ -189,3 +190,23 @@ def test_the_table_of_choices_names_the_score_as_the_others_do() -> None:
     measure = Measure(direction="lower", unit="mm", class_number=1)
     content = summary((result("anna", "fedavg", 5.0, None, "hd95_1"), 6.0), measure=measure)
     assert chosen_table(content)[0][2] == "test hd95 of liver (mm, lower is better)"
+
+
+def test_one_hospital_that_takes_another_model_is_told_of_as_one() -> None:
+    """ "On their test patients the gain is surely above zero at 0 of them", of a single hospital."""
+    unsure = paid(summary((result("anna", "fedavg", 0.5, sure(0.4, 0.6, (-0.2, 0.1))), 0.4), also="bert"))
+    assert unsure.endswith("gain over the local model is neither surely above nor surely below zero (95 % interval).")
+    content = summary((result("anna", "average", 0.5, sure(0.4, 0.6, (0.01, 0.1))), 0.4))
+    tuned = paid(content.model_copy(update={"scored": {"fedavg_finetuned": "mixing and 1 local round more"}}))
+    assert " That is FedAvg + fine-tuning, or the average with it, whose score is after mixing and 1 local" in tuned
+    assert tuned.endswith("On its test patients the gain over the local model is surely above zero (95 % interval).")
+    assert not re.search(r"\b(their|them)\b", unsure + tuned)
+
+
+def test_an_end_that_is_not_zero_is_not_written_as_zero_in_tables() -> None:
+    """ "[0.00, 0.20]" of a gain that is surely above zero, and "[-0.00, 0.06]" of one that is not."""
+    above = summary((result("anna", "fedavg", 0.5, sure(0.4, 0.6, (0.001, 0.2))), 0.4))
+    assert chosen_table(above)[1][0][3] == "+0.10 [0.001, 0.200]"
+    assert interval_text((-0.0004, 0.06)) == "[-0.000, 0.060]" and interval_text((-0.004, 0.06)) == "[-0.004, 0.060]"
+    none = summary((result("anna", "fedavg", 0.5, sure(0.4, 0.6, (0.0, 0.2))), 0.4))
+    assert chosen_table(none)[1][0][3] == "+0.10 [0.00, 0.20]"

@@ -30,6 +30,19 @@ def test_a_word_is_marked_where_it_first_stands_and_the_longest_wins() -> None:
     assert all(piece.meaning == WORDS[piece.text] for piece in glossary.used)
 
 
+def test_a_hospital_is_no_word(tmp_path: Path) -> None:
+    """Of hospitals called alpha, beta, gamma and delta the last one was explained as the delta of privacy."""
+    glossary = Glossary(["delta", "st-gain"])
+    assert marked(glossary, "delta and st-gain kept their own model: chance, deltas, Dice") == ["chance", "Dice"]
+    job = summary((result("delta", "local", 0.5, None), 0.5))
+    assert "In differential privacy" not in write_page(tmp_path, job, [], {}, []).read_text()
+
+
+def test_the_score_of_several_labels_is_a_word_of_its_own() -> None:
+    """ "macro auc" was explained, and written, by its second half alone."""
+    assert spelled("macro auc") == "macro AUC" and marked(Glossary(), "test macro auc") == ["macro auc"]
+
+
 def test_the_pieces_are_the_text() -> None:
     text = "At ſ-local <FedAvg>, the 95 % interval of the gain: é"
     assert "".join(piece.text for piece in Glossary().pieces(text)) == text

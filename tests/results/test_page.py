@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import yaml
 
-from medpfl.results.curves import MANY, curves, four_fifths
+from medpfl.compare.comparison_tables import bytes_text
+from medpfl.results.curves import LETTERS, MANY, curves, four_fifths
 from medpfl.results.report import heatmaps, made, write_page
-from medpfl.results.schema import ValidationLine
+from medpfl.results.schema import Traffic, ValidationLine
 from medpfl.results.skew import draw_label_counts
 from summaries import result, summary
 
@@ -128,3 +129,61 @@ def test_one_hospital_and_one_round_are_no_several(tmp_path: Path) -> None:
     assert JOB.settings.rounds == len(JOB.roster) == 1
     page = " ".join(write_page(tmp_path, JOB, [], {}, []).read_text().split())
     assert "1 hospital, 1 round, seed 0;" in page and not re.search(r"\b1 (hospitals|rounds)\b", page)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("rendered")
+def test_the_scores_of_a_single_round_are_seen() -> None:
+    """A line of one point is not drawn, so that both pictures were empty, between the rounds "0.96" and "1.04"."""
+    drawn = curves(JOB, lines(local=[0.1], fedavg=[0.2]))
+    texts = re.findall(r"<text [^>]*>([^<]*)</text>", drawn)
+    assert "1" in texts and "0.96" not in texts
+    inside = [one for one in re.findall(r"<use ([^>]*)>", drawn) if "fill: #d1802b" in styled(one, drawn)]
+    assert len(inside) >= 2  # a point in the picture of the mean, and in the hospital's
+
+
+def styled(element: str, drawn: str) -> str:
+    """An element's style, which is its own or a class's."""
+    own = re.search(r'style="([^"]*)"', element)
+    named = re.search(r'class="([^"]*)"', element)
+    if own or named is None:
+        return own[1] if own else ""
+    return re.findall(rf"\.{named[1]}\{{([^}}]*)\}}", drawn)[0]
+
+
+def test_traffic_is_told_without_powers_of_ten(tmp_path: Path) -> None:
+    """A hospital that sent 12.3 GB was said to have sent "1.23e+04" MB, and of a small model "8e-05"."""
+    told = [
+        Traffic(round=1, site="anna", direction=way, raw=raw, encoded=encoded, ratio=1.0)
+        for way, raw, encoded in (("from_site", 12_345_600_000, 999_700_000), ("to_site", 80, 1_250_000))
+    ]
+    page = write_page(tmp_path, JOB, [], {}, told).read_text()
+    assert "<td>anna</td><td>0.00008</td><td>1.25</td><td>12346</td><td>1000</td>" in page
+    assert [bytes_text(value) for value in (1.5e12, 999.9e6, 12.3e6, 100e3)] == [
+        "1500 GB",
+        "1000 MB",
+        "12.3 MB",
+        "100 kB",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("rendered")
+def test_long_names_above_the_curves_stay_above_their_own() -> None:
+    """Two hospitals side by side with names of 57 letters: the titles lay over each other."""
+    names = [f"Universitaetsklinikum-Hamburg-Eppendorf-Radiologie-{where}" for where in ("Norden", "Sueden")]
+    job = summary(*((result(site, "local", 0.5, None), 0.5) for site in names))
+    told = [
+        ValidationLine(site=site, model="local", round=number, metrics={"dice": 0.1 * number})
+        for site in ("mean", *names)
+        for number in (1, 2)
+    ]
+    texts = re.findall(r"<text [^>]*>([^<]*)</text>", curves(job, told))
+    above = [text for text in texts if len(text) > 8 and text[0] not in "0123456789"]
+    assert "Norden" in " ".join(above) and max(map(len, above)) <= LETTERS
+
+
+def test_a_mean_of_some_hospitals_does_not_push_the_others_off_the_page(tmp_path: Path) -> None:
+    """ "0.741 (2 of 3 hospitals)" in one line made each column so wide that half of the models were not seen."""
+    page = write_page(tmp_path, JOB, [], {}, []).read_text()
+    assert re.search(r"tr\.sum td \{ white-space: normal;", page)

@@ -159,8 +159,9 @@ def _of_columns(inspection: Inspection) -> Iterator[str]:
                 "for they are read as thousandths of what they are"
             )
         for value, count, why in _codes(numbers):
+            told = repr(value).removesuffix(".0")  # in full: under 'missing' 1e+07 is not 9999999
             yield (
-                f"column '{column.name}': {count} rows have the value {value:g}, {why}; if it means "
+                f"column '{column.name}': {count} rows have the value {told}, {why}; if it means "
                 "'not known', list it under 'missing'"
             )
 

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from medpfl.cli.terminal import ModelArgument, console, counted, say
-from medpfl.core.errors import MedPFLError
+from medpfl.cli.terminal import ModelArgument, console, say
+from medpfl.core.errors import MedPFLError, counted
 
 app = typer.Typer()
 

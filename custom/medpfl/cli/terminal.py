@@ -32,11 +32,6 @@ JobArgument = Annotated[str, typer.Argument(help="A job folder, or the name of a
 ModelArgument = Annotated[Path, typer.Argument(help="A deployed model: <model>-<choice>.safetensors at a hospital.")]
 
 
-def counted(number: int, what: str) -> str:
-    """ "1 case", "2 cases"."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
 def say(text: str) -> None:
     """Print a text as it is, whatever it contains."""
     console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)

@@ -11,9 +11,10 @@ from medpfl.compare.constant import ALWAYS, always, always_mean, beside, warning
 from medpfl.compare.file import LOCAL, Range
 from medpfl.compare.results import Gain, MetricStat, Results, Row, Stat
 from medpfl.compare.runs import values_text
+from medpfl.core.errors import counted
 from medpfl.results.schema import Direction
 from medpfl.results.terminal_blocks import print_table
-from medpfl.tasks.metrics.digits import digits
+from medpfl.tasks.metrics.digits import amount, digits
 
 CHOSEN = "What the hospitals' own validation cases choose"
 NEEDED = "What would show a gain of this size (two-sided 5 %, power 80 %)"
@@ -48,7 +49,7 @@ def bytes_text(value: float | None) -> str:
         return "n/a"
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if value >= size:
-            return f"{value / size:.3g} {unit}"
+            return f"{amount(value / size)} {unit}"
     return f"{value:.0f} B"
 
 
@@ -204,7 +205,7 @@ def cost(content: Results) -> tuple[list[str], list[list[str]]]:
             cells[0] = "not reached"
         elif reach:
             seconds = f"{reach.seconds:.1f}" if reach.seconds is not None else "n/a"
-            rounds = f"{reach.median_round:g} ({reach.reached} of {len(row.pairs)} runs)"
+            rounds = f"{reach.median_round:g} ({reach.reached} of {counted(len(row.pairs), 'run')})"
             cells = [rounds, bytes_text(reach.bytes_per_hospital), seconds]
         sent, received = (_sent(row, way) for way in ("from_site", "to_site"))
         lines.append([row.name, sent, received, f"{row.seconds.mean:.3f}", *cells])
@@ -311,10 +312,13 @@ def markdown(content: Results) -> str:
 def _caption(content: Results) -> str:
     versions = content.versions
     splits = [split.seed for split in content.splits]
-    cut = f"the splits {', '.join(map(str, splits))} and " if len(splits) > 1 else ""
+    seeds = ", ".join(map(str, content.seeds))
+    over = f"the seed{'' if len(content.seeds) == 1 else 's'} {seeds}"
+    if len(splits) > 1:
+        over = f"the splits {', '.join(map(str, splits))} and {over}"
+    found = f"mean ± standard deviation over {over}" if content.pairs > 1 else f"of {over}"
     return (
-        f"Test {content.label(content.score)}, mean ± standard deviation over {cut}the seeds "
-        f"{', '.join(map(str, content.seeds))}; the round was chosen by the mean validation score. "
+        f"Test {content.label(content.score)}, {found}; the round was chosen by the mean validation score. "
         f"{budget_text(content)} {interval_note(content)}p: {content.test}; the smallest possible is "
         f"{content.smallest_p:.3g}. "
         f"Written {content.written}; "
@@ -328,8 +332,10 @@ def interval_note(content: Results) -> str:
         return ""
     if len(content.splits) > 1:
         how = "over the splits, with Nadeau and Bengio's corrected variance"
-    else:
+    elif content.pairs > 1:
         how = "from patients and seeds, both drawn anew 1000 times (hierarchical bootstrap)"
+    else:
+        how = "from patients, drawn anew 1000 times; with one seed they say nothing of training again"
     return (
         f"In brackets: 95 % intervals of the gain {how}. Seeds that would show a gain: the fewest with which a paired "
         "t-test of this mean and deviation has the power, by the noncentral t; patients: n' / n = "

@@ -6,6 +6,7 @@ import numpy as np
 
 from medpfl.compare.counted import left_out
 from medpfl.compare.results import Results
+from medpfl.core.errors import counted
 from medpfl.tasks.metrics.constant import BESIDE, most_frequent
 
 ALWAYS = "(always the most frequent class)"
@@ -47,7 +48,9 @@ def warnings(content: Results) -> list[str]:
         *left_out(content),
         *(
             f"{row.name} gives all test cases the same class: "
-            + ", ".join(f"{site} in {count} of {len(row.pairs)} runs" for site, count in row.one_answer.items())
+            + ", ".join(
+                f"{site} in {count} of {counted(len(row.pairs), 'run')}" for site, count in row.one_answer.items()
+            )
             + "."
             for row in content.rows
             if row.one_answer

@@ -232,7 +232,7 @@ def _draw(axis: Any, row: Row, colour: Any, style: str, band: bool) -> None:
         deviation = values.std(axis=0, ddof=1)  # masked of a single run
         axis.fill_between(x, mean - deviation, mean + deviation, color=colour, alpha=0.15, linewidth=0)
     axis.grid(alpha=0.25)
-    axis.locator_params(axis="x", integer=True)
+    axis.locator_params(axis="x", integer=True, min_n_ticks=1)  # of one round its number alone
 
 
 def _target(axis: Any, content: Results) -> None:

@@ -2,6 +2,7 @@
 """report.html of a comparison: one self-contained page, for a desk and a phone, light and dark; figures as files."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -60,7 +61,7 @@ def _page(content: Results, examples: list[Example] | None) -> tuple[str, dict[s
     shown, same = arranging.collapsed(rows)
     page = _template().render(
         c=content,
-        glossary=Glossary(),
+        glossary=Glossary(content.hospitals),
         rows=rows,
         same=same,
         number={row.name: place for place, row in enumerate(rows)},
@@ -108,7 +109,7 @@ def _page(content: Results, examples: list[Example] | None) -> tuple[str, dict[s
         mixings=_mixings(rows),
         references=list(figures.REFERENCES),
         losses=_losses(rows, content.hospitals),
-        tests=sum(len(content.hospitals) + 1 for row in rows if row.gain),
+        tests=_tests(shown),
         examples=examples,
     )
     return page, {**drawn, **{sweep["title"]: sweep["svg"] for sweep in sweeps}}
@@ -156,6 +157,12 @@ def _losses(rows: list[Row], sites: list[str]) -> dict[str, int]:
         for row in rows
         if row.gain
     }
+
+
+def _tests(rows: Sequence[Row]) -> int:
+    """How many p the tables of gains show."""
+    gains = [gain for row in rows for gain in (row.gain, *(one.gain for one in row.hospitals.values())) if gain]
+    return sum(gain.shown_p is not None for gain in gains)
 
 
 def _shades(matrix: list[list[float | None]], measure: Measure, decimals: int) -> list[list[tuple[str, float]]]:

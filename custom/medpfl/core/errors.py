@@ -105,6 +105,11 @@ def unreadable(file: object, kind: str, error: BaseException | None = None) -> s
     return f"{file}: cannot be read as {kind}: it is damaged, incomplete or something else{cause}"
 
 
+def counted(number: int, what: str) -> str:
+    """ "1 case", "2 cases"."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def shown(value: object) -> str:
     """A wrong value for a sentence, as Python writes it; of a long one the beginning."""
     text = repr(value)

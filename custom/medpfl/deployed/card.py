@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from medpfl.core.errors import counted
 from medpfl.data.target import listed
 from medpfl.methods.references import LOCAL
 from medpfl.tasks.metrics.calibration import Calibration
@@ -33,7 +34,7 @@ def card(meta: "ModelMeta", file: str, measures: Mapping[str, Measure]) -> str:
 
 ## What it is
 
-- Made by job {history.job}, round {history.round}, with {recipe.hospitals} hospitals
+- Made by job {history.job}, round {history.round}, with {counted(recipe.hospitals, "hospital")}
 - Method: `{json.dumps(recipe.method)}`
 - Task: `{json.dumps(recipe.task)}`
 - Classes: {listed(recipe.classes)}
@@ -49,7 +50,7 @@ def card(meta: "ModelMeta", file: str, measures: Mapping[str, Measure]) -> str:
 {_privacy(history)}
 ## Results
 
-On this hospital's own {history.cases["test"]} test cases, which were read after the round had been chosen:
+On this hospital's own {counted(history.cases["test"], "test case")}, read after the round had been chosen:
 
 | metric | value |
 |---|---|
@@ -120,7 +121,7 @@ def evaluation_card(
 - Classes: {listed(recipe.classes)}
 - SHA-256 of the model: `{sha256}`
 
-On the {cases} cases of this hospital's test split (case by case in the CSV file beside this card):
+On the {counted(cases, "case")} of this hospital's test split (case by case in the CSV file beside this card):
 
 | metric | value |
 |---|---|
@@ -172,6 +173,7 @@ def _chosen(history: "History", measures: Mapping[str, Measure]) -> str:
         return ""
     measure = measures.get(history.score or "", Measure())
     d = 1 + digits(found.candidates.values())
+    support = f"{counted(found.patients, 'validation patient')} support{'s' if found.patients == 1 else ''}"
     rows = "\n".join(
         f"| {name} | {'not defined' if value is None else measure.text(value, d)} |"
         for name, value in found.candidates.items()
@@ -179,7 +181,7 @@ def _chosen(history: "History", measures: Mapping[str, Measure]) -> str:
     return f"""
 ## Chosen by this hospital
 
-The hospital's own {found.patients} validation patients support the model "{found.model}".
+The hospital's own {support} the model "{found.model}".
 {why(found)}
 
 | candidate | validation {history.score} |
@@ -192,7 +194,7 @@ The hospital's own {found.patients} validation patients support the model "{foun
 def why(found: "Chosen") -> str:
     """Why the validation cases support the model that they chose, in a sentence."""
     if found.gain is None or found.error is None or found.needed is None:
-        return "They are too few to say that another model is better than the local one."
+        return "Its validation patients are too few to say that another model is better than the local one."
     than = "more" if found.model == found.best else "not more"
     d = digits(found.candidates.values())
     return (
@@ -225,7 +227,7 @@ def _calibration(found: Calibration | None) -> str:
     if not found:
         return ""
     return f"""
-Calibration on these {found.samples} samples: expected calibration error {found.ece:.4f} (10 bins of the chosen class's
-probability; 0 is perfect), Brier score {found.brier:.4f} (lower is better). The probabilities are the network's own,
-not calibrated afterwards. Few cases make both numbers uncertain.
+Calibration on {counted(found.samples, "sample")}: expected calibration error {found.ece:.4f} (10 bins of the chosen
+class's probability; 0 is perfect), Brier score {found.brier:.4f} (lower is better). The probabilities are the network's
+own, not calibrated afterwards. Few cases make both numbers uncertain.
 """

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from medpfl.core.devices import moved, training_device
-from medpfl.core.errors import DataError, MedPFLError
+from medpfl.core.errors import DataError, MedPFLError, counted
 from medpfl.core.repeatable import repeatable
 from medpfl.data.meaning import other_inputs
 from medpfl.data.preparation import NewCase, Row
@@ -184,7 +184,7 @@ def _note(model: Deployed) -> str:
         for name, value in history.test.items()
         if value is not None
     )
-    tested = f"{history.cases['test']} test cases of {history.site}"
+    tested = f"{counted(history.cases['test'], 'test case')} of {history.site}"
     note = f"How the model did before, on other cases ({tested}): {results}."
     if found := history.calibration:
         note += f" Its probabilities there: expected calibration error {found.ece:.3f}, Brier score {found.brier:.3f}."

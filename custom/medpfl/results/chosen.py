@@ -7,7 +7,7 @@ from statistics import NormalDist
 from medpfl.methods.references import AVERAGE
 from medpfl.results.schema import EvaluationSummary, FinalLine, Summary, TrainingSummary
 from medpfl.results.tables import REFERENCE_NAMES, ResultTable, decimals_of
-from medpfl.tasks.metrics.certainty import Certainty, error_of, interval_text
+from medpfl.tasks.metrics.certainty import Certainty, Interval, error_of, interval_text
 from medpfl.tasks.metrics.digits import fewer
 from medpfl.tasks.metrics.measure import Measure
 
@@ -59,14 +59,26 @@ def paid(summary: Summary) -> str:
         "cases support."
     )
     known = [found for row in joined if row.test.certainty and (found := row.test.certainty.gained)]
+    if len(joined) == 1:
+        return f"{text}{_of_one(summary, joined[0].test.model, known)}"
     text += _trained_longer(summary, [row.test.model for row in joined])
     if not known:
-        return f"{text} {'It has' if len(joined) == 1 else 'They have'} too few test patients to say how sure that is."
+        return f"{text} They have too few test patients to say how sure that is."
     above, below = sum(low > 0 for low, _ in known), sum(high < 0 for _, high in known)
     return (
         f"{text} On their test patients the gain over the local model is surely above zero (its whole 95 % interval) "
         f"at {above} of them and surely below zero at {below}."
     )
+
+
+def _of_one(summary: TrainingSummary, model: str, known: list[Interval]) -> str:
+    """The further sentences, where one hospital takes another model than its own."""
+    text = _trained_longer(summary, [model])
+    if not known:
+        return f"{text} It has too few test patients to say how sure that is."
+    ((low, high),) = known
+    what = "surely above" if low > 0 else "surely below" if high < 0 else "neither surely above nor surely below"
+    return f"{text} On its test patients the gain over the local model is {what} zero (95 % interval)."
 
 
 def _trained_longer(summary: TrainingSummary, chosen: list[str]) -> str:
@@ -75,8 +87,9 @@ def _trained_longer(summary: TrainingSummary, chosen: list[str]) -> str:
     count = sum(model in longer or (model == AVERAGE and bool(longer)) for model in chosen)
     if not count:
         return ""
+    where = f"At {count} of them it" if len(chosen) > 1 else "That"
     return (
-        f" At {count} of them it is {' or '.join(map(label_of, longer))}, or the average with it, whose score is after "
+        f" {where} is {' or '.join(map(label_of, longer))}, or the average with it, whose score is after "
         f"{' or '.join(longer.values())}: some of that gain can be the longer training."
     )
 

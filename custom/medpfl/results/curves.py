@@ -2,6 +2,7 @@
 """The report's curves: a score by round, hospital by hospital, or how far many hospitals lie apart."""
 
 from collections.abc import Mapping, Sequence
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ STYLES = {"fedavg_before_mean": ":"}
 """Its colour is nearly FedAvg's."""
 MANY = 20
 """Of so many hospitals each has a picture of its own; more would be neither read nor drawn in a reasonable time."""
+
+LETTERS = 36
+"""Of a title so many have room above a small picture; a longer name of a hospital stands in several lines."""
 
 Curves = dict[str, dict[str, list[tuple[int, float]]]]
 """Hospital (or "mean") to model to rounds and scores."""
@@ -60,16 +64,17 @@ def curves(summary: Summary, lines: Sequence[Line]) -> str:
             colours[model] = next(personal, "#333333")
     flat = list(axes.flat)
     for axis in flat:
-        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     for axis, site in zip(flat, shown, strict=False):
         for model, label in together.items():
             if model in points[site]:
                 x, y = zip(*sorted(points[site][model]), strict=True)
                 style = STYLES.get(model, "--" if model in COLOURS else "-")
-                axis.plot(x, y, style, color=colours[model], label=label, linewidth=1.6)
+                few = "." if len(x) < 3 else ""  # a line of one point is not seen
+                axis.plot(x, y, style, color=colours[model], label=label, linewidth=1.6, marker=few)
             if apart:
                 axis.fill_between(*four_fifths(points, model), color=colours[model], alpha=0.12, linewidth=0)
-        axis.set_title(mean if site == "mean" else site, fontsize=9)
+        axis.set_title(mean if site == "mean" else "\n".join(wrap(site, LETTERS)), fontsize=9)
         axis.grid(alpha=0.25)
         axis.tick_params(labelsize=7)
         axis.set_xlabel("round", fontsize=7)

@@ -2,7 +2,7 @@
 """The words of reports, each explained in a sentence."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 METRICS: Mapping[str, str] = {
@@ -33,6 +33,7 @@ METRICS: Mapping[str, str] = {
     "HD95": "The 95th percentile of the distances between the model's outline and the hospital's. 0 is perfect.",
     "surface Dice": "The share of both outlines that lies within the tolerance of the other one. 1 is perfect.",
     "volume error": "How far the outlined volume is from the true one. 0 is perfect.",
+    "macro AUC": "The mean over the labels of the area under the ROC curve. 1 is perfect, 0.5 is chance.",
     "macro F1": (
         "The mean over the labels of F1, which is high where a model finds a label's cases and names few others. "
         "1 is perfect."
@@ -104,13 +105,25 @@ class Piece:
 
 
 class Glossary:
-    """Of one page: finds each word where it first stands, and remembers it for the list at the end."""
+    """Of one page: finds each word where it first stands, and remembers it for the list at the end.
 
-    def __init__(self) -> None:
+    Args:
+        names: of hospitals, which may be called "delta" and are no words.
+    """
+
+    def __init__(self, names: Sequence[str] = ()) -> None:
         self._used: set[str] = set()
+        longest = sorted(filter(None, names), key=len, reverse=True)
+        self._names = re.compile(rf"(?<!\w)({'|'.join(map(re.escape, longest))})(?!\w)") if longest else None
 
     def pieces(self, text: str) -> list[Piece]:
         """The text in pieces, of which those are to be marked that are words and had no mark yet on the page."""
+        if self._names is None:
+            return self._pieces(text)
+        parts = enumerate(self._names.split(text))
+        return [piece for place, part in parts for piece in ([Piece(part)] if place % 2 else self._pieces(part))]
+
+    def _pieces(self, text: str) -> list[Piece]:
         return [self._word(piece) if place % 2 else Piece(piece) for place, piece in enumerate(_WORD.split(text))]
 
     def _word(self, piece: str) -> Piece:

@@ -35,6 +35,7 @@ from medpfl.results.sentences import sentences
 from medpfl.results.spreadsheet import Spreadsheet
 from medpfl.results.svg import legend_below, svg_text
 from medpfl.results.tables import PRESENCE, ResultTable, metric_means, other_tables, result_table
+from medpfl.tasks.metrics.digits import amount
 
 
 def write_report(folder: Path) -> Path:
@@ -72,7 +73,7 @@ def write_page(
         }
     page = _template().render(
         summary=summary,
-        glossary=Glossary(),
+        glossary=Glossary(summary.roster),
         brought=sentences(summary),
         sheets=_sheets(summary, traffic),
         made=made(summary),
@@ -255,7 +256,7 @@ def _diagnosed(panel: CurvesPanel, lines: Sequence[Line]) -> str:
         return ""
     figure, axes = new_figure(3.4 * len(names), 2.7, len(names))
     for axis, name in zip(axes.flat, names, strict=True):
-        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         for site in sorted({line.site for line in told}):
             points = [(x.round, x.metrics.get(name)) for x in told if (x.site, x.model) == (site, name)]
             known = sorted((x, y) for x, y in points if y is not None)
@@ -295,7 +296,7 @@ def _traffic(traffic: Sequence[Traffic]) -> list[_Megabytes]:
     def total(site: str, way: Direction) -> tuple[str, str]:
         mine = [line for line in traffic if (line.site, line.direction) == (site, way)]
         raw, encoded = (sum(values) for values in ([line.raw for line in mine], [line.encoded for line in mine]))
-        return f"{raw / 1e6:.3g}", f"{encoded / 1e6:.3g}"
+        return amount(raw / 1e6), amount(encoded / 1e6)
 
     sites = sorted({line.site for line in traffic})
     return [_Megabytes(site, *total(site, "to_site"), *total(site, "from_site")) for site in sites]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from medpfl.results.glossary import spelled
 from medpfl.results.schema import ChosenRow, Summary, TrainingSummary
-from medpfl.tasks.metrics.certainty import Certainty, Interval
+from medpfl.tasks.metrics.certainty import Certainty, Interval, decimals_for
 from medpfl.tasks.metrics.digits import digits, fewer
 from medpfl.tasks.metrics.measure import Measure
 
@@ -106,8 +106,7 @@ def _cases(site: str, row: ChosenRow, summary: TrainingSummary) -> str:
 def _sure(of: str, found: Interval | None, decimals: int) -> str:
     if found is None:
         return "no interval is known"
-    if any(end and not round(end, decimals) for end in found):  # an end above zero is not written as zero
-        decimals += 1
+    decimals = decimals_for(found, decimals)
     return f"95 % interval{of}: {found[0]:.{decimals}f} to {found[1]:.{decimals}f}"
 
 

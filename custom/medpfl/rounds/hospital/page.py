@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from medpfl.component import build
-from medpfl.core.errors import ConfigError, MedPFLError
+from medpfl.core.errors import ConfigError, MedPFLError, counted
 from medpfl.deployed.card import why
 from medpfl.deployed.evaluate import write_text
 from medpfl.deployed.model_file import Chosen, History, ModelMeta, read_description
@@ -90,13 +90,16 @@ def write_page(folder: Path) -> Path:
         count = history.cases.get("test")
         cases = read_cases(file.with_suffix(".csv"), score, measure, taken.recipe.classes, count)
     page = _template().render(
-        glossary=Glossary(),
+        glossary=Glossary([history.site]),
+        count_of=counted,
         history=history,
         chosen=chosen,
         sentence=_sentence(history, chosen, others, metric, measure),
         label=label_of(chosen.model),
         why=why(told),
         metric=metric,
+        heading=f"{metric} ({measure.unit})" if measure.unit else metric,
+        unit=f" ({measure.unit})" if measure.unit else "",
         lower=measure.direction == "lower",
         candidates=_candidates(history, chosen, others, measure),
         classes=taken.recipe.classes,
@@ -170,7 +173,7 @@ def _sentence(history: History, chosen: Chosen, others: dict[str, History], metr
             score=score,
             certainty=history.certainty,
             local=local.test.get(history.score or "") if local else None,
-            cases=f"{count} test {'patients' if history.certainty else 'cases'}",
+            cases=counted(count, "test patient" if history.certainty else "test case"),
             metric=metric,
             measure=measure,
         )
@@ -207,7 +210,7 @@ def _point(one: OperatingPoint, classes: list[str]) -> Point:
     if one.threshold is None:
         return Point(
             finding,
-            few=f"{one.negatives} validation patients are without it; a threshold needs at least {LEAST} of them.",
+            few=f"{counted(one.negatives, 'validation patient')} without it; a threshold needs at least {LEAST}.",
         )
     return Point(
         finding,
@@ -226,7 +229,7 @@ def _scored(one: GroupScore, d: int) -> str:
 def _share(found: Share | None, which: str) -> str:
     if found is None:
         return f"no test case {which} it"
-    return f"{found.value:.2f} {interval_text((found.low, found.high))}, {found.patients} patients"
+    return f"{found.value:.2f} {interval_text((found.low, found.high))}, {counted(found.patients, 'patient')}"
 
 
 def _curves(decisions: tuple[Decided, ...]) -> dict[str, str]:

@@ -57,8 +57,17 @@ class Certainty(BaseModel):
 
 
 def interval_text(found: Interval | None, decimals: int = 2) -> str:
-    """ "[0.55, 0.68]" """
-    return "" if found is None else f"[{found[0]:.{decimals}f}, {found[1]:.{decimals}f}]"
+    """ "[0.55, 0.68]"; with one decimal more where an end that is not zero would be written as zero."""
+    if found is None:
+        return ""
+    shown = decimals_for(found, decimals)
+    return f"[{found[0]:.{shown}f}, {found[1]:.{shown}f}]"
+
+
+def decimals_for(found: Interval, decimals: int) -> int:
+    """So many, or one more where an end that is not zero would be written as zero: whether zero lies between them is
+    what one looks for first."""
+    return decimals + any(end and not round(end, decimals) for end in found)
 
 
 def resamples(sheet: Sheet, *seed: str | int) -> NDArray[np.int64]:

@@ -32,3 +32,11 @@ def rounded(value: float) -> float:
 def fewer(decimals: int) -> int:
     """One less: what sentences and intervals have, which need not tell close models apart."""
     return max(0, decimals - 1)
+
+
+def amount(value: float) -> str:
+    """An amount with three digits and no power of ten: "0.00008", "1.25", "12346" (of which all before the point)."""
+    if not value:
+        return "0"
+    text = f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

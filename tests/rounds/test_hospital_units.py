@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The own page of a hospital whose score has a unit."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from medpfl.job import Job
+from medpfl.rounds.hospital.page import PAGE
+from medpfl.tasks.regression import Regression
+from small_jobs import SITES, write_table_sites
+from tools import run
+
+
+@pytest.mark.slow
+def test_headings_say_the_unit(make_job: Callable[..., Job], tmp_path: Path) -> None:
+    """Errors, and answers beside the truth, stood there as bare numbers."""
+    sites = write_table_sites(tmp_path / "sites")
+    for file in sites.values():
+        content = yaml.safe_load(file.read_text())
+        blood = content["datasets"]["blood"]
+        del blood["label"], blood["features"]["c"]
+        blood |= {"value": "c", "units": {"c": "mmol/l"}}
+        file.write_text(yaml.safe_dump(content))
+    run(make_job(task=Regression(dataset="blood", centre=0.0, spread=1.0, unit="mmol/l"), rounds=1), sites, tmp_path)
+    page = (tmp_path / "home" / SITES[0] / "small" / "models" / PAGE).read_text()
+    assert "<th>validation MAE (mmol/l)</th>" in page and "<th>answer, truth (mmol/l)</th>" in page
