@@ -49,6 +49,12 @@ def test_the_seed_decides_every_voxel(tmp_path: Path, phantoms: Path, monkeypatc
         assert content != other[name]
 
 
+def test_the_walk_through_says_how_many_scans_a_hospital_has() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "walkthrough.md").read_text(encoding="utf-8")
+    scans = [sum(scanner.patients.values()) for scanner in HOSPITALS.values()]
+    assert (min(scans), max(scans)) == (12, 22) and "with twelve to twenty-two scans a hospital" in page
+
+
 @pytest.mark.slow
 def test_files_are_oriented_and_spaced_as_declared(phantoms: Path) -> None:
     for site, scanner in HOSPITALS.items():

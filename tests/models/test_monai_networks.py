@@ -19,6 +19,7 @@ from medpfl.core.groups import head_of
 from medpfl.core.sizes import Bounded
 from medpfl.models.auto import Auto
 from medpfl.models.contract import Architecture
+from medpfl.models.dnet import DNet
 from medpfl.models.dynunet import DynUNet
 from medpfl.models.monai_net import MonaiNet, Name
 from medpfl.models.norms import Norm, with_norm
@@ -116,6 +117,19 @@ def test_it_trains_with_every_norm(architecture: Architecture, axes: int) -> Non
 @pytest.mark.convolutions
 def test_large_ones_train_too(architecture: Architecture, axes: int) -> None:
     trained(dataclasses.replace(architecture, norm="group"), axes)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "least"),
+    [(DNet(), 16), (MonaiNet("DenseNet121"), 29), (MonaiNet("EfficientNetB0", norm="group"), 32)],
+    ids=str,
+)
+def test_inputs_that_are_too_small_for_a_classifier_are_refused(architecture: Architecture, least: int) -> None:
+    """MedMNIST's 28 x 28, say: the job was valid, and every hospital's first round ended in torch's own error."""
+    architecture.build((1, least, least), 3).eval()(torch.zeros(1, 1, least, least))
+    told = rf"larger inputs than those of shape \(1, {least - 1}, 40\)|at least 16 x 16, got the shape \(1, 15, 40\)"
+    with pytest.raises(ConfigError, match=told):
+        architecture.build((1, least - 1, 40), 3)
 
 
 @pytest.mark.parametrize("architecture", MASKS, ids=str)

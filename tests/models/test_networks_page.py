@@ -10,7 +10,11 @@ import re
 from pathlib import Path
 from typing import get_args
 
+import pytest
+import torch
+
 import medpfl.models
+from medpfl.core.errors import ConfigError
 from medpfl.models.contract import Architecture
 from medpfl.models.monai_net import _OPTIONS, Name
 
@@ -62,3 +66,33 @@ def test_the_names_and_options_of_monais_classifiers() -> None:
     }
     assert named == set(get_args(Name))
     assert "DenseNet121, 169, 201, 264; ResNet10, 18, 34, 50, 101, 152; SEResNet50, 101, 152; SEResNext50, 101;" in told
+
+
+ROW = re.compile(r"^\| `([\w.]+)` \| [^|]+ \| (classes|series)[^|]* \| ([^|]+) \|", flags=re.MULTILINE)
+AT_DEFAULTS = {
+    "at least 2 ^ levels": 16,
+    "at least 2 ^ (blocks - 1)": 4,
+    "`patch_size`, and the training's size alone": 16,
+    "at least 2 `patch`es": 16,
+    "at least 2 `stride`s": 8,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "answers", "lengths"), ROW.findall(PAGE))
+def test_inputs_as_small_as_the_table_says_are_taken_and_smaller_ones_refused(
+    name: str, answers: str, lengths: str
+) -> None:
+    kind = architectures()[name]
+    built = kind("ResNet10") if name == "monai_net.MonaiNet" else kind()  # type: ignore[call-arg]
+    number = re.match(r"at least (\d+)$", lengths)
+    least = AT_DEFAULTS.get(lengths) or int(number[1] if number else 1)
+    axes = 1 if answers == "series" else 2
+    assert built.build((3, *(least,) * axes), 2)(torch.zeros(2, 3, *(least,) * axes)).shape == (2, 2)
+    if least > 1:
+        with pytest.raises(ConfigError):
+            built.build((3, *(least - 1,) * axes), 2)
+
+
+def test_all_networks_for_classes_and_series_have_such_a_row() -> None:
+    assert len(ROW.findall(PAGE)) == 16

@@ -52,6 +52,14 @@ def test_links_lead_to_files() -> None:
     assert not [f"{page.name}: {link}" for page, link in links if not (page.parent / link).exists()]
 
 
+def test_what_a_job_leaves_at_the_hospital_is_told_once_each() -> None:
+    """The account of noise stood there twice, and FLARE's folder was to be kept "the same", for the row above it."""
+    page = (ROOT / "docs" / "roles" / "hospital-it.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`KIT[^|]+) \| [^|]+ \| ([^|]+) \|", page, flags=re.MULTILINE)
+    assert len(rows) == len(dict(rows)) >= 5
+    assert dict(rows)["`KIT/<job id>/`"] == "as the checkpoints"
+
+
 def test_every_argument_of_the_controller_is_told_with_its_default() -> None:
     page = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
     table = page.split("The controller's arguments", 1)[1].split("\n## ", 1)[0]

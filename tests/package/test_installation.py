@@ -83,6 +83,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     builders = pytest.importorskip("hatchling.builders.wheel")
     folder = tmp_path_factory.mktemp("wheel")
     (wheel,) = builders.WheelBuilder(str(ROOT)).build(directory=str(folder), versions=["standard"])
+    page = (ROOT / "docs" / "installation.md").read_text(encoding="utf-8")
+    assert f"{Path(wheel).name}, {Path(wheel).stat().st_size / 1e6:.1f} MB" in page
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder / "installed")
     return folder / "installed"

@@ -23,6 +23,13 @@ def test_made_shown_and_never_overwritten(tmp_path: Path) -> None:
         make_key(tmp_path / "new")
 
 
+def test_the_page_tells_how_large_it_is_and_how_long_its_fingerprint(tmp_path: Path) -> None:
+    path, key = make_key(tmp_path)
+    page = (Path(__file__).resolve().parents[2] / "docs" / "encryption.md").read_text(encoding="utf-8")
+    assert f"`KEYS/{FILE}` ({round(path.stat().st_size, -4) // 1000} kB," in page
+    assert "a fingerprint of sixteen characters" in page and len(key.fingerprint) == 16
+
+
 def test_a_file_that_is_not_for_its_owner_alone_or_no_key(tmp_path: Path) -> None:
     path, _ = make_key(tmp_path)
     for mode in (0o640, 0o604, 0o620):

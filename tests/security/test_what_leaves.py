@@ -228,3 +228,16 @@ def test_the_page_for_hospital_it_has_what_the_command_says() -> None:
     said = CliRunner().invoke(app, ["leaves", "softpull_phantom"], env={"COLUMNS": "400"})
     assert said.exit_code == 0 and "| train | loss | the training loss" in said.output
     assert said.output.strip() in (ROOT / "docs" / "roles" / "hospital-it.md").read_text(encoding="utf-8")
+
+
+def test_short_lists_on_pages_name_what_the_whole_list_names() -> None:
+    """Who reads one method's page alone took its list for the whole, and names of features, intervals and the
+    hospital's choice were not on it."""
+    softpull = (ROOT / "docs" / "methods" / "softpull.md").read_text(encoding="utf-8").split("- As in every job:")[1]
+    hospital = (ROOT / "docs" / "roles" / "hospital-it.md").read_text(encoding="utf-8").split("| leaves | stays |")[1]
+    for short in (softpull.split("\n\n")[0], hospital.split("\n\n")[0]):
+        for word in ("features", "categories and units", "channels", "intervals", "chooses", "gains", "MedPFL"):
+            assert word in short, word
+    for page in (ROOT / "docs" / "methods").glob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        assert page.name == "softpull.md" or "As in every job:" not in text, page.name

@@ -9,7 +9,7 @@ from torch import nn
 from medpfl.core.errors import ConfigError, meant
 from medpfl.models.contract import Architecture
 from medpfl.models.memory_order import channels_last
-from medpfl.models.norms import Norm, with_norm
+from medpfl.models.norms import Norm, shapes_alone, with_norm
 
 _DENSE = ("init_features", "growth_rate", "block_config", "bn_size", "dropout_prob")
 _RESIDUAL = ("conv1_t_size", "conv1_t_stride", "no_max_pool", "widen_factor")
@@ -52,13 +52,19 @@ class MonaiNet(Architecture):
                 )
 
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
-        """Inputs C x H x W or C x D x H x W."""
+        """Inputs C x H x W or C x D x H x W; of DenseNet every length is at least 29, of EfficientNet 32."""
         if len(input_shape) not in (3, 4):
             raise ConfigError(f"{self.network} needs inputs C x H x W or C x D x H x W, got the shape {input_shape}")
         try:
             network = self._made(len(input_shape) - 1, input_shape[0], outputs)
         except (TypeError, ValueError, RuntimeError, ArithmeticError) as error:
             raise ConfigError(f"MonaiNet: {self.network} with the options {self.options}: {error}") from error
+        try:
+            shapes_alone(network, input_shape)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"MonaiNet: {self.network} needs larger inputs than those of shape {input_shape}: {error}"
+            ) from error
         return channels_last(with_norm(network, self.norm, input_shape))
 
     def _made(self, axes: int, channels: int, outputs: int) -> nn.Module:

@@ -51,12 +51,8 @@ def _instead(layer: _BatchNorm, norm: Norm) -> nn.Module:
 
 
 def _check_positions(network: nn.Module, input_shape: tuple[int, ...]) -> None:
-    """A pass over shapes alone: nothing is computed, and no memory taken."""
-    shapes = {name: one.to("meta") for name, one in (*network.named_parameters(), *network.named_buffers())}
-    network.eval()
     try:
-        with torch.no_grad():
-            torch.func.functional_call(network, shapes, (torch.empty(1, *input_shape, device="meta"),))
+        shapes_alone(network, input_shape)
     except ValueError as error:
         if "more than 1 spatial element" not in str(error):
             raise
@@ -64,6 +60,17 @@ def _check_positions(network: nn.Module, input_shape: tuple[int, ...]) -> None:
             f"instance norm needs more than one position, and of inputs of shape {input_shape} this network keeps a "
             "single one in its deepest layers: take larger inputs, fewer levels, or group norm"
         ) from error
+
+
+def shapes_alone(network: nn.Module, input_shape: tuple[int, ...]) -> None:
+    """A pass of one input over shapes alone: nothing is computed, and no memory taken. What torch has against them, it
+    raises."""
+    shapes = {name: one.to("meta") for name, one in (*network.named_parameters(), *network.named_buffers())}
+    network.eval()
+    try:
+        with torch.no_grad():
+            blank = torch.empty((), device="meta").expand(1, *input_shape)
+            torch.func.functional_call(network, shapes, (blank,))
     finally:
         network.train()
 
