@@ -48,6 +48,12 @@ def test_the_head_is_the_last_layer_that_computes() -> None:
         head_of(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
 
 
+@pytest.mark.parametrize("last", [nn.LayerNorm, nn.RMSNorm])
+def test_a_normalisation_that_is_defined_last_is_no_head(last: Callable[[int], nn.Module]) -> None:
+    net = nn.ModuleDict({"body": nn.Linear(3, 4), "head": nn.Linear(4, 2), "norm": last(4)})
+    assert head_of(net) == "head"
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("normalised", [weight_norm, spectral_norm])
 def test_a_layer_whose_weights_are_computed_is_one_layer(normalised: Callable[..., nn.Module], bias: bool) -> None:

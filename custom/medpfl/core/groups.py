@@ -16,7 +16,7 @@ from medpfl.core.frozen import has_weights
 from medpfl.core.tied import own_state
 
 BATCH_NORM: tuple[type[nn.Module], ...] = (_BatchNorm,)
-_NO_HEAD = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.PReLU)
+_NO_HEAD = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.PReLU)
 
 
 def under(root: nn.Module, path: str = "") -> list[str]:
