@@ -55,7 +55,7 @@ def of_type(
         ConfigError: no module of these types is there (a BatchNorm method on a network without BatchNorm, say).
     """
     allowed = set(under(root, path))
-    prefixes = [f"{name}." for name, module in root.named_modules() if isinstance(module, types)]
+    prefixes = [f"{name}." for name, module in root.named_modules(remove_duplicate=False) if isinstance(module, types)]
     keys = [key for key in root.state_dict() if key in allowed and key.startswith(tuple(prefixes))]
     if not keys:
         wanted = " or ".join(t.__name__.lstrip("_") for t in types)
@@ -76,7 +76,7 @@ def running_statistics(root: nn.Module, path: str = "", method: str = "this meth
     Raises:
         ConfigError: there is no BatchNorm.
     """
-    trained = dict(root.named_parameters())
+    trained = dict(root.named_parameters(remove_duplicate=False))
     return [key for key in of_type(root, BATCH_NORM, path, method) if key not in trained]
 
 
