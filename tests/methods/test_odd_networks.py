@@ -64,6 +64,7 @@ class Odd(Architecture):
         made: dict[str, Callable[[], nn.Module]] = {
             "counting": lambda: Counting(input_shape[0], outputs),
             "told": lambda: Told(input_shape[0], outputs),
+            "spread": lambda: Spread(input_shape[0], outputs),
             "lazy": lambda: nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(outputs)),
         }
         return made[self.kind]()
@@ -81,6 +82,28 @@ def test_state_that_is_no_tensor_of_the_network_is_refused(
 ) -> None:
     task = Tabular("blood", architecture=Odd(kind))
     with pytest.raises(ConfigError, match=REFUSED[kind]):
+        begin(make_job(mixers=dict(method.components()), method=method, task=task), table_sites, tmp_path)
+
+
+class Spread(nn.Module):
+    """Several positions a case, of which a BatchNorm layer keeps no statistics."""
+
+    def __init__(self, width: int, outputs: int) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(width, 8), nn.BatchNorm1d(4, track_running_stats=False)
+        self.head = nn.Linear(8, outputs)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found: Tensor = self.head(self.norm(self.layer(inputs).reshape(-1, 4, 2)).flatten(1))
+        return found
+
+
+def test_what_depends_on_the_cases_beside_it_is_refused(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """The table's score was of all test cases together, and ``medpfl predict`` said something else of each."""
+    method, task = FedAvg(), Tabular("blood", architecture=Odd("spread"))
+    with pytest.raises(ConfigError, match="BatchNorm layer 'norm' of the network Spread keeps no running statistics"):
         begin(make_job(mixers=dict(method.components()), method=method, task=task), table_sites, tmp_path)
 
 

@@ -145,6 +145,22 @@ def check_entries(network: nn.Module) -> None:
             )
 
 
+def check_statistics(network: nn.Module) -> None:
+    """Its BatchNorm layers keep what they predict with. One without running statistics goes by the batch that it sees:
+    a score is of all cases together, and the model says something else of a patient who comes alone.
+
+    Raises:
+        ConfigError: naming the layer.
+    """
+    for path, module in network.named_modules():
+        if isinstance(module, BATCH_NORM) and module.running_mean is None:
+            raise ConfigError(
+                f"BatchNorm layer '{path}' of the network {name_of(network)} keeps no running statistics "
+                "(track_running_stats), so that what is predicted of a case would depend on the cases beside it: let "
+                "the layer keep them, or take instance or group norm"
+            )
+
+
 def check_slots(root: nn.Module, slots: Mapping[str, Sequence[str]]) -> None:
     """Every slot has entries, every entry exists, and none belongs to two slots.
 
