@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Networks of other packages: what they keep outside their tensors."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from baselines import begin
 from medpfl.core.errors import ConfigError
 from medpfl.deployed.model_file import predicting
 from medpfl.methods.contract import Method
+from medpfl.methods.cusfl import CusFL
 from medpfl.methods.fedap import FedAP
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.fedper import FedPer
@@ -175,6 +177,28 @@ def test_a_head_through_which_nothing_goes_is_refused(
 
 
 @dataclass(frozen=True)
+class NormalisedOfOld(Architecture):
+    """As many TCNs have it: torch's layers keep the weight beside their parameters."""
+
+    def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        layers = [nn.Linear(input_shape[0], 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, outputs)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            return nn.Sequential(*(nn.utils.weight_norm(one) if isinstance(one, nn.Linear) else one for one in layers))
+
+
+COPYING = [FedAP(), Moon(), CusFL(split="2", projection=3)]
+
+
+@pytest.mark.parametrize("method", COPYING, ids=lambda one: type(one).__name__)
+def test_a_network_whose_weights_are_computed_can_be_copied(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, method: Any
+) -> None:
+    task = Tabular("blood", architecture=NormalisedOfOld())
+    run(make_job(mixers=dict(method.components()), method=method, task=task, rounds=1), table_sites, tmp_path)
+
+
+@dataclass(frozen=True)
 class Normalised(Architecture):
     spectral: bool
 
@@ -183,12 +207,12 @@ class Normalised(Architecture):
         return nn.Sequential(nn.Linear(input_shape[0], 4), nn.ReLU(), normalised(nn.Linear(4, outputs)))
 
 
-@pytest.mark.parametrize("spectral", [True, False])
+@pytest.mark.parametrize("network", [Normalised(True), Normalised(False), NormalisedOfOld()], ids=str)
 def test_fedrod_refuses_a_head_that_cannot_be_zero(
-    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, spectral: bool
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, network: Architecture
 ) -> None:
     """Its own one became NaN."""
-    task, method = Tabular("blood", architecture=Normalised(spectral)), FedRoD()
+    task, method = Tabular("blood", architecture=network), FedRoD()
     with pytest.raises(ConfigError, match="with zero, which the weights of its last layer cannot be: they are normal"):
         begin(make_job(mixers=dict(method.components()), method=method, task=task), table_sites, tmp_path)
 
