@@ -19,6 +19,7 @@ from medpfl.methods.contract import Method
 from medpfl.methods.cusfl import CusFL
 from medpfl.methods.fedap import FedAP
 from medpfl.methods.fedavg import FedAvg
+from medpfl.methods.fedbn import FedBN
 from medpfl.methods.fedper import FedPer
 from medpfl.methods.fedrep import FedRep
 from medpfl.methods.fedrod import FedRoD
@@ -66,6 +67,8 @@ class Odd(Architecture):
         made: dict[str, Callable[[], nn.Module]] = {
             "counting": lambda: Counting(input_shape[0], outputs),
             "told": lambda: Told(input_shape[0], outputs),
+            "moving": lambda: Moving(input_shape[0], outputs, moves=True),
+            "still": lambda: Moving(input_shape[0], outputs, moves=False),
             "spread": lambda: Spread(input_shape[0], outputs),
             "lazy": lambda: nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(outputs)),
         }
@@ -107,6 +110,41 @@ def test_what_depends_on_the_cases_beside_it_is_refused(
     method, task = FedAvg(), Tabular("blood", architecture=Odd("spread"))
     with pytest.raises(ConfigError, match="BatchNorm layer 'norm' of the network Spread keeps no running statistics"):
         begin(make_job(mixers=dict(method.components()), method=method, task=task), table_sites, tmp_path)
+
+
+class Moving(nn.Module):
+    """It subtracts the mean of what it has seen, which it holds outside its state."""
+
+    def __init__(self, width: int, outputs: int, moves: bool) -> None:
+        super().__init__()
+        self.layer, self.norm, self.head = nn.Linear(width, 4), nn.BatchNorm1d(4), nn.Linear(4, outputs)
+        self.moves = moves
+        self.register_buffer("mean", torch.zeros(4), persistent=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found: Tensor = self.norm(self.layer(inputs))
+        mean = self.get_buffer("mean")
+        if self.training and self.moves:
+            mean.mul_(0.9).add_(0.1 * found.detach().mean(dim=0) + 0.1)
+        elif not self.moves and not bool(mean.any()):
+            mean.add_(0.25)
+        answer: Tensor = self.head(found - mean)
+        return answer
+
+
+@pytest.mark.parametrize("method", [FedAvg(), FedBN()], ids=lambda one: type(one).__name__)
+def test_what_training_moves_outside_the_state_is_refused(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, method: Any
+) -> None:
+    """Deployed models predicted without it, otherwise than they were scored. A constant may be there."""
+
+    def play(kind: str) -> None:
+        task = Tabular("blood", architecture=Odd(kind))
+        run(make_job(mixers=dict(method.components()), method=method, task=task), table_sites, tmp_path / kind)
+
+    play("still")
+    with pytest.raises(ConfigError, match=r"training changes '\w+\.mean', a buffer that is not in the network's state"):
+        play("moving")
 
 
 class Remembering(nn.Module):
