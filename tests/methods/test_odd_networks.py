@@ -181,6 +181,45 @@ def test_a_network_may_first_run_where_it_is_not_trained(
     assert_same(run(job, table_sites, tmp_path / "cut"), whole)
 
 
+class Telling(nn.Module):
+    """What it gives is no tensor of two axes, or of another number of outputs."""
+
+    def __init__(self, width: int, outputs: int, kind: str) -> None:
+        super().__init__()
+        self.layer, self.head, self.kind = nn.Linear(width, 4), nn.Linear(4, 5 if kind == "five" else outputs), kind
+
+    def forward(self, inputs: Tensor) -> Any:
+        found: Tensor = self.head(torch.relu(self.layer(inputs)))
+        return {"dict": {"logits": found}, "list": [found], "flat": found[:, 0], "five": found}[self.kind]
+
+
+@dataclass(frozen=True)
+class Tells(Architecture):
+    kind: str
+
+    def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        return Telling(input_shape[0], outputs, self.kind)
+
+
+GIVES = "a network must give a tensor, batch x outputs x ..., and this one gives a "
+TOLD = {
+    "dict": f"{GIVES}dict; in",
+    "list": f"{GIVES}list",
+    "flat": rf"{GIVES}tensor of the shape \[8\]; in",
+    "five": "5 o",
+}
+
+
+@pytest.mark.parametrize("kind", TOLD)
+def test_what_gives_something_else_is_told_so(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, kind: str
+) -> None:
+    """They ended with Python's errors, and with too many outputs at the end of the job, as a damaged file."""
+    task, method = Tabular("blood", architecture=Tells(kind)), FedAvg(batch_size=8)
+    with pytest.raises(ConfigError, match=TOLD[kind]):
+        run(make_job(mixers=dict(method.components()), method=method, task=task), table_sites, tmp_path)
+
+
 class Auxiliary(nn.Module):
     """Its last layer serves something else than its predictions."""
 
