@@ -9,7 +9,18 @@ from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from medpfl.core.errors import ConfigError
-from medpfl.core.groups import BATCH_NORM, base_and_head, check_slots, describe, head_of, of_type, under, without
+from medpfl.core.groups import (
+    BATCH_NORM,
+    base_and_head,
+    check_slots,
+    describe,
+    head_of,
+    of_type,
+    running_statistics,
+    under,
+    without,
+)
+from medpfl.core.tied import once
 
 
 class Net(nn.Module):
@@ -48,6 +59,12 @@ def test_the_head_is_the_last_layer_that_computes() -> None:
         head_of(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
 
 
+@pytest.mark.parametrize("last", [nn.LayerNorm, nn.RMSNorm])
+def test_a_normalisation_that_is_defined_last_is_no_head(last: Callable[[int], nn.Module]) -> None:
+    net = nn.ModuleDict({"body": nn.Linear(3, 4), "head": nn.Linear(4, 2), "norm": last(4)})
+    assert head_of(net) == "head"
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("normalised", [weight_norm, spectral_norm])
 def test_a_layer_whose_weights_are_computed_is_one_layer(normalised: Callable[..., nn.Module], bias: bool) -> None:
@@ -64,6 +81,17 @@ def test_monai_unet_has_batch_norm_under_any_name() -> None:
     found = of_type(net, BATCH_NORM)
     expected = sum(len(m.state_dict()) for m in net.modules() if isinstance(m, nn.BatchNorm2d))
     assert len(found) == expected > 0
+
+
+def test_batch_norm_of_which_layers_are_shared_is_found_under_all_names() -> None:
+    net = Net()
+    net.register_module("again", nn.ModuleList([net.body, nn.Linear(2, 2)]))
+    root = nn.ModuleDict({"model": net})
+    norms = of_type(root, BATCH_NORM)
+    assert {key.rpartition(".")[0] for key in norms} == {"model.body.1", "model.head.1", "model.again.0.1"}
+    statistics = ["running_mean", "running_var", "num_batches_tracked"]
+    assert {key.rpartition(".")[2] for key in running_statistics(root)} == set(statistics)
+    assert once(root, {"model": without(under(root), norms)})["model"]
 
 
 def test_nothing_found_is_refused() -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Networks of other packages: what they keep outside their tensors."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,10 @@ from baselines import begin
 from medpfl.core.errors import ConfigError
 from medpfl.deployed.model_file import predicting
 from medpfl.methods.contract import Method
+from medpfl.methods.cusfl import CusFL
 from medpfl.methods.fedap import FedAP
 from medpfl.methods.fedavg import FedAvg
+from medpfl.methods.fedbn import FedBN
 from medpfl.methods.fedper import FedPer
 from medpfl.methods.fedrep import FedRep
 from medpfl.methods.fedrod import FedRoD
@@ -64,6 +67,9 @@ class Odd(Architecture):
         made: dict[str, Callable[[], nn.Module]] = {
             "counting": lambda: Counting(input_shape[0], outputs),
             "told": lambda: Told(input_shape[0], outputs),
+            "moving": lambda: Moving(input_shape[0], outputs, moves=True),
+            "still": lambda: Moving(input_shape[0], outputs, moves=False),
+            "spread": lambda: Spread(input_shape[0], outputs),
             "lazy": lambda: nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(outputs)),
         }
         return made[self.kind]()
@@ -82,6 +88,63 @@ def test_state_that_is_no_tensor_of_the_network_is_refused(
     task = Tabular("blood", architecture=Odd(kind))
     with pytest.raises(ConfigError, match=REFUSED[kind]):
         begin(make_job(mixers=dict(method.components()), method=method, task=task), table_sites, tmp_path)
+
+
+class Spread(nn.Module):
+    """Several positions a case, of which a BatchNorm layer keeps no statistics."""
+
+    def __init__(self, width: int, outputs: int) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(width, 8), nn.BatchNorm1d(4, track_running_stats=False)
+        self.head = nn.Linear(8, outputs)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found: Tensor = self.head(self.norm(self.layer(inputs).reshape(-1, 4, 2)).flatten(1))
+        return found
+
+
+def test_what_depends_on_the_cases_beside_it_is_refused(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """The table's score was of all test cases together, and ``medpfl predict`` said something else of each."""
+    method, task = FedAvg(), Tabular("blood", architecture=Odd("spread"))
+    with pytest.raises(ConfigError, match="BatchNorm layer 'norm' of the network Spread keeps no running statistics"):
+        begin(make_job(mixers=dict(method.components()), method=method, task=task), table_sites, tmp_path)
+
+
+class Moving(nn.Module):
+    """It subtracts the mean of what it has seen, which it holds outside its state."""
+
+    def __init__(self, width: int, outputs: int, moves: bool) -> None:
+        super().__init__()
+        self.layer, self.norm, self.head = nn.Linear(width, 4), nn.BatchNorm1d(4), nn.Linear(4, outputs)
+        self.moves = moves
+        self.register_buffer("mean", torch.zeros(4), persistent=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found: Tensor = self.norm(self.layer(inputs))
+        mean = self.get_buffer("mean")
+        if self.training and self.moves:
+            mean.mul_(0.9).add_(0.1 * found.detach().mean(dim=0) + 0.1)
+        elif not self.moves and not bool(mean.any()):
+            mean.add_(0.25)
+        answer: Tensor = self.head(found - mean)
+        return answer
+
+
+@pytest.mark.parametrize("method", [FedAvg(), FedBN()], ids=lambda one: type(one).__name__)
+def test_what_training_moves_outside_the_state_is_refused(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, method: Any
+) -> None:
+    """Deployed models predicted without it, otherwise than they were scored. A constant may be there."""
+
+    def play(kind: str) -> None:
+        task = Tabular("blood", architecture=Odd(kind))
+        run(make_job(mixers=dict(method.components()), method=method, task=task), table_sites, tmp_path / kind)
+
+    play("still")
+    with pytest.raises(ConfigError, match=r"training changes '\w+\.mean', a buffer that is not in the network's state"):
+        play("moving")
 
 
 class Remembering(nn.Module):
@@ -118,6 +181,45 @@ def test_a_network_may_first_run_where_it_is_not_trained(
     assert_same(run(job, table_sites, tmp_path / "cut"), whole)
 
 
+class Telling(nn.Module):
+    """What it gives is no tensor of two axes, or of another number of outputs."""
+
+    def __init__(self, width: int, outputs: int, kind: str) -> None:
+        super().__init__()
+        self.layer, self.head, self.kind = nn.Linear(width, 4), nn.Linear(4, 5 if kind == "five" else outputs), kind
+
+    def forward(self, inputs: Tensor) -> Any:
+        found: Tensor = self.head(torch.relu(self.layer(inputs)))
+        return {"dict": {"logits": found}, "list": [found], "flat": found[:, 0], "five": found}[self.kind]
+
+
+@dataclass(frozen=True)
+class Tells(Architecture):
+    kind: str
+
+    def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        return Telling(input_shape[0], outputs, self.kind)
+
+
+GIVES = "a network must give a tensor, batch x outputs x ..., and this one gives a "
+TOLD = {
+    "dict": f"{GIVES}dict; in",
+    "list": f"{GIVES}list",
+    "flat": rf"{GIVES}tensor of the shape \[8\]; in",
+    "five": "5 o",
+}
+
+
+@pytest.mark.parametrize("kind", TOLD)
+def test_what_gives_something_else_is_told_so(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, kind: str
+) -> None:
+    """They ended with Python's errors, and with too many outputs at the end of the job, as a damaged file."""
+    task, method = Tabular("blood", architecture=Tells(kind)), FedAvg(batch_size=8)
+    with pytest.raises(ConfigError, match=TOLD[kind]):
+        run(make_job(mixers=dict(method.components()), method=method, task=task), table_sites, tmp_path)
+
+
 class Auxiliary(nn.Module):
     """Its last layer serves something else than its predictions."""
 
@@ -152,6 +254,28 @@ def test_a_head_through_which_nothing_goes_is_refused(
 
 
 @dataclass(frozen=True)
+class NormalisedOfOld(Architecture):
+    """As many TCNs have it: torch's layers keep the weight beside their parameters."""
+
+    def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        layers = [nn.Linear(input_shape[0], 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, outputs)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            return nn.Sequential(*(nn.utils.weight_norm(one) if isinstance(one, nn.Linear) else one for one in layers))
+
+
+COPYING = [FedAP(), Moon(), CusFL(split="2", projection=3)]
+
+
+@pytest.mark.parametrize("method", COPYING, ids=lambda one: type(one).__name__)
+def test_a_network_whose_weights_are_computed_can_be_copied(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, method: Any
+) -> None:
+    task = Tabular("blood", architecture=NormalisedOfOld())
+    run(make_job(mixers=dict(method.components()), method=method, task=task, rounds=1), table_sites, tmp_path)
+
+
+@dataclass(frozen=True)
 class Normalised(Architecture):
     spectral: bool
 
@@ -160,12 +284,12 @@ class Normalised(Architecture):
         return nn.Sequential(nn.Linear(input_shape[0], 4), nn.ReLU(), normalised(nn.Linear(4, outputs)))
 
 
-@pytest.mark.parametrize("spectral", [True, False])
+@pytest.mark.parametrize("network", [Normalised(True), Normalised(False), NormalisedOfOld()], ids=str)
 def test_fedrod_refuses_a_head_that_cannot_be_zero(
-    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, spectral: bool
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, network: Architecture
 ) -> None:
     """Its own one became NaN."""
-    task, method = Tabular("blood", architecture=Normalised(spectral)), FedRoD()
+    task, method = Tabular("blood", architecture=network), FedRoD()
     with pytest.raises(ConfigError, match="with zero, which the weights of its last layer cannot be: they are normal"):
         begin(make_job(mixers=dict(method.components()), method=method, task=task), table_sites, tmp_path)
 

@@ -94,7 +94,9 @@ class ProtocolError(MedPFLError):
 
 def meant(name: object, known: Iterable[object]) -> str:
     """For the end of a sentence: "; did you mean 'width'?", or nothing if no known name is near."""
-    near = difflib.get_close_matches(str(name), [str(one) for one in known], 1)
+    names = [str(one) for one in known]
+    same = [one for one in names if one.casefold() == str(name).casefold()]  # "Age" is as far from "age" as "stage" is
+    near = same or difflib.get_close_matches(str(name), names, 1)
     return f"; did you mean '{near[0]}'?" if near else ""
 
 

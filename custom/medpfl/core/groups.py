@@ -16,7 +16,7 @@ from medpfl.core.frozen import has_weights
 from medpfl.core.tied import own_state
 
 BATCH_NORM: tuple[type[nn.Module], ...] = (_BatchNorm,)
-_NO_HEAD = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.PReLU)
+_NO_HEAD = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.PReLU)
 
 
 def under(root: nn.Module, path: str = "") -> list[str]:
@@ -55,7 +55,7 @@ def of_type(
         ConfigError: no module of these types is there (a BatchNorm method on a network without BatchNorm, say).
     """
     allowed = set(under(root, path))
-    prefixes = [f"{name}." for name, module in root.named_modules() if isinstance(module, types)]
+    prefixes = [f"{name}." for name, module in root.named_modules(remove_duplicate=False) if isinstance(module, types)]
     keys = [key for key in root.state_dict() if key in allowed and key.startswith(tuple(prefixes))]
     if not keys:
         wanted = " or ".join(t.__name__.lstrip("_") for t in types)
@@ -76,7 +76,7 @@ def running_statistics(root: nn.Module, path: str = "", method: str = "this meth
     Raises:
         ConfigError: there is no BatchNorm.
     """
-    trained = dict(root.named_parameters())
+    trained = dict(root.named_parameters(remove_duplicate=False))
     return [key for key in of_type(root, BATCH_NORM, path, method) if key not in trained]
 
 
@@ -142,6 +142,22 @@ def check_entries(network: nn.Module) -> None:
             raise ConfigError(
                 f"'{key}' in the network's state is no parameter or buffer of the network, so it could neither travel "
                 "nor be kept: hold it in a buffer, or leave it out of the state"
+            )
+
+
+def check_statistics(network: nn.Module) -> None:
+    """Its BatchNorm layers keep what they predict with. One without running statistics goes by the batch that it sees:
+    a score is of all cases together, and the model says something else of a patient who comes alone.
+
+    Raises:
+        ConfigError: naming the layer.
+    """
+    for path, module in network.named_modules():
+        if isinstance(module, BATCH_NORM) and module.running_mean is None:
+            raise ConfigError(
+                f"BatchNorm layer '{path}' of the network {name_of(network)} keeps no running statistics "
+                "(track_running_stats), so that what is predicted of a case would depend on the cases beside it: let "
+                "the layer keep them, or take instance or group norm"
             )
 
 

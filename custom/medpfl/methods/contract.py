@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError, RefusedUpdate
-from medpfl.core.groups import check_entries, under
+from medpfl.core.groups import check_entries, check_statistics, under
 from medpfl.core.mixers import Mean, Mixer, NoDefault
 from medpfl.core.seeding import seed_torch
 from medpfl.data.samples import Samples, SiteData
@@ -77,11 +77,12 @@ class Build:
         """A network of the method's own, with initial weights that depend on the job's seed only.
 
         Raises:
-            ConfigError: its state holds something else than its tensors.
+            ConfigError: its state holds something else than its tensors, or a BatchNorm layer keeps no statistics.
         """
         seed_torch(self.seed, "initial weights")
         network = make()
         check_entries(network)
+        check_statistics(network)
         return network
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from medpfl.core.copied import computed_of
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import head_of, under
 from medpfl.core.mixers import Mean, Mixer
@@ -56,10 +57,10 @@ class FedRoD(Method):
         build.only_for("FedRoD", Target.CLASS)
         network = build.network()
         last = network.get_submodule(head_of(network))
-        if is_parametrized(last):
+        if is_parametrized(last) or computed_of(last):
             raise ConfigError(
                 "FedRoD begins a head beside the network's own with zero, which the weights of its last layer cannot be"
-                ": they are normalised, or computed otherwise (torch.nn.utils.parametrizations)"
+                ": they are normalised, or computed otherwise (torch.nn.utils)"
             )
         head = copy.deepcopy(last)
         if next(head.parameters(), None) is None:

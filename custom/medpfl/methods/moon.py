@@ -5,13 +5,13 @@ Li, He and Song, "Model-Contrastive Federated Learning", CVPR 2021, Algorithm 1.
 (the paper adds a projection head to its networks); of feature maps, all values of a sample.
 """
 
-import copy
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from medpfl.core.copied import copied
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import under
 from medpfl.methods.contract import Build, Method, Site
@@ -57,7 +57,7 @@ class Moon(Method):
 
     def local_round(self, site: Site) -> None:
         network, previous = site.models["model"].train(), site.models["previous"].eval()
-        common = copy.deepcopy(network).eval()  # as received
+        common = copied(network).eval()  # as received
         for batch in site.training_batches():
             with site.autocast():
                 with torch.no_grad():

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The first part of a network: everything that runs until one of its modules is done."""
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from medpfl.core.copied import copied
 from medpfl.core.errors import ConfigError
 
 
@@ -43,7 +43,7 @@ class Extractor(nn.Module):
         if not path or path not in dict(network.named_modules()):
             children = ", ".join(name for name, _ in network.named_children())
             raise ConfigError(f"no module '{path}' in {type(network).__name__}; its children are: {children}")
-        self.network, self.path = copy.deepcopy(network), path
+        self.network, self.path = copied(network), path
         begun, ended, shape = self._trial(input_shape)
         if len(shape) < 2:
             raise ConfigError(f"module '{path}' of {type(network).__name__} gives the shape {shape}, not B x C x ...")

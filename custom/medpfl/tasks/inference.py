@@ -9,6 +9,8 @@ from torch import Tensor
 from medpfl.data.resident import case_of, part_of
 from medpfl.data.rows import CaseRows
 from medpfl.data.samples import Samples
+from medpfl.data.target import Target
+from medpfl.models.outputs import check_classes, check_outputs
 from medpfl.tasks.contract import Task
 
 BATCH = 64
@@ -28,12 +30,19 @@ def decide_samples(
     Args:
         forward: the network, in evaluation mode on the ``device``: B x ... to B x ...
         numbers: of the samples to decide, ascending; None: all.
+
+    Raises:
+        ConfigError: the network gives something else than a task can decide on.
     """
     whole = isinstance(samples.inputs, CaseRows)
     decisions = []
     with torch.no_grad():
         for inputs in _parts(samples, numbers, device):
-            decided = task.decide(task.infer(forward, inputs)).cpu()
+            outputs = task.infer(forward, inputs)
+            check_outputs(outputs)
+            decided = task.decide(outputs).cpu()
+            if task.spec.target is Target.CLASS and decided.ndim == 2:
+                check_classes(decided, samples.classes)
             decisions.append(decided.flatten() if whole else decided)
     return torch.cat(decisions)
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
 from medpfl.data.target import Target
+from medpfl.models.outputs import check_outputs
 from medpfl.tasks.any_input import AnyInput
 from medpfl.tasks.metrics.contract import Metric
 from medpfl.tasks.metrics.numbers import number_metrics
@@ -63,6 +64,7 @@ class Regression(AnyInput):
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """In float32 whatever the outputs are: in half precision 1007 would be 1008, and 70000 infinite."""
+        check_outputs(outputs)
         expected = (targets.float() - self.centre) / self.spread
         return _ERRORS[self.error](outputs[:, 0].float(), expected)
 

@@ -17,6 +17,7 @@ from medpfl.core.extras import require
 from medpfl.data.preparation import Row
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.target import Target
+from medpfl.models.outputs import check_outputs
 from medpfl.tasks.any_input import AnyInput
 from medpfl.tasks.contract import Task
 from medpfl.tasks.losses.cox import cox
@@ -95,6 +96,7 @@ class Survival(AnyInput):
         """
         from torchsurv.loss.cox import neg_partial_log_likelihood
 
+        check_outputs(outputs)
         hazard, time, event = outputs[:, 0].float(), targets[:, 0].float(), targets[:, 1] > 0
         if hazard.device.type != "cpu":  # there it would take longer, and its sums are other ones
             return cox(hazard, time, event)

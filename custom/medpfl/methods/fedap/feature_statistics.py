@@ -3,12 +3,12 @@
 hospital, and nothing else of FedAP's does but the mixed slot (docs/methods/fedap.md).
 """
 
-import copy
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
+from medpfl.core.copied import copied
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import BATCH_NORM, head_of, name_of
 from medpfl.core.moments import InputMoments
@@ -55,7 +55,7 @@ def observed(network: nn.Module, pretrained: str | None, checkpoints: Mapping[st
     Raises:
         ConfigError: the checkpoint does not fit the network.
     """
-    network = copy.deepcopy(network).eval()
+    network = copied(network).eval()
     if pretrained is not None:
         try:
             load_own_state(network, checkpoints[pretrained])

@@ -6,7 +6,6 @@ asks ``choose`` once a case. A volume's scores are the mean of its slices' log-p
 segmented by one model; the paper decides image by image, as ``predict`` does.
 """
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from medpfl.core.copied import copied
 from medpfl.core.errors import ConfigError
 from medpfl.data.resident import part_of
 from medpfl.data.rows import Rows
@@ -98,7 +98,7 @@ class SuperModel(JointModel):
         for name in (GLOBAL, "personal", "selector"):
             if name not in parts:
                 raise ConfigError(f"{type(self.trained).__name__} has no network '{name}', so it makes no super model")
-        personal = {name: copy.deepcopy(parts["personal"]) for name in self.networks[1:]}
+        personal = {name: copied(parts["personal"]) for name in self.networks[1:]}
         return {GLOBAL: parts[GLOBAL], **personal, "selector": parts["selector"]}
 
     def local_round(self, site: Site) -> None:

@@ -2,7 +2,6 @@
 """The models that a hospital holds at the end of a job: each is tested and kept, and the one that the hospital's own
 validation cases support is kept once more, as "chosen"."""
 
-import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from medpfl.core.copied import copied
 from medpfl.core.errors import ConfigError
 from medpfl.data.samples import SiteData
 from medpfl.deployed.choice import Choice, choose
@@ -103,7 +103,7 @@ class Holding:
             self._local[choice] = tested[0].sheet
         if choice == "best" and self._chooses:
             shape = list(self._data.input_shape)
-            mine = copy.deepcopy(predicting(method, name, networks, shape))
+            mine = copied(predicting(method, name, networks, shape))
             self._held[deployed] = replace(self._hold(method, name, mine, round_number), tested=tested)
         return self._keep(deployed, method, name, networks, choice, round_number, tested, None)
 

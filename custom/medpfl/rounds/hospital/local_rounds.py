@@ -14,6 +14,7 @@ from medpfl.core.devices import spare_core
 from medpfl.core.errors import ProtocolError
 from medpfl.core.seeding import seed_torch
 from medpfl.core.tied import own_state
+from medpfl.core.unkept import Unkept
 from medpfl.data.policy import Policy
 from medpfl.data.resident import Resident, bytes_shown
 from medpfl.data.samples import SiteData
@@ -115,6 +116,8 @@ class LocalRounds:
         self.ready, self.run, self.total = ready, run, total
         self.kept: dict[str, object] = {}
         self.presented = Presented(ahead=spare_core(ready.device))
+        self._unkept: Unkept | None = None
+        """What the networks hold outside their state; None: before the first training here."""
         self._saved: int | None = None
         """The round after which the networks' private entries were saved, as long as they are still those."""
         self.resident = self.holding(ready.resident)
@@ -134,7 +137,7 @@ class LocalRounds:
         self.resident = Resident(self.ready.device)
         self.presented = Presented(ahead=spare_core(self.ready.device))
         self.kept.clear()
-        self._saved = None
+        self._saved = self._unkept = None
         self.ready.models.to("meta")
 
     def statistics(self, header: StatisticsRequest) -> Message[StatisticsReply]:
@@ -163,6 +166,7 @@ class LocalRounds:
         networks.take(slots)
         metrics = self._look_at_mixed(current - 1, header, slots) if current > 1 else []
         self._saved = None
+        self._unkept = self._unkept or Unkept(here.models)
         losses = {}
         instead: Slots = {}
         for method in here.methods:
@@ -178,6 +182,7 @@ class LocalRounds:
             losses[next(iter(method.deploys))] = number(float(site.last_loss)) if told else None
             instead.update(networks.sent_instead(site.outbox))
         self.resident.forget_round()
+        self._unkept.check(here.models)
         state = self._trained()
         into = slots if own and not here.guard.compares else None
         sent = here.guard.release({**networks.gather(state, into), **instead}, slots, header)

@@ -11,6 +11,7 @@ from torch import Tensor
 from medpfl.core.checked import Checked
 from medpfl.core.errors import ConfigError
 from medpfl.data.target import Target
+from medpfl.models.outputs import check_outputs
 
 
 class Loss(Checked):
@@ -62,6 +63,7 @@ class Loss(Checked):
                 supervision, the finest first.
             targets: B x ... class indices.
         """
+        check_outputs(outputs, several=True)
         if isinstance(outputs, Tensor):
             return self.of(outputs, targets)
         return deeply_supervised(self.of, outputs, targets)
