@@ -80,9 +80,12 @@ def test_what_is_refused(tmp_path: Path) -> None:
     refused("up.mhd", meta % (b"2 2 2", b"../up.raw"), r"in one file beside it, got '\.\./up\.raw'")
     refused("many.mhd", meta % (b"2 2 2", b"LIST"), "in one file beside it, got 'LIST'")
     refused("large.mha", meta % (b"4096 4096 4096", b"LOCAL"), "holds 4096 x 4096 x 4096 x 1 values; at most")
-    refused(
-        "bomb.mha", b"CompressedData = True\n" + meta % (b"1000 1000 1000", b"LOCAL"), "would become 1000000000; more"
+    bomb = b"CompressedData = True\n" + meta % (b"1000 1000 1000", b"LOCAL")
+    refused("bomb.mha", bomb, r"bomb\.mha: its header promises voxels of 2000000000 bytes, which \d+ bytes cannot hold")
+    doubles = (
+        b"NRRD0004\ntype: double\ndimension: 3\nsizes: 500 500 500\nencoding: gzip\nendian: little\n\n" + b"\0" * 9
     )
+    refused("bomb.nrrd", doubles, "promises voxels of 1000000000 bytes")
     refused("short.mha", meta % (b"20 20 20", b"LOCAL") + b"\0" * 9, r"short\.mha: cannot be read as an image")
     refused("flat.mha", meta.replace(b"NDims = 3", b"NDims = 2") % (b"2 2", b"LOCAL") + b"\0" * 8, "3 axes, got 2")
     refused("other.nrrd", b"NIFTI", r"other\.nrrd: cannot be read as an image")

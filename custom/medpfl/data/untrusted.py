@@ -19,6 +19,8 @@ MOST_PREPARED = 2**27
 """Values that one prepared input may have, by a job's word: of its size, or of its voxel spacing."""
 _LARGE, _RATIO = 2**28, 250
 """Bytes from which an array in an archive may not be more than so many times as large as it is compressed."""
+_DEFLATED = 1032
+"""Bytes that gzip makes of one at most."""
 _LONGEST, _NODES = 2**22, 200_000
 """Bytes of a YAML file, and values in it, each counted wherever it is referred to."""
 _TOO_MANY = f"it has more than {_NODES} values, each counted wherever it is referred to"
@@ -40,6 +42,22 @@ def check_values(file: Path, shape: Sequence[int]) -> None:
     """
     if math.prod(int(length) for length in shape) > MOST_VALUES:
         raise DataError(f"{file}: holds {' x '.join(map(str, shape))} values; at most {MOST_VALUES} are read")
+
+
+def check_held(file: Path, size: int, stored: int) -> None:
+    """Refuse a volume before it is decoded whose header promises more than the file can hold, however it is compressed:
+    readers make room for all of it first, 8 GB for a file of 69 bytes. Label maps, which are zeros but for a few
+    voxels, may come near to the limit.
+
+    Args:
+        size: bytes of all voxels, as the header says.
+        stored: bytes of the file.
+
+    Raises:
+        DataError: with what its header says.
+    """
+    if size > _DEFLATED * stored:
+        raise DataError(f"{file}: its header promises voxels of {size} bytes, which {stored} bytes cannot hold")
 
 
 def check_member(file: Path, member: zipfile.ZipInfo) -> None:

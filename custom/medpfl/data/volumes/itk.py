@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """NRRD and MetaImage (MHA, MHD) files, read by SimpleITK: the header first, the voxels once their number is known."""
 
+import math
 import re
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medpfl.core.errors import DataError, unreadable
-from medpfl.data.untrusted import check_growth, check_values
+from medpfl.data.untrusted import check_held, check_values
 
 ITK = (".nrrd", ".mha", ".mhd")
 _HEADER = 2**20
@@ -53,7 +54,8 @@ def _read(sitk: ModuleType, file: Path) -> tuple[NDArray[np.float32], NDArray[np
         raise DataError(f"{file}: expected a volume with 3 axes, got {len(size)}")
     check_values(file, (*size, channels))
     if _in_itself(file):
-        check_growth(file, "voxels", file.stat().st_size, int(np.prod(size)) * channels)
+        one = sitk.Image([1, 1, 1], reader.GetPixelID(), channels).GetSizeOfPixelComponent()
+        check_held(file, one * math.prod(size) * channels, file.stat().st_size)
     image = reader.Execute()
     values = sitk.GetArrayFromImage(image).astype(np.float32)  # D x W x H [x C], the axes in the other order
     moved = values.transpose(2, 1, 0)[None] if channels == 1 else values.transpose(3, 2, 1, 0)
