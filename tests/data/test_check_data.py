@@ -114,6 +114,19 @@ def test_rows_of_a_patient_that_are_there_twice_are_a_warning(tmp_path: Path) ->
     assert not check(path).warnings
 
 
+def test_categories_that_differ_in_capital_letters_alone_are_a_warning(tmp_path: Path) -> None:
+    path = write_table(tmp_path)
+    lines = (tmp_path / "blood.csv").read_text().splitlines()
+    lines[1:9] = [line.replace(",m,", ",M,") for line in lines[1:9]]
+    (tmp_path / "blood.csv").write_text("\n".join(lines) + "\n")
+    values = ["m", "f", "M", "other", "Other"]
+    change_yaml(path, lambda content: content["datasets"]["blood"]["features"].update(sex=values))
+    assert [warning for warning in check(path).warnings if "capital" in warning] == [
+        "column 'sex': 'M' and 'm' differ in capital letters alone; if they mean the same, list one of them under "
+        "'features' and declare codes: {sex: {'M': 'm'}}"
+    ]
+
+
 def test_equal_rows_of_two_splits_are_a_warning(tmp_path: Path) -> None:
     path = write_table(tmp_path)
     lines = (tmp_path / "blood.csv").read_text().splitlines()

@@ -2,7 +2,7 @@
 """What an inspection says about a dataset as a whole: problems (wrong results) and warnings (worth a look)."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -152,6 +152,11 @@ def _of_columns(inspection: Inspection) -> Iterator[str]:
             yield f"column '{column.name}': every row has the value {numbers[0]:g}"
         elif column.role == "categories" and len(column.texts) == 1:
             yield f"column '{column.name}': every row has the value '{next(iter(column.texts))}'"
+        for one, other in _alike(column.texts if column.role == "categories" else ()):
+            yield (
+                f"column '{column.name}': '{one}' and '{other}' differ in capital letters alone; if they mean the same,"
+                f" list one of them under 'features' and declare codes: {{{column.name}: {{'{one}': '{other}'}}}}"
+            )
         if column.signed:
             yield (
                 f"column '{column.name}': {len(column.signed)} numbers have three decimal places, such as "
@@ -164,6 +169,14 @@ def _of_columns(inspection: Inspection) -> Iterator[str]:
                 f"column '{column.name}': {count} rows have the value {told}, {why}; if it means "
                 "'not known', list it under 'missing'"
             )
+
+
+def _alike(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Pairs of texts that are one but for their capital letters."""
+    known: dict[str, str] = {}
+    for text in sorted(texts):
+        if (other := known.setdefault(text.casefold(), text)) != text:
+            yield other, text
 
 
 def _codes(numbers: NDArray[np.float64]) -> Iterator[tuple[float, int, str]]:
