@@ -42,11 +42,12 @@ def trained(method: Method, network: Architecture, folder: Path, side: int = 16)
 def test_it_predicts_longer_slices_as_we_do(network: Architecture, tmp_path: Path) -> None:
     model = trained(FedAvg(steps=1, lr=1e-6), network, tmp_path)
     folder = export(model, tmp_path / "organ", "monai")
-    (tmp_path / "in").mkdir()
-    source = tmp_path / "in" / "scan.nii.gz"
+    scans = tmp_path / "CT [1]"  # a name that is a pattern, too
+    scans.mkdir()
+    source = scans / "scan.nii.gz"
     source.write_bytes((tmp_path / "sites" / "anna" / "test0_image.nii.gz").read_bytes())
     command = ["run", "--config_file", "configs/inference.json"]
-    command += ["--dataset_dir", str(tmp_path / "in"), "--output_dir", str(tmp_path / "out")]
+    command += ["--dataset_dir", str(scans), "--output_dir", str(tmp_path / "out")]
     run_bundle(command, folder)
     predict(load_deployed(model), source, tmp_path / "ours")
     theirs: Any = nib.load(tmp_path / "out" / "scan_seg.nii.gz")

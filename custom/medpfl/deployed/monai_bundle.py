@@ -216,7 +216,8 @@ def _run(steps: _Steps) -> dict[str, object]:
         "preprocessing": {"_target_": "Compose", "transforms": steps.before},
         "dataset": {
             "_target_": "Dataset",
-            "data": f"$[{{'image': f}} for f in sorted(glob.glob(os.path.join(@dataset_dir, '{steps.files}')))]",
+            "data": "$[{'image': f} for f in sorted(glob.glob(os.path.join(glob.escape(@dataset_dir), "
+            f"'{steps.files}')))]",
             "transform": "@preprocessing",
         },
         "dataloader": {"_target_": "DataLoader", "dataset": "@dataset", "batch_size": 1},
