@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from medpfl.compare import arranging
-from medpfl.compare.comparison_tables import ranked
+from medpfl.compare.arranging import ranked
 from medpfl.compare.report import write_report
 from medpfl.compare.results import Results, Row
 
@@ -49,6 +49,19 @@ def test_rows_with_equal_numbers_are_one(phantom: Results) -> None:
     assert sorted([*names(shown), *same["FedAvg"]]) == sorted(names(rows))
     other = rows[0].model_copy(update={"name": "another", "curves": [[0.0]]})
     assert arranging.collapsed([rows[0], other])[1] == {}
+
+
+def test_equal_means_stand_as_in_the_file(phantom: Results) -> None:
+    """Of the same cases, added in another order: their last bits, which differ by machine, ruled the order."""
+    mean = phantom.rows[0].best.mean
+    assert mean is not None
+    for step in (1e-16, -1e-16):
+        rows = [
+            row.model_copy(update={"best": row.best.model_copy(update={"mean": mean * (1 + place * step)})})
+            for place, row in enumerate(phantom.rows)
+        ]
+        found = ranked(phantom.model_copy(update={"rows": rows}))
+        assert len({row.best.mean for row in rows}) > 5 and names(found) == names(phantom.rows)
 
 
 def test_each_order_is_of_its_numbers(phantom: Results) -> None:

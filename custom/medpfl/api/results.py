@@ -150,7 +150,7 @@ class ComparisonResult:
     def figures(self) -> dict[str, Svg]:
         """The report's figures: "curves", "communication" and "labels", so far as there is something to draw."""
         require("matplotlib", "compare", "a figure")
-        from medpfl.compare.comparison_tables import ranked
+        from medpfl.compare.arranging import ranked
         from medpfl.compare.figures import communication, curves, label_counts
 
         rows = ranked(self.content)

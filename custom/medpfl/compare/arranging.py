@@ -10,6 +10,11 @@ Orders = list[tuple[str, list[Row]]]
 """What the rows are sorted by, and the rows."""
 
 
+def ranked(content: Results) -> list[Row]:
+    """The rows, best mean first."""
+    return _sorted(content.rows, lambda row: content.measure.rank(row.best.mean))
+
+
 def collapsed(rows: Sequence[Row]) -> tuple[list[Row], dict[str, list[str]]]:
     """The rows of which no earlier one has the same numbers in every run, and the names of the others by the one that
     stands for them. Two methods' models can be one, such as FedAvg's and the global model of a method that also trains
@@ -62,7 +67,9 @@ def of_gains(rows: Sequence[Row], content: Results) -> Orders:
 
 
 def _sorted(rows: Sequence[Row], key: Callable[[Row], float]) -> list[Row]:
-    return sorted(rows, key=key)
+    """Smallest key first; equal ones stay as they come. Means of the same cases, added in another order, differ
+    in the last bits, and these say nothing: keys are equal that agree in six digits."""
+    return sorted(rows, key=lambda row: float(f"{key(row):.6g}"))
 
 
 def _by_gain(gain: Gain | None) -> float:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from rich.console import Console
 
+from medpfl.compare.arranging import ranked
 from medpfl.compare.constant import ALWAYS, always, always_mean, beside, warnings
 from medpfl.compare.file import LOCAL, Range
 from medpfl.compare.results import Gain, MetricStat, Results, Row, Stat
@@ -18,11 +19,6 @@ from medpfl.tasks.metrics.digits import amount, digits
 
 CHOSEN = "What the hospitals' own validation cases choose"
 NEEDED = "What would show a gain of this size (two-sided 5 %, power 80 %)"
-
-
-def ranked(content: Results) -> list[Row]:
-    """The rows, best mean first."""
-    return sorted(content.rows, key=lambda row: content.measure.rank(row.best.mean))
 
 
 def score_text(stat: Stat | None, decimals: int) -> str:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from medpfl.check.pictures import Outline, Picture, draw, radiological
+from medpfl.compare.arranging import ranked
 from medpfl.compare.collect import in_order
-from medpfl.compare.comparison_tables import ranked
 from medpfl.compare.data import reader
 from medpfl.compare.file import FEDAVG, FINE_TUNED, LOCAL, REFERENCES
 from medpfl.compare.plan import Plan

@@ -11,7 +11,8 @@ import yaml
 from jinja2 import ChoiceLoader, Environment, PackageLoader, Template, select_autoescape
 
 from medpfl.compare import arranging, comparison_tables, constant, figures
-from medpfl.compare.comparison_tables import bytes_text, p_text, ranked
+from medpfl.compare.arranging import ranked
+from medpfl.compare.comparison_tables import bytes_text, p_text
 from medpfl.compare.examples import Example
 from medpfl.compare.file import POOLED
 from medpfl.compare.results import Made, Results, Row

@@ -3,7 +3,7 @@
 
 from collections.abc import Iterator
 
-from medpfl.compare.comparison_tables import ranked
+from medpfl.compare.arranging import ranked
 from medpfl.compare.results import Gain, Results, Row, Stat
 from medpfl.results.spreadsheet import Cell, Spreadsheet
 
