@@ -3,6 +3,7 @@
 
 import csv
 import os
+import shutil
 import zipfile
 from collections import Counter
 from pathlib import Path
@@ -92,6 +93,26 @@ def test_copies_are_small_and_masks_stay_masks(archive: Path, tmp_path: Path) ->
         for name, mask in zip(samples.names, samples.targets[:], strict=True):
             rows = 10 + int(Path(name).stem[-3:])
             assert mask.float().mean().item() == pytest.approx(rows / 60, abs=0.032)
+
+
+@pytest.mark.parametrize("size", [(20, 16), None])
+def test_a_mask_whose_palette_begins_with_white_shows_the_same_lesion(
+    archive: Path, tmp_path: Path, size: tuple[int, int] | None
+) -> None:
+    """As Pillow's ``quantize`` saves them, and as 402 of 10,015 masks of the copy that studies ran on."""
+    shutil.copytree(archive, tmp_path / "palettes")
+    for path in sorted((tmp_path / "palettes" / "masks").glob("*.png"))[::2]:
+        grey = Image.open(path)
+        palette = Image.fromarray(255 - np.asarray(grey)).convert("P")
+        palette.putpalette([value for index in range(256) for value in (255 - index,) * 3])
+        assert (np.asarray(palette.convert("L")) == np.asarray(grey)).all()
+        palette.save(path)
+    write_skin(tmp_path / "sites", tmp_path / "palettes", size=size)
+    write_skin(tmp_path / "grey", archive, size=size)
+    task = Segmentation("skin_lesion", size=(16, 20), architecture=UNet((4, 8)))
+    found, right = (task.load(load_site_file(tmp_path / name / "rosendahl.yaml")) for name in ("sites", "grey"))
+    for split, samples in right.splits.items():
+        assert (found.splits[split].targets[:] == samples.targets[:]).all()
 
 
 def test_the_files_as_they_are(archive: Path, tmp_path: Path) -> None:

@@ -258,6 +258,8 @@ def _write_images(
             target.unlink(missing_ok=True)
             if size is None:
                 source.put(name, target)
+                if name == mask:
+                    _without_palette(target)
             elif name == image and coarser > 1:
                 pixels = (max(1, size[0] // coarser), max(1, size[1] // coarser))
                 _resized(source, name, pixels, Image.Resampling.BICUBIC).save(target)  # as in the MH-pFLID paper
@@ -265,6 +267,8 @@ def _write_images(
                 # A mask stays a mask: its values are the nearest pixels'.
                 how = Image.Resampling.NEAREST if name == mask else Image.Resampling.BILINEAR
                 _resized(source, name, size, how).save(target)
+                if name == mask:
+                    _without_palette(target)
 
     for _ in in_parallel(copy, [row["image_id"] for row in rows]):
         pass
@@ -292,6 +296,20 @@ def _write_declarations(
         (folder / f"{name}.yaml").write_text(
             "# HAM10000 (CC BY-NC 4.0): Tschandl, Rosendahl, Kittler. Paths are relative to this file.\n" + text
         )
+
+
+def _without_palette(path: Path) -> None:
+    """A mask whose values are indices of a palette, in the greys that are seen: some copies of the data have palettes
+    that begin with white, and the index 0 is then the lesion."""
+    try:
+        with Image.open(path) as image:
+            if image.mode != "P":
+                return
+            seen = image.convert("L")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read as an image: {error}") from error
+    path.unlink()  # it may be a link to the original
+    seen.save(path)
 
 
 def _resized(source: _Source, name: str, size: tuple[int, int], how: Image.Resampling) -> Image.Image:
