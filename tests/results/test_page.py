@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from medpfl.compare.comparison_tables import bytes_text
+from medpfl.methods.panels import CurvesPanel
 from medpfl.results.curves import LETTERS, MANY, curves, four_fifths
 from medpfl.results.report import heatmaps, made, write_page
 from medpfl.results.schema import Traffic, ValidationLine
@@ -129,6 +130,39 @@ def test_one_hospital_and_one_round_are_no_several(tmp_path: Path) -> None:
     assert JOB.settings.rounds == len(JOB.roster) == 1
     page = " ".join(write_page(tmp_path, JOB, [], {}, []).read_text().split())
     assert "1 hospital, 1 round, seed 0;" in page and not re.search(r"\b1 (hospitals|rounds)\b", page)
+
+
+def strokes(drawn: str) -> list[tuple[str, str]]:
+    """Colour and dashes of every curve, in their order; what is drawn in the legend, too."""
+    lines = [styled(one, drawn) for one in re.findall(r"<path ([^>]*)/>", drawn)]
+    curves = [style for style in lines if "stroke-width: 1.4" in style]
+    parts = [(re.search(r"stroke: (#\w+)", one), re.search(r"stroke-dasharray: ([\d.,]+)", one)) for one in curves]
+    return [(colour[1] if colour else "", dashes[1] if dashes else "") for colour, dashes in parts]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("rendered")
+def test_each_hospital_has_one_line_in_all_pictures_of_a_method(tmp_path: Path) -> None:
+    """The eleventh hospital had the line of the first, and behind one that has no value of a name the others' colours
+    were the next one's."""
+    sites = [f"h{number:02d}" for number in range(12)]
+    job = summary(*((result(site, "local", 0.5, None), 0.5) for site in sites))
+    job = job.model_copy(update={"panels": [CurvesPanel(title="Measured", names=["own", "tuned"])]})
+    told = [
+        ValidationLine(
+            site=site, model=name, round=number, metrics={name: None if (name, site) == ("own", "h01") else 0.1 * place}
+        )
+        for name in ("own", "tuned")
+        for place, site in enumerate(sites)
+        for number in (1, 2, 3)
+    ]
+    page = write_page(tmp_path, job, told, {}, []).read_text()
+    drawn = page.partition("Picture: Measured")[2].partition("</svg>")[0]
+    found = strokes(drawn)
+    own, tuned, legend = found[:11], found[11:23], found[23:]
+    assert len(set(tuned)) == len(sites) and legend == tuned
+    assert own == [line for site, line in zip(sites, tuned, strict=True) if site != "h01"]
+    assert len({dashes for _, dashes in tuned[:4]}) == 4  # told apart in print, too
 
 
 @pytest.mark.slow

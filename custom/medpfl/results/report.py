@@ -37,6 +37,9 @@ from medpfl.results.svg import legend_below, svg_text
 from medpfl.results.tables import PRESENCE, ResultTable, metric_means, other_tables, result_table
 from medpfl.tasks.metrics.digits import amount
 
+_DASHES = ("-", "--", "-.", ":")
+"""Of hospitals' curves, beside their colours, which not everybody tells apart and paper does not show."""
+
 
 def write_report(folder: Path) -> Path:
     """Write ``report.html`` into a results folder from the files in it.
@@ -257,11 +260,19 @@ def _diagnosed(panel: CurvesPanel, lines: Sequence[Line]) -> str:
     figure, axes = new_figure(3.4 * len(names), 2.7, len(names))
     for axis, name in zip(axes.flat, names, strict=True):
         axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-        for site in sorted({line.site for line in told}):
+        for number, site in enumerate(sorted({line.site for line in told})):
             points = [(x.round, x.metrics.get(name)) for x in told if (x.site, x.model) == (site, name)]
             known = sorted((x, y) for x, y in points if y is not None)
-            if known:
-                axis.plot(*zip(*known, strict=True), label=site, linewidth=1.4, marker="." if len(known) < 3 else "")
+            # The 21st has the first one's colour and dashes; one without points is in the legend.
+            axis.plot(
+                [x for x, _ in known],
+                [y for _, y in known],
+                _DASHES[number % len(_DASHES)],
+                color=f"C{number % 10}",
+                label=site,
+                linewidth=1.4,
+                marker="." if len(known) < 3 else "",
+            )
         axis.set_title(name.replace("_", " "), fontsize=9)
         axis.set_xlabel("round", fontsize=7)
         axis.grid(alpha=0.25)
