@@ -87,6 +87,38 @@ def test_a_long_name_leaves_the_matrix_its_room() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("rendered")
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_names_at_the_matrix_of_many_hospitals_can_be_read(tmp_path: Path) -> None:
+    """Of twenty hospitals they were three pixels high, beside another matrix and on a telephone. A name in Chinese gave
+    warnings of matplotlib's, whose own letters are not those that a browser shows."""
+    names = {"few": ["anna", "berta"], "many": ["北京协和医院", *(f"hospital-{number:02d}" for number in range(19))]}
+    style = {}
+    for kind, sites in names.items():
+        job = summary(*((result(site, "local", 0.5, None), 0.5) for site in sites))
+        matrix = np.full((len(sites), len(sites)), 1 / len(sites))
+        page = write_page(tmp_path, job, [], {"a/0001": matrix, "b/0001": matrix}, []).read_text()
+        head = r'<div class="(grid|below)">\s*<div><div class="figure wide" style="--least: (\d+)px"'
+        found = re.search(head + r'.*?viewBox="0 0 ([\d.]+) ', page, re.DOTALL)
+        assert found is not None and int(found[2]) == pytest.approx(float(found[3]), abs=1)  # a point of its 7 a pixel
+        style[kind] = found[1]
+        assert ".wide svg { min-width: var(--least, 42rem); }" in page
+    assert style == {"few": "grid", "many": "below"}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("rendered")
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_large_numbers_are_written_out_at_the_curves() -> None:
+    """The axis of costs had "1e6" above it, and its unit below said EUR."""
+    drawn = curves(JOB, lines(local=[2_310_000.0, 2_310_001.0], fedavg=[2_310_003.0, 2_310_002.0]))
+    texts = re.findall(r"<text [^>]*>([^<]*)</text>", drawn)
+    assert "2310001.0" in texts and not [text for text in texts if re.search(r"\de\d|\de?\+", text)]
+    small = re.findall(r"<text [^>]*>([^<]*)</text>", curves(JOB, lines(local=[2e-5, 3e-5])))
+    assert "0.00002" in [text.rstrip("0") for text in small]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("rendered")
 def test_long_names_are_whole_in_the_graph_and_leave_the_bubbles_their_room(tmp_path: Path) -> None:
     sites = ["anna", "berta", "clara", "klinikum-rechts-der-isar-muenchen"]
     job = summary(*((result(site, "local", 0.5, None), 0.5) for site in sites))

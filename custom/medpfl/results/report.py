@@ -33,7 +33,7 @@ from medpfl.results.schema import (
 )
 from medpfl.results.sentences import sentences
 from medpfl.results.spreadsheet import Spreadsheet
-from medpfl.results.svg import legend_below, svg_text
+from medpfl.results.svg import legend_below, plain_numbers, svg_text
 from medpfl.results.tables import PRESENCE, ResultTable, metric_means, other_tables, result_table
 from medpfl.tasks.metrics.digits import amount
 
@@ -220,7 +220,9 @@ def heatmaps(summary: Summary, mixing: Mapping[str, Matrix]) -> list[dict[str, s
                     fontsize=7,
                     color="white" if dark else "#222222",
                 )
-        pictures.append({"slot": slot, "round": str(int(key.rsplit("/", 1)[1])), "svg": svg_text(figure)})
+        least = str(round(72 * (side + longer)))  # pixels, at which letters of 7 points can be read
+        number = str(int(key.rsplit("/", 1)[1]))
+        pictures.append({"slot": slot, "round": number, "svg": svg_text(figure), "least": least})
     return pictures
 
 
@@ -258,6 +260,7 @@ def _diagnosed(panel: CurvesPanel, lines: Sequence[Line]) -> str:
     if not names:
         return ""
     figure, axes = new_figure(3.4 * len(names), 2.7, len(names))
+    plain_numbers(*axes.flat)
     for axis, name in zip(axes.flat, names, strict=True):
         axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         for number, site in enumerate(sorted({line.site for line in told})):
