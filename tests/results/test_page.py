@@ -154,8 +154,9 @@ def test_settings_are_readable_yaml(tmp_path: Path) -> None:
 def test_names_of_hospitals_leave_a_telephone_room_for_numbers(tmp_path: Path) -> None:
     """The first column is broken where it must be, and stays where it is while the others are looked through."""
     page = write_page(tmp_path, JOB, [], {}, []).read_text()
-    (rule,) = re.findall(r"th:first-child, td:first-child \{([^}]*)\}", page)
+    rule, wide = re.findall(r"th:first-child, td:first-child \{([^}]*)\}", page)
     assert "white-space: normal" in rule and "overflow-wrap: anywhere" in rule and "position: sticky" in rule
+    assert "@media (min-width: 48rem) { th:first" in page and "min-width: 10.5rem" in wide  # "vidir_moder n" on a desk
 
 
 def test_one_hospital_and_one_round_are_no_several(tmp_path: Path) -> None:
