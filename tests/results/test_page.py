@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import yaml
 
+from medpfl.compare import report
 from medpfl.compare.comparison_tables import bytes_text
 from medpfl.methods.panels import CurvesPanel
 from medpfl.results.curves import LETTERS, MANY, curves, four_fifths
@@ -154,9 +155,19 @@ def test_settings_are_readable_yaml(tmp_path: Path) -> None:
 def test_names_of_hospitals_leave_a_telephone_room_for_numbers(tmp_path: Path) -> None:
     """The first column is broken where it must be, and stays where it is while the others are looked through."""
     page = write_page(tmp_path, JOB, [], {}, []).read_text()
-    rule, wide = re.findall(r"th:first-child, td:first-child \{([^}]*)\}", page)
+    rule, wide, _ = re.findall(r"th:first-child, td:first-child \{([^}]*)\}", page)
     assert "white-space: normal" in rule and "overflow-wrap: anywhere" in rule and "position: sticky" in rule
     assert "@media (min-width: 48rem) { th:first" in page and "min-width: 10.5rem" in wide  # "vidir_moder n" on a desk
+
+
+def test_paper_has_all_columns(tmp_path: Path) -> None:
+    """Of a job with six models whose scores have six digits, the last digit of the last column was beyond the edge of
+    the paper: 223010 EUR read 22301."""
+    page = write_page(tmp_path, JOB, [], {}, []).read_text()
+    before, _, paper = page.partition("</style>")[0].partition("@media print {")
+    assert ".scroll { overflow-x: auto" in before and ".scroll { overflow: visible;" in paper
+    assert "td { white-space: normal;" in paper and ".wide svg { min-width: 0; }" in paper
+    assert b"{{ print_style() }}\n</style>" in Path(report.__file__).with_suffix(".html").read_bytes()
 
 
 def test_one_hospital_and_one_round_are_no_several(tmp_path: Path) -> None:
