@@ -66,6 +66,17 @@ def test_a_job_that_failed_says_why_it_has_no_results(tmp_path: Path) -> None:
         read_summary(tmp_path)
 
 
+def test_a_job_that_was_aborted_has_no_results_yet(tmp_path: Path) -> None:
+    """It was no results folder, as if the lead had downloaded something else; nor was one whose job never began."""
+    (tmp_path / "log.txt").write_text("why")
+    with pytest.raises(MedPFLError, match=r"is not a results folder: .*log\.txt tells how the job ended$"):
+        read_summary(tmp_path / "results")
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "metrics.jsonl").write_text("")
+    with pytest.raises(MedPFLError, match="results: the job has not come to its end: it is still running, or was"):
+        read_summary(tmp_path / "results")
+
+
 @pytest.mark.slow
 def test_what_is_written_is_what_is_read(results: Path) -> None:
     summary = read_training(results)

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import yaml
 
+from medpfl.compare import report
 from medpfl.compare.comparison_tables import bytes_text
+from medpfl.methods.panels import CurvesPanel
 from medpfl.results.curves import LETTERS, MANY, curves, four_fifths
 from medpfl.results.report import heatmaps, made, write_page
 from medpfl.results.schema import Traffic, ValidationLine
@@ -86,6 +88,38 @@ def test_a_long_name_leaves_the_matrix_its_room() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("rendered")
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_names_at_the_matrix_of_many_hospitals_can_be_read(tmp_path: Path) -> None:
+    """Of twenty hospitals they were three pixels high, beside another matrix and on a telephone. A name in Chinese gave
+    warnings of matplotlib's, whose own letters are not those that a browser shows."""
+    names = {"few": ["anna", "berta"], "many": ["北京协和医院", *(f"hospital-{number:02d}" for number in range(19))]}
+    style = {}
+    for kind, sites in names.items():
+        job = summary(*((result(site, "local", 0.5, None), 0.5) for site in sites))
+        matrix = np.full((len(sites), len(sites)), 1 / len(sites))
+        page = write_page(tmp_path, job, [], {"a/0001": matrix, "b/0001": matrix}, []).read_text()
+        head = r'<div class="(grid|below)">\s*<div><div class="figure wide" style="--least: (\d+)px"'
+        found = re.search(head + r'.*?viewBox="0 0 ([\d.]+) ', page, re.DOTALL)
+        assert found is not None and int(found[2]) == pytest.approx(float(found[3]), abs=1)  # a point of its 7 a pixel
+        style[kind] = found[1]
+        assert ".wide svg { min-width: var(--least, 42rem); }" in page
+    assert style == {"few": "grid", "many": "below"}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("rendered")
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_large_numbers_are_written_out_at_the_curves() -> None:
+    """The axis of costs had "1e6" above it, and its unit below said EUR."""
+    drawn = curves(JOB, lines(local=[2_310_000.0, 2_310_001.0], fedavg=[2_310_003.0, 2_310_002.0]))
+    texts = re.findall(r"<text [^>]*>([^<]*)</text>", drawn)
+    assert "2310001.0" in texts and not [text for text in texts if re.search(r"\de\d|\de?\+", text)]
+    small = re.findall(r"<text [^>]*>([^<]*)</text>", curves(JOB, lines(local=[2e-5, 3e-5])))
+    assert "0.00002" in [text.rstrip("0") for text in small]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("rendered")
 def test_long_names_are_whole_in_the_graph_and_leave_the_bubbles_their_room(tmp_path: Path) -> None:
     sites = ["anna", "berta", "clara", "klinikum-rechts-der-isar-muenchen"]
     job = summary(*((result(site, "local", 0.5, None), 0.5) for site in sites))
@@ -121,14 +155,58 @@ def test_settings_are_readable_yaml(tmp_path: Path) -> None:
 def test_names_of_hospitals_leave_a_telephone_room_for_numbers(tmp_path: Path) -> None:
     """The first column is broken where it must be, and stays where it is while the others are looked through."""
     page = write_page(tmp_path, JOB, [], {}, []).read_text()
-    (rule,) = re.findall(r"th:first-child, td:first-child \{([^}]*)\}", page)
+    rule, wide, _ = re.findall(r"th:first-child, td:first-child \{([^}]*)\}", page)
     assert "white-space: normal" in rule and "overflow-wrap: anywhere" in rule and "position: sticky" in rule
+    assert "@media (min-width: 48rem) { th:first" in page and "min-width: 10.5rem" in wide  # "vidir_moder n" on a desk
+
+
+def test_paper_has_all_columns(tmp_path: Path) -> None:
+    """Of a job with six models whose scores have six digits, the last digit of the last column was beyond the edge of
+    the paper: 223010 EUR read 22301."""
+    page = write_page(tmp_path, JOB, [], {}, []).read_text()
+    before, _, paper = page.partition("</style>")[0].partition("@media print {")
+    assert ".scroll { overflow-x: auto" in before and ".scroll { overflow: visible;" in paper
+    assert "td { white-space: normal;" in paper and ".wide svg { min-width: 0; }" in paper
+    assert b"{{ print_style() }}\n</style>" in Path(report.__file__).with_suffix(".html").read_bytes()
 
 
 def test_one_hospital_and_one_round_are_no_several(tmp_path: Path) -> None:
     assert JOB.settings.rounds == len(JOB.roster) == 1
     page = " ".join(write_page(tmp_path, JOB, [], {}, []).read_text().split())
     assert "1 hospital, 1 round, seed 0;" in page and not re.search(r"\b1 (hospitals|rounds)\b", page)
+
+
+def strokes(drawn: str) -> list[tuple[str, str]]:
+    """Colour and dashes of every curve, in their order; what is drawn in the legend, too."""
+    lines = [styled(one, drawn) for one in re.findall(r"<path ([^>]*)/>", drawn)]
+    curves = [style for style in lines if "stroke-width: 1.4" in style]
+    parts = [(re.search(r"stroke: (#\w+)", one), re.search(r"stroke-dasharray: ([\d.,]+)", one)) for one in curves]
+    return [(colour[1] if colour else "", dashes[1] if dashes else "") for colour, dashes in parts]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("rendered")
+def test_each_hospital_has_one_line_in_all_pictures_of_a_method(tmp_path: Path) -> None:
+    """The eleventh hospital had the line of the first, and behind one that has no value of a name the others' colours
+    were the next one's."""
+    sites = [f"h{number:02d}" for number in range(12)]
+    job = summary(*((result(site, "local", 0.5, None), 0.5) for site in sites))
+    job = job.model_copy(update={"panels": [CurvesPanel(title="Measured", names=["own", "tuned"])]})
+    told = [
+        ValidationLine(
+            site=site, model=name, round=number, metrics={name: None if (name, site) == ("own", "h01") else 0.1 * place}
+        )
+        for name in ("own", "tuned")
+        for place, site in enumerate(sites)
+        for number in (1, 2, 3)
+    ]
+    page = write_page(tmp_path, job, told, {}, []).read_text()
+    drawn = page.partition("Picture: Measured")[2].partition("</svg>")[0]
+    found = strokes(drawn)
+    own, tuned, legend = found[:11], found[11:23], found[23:]
+    assert len(set(tuned)) == len(sites) and legend == tuned
+    assert own == [line for site, line in zip(sites, tuned, strict=True) if site != "h01"]
+    assert len({dashes for _, dashes in tuned[:4]}) == 4  # told apart in print, too
 
 
 @pytest.mark.slow

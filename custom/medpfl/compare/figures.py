@@ -12,7 +12,7 @@ from medpfl.compare.results import Results, Row
 from medpfl.results.differences import draw_boxes
 from medpfl.results.schema import Direction
 from medpfl.results.skew import draw_label_counts
-from medpfl.results.svg import in_two_lines, legend_below, svg_text
+from medpfl.results.svg import in_two_lines, legend_below, plain_numbers, svg_text
 
 # References are dashed; the others take colours that differ on paper and on a screen (Tableau).
 REFERENCES = {LOCAL: "#7f7f7f", FEDAVG: "#b07d00", BEFORE_MEAN: "#d4a017", FINE_TUNED: "#8c564b", POOLED: "#4d4d4d"}
@@ -33,6 +33,7 @@ def curves(rows: Sequence[Row], content: Results) -> str:
     for row, (colour, style) in zip(shown, _lines(shown), strict=True):
         _draw(axis, row, colour, style, band=len(shown) <= BANDS)
     _target(axis, content)
+    plain_numbers(axis)
     axis.set_xlabel("round")
     axis.set_ylabel(in_two_lines(f"validation {content.label(content.score)}"))
     legend_below(axis, 9)
@@ -61,6 +62,7 @@ def single_curves(rows: Sequence[Row], content: Results) -> list[dict[str, str]]
             _draw(axis, local, REFERENCES[LOCAL], "--", band=False)
         _draw(axis, row, colour, style, band=True)
         axis.set_ylim(low - margin, high + margin)
+        plain_numbers(axis)
         axis.tick_params(labelsize=8)
         found.append({"title": row.name, "svg": _svg(figure)})
     return found
@@ -121,6 +123,7 @@ def sweeps(rows: Sequence[Row], content: Results) -> list[dict[str, str]]:
             places, [f"{place:g}" if ordered else str(value) for place, value in zip(places, values, strict=True)]
         )
         axis.grid(alpha=0.25)
+        plain_numbers(axis)
         axis.set_xlabel(sweep.argument)
         axis.set_ylabel(in_two_lines(f"test {content.label(content.score)}"))
         legend_below(axis, 9)
@@ -162,6 +165,7 @@ def communication(rows: Sequence[Row], content: Results) -> str:
             axis.errorbar(*place, yerr=row.best.sd or 0, marker="o", color=colour, label=row.name)
         axis.set_xscale("log")
         axis.set_xlabel(f"bytes a round {title}")
+    plain_numbers(left)
     left.set_ylabel(in_two_lines(f"test {content.label(content.score)}"))
     legend_below(left, 8)
     return _svg(figure)

@@ -9,7 +9,7 @@ import numpy as np
 
 from medpfl.results.chosen import label_of
 from medpfl.results.schema import EvaluationSummary, Line, Summary, ValidationLine
-from medpfl.results.svg import in_two_lines, legend_below, svg_text
+from medpfl.results.svg import in_two_lines, legend_below, plain_numbers, svg_text
 
 COLOURS = {"local": "#8c8c8c", "fedavg": "#d1802b", "fedavg_before_mean": "#c9a227", "fedavg_finetuned": "#b5536b"}
 PERSONAL = ["#1f6fb4", "#2f9e6e", "#7b5bb5", "#b8a21a"]
@@ -63,6 +63,7 @@ def curves(summary: Summary, lines: Sequence[Line]) -> str:
         if model not in colours:
             colours[model] = next(personal, "#333333")
     flat = list(axes.flat)
+    plain_numbers(*flat)
     for axis in flat:
         axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     for axis, site in zip(flat, shown, strict=False):

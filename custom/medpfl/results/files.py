@@ -33,11 +33,24 @@ def read_summary(folder: Path) -> Summary:
     Raises:
         MedPFLError: it is missing, altered or of another version; of a job that failed, with the reason.
     """
-    failed = folder / FAILURE
-    if failed.is_file() and not (folder / SUMMARY).exists():
+    if not (folder / SUMMARY).exists():
+        _say_why_not(folder)
+    return read_versioned(folder, SUMMARY, "a results folder", _kind)
+
+
+def _say_why_not(folder: Path) -> None:
+    """Raise what is known of a job without a summary, if anything."""
+    failed, log = folder / FAILURE, folder.parent / "log.txt"
+    if failed.is_file():
         report = parse(TypeAdapter(FailureReport), _text(failed), failed)
         raise MedPFLError(f"{folder}: job '{report.job}' failed and has no results: {report.reason}")
-    return read_versioned(folder, SUMMARY, "a results folder", _kind)
+    if (folder / LINES).is_file():
+        raise MedPFLError(
+            f"{folder}: the job has not come to its end: it is still running, or was stopped; the same job, started "
+            "again, goes on where it was"
+        )
+    if log.is_file():  # as FLARE's console downloads a job
+        raise MedPFLError(f"{folder} is not a results folder: {SUMMARY} is not there; {log} tells how the job ended")
 
 
 def _kind(content: dict[str, JsonValue]) -> type[Summary]:

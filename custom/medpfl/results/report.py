@@ -33,9 +33,12 @@ from medpfl.results.schema import (
 )
 from medpfl.results.sentences import sentences
 from medpfl.results.spreadsheet import Spreadsheet
-from medpfl.results.svg import legend_below, svg_text
+from medpfl.results.svg import legend_below, plain_numbers, svg_text
 from medpfl.results.tables import PRESENCE, ResultTable, metric_means, other_tables, result_table
 from medpfl.tasks.metrics.digits import amount
+
+_DASHES = ("-", "--", "-.", ":")
+"""Of hospitals' curves, beside their colours, which not everybody tells apart and paper does not show."""
 
 
 def write_report(folder: Path) -> Path:
@@ -217,7 +220,9 @@ def heatmaps(summary: Summary, mixing: Mapping[str, Matrix]) -> list[dict[str, s
                     fontsize=7,
                     color="white" if dark else "#222222",
                 )
-        pictures.append({"slot": slot, "round": str(int(key.rsplit("/", 1)[1])), "svg": svg_text(figure)})
+        least = str(round(72 * (side + longer)))  # pixels, at which letters of 7 points can be read
+        number = str(int(key.rsplit("/", 1)[1]))
+        pictures.append({"slot": slot, "round": number, "svg": svg_text(figure), "least": least})
     return pictures
 
 
@@ -255,13 +260,22 @@ def _diagnosed(panel: CurvesPanel, lines: Sequence[Line]) -> str:
     if not names:
         return ""
     figure, axes = new_figure(3.4 * len(names), 2.7, len(names))
+    plain_numbers(*axes.flat)
     for axis, name in zip(axes.flat, names, strict=True):
         axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-        for site in sorted({line.site for line in told}):
+        for number, site in enumerate(sorted({line.site for line in told})):
             points = [(x.round, x.metrics.get(name)) for x in told if (x.site, x.model) == (site, name)]
             known = sorted((x, y) for x, y in points if y is not None)
-            if known:
-                axis.plot(*zip(*known, strict=True), label=site, linewidth=1.4, marker="." if len(known) < 3 else "")
+            # The 21st has the first one's colour and dashes; one without points is in the legend.
+            axis.plot(
+                [x for x, _ in known],
+                [y for _, y in known],
+                _DASHES[number % len(_DASHES)],
+                color=f"C{number % 10}",
+                label=site,
+                linewidth=1.4,
+                marker="." if len(known) < 3 else "",
+            )
         axis.set_title(name.replace("_", " "), fontsize=9)
         axis.set_xlabel("round", fontsize=7)
         axis.grid(alpha=0.25)

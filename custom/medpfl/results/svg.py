@@ -4,6 +4,7 @@
 import hashlib
 import io
 import re
+import warnings
 from collections import Counter
 from typing import Any
 
@@ -13,12 +14,20 @@ _ASIDE = re.compile(r"<!--.*?-->\n?|<metadata>.*?</metadata>\n?", re.DOTALL)
 _MEANT = re.compile(r'(?:url\(#|href="#)([^")]+)')
 _NAME = re.compile(r' id="([^"]*)"')
 _STYLE = re.compile(r'\bstyle="([^"]*)"')
+_FOREIGN = r"(?s)Glyph .* missing from"
+"""Of a letter that matplotlib's own font does not have, a Chinese one say: a browser has others."""
 _FONTS = re.compile(r"font-family: 'DejaVu Sans', [^;\"]*sans-serif")
 
 
 def in_two_lines(label: str, most: int = 30) -> str:
     """A label for the height of a figure, which cuts what is longer: "validation mae (mmol/L, lower is better)"."""
     return label.replace(" (", "\n(", 1) if len(label) > most else label
+
+
+def plain_numbers(*axes: Any) -> None:
+    """Scores are written out, without a power of ten or a number to add above the axis."""
+    for axis in axes:
+        axis.ticklabel_format(axis="y", style="plain", useOffset=False)
 
 
 def legend_below(axis: Any, size: int) -> None:
@@ -32,7 +41,9 @@ def legend_below(axis: Any, size: int) -> None:
         legend = figure.legend(
             *axis.get_legend_handles_labels(), loc="outside lower center", ncols=columns, fontsize=size, frameon=False
         )
-        extent = legend.get_window_extent(canvas.get_renderer())
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", _FOREIGN)
+            extent = legend.get_window_extent(canvas.get_renderer())
         if extent.width <= figure.bbox.width or columns == 1:
             break
         legend.remove()
@@ -48,7 +59,8 @@ def svg_text(figure: Any, transparent: bool = False) -> str:
     import matplotlib
 
     buffer = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": "medpfl", "svg.fonttype": "none"}):
+    with matplotlib.rc_context({"svg.hashsalt": "medpfl", "svg.fonttype": "none"}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", _FOREIGN)
         figure.savefig(buffer, format="svg", metadata={"Date": None}, facecolor="white", transparent=transparent)
     text = re.sub(r"\n *", "\n", buffer.getvalue())
     text = _FONTS.sub("font-family: 'DejaVu Sans', sans-serif", text)  # every text names nine fonts
