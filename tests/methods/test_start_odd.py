@@ -1,12 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Start weights of which something would be lost without a word."""
 
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from medpfl.core.errors import ConfigError
+from hospitals import change_yaml, write_volumes
+from medpfl import store
+from medpfl.component import spec_of
+from medpfl.core.errors import ConfigError, DataError
+from medpfl.data.site_file import load_site_file
+from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.start import Start, Started
+from medpfl.models.unet import UNet
+from medpfl.rounds.held_alike import read_common
+from medpfl.tasks.segmentation import Segmentation
 
 
 class Shared(nn.Module):
@@ -45,3 +57,30 @@ def test_numbers_beyond_the_networks_type_are_no_start() -> None:
         started(first__weight=large, second__weight=large)
     with pytest.raises(ConfigError, match=r"'last\.weight' is not of finite numbers"):
         started(last__weight=torch.full((1, 3), 1e39, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("of", ["bundle", "model", "pretrained"])
+def test_a_network_that_computes_something_else_with_the_same_tensors(of: str, tmp_path: Path) -> None:
+    """Instance and group norm have weights of the same names and shapes, and so has attention with any heads."""
+    task = Segmentation("organ", size=(16, 16), architecture=UNet((4, 8), norm="instance"))
+    network = task.architecture.build((1, 16, 16), 2)
+    told: dict[str, dict[str, Any]] = {
+        "bundle": {"kind": "checkpoint", "network": spec_of(task.architecture)},
+        "pretrained": {"kind": "checkpoint", "task": spec_of(task)},
+        "model": {"kind": "model", "recipe": {"task": spec_of(task)}},
+    }
+    named = {f"model.{key}" if of == "model" else key: tensor for key, tensor in network.state_dict().items()}
+    store.save(tmp_path / "start.safetensors", named, told[of])
+    site = write_volumes(tmp_path)
+    change_yaml(site, lambda content: content.update(checkpoints={"known": "start.safetensors"}))
+    file = load_site_file(site)
+    data = task.load(file)
+    method = FedAvg(start=Start("known"))
+    for same in (task, replace(task, architecture=UNet((4, 8), norm="instance", dropout=0.5))):
+        found = read_common(method, same, file, data.input_shape, data).start(method.start)
+        assert found and same.architecture
+        found.put_into(same.architecture.build(data.input_shape, 2))
+    other = replace(task, architecture=UNet((4, 8), norm="group"))
+    words = "^checkpoint 'known' does not fit the job: its UNet has another 'norm' than the job's, 'group', with which"
+    with pytest.raises(DataError, match=words):
+        read_common(method, other, file, data.input_shape, data)

@@ -168,11 +168,23 @@ class SiteFile(Strict):
     def trained_on(self, name: str) -> dict[str, list[str]]:
         """Of the checkpoint ``name``, which can be read, the ``meaning`` of its inputs and its ``classes``, where the
         file tells them."""
+        told = self._told(name)
+        return {key: told[key] for key in ("meaning", "classes") if told.get(key)}
+
+    def network_of(self, name: str) -> object:
+        """Of the checkpoint ``name``, which can be read, what its file says of its network: the configuration of an
+        architecture, or None."""
+        told = self._told(name)
+        try:
+            return told["network"] if "network" in told else told["task"]["args"]["architecture"]
+        except (KeyError, TypeError):  # of a task without one
+            return None
+
+    def _told(self, name: str) -> Any:
         from medpfl import store
 
         meta: Any = store.read_meta(self._path.parent / self.checkpoints[name])
-        told = meta.get("recipe", meta)
-        return {key: told[key] for key in ("meaning", "classes") if told.get(key)}
+        return meta.get("recipe", meta)
 
     def _only_network(self, name: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Of a job's model, whose entries begin with the network's name."""

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from medpfl import store
+from medpfl.component import class_name
 from medpfl.core.errors import DataError
 from medpfl.data.meaning import other_inputs
 from medpfl.data.samples import SiteData
 from medpfl.data.site_file import SiteFile
 from medpfl.methods.contract import Method
 from medpfl.methods.start import Start, Started
+from medpfl.models.contract import Architecture
 from medpfl.tasks.contract import Task
 
 
@@ -62,9 +64,13 @@ def common_start(how: Start | None, site_files: Mapping[str, SiteFile]) -> Start
     return Started(how, found[first])
 
 
-def check_fits(name: str, site_file: SiteFile, data: SiteData) -> None:
+_UNSEEN = ("norm", "num_heads", "heads")
+"""Arguments of architectures that no tensor's shape tells: with others the same weights compute something else."""
+
+
+def check_fits(name: str, site_file: SiteFile, data: SiteData, task: Task) -> None:
     """Refuse a checkpoint whose tensors fit by their shapes, and whose inputs or classes are others, as after the site
-    file's features have changed places.
+    file's features have changed places; or whose network computes something else than the job's.
 
     Raises:
         DataError: it is one.
@@ -76,9 +82,27 @@ def check_fits(name: str, site_file: SiteFile, data: SiteData) -> None:
     if classes != data.class_names and sorted(classes) == sorted(data.class_names):
         trained, here = ", ".join(classes), ", ".join(data.class_names)
         sentence = f"it was trained for the classes {trained}; the site file has {here}, in another order"
+    if differs := _differs(site_file.network_of(name), getattr(task, "architecture", None)):
+        told_job = f"checkpoint '{name}' does not fit the job: its {differs}"
+        raise DataError(told_job, public=told_job)
     if sentence:
         sentence = f"checkpoint '{name}' does not fit the data: {sentence}"
         raise DataError(sentence, public=sentence)
+
+
+def _differs(theirs: object, ours: object) -> str | None:
+    """What no shape tells and is another in the network of a checkpoint than in the job's of the same class."""
+    if not isinstance(theirs, dict) or not isinstance(theirs.get("args"), dict) or not isinstance(ours, Architecture):
+        return None
+    if theirs.get("path") != class_name(type(ours)):
+        return None
+    for key in _UNSEEN:
+        if hasattr(ours, key) and theirs["args"].get(key, getattr(ours, key)) != getattr(ours, key):
+            return (
+                f"{type(ours).__name__} has another '{key}' than the job's, {getattr(ours, key)!r}, with which "
+                "the same weights would compute something else: name that of the checkpoint"
+            )
+    return None
 
 
 def read_common(
@@ -97,7 +121,7 @@ def read_common(
     checkpoints = {name: site_file.checkpoint(name) for name in method.declared_checkpoints()}
     for name in checkpoints if data else ():
         assert data is not None
-        check_fits(name, site_file, data)
+        check_fits(name, site_file, data, task)
     public = {}
     for name in method.public_datasets():
         site_file.check_public(name)

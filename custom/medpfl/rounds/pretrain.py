@@ -86,7 +86,7 @@ def pretrain(
     method: Method = replace(like("local", job.method), epochs=1, steps=None)
     start = common_start(method.start, files)
     if method.start:
-        check_fits(method.start.checkpoint, next(iter(files.values())), data)
+        check_fits(method.start.checkpoint, next(iter(files.values())), data, job.task)
     models = nn.ModuleDict(method.models(Build(job.task, data, (POOLED,), job.settings.seed, start=start)))
     device = training_device()
     name = next(iter(method.deploys.values()))
