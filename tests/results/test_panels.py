@@ -90,4 +90,4 @@ def test_graphs_of_files_of_before_are_shown(make_job: Make, table_sites: dict[s
     assert said.pop("panels", []) == []
     path.write_text(json.dumps({**said, "networks": {"model": [["anna", "berta"]]}}))
     assert read_training(tmp_path / "results").networks == {"model": [("anna", "berta")]}
-    assert "1 edges of the network" in write_report(tmp_path / "results").read_text()
+    assert "1 edge of the network" in write_report(tmp_path / "results").read_text()

@@ -108,5 +108,6 @@ def _no_paths(value: JsonValue, where: str) -> None:
             _no_paths(inner, where)
     elif isinstance(value, str) and ("/" in value or "\\" in value or value.startswith("~") or "{$" in value):
         raise ConfigError(
-            f"{where}: a job may name a dataset that the site declares, never a path, URL or variable; got {value!r}"
+            f"{where}: a job may name what the site declares (datasets, checkpoints), never a path, URL or variable; "
+            f"got {value!r}"
         )
