@@ -9,8 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from nvflare.apis.dxo import DataKind, from_shareable
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.dxo_filter import DXOFilter
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
 from nvflare.app_common.filters.exclude_vars import ExcludeVars
 from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
 from nvflare.app_common.filters.svt_privacy import SVTPrivacy
@@ -121,6 +124,19 @@ def test_svt_privacy(make_job: Make, table_sites: dict[str, Path], tmp_path: Pat
         assert all((left[name] > 0).all() for name in left if name.endswith("running_var"))
     assert one.get_privacy_ledger()[0]["n_upload"] == np.ceil(0.2 * total)
     assert len(one.get_privacy_ledger()) == 2  # once a round; the trial before the first counts nothing
+
+
+def test_svt_privacy_costs_what_the_page_says() -> None:
+    """With its default arguments, of a network of 20,000 weights."""
+    one, fl_ctx = SVTPrivacy(), FLContext()
+    for spent in ("200.1", "400.2"):
+        weights = {"weight": np.zeros((100, 200), dtype=np.float32)}
+        one.process_dxo(DXO(DataKind.WEIGHT_DIFF, data=weights), Shareable(), fl_ctx)
+        assert f"{one.get_privacy_spent():.1f}" == spent
+    one.handle_event(EventType.START_RUN, fl_ctx)
+    assert one.get_privacy_spent() == 0
+    page = (Path(__file__).resolve().parents[2] / "docs/roles/hospital-it.md").read_text(encoding="utf-8")
+    assert "a network of 20,000 weights a message costs 200.1" in page
 
 
 def test_svt_privacy_as_it_comes_no_longer_destroys_a_run(

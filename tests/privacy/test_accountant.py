@@ -82,6 +82,7 @@ def test_noise_for_a_target_reaches_it() -> None:
         ({}, "either a noise_multiplier or a target_epsilon"),
         ({"noise_multiplier": 1.0, "target_epsilon": 1.0}, "and not both"),
         ({"noise_multiplier": 0.0}, "noise_multiplier must be above 0"),
+        ({"target_epsilon": 1e15}, "target_epsilon must be at most 1e\\+06"),  # it was looked for without end
         ({"noise_multiplier": 1.0, "max_grad_norm": -1.0}, "max_grad_norm must be above 0"),
         ({"noise_multiplier": 1.0, "delta": 1.0}, "delta must be below 1"),
         ({"noise_multiplier": 1.0, "max_norm": 1.0}, "did you mean 'max_grad_norm'"),

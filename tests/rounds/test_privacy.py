@@ -354,7 +354,7 @@ def test_without_a_fixed_seed_nobody_can_compute_the_noise(
     assert b"secret" not in (tmp_path / "one" / "anna" / "small" / FILE).read_bytes()
 
 
-@pytest.mark.parametrize("privacy", [RECORD, UPDATE])
+@pytest.mark.parametrize("privacy", [RECORD, DPSGD(target_epsilon=4.0), UPDATE])
 def test_where_nothing_leaves_there_is_no_noise_and_no_cost(
     privacy: DPSGD | ClippedNoise, sites: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -12,9 +12,13 @@ from nvflare.apis.dxo import from_shareable
 from nvflare.apis.shareable import Shareable
 
 from hostile import attacked
+from medpfl.core.errors import PolicyRefused
 from medpfl.core.mixers import Mean, NetworkProx
+from medpfl.data.policy import Policy
 from medpfl.methods.pfednet import PFedNet
+from medpfl.rounds.hospital import withholding
 from medpfl.rounds.messages import Message
+from medpfl.rounds.protocol.replies import StatisticsReply
 from small_jobs import small_job
 
 ROWS = 60
@@ -105,3 +109,24 @@ def test_the_share_of_a_category_that_few_have_is_not_what_the_others_leave(
     np.testing.assert_allclose([shares[kind] for kind in kinds], [expected[kind] for kind in kinds], atol=1e-6)
     between = -np.prod([expected[kind] for kind in kinds[1:]])
     np.testing.assert_allclose(found["covariance"][1, 2], between, atol=1e-6)
+
+
+def test_a_covariance_tells_of_a_single_patient_who_has_two_things(tmp_path: Path) -> None:
+    """What the pages say is not protected: each of the two categories has twenty patients, one of whom has both."""
+    sites = hospitals(tmp_path / "sites", {"sick": 20, "old": 20})
+    for file in sites.values():
+        declared = yaml.safe_load(file.read_text())
+        declared["datasets"]["blood"]["features"]["sex"] = ["m", "f"]
+        file.write_text(yaml.safe_dump(declared))
+        first, *rows = file.with_suffix(".csv").read_text().splitlines()
+        sexes = ["f" if 19 <= row < 39 else "m" for row in range(len(rows))]  # the first twenty rows are "old"
+        lines = [f"{first},sex", *(f"{row},{sex}" for row, sex in zip(rows, sexes, strict=True))]
+        file.with_suffix(".csv").write_text("\n".join(lines) + "\n")
+    found = told(sites, tmp_path, "covariance")
+    old, female = found["mean"][1:]
+    np.testing.assert_allclose([old, female], 20 / ROWS, atol=1e-6)
+    assert ROWS * (found["covariance"][1, 2] + old * female) == pytest.approx(1, abs=1e-4)
+    kept = Policy(kept_here=("statistics tensors of 'covariance'",))
+    withholding.check_known(kept)
+    with pytest.raises(PolicyRefused, match="keeps 'statistics tensors of 'covariance'' here"):
+        withholding.without(kept, Message(StatisticsReply(), {"covariance": {}}), ["covariance"])

@@ -115,13 +115,7 @@ class Site:
     @property
     def drawn(self) -> list[int]:
         """Different training samples that each phase of training has seen; the hospital's policy asks for a least."""
-        found = []
-        for seen in self._seen:
-            was_seen = np.zeros(len(self.data.splits["train"]), dtype=bool)
-            for rows in seen:
-                was_seen[rows.numpy()] = True
-            found.append(int(np.count_nonzero(was_seen)))
-        return found
+        return [len(np.unique(torch.cat(rows).numpy())) if rows else 0 for rows in self._seen]
 
     def _planned(
         self, samples: Samples, generator: torch.Generator, epochs: int | None, steps: int | None
@@ -293,6 +287,12 @@ class Site:
             term()
         self._move(models, term.strength if isinstance(term, Proximal) else 0.0)
         return True
+
+    def learnt_from(self, model: str, rows: Tensor, weights: Tensor | None = None) -> None:
+        """Of these training samples a gradient leaves without a step; ``weights``: of each in it, None: all alike."""
+        self._seen.append([rows])
+        self._count(model, 0, Place(0, 1, None, rows, weights))
+        self.behind[f"{self._prefix}{model}", 0].moved(1.0, 0.0)
 
     def _take_down(self, models: Sequence[str]) -> None:
         """The batch is part of the next step of these networks."""

@@ -12,6 +12,9 @@ from typing import ClassVar
 from medpfl.core.errors import ConfigError
 from medpfl.privacy.contract import Privacy
 
+MOST_TARGET = 1e6
+"""It promises nothing by far. From 1e15 on Opacus looks for ever for the noise that costs so much to a hundredth."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DPSGD(Privacy):
@@ -21,7 +24,7 @@ class DPSGD(Privacy):
     Args:
         max_grad_norm: C, the length to which a case's gradient is shortened, at least 1e-18.
         noise_multiplier: sigma, > 0.
-        target_epsilon: what the whole job may cost if no round is redone, > 0; every hospital computes its own
+        target_epsilon: what the whole job may cost if no round is redone, in (0, 1e6]; every hospital computes its own
             noise multiplier from it.
     """
 
@@ -40,5 +43,7 @@ class DPSGD(Privacy):
         super().__post_init__()
         self._length("max_grad_norm")
         self._above_zero("noise_multiplier", "target_epsilon")
+        if self.target_epsilon is not None and self.target_epsilon > MOST_TARGET:
+            raise ConfigError(f"DPSGD's target_epsilon must be at most {MOST_TARGET:g}, got {self.target_epsilon}")
         if (self.noise_multiplier is None) == (self.target_epsilon is None):
             raise ConfigError("DPSGD needs either a noise_multiplier or a target_epsilon, and not both")

@@ -122,6 +122,8 @@ class Guard:
                 raise ConfigError(f"DPSGD needs a noise_multiplier with {kind}, which varies its passes over the data")
             lots = method.steps or method.epochs * math.ceil(cases / method.batch_size)
             steps += self._rounds * method.passes * lots
+        if not steps:  # nothing that has noise is trained; Opacus would look for its size for ever
+            return math.inf
         rate = min(1.0, self._methods[0].batch_size / cases)
         return noise_for(how.target_epsilon, how.delta, rate, steps)
 

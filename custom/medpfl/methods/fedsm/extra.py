@@ -98,7 +98,7 @@ class FedSMEnsemble(FedSMExtra):
             found = weighted_sum(logits, moved(outputs[numbers], logits.device))
             return site.task.loss(found, moved(targets[numbers], logits.device)) * len(numbers)
 
-        self.step_selector(site, loss)
+        self.step_selector(site, loss, site.task.importance(targets))
 
 
 def _outputs(site: Site, places: Tensor) -> list[Tensor]:

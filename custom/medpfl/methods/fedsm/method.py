@@ -36,7 +36,8 @@ class FedSM(Method):
             "local_steps": Algorithm 1 to the letter, a step of the method's optimiser a batch; for study.
         selector_steps: exchanges of the selector a round, >= 1, the one with the other models included; "local_steps"
             has just that one.
-        selector_samples: training samples, at most, whose signatures a hospital keeps for the selector, >= 1.
+        selector_samples: training samples, at most, whose signatures a hospital keeps for the selector, >= 1; the
+            policy's 'least_update' asks for a least.
         selector_lr: step size at the hospital; that of "server_adam" is its server component's.
     """
 
@@ -141,9 +142,10 @@ class FedSM(Method):
 
         self.step_selector(site, loss)
 
-    def step_selector(self, site: Site, loss: selecting.Loss) -> None:
-        """This hospital's part in one step of the selector down the mean ``loss`` over its kept samples."""
-        found = selecting.gradient(site, selecting.seen(site, self.selector_samples), loss)
+    def step_selector(self, site: Site, loss: selecting.Loss, counted: Tensor | None = None) -> None:
+        """This hospital's part in one step of the selector down the mean ``loss`` over its kept samples; ``counted``:
+        how much each counts in it."""
+        found = selecting.gradient(site, selecting.seen(site, self.selector_samples), loss, counted)
         if self.selector_training == "server_adam":
             site.outbox["selector"] = {f"selector.{key}": value for key, value in found.items()}
             return

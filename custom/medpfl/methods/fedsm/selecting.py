@@ -52,8 +52,14 @@ def selector_of(models: nn.ModuleDict) -> Selector:
     return selector
 
 
-def gradient(site: Site, data: Seen, loss: Loss) -> dict[str, Tensor]:
-    """Mean gradient of ``loss`` over the kept samples, by parameter of the selector; zero where there are none."""
+def gradient(site: Site, data: Seen, loss: Loss, counted: Tensor | None = None) -> dict[str, Tensor]:
+    """Mean gradient of ``loss`` over the kept samples, by parameter of the selector; zero where there are none.
+
+    Args:
+        counted: how much each sample counts in the loss; None: all alike.
+    """
+    if len(data.places):  # a job may keep a single one, whose signature its gradient then tells
+        site.learnt_from("selector", data.places, counted)
     selector = selector_of(site.models)
     selector.train()
     weights = dict(selector.named_parameters())
