@@ -168,4 +168,6 @@ def job_sites(sites: Path | None, job: str, scratch: Path) -> dict[str, Path]:
         DEMOS[demo_of(job)](sites)
     elif not sites.is_dir():
         raise ConfigError(f"--sites: {sites} is not a folder")
-    return {path.stem: path for path in sorted(sites.glob("*.yaml"))}
+    from medpfl.data.site_file import site_files_in
+
+    return site_files_in(sites)

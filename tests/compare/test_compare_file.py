@@ -3,6 +3,7 @@
 
 import dataclasses
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,15 @@ def write(folder: Path, **changes: Any) -> Path:
 
 def plan_of(folder: Path, **changes: Any) -> Any:
     return make_plan(load_comparison(write(folder, **changes)), write_table_sites(folder / "sites"))
+
+
+@pytest.mark.parametrize("written", ["1e-05", "1E-5", "1e-5", "10e-6", "1.0e-05"])
+def test_numbers_with_an_exponent_are_numbers_as_in_json(tmp_path: Path, written: str) -> None:
+    text = json.dumps({**GOOD, "lr": "LR", "methods": {"Soft": {**SOFT_PULL, "args": {"lr": "LR"}}}})
+    path = tmp_path / "compare.json"
+    path.write_text(text.replace('"LR"', written))
+    file = load_comparison(path)
+    assert file.lr == file.methods["Soft"].args["lr"] == 1e-05
 
 
 @pytest.mark.parametrize(

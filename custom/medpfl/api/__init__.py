@@ -23,6 +23,7 @@ from medpfl.compare.collect import RESULTS, read_results
 from medpfl.compare.file import comparison_of, load_comparison
 from medpfl.component import class_name, spec_of
 from medpfl.core.errors import ConfigError, MedPFLError
+from medpfl.data.site_file import site_files_in
 from medpfl.deployed.model_file import load_deployed
 from medpfl.job import EvaluationJob, Job
 from medpfl.job import load_job as read_job
@@ -200,7 +201,7 @@ def _files(sites: Sites | None) -> dict[str, Path] | None:
         return None
     if isinstance(sites, Mapping):
         return {site: Path(path) for site, path in sites.items()}
-    found = {path.stem: path for path in sorted(Path(sites).glob("*.yaml"))}
+    found = site_files_in(Path(sites))
     if not found:
         raise ConfigError(f"{sites} is no folder with site files (<hospital>.yaml)")
     return found

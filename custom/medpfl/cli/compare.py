@@ -41,6 +41,7 @@ def compare(
     from medpfl.compare.comparison_tables import print_comparison
     from medpfl.compare.file import load_comparison
     from medpfl.compare.runner import do_runs
+    from medpfl.data.site_file import site_files_in
 
     if jobs < 1:
         raise MedPFLError(f"--jobs must be at least 1, got {jobs}")
@@ -52,7 +53,7 @@ def compare(
         raise ConfigError(f"{file}: name a 'demo' in the file, or give the hospitals' files with --sites")
     if sites is not None and not sites.is_dir():
         raise MedPFLError(f"--sites: {sites} is not a folder")
-    files = {path.stem: path for path in sorted(sites.glob("*.yaml"))} if sites else None
+    files = site_files_in(sites) if sites else None
     way: Callable[..., dict[str, str]] = partial(do_runs, jobs=jobs, scheduler=scheduler)
     with console.status("reading the data") as status:
 

@@ -119,11 +119,12 @@ def _check_policy(job: "Job", file: Path) -> None:
 
 def _rehearse(job: "Job", folder: Path) -> None:
     """Say who would take part; the command fails if somebody would not."""
+    from medpfl.data.site_file import site_files_in
     from medpfl.rounds.rehearsal import rehearse
 
     if not folder.is_dir():
         raise MedPFLError(f"--sites: {folder} is not a folder")
-    files = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    files = site_files_in(folder)
     if not files:
         raise MedPFLError(f"--sites: {folder} holds no site file (<hospital>.yaml)")
     found = rehearse(job, files)
@@ -199,6 +200,7 @@ def pretrain(
 
     Not federated: with a folder, rows of all its hospitals are trained on together. For public data and studies."""
     from medpfl.bundle import find_job
+    from medpfl.data.site_file import site_files_in
     from medpfl.demo.index_lists import declare_checkpoint
     from medpfl.flare.running import check_writable
     from medpfl.job import EvaluationJob, load_job
@@ -208,7 +210,7 @@ def pretrain(
     loaded = load_job(find_job(job))
     if isinstance(loaded, EvaluationJob):
         raise MedPFLError(f"job '{loaded.name}' trains nothing, so it needs no checkpoint")
-    files = {path.stem: path for path in (sorted(sites.glob("*.yaml")) if sites.is_dir() else [sites])}
+    files = site_files_in(sites) if sites.is_dir() else {sites.stem: sites}
     names = loaded.method.checkpoints()
     if declare and len(names) != 1:
         beside = " beside its start weights, with which pretraining begins" if loaded.method.start else ""

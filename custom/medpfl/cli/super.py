@@ -24,6 +24,7 @@ def super_(
 
     Gamma is chosen on the hospitals' pooled validation cases; the table shows their test cases. Beside the file lies
     the same table as Markdown."""
+    from medpfl.data.site_file import site_files_in
     from medpfl.deployed.evaluate import write_text
     from medpfl.deployed.joint_table import markdown, table
     from medpfl.deployed.model_file import load_deployed
@@ -40,7 +41,7 @@ def super_(
     if gamma is not None:
         model = model.with_gamma(gamma)
     elif sites is not None:
-        files = {path.stem: path for path in sorted(sites.glob("*.yaml"))}
+        files = site_files_in(sites)
         if not files:
             raise MedPFLError(f"--sites: {sites} holds no <hospital>.yaml")
         with console.status("testing the super model at every hospital"):

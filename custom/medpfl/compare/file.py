@@ -21,7 +21,7 @@ from pydantic import (
 
 from medpfl.component import construct, import_named
 from medpfl.core.errors import ConfigError, meant
-from medpfl.data.untrusted import load_yaml
+from medpfl.data.untrusted import Exponents, load_yaml
 from medpfl.methods.references import AVERAGE
 from medpfl.methods.training import Training
 
@@ -198,7 +198,7 @@ def load_comparison(path: Path) -> Comparison:
         ConfigError: one sentence with the file, the key, expected and got.
     """
     try:
-        content = load_yaml(path)
+        content = load_yaml(path, Exponents)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:

@@ -238,6 +238,19 @@ def _lacks(spec: Spec, dataset: Dataset) -> str:
     return "; to learn from images it lacks their 'size' in the job, such as [64, 64]" if images else ""
 
 
+def site_files_in(folder: Path) -> dict[str, Path]:
+    """Hospital to its site file, of a folder of them.
+
+    Raises:
+        SiteFileError: one has another ending than .yaml: its hospital would be left out without a word.
+    """
+    found = sorted(path for path in folder.glob("*") if path.suffix.lower() in (".yaml", ".yml"))
+    for path in found:
+        if path.suffix != ".yaml":
+            raise SiteFileError(f"{path}: site files are called <hospital>.yaml; rename it to {path.stem}.yaml")
+    return {path.stem: path for path in found}
+
+
 def load_site_file(path: str | os.PathLike[str], site: str | None = None) -> SiteFile:
     """Read and validate a site file.
 

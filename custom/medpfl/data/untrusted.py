@@ -2,6 +2,7 @@
 """Files that may have been made to do harm: how large what is in them may be, and YAML that multiplies itself."""
 
 import math
+import re
 import zipfile
 import zlib
 from collections.abc import Hashable, Sequence
@@ -116,8 +117,21 @@ class UniqueKeys(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def load_yaml(path: Path) -> Any:
+class Exponents(UniqueKeys):
+    """1e-3 is a number, as in JSON and in YAML 1.2; by YAML 1.1, which PyYAML reads, it is text. Not for files with
+    codes of diseases, some of which look like that."""
+
+
+Exponents.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def load_yaml(path: Path, kind: type[UniqueKeys] = UniqueKeys) -> Any:
     """A YAML file's content: plain values only, no key twice, and references that do not multiply.
+
+    Args:
+        kind: how values are read.
 
     Raises:
         OSError: it cannot be read.
@@ -127,7 +141,7 @@ def load_yaml(path: Path) -> Any:
         content = file.read(_LONGEST + 1)
     if len(content) > _LONGEST:
         raise yaml.YAMLError(f"it has more than {_LONGEST} bytes")
-    loader = UniqueKeys(content.decode("utf-8"))
+    loader = kind(content.decode("utf-8"))
     try:
         node = loader.get_single_node()
         if node is None:

@@ -12,6 +12,7 @@ from rich.console import Console
 from medpfl.bundle import demo_folder, demo_of, find_bundle, prepare_demo
 from medpfl.component import class_paths, is_named
 from medpfl.core.errors import MedPFLError
+from medpfl.data.site_file import site_files_in
 from medpfl.flare.federation import LocalFederation
 from medpfl.flare.progress import Progress
 from medpfl.job import EvaluationJob, Job
@@ -30,7 +31,7 @@ def hospitals_of(job: Job | EvaluationJob, sites: Path | None) -> tuple[Path, li
         demo = demo_of(job.name)
         folder = demo_folder(demo)
         return folder, prepare_demo(demo, folder)
-    names = sorted(path.stem for path in sites.glob("*.yaml"))
+    names = list(site_files_in(sites))
     if not names:
         raise MedPFLError(f"--sites: {sites} holds no site file (<hospital>.yaml)")
     return sites, names
