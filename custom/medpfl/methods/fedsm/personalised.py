@@ -79,6 +79,9 @@ class FedSMPersonalised(FedSM):
     def anew(self) -> tuple[str, ...]:
         return ("personal", *(f"{PREFIX}{slot}" for slot in self.personaliser.anew))
 
+    def batches(self, samples: int, public: int = 0) -> int:
+        return max(self.personaliser.batches(samples, public), super().batches(samples, public))
+
     def rate(self, name: str) -> float:
         if name.startswith(PREFIX):
             return self.personaliser.rate(name.removeprefix(PREFIX))
