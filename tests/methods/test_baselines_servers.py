@@ -34,6 +34,8 @@ from medpfl.methods.moon import Moon
 from medpfl.methods.scaffold import Scaffold
 from medpfl.privacy import DPSGD
 from medpfl.rounds.hospital.site import SiteRunner
+from medpfl.rounds.server.coordinator import Coordinator
+from medpfl.rounds.simulate import simulate
 from small_jobs import SITES, on_its_own, write_table_sites
 from tools import run, write_job
 
@@ -318,9 +320,31 @@ def test_cluster_mean_by_hand() -> None:
     new, matrix = ClusterMean().mix(states([1, 0, 1, 1]), about([True, True, True, False], [30, 50, 10, 99]))
     np.testing.assert_allclose(matrix, np.tile([0.75, 0, 0.25, 0], (4, 1)))
     assert [float(state["m.w"]) for state in new] == [0.5] * 4
-    new, matrix = ClusterMean().mix(states([0, 0, 0, 1]), about([True, True, True, False]))  # chosen by the absent only
+    was_sent = dataclasses.replace(about([True, True, True, False]), known=[{"m.w": torch.tensor([7.0])}] * 4)
+    new, matrix = ClusterMean().mix(states([0, 0, 0, 1]), was_sent)  # chosen by the absent only
     np.testing.assert_array_equal(matrix, np.eye(4))
-    assert [float(state["m.w"]) for state in new] == [0, 1, 2, 3]
+    assert [float(state["m.w"]) for state in new] == [7] * 4
+
+
+def test_a_model_that_nobody_chose_stays_whatever_codecs_make_of_it(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what a codec lost of earlier updates hospitals send more of a model that they were only sent."""
+    chosen = {1: "cluster0", 2: "cluster0"}
+    monkeypatch.setattr(
+        "medpfl.methods.ifca._training_loss",
+        lambda site, network: float(network is not site.models[chosen.get(site.round, "cluster1")]),
+    )
+    job = make_job(rounds=4, mixers=cluster_slots(), method=ifca())
+    found: dict[int, list[State]] = {}
+
+    def keep(coordinator: Coordinator) -> None:
+        found[coordinator.done] = [{**coordinator.copies.of(site, ["cluster0"])["cluster0"]} for site in SITES]
+
+    codecs = Codecs(to_site=None, from_site=STC(p=0.1))
+    simulate(dataclasses.replace(job, codecs=codecs), table_sites, tmp_path / "results", tmp_path / "home", keep)
+    weights = [{k: t for k, t in state.items() if t.is_floating_point()} for n in (2, 4) for state in found[n]]
+    assert all(same(state, weights[0]) for state in weights)
 
 
 @pytest.mark.slow

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from medpfl.core.errors import ConfigError
-from medpfl.core.mixers import Mean, Mixer, NetworkProx, RelaxedMean, ServerAdam, SoftPull
+from medpfl.core.mixers import Mean, Mixer, NetworkProx, RelaxedMean, ServerAdam, SoftPull, StatisticsDistance
 from medpfl.job import Job
 from medpfl.methods.apfl import APFL
 from medpfl.methods.contract import Method
+from medpfl.methods.fedap import FedAP
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.fedmd import FedMD
 from medpfl.methods.fedrod import FedRoD
@@ -32,6 +33,11 @@ PERSONALISERS: list[tuple[Method, str, Mixer]] = [
     (PerFedAvg(inner_lr=0.1), "model", Mean()),
     (PFedMe(lam=2.0, outer_lr=0.2, inner_steps=2), "global", RelaxedMean()),
 ]
+ASKING: list[tuple[Method, str, Mixer]] = [  # their components want statistics of the hospitals' data
+    (FedAP(), "model", StatisticsDistance()),
+    (FedAP(batch_norm="shared"), "model", StatisticsDistance(statistics="batch_norm_running", from_round=2)),
+    (PFedNet(personal=("",)), "personal", NetworkProx(tau=0.1, neighbours=1)),
+]
 
 
 def job_with(make_job: Make, personaliser: Method, slot: str, mixer: Mixer, **more: int) -> Job:
@@ -40,7 +46,7 @@ def job_with(make_job: Make, personaliser: Method, slot: str, mixer: Mixer, **mo
     return make_job(mixers=mixers, method=method, task=normed(), **more)
 
 
-@pytest.mark.parametrize(("personaliser", "slot", "mixer"), PERSONALISERS)
+@pytest.mark.parametrize(("personaliser", "slot", "mixer"), [*PERSONALISERS, *ASKING])
 @pytest.mark.slow
 def test_each_is_its_own_method_and_fedsm_s_other_parts_are_fedsm_s(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, personaliser: Method, slot: str, mixer: Mixer
@@ -73,7 +79,7 @@ def test_each_is_its_own_method_and_fedsm_s_other_parts_are_fedsm_s(
             torch.testing.assert_close(ours["personal"][f"personal.{key}"], value, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("personaliser", "slot", "mixer"), PERSONALISERS)
+@pytest.mark.parametrize(("personaliser", "slot", "mixer"), [*PERSONALISERS, *ASKING])
 @pytest.mark.slow
 def test_resuming_changes_nothing(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path, personaliser: Method, slot: str, mixer: Mixer
@@ -118,3 +124,8 @@ def test_exchanges_of_the_personaliser_s_own_are_refused(
     with pytest.raises(ConfigError, match="PFedNet exchanges slots within a round"):
         pieces(make_job(mixers=mixers, method=method, task=normed()), table_sites, tmp_path)
     assert FedSMPersonalised(personaliser=PFedNet()).refinements(1, 2) == FedSM().refinements(1, 2)
+
+
+def test_a_checkpoint_of_the_personaliser_s_is_asked_for() -> None:
+    assert FedSMPersonalised(personaliser=FedAP(pretrained="public")).declared_checkpoints() == ["public"]
+    assert FedSMPersonalised().declared_checkpoints() == []

@@ -138,13 +138,14 @@ def test_algorithm_5_exchanges_one_part_at_a_time(make_job: Make, table_sites: d
     play(coordinator, runners, 2)  # and after the second exchange of it, the shared part three times
     seen = []
     while messages := coordinator.rounds.refine_messages():
-        assert all(list(message.slots) == ["shared"] for message in messages.values())
-        heads = {site: held(runner, "model") for site, runner in runners.items()}
+        assert all(list(message.slots) == ["shared", "personal"] for message in messages.values())
+        heads = {site: served(coordinator, "personal", site) for site in runners}  # fixed as the server mixed them
         replies: dict[str, Message] = exchange(runners, messages)
         for site, runner in runners.items():
             now = held(runner, "model")
             assert all(torch.equal(now[key], heads[site][key]) for key in HEAD)
             assert not torch.equal(now["0.weight"], messages[site].slots["shared"]["model.0.weight"])
+        assert all(list(reply.slots) == ["shared"] for reply in replies.values())
         seen.append(replies["anna"].slots["shared"]["model.0.weight"].clone())
         mean = torch.stack([reply.slots["shared"]["model.0.weight"] for reply in replies.values()]).mean(dim=0)
         coordinator.rounds.take_refined(replies)

@@ -31,6 +31,7 @@ from medpfl.methods.contract import Method
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.fedmd import FedMD
 from medpfl.methods.fedrep import FedRep
+from medpfl.methods.fedsm import FedSMPersonalised
 from medpfl.methods.mh_pflid import MHpFLID
 from medpfl.methods.pfedme import PFedMe
 from medpfl.methods.site import Site
@@ -183,6 +184,7 @@ def test_more_than_a_hospital_allows(tmp_path: Path, rule: str, limit: Any, job:
         MHpFLID(steps=1, distill_epochs=10**400),
         MHpFLID(distill_epochs=10**9),
         FedMD(steps=1, public="shown", distill_epochs=10**9),
+        FedSMPersonalised(steps=1, personaliser=PFedMe(inner_steps=10**9)),
     ],
     ids=repr,
 )

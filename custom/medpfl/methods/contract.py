@@ -203,6 +203,10 @@ class Method(Training):
     """Slots of which every hospital is sent all hospitals' mixed models with the first of these exchanges. A hospital
     then holds the others' models: say so in the method's documentation."""
 
+    delivered: ClassVar[Sequence[str]] = ()
+    """Slots that every hospital is sent with these exchanges as the server mixed them for it, and does not answer with:
+    what they hold fixed."""
+
     @property
     def anew(self) -> Sequence[str]:
         """Slots in which a hospital sends what it holds itself, whatever it was sent, instead of what its training made

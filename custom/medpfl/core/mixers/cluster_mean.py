@@ -3,10 +3,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from torch import Tensor
 
+from medpfl.core.mapped import pieces
 from medpfl.core.mixers.contract import Mixer, RoundInfo
 from medpfl.core.mixing import Matrix, State, mix
 
@@ -18,6 +20,10 @@ CHOSEN = "chosen"
 class ClusterMean(Mixer):
     """A = 1 p^T with p_k = n_k / n over the hospitals that answered and chose; nobody did: the model stays."""
 
+    @property
+    def remembers(self) -> Literal["copies"]:
+        return "copies"
+
     def matrix(self, info: RoundInfo) -> Matrix:
         raise TypeError("ClusterMean's matrix depends on who chose the cluster")
 
@@ -26,6 +32,13 @@ class ClusterMean(Mixer):
         chose = np.array([float(state[flag]) == 1.0 for state in states])
         weights = np.where(chose & np.asarray(info.present), info.sizes, 0.0)
         size = len(states)
-        # Unchosen models come back as they were sent, so they are all equal and A = I leaves them so.
-        matrix = np.tile(weights / weights.sum(), (size, 1)) if weights.any() else np.eye(size)
-        return mix(matrix, states, in_place=True), matrix
+        if weights.any():
+            matrix = np.tile(weights / weights.sum(), (size, 1))
+            return mix(matrix, states, in_place=True), matrix
+        # What comes back of it is not what was sent where a codec rounds it, and then differs between hospitals.
+        for state, last in zip(states, info.known, strict=True):
+            for key, kept in last.items():
+                if kept.is_floating_point():
+                    for target, source in pieces(state[key], kept):
+                        target.copy_(source)
+        return [dict(state) for state in states], np.eye(size)

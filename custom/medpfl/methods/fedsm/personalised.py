@@ -12,7 +12,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mixer, NoDefault, SoftPull
@@ -64,12 +64,21 @@ class FedSMPersonalised(FedSM):
         own = {f"{PREFIX}{name}": network for name, network in self.personaliser.models(build).items()}
         return {**super().models(build), **own}
 
+    def checkpoints(self) -> list[str]:
+        return self.personaliser.checkpoints()
+
     def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
-        own = nn.ModuleDict({k.removeprefix(PREFIX): network for k, network in models.items() if k.startswith(PREFIX)})
         slots = super().slots(models)
-        for slot, keys in self.personaliser.slots(own).items():
+        for slot, keys in self.personaliser.slots(_own(models)).items():
             slots[f"{PREFIX}{slot}"] = [f"{PREFIX}{key}" for key in keys]
         return slots
+
+    def kept(self, models: nn.ModuleDict) -> list[str]:
+        return [f"{PREFIX}{key}" for key in self.personaliser.kept(_own(models))]
+
+    def statistics(self, name: str, site: Site) -> dict[str, Tensor]:
+        """The personaliser's (FedAP's, a sketch of pFedNet's)."""
+        return self.personaliser.statistics(name, site.view(self.personaliser, PREFIX))
 
     def components(self) -> dict[str, Mixer | NoDefault]:
         own = {f"{PREFIX}{slot}": mixer for slot, mixer in self.personaliser.components().items()}
@@ -78,6 +87,9 @@ class FedSMPersonalised(FedSM):
     @property
     def anew(self) -> tuple[str, ...]:
         return ("personal", *(f"{PREFIX}{slot}" for slot in self.personaliser.anew))
+
+    def batches(self, samples: int, public: int = 0) -> int:
+        return max(self.personaliser.batches(samples, public), super().batches(samples, public))
 
     def rate(self, name: str) -> float:
         if name.startswith(PREFIX):
@@ -98,3 +110,8 @@ class FedSMPersonalised(FedSM):
         network = view.models[next(iter(self.personaliser.deploys.values()))]
         site.models["personal"].load_state_dict(network.state_dict())
         site.last_loss = view.last_loss
+
+
+def _own(models: nn.ModuleDict) -> nn.ModuleDict:
+    """The personaliser's networks, by its own names of them."""
+    return nn.ModuleDict({k.removeprefix(PREFIX): network for k, network in models.items() if k.startswith(PREFIX)})

@@ -45,6 +45,7 @@ class PFedNet(Method):
     cover: ClassVar = Cover()
     passes: ClassVar = None
     refined: ClassVar = ("shared",)
+    delivered: ClassVar = ("personal",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

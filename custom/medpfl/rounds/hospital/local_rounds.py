@@ -224,7 +224,7 @@ class LocalRounds:
             )
         own = {slot: state for slot, state in slots.items() if slot in networks.slots}
         for slot in own:
-            if slot not in here.method.refined or slot not in networks.travelling:
+            if slot not in {*here.method.refined, *here.method.delivered}.intersection(networks.travelling):
                 kind = type(here.method).__name__
                 raise ProtocolError(f"{kind} exchanges no slot '{slot}' within a round; {here.name} does not send it")
         here.guard.begin()
@@ -237,7 +237,8 @@ class LocalRounds:
         here.method.refine(site, step)
         policy.check_trained(here.policy, site)
         sent = networks.sent_instead(site.outbox)
-        sent = {**gather(self._trained(), networks.slots, own), **sent}
+        answered = [slot for slot in own if slot in here.method.refined]
+        sent = {**gather(self._trained(), networks.slots, answered), **sent}
         return Message(RefineReply(round=current, step=step), here.guard.release(sent, own, header, step))
 
     def validate(self, header: ValidateRequest, slots: Slots) -> Message[ValidateReply]:

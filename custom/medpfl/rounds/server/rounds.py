@@ -151,7 +151,8 @@ class ServerRounds:
 
     def _refined_slots(self, site: str, now: Refining) -> Slots:
         shown = show(self._copies.stack, now.shown, self._run.roster) if now.step == 1 else {}
-        return {**self._copies.of(site, now.slots), **shown}
+        fixed = [slot for slot in self._run.job.method.delivered if slot in self._copies.travelling]
+        return {**self._copies.of(site, [*now.slots, *fixed]), **shown}
 
     def take_refined(self, replies: Replies) -> None:
         """Mix the refined slots; the last exchange ends the round.
