@@ -182,6 +182,37 @@ def test_a_missing_slice(tmp_path: Path) -> None:
         read_image(series)
 
 
+@pytest.mark.parametrize(
+    ("tag", "value", "words"),
+    [
+        ("SeriesInstanceUID", None, "the DICOM tag SeriesInstanceUID is missing"),
+        ("Columns", None, "the DICOM tag Columns is missing"),
+        ("ImagePositionPatient", [1.0, 2.0], "its DICOM tag ImagePositionPatient does not hold 3 numbers"),
+        ("PixelSpacing", 1.0, "its DICOM tag PixelSpacing does not hold 2 numbers"),
+        ("ImagePositionPatient", b"2>0", "cannot be read as DICOM.*2>0"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Invalid value for VR")  # pydicom's, as such a file is written and read
+def test_a_damaged_header_is_named(tmp_path: Path, tag: str, value: Any, words: str) -> None:
+    """Such files ended the data check and jobs with Python's errors."""
+    series = write_series(tmp_path / "series", scan()[0], affine_of())
+    file = sorted(series.iterdir())[2]
+    header = pydicom.dcmread(file)
+    if value is None:
+        delattr(header, tag)
+    elif isinstance(value, bytes):
+        header.ImagePositionPatient = [0, 1, 220]
+    else:
+        setattr(header, tag, value)
+    header.save_as(file)
+    if isinstance(value, bytes):
+        content = file.read_bytes()
+        file.write_bytes(content.replace(b"220", value, 1))
+    with pytest.raises(DataError, match=words) as caught:
+        read_image(series)
+    assert str(file) in str(caught.value)
+
+
 def test_a_table_that_says_what_pixels_mean_is_not_passed_over(tmp_path: Path) -> None:
     """MONAI's reader knows slope and intercept alone: the volume would hold the numbers before the table."""
 
