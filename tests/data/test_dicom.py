@@ -182,6 +182,28 @@ def test_a_missing_slice(tmp_path: Path) -> None:
         read_image(series)
 
 
+@pytest.mark.parametrize("name", ["slice", "slice.dcm"])
+@pytest.mark.parametrize("kind", ["RGB", "YBR_FULL", "PALETTE COLOR"])
+def test_a_picture_in_colour_is_no_volume(tmp_path: Path, name: str, kind: str) -> None:
+    """Its three colours would be three slices; of a palette, the numbers of its entries would be intensities."""
+
+    def coloured(number: int, header: Any) -> None:
+        header.PhotometricInterpretation, header.PixelRepresentation = kind, 0
+        if kind != "PALETTE COLOR":
+            header.SamplesPerPixel, header.PlanarConfiguration = 3, 0
+            header.BitsAllocated, header.BitsStored, header.HighBit = 8, 8, 7
+            header.PixelData = bytes(3 * header.Rows * header.Columns + 1)
+
+    image = write_series(tmp_path / "slice", scan()[0][:, :, :1], affine_of(), coloured)
+    if name != "slice":
+        image = next(image.iterdir()).rename(tmp_path / name)
+    with pytest.raises(DataError, match=f"expected grey pixels, got {kind}"):
+        read_image(image)
+    if name == "slice" and kind == "PALETTE COLOR":
+        with pytest.raises(DataError, match=f"expected grey pixels, got {kind}"):
+            read_image(write_series(tmp_path / "series", scan()[1].astype(np.int16), affine_of(), coloured))
+
+
 @pytest.mark.parametrize(
     ("tag", "value", "words"),
     [

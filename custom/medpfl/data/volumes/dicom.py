@@ -16,6 +16,9 @@ LPS = np.diag([-1.0, -1.0, 1.0, 1.0])
 """DICOM's x and y point left and back, ours right and to the front."""
 SEGMENTATIONS = ("1.2.840.10008.5.1.4.1.1.66.4", "1.2.840.10008.5.1.4.1.1.66.7")
 """SOP classes of segmentations: a bit or a share a segment, and a label map."""
+GREY = ("MONOCHROME1", "MONOCHROME2")
+"""What a volume's pixels may be; MONAI's reader would take the colours of a slice for three slices, and the numbers of
+a palette's entries for intensities."""
 _NEEDED = (
     "SeriesInstanceUID", "InstanceNumber", "ImagePositionPatient", "ImageOrientationPatient",
     "PhotometricInterpretation", "Rows", "Columns", "PixelSpacing",
@@ -44,13 +47,16 @@ class _Slice:
 
 
 def check_series(path: Path) -> list[Path]:
-    """The files of a folder that is one regular series of slices, from one end to the other.
+    """The files of one regular series of slices, from one end to the other.
+
+    Args:
+        path: their folder, or a file that is a slice alone.
 
     Raises:
-        DataError: no slices, a file that is no DICOM, several series, missing tags, other sizes or
+        DataError: no slices, a file that is no DICOM or in colour, several series, missing tags, other sizes or
             directions, a missing or double slice.
     """
-    files = _files(path)
+    files = [path] if path.is_file() else _files(path)
     if not files:
         raise DataError(f"{path}: the folder holds no DICOM files")
     slices = [_slice_of(file, header) for file, header in check_size(files)]
@@ -92,6 +98,9 @@ def _slice_of(file: Path, header: Any) -> _Slice:
             raise DataError(
                 f"{file}: holds several frames, so it is a volume itself; expected a slice, or no other file"
             )
+        colours = header.get("PhotometricInterpretation", GREY[0])
+        if colours not in GREY:
+            raise DataError(f"{file}: expected grey pixels, got {colours}")
         for tag in _NEEDED:
             if header.get(tag) is None:
                 raise DataError(f"{file}: the DICOM tag {tag} is missing, or the file ends before it")

@@ -38,7 +38,8 @@ def read_image(*files: Path, finite: bool = True) -> tuple[NDArray[np.float32], 
         if not file.exists():
             raise DataError(f"{file}: no such file")
         frames = frames_of(file)
-        slices = check_series(file) if frames is None and file.is_dir() else []
+        alone = file.is_dir() or file.suffix.lower() == ".dcm"
+        slices = check_series(file) if frames is None and alone else []
         try:
             array, affine = read_frames(*frames) if frames else read_itk(file) if is_itk(file) else _read(file, slices)
         except DataError:
