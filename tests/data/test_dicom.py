@@ -106,6 +106,23 @@ def test_slices_of_one_number_are_put_in_order_by_their_places(tmp_path: Path) -
     np.testing.assert_allclose(other, place, atol=1e-6)
 
 
+@pytest.mark.parametrize("numbers", [(1, 4, 2, 5, 3), (3, 5, 2, 4, 1)])
+def test_slices_that_are_numbered_as_they_were_taken(tmp_path: Path, numbers: tuple[int, ...]) -> None:
+    """The odd ones first: what counts is where they lie. From which end they go say the first and the last of them."""
+    values, _ = scan()
+
+    def taken(number: int, header: Any) -> None:
+        header.InstanceNumber = numbers[number]
+        header.RescaleIntercept = number
+
+    array, place = read_image(write_series(tmp_path / "series", values, affine_of(), taken))
+    expected = values + np.arange(SHAPE[2])
+    if numbers[0] > numbers[-1]:
+        array, place = array[..., ::-1], place @ np.diag([1, 1, -1, 1]) + place[:, 2:3] * [0, 0, 0, SHAPE[2] - 1]
+    np.testing.assert_array_equal(array[0], expected)
+    np.testing.assert_allclose(place, affine_of(), atol=1e-6)
+
+
 def only(number: int, **values: Any) -> Callable[[int, Any], None]:
     def change(k: int, header: Any) -> None:
         if k == number:

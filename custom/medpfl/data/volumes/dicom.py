@@ -76,8 +76,11 @@ def check_series(path: Path) -> list[Path]:
             if not np.allclose(found, other, atol=1e-3):
                 raise DataError(f"{one.file}: its {tag} differs from that of {first.file.name}")
     normal = np.cross(first.turned[:3], first.turned[3:])
-    # Where all slices have one number, as some software writes them, only their places tell.
-    slices.sort(key=lambda one: (one.number, float(one.place @ normal)))
+    # Scanners may number slices as they were taken, the odd ones first: only their places tell their order. The numbers
+    # tell from which end it goes.
+    slices.sort(key=lambda one: float(one.place @ normal))
+    if slices[0].number > slices[-1].number:
+        slices.reverse()
     steps = np.diff([one.place for one in slices], axis=0)
     lengths = np.linalg.norm(steps, axis=1)
     if len(steps) and lengths.min() < 1e-3:

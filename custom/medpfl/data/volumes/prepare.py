@@ -86,8 +86,10 @@ def _read(file: Path, slices: Sequence[Path]) -> tuple[NDArray[np.float32], NDAr
         check_spacing(file)
     header = reader.read([str(one) for one in slices] if len(slices) > 1 else str(file))
     if len(slices) > 1:
-        # MONAI finds slices by a pattern, in which the folder "CT[1]" means "CT1", and in the order of the disk.
+        # MONAI finds slices by a pattern, in which the folder "CT[1]" means "CT1", and orders them by their numbers.
         reader.has_series, reader.filenames = True, [slices]
+        for number, one in enumerate(header):
+            one.InstanceNumber = number
     if isinstance(reader, NibabelReader):  # it has not decompressed the voxels yet
         check_size(file, header)
     values, meta = reader.get_data(header)
