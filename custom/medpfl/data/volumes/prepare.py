@@ -18,7 +18,7 @@ from medpfl.data.untrusted import MOST_PREPARED, MOST_VALUES
 from medpfl.data.volumes.dicom import check_series, geometry_tags
 from medpfl.data.volumes.frames import frames_of, read_frames
 from medpfl.data.volumes.itk import is_itk, read_itk
-from medpfl.data.volumes.nifti import check_size, check_spacing, place_of
+from medpfl.data.volumes.nifti import check_size, check_spacing, check_whole, place_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,6 +93,8 @@ def _read(file: Path, slices: Sequence[Path]) -> tuple[NDArray[np.float32], NDAr
     if isinstance(reader, NibabelReader):  # it has not decompressed the voxels yet
         check_size(file, header)
     values, meta = reader.get_data(header)
+    if isinstance(reader, NibabelReader):
+        check_whole(file, header)
     if values.dtype.kind not in "biuf":  # of complex numbers the cast below would keep the real parts
         found = "complex numbers" if values.dtype.kind == "c" else "colours"
         raise DataError(f"{file}: expected one real number a voxel, got {found}")
