@@ -20,7 +20,7 @@ GREY = ("MONOCHROME1", "MONOCHROME2")
 """What a volume's pixels may be; MONAI's reader would take the colours of a slice for three slices, and the numbers of
 a palette's entries for intensities."""
 _NEEDED = (
-    "SeriesInstanceUID", "InstanceNumber", "ImagePositionPatient", "ImageOrientationPatient",
+    "InstanceNumber", "SeriesInstanceUID", "ImagePositionPatient", "ImageOrientationPatient",
     "PhotometricInterpretation", "Rows", "Columns", "PixelSpacing",
 )  # fmt: skip
 
