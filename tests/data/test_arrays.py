@@ -204,6 +204,14 @@ def half_a_header(folder: Path) -> None:
         file.writestr("y.npy", header)
 
 
+def smaller_rows(folder: Path) -> None:
+    """A bit of the rows' shape has flipped; the checksum stands behind what nobody would read then."""
+    np.savez(folder / "a.npz", **own())
+    content = (folder / "a.npz").read_bytes()
+    assert content.count(b"(12, 6,") == 1
+    (folder / "a.npz").write_bytes(content.replace(b"(12, 6,", b"(12, 4,"))
+
+
 X = own()["x"]
 NAN = np.where(np.arange(X.size).reshape(X.shape) == 500, np.nan, X)
 
@@ -216,6 +224,7 @@ NAN = np.where(np.arange(X.size).reshape(X.shape) == 500, np.nan, X)
         (own(), truncated, OWN, ["a.npz: cannot be read as an .npz file"]),
         (own(), damaged, OWN, ["a.npz: cannot be read as an .npz file"]),
         (own(), short, OWN, ["a.npz: array 'x' ends too early: expected", "got"]),
+        (own(), smaller_rows, OWN, ["a.npz: array 'x' holds more than its header says: shape (12, 4, 5, 3)"]),
         (own(), no_header, OWN, ["a.npz: cannot be read as an .npz file"]),
         (own(), half_a_header, OWN, ["a.npz: cannot be read as an .npz file", "EOF in multi-line statement"]),
         (own(), objects, OWN, ["a.npz: array 'y' holds Python objects, which are not read"]),

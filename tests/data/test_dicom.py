@@ -106,6 +106,23 @@ def test_slices_of_one_number_are_put_in_order_by_their_places(tmp_path: Path) -
     np.testing.assert_allclose(other, place, atol=1e-6)
 
 
+@pytest.mark.parametrize("numbers", [(1, 4, 2, 5, 3), (3, 5, 2, 4, 1)])
+def test_slices_that_are_numbered_as_they_were_taken(tmp_path: Path, numbers: tuple[int, ...]) -> None:
+    """The odd ones first: what counts is where they lie. From which end they go say the first and the last of them."""
+    values, _ = scan()
+
+    def taken(number: int, header: Any) -> None:
+        header.InstanceNumber = numbers[number]
+        header.RescaleIntercept = number
+
+    array, place = read_image(write_series(tmp_path / "series", values, affine_of(), taken))
+    expected = values + np.arange(SHAPE[2])
+    if numbers[0] > numbers[-1]:
+        array, place = array[..., ::-1], place @ np.diag([1, 1, -1, 1]) + place[:, 2:3] * [0, 0, 0, SHAPE[2] - 1]
+    np.testing.assert_array_equal(array[0], expected)
+    np.testing.assert_allclose(place, affine_of(), atol=1e-6)
+
+
 def only(number: int, **values: Any) -> Callable[[int, Any], None]:
     def change(k: int, header: Any) -> None:
         if k == number:
@@ -180,6 +197,59 @@ def test_a_missing_slice(tmp_path: Path) -> None:
     gone.unlink()
     with pytest.raises(DataError, match="not evenly spaced: 8 mm between"):
         read_image(series)
+
+
+@pytest.mark.parametrize("name", ["slice", "slice.dcm"])
+@pytest.mark.parametrize("kind", ["RGB", "YBR_FULL", "PALETTE COLOR"])
+def test_a_picture_in_colour_is_no_volume(tmp_path: Path, name: str, kind: str) -> None:
+    """Its three colours would be three slices; of a palette, the numbers of its entries would be intensities."""
+
+    def coloured(number: int, header: Any) -> None:
+        header.PhotometricInterpretation, header.PixelRepresentation = kind, 0
+        if kind != "PALETTE COLOR":
+            header.SamplesPerPixel, header.PlanarConfiguration = 3, 0
+            header.BitsAllocated, header.BitsStored, header.HighBit = 8, 8, 7
+            header.PixelData = bytes(3 * header.Rows * header.Columns + 1)
+
+    image = write_series(tmp_path / "slice", scan()[0][:, :, :1], affine_of(), coloured)
+    if name != "slice":
+        image = next(image.iterdir()).rename(tmp_path / name)
+    with pytest.raises(DataError, match=f"expected grey pixels, got {kind}"):
+        read_image(image)
+    if name == "slice" and kind == "PALETTE COLOR":
+        with pytest.raises(DataError, match=f"expected grey pixels, got {kind}"):
+            read_image(write_series(tmp_path / "series", scan()[1].astype(np.int16), affine_of(), coloured))
+
+
+@pytest.mark.parametrize(
+    ("tag", "value", "words"),
+    [
+        ("SeriesInstanceUID", None, "the DICOM tag SeriesInstanceUID is missing"),
+        ("Columns", None, "the DICOM tag Columns is missing"),
+        ("ImagePositionPatient", [1.0, 2.0], "its DICOM tag ImagePositionPatient does not hold 3 numbers"),
+        ("PixelSpacing", 1.0, "its DICOM tag PixelSpacing does not hold 2 numbers"),
+        ("ImagePositionPatient", b"2>0", "cannot be read as DICOM.*2>0"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Invalid value for VR")  # pydicom's, as such a file is written and read
+def test_a_damaged_header_is_named(tmp_path: Path, tag: str, value: Any, words: str) -> None:
+    """Such files ended the data check and jobs with Python's errors."""
+    series = write_series(tmp_path / "series", scan()[0], affine_of())
+    file = sorted(series.iterdir())[2]
+    header = pydicom.dcmread(file)
+    if value is None:
+        delattr(header, tag)
+    elif isinstance(value, bytes):
+        header.ImagePositionPatient = [0, 1, 220]
+    else:
+        setattr(header, tag, value)
+    header.save_as(file)
+    if isinstance(value, bytes):
+        content = file.read_bytes()
+        file.write_bytes(content.replace(b"220", value, 1))
+    with pytest.raises(DataError, match=words) as caught:
+        read_image(series)
+    assert str(file) in str(caught.value)
 
 
 def test_a_table_that_says_what_pixels_mean_is_not_passed_over(tmp_path: Path) -> None:

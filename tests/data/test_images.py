@@ -2,6 +2,8 @@
 """Images: what Pillow wrote comes back as it is meant to be seen, with its label and mask, in one split a lesion."""
 
 import re
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +129,29 @@ def test_masks_may_be_saved_in_equal_colours(tmp_path: Path) -> None:
     for channels in (3, 4):
         Image.fromarray(np.dstack([GREY] * channels)).save(tmp_path / "mask.png")
         assert np.array_equal(read_mask(tmp_path / "mask.png"), GREY)
+
+
+@pytest.mark.parametrize("form", ["grey with alpha", "colour", "colour with alpha"])
+def test_a_mask_of_16_bits_in_colour_is_refused(tmp_path: Path, form: str) -> None:
+    """Pillow reads the upper 8 bits of it: a lesion that is 1 would be the background, as everything is."""
+    channels, kind = {"grey with alpha": (2, 4), "colour": (3, 2), "colour with alpha": (4, 6)}[form]
+    lesion = np.zeros((4, 6, channels), ">u2")
+    lesion[1:3, 2:4] = 1
+    lesion[..., -1] |= np.uint16(0xFFFF if channels % 2 == 0 else 0)
+    rows = b"".join(b"\0" + row.tobytes() for row in lesion)
+    head = struct.pack(">IIBBBBB", 6, 4, 16, kind, 0, 0, 0)
+    parts = ((b"IHDR", head), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    content = b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in parts
+    )
+    path = tmp_path / "mask.png"
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + content)
+    with pytest.raises(DataError, match=r"only 8 of its 16 bits are read; save the mask in grey") as refused:
+        read_mask(path)
+    assert str(refused.value).startswith(str(path))
+    assert read_image(path, 3).shape == (3, 4, 6)
+    Image.fromarray(lesion[..., 0].astype(np.uint16)).save(path)
+    assert np.array_equal(read_mask(path), lesion[..., 0])
 
 
 def test_a_mask_whose_grey_palette_shows_other_values_than_it_holds_is_refused(tmp_path: Path) -> None:

@@ -114,10 +114,11 @@ def test_a_hospitals_own_coding(tmp_path: Path) -> None:
     both = label.astype(np.int16) * 255
     both[0, 0, 0] = 7
     save(tmp_path / "l.nii", both)
-    with pytest.raises(
-        DataError, match=r"l\.nii: label value 7 is not declared; expected 0 to 1 \(or 255 by label_map\)"
-    ):
+    with pytest.raises(DataError, match=r"l\.nii: label value 7 is not declared; expected 0 to 1 \(or 255 by lab"):
         read(*paths, label_map={255: 1})
+    save(tmp_path / "l.nii", label * np.float32(1.0000001))  # as of a label map that was scaled
+    with pytest.raises(DataError, match=r"label value 1\.0000001\d* is not declared; expected 0 to 1"):
+        read(*paths)
 
 
 def test_several_files_are_channels(tmp_path: Path) -> None:

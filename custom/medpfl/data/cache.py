@@ -26,7 +26,7 @@ from medpfl.data.declared import StorageRule
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMAT = 4
+FORMAT = 5
 """To be raised whenever cases are prepared otherwise than before, or are kept in another form."""
 _FOLDER = "medpfl-prepared"
 _KEPT, _PART = ".case", ".part"

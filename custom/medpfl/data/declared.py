@@ -244,7 +244,7 @@ class LabelMap(Strict):
         for value in found.tolist():
             target = self.label_map.get(value, value)
             if target not in self.labels:
-                raise DataError(f"{where}: label value {value:g} is not declared; expected {self._expected()}")
+                raise DataError(f"{where}: label value {_in_full(value)} is not declared; expected {self._expected()}")
             if self.annotated is not None and target and self.labels[target] not in self.annotated:
                 raise DataError(
                     f"{where}: label value {value:g} ({self.labels[target]}) is there, and 'annotated' does not name it"
@@ -261,6 +261,12 @@ class LabelMap(Strict):
     def _expected(self) -> str:
         mapped = f" (or {', '.join(map(str, sorted(self.label_map)))} by label_map)" if self.label_map else ""
         return f"0 to {len(self.labels) - 1}{mapped}"
+
+
+def _in_full(value: float) -> str:
+    """A value as short as it can be told apart from others: of a label map that was scaled, 1.0000001."""
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)
 
 
 class Problems:

@@ -51,9 +51,9 @@ def read_mask(path: Path) -> NDArray[Any]:
     """The stored values of a mask, H x W; of an image with a palette, its indices.
 
     Raises:
-        DataError: no such file, not a complete image, in colour, or other values are seen than are stored.
+        DataError: no such file, not a complete image, in colour, or other values are seen or read than are stored.
     """
-    image = _decoded(path)
+    image = _decoded(path, exact=True)
     if image.mode == "P":
         _check_palette(path, image)
     array = np.asarray(image)
@@ -136,7 +136,15 @@ def image_files(path: Path) -> list[Path]:
     return files
 
 
-def _decoded(path: Path) -> Image.Image:
+def _decoded(path: Path, exact: bool = False) -> Image.Image:
+    """The image, turned as its EXIF says.
+
+    Args:
+        exact: refuse 16 bits of which Pillow reads the upper 8, as it does of all but grey.
+
+    Raises:
+        DataError: see ``read_image``.
+    """
     if not path.is_file():
         raise DataError(f"{path}: no such file")
     try:
@@ -149,6 +157,8 @@ def _decoded(path: Path) -> Image.Image:
                 raise DataError(f"{path}: expected whole numbers of 8 or 16 bits, got fractions")
             if image.mode.startswith("I") and getattr(image, "tag_v2", {}).get(_WHITE_OR_BLACK) == 0:
                 raise DataError(f"{path}: expected 0 to be black, and in this TIFF of 16 bits it is white")
+            if exact and not image.mode.startswith("I") and any("16" in str(tile[3]) for tile in image.tile):
+                raise DataError(f"{path}: only 8 of its 16 bits are read; save the mask in grey, without transparency")
             image.load()
             return ImageOps.exif_transpose(image)
     except DataError:

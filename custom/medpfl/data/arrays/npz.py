@@ -95,6 +95,9 @@ class Npz:
                 raise DataError(f"{self.path}: array '{key}' holds Python objects, which are not read")
             if not shape:
                 raise DataError(f"{self.path}: array '{key}' is a single value, expected one row a case")
-            if dtype.itemsize * math.prod(shape) > member.file_size:
+            size = dtype.itemsize * math.prod(shape)
+            if size > member.file_size:
                 raise DataError(f"{self.path}: array '{key}' ends too early: its header says shape {shape}")
+            if stream.tell() + size < member.file_size:  # so that its checksum, behind the last row, would not be seen
+                raise DataError(f"{self.path}: array '{key}' holds more than its header says: shape {shape}")
             yield stream, shape, fortran, dtype

@@ -2,10 +2,12 @@
 """Is a folder one complete DICOM series? MONAI's reader would stack whatever lies there, in any distance, and warn."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from medpfl.core.errors import DataError, unreadable
 from medpfl.data.untrusted import check_values
@@ -14,6 +16,13 @@ LPS = np.diag([-1.0, -1.0, 1.0, 1.0])
 """DICOM's x and y point left and back, ours right and to the front."""
 SEGMENTATIONS = ("1.2.840.10008.5.1.4.1.1.66.4", "1.2.840.10008.5.1.4.1.1.66.7")
 """SOP classes of segmentations: a bit or a share a segment, and a label map."""
+GREY = ("MONOCHROME1", "MONOCHROME2")
+"""What a volume's pixels may be; MONAI's reader would take the colours of a slice for three slices, and the numbers of
+a palette's entries for intensities."""
+_NEEDED = (
+    "InstanceNumber", "SeriesInstanceUID", "ImagePositionPatient", "ImageOrientationPatient",
+    "PhotometricInterpretation", "Rows", "Columns", "PixelSpacing",
+)  # fmt: skip
 
 
 def dicom_file(path: Path) -> Path | None:
@@ -24,60 +33,95 @@ def dicom_file(path: Path) -> Path | None:
     return files[0] if len(files) == 1 else None
 
 
-def check_series(folder: Path) -> list[Path]:
-    """The files of a folder that is one regular series of slices, from one end to the other.
+@dataclass(frozen=True)
+class _Slice:
+    """What a file of a series says of itself: ``place``, ``turned`` and ``spacing`` in mm, as DICOM has them."""
+
+    file: Path
+    series: str
+    size: tuple[int, int]
+    number: int
+    place: NDArray[np.float64]
+    turned: NDArray[np.float64]
+    spacing: NDArray[np.float64]
+
+
+def check_series(path: Path) -> list[Path]:
+    """The files of one regular series of slices, from one end to the other.
+
+    Args:
+        path: their folder, or a file that is a slice alone.
 
     Raises:
-        DataError: no slices, a file that is no DICOM, several series, missing tags, other sizes or directions, a
-            missing or double slice.
+        DataError: no slices, a file that is no DICOM or in colour, several series, missing tags, other sizes or
+            directions, a missing or double slice.
     """
-    files = _files(folder)
+    files = [path] if path.is_file() else _files(path)
     if not files:
-        raise DataError(f"{folder}: the folder holds no DICOM files")
-    slices = check_size(files)
-    for file, header in slices:
+        raise DataError(f"{path}: the folder holds no DICOM files")
+    slices = [_slice_of(file, header) for file, header in check_size(files)]
+    first = slices[0]
+    for one in slices[1:]:
+        if one.series != first.series:
+            raise DataError(f"{one.file}: belongs to another series than {first.file.name}; one folder, one series")
+        if one.size != first.size:
+            raise DataError(
+                f"{one.file}: expected {first.size[0]} x {first.size[1]} pixels as in {first.file.name}, "
+                f"got {one.size[0]} x {one.size[1]}"
+            )
+        for tag, found, other in (
+            ("ImageOrientationPatient", one.turned, first.turned),
+            ("PixelSpacing", one.spacing, first.spacing),
+        ):
+            if not np.allclose(found, other, atol=1e-3):
+                raise DataError(f"{one.file}: its {tag} differs from that of {first.file.name}")
+    normal = np.cross(first.turned[:3], first.turned[3:])
+    # Scanners may number slices as they were taken, the odd ones first: only their places tell their order. The numbers
+    # tell from which end it goes.
+    slices.sort(key=lambda one: float(one.place @ normal))
+    if slices[0].number > slices[-1].number:
+        slices.reverse()
+    steps = np.diff([one.place for one in slices], axis=0)
+    lengths = np.linalg.norm(steps, axis=1)
+    if len(steps) and lengths.min() < 1e-3:
+        at = int(lengths.argmin())
+        raise DataError(f"{slices[at + 1].file}: lies at the position of {slices[at].file.name}")
+    if len(steps) and not np.allclose(steps, np.median(steps, axis=0), atol=0.1 * float(np.median(lengths))):
+        at = int(np.abs(steps - np.median(steps, axis=0)).max(axis=1).argmax())
+        raise DataError(
+            f"{path}: slices are not evenly spaced: {lengths[at]:.3g} mm between {slices[at].file.name} and "
+            f"{slices[at + 1].file.name}, elsewhere {np.median(lengths):.3g} mm"
+        )
+    return [one.file for one in slices]
+
+
+def _slice_of(file: Path, header: Any) -> _Slice:
+    try:
         if int(header.get("NumberOfFrames") or 1) > 1:
             raise DataError(
                 f"{file}: holds several frames, so it is a volume itself; expected a slice, or no other file"
             )
-        for tag in ("InstanceNumber", "ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing", "Rows"):
+        colours = header.get("PhotometricInterpretation", GREY[0])
+        if colours not in GREY:
+            raise DataError(f"{file}: expected grey pixels, got {colours}")
+        for tag in _NEEDED:
             if header.get(tag) is None:
                 raise DataError(f"{file}: the DICOM tag {tag} is missing, or the file ends before it")
         if header.get("ModalityLUTSequence"):
             raise DataError(f"{file}: its pixels are numbers of a table (ModalityLUTSequence), which is not read")
-    first_file, first = slices[0]
-    for file, header in slices[1:]:
-        if header.SeriesInstanceUID != first.SeriesInstanceUID:
-            raise DataError(f"{file}: belongs to another series than {first_file.name}; one folder, one series")
-        if (header.Rows, header.Columns) != (first.Rows, first.Columns):
-            raise DataError(
-                f"{file}: expected {first.Rows} x {first.Columns} pixels as in {first_file.name}, "
-                f"got {header.Rows} x {header.Columns}"
-            )
-        for tag, slack in (("ImageOrientationPatient", 1e-3), ("PixelSpacing", 1e-3)):
-            if not np.allclose(_numbers(header, tag), _numbers(first, tag), atol=slack):
-                raise DataError(f"{file}: its {tag} differs from that of {first_file.name}")
-    turned = _numbers(first, "ImageOrientationPatient")
-    normal = np.cross(turned[:3], turned[3:])
-
-    def order(entry: tuple[Path, Any]) -> tuple[int, float]:
-        """Where all slices have one number, as some software writes them, only their places tell."""
-        return int(entry[1].InstanceNumber), float(_numbers(entry[1], "ImagePositionPatient") @ normal)
-
-    slices.sort(key=order)
-    positions = np.array([_numbers(header, "ImagePositionPatient") for _, header in slices])
-    steps = np.diff(positions, axis=0)
-    lengths = np.linalg.norm(steps, axis=1)
-    if len(steps) and lengths.min() < 1e-3:
-        place = int(lengths.argmin())
-        raise DataError(f"{slices[place + 1][0]}: lies at the position of {slices[place][0].name}")
-    if len(steps) and not np.allclose(steps, np.median(steps, axis=0), atol=0.1 * float(np.median(lengths))):
-        place = int(np.abs(steps - np.median(steps, axis=0)).max(axis=1).argmax())
-        raise DataError(
-            f"{folder}: slices are not evenly spaced: {lengths[place]:.3g} mm between {slices[place][0].name} and "
-            f"{slices[place + 1][0].name}, elsewhere {np.median(lengths):.3g} mm"
+        return _Slice(
+            file,
+            str(header.SeriesInstanceUID),
+            (int(header.Rows), int(header.Columns)),
+            int(header.InstanceNumber),
+            _numbers(file, header, "ImagePositionPatient", 3),
+            _numbers(file, header, "ImageOrientationPatient", 6),
+            _numbers(file, header, "PixelSpacing", 2),
         )
-    return [file for file, _ in slices]
+    except DataError:
+        raise
+    except Exception as error:  # pydicom raises anything on a broken header; the sentence keeps the cause
+        raise DataError(unreadable(file, "DICOM", error)) from error
 
 
 def check_size(files: Sequence[Path]) -> list[tuple[Path, Any]]:
@@ -126,5 +170,8 @@ def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
 
 
-def _numbers(header: Any, tag: str) -> list[float]:
-    return [float(value) for value in header[tag].value]
+def _numbers(file: Path, header: Any, tag: str, count: int) -> NDArray[np.float64]:
+    found = np.array([float(value) for value in np.atleast_1d(header[tag].value)])
+    if found.shape != (count,) or not np.isfinite(found).all():
+        raise DataError(f"{file}: its DICOM tag {tag} does not hold {count} numbers")
+    return found

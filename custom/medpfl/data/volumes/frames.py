@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medpfl.core.errors import DataError
-from medpfl.data.volumes.dicom import LPS, SEGMENTATIONS, check_size, dicom_file
+from medpfl.data.volumes.dicom import GREY, LPS, SEGMENTATIONS, check_size, dicom_file
 
 SLACK = 0.1
 """Steps between slices may differ by so much of a step, as in a series."""
@@ -75,7 +75,7 @@ def needed(file: Path) -> ModuleType:
 def _check_frames(file: Path, header: Any) -> None:
     """Whether the functional groups tell one regular volume; the library's own words would be of its insides."""
     colours = header.get("PhotometricInterpretation")
-    if colours not in ("MONOCHROME1", "MONOCHROME2"):
+    if colours not in GREY:
         raise DataError(f"{file}: expected grey frames, got {colours}")
     frames = header.get("PerFrameFunctionalGroupsSequence") or []
     shared = (header.get("SharedFunctionalGroupsSequence") or [{}])[0]

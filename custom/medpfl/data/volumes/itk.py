@@ -3,6 +3,7 @@
 
 import math
 import re
+import zlib
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from medpfl.core.errors import DataError, unreadable
 from medpfl.data.untrusted import check_held, check_values
+from medpfl.data.volumes.checksums import check_sum
 
 ITK = (".nrrd", ".mha", ".mhd")
 _HEADER = 2**20
@@ -56,6 +58,10 @@ def _read(sitk: ModuleType, file: Path) -> tuple[NDArray[np.float32], NDArray[np
     if _in_itself(file):
         one = sitk.Image([1, 1, 1], reader.GetPixelID(), channels).GetSizeOfPixelComponent()
         check_held(file, one * math.prod(size) * channels, file.stat().st_size)
+        try:
+            check_sum(file, one * math.prod(size) * channels)
+        except (zlib.error, EOFError) as error:
+            raise DataError(unreadable(file, f"an image ({file.suffix[1:].upper()})", error)) from error
     image = reader.Execute()
     values = sitk.GetArrayFromImage(image).astype(np.float32)  # D x W x H [x C], the axes in the other order
     moved = values.transpose(2, 1, 0)[None] if channels == 1 else values.transpose(3, 2, 1, 0)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from medpfl.core.errors import DataError, unreadable
 from medpfl.data.untrusted import check_held, check_values
+from medpfl.data.volumes.checksums import check_sum
 
 SUFFIXES = (".nii", ".nii.gz")
 
@@ -57,6 +58,19 @@ def check_size(file: Path, image: Any) -> None:
     check_held(file, image.get_data_dtype().itemsize * math.prod(image.shape), stored)
 
 
+def check_whole(file: Path, image: Any) -> None:
+    """Refuse a compressed file whose voxels are not those that were written.
+
+    Args:
+        image: the file as nibabel loads it.
+
+    Raises:
+        zlib.error, EOFError: they are not.
+    """
+    stored = Path(image.file_map["image"].filename or file)
+    check_sum(stored, image.get_data_dtype().itemsize * math.prod(image.shape))
+
+
 def place_of(file: Path) -> NDArray[np.float64] | None:
     """The affine of a file whose sform says where it lies, whatever its qform says; None of any other.
 
@@ -88,6 +102,7 @@ def stored_values(file: Path) -> NDArray[Any]:
         image: Any = nib.load(file)
         check_size(file, image)
         found = np.unique(np.asanyarray(image.dataobj))
+        check_whole(file, image)
     except DataError:
         raise
     except Exception as error:  # the reader raises anything on a broken file; the sentence keeps the cause

@@ -18,7 +18,7 @@ from medpfl.data.untrusted import MOST_PREPARED, MOST_VALUES
 from medpfl.data.volumes.dicom import check_series, geometry_tags
 from medpfl.data.volumes.frames import frames_of, read_frames
 from medpfl.data.volumes.itk import is_itk, read_itk
-from medpfl.data.volumes.nifti import check_size, check_spacing, place_of
+from medpfl.data.volumes.nifti import check_size, check_spacing, check_whole, place_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +38,8 @@ def read_image(*files: Path, finite: bool = True) -> tuple[NDArray[np.float32], 
         if not file.exists():
             raise DataError(f"{file}: no such file")
         frames = frames_of(file)
-        slices = check_series(file) if frames is None and file.is_dir() else []
+        alone = file.is_dir() or file.suffix.lower() == ".dcm"
+        slices = check_series(file) if frames is None and alone else []
         try:
             array, affine = read_frames(*frames) if frames else read_itk(file) if is_itk(file) else _read(file, slices)
         except DataError:
@@ -85,11 +86,15 @@ def _read(file: Path, slices: Sequence[Path]) -> tuple[NDArray[np.float32], NDAr
         check_spacing(file)
     header = reader.read([str(one) for one in slices] if len(slices) > 1 else str(file))
     if len(slices) > 1:
-        # MONAI finds slices by a pattern, in which the folder "CT[1]" means "CT1", and in the order of the disk.
+        # MONAI finds slices by a pattern, in which the folder "CT[1]" means "CT1", and orders them by their numbers.
         reader.has_series, reader.filenames = True, [slices]
+        for number, one in enumerate(header):
+            one.InstanceNumber = number
     if isinstance(reader, NibabelReader):  # it has not decompressed the voxels yet
         check_size(file, header)
     values, meta = reader.get_data(header)
+    if isinstance(reader, NibabelReader):
+        check_whole(file, header)
     if values.dtype.kind not in "biuf":  # of complex numbers the cast below would keep the real parts
         found = "complex numbers" if values.dtype.kind == "c" else "colours"
         raise DataError(f"{file}: expected one real number a voxel, got {found}")
