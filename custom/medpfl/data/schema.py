@@ -23,7 +23,8 @@ from pydantic import Field, JsonValue, ValidationError
 from medpfl.core.errors import SiteFileError
 from medpfl.data.contract import Dataset
 from medpfl.data.declared import Strict
-from medpfl.data.site_file import SiteFile, first_problem
+from medpfl.data.problem import first_problem
+from medpfl.data.site_file import SiteFile
 from medpfl.data.target import Target
 from medpfl.data.untrusted import load_yaml
 

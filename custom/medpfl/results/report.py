@@ -241,8 +241,8 @@ def _drawn(panel: Panel, summary: Summary, lines: Sequence[Line], mixing: Mappin
             figure, axes = new_figure(3.6 + max(0.0, 0.15 * (longest - 12)), 3.2)
             draw_graph(axes[0, 0], summary.roster, panel.edges, mixing[last] if last else None)
             note = (
-                f"Slot “{panel.slot}”: {counted(len(panel.edges), 'edge')} of the network along which models are drawn together; "
-                "thick: much was heard in the last round."
+                f"Slot “{panel.slot}”: {counted(len(panel.edges), 'edge')} of the network along which models are drawn "
+                "together; thick: much was heard in the last round."
             )
             return _Drawn("Similar hospitals", note, svg_text(figure))
         case CurvesPanel():
