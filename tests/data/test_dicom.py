@@ -199,6 +199,21 @@ def test_a_missing_slice(tmp_path: Path) -> None:
         read_image(series)
 
 
+def test_pixels_that_nothing_here_decompresses(tmp_path: Path) -> None:
+    """A sound file, in the way many archives compress; it was called damaged."""
+
+    def lossless(number: int, header: Any) -> None:
+        header.file_meta.TransferSyntaxUID = pydicom.uid.HTJ2KLossless
+        header.PixelData = pydicom.encaps.encapsulate([b"\xff\x4f\xff\x51" + bytes(60)])
+
+    series = write_series(tmp_path / "series", scan()[0], affine_of(), lossless)
+    with pytest.raises(
+        DataError,
+        match=r"\.dcm: its pixels are compressed as High-Throughput JPEG 2000 .*, which is not read; decompress",
+    ):
+        read_image(series)
+
+
 @pytest.mark.parametrize("name", ["slice", "slice.dcm"])
 @pytest.mark.parametrize("kind", ["RGB", "YBR_FULL", "PALETTE COLOR"])
 def test_a_picture_in_colour_is_no_volume(tmp_path: Path, name: str, kind: str) -> None:

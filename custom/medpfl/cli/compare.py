@@ -26,7 +26,7 @@ def compare(
         int, typer.Option(help="Runs at a time, one torch thread each.", show_default="one a processor")
     ] = os.cpu_count() or 1,
     flare: Annotated[bool, typer.Option("--flare", help="Each run as a job on a FLARE POC federation here.")] = False,
-    timeout: Annotated[float, typer.Option(help="With --flare: seconds a run may take.")] = 3600,
+    timeout: Annotated[float, typer.Option(help="With --flare: seconds a run may take.", min=1)] = 3600,
     scheduler: Annotated[
         str | None, typer.Option(help="Address of a Dask scheduler (tcp://host:8786): its workers do the runs.")
     ] = None,

@@ -42,7 +42,7 @@ KeepOption = Annotated[bool, typer.Option("--keep", help="Leave the federation u
 ResultsOption = Annotated[Path, typer.Option(help="Folder for results.")]
 PortOption = Annotated[int | None, typer.Option(help="The server's port (default: a free one).", min=1, max=65535)]
 ProjectOption = Annotated[Path | None, typer.Option(help="FLARE project file (default: the bundle's example).")]
-TimeoutOption = Annotated[float, typer.Option(help="Seconds a job may take.")]
+TimeoutOption = Annotated[float, typer.Option(help="Seconds a job may take.", min=1)]
 
 
 @contextmanager

@@ -128,8 +128,8 @@ def check_size(files: Sequence[Path]) -> list[tuple[Path, Any]]:
     """The files' headers, read without the pixels.
 
     Raises:
-        DataError: a file is no DICOM, its header is compressed (nothing says how large it would become), or the pixels
-            are too many.
+        DataError: a file is no DICOM, its header is compressed (nothing says how large it would become), its pixels are
+            compressed in a way that is not read, or they are too many.
     """
     import pydicom
     from pydicom.uid import DeflatedExplicitVRLittleEndian
@@ -138,8 +138,14 @@ def check_size(files: Sequence[Path]) -> list[tuple[Path, Any]]:
     count = 0
     for file in files:
         try:
-            if pydicom.filereader.read_file_meta_info(file).get("TransferSyntaxUID") == DeflatedExplicitVRLittleEndian:
+            syntax = pydicom.filereader.read_file_meta_info(file).get("TransferSyntaxUID")
+            if syntax == DeflatedExplicitVRLittleEndian:
                 raise DataError(f"{file}: its header is compressed (deflated), which is not read")
+            if syntax and not _is_decoded(syntax):
+                raise DataError(
+                    f"{file}: its pixels are compressed as {syntax.name}, which is not read; decompress the files "
+                    "beforehand, with DCMTK's dcmdjpeg or GDCM's gdcmconv --raw, say"
+                )
             header = pydicom.dcmread(file, stop_before_pixels=True)
             per_pixel = int(header.get("NumberOfFrames") or 1) * int(header.get("SamplesPerPixel") or 1)
             count += per_pixel * int(header.get("Rows") or 0) * int(header.get("Columns") or 0)
@@ -150,6 +156,18 @@ def check_size(files: Sequence[Path]) -> list[tuple[Path, Any]]:
         slices.append((file, header))
     check_values(files[0], (count,))
     return slices
+
+
+def _is_decoded(syntax: Any) -> bool:
+    """Whether a transfer syntax is read by what is installed here; a private one is left to its reader."""
+    from pydicom.pixels import get_decoder
+
+    if not syntax.is_transfer_syntax or not syntax.is_encapsulated:
+        return True
+    try:
+        return bool(get_decoder(syntax).is_available)
+    except NotImplementedError:
+        return False
 
 
 def geometry_tags(header: Any) -> dict[str, dict[str, list[float]]]:

@@ -13,11 +13,13 @@ from medpfl.data.untrusted import check_held, check_values
 from medpfl.data.volumes.checksums import check_sum
 
 SUFFIXES = (".nii", ".nii.gz")
+_OTHER_UNITS = {1: "metres", 3: "micrometres"}
+"""By NIfTI's code; readers take all lengths for millimetres, which 2 is and 0, unknown, nearly always means."""
 
 
 def check_spacing(file: Path) -> None:
-    """Refuse a spacing of 0, or one that is not finite. Readers put 1 for it, or take another field of the header, and
-    the volume would be learnt from at a size that it does not have.
+    """Refuse a spacing of 0, one that is not finite, or one that is not in mm. Readers put 1 for it, take another field
+    of the header, or do not look at the unit, and the volume would be learnt from at a size that it does not have.
 
     Raises:
         DataError: with the file, the field of the header and what it says.
@@ -34,6 +36,8 @@ def check_spacing(file: Path) -> None:
     header = kind(raw[: kind.sizeof_hdr], check=False)
     if int(header["dim"][0]) < 3:
         return  # no volume, which its reader says
+    if unit := _OTHER_UNITS.get(int(header["xyzt_units"]) & 7):
+        raise DataError(f"{file}: expected lengths in millimetres, its header says {unit} (xyzt_units)")
     spacings = {"pixdim": np.abs(header["pixdim"][1:4].astype(np.float64))}
     if int(header["sform_code"]) > 0:
         rows = np.stack([header[f"srow_{axis}"][:3].astype(np.float64) for axis in "xyz"])
