@@ -160,7 +160,7 @@ def check_size(files: Sequence[Path]) -> list[tuple[Path, Any]]:
 
 def _is_decoded(syntax: Any) -> bool:
     """Whether a transfer syntax is read by what is installed here; a private one is left to its reader."""
-    from pydicom.pixels import get_decoder
+    from pydicom.pixels.decoders.base import get_decoder
 
     if not syntax.is_transfer_syntax or not syntax.is_encapsulated:
         return True
