@@ -56,6 +56,13 @@ def test_the_list_of_jobs_fits_a_narrow_window() -> None:
         assert all(word in told for word in f"{entry.task} {entry.data} {entry.paper}".split())
 
 
+@pytest.mark.parametrize("verb", [("compare", "x.yaml", "--flare"), ("poc", "run", "x"), ("poc", "hospitals", "x")])
+@pytest.mark.parametrize("limit", ["0", "-5", "nan"])
+def test_a_limit_in_which_nothing_can_run_is_refused(verb: tuple[str, ...], limit: str) -> None:
+    result = CliRunner().invoke(app, [*verb, "--timeout", limit])
+    assert result.exit_code == 2 and "'--timeout'" in result.output and "to 1" in " ".join(result.output.split())
+
+
 @pytest.mark.slow
 def test_demo_and_pack(tmp_path: Path) -> None:
     assert "hospital-a, hospital-b" in medpfl("demo", "phantom", str(tmp_path / "demo"))
