@@ -119,6 +119,21 @@ def test_seeds_of_a_split_are_no_further_splits() -> None:
         assert found.needed is not None and found.needed.times == pytest.approx((2.801585 * error / 0.2) ** 2, abs=0.01)
 
 
+def test_splits_with_unequal_numbers_of_runs_leave_no_interval() -> None:
+    """Where a run had failed, the interval was around the mean of the splits' means (here 0.15), and the gain beside it
+    is the mean of the runs (0.2)."""
+    runs = [(0, 0, 0.0), (1, 0, 0.3), (1, 1, 0.3)]
+    sheets: dict[str, dict[tuple[int | None, int], Sheets]] = {
+        name: {(split, seed): {"anna": {"test": sheet([value * right] * 8)}} for split, seed, value in runs}
+        for name, right in (("Local", 0), ("Good", 1))
+    }
+    mean = paired_gain([value for *_, value in runs], [0.0] * 3)
+    for pairs, known in ((list(sheets["Good"]), False), ([(0, 0), (1, 1)], True)):
+        rows = Rows(sheets, ["anna"], Measure(), "Local", {"anna": 0.25}, anna)
+        gain, by_site = rows.certain([sheets["Good"][pair] for pair in pairs], pairs, mean, {"anna": mean})
+        assert [found.interval is not None for found in (gain, by_site["anna"])] == [known, known]
+
+
 @pytest.mark.parametrize(("ratio", "seeds"), [(5.9, 3), (8.0, 3), (12.0, 2), (11.9, 2), (25.0, 2), (0.03, 8723)])
 def test_as_many_seeds_where_scipy_has_no_number_for_the_other_side(ratio: float, seeds: int) -> None:
     """By the chi distribution of the deviation, integrated; scipy's noncentral t is NaN on the far side of 8."""
