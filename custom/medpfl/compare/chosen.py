@@ -56,9 +56,7 @@ class Rows:
             each = {s: intervals.corrected(table[:, k].tolist(), ratio[s]) for k, s in enumerate(self.sites)}
             whole = intervals.corrected(means.tolist(), float(np.mean([ratio[site] for site in self.sites])))
             of, count = dict.fromkeys(self.sites, len(table)), len(table)
-            if (
-                len(set(Counter(splits).values())) > 1
-            ):  # a run is missing: the gain is not the splits' mean
+            if len(set(Counter(splits).values())) > 1:  # a run is missing: the gain is not the splits' mean
                 whole, each = None, dict.fromkeys(self.sites)
         else:
             draws = {}
