@@ -114,7 +114,7 @@ def test_a_run_that_was_broken_off_does_not_lie_beside_the_results_of_the_one_be
         simulate(make_job(min_clients=5), table_sites, results, home)
     assert read_training(results) == before and len(read_lines(results)) > 3
     simulate(make_job(seed=1), table_sites, results, home, stop_after=1)
-    with pytest.raises(MedPFLError, match=r"summary.json cannot be read"):
+    with pytest.raises(MedPFLError, match=r"results: the job has not come to its end"):
         read_training(results)
     assert not (results / "report.html").exists()
     simulate(make_job(seed=1), table_sites, results, home)
