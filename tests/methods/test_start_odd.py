@@ -16,6 +16,7 @@ from medpfl.core.errors import ConfigError, DataError
 from medpfl.data.site_file import load_site_file
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.start import Start, Started
+from medpfl.models.transformers import SwinUNETR
 from medpfl.models.unet import UNet
 from medpfl.rounds.held_alike import read_common
 from medpfl.tasks.segmentation import Segmentation
@@ -83,4 +84,22 @@ def test_a_network_that_computes_something_else_with_the_same_tensors(of: str, t
     other = replace(task, architecture=UNet((4, 8), norm="group"))
     words = "^checkpoint 'known' does not fit the job: its UNet has another 'norm' than the job's, 'group', with which"
     with pytest.raises(DataError, match=words):
+        read_common(method, other, file, data.input_shape, data)
+
+
+def test_heads_of_each_stage_are_compared_as_the_file_has_them(tmp_path: Path) -> None:
+    """A tuple, which is a list in a file: a job could not go on from its own network."""
+    task = Segmentation("organ", size=(32, 32), architecture=SwinUNETR(feature_size=12, norm="batch"))
+    store.save(
+        tmp_path / "start.safetensors",
+        task.architecture.build((1, 32, 32), 2).state_dict(),
+        {"kind": "checkpoint", "network": spec_of(task.architecture)},
+    )
+    site = write_volumes(tmp_path)
+    change_yaml(site, lambda content: content.update(checkpoints={"known": "start.safetensors"}))
+    file = load_site_file(site)
+    data, method = task.load(file), FedAvg(start=Start("known"))
+    assert read_common(method, task, file, data.input_shape, data).start(method.start)
+    other = replace(task, architecture=SwinUNETR(feature_size=12, num_heads=(3, 6, 6, 12), norm="batch"))
+    with pytest.raises(DataError, match=r"SwinUNETR has another 'num_heads' than the job's, \[3, 6, 6, 12\]"):
         read_common(method, other, file, data.input_shape, data)

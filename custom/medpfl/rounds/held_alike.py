@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from medpfl import store
-from medpfl.component import class_name
+from medpfl.component import class_name, spec_of
 from medpfl.core.errors import DataError
 from medpfl.data.meaning import other_inputs
 from medpfl.data.samples import SiteData
@@ -94,12 +94,13 @@ def _differs(theirs: object, ours: object) -> str | None:
     """What no shape tells and is another in the network of a checkpoint than in the job's of the same class."""
     if not isinstance(theirs, dict) or not isinstance(theirs.get("args"), dict) or not isinstance(ours, Architecture):
         return None
-    if theirs.get("path") != class_name(type(ours)):
+    here = spec_of(ours)["args"]  # in the form of a file, in which a tuple is a list
+    if theirs.get("path") != class_name(type(ours)) or not isinstance(here, dict):
         return None
     for key in _UNSEEN:
-        if hasattr(ours, key) and theirs["args"].get(key, getattr(ours, key)) != getattr(ours, key):
+        if key in here and theirs["args"].get(key, here[key]) != here[key]:
             return (
-                f"{type(ours).__name__} has another '{key}' than the job's, {getattr(ours, key)!r}, with which "
+                f"{type(ours).__name__} has another '{key}' than the job's, {here[key]!r}, with which "
                 "the same weights would compute something else: name that of the checkpoint"
             )
     return None
