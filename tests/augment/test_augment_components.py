@@ -2,7 +2,6 @@
 """Every augmentation on images and volumes: what it changes, what it leaves, and that masks go where images go."""
 
 import inspect
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -240,7 +239,7 @@ def test_the_angles_of_the_nnunet_preset_follow_the_patch(shape: tuple[int, ...]
     [
         (Flip, {"axis": 3}, "Flip's axis must be between 0 and 2, got 3"),
         (Flip, {"prob": 1.5}, "Flip's prob must be between 0 and 1, got 1.5"),
-        (Noise, {"std": math.nan}, "Noise's std must be between 0 and 10, got nan"),
+        (Noise, {"std": 10.5}, "Noise's std must be between 0 and 10, got 10.5"),
         (Zoom, {"factor": [1.2, 0.8]}, r"Zoom's factor must be the least and the greatest value, got \[1.2, 0.8\]"),
         (Zoom, {"factor": [0, 2]}, r"Zoom's factor must be between 0.5 and 10, got \[0.0, 2.0\]"),
         (Affine, {"degrees": [10, 10, 200]}, "Affine's degrees must be between 0 and 180"),

@@ -257,8 +257,7 @@ def test_a_claim_takes_no_memory(codec: Codec, payload: bytes) -> None:
     [
         (lambda: STC(0), r"STC's p must be in \(0, 1\], got 0"),
         (lambda: STC(1.5), "got 1.5"),
-        (lambda: CER(-1), "CER's gamma must be at least 0 and finite, got -1"),
-        (lambda: CER(float("nan")), "got nan"),
+        (lambda: CER(-1), "CER's gamma must be at least 0, got -1"),
         (lambda: DAdaQuant(0), "DAdaQuant's levels must be from 1 to 65535, got 0"),
     ],
 )

@@ -92,7 +92,7 @@ def test_one_answer_of_many() -> None:
     torch.testing.assert_close(run(Mean(), stack(), info(present=present)), before[2].expand(K, -1))
 
 
-@pytest.mark.parametrize("lam", [0.0, -0.1, 1.0001, float("nan")])
+@pytest.mark.parametrize("lam", [0.0, -0.1, 1.0001])
 def test_lam_outside_every_range(lam: float) -> None:
     with pytest.raises(ConfigError, match=r"lam must be in \[1/K, 1\]"):
         SoftPull(lam=lam)

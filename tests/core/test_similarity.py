@@ -189,7 +189,7 @@ def test_mixing_is_eq_2_and_leaves_the_matrix_alone() -> None:
     ("args", "sentence"),
     [
         ({"lam": -0.1}, r"lam must be in \[0, 1\], got -0.1"),
-        ({"lam": float("nan")}, r"lam must be in \[0, 1\]"),
+        ({"lam": 1.1}, r"lam must be in \[0, 1\], got 1.1"),
         ({"statistics": "batch_norm_running"}, "from_round must be at least 2"),
         ({"from_round": 3}, "from_round must be 1 for 'batch_norm_inputs', got 3"),
     ],

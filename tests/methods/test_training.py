@@ -163,10 +163,10 @@ def test_a_job_names_the_optimiser(optimizer: Optimizer, tmp_path: Path) -> None
     [
         (lambda: Sgd(momentum=1.0), r"Sgd's momentum must be in \[0, 1\), got 1"),
         (lambda: Sgd(nesterov=True), "Sgd's nesterov needs a momentum above 0"),
-        (lambda: AdamW(weight_decay=-1.0), "AdamW's weight_decay must be at least 0 and finite, got -1"),
+        (lambda: AdamW(weight_decay=-1.0), "AdamW's weight_decay must be at least 0, got -1"),
         (lambda: Adam(betas=(0.9, 1.0)), r"Adam's betas must be in \[0, 1\), got \[0.9, 1.0\]"),
-        (lambda: Adam(eps=0.0), "Adam's eps must be above 0 and finite, got 0"),
-        (lambda: FedAvg(clip_gradient=0.0), "FedAvg's clip_gradient must be above 0 and finite, or null, got 0"),
+        (lambda: Adam(eps=0.0), "Adam's eps must be above 0, got 0"),
+        (lambda: FedAvg(clip_gradient=0.0), "FedAvg's clip_gradient must be above 0, or null, got 0"),
         (lambda: FedAvg(accumulate=0), "FedAvg's accumulate must be at least 1, got 0"),
         (lambda: FedAvg(optimizer="lion"), "'optimizer' of FedAvg must be 'adam' or 'sgd' or an Optimizer, got 'lion'"),
         (lambda: FedAvg(clip_gradients=1.0), r"unknown argument 'clip_gradients' .* did you mean 'clip_gradient'\?"),

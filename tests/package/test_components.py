@@ -2,6 +2,7 @@
 """Arguments are checked whoever builds a component: FLARE's builder, ours, or a line of Python."""
 
 import inspect
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,8 +14,13 @@ from medpfl.core.checked import Checked
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import NetworkProx, SoftPull
 from medpfl.flare.allow import component_classes
+from medpfl.methods.fedamp import FedAMP
+from medpfl.methods.fedavg import FedAvg
+from medpfl.methods.fedrod import FedRoD
+from medpfl.methods.moon import Moon
 from medpfl.methods.pfednet import PFedNet
 from medpfl.models.by_hospital import ByHospital
+from medpfl.tasks.losses import CrossEntropy
 
 
 class Flare(ComponentBuilder):
@@ -72,6 +78,20 @@ def test_lists_and_whole_numbers_become_what_is_declared() -> None:
     assert hash(NetworkProx(1, graph="given", edges=[["a", "b"]]))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"'lam' of SoftPull must be a number, got True"):
         SoftPull(lam=True)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_no_argument_is_infinite_or_no_number(value: float) -> None:
+    """YAML can write them (.inf, .nan); a weight or a rate like that trained every model to NaN."""
+    with pytest.raises(ConfigError, match=rf"argument 'lam' of SoftPull must be a finite number, got {value}"):
+        SoftPull(lam=value)
+    for wrong in (lambda: Moon(mu=value), lambda: FedAMP(mu=value), lambda: FedRoD(gamma=value)):
+        with pytest.raises(ConfigError, match=f"must be a finite number, got {value}"):
+            wrong()
+    with pytest.raises(ConfigError, match=r"argument 'weights' of CrossEntropy must be .*got"):
+        CrossEntropy((1.0, value))
+    with pytest.raises(ConfigError, match=f"argument 'clip_gradient' of FedAvg must be a number or null, got {value}"):
+        FedAvg(clip_gradient=value)
 
 
 @dataclass(frozen=True)

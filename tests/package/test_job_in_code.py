@@ -24,7 +24,7 @@ from tools import pieces, ready
 @pytest.mark.parametrize("value", [math.inf, math.nan, -1.0])
 def test_times_are_finite(name: str, value: float) -> None:
     """JSON has no infinity: such a job could be written and not be read."""
-    with pytest.raises(ConfigError, match=f"the controller's {name} must be"):
+    with pytest.raises(ConfigError, match=f"(the controller's|argument) '?{name}'?( of Settings)? must be"):
         Settings(rounds=1, **{name: value})
 
 

@@ -56,7 +56,7 @@ def test_the_network_follows_from_the_data(task: Any) -> None:
 
 
 @pytest.mark.parametrize(("kind", "changes", "words"), [
-    (Regression, {"spread": 0}, "its spread above 0"),
+    (Regression, {"spread": 0}, "Regression's spread must be above 0"),
     (Regression, {"unit": "x" * 21}, "at most 20 printable characters"),
     (Regression, {"error": "cubic"}, "must be 'squared', 'absolute' or 'huber', got"),
     (Regression, {"score": "mea"}, "did you mean 'mae'"),

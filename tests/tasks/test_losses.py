@@ -133,7 +133,7 @@ def test_balanced_weights_are_those_of_scikit_learn() -> None:
         (lambda: CrossEntropy((1.0,)).informed(["no", "yes"], [3, 4]), "1 weights, and there are 2 classes: no, yes"),
         (lambda: CrossEntropy("balanced")(LOGITS, CLASSES), "before it was told the counts"),
         (lambda: Focal(gamma=-1), r"Focal's gamma must be in \[0, 10\], got -1"),
-        (lambda: DiceFocal(gamma=math.nan), r"Focal's gamma must be in \[0, 10\], got nan"),
+        (lambda: DiceFocal(gamma=10.5), r"Focal's gamma must be in \[0, 10\], got 10.5"),
         (lambda: Tversky(0, 0), "Tversky's alpha and beta must be at least 0, and not both 0"),
     ],
 )  # fmt: skip

@@ -3,6 +3,7 @@
 
 import dataclasses
 import inspect
+import math
 import sys
 import types
 import typing
@@ -118,9 +119,8 @@ def _fitted(value: Any, hint: Any) -> Any:
         return _as_list(value, hint, inner[0])
     elif origin in (dict, Mapping):
         return _as_mapping(value, hint, inner[1])
-    elif hint is float and type(value) is not float:
-        fits = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-        value = float(value) if fits else value
+    elif hint is float:
+        return _as_number(value)
     elif hint is int:
         fits = isinstance(value, int) and not isinstance(value, bool)
     elif hint is None or isinstance(hint, type):
@@ -130,6 +130,16 @@ def _fitted(value: Any, hint: Any) -> Any:
     if not fits:
         raise _Misfit(_named(hint))
     return value
+
+
+def _as_number(value: Any) -> float:
+    if isinstance(value, float):
+        if not math.isfinite(value):  # YAML can write it; no argument means anything then
+            raise _Misfit("a finite number")
+        return value
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) > sys.float_info.max:
+        raise _Misfit(_named(float))
+    return float(value)
 
 
 def _one_of(value: Any, hint: Any, hints: tuple[Any, ...]) -> Any:

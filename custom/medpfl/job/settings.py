@@ -2,7 +2,6 @@
 """The controller's arguments: everything about a job that the server decides."""
 
 import dataclasses
-import math
 import re
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -74,9 +73,9 @@ class Settings(Checked):
                 )
         if not 0 <= self.grace <= _LONGEST:
             raise ConfigError(f"the controller's grace must be at least 0 seconds and at most a year, got {self.grace}")
-        if self.clip_updates is not None and not 1 <= self.clip_updates < math.inf:
+        if self.clip_updates is not None and self.clip_updates < 1:
             raise ConfigError(
-                f"the controller's clip_updates must be at least 1 and finite, or null, got {self.clip_updates}"
+                f"the controller's clip_updates must be at least 1, or null, got {self.clip_updates}"
             )
         self._check_hospitals_per_round()
         if self.schema is not None and not re.fullmatch("[0-9a-f]{64}", self.schema):

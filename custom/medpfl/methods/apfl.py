@@ -53,8 +53,8 @@ class APFL(Method):
         super().__post_init__()
         if not 0 <= self.alpha <= 1:
             raise ConfigError(f"APFL's alpha must be in [0, 1], got {self.alpha}")
-        if not 0 <= self.alpha_lr < float("inf"):
-            raise ConfigError(f"APFL's alpha_lr must be at least 0 and finite, got {self.alpha_lr}")
+        if self.alpha_lr < 0:
+            raise ConfigError(f"APFL's alpha_lr must be at least 0, got {self.alpha_lr}")
 
     def models(self, build: Build) -> dict[str, nn.Module]:
         networks = {name: build.network() for name in ("global", "personal", "mixed")}

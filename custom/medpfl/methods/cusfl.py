@@ -131,8 +131,8 @@ class CusFL(Method):
             if not 0 <= value < 1:
                 raise ConfigError(f"CusFL's {name} must be in [0, 1), got {value}")
         for name in ("cap", "temperature"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ConfigError(f"CusFL's {name} must be above 0 and finite, got {getattr(self, name)}")
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"CusFL's {name} must be above 0, got {getattr(self, name)}")
         for name, least in (("projection", 1), ("aligned_rounds", 0), ("warm_up", 0)):
             value = getattr(self, name)
             if value is not None and value < least:

@@ -35,8 +35,8 @@ class Ditto(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.lam < float("inf"):
-            raise ConfigError(f"Ditto's lam must be at least 0 and finite, got {self.lam}")
+        if self.lam < 0:
+            raise ConfigError(f"Ditto's lam must be at least 0, got {self.lam}")
 
     def models(self, build: Build) -> dict[str, nn.Module]:
         return {"global": build.network(), "personal": build.network()}

@@ -30,7 +30,7 @@ class DSFL(OnPublicData):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.temperature > 0:
+        if self.temperature <= 0:
             raise ConfigError(f"DSFL's temperature must be above 0, got {self.temperature}")
 
     def told(self, logits: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ class FedAMP(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.mu >= 0:
+        if self.mu < 0:
             raise ConfigError(f"FedAMP's mu must be at least 0, got {self.mu}")
 
     def models(self, build: Build) -> dict[str, nn.Module]:

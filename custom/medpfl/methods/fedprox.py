@@ -32,8 +32,8 @@ class FedProx(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.mu < float("inf"):
-            raise ConfigError(f"FedProx's mu must be at least 0 and finite, got {self.mu}")
+        if self.mu < 0:
+            raise ConfigError(f"FedProx's mu must be at least 0, got {self.mu}")
 
     def models(self, build: Build) -> dict[str, nn.Module]:
         return {"model": build.network()}

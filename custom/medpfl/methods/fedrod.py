@@ -50,7 +50,7 @@ class FedRoD(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.gamma >= 0:
+        if self.gamma < 0:
             raise ConfigError(f"FedRoD's gamma must be at least 0, got {self.gamma}")
 
     def models(self, build: Build) -> dict[str, nn.Module]:

@@ -81,7 +81,7 @@ class MHpFLID(Method):
             raise ConfigError(f"MHpFLID's distill_epochs must be at least 1, got {self.distill_epochs}")
         if self.warm_up < 0:
             raise ConfigError(f"MHpFLID's warm_up must be at least 0, got {self.warm_up}")
-        if not self.distill_lr > 0:
+        if self.distill_lr <= 0:
             raise ConfigError(f"MHpFLID's distill_lr must be above 0, got {self.distill_lr}")
         for name in ("inject_messenger", "distill_local"):
             if not 0 <= getattr(self, name) <= 1:

@@ -44,9 +44,9 @@ class Moon(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.mu >= 0:
+        if self.mu < 0:
             raise ConfigError(f"Moon's mu must be at least 0, got {self.mu}")
-        if not self.temperature > 0:
+        if self.temperature <= 0:
             raise ConfigError(f"Moon's temperature must be above 0, got {self.temperature}")
 
     def models(self, build: Build) -> dict[str, nn.Module]:

@@ -67,9 +67,9 @@ class Optimizer(Checked):
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.weight_decay < float("inf"):
+        if self.weight_decay < 0:
             raise ConfigError(
-                f"{type(self).__name__}'s weight_decay must be at least 0 and finite, got {self.weight_decay}"
+                f"{type(self).__name__}'s weight_decay must be at least 0, got {self.weight_decay}"
             )
 
     @property
@@ -107,8 +107,8 @@ class Adam(Optimizer):
         super().__post_init__()
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"{type(self).__name__}'s betas must be in [0, 1), got {list(self.betas)}")
-        if not 0 < self.eps < float("inf"):
-            raise ConfigError(f"{type(self).__name__}'s eps must be above 0 and finite, got {self.eps}")
+        if self.eps <= 0:
+            raise ConfigError(f"{type(self).__name__}'s eps must be above 0, got {self.eps}")
 
     @property
     def traits(self) -> frozenset[str]:

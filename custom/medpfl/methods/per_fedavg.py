@@ -52,10 +52,10 @@ class PerFedAvg(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.inner_lr < float("inf"):
-            raise ConfigError(f"PerFedAvg's inner_lr must be at least 0 and finite, got {self.inner_lr}")
-        if not 0 < self.delta < float("inf"):
-            raise ConfigError(f"PerFedAvg's delta must be above 0 and finite, got {self.delta}")
+        if self.inner_lr < 0:
+            raise ConfigError(f"PerFedAvg's inner_lr must be at least 0, got {self.inner_lr}")
+        if self.delta <= 0:
+            raise ConfigError(f"PerFedAvg's delta must be above 0, got {self.delta}")
 
     def models(self, build: Build) -> dict[str, nn.Module]:
         return {"model": build.network(), "personal": build.network()}

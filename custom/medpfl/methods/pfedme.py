@@ -45,8 +45,8 @@ class PFedMe(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.lam < float("inf"):
-            raise ConfigError(f"PFedMe's lam must be above 0 and finite, got {self.lam}")
+        if self.lam <= 0:
+            raise ConfigError(f"PFedMe's lam must be above 0, got {self.lam}")
         if self.inner_steps < 1:
             raise ConfigError(f"PFedMe's inner_steps must be at least 1, got {self.inner_steps}")
         if not 0 < self.outer_lr * self.lam <= 1 + 1e-9:

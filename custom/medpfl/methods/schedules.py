@@ -43,8 +43,8 @@ class Polynomial(Schedule):
     power: float = 0.9
 
     def __post_init__(self) -> None:
-        if not 0 < self.power < float("inf"):
-            raise ConfigError(f"Polynomial's power must be above 0 and finite, got {self.power}")
+        if self.power <= 0:
+            raise ConfigError(f"Polynomial's power must be above 0, got {self.power}")
 
     def factor(self, passed: float, rounds: float) -> float:
         return float((1 - passed / rounds) ** self.power)
@@ -97,8 +97,8 @@ class WarmUp(Schedule):
     then: Literal["constant", "polynomial", "cosine"] | Schedule = "constant"
 
     def __post_init__(self) -> None:
-        if not 0 < self.rounds < float("inf"):
-            raise ConfigError(f"WarmUp's rounds must be above 0 and finite, got {self.rounds}")
+        if self.rounds <= 0:
+            raise ConfigError(f"WarmUp's rounds must be above 0, got {self.rounds}")
         if not 0 < self.start <= 1:
             raise ConfigError(f"WarmUp's start must be in (0, 1], got {self.start}")
 

@@ -78,10 +78,10 @@ class Training(Checked):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{kind}'s {name} must be at least {least}, got {value}")
-        if not self.lr > 0:
+        if self.lr <= 0:
             raise ConfigError(f"{kind}'s lr must be above 0, got {self.lr}")
-        if self.clip_gradient is not None and not 0 < self.clip_gradient < float("inf"):
-            raise ConfigError(f"{kind}'s clip_gradient must be above 0 and finite, or null, got {self.clip_gradient}")
+        if self.clip_gradient is not None and self.clip_gradient <= 0:
+            raise ConfigError(f"{kind}'s clip_gradient must be above 0, or null, got {self.clip_gradient}")
         if self.privacy and self.privacy.level == "record" and self.accumulate > 1:
             raise ConfigError(f"{kind} cannot accumulate with DPSGD, whose lots make a step each; raise batch_size")
         if self.privacy and self.privacy.level == "record" and self.precision == "fp16":

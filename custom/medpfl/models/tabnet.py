@@ -101,7 +101,7 @@ class TabNet(Architecture):
 
     def __post_init__(self) -> None:
         for name in ("width", "steps", "gamma"):
-            if not 1 <= getattr(self, name) < math.inf:
+            if getattr(self, name) < 1:
                 raise ConfigError(f"TabNet's {name} must be at least 1, got {getattr(self, name)}")
 
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:

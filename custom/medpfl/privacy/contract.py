@@ -77,7 +77,7 @@ class Privacy(Checked):
 
     def __post_init__(self) -> None:
         self._above_zero("delta")
-        if not self.delta < 1:
+        if self.delta >= 1:
             raise ConfigError(f"{type(self).__name__}'s delta must be below 1, got {self.delta}")
 
     def _length(self, name: str) -> None:
@@ -90,8 +90,8 @@ class Privacy(Checked):
     def _above_zero(self, *names: str) -> None:
         for name in names:
             value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise ConfigError(f"{type(self).__name__}'s {name} must be above 0 and finite, got {value}")
+            if value is not None and value <= 0:
+                raise ConfigError(f"{type(self).__name__}'s {name} must be above 0, got {value}")
 
 
 @dataclass(frozen=True)

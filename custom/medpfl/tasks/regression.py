@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A number: of a row, a window of a recording or an image."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -47,10 +46,8 @@ class Regression(AnyInput):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (math.isfinite(self.centre) and 0 < self.spread < math.inf):
-            raise ConfigError(
-                f"Regression's centre must be a number and its spread above 0, got {self.centre} and {self.spread}"
-            )
+        if self.spread <= 0:
+            raise ConfigError(f"Regression's spread must be above 0, got {self.spread}")
         if len(self.unit) > 20 or not self.unit.isprintable():
             raise ConfigError(f"Regression's unit must have at most 20 printable characters, got {self.unit!r}")
 

@@ -2,7 +2,6 @@
 """Segmentation of images, of volumes slice by slice along the axial axis, or of either by patches."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -77,11 +76,11 @@ class Segmentation(Task):
         for name in ("size", "spacing"):
             object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON has lists
         self._check_size()
-        if len(self.spacing) != 3 or not all(0 < length < math.inf for length in self.spacing):
+        if len(self.spacing) != 3 or not all(length > 0 for length in self.spacing):
             raise ConfigError(f"Segmentation's spacing must be 3 positive numbers (mm), got {list(self.spacing)}")
         object.__setattr__(self, "augment", built(self.augment, "Segmentation.augment", self.size))
         check_flips(self.flips, len(self.size), "Segmentation")
-        if not 0 <= self.tolerance < math.inf:
+        if self.tolerance < 0:
             raise ConfigError(f"Segmentation's tolerance (mm) must be at least 0, got {self.tolerance}")
 
     def _check_size(self) -> None:

@@ -58,7 +58,7 @@ class Survival(AnyInput):
         require("torchsurv", "survival", "the task Survival")
         object.__setattr__(self, "horizons", tuple(self.horizons))  # JSON has lists
         ascending = all(a < b for a, b in zip((0.0, *self.horizons), self.horizons, strict=False))
-        if not self.horizons or not ascending or not math.isfinite(self.horizons[-1]):
+        if not self.horizons or not ascending:
             raise ConfigError(f"Survival's horizons must be ascending times above 0, got {list(self.horizons)}")
         if len(self.horizons) > _MOST_HORIZONS:
             raise ConfigError(f"Survival takes at most {_MOST_HORIZONS} horizons, got {len(self.horizons)}")

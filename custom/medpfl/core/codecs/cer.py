@@ -37,8 +37,8 @@ class CER(Codec):
     tag: ClassVar[str] = "runs"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.gamma < float("inf"):
-            raise ConfigError(f"CER's gamma must be at least 0 and finite, got {self.gamma}")
+        if self.gamma < 0:
+            raise ConfigError(f"CER's gamma must be at least 0, got {self.gamma}")
 
     def reduce(self, vector: Vector, seed: int) -> Vector:
         signal = vector.astype(np.float64)

@@ -27,9 +27,9 @@ class AttentiveMessages(Mixer):
     sigma: float
 
     def __post_init__(self) -> None:
-        if not self.sigma > 0:
+        if self.sigma <= 0:
             raise ConfigError(f"AttentiveMessages' sigma must be above 0, got {self.sigma}")
-        if not self.alpha >= 0:
+        if self.alpha < 0:
             raise ConfigError(f"AttentiveMessages' alpha must be at least 0, got {self.alpha}")
 
     def check(self, roster: Sequence[str]) -> None:

@@ -35,9 +35,9 @@ class KnowledgeTransfer(Mixer):
 
     def __post_init__(self) -> None:
         for name in ("eta", "rho"):
-            if not 0 <= getattr(self, name) < float("inf"):
+            if getattr(self, name) < 0:
                 raise ConfigError(
-                    f"KnowledgeTransfer's {name} must be at least 0 and finite, got {getattr(self, name)}"
+                    f"KnowledgeTransfer's {name} must be at least 0, got {getattr(self, name)}"
                 )
 
     def start(self, state: State) -> None:

@@ -4,7 +4,6 @@
 Zhao, Liu, Liu, Liu, He, "Medical Federated Model with Mixture of Personalized and Shared Components", Section V-B.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -67,12 +66,12 @@ class NetworkProx(Mixer):
     """The graph, once the sketches made it."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.tau < math.inf:
-            raise ConfigError(f"NetworkProx's tau must be at least 0 and finite, got {self.tau}")
+        if self.tau < 0:
+            raise ConfigError(f"NetworkProx's tau must be at least 0, got {self.tau}")
         if not 0 < self.s <= 1:
             raise ConfigError(f"NetworkProx's s must be in (0, 1], got {self.s}")
-        if not 0 < self.rho < math.inf:
-            raise ConfigError(f"NetworkProx's rho must be above 0 and finite, got {self.rho}")
+        if self.rho <= 0:
+            raise ConfigError(f"NetworkProx's rho must be above 0, got {self.rho}")
         for name in ("neighbours", "iterations"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"NetworkProx's {name} must be at least 1, got {getattr(self, name)}")

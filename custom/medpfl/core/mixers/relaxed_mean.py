@@ -34,8 +34,8 @@ class RelaxedMean(Mean):
     beta: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.beta < float("inf"):
-            raise ConfigError(f"RelaxedMean's beta must be above 0 and finite, got {self.beta}")
+        if self.beta <= 0:
+            raise ConfigError(f"RelaxedMean's beta must be above 0, got {self.beta}")
 
     @property
     def remembers(self) -> Literal["copies"]:

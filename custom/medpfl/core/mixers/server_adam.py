@@ -46,7 +46,7 @@ class ServerAdam(Mixer):
     takes: ClassVar = "gradients"
 
     def __post_init__(self) -> None:
-        if not self.lr > 0:
+        if self.lr <= 0:
             raise ConfigError(f"ServerAdam's lr must be above 0, got {self.lr}")
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:

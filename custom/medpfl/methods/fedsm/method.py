@@ -61,7 +61,7 @@ class FedSM(Method):
         for name in ("selector_steps", "selector_samples"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{type(self).__name__}'s {name} must be at least 1, got {getattr(self, name)}")
-        if not 0 < self.selector_lr < float("inf"):
+        if self.selector_lr <= 0:
             raise ConfigError(f"{type(self).__name__}'s selector_lr must be above 0, got {self.selector_lr}")
         if self.selector_training == "local_steps" and self.selector_steps != 1:
             raise ConfigError(

@@ -6,7 +6,6 @@ asks ``choose`` once a case. A volume's scores are the mean of its slices' log-p
 segmented by one model; the paper decides image by image, as ``predict`` does.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -54,7 +53,7 @@ class SuperModel(JointModel):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "hospitals", tuple(self.hospitals))  # JSON has lists
-        if self.gamma is not None and not (math.isfinite(self.gamma) and 0 <= self.gamma <= 1):
+        if self.gamma is not None and not 0 <= self.gamma <= 1:
             raise ConfigError(f"SuperModel's gamma must be in [0, 1], got {self.gamma}")
         if not self.hospitals or len(set(self.hospitals)) < len(self.hospitals):
             raise ConfigError(f"SuperModel's hospitals must be different names, got {list(self.hospitals)}")

@@ -2,7 +2,6 @@
 """Losses of every sample, or every pixel, by itself: cross-entropy, with weights or without, and focal loss."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Self
@@ -36,7 +35,7 @@ class CrossEntropy(Loss):
 
     def __post_init__(self) -> None:
         if isinstance(self.weights, tuple) and not (
-            self.weights and all(0 <= one < math.inf for one in self.weights) and any(self.weights)
+            self.weights and all(one >= 0 for one in self.weights) and any(self.weights)
         ):
             raise ConfigError(
                 'CrossEntropy\'s weights must be numbers of at least 0, not all of them 0, or "balanced"; got '

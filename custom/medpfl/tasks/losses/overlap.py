@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Losses of masks that go by how far decision and truth overlap, class by class and without the background."""
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -67,7 +66,7 @@ class Tversky(Loss):
     beta: float = 0.7
 
     def __post_init__(self) -> None:
-        if not (0 <= self.alpha < math.inf and 0 <= self.beta < math.inf and self.alpha + self.beta > 0):
+        if not (self.alpha >= 0 and self.beta >= 0 and self.alpha + self.beta > 0):
             raise ConfigError(
                 "Tversky's alpha and beta must be at least 0, and not both 0; got "
                 f"alpha {self.alpha} and beta {self.beta}"
