@@ -74,9 +74,7 @@ class Settings(Checked):
         if not 0 <= self.grace <= _LONGEST:
             raise ConfigError(f"the controller's grace must be at least 0 seconds and at most a year, got {self.grace}")
         if self.clip_updates is not None and self.clip_updates < 1:
-            raise ConfigError(
-                f"the controller's clip_updates must be at least 1, or null, got {self.clip_updates}"
-            )
+            raise ConfigError(f"the controller's clip_updates must be at least 1, or null, got {self.clip_updates}")
         self._check_hospitals_per_round()
         if self.schema is not None and not re.fullmatch("[0-9a-f]{64}", self.schema):
             raise ConfigError(

@@ -68,9 +68,7 @@ class Optimizer(Checked):
 
     def __post_init__(self) -> None:
         if self.weight_decay < 0:
-            raise ConfigError(
-                f"{type(self).__name__}'s weight_decay must be at least 0, got {self.weight_decay}"
-            )
+            raise ConfigError(f"{type(self).__name__}'s weight_decay must be at least 0, got {self.weight_decay}")
 
     @property
     def traits(self) -> frozenset[str]:

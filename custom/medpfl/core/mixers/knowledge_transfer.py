@@ -36,9 +36,7 @@ class KnowledgeTransfer(Mixer):
     def __post_init__(self) -> None:
         for name in ("eta", "rho"):
             if getattr(self, name) < 0:
-                raise ConfigError(
-                    f"KnowledgeTransfer's {name} must be at least 0, got {getattr(self, name)}"
-                )
+                raise ConfigError(f"KnowledgeTransfer's {name} must be at least 0, got {getattr(self, name)}")
 
     def start(self, state: State) -> None:
         self._kept.clear()
