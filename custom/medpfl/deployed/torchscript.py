@@ -127,7 +127,7 @@ def save_script(module: torch.jit.ScriptModule, path: Path, more: Mapping[str, s
         more: name to text of what lies inside the archive beside it.
     """
     whole = io.BytesIO()
-    torch.jit.save(module, whole, _extra_files=dict(more))  # type: ignore[no-untyped-call]
+    torch.jit.save(module, whole, _extra_files=dict(more))
     with zipfile.ZipFile(whole) as made, zipfile.ZipFile(path, "w") as kept:
         for one in made.infolist():
             if not one.filename.endswith(".debug_pkl"):

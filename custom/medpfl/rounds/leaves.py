@@ -117,8 +117,8 @@ def _tensors(job: Job, hospitals: int, sizes: Mapping[str, Size]) -> dict[str, l
 
     initial = "initial values, equal everywhere"
     if start := job.method.start:
-        told = ", without noise" if job.method.privacy is not None else ""
-        initial += f"; of the task's networks the weights of the site file's checkpoint '{start.checkpoint}'{told}"
+        initial += f"; of the task's networks the weights of the site file's checkpoint '{start.checkpoint}'"
+        initial += ", without noise" if job.method.privacy is not None else ""
     if job.settings.encryption:
         initial = "zeros in the shapes of the initial values; whole numbers (counts of steps) as they are"
     told = [
