@@ -71,6 +71,14 @@ def test_nothing_costs_nothing_and_noise_that_hides_nothing_the_most() -> None:
     assert epsilon([Mechanism(1e-160, 1.0, 1)], DELTA) == MOST_EPSILON
 
 
+@pytest.mark.parametrize("rate", [0.1, 1.0])
+def test_noise_whose_square_is_no_number_keeps_nobody_busy(rate: float) -> None:
+    """Opacus divided by zero, ended with an overflow, or never came to an end, with the hospital's accounts locked."""
+    for least in (5e-324, 1e-160):
+        assert epsilon([Mechanism(least, rate, 1)], DELTA) == MOST_EPSILON
+    assert epsilon([Mechanism(1.7e308, rate, 1)], DELTA) == epsilon([Mechanism(1e100, rate, 1)], DELTA) < 0.2
+
+
 def test_noise_for_a_target_reaches_it() -> None:
     noise = noise_for(3.0, DELTA, 1.0, 10)
     assert 2.9 < by_opacus([Mechanism(noise, 1.0, 10)]) <= 3.0

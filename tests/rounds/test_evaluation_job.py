@@ -177,6 +177,28 @@ def test_a_hospital_refuses_a_model_that_does_not_fit(
     assert not list(tmp_path.glob("anna/**/*"))
 
 
+@pytest.mark.parametrize(
+    ("spoil", "kept", "told"),
+    [
+        (recipe(classes=["yes", "nein"]), "init classes", "classes are yes, nein; the data here have others"),
+        (recipe(meaning=["x", "y", "z"]), "init recipe", "mean something else than those of the data here"),
+    ],
+)
+def test_what_a_policy_keeps_here_is_not_told_by_a_refusal(
+    job: EvaluationJob, table_sites: dict[str, Path], tmp_path: Path, spoil: Callable[[Message[Any]], Any], kept: str,
+    told: str,
+) -> None:  # fmt: skip
+    """The names of a hospital's classes and features, which it keeps from every job that trains."""
+    file = table_sites["anna"]
+    file.write_text(file.read_text() + f"policy: {{kept_here: ['{kept}']}}\n")
+    coordinator, answer = pieces(job, table_sites, tmp_path)
+    message = coordinator.messages()["anna"]
+    spoil(message)
+    with pytest.raises(DataError) as refused:
+        answer("anna", message)
+    assert refused.value.public.endswith(told)
+
+
 def test_the_device_is_the_one_that_the_site_file_names(
     job: EvaluationJob, table_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

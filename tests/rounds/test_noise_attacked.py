@@ -3,17 +3,21 @@
 
 import contextlib
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from medpfl.core.codecs import STC
 from medpfl.core.errors import BudgetSpent, CodecError, ConfigError, ProtocolError
 from medpfl.core.mixers import Mean
 from medpfl.data.policy import Policy
+from medpfl.data.samples import SiteData
 from medpfl.methods.fedavg import FedAvg
+from medpfl.methods.lg_fedavg import LGFedAvg
 from medpfl.methods.optimizers import Sgd
 from medpfl.methods.softpull import SoftPull
 from medpfl.privacy import DPSGD, ClippedNoise
@@ -26,6 +30,7 @@ from medpfl.rounds.messages import Message, flatten
 from medpfl.rounds.privacy import Guard
 from medpfl.rounds.protocol.requests import FinishRequest, RefineRequest, TrainRequest
 from medpfl.rounds.protocol.text import Coded
+from medpfl.tasks.tabular import Tabular
 from small_jobs import small_job, write_table_sites
 from tools import exchange, pieces, ready, round_of
 
@@ -237,3 +242,41 @@ def test_a_server_cannot_have_what_compression_lost_without_noise_sent_with_an_u
     anna, coder = begun(RECORD)
     with pytest.raises(CodecError, match="anna: nothing is kept here of exchange 1"):
         answer(anna, coder, "run", Coded(number=2, base=1))
+
+
+class Centred(nn.Module):
+    """Keeps a mean of what it has seen, as no layer of torch's own but BatchNorm's kind does."""
+
+    seen: torch.Tensor
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(width))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.seen.lerp_(inputs.detach().mean(0), 0.5)
+        return inputs - self.seen
+
+
+@dataclass(frozen=True)
+class CentredTabular(Tabular):
+    def network(self, data: SiteData) -> nn.Module:
+        return nn.Sequential(Centred(data.input_shape[0]), *super().network(data).children())
+
+
+@pytest.mark.parametrize("personal", [False, True])
+def test_what_a_layer_keeps_of_its_inputs_does_not_leave_without_noise(
+    personal: bool, sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """A running mean is no trained weight: no gradient of it is shortened, and no noise is on it. Where it stays at the
+    hospital itself, the gradients of all other cases depend on it."""
+    task = CentredTabular(dataset="blood", hidden=(4,))
+    method = LGFedAvg if personal else FedAvg
+    slot = "model" if personal else "fedavg"
+    job = small_job(1, {slot: Mean()}, method(lr=0.1, steps=2, batch_size=10, privacy=RECORD), task=task)
+    coordinator, runners = pieces(job, sites, tmp_path)
+    ready(coordinator, runners)
+    with pytest.raises(ConfigError, match=r"training changes its buffer '0\.seen', which is no trained weight"):
+        exchange(runners, coordinator.rounds.train_messages(1, ["anna"]))
+    assert read(tmp_path / "anna" / "small" / FILE).releases == 0

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import torch
 import yaml
 from nvflare.apis.dxo import from_shareable
 from nvflare.apis.fl_constant import ReturnCode
@@ -20,6 +21,7 @@ from every_method import EVERY, write_both
 from exchanging import Asked, slots
 from hostile import attacked
 from in_process import Harness
+from medpfl import store
 from medpfl.cli import app
 from medpfl.core.codecs import CER
 from medpfl.core.mixers import Mean, Mixer, NetworkProx
@@ -34,13 +36,15 @@ from medpfl.methods.fedmd import FedMD
 from medpfl.methods.kt_pfl import KTpFL
 from medpfl.methods.on_public_data import OnPublicData
 from medpfl.methods.pfednet import PFedNet
-from medpfl.privacy import ClippedNoise
+from medpfl.methods.start import Start
+from medpfl.privacy import DPSGD, ClippedNoise
 from medpfl.rounds.coding import PAYLOAD
 from medpfl.rounds.hospital.before import prospect
 from medpfl.rounds.leaves import _ECHOED, _described, leaves_of
 from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol.replies import Plan, Reply, Sizes
-from tools import run
+from small_jobs import small_job
+from tools import exchange, pieces, run
 
 ROOT = Path(__file__).resolve().parents[2]
 Make = Callable[..., Job]
@@ -50,7 +54,7 @@ METHODS: dict[str, tuple[Method, dict[str, Mixer] | None]] = {
     "complete": (PFedNet(lr=0.05, steps=1), {"shared": Mean(), "personal": NetworkProx(tau=0.1, neighbours=3)}),
     "exchanges": (Asked(lr=0.05, steps=1), slots()),
 }
-
+KIND = {"kind": "checkpoint"}
 
 Seen = set[tuple[str, str]]
 
@@ -173,6 +177,24 @@ def test_of_a_job_with_noise_the_list_says_what_has_it_and_what_stays() -> None:
     for slot in job.mixers:
         assert "shortened to 0.5 and has noise of 2.0 times that" in said[f"tensors of slot '{slot}'"]
     assert said["tensors of slot 'selector'"].startswith("gradients")
+
+
+@pytest.mark.parametrize(("privacy", "end"), [(None, ""), (DPSGD(noise_multiplier=1.0), ", without noise")])
+def test_start_weights_leave_as_they_are_and_the_list_says_so(
+    privacy: DPSGD | None, end: str, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """A checkpoint may be the fruit of a hospital's own patients, and no noise is on it in any job."""
+    job = small_job(1, {"fedavg": Mean()}, FedAvg(steps=1, start=Start("first"), privacy=privacy))
+    (told,) = [line.meaning for line in leaves_of(job, 4) if line.when == "init" and line.what.startswith("tensors")]
+    assert told.endswith(f"the weights of the site file's checkpoint 'first'{end}")
+    shapes = {"0.weight": (4, 3), "0.bias": (4,), "2.weight": (1, 4), "2.bias": (1,)}
+    store.save(tmp_path / "it.safetensors", {key: torch.full(shape, 0.25) for key, shape in shapes.items()}, KIND)
+    content = yaml.safe_load(table_sites["anna"].read_text())
+    content["checkpoints"] = {"first": str(tmp_path / "it.safetensors")}
+    table_sites["anna"].write_text(yaml.safe_dump(content))
+    coordinator, runners = pieces(job, table_sites, tmp_path)
+    reply = exchange(runners, {"anna": coordinator.init_messages()["anna"]})["anna"]
+    assert all(bool((tensor == 0.25).all()) for tensor in reply.slots["fedavg"].values())
 
 
 def test_with_codecs_it_is_what_they_make_of_it(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:

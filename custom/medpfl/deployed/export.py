@@ -7,8 +7,9 @@ What is written is read back and must give the model's own outputs, else nothing
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,6 +20,9 @@ from medpfl.deployed.card import card
 from medpfl.deployed.model_file import Deployed, load_deployed
 from medpfl.deployed.monai_bundle import write_bundle
 from medpfl.deployed.torchscript import METADATA, check_same, example, metadata, quiet, which, write_torchscript
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
 
 
 def export(model: Path, target: Path, kind: str) -> Path:
@@ -94,8 +98,20 @@ def _write_onnx(deployed: Deployed, path: Path) -> None:
         raise MedPFLError(f"this model cannot be exported to ONNX: {which(deployed)}: {cause}") from error
     assert program is not None
     content = program.model_proto
+    _forget_calls(content.graph.node)
+    for function in content.functions:
+        _forget_calls(function.node)
     content.metadata_props.add(key=METADATA, value=json.dumps(metadata(deployed)))
     onnx.save(content, str(path))
     onnx.checker.check_model(str(path), full_check=True)
     session = ReferenceEvaluator(str(path))
     check_same(deployed, lambda inputs: torch.from_numpy(session.run(None, {"input": inputs.numpy()})[0]))
+
+
+def _forget_calls(nodes: "Iterable[NodeProto]") -> None:
+    """Leave out where in Python each node comes from: that names folders of this machine, and with them the account."""
+    for node in nodes:
+        del node.metadata_props[:]
+        for attribute in node.attribute:  # the branches of a condition
+            for graph in (attribute.g, *attribute.graphs):
+                _forget_calls(graph.node)

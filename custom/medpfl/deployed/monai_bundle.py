@@ -22,7 +22,7 @@ from medpfl.data.target import Target
 from medpfl.deployed.card import INTENDED_USE
 from medpfl.deployed.model_file import Deployed
 from medpfl.deployed.monai_images import OnWholeImages, loading, saving
-from medpfl.deployed.torchscript import TOLERANCE, inference, quiet, tiled, which, write_torchscript
+from medpfl.deployed.torchscript import TOLERANCE, inference, quiet, save_script, tiled, which, write_torchscript
 from medpfl.tasks.flips import flipped
 from medpfl.tasks.patches import OVERLAP
 
@@ -75,7 +75,7 @@ def write_bundle(deployed: Deployed, folder: Path) -> None:
         _check_larger(deployed, model, flips)
     if of_images:
         network = OnWholeImages(torch.jit.load(str(model)), spec.plane())  # type: ignore[no-untyped-call]
-        torch.jit.save(torch.jit.script(network), str(model), _extra_files=more)
+        save_script(torch.jit.script(network), model, more)
     configuration = _run(_of_images(deployed.input_shape[0]) if of_images else _of_volumes(spec, tiled(deployed.task)))
     for name, content in (("metadata", described), ("inference", configuration)):
         (folder / "configs" / f"{name}.json").write_text(json.dumps(content, indent=4) + "\n", encoding="utf-8")

@@ -6,7 +6,8 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -110,12 +111,27 @@ def write_torchscript(
         extra = {METADATA: json.dumps(metadata(deployed)), **(more or {})}
         try:
             traced = torch.jit.trace(module, inputs, check_trace=False)  # type: ignore[no-untyped-call]
-            torch.jit.save(traced, str(path), _extra_files=extra)
+            save_script(traced, path, extra)
             again = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
         except RuntimeError as error:  # torch's, of names with other letters than ASCII's, say
             why = str(error).strip().splitlines()[0]
             raise MedPFLError(f"this model cannot be exported to TorchScript: {which(deployed)}: {why}") from error
     check_same(deployed, again, flips)
+
+
+def save_script(module: torch.jit.ScriptModule, path: Path, more: Mapping[str, str]) -> None:
+    """Write a module without the stack of Python's calls that torch keeps of every operation: it names folders of this
+    machine, and with them the account, to whoever is given the file.
+
+    Args:
+        more: name to text of what lies inside the archive beside it.
+    """
+    whole = io.BytesIO()
+    torch.jit.save(module, whole, _extra_files=dict(more))
+    with zipfile.ZipFile(whole) as made, zipfile.ZipFile(path, "w") as kept:
+        for one in made.infolist():
+            if not one.filename.endswith(".debug_pkl"):
+                kept.writestr(one, made.read(one))
 
 
 class Mirrored(nn.Module):

@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 from medpfl.core.errors import ConfigError
 from medpfl.privacy.contract import MOST_EPSILON, Mechanism
 
+_LEAST_NOISE, _MOST_NOISE = 1e-51, 1e100
+"""Less noise costs more than ``MOST_EPSILON`` by far; more is counted as if it were this, which costs no less. Of noise
+whose square is no floating-point number Opacus ends with an error, or sums up a series that has no end."""
 NOT_INSTALLED = "differential privacy needs Opacus: pip install 'medpfl[privacy]'"
 
 
@@ -53,6 +56,9 @@ def _rdp(noise_multiplier: float, sample_rate: float) -> NDArray[np.float64]:
     from opacus.accountants.analysis.rdp import compute_rdp
 
     orders = RDPAccountant.DEFAULT_ALPHAS
+    if noise_multiplier < _LEAST_NOISE:
+        return np.full(len(orders), np.inf)
+    noise_multiplier = min(noise_multiplier, _MOST_NOISE)
     found = compute_rdp(q=sample_rate, noise_multiplier=noise_multiplier, steps=1, orders=orders)
     return np.asarray(found, dtype=np.float64)
 

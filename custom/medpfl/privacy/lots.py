@@ -59,6 +59,8 @@ class RecordNoise:
         self._open: dict[tuple[str, ...], Gaussian] = {}
         self._made: Counter[tuple[int, int, float]] = Counter()
         self._passes = 0
+        self.networks: set[str] = set()
+        """Those that steps with noise have moved."""
 
     def lots(self, cases: int, size: int, lots: int) -> Iterator[tuple[Lot, int]]:
         """The cases of ``lots`` lots of the expected ``size``, one after another, each with its place.
@@ -100,6 +102,7 @@ class RecordNoise:
         for weight, value in zip(weights, noised, strict=True):
             weight.grad = laid_out_like(weight, value / lot.expected)
         self._made[lot.passed, lot.index, lot.rate] += 1
+        self.networks.update(networks)
         return True
 
     def mechanisms(self) -> list[Mechanism]:

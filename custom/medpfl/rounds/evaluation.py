@@ -15,9 +15,10 @@ from pydantic import BaseModel
 
 import medpfl
 from medpfl.component import Spec, build, class_paths
-from medpfl.core.errors import ConfigError, RefusedUpdate
+from medpfl.core.errors import ConfigError, DataError, MedPFLError, RefusedUpdate
 from medpfl.core.tied import load_own_state
 from medpfl.data.meaning import other_inputs
+from medpfl.data.policy import Policy
 from medpfl.data.site_file import SiteFile
 from medpfl.data.target import listed
 from medpfl.deployed.card import evaluation_card
@@ -33,7 +34,7 @@ from medpfl.results.line import MetricLine
 from medpfl.results.record import Record
 from medpfl.results.schema import AboutEvaluation, Given, number
 from medpfl.rounds.announcing import versions
-from medpfl.rounds.hospital import policy
+from medpfl.rounds.hospital import policy, withholding
 from medpfl.rounds.messages import Message, byte_count
 from medpfl.rounds.protocol.replies import EvaluateReply, Reply
 from medpfl.rounds.protocol.requests import EvaluateRequest
@@ -191,7 +192,8 @@ def evaluate_given(
 
     Raises:
         ConfigError: the model does not fit the job or this hospital's data.
-        MedPFLError: the data cannot be read, or the test split is empty.
+        MedPFLError: likewise, where the policy keeps here what these are; or the data cannot be read, or the test split
+            is empty.
     """
     header = message.header
     torch.set_num_threads(header.threads)
@@ -205,14 +207,15 @@ def evaluate_given(
     policy.check_scored(site_file.policy, data)
     shape = list(data.splits["test"].inputs.shape[1:])
     if shape != recipe.input_shape:
-        raise ConfigError(f"the given model takes inputs of shape {recipe.input_shape}, the data here have {shape}")
+        said = f"the given model takes inputs of shape {recipe.input_shape}, the data here have"
+        raise _differ(site_file.policy, "recipe", f"{said} {shape}", f"{said} another one")
     if data.class_names != recipe.classes:
-        raise ConfigError(
-            f"the given model's classes are {listed(recipe.classes)}; the data here have {listed(data.class_names)}"
-        )
+        said = f"the given model's classes are {listed(recipe.classes)}; the data here have"
+        raise _differ(site_file.policy, "classes", f"{said} {listed(data.class_names)}", f"{said} others")
     meaning = data.preparation.meaning() if data.preparation else []
     if differs := other_inputs(meaning, "this hospital's", recipe.meaning, "the given model's"):
-        raise ConfigError(differs)
+        said = "the inputs of the given model mean something else than those of the data here"
+        raise _differ(site_file.policy, "recipe", differs, said)
     load_own_state(networks, tensors)
     evaluation, found = evaluate_test(method, recipe.deployed, networks.to(device), task, data, device)
     values = {metric: number(value) for metric, value in evaluation.metrics.items()}
@@ -229,3 +232,10 @@ def evaluate_given(
     return Message(
         EvaluateReply(metrics=(line,), measures=task.measures, cases=cases, versions=versions(), study=study)
     )
+
+
+def _differ(policy: Policy, line: str, differs: str, told: str) -> MedPFLError:
+    """That the data here are others than the model's: ``told``, where the policy keeps here what they are, in the
+    ``line`` of a training job's first answer."""
+    kept = withholding.refused(policy, "init", line)
+    return DataError(f"{differs}; {kept}", public=told) if kept else ConfigError(differs)

@@ -116,6 +116,9 @@ def _tensors(job: Job, hospitals: int, sizes: Mapping[str, Size]) -> dict[str, l
         return [line(task, slot, _learnt(job, slot), shown[slot]) for slot in slots]
 
     initial = "initial values, equal everywhere"
+    if start := job.method.start:
+        initial += f"; of the task's networks the weights of the site file's checkpoint '{start.checkpoint}'"
+        initial += ", without noise" if job.method.privacy is not None else ""
     if job.settings.encryption:
         initial = "zeros in the shapes of the initial values; whole numbers (counts of steps) as they are"
     told = [

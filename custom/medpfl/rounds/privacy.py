@@ -80,6 +80,7 @@ class Guard:
         self._ledger, self._policy, self._methods = ledger, policy, methods
         self._rounds, self._gradients = rounds, set(gradients)
         self._made: list[RecordNoise] = []
+        self._watched: list[_Watched] = []
         self._sigma: float | None = None
         self._over = False
         self._log = logging.getLogger(f"{__name__}.{ledger.site}")
@@ -133,7 +134,7 @@ class Guard:
         Raises:
             BudgetSpent: nothing more may be.
         """
-        self._made = []
+        self._made, self._watched = [], []
         if self._over:
             raise self._refusal()
 
@@ -142,14 +143,19 @@ class Guard:
         if self._how is not None:
             raise _unprotected(f"the server asks for the statistics {', '.join(names)}")
 
-    def noise(self, method: Method, header: OfRun, step: int = 0) -> RecordNoise | None:
-        """For a method's training that is sent next; None: it is trained without."""
+    def noise(self, method: Method, header: OfRun, networks: nn.ModuleDict, step: int = 0) -> RecordNoise | None:
+        """For a method's training that is sent next; None: it is trained without.
+
+        Args:
+            networks: of the method, by name, as they are before it.
+        """
         if not isinstance(self._how, DPSGD) or method not in self._noised():
             return None
         assert self._sigma is not None
         stream = self._ledger.stream("record", header.run, header.round, step, type(method).__name__)
         made = RecordNoise(self._sigma, self._how.max_grad_norm, method.cover.at_home, stream)
         self._made.append(made)
+        self._watched.append(_Watched(made, networks))
         return made
 
     @property
@@ -162,9 +168,12 @@ class Guard:
 
         Raises:
             BudgetSpent: it would cost more than the policy allows.
+            ConfigError: training has moved, without noise, what is no weight.
         """
         if self._how is None:
             return sent
+        for watched in self._watched:
+            watched.check()
         costs = [one for made in self._made for one in made.mechanisms()]
         if isinstance(self._how, ClippedNoise) and any(sent.values()):
             costs = [self._how.mechanism()]
@@ -211,6 +220,32 @@ class Guard:
         if self._how is None:
             return None
         return self._ledger.spent(self._how.level, self._how.delta)
+
+
+class _Watched:
+    """What networks hold beside their weights before steps with noise: a layer of another package may keep statistics
+    of its inputs there, which would leave as they are, or show in the gradients of all other cases."""
+
+    def __init__(self, noise: RecordNoise, networks: nn.ModuleDict):
+        self._noise, self._networks = noise, networks
+        self._held = {name: _buffers(network) for name, network in networks.items()}
+
+    def check(self) -> None:
+        """Raises ConfigError: the steps have changed some of it."""
+        for name in sorted(self._noise.networks):
+            now = _buffers(self._networks[name])
+            for key, before in self._held[name].items():
+                if not before.equal(now[key]):
+                    raise ConfigError(
+                        f"DPSGD cannot train network '{name}': training changes its buffer '{key}', which is no "
+                        "trained weight, so that no noise is on it: take a layer that keeps nothing of its inputs"
+                    )
+
+
+def _buffers(network: nn.Module) -> dict[str, Tensor]:
+    """Those in its state (``Unkept`` looks at others), with zeros in place of NaN, which differs from itself."""
+    state = network.state_dict()
+    return {key: buffer.detach().clone().nan_to_num_() for key, buffer in network.named_buffers() if key in state}
 
 
 def _base(sent: Tensor, gradient: bool, received: Slots, slot: str, key: str) -> Tensor:

@@ -175,7 +175,7 @@ class LocalRounds:
             seed_torch(here.seed, here.name, current, type(method).__name__)
             for name in networks.of(method) if method.optimizer_state == "reset" else ():
                 self.run.optimizers.pop(name, None)
-            site = self.site(method, current, noise=here.guard.noise(method, header))
+            site = self.site(method, current, noise=here.guard.noise(method, header, networks.of(method)))
             method.local_round(site)
             policy.check_trained(here.policy, site)
             told = policy.may_tell_loss(here.policy, site)
@@ -231,7 +231,8 @@ class LocalRounds:
         networks.take(own, list(own))
         current, step = header.round, header.step
         seed_torch(here.seed, here.name, current, type(here.method).__name__, step)
-        site = self.site(here.method, current, noise=here.guard.noise(here.method, header, step))
+        noise = here.guard.noise(here.method, header, networks.of(here.method), step)
+        site = self.site(here.method, current, noise=noise)
         self._saved = None
         site.shown = site.keep(f"shown in round {current}", lambda: take_shown(slots, here.roster))
         here.method.refine(site, step)
