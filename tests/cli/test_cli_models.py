@@ -28,6 +28,13 @@ def medpfl(*arguments: str | Path) -> str:
     return " ".join(result.output.split())
 
 
+def test_an_evaluation_replaces_no_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "blood.csv").write_text("age,sick\n50,1\n")
+    given = ["evaluate", "m.safetensors", "a.yaml", "--cases", str(tmp_path / "blood.csv")]
+    assert "blood.csv exists already; remove it or name another file" in refusal(capfd, *given)
+    assert (tmp_path / "blood.csv").read_text() == "age,sick\n50,1\n"
+
+
 @pytest.mark.slow
 def test_an_evaluation_says_where_the_hospitals_split_is_another_one(
     model: Path, table_sites: dict[str, Path], tmp_path: Path

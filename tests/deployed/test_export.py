@@ -202,6 +202,18 @@ def test_monai_runs_the_bundle_on_an_oblique_scan(
 
 
 @pytest.mark.slow
+def test_monai_writes_nothing_of_a_volume_with_nan(bundle: Path, tmp_path: Path) -> None:
+    values = np.random.default_rng(0).normal(size=(20, 20, 5)).astype(np.float32)
+    values[3, 3, 3] = np.nan
+    (tmp_path / "in").mkdir()
+    nib.save(nib.Nifti1Image(values, np.diag([4.0, 4.0, 8.0, 1.0])), tmp_path / "in" / "scan.nii.gz")
+    folders = ["--dataset_dir", str(tmp_path / "in"), "--output_dir", str(tmp_path / "out")]
+    with pytest.raises(AssertionError, match=r"the outputs are not numbers \(NaN or infinite\)"):
+        run_bundle(["run", "--config_file", "configs/inference.json", *folders], bundle)
+    assert not list((tmp_path / "out").glob("*.nii.gz"))  # it was a mask without the organ
+
+
+@pytest.mark.slow
 def test_monais_own_checks_pass(
     bundle: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

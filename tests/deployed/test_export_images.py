@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 import torch
 from monai.bundle import ConfigParser
+from monai.data import MetaTensor
 from PIL import Image
 
 from medpfl.core.mixers import SoftPull
 from medpfl.data.pixels import read_image
 from medpfl.deployed.export import export
 from medpfl.deployed.model_file import load_deployed
+from medpfl.deployed.monai_bundle import _of_images, _run
 from medpfl.deployed.monai_images import loading
 from medpfl.deployed.predict import predict
 from medpfl.job import Job
@@ -115,6 +117,37 @@ def test_a_bundle_sees_an_image_as_this_package_does(tmp_path: Path, kind: str, 
     parser = ConfigParser({"imports": ["$from PIL import Image", "$from PIL import ImageOps"], "steps": steps})
     found = parser.get_parsed_content("steps")({"image": path})["image"]
     np.testing.assert_allclose(np.asarray(found), read_image(path, channels) / 255, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["16 bits", "32 bits", "fractions", "two pictures"])
+def test_a_bundle_refuses_an_image_of_which_it_would_see_something_else(tmp_path: Path, kind: str) -> None:
+    pixels = np.random.default_rng(3).integers(0, 256, (9, 7), dtype=np.uint8)
+    deep: dict[str, np.ndarray[Any, Any]] = {
+        "16 bits": pixels.astype(np.uint16) * 257,
+        "32 bits": pixels.astype(np.int32) * 257,
+        "fractions": pixels.astype(np.float32) / 255,
+    }
+    more = {"save_all": True, "append_images": [Image.fromarray(pixels)]} if kind == "two pictures" else {}
+    Image.fromarray(deep.get(kind, pixels)).save(tmp_path / "i.tif", **more)
+    steps = {"_target_": "Compose", "transforms": loading(1)}
+    parser = ConfigParser({"imports": ["$from PIL import Image", "$from PIL import ImageOps"], "steps": steps})
+    with pytest.raises(RuntimeError) as error:
+        parser.get_parsed_content("steps")({"image": tmp_path / "i.tif"})
+    assert "expected one picture of 8 bits: " in str(error.getrepr(style="short"))
+
+
+def test_a_bundle_writes_no_mask_of_outputs_that_are_no_numbers(tmp_path: Path) -> None:
+    content = _run(_of_images(3))
+    parser = ConfigParser({**content, "output_dir": str(tmp_path)})
+    steps = parser.get_parsed_content("postprocessing")
+    outputs = torch.zeros(2, 5, 4)
+    outputs[1, 2, 2] = 1
+    steps({"pred": MetaTensor(outputs)})
+    assert len(list(tmp_path.iterdir())) == 1
+    outputs[0, 0, 0] = torch.nan
+    with pytest.raises(RuntimeError) as error:
+        steps({"pred": MetaTensor(outputs)})
+    assert "the outputs are not numbers (NaN or infinite)" in str(error.getrepr(style="short"))
 
 
 @pytest.mark.slow

@@ -204,3 +204,86 @@ def test_what_it_does_not_prepare_is_told(tmp_path: Path) -> None:
         prepared(tmp_path / "empty.csv", told(table))
     with pytest.raises(ValueError, match="of 8 or 16 bits"):
         image(np.zeros((4, 4), np.float32), told(ImagesPreparation(channels=1), (2, 2)))
+
+
+NUMBERS = RNG.random((3, 9, 9))
+WHOLE = (NUMBERS * 255).astype(np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("values", "declared", "words"),
+    [
+        (NUMBERS, {}, "is of type float64; the model was trained on uint8"),
+        (WHOLE.astype(np.uint16), {}, "is of type uint16; the model was trained on uint8"),
+        (WHOLE, {"dtype": "float32"}, "is of type uint8; the model was trained on float32"),
+        (np.where(NUMBERS > 0.9, np.nan, NUMBERS), {"dtype": "float64"}, "not finite"),
+        (np.where(NUMBERS > 0.9, 1e300, NUMBERS), {"dtype": "float64"}, "not finite, or too large"),
+        (np.stack([WHOLE] * 3, axis=-1), {}, "has 3 channels; the model was trained on 1"),  # were nine pictures
+        (WHOLE, {"mean": [0, 0, 0], "scale": [1, 1, 1]}, "has 1 channels; the model was trained on 3"),
+        (WHOLE[:, None], {"layout": "NHW"}, r"expected the axes NHW, got the shape \(3, 1, 9, 9\)"),
+        (WHOLE[:, :3, :, None].repeat(3, axis=3), {"mean": [0] * 3, "scale": [1] * 3}, "which axis is what"),
+        (WHOLE[:, None].repeat(9, axis=1), {}, r"has the shape \(3, 9, 9, 9\); the model takes inputs of 8 x 8"),
+    ],
+)
+def test_arrays_that_predict_refuses(tmp_path: Path, values: Any, declared: dict[str, Any], words: str) -> None:
+    np.savez(tmp_path / "a.npz", x=values)
+    usual = {"inputs": "x", "layout": None, "dtype": "uint8", "mean": [127.5], "scale": [63.75]}
+    preparation = ArraysPreparation(**{**usual, **declared})
+    with pytest.raises(DataError):
+        expected(preparation, tmp_path / "a.npz", Spec(Target.CLASS, ("images",), (8, 8)))
+    with pytest.raises(ValueError, match=words):
+        prepared(tmp_path / "a.npz", told(preparation, (8, 8), ("batch", len(preparation.mean), 8, 8)))
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (NUMBERS[:, :1], r"expected n x 3 channels x length, got the shape \(3, 1, 9\)"),  # was three times the same
+        (NUMBERS[0], r"expected n x 3 channels x length, got the shape \(9, 9\)"),
+        (np.where(NUMBERS > 0.9, np.inf, NUMBERS)[:, :3], "not finite"),
+        (NUMBERS[:, :3] + 1j, "expected real numbers, got the type complex128"),
+        (NUMBERS[:, :3, :4], r"expected at least 5 time steps \(a window\), got 4"),
+        (np.where(np.arange(3)[:, None] == 1, np.nan, NUMBERS[:, :3]), "samples are missing"),
+    ],
+)
+def test_arrays_of_recordings_that_predict_refuses(tmp_path: Path, values: Any, words: str) -> None:
+    np.savez(tmp_path / "a.npz", x=values)
+    preparation = SeriesPreparation(
+        cells=Cells(), channels=None, inputs="x", label="act", missing_samples="interpolate", length=5, step=3,
+        mean=[0, 1, 2], scale=[1, 2, 3],
+    )  # fmt: skip
+    with pytest.raises(DataError):
+        expected(preparation, tmp_path / "a.npz", Spec(Target.CLASS, ("windows",)))
+    with pytest.raises(ValueError, match=words):
+        prepared(tmp_path / "a.npz", told(preparation))
+
+
+def test_files_that_hold_no_arrays(tmp_path: Path) -> None:
+    preparation = ArraysPreparation(inputs=None, layout=None, dtype="uint8", mean=[127.5], scale=[63.75])
+    np.savez(tmp_path / "other.npz", x=WHOLE)
+    np.savez(tmp_path / "whole.npz", test_images=WHOLE)
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "whole.npz").read_bytes()[:-40])
+    np.save(tmp_path / "alone.npy", WHOLE)
+    for name, words in (
+        ("other.npz", "train_images, val_images, test_images; the file has: x"),
+        ("alone.npy", "expected an .npz file"),
+        ("cut.npz", "cannot be read as an .npz file"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            prepared(tmp_path / name, told(preparation, (8, 8), ("batch", 1, 8, 8)))
+
+
+def test_pixels_without_pillow_begin_and_end_where_the_file_says(tmp_path: Path) -> None:
+    pixels = RNG.integers(0, 256, (6, 5, 3), dtype=np.uint8)
+    preparation, file = ImagesPreparation(channels=3), tmp_path / "a.ppm"
+    for first in (ord("#"), ord("\n")):  # a pixel, no comment and no blank
+        pixels[0, 0, 0] = first
+        file.write_bytes(b"P6\n5 6\n255\n" + pixels.tobytes() + b"\n")  # and a blank at the end
+        wanted = expected(preparation, file, Spec(Target.CLASS, ("images",), (6, 5)))
+        np.testing.assert_allclose(prepared(file, told(preparation, (6, 5))), wanted, atol=1e-6)
+    file.write_bytes(b"P6\n5 6\n255\n" + pixels.tobytes()[:-3])
+    with pytest.raises(ValueError, match="expected 5 x 6 pixels, and the file ends before"):
+        prepared(file, told(preparation, (6, 5)))
+    np.save(tmp_path / "four.npy", np.concatenate([pixels, pixels[..., :1]], axis=2))
+    with pytest.raises(ValueError, match="expected H x W or H x W x 3"):
+        prepared(tmp_path / "four.npy", told(preparation, (6, 5)))

@@ -41,7 +41,7 @@ def evaluate(
     model: ModelArgument,
     site_file: Annotated[Path, typer.Argument(help="Site file that declares the dataset the model was trained on.")],
     split: Annotated[str, typer.Option(help="train, validation or test")] = "test",
-    cases: Annotated[Path | None, typer.Option(help="CSV file for one row a case.")] = None,
+    cases: Annotated[Path | None, typer.Option(help="New CSV file for one row a case.")] = None,
 ) -> None:
     """Test a model on a hospital's own declared data, without a federation."""
     from medpfl.data.declared import SPLITS
@@ -53,6 +53,8 @@ def evaluate(
 
     if split not in SPLITS:
         raise MedPFLError(f"--split must be {', '.join(SPLITS)}, got '{split}'")
+    if cases and cases.exists():  # it may be the table that the site file declares
+        raise MedPFLError(f"--cases: {cases} exists already; remove it or name another file")
     deployed, declared = load_deployed(model), load_site_file(site_file)
     data = deployed.task.load(declared)
     found = evaluate_on(deployed, data, split)

@@ -64,7 +64,7 @@ def dice_of(written: Path, label: Path, classes: int, structures: Sequence[Seque
     Raises:
         DataError: the label cannot be read, has another shape, geometry or other values.
     """
-    found, truth = _read(written, label)
+    found, truth = _read(written, label, binary=classes == 2)
     if found.shape != truth.shape:
         raise DataError(f"{label}: the label map has shape {truth.shape}, its image {found.shape}")
     values = np.unique(truth)
@@ -79,11 +79,13 @@ def dice_of(written: Path, label: Path, classes: int, structures: Sequence[Seque
     return float(np.mean(scores))
 
 
-def _read(written: Path, label: Path) -> tuple[NDArray[Any], NDArray[Any]]:
+def _read(written: Path, label: Path, binary: bool) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Both label maps; ``binary``: there is one structure, which most programs store as 255. Of several, nothing says
+    which one it would be."""
     if written.suffix == ".png":
         truth = read_mask(label)
-        binary = set(np.unique(truth).tolist()) <= {0, 255}  # how most programs store a mask of one structure
-        return read_mask(written), truth // 255 if binary else truth
+        white = binary and set(np.unique(truth).tolist()) <= {0, 255}
+        return read_mask(written), truth // 255 if white else truth
     found, place = read_image(written)
     truth, other = read_image(label)
     if truth.shape == found.shape:

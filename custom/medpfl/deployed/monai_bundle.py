@@ -193,6 +193,15 @@ def _of_volumes(spec: Spec, windows: bool) -> _Steps:
     return _Steps(preprocessing, postprocessing, _inferer(spec, windows), "*.nii*")
 
 
+_NUMBERS: dict[str, JsonValue] = {
+    "_target_": "Lambdad",
+    "keys": "pred",
+    "func": "$lambda outputs: torch._assert(bool(outputs.isfinite().all()), 'the outputs are not numbers (NaN or "
+    "infinite): the input holds such values, or ones far beyond those of training') or outputs",
+}
+"""Of a volume with a single NaN all outputs are NaN, of which the first class counts as the largest: no lesion."""
+
+
 def _run(steps: _Steps) -> dict[str, object]:
     """configs/inference.json."""
     return {
@@ -222,7 +231,7 @@ def _run(steps: _Steps) -> dict[str, object]:
         },
         "dataloader": {"_target_": "DataLoader", "dataset": "@dataset", "batch_size": 1},
         "inferer": steps.inferer,
-        "postprocessing": {"_target_": "Compose", "transforms": steps.after},
+        "postprocessing": {"_target_": "Compose", "transforms": [_NUMBERS, *steps.after]},
         "evaluator": {
             "_target_": "SupervisedEvaluator",
             "device": "@device",

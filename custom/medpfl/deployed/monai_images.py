@@ -35,7 +35,8 @@ class OnWholeImages(nn.Module):
 
 def loading(channels: int) -> list[dict[str, JsonValue]]:
     """MONAI's transforms from an image file to the network's input: turned as it is meant to be seen, what is
-    transparent black, 8 bits."""
+    transparent black, 8 bits. Of 16 bits Pillow would make 8 by cutting what is above 255, and of several pictures it
+    would take the first."""
     mode = "L" if channels == 1 else "RGB"
     seen = "Image.alpha_composite(Image.new('RGBA', turned.size, 'black'), turned.convert('RGBA'))"
     plain = f"({seen} if turned.has_transparency_data else turned).convert('{mode}')"
@@ -45,7 +46,11 @@ def loading(channels: int) -> list[dict[str, JsonValue]]:
         "converter": f"$lambda image: (lambda turned: {plain})"
         "(ImageOps.exif_transpose(Image.open(open(image.filename, 'rb'))))",
     }
+    # Before the reader, after whose errors MONAI would try others, which see the file otherwise.
+    eight = "(lambda image: image.mode[0] not in 'IF' and getattr(image, 'n_frames', 1) == 1)(Image.open(file))"
+    check = f"$lambda file: torch._assert({eight}, 'expected one picture of 8 bits: ' + str(file)) or file"
     return [
+        {"_target_": "Lambdad", "keys": "image", "func": check},
         {"_target_": "LoadImaged", "keys": "image", "reader": reader},
         {"_target_": "EnsureChannelFirstd", "keys": "image"},
         {"_target_": "Transposed", "keys": "image", "indices": [0, 2, 1]},  # MONAI's order is width first

@@ -80,6 +80,8 @@ def predict(
     try:
         unfinished.mkdir()
         for case in model.task.new_cases(source, model.preparation):
+            if (readable := case.name.encode("utf-8", "backslashreplace").decode()) != case.name:
+                raise DataError(f"{readable}: the name is not in UTF-8; rename the file (convmv -f latin1 -t utf8)")
             if labels is not None and case.save is None:
                 raise DataError(f"{labels}: labels are for models that segment; test this one with 'medpfl evaluate'")
             if dicom and case.as_dicom is None:

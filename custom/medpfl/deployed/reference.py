@@ -15,9 +15,11 @@ import csv
 import json
 import re
 import sys
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -27,6 +29,9 @@ Told = Mapping[str, Any]
 
 
 KINDS = ("images", "table", "series", "arrays")
+COLOURS = ((), (1,), (3,))
+"""What may follow an image's height and width."""
+_PIXELS = re.compile(rb"(P[56])\s+(\d+)\s+(\d+)\s+255\s")  # one blank: what follows is the first pixel, whatever it is
 
 
 def prepared(path: Path, told: Told) -> Array:
@@ -50,7 +55,7 @@ def image(pixels: Array, told: Told) -> Array:
         pixels: H x W or H x W x 3, uint8 or uint16, turned as it is meant to be seen.
     """
     preparation, grid, scaling = told["preparation"], told["grid"], told["grid"]["scaling"]
-    if pixels.dtype.name not in scaling["maximum"] or pixels.ndim not in (2, 3):
+    if pixels.dtype.name not in scaling["maximum"] or pixels.ndim not in (2, 3) or pixels.shape[2:] not in COLOURS:
         raise ValueError(f"expected H x W or H x W x 3 of 8 or 16 bits, got {pixels.shape} of {pixels.dtype}")
     planes = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
     if preparation["channels"] == 1 and len(planes) == 3:  # ITU-R 601-2, as Pillow rounds it
@@ -124,12 +129,16 @@ def _pixels(path: Path, channels: int) -> Array:
         return loaded
     if path.suffix.lower() in (".ppm", ".pgm"):
         content = path.read_bytes()
-        form, width, height, most, rest = content.split(maxsplit=4)
-        if form not in (b"P5", b"P6") or most != b"255" or rest[:1] == b"#":
+        header = _PIXELS.match(content)
+        if header is None:
             raise ValueError(f"{path}: expected a binary PPM or PGM file of 8 bits without comments")
+        form, width, height = header[1], int(header[2]), int(header[3])
         depth = 3 if form == b"P6" else 1
-        count = int(width) * int(height) * depth
-        pixels = np.frombuffer(content[-count:], np.uint8).reshape(int(height), int(width), depth)
+        count = width * height * depth
+        held = content[header.end() : header.end() + count]
+        if not count or len(held) < count:
+            raise ValueError(f"{path}: expected {width} x {height} pixels, and the file ends before")
+        pixels = np.frombuffer(held, np.uint8).reshape(height, width, depth)
         return pixels[..., 0] if depth == 1 else pixels
     from PIL import Image, ImageOps
 
@@ -253,8 +262,11 @@ def _of_table(path: Path, told: Told) -> Array:
 def _of_recording(path: Path, told: Told) -> Array:
     preparation = told["preparation"]
     if preparation["inputs"] is not None:
-        with np.load(path, allow_pickle=False) as file:
-            recordings = [entry.T for entry in file[preparation["inputs"]].astype(np.float32)]  # T x C each
+        [(key, values)] = _held(path, [preparation["inputs"]])
+        if values.ndim != 3 or not values.size or values.shape[1] != len(preparation["mean"]):
+            expected = f"n x {len(preparation['mean'])} channels x length"
+            raise ValueError(f"{path}: array '{key}': expected {expected}, got the shape {values.shape}")
+        recordings = [entry.T for entry in _single(path, key, values, gaps=True)]  # T x C each
     else:
         columns = _columns(path, told, preparation["channels"], preparation["channels"])
         read = [[np.nan if one is None else _number(name, one) for one in texts] for name, texts in columns.items()]
@@ -265,30 +277,82 @@ def _of_recording(path: Path, told: Told) -> Array:
             steps = np.arange(len(values))
             for channel in values.T:
                 known = ~np.isnan(channel)
-                channel[:] = np.interp(steps, steps[known], channel[known])
+                if known.any():
+                    channel[:] = np.interp(steps, steps[known], channel[known])
         if np.isnan(values).any():
             raise ValueError(f"{path}: samples are missing, and the model was trained on recordings without gaps")
         scaled = ((values - np.array(preparation["mean"])) / np.array(preparation["scale"])).astype(np.float32)
         length = preparation["length"]
+        if len(scaled) < length:
+            raise ValueError(f"{path}: expected at least {length} time steps (a window), got {len(scaled)}")
         parts.append(np.lib.stride_tricks.sliding_window_view(scaled, length, axis=0)[:: preparation["step"]])
     windows: Array = np.concatenate(parts)
     return windows
 
 
 def _of_arrays(path: Path, told: Told) -> Array:
-    preparation = told["preparation"]
-    with np.load(path, allow_pickle=False) as file:
-        usual = [key for key in ("train_images", "val_images", "test_images") if key in file.files]
-        values = np.concatenate([file[key] for key in ([preparation["inputs"]] if preparation["inputs"] else usual)])
-    axes = len(told["input"]["shape"]) - 2
-    if values.ndim == axes + 1:
-        values = values[:, None]
-    elif (preparation["layout"] or "")[1:2] != "C" and values.shape[-1] == len(preparation["mean"]):
-        values = np.moveaxis(values, -1, 1)  # without a declared layout, only one of the two axes can be the channels
-    if axes == 2:
+    preparation, spatial = told["preparation"], told["input"]["shape"][2:]
+    parts = []
+    for key, values in _held(path, [preparation["inputs"]] if preparation["inputs"] else None):
+        place, trained = f"{path}: array '{key}'", preparation["dtype"]
+        if values.dtype.name != trained and {values.dtype.name, trained} & {"bool", "uint8", "uint16"}:
+            raise ValueError(f"{place} is of type {values.dtype}; the model was trained on {trained}")
+        layout = preparation["layout"] or _layout(place, values.shape)
+        if len(layout) != values.ndim:
+            raise ValueError(f"{place}: expected the axes {layout}, got the shape {values.shape}")
+        planes = np.moveaxis(values, layout.index("C"), 1) if "C" in layout else values[:, None]
+        if planes.shape[1] != len(preparation["mean"]):
+            channels = len(preparation["mean"])
+            raise ValueError(f"{place} has {planes.shape[1]} channels; the model was trained on {channels}")
+        if len(planes.shape[2:]) != len(spatial) or (len(spatial) == 3 and list(planes.shape[2:]) != list(spatial)):
+            lengths = " x ".join(map(str, spatial))
+            raise ValueError(f"{place} has the shape {values.shape}; the model takes inputs of {lengths}")
+        parts.append(_single(path, key, planes, gaps=False))
+    values = np.concatenate(parts)
+    if len(spatial) == 2:
         values = np.stack([resized(planes, told["grid"]["size"]) for planes in values])
-    shape = (-1, *[1] * axes)
+    shape = (-1, *[1] * len(spatial))
     return (values - np.reshape(preparation["mean"], shape)) / np.reshape(preparation["scale"], shape)
+
+
+def _held(path: Path, names: Sequence[str] | None) -> list[tuple[str, Array]]:
+    """The named arrays of an .npz file; None: those that MedMNIST's files have."""
+    with path.open("rb") as opened:
+        try:
+            file = np.load(opened, allow_pickle=False)
+            known: Sequence[str] = getattr(file, "files", [])
+            usual = ("train_images", "val_images", "test_images")
+            wanted = [key for key in usual if key in known] if names is None else names
+            if not wanted or not set(wanted) <= set(known):
+                told = ", ".join(names or usual)
+                raise ValueError(f"{path}: expected an .npz file with {told}; the file has: {', '.join(known)}")
+            return [(key, file[key]) for key in wanted]
+        except (BadZipFile, zlib.error, EOFError) as error:
+            raise ValueError(f"{path}: cannot be read as an .npz file: {error}") from error
+
+
+def _single(path: Path, key: str, values: Array, gaps: bool) -> Array:
+    """Numbers in single precision, in which everything is computed; ``gaps``: NaN is a missing sample."""
+    if values.dtype.kind not in "biuf":
+        raise ValueError(f"{path}: array '{key}': expected real numbers, got the type {values.dtype}")
+    with np.errstate(over="ignore"):
+        small: Array = values.astype(np.float32)
+    if np.isinf(small).any() or not (gaps or np.isfinite(small).all()):
+        raise ValueError(f"{path}: array '{key}' holds values that are not finite, or too large")
+    return small
+
+
+def _layout(place: str, shape: Sequence[int]) -> str:
+    """What the axes of an array are where no site file said so: only where its shape leaves no doubt."""
+    if len(shape) == 3:
+        return "NHW"
+    if len(shape) == 4:
+        first, last = shape[1] in (1, 3), shape[3] in (1, 3)
+        if first != last:
+            return "NCHW" if first else "NHWC"
+        if not first and min(shape[1:]) > 4:
+            return "NDHW"
+    raise ValueError(f"{place}: its shape {tuple(shape)} does not say which axis is what")
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -119,10 +119,12 @@ def _listed(path: Path) -> list[tuple[str, tuple[Path, ...]]]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: cannot be read as a datalist: {error}") from error
-    lists = [items for items in content.values() if isinstance(items, list)] if isinstance(content, dict) else []
     found = []
-    for item in (item for items in lists for item in items):
-        if images := _images(item):
+    for key, items in content.items() if isinstance(content, dict) else ():
+        named = [_images(item) for item in items] if isinstance(items, list) else []
+        if any(named) and not all(named):
+            raise DataError(f"{path}: {key}[{named.index([])}] names no 'image', and would be left out")
+        for item, images in zip(items, named, strict=True) if any(named) else ():
             found.append((name_of_item(item), tuple(Path(path.parent, image) for image in images)))
     return sorted(found)
 
@@ -137,7 +139,8 @@ def _images(item: Any) -> list[str]:
 def name_of_item(item: Any) -> str:
     """What a datalist's item is called, and its segmentation; empty for an item that names no image."""
     images = _images(item)
-    return _name(Path(images[0].removeprefix("./").replace("/", "_"))) if images else ""
+    # Without the dots of "./" and "../": a file whose name begins with one is hidden.
+    return _name(Path(images[0].lstrip("./").replace("/", "_"))) if images else ""
 
 
 def _name(path: Path) -> str:
@@ -153,11 +156,12 @@ def _is_volume(path: Path) -> bool:
 
 
 def _is_series(path: Path) -> bool:
-    """A folder whose files are DICOM, by the first of them."""
+    """A folder whose files are DICOM: the first of them, or any where none is a volume of its own. A text beside a
+    patient's slices is told when they are read; the patient must not be left out for it."""
     from pydicom.misc import is_dicom
 
-    first = next((p for p in sorted(path.iterdir()) if p.is_file() and not p.name.startswith(".")), None)
-    return first is not None and bool(is_dicom(first))
+    files = [p for p in sorted(path.iterdir()) if p.is_file() and not p.name.startswith(".")]
+    return any(map(is_dicom, files[:1] if any(map(_is_volume, files)) else files))
 
 
 @dataclass(frozen=True)
@@ -206,10 +210,16 @@ class NewVolume:
         )
         values = back.as_tensor().numpy()
         classes = self._readout.classes(values)
-        file = folder / f"{self.name}.nii.gz"
+        file, shown = folder / f"{self.name}.nii.gz", folder / f"{self.name}_probabilities.nii.gz"
+        for target in (file, shown) if probabilities else (file,):
+            if target.exists():
+                raise DataError(
+                    f"{self._source}: what is written of it would replace another volume's '{target.name}'; predict "
+                    "them one by one"
+                )
         _save(file, classes, self._affine, self._source)
         if probabilities:
-            _save(folder / f"{self.name}_probabilities.nii.gz", np.moveaxis(values, 0, -1), self._affine, self._source)
+            _save(shown, np.moveaxis(values, 0, -1), self._affine, self._source)
         millilitres = float(abs(np.linalg.det(self._affine[:3, :3]))) / 1000
         counts = np.bincount(classes.ravel(), minlength=len(class_names))
         volumes = {f"{name}_ml": round(counts[k] * millilitres, 4) for k, name in enumerate(class_names) if k}

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folders of new cases as hospitals have them: no case is left out, hidden, or written over another one's."""
+
+import json
+import os
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+from PIL import Image
+from pydantic import JsonValue
+
+from dicom_series import affine_of, write_series
+from medpfl.component import spec_of
+from medpfl.core.errors import DataError
+from medpfl.data.volumes.new import find_volumes
+from medpfl.deployed.model_file import Deployed, History, ModelMeta, Recipe, build_networks
+from medpfl.deployed.predict import predict
+from medpfl.methods.local import Local
+from medpfl.models.unet import UNet
+from medpfl.tasks.segmentation import Segmentation
+
+RNG = np.random.default_rng(0)
+
+
+def untrained(preparation: dict[str, JsonValue], classes: list[str]) -> Deployed:
+    """A model with random weights: what it finds is no matter here."""
+    method, task = Local(), Segmentation("organ", size=(16, 16), spacing=(2, 2, 4), architecture=UNet((4, 8)))
+    recipe = Recipe(
+        method=spec_of(method), task=spec_of(task), deployed="local", classes=classes, input_shape=[1, 16, 16],
+        hospitals=1,
+    )  # fmt: skip
+    history = History(
+        job="j", site="s", model="local", choice="last", round=1, cases={"test": 1}, samples_by_class={}, test={},
+        calibration=None, preparation=preparation,
+    )  # fmt: skip
+    meta = ModelMeta(recipe=recipe, history=history, parameters=1, versions={})
+    return Deployed(method, "local", build_networks(method, task, recipe, 1).eval(), task, meta)
+
+
+def of_volumes() -> Deployed:
+    return untrained({"kind": "volumes"}, ["background", "organ"])
+
+
+def write_volume(path: Path, shape: tuple[int, int, int] = (9, 8, 4)) -> None:
+    path.parent.mkdir(exist_ok=True)
+    nib.save(nib.Nifti1Image(RNG.normal(size=shape).astype(np.float32), np.diag([2, 2, 4, 1])), path)
+
+
+def write_image(path: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    Image.fromarray(RNG.integers(0, 256, (20, 20), dtype=np.uint8)).save(path)
+
+
+def test_a_name_that_is_not_in_utf8(tmp_path: Path) -> None:
+    write_image(tmp_path / "new" / "a.png")
+    os.rename(tmp_path / "new" / "a.png", os.fsencode(tmp_path / "new") + b"/M\xfcller.png")
+    model = untrained({"kind": "images", "channels": 1}, ["background", "lesion"])
+    with pytest.raises(DataError, match=r"^M\\udcfcller: the name is not in UTF-8; rename the file"):
+        predict(model, tmp_path / "new", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_probabilities_and_a_volume_of_their_name(tmp_path: Path) -> None:
+    for name in ("a", "a_probabilities"):
+        write_volume(tmp_path / "new" / f"{name}.nii.gz")
+    done = predict(of_volumes(), tmp_path / "new", tmp_path / "out")
+    assert [row["case"] for row in done.rows] == ["a", "a_probabilities"]
+    with pytest.raises(DataError, match=r"would replace another volume's 'a_probabilities.nii.gz'; predict them one"):
+        predict(of_volumes(), tmp_path / "new", tmp_path / "shown", probabilities=True)
+    assert not (tmp_path / "shown").exists()
+
+
+def test_a_datalist_beside_the_folder_of_its_volumes(tmp_path: Path) -> None:
+    write_volume(tmp_path / "images" / "a.nii.gz")
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "lists" / "d.json").write_text(json.dumps({"test": ["../images/a.nii.gz"]}))
+    done = predict(of_volumes(), tmp_path / "lists" / "d.json", tmp_path / "out")
+    assert [row["file"] for row in done.rows] == ["images_a.nii.gz"]  # the name began with a dot, and was hidden
+
+
+def test_an_item_of_a_datalist_that_is_misspelt(tmp_path: Path) -> None:
+    items = [{"image": "a.nii.gz"}, {"imgae": "b.nii.gz"}]
+    (tmp_path / "d.json").write_text(json.dumps({"name": "organs", "test": items, "authors": [{"name": "we"}]}))
+    with pytest.raises(DataError, match=r"d.json: test\[1\] names no 'image', and would be left out"):
+        find_volumes(tmp_path / "d.json")
+    (tmp_path / "d.json").write_text(json.dumps({"name": "organs", "test": items[:1], "authors": [{"name": "we"}]}))
+    assert find_volumes(tmp_path / "d.json") == [("a", (tmp_path / "a.nii.gz",))]
+
+
+def test_a_patient_with_a_text_beside_the_slices_is_not_left_out(tmp_path: Path) -> None:
+    for patient in ("p1", "p2"):
+        write_series(tmp_path / "new" / patient, RNG.integers(0, 99, (9, 8, 4)), affine_of())
+    assert [name for name, _ in find_volumes(tmp_path / "new")] == ["p1", "p2"]
+    (tmp_path / "new" / "p2" / "!About.txt").write_text("exported")  # stands before the slices
+    assert [name for name, _ in find_volumes(tmp_path / "new")] == ["p1", "p2"]
+    with pytest.raises(DataError, match=r"!About.txt: cannot be read as DICOM"):
+        predict(of_volumes(), tmp_path / "new", tmp_path / "out")
+
+
+def test_earlier_predictions_are_no_series(tmp_path: Path) -> None:
+    write_volume(tmp_path / "new" / "a.nii.gz")
+    write_series(tmp_path / "series", RNG.integers(0, 99, (9, 8, 4)), affine_of())
+    write_volume(tmp_path / "new" / "out" / "a.nii.gz")
+    next((tmp_path / "series").iterdir()).rename(tmp_path / "new" / "out" / "a.seg.dcm")
+    assert [name for name, _ in find_volumes(tmp_path / "new")] == ["a"]
+
+
+def test_white_is_the_structure_only_where_there_is_one(tmp_path: Path) -> None:
+    write_image(tmp_path / "new" / "a.png")
+    (tmp_path / "labels").mkdir()
+    half = np.zeros((20, 20), np.uint8)
+    half[:10] = 255
+    Image.fromarray(half).save(tmp_path / "labels" / "a.png")
+    one, two = (untrained({"kind": "images", "channels": 1}, ["none", "lesion", "scar"][:count]) for count in (2, 3))
+    assert "dice" in predict(one, tmp_path / "new", tmp_path / "out", labels=tmp_path / "labels").rows[0]
+    with pytest.raises(DataError, match="expected the classes' numbers 0 to 2, got 255"):
+        predict(two, tmp_path / "new", tmp_path / "other", labels=tmp_path / "labels")
