@@ -91,8 +91,11 @@ class Rows:
         alone = np.array([[self.sheets[self.local][pair][s]["test"].score for s in self.sites] for pair in pairs])
         counts = self.counted(pairs)
         means = aggregate.of_hospitals(scores, counts)
-        mean = aggregate.gain(means, aggregate.of_hospitals(alone, counts), self.measure)
-        each = {s: aggregate.gain(scores[:, k], alone[:, k], self.measure) for k, s in enumerate(self.sites)}
+        mean = aggregate.gain(means, aggregate.of_hospitals(alone, counts), counts.any(axis=1), self.measure)
+        each = {
+            site: aggregate.gain(scores[:, k], alone[:, k], counts[:, k], self.measure)
+            for k, site in enumerate(self.sites)
+        }
         if mean is None:
             return None
         gains = {site: gain for site, gain in each.items() if gain is not None}
