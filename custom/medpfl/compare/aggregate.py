@@ -38,6 +38,12 @@ def of_hospitals(values: NDArray[np.float64], counted: NDArray[np.bool_]) -> NDA
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
+def any_counts(counted: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Of each run, whether any hospital counts in its mean."""
+    found: NDArray[np.bool_] = counted.sum(axis=1) > 0
+    return found
+
+
 def metrics(
     found: list[dict[str, Scores]], sites: list[str], pairs: Sequence[Pair], counted: Counted | None
 ) -> dict[str, MetricStat]:

@@ -91,7 +91,8 @@ class Rows:
         alone = np.array([[self.sheets[self.local][pair][s]["test"].score for s in self.sites] for pair in pairs])
         counts = self.counted(pairs)
         means = aggregate.of_hospitals(scores, counts)
-        mean = aggregate.gain(means, aggregate.of_hospitals(alone, counts), counts.any(axis=1), self.measure)
+        own = aggregate.of_hospitals(alone, counts)
+        mean = aggregate.gain(means, own, aggregate.any_counts(counts), self.measure)
         each = {
             site: aggregate.gain(scores[:, k], alone[:, k], counts[:, k], self.measure)
             for k, site in enumerate(self.sites)
