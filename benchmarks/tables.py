@@ -93,10 +93,15 @@ def tables_of(file: Path) -> str:
 
 
 def _tables_of(content: Mapping[str, Any], file: Path) -> str:
-    if (bench := content.get("bench")) in [path.stem for path in Path(__file__).parent.glob("*.py")]:
-        table_of = importlib.import_module(f"benchmarks.{bench}").table_of
-        others = [f"{_when(other)}:\n\n{table_of(other)}" for other in _others(content)]
-        return "\n\n".join([table_of(content), *others])
+    bench = content.get("bench")
+    if bench in [path.stem for path in Path(__file__).parent.glob("*.py")]:
+        table_of = getattr(importlib.import_module(f"benchmarks.{bench}"), "table_of", None)
+        try:
+            if table_of is not None:
+                others = [f"{_when(other)}:\n\n{table_of(other)}" for other in _others(content)]
+                return "\n\n".join([table_of(content), *others])
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise MedPFLError(f"{file}: not a whole result of the benchmark '{bench}': {error!r}") from error
     if "comparison" in content:
         return comparison_tables.markdown(parse(TypeAdapter(Results), json.dumps(content), file))
     if {"models", "runs"} <= set(content):

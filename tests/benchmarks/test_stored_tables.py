@@ -92,6 +92,21 @@ def test_the_verb_prints_what_is_stored(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"bench": "tables"}', "neither a benchmark's result"),
+        ('{"bench": "mixing"}', "not a whole result of the benchmark 'mixing': KeyError"),
+        ('{"bench": "auto", "studies": {"none": {}}}', "not a whole result of the benchmark 'auto': KeyError"),
+    ],
+)
+def test_a_result_that_is_cut_off(tmp_path: Path, text: str, words: str) -> None:
+    """Each ended with a traceback."""
+    (tmp_path / "cut.json").write_text(text)
+    with pytest.raises(MedPFLError, match=words):
+        tables_of(tmp_path / "cut.json")
+
+
+@pytest.mark.parametrize(
     ("name", "data", "words"),
     [
         ("x.json", b"{", "not valid JSON"),

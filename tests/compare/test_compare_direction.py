@@ -85,7 +85,7 @@ def test_the_unit_is_in_every_heading(stored: Callable[[Measure | None], Results
 
 def test_less_is_a_gain_and_more_a_loss() -> None:
     mine, alone = np.array([2.0, 2.5]), np.array([3.0, 3.0])
-    found, other = aggregate.gain(mine, alone, LESS), aggregate.gain(mine, alone, MORE)
+    found, other = (aggregate.gain(mine, alone, np.array([True, True]), measure) for measure in (LESS, MORE))
     assert found and other and (found.mean, found.wins, found.losses) == (0.75, 2, 0)
     assert (other.mean, other.wins, other.losses) == (-0.75, 0, 2)
     row = SimpleNamespace(name="m", gain=found, hospitals={"anna": SimpleNamespace(gain=found)})

@@ -14,6 +14,7 @@ import yaml
 from medpfl.compare.collect import check_initial_weights
 from medpfl.compare.entries import check_equal_work
 from medpfl.compare.file import Comparison, load_comparison
+from medpfl.compare.intervals import needed
 from medpfl.compare.plan import make_plan
 from medpfl.compare.run_results import Initial, UnseenRun
 from medpfl.compare.statistics import in_words, paired_gain, smallest_p
@@ -288,6 +289,15 @@ def test_paired_gain_by_hand() -> None:
     assert paired_gain([0.5, float("nan"), 0.7], [0.4, 0.1, 0.5]).pairs == 2
     with pytest.raises(ValueError, match="no pair"):
         paired_gain([float("nan")], [0.1])
+
+
+def test_a_gain_of_nothing_is_nothing() -> None:
+    """Differences of 0.3, -0.1 and -0.2 have a mean of -9e-18: the hospital would have done better alone, and 10^33
+    times the patients would have shown it."""
+    found = paired_gain([0.8, 0.4, 0.3], [0.5, 0.5, 0.5])
+    assert str(found.mean) == "0.0" and (found.wins, found.losses) == (1, 2)
+    told = needed(found.mean, found.deviation, (-0.3, 0.3), 9)
+    assert told.times is None and told.seeds is None
 
 
 @pytest.mark.parametrize("pairs", [2, 5, 8])

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from comparing import SOFT, compared
-from medpfl.compare.aggregate import of_hospitals
+from medpfl.compare.aggregate import gain, of_hospitals
 from medpfl.compare.comparison_tables import leaderboard, markdown
 from medpfl.compare.counted import Counted
 from medpfl.compare.fold_table import collect, page, scores
 from medpfl.compare.run_results import FoldRun
+from medpfl.tasks.metrics.measure import Measure
 from small_jobs import write_table_sites
 
 
@@ -30,6 +31,15 @@ def test_who_counts() -> None:
     np.testing.assert_allclose(of_hospitals(values, counts), [0.5, 0.7, np.nan])
     assert not counted.of("brier", [(0, 5)]).any()
     assert np.isnan(of_hospitals(values[:1], counted.of("brier", [(0, 5)]))).all()
+
+
+def test_a_method_whose_model_broke_has_no_gain() -> None:
+    """Its mean was n/a, and its gain that of the seeds with which it had not broken: +0.200, of one seed of two."""
+    mine, local = np.array([0.7, np.nan]), np.array([0.5, 0.5])
+    assert gain(mine, local, np.array([True, True]), Measure()) is None
+    defined = gain(mine, np.array([0.5, np.nan]), np.array([True, False]), Measure())  # for no model in that split
+    assert defined is not None and defined.pairs == 1 and defined.mean == pytest.approx(0.2)
+    assert gain(mine[1:], local[1:], np.array([False]), Measure()) is None
 
 
 @pytest.mark.slow

@@ -52,6 +52,13 @@ def test_damaged_answers_are_told_in_a_sentence(tmp_path: Path, kind: str) -> No
     assert "\n" not in told and "trust" not in told and len(told) < 500
 
 
+def test_a_swept_value_may_hold_a_slash(tmp_path: Path) -> None:
+    """Of "Mine part net/0" the run was called damaged, however often it was repeated."""
+    whole = np.linspace(0, 1, 2000, dtype=np.float32).reshape(-1, 2)
+    write_cases(tmp_path, **{"test/anna/answers/Mine part net/0": whole, "test/anna/threshold/Mine part net/0": 0.5})
+    assert set(read_cases(tmp_path, TASK)) == {"SoftPull", "Mine part net/0"}
+
+
 @pytest.mark.parametrize("more", [{"stranger": np.zeros(3)}, {"test/berta/answers/SoftPull": np.zeros(3)}], ids=str)
 def test_foreign_answers_are_told_in_a_sentence(tmp_path: Path, more: dict[str, Any]) -> None:
     path = write_cases(tmp_path, **more)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from medpfl.compare.comparison_tables import markdown
+from medpfl.compare.comparison_tables import chosen, markdown
 from medpfl.compare.report import write_report
 from medpfl.compare.results import Results
 from medpfl.results.compact import read_compact
@@ -53,3 +53,11 @@ def test_the_page_of_one_seed_tells_of_no_tests(content: Results, tmp_path: Path
     text = " ".join(unescape(re.sub(r"<[^>]+>", " ", (tmp_path / "report.html").read_text())).split())
     assert "No p is shown." in text and "tests are shown" not in text
     assert "standard deviation over the 1" not in text and "1 runs" not in text and "over the 1 seed" not in text
+
+
+def test_what_hospitals_choose_is_told_with_its_runs(content: Results) -> None:
+    """Where one method's runs had failed but for one seed, the row of all methods was of that seed, without a word."""
+    assert all("runs" not in line[0] for line in chosen(content)[1])
+    missing = content.model_copy(update={"pairs": 5})
+    assert [line[0] for line in chosen(missing)[1]] == [f"{row.name} (1 of 5 runs)" for row in content.chosen]
+    assert content.chosen

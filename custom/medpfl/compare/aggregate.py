@@ -38,6 +38,12 @@ def of_hospitals(values: NDArray[np.float64], counted: NDArray[np.bool_]) -> NDA
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
+def any_counts(counted: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Of each run, whether any hospital counts in its mean."""
+    found: NDArray[np.bool_] = counted.sum(axis=1) > 0
+    return found
+
+
 def metrics(
     found: list[dict[str, Scores]], sites: list[str], pairs: Sequence[Pair], counted: Counted | None
 ) -> dict[str, MetricStat]:
@@ -63,9 +69,17 @@ def metrics(
     }
 
 
-def gain(scores: NDArray[np.float64], reference: NDArray[np.float64], measure: Measure) -> Gain | None:
-    """By how much ``scores`` are better than ``reference``, pair by pair; None where there is no pair."""
-    if not (np.isfinite(scores) & np.isfinite(reference)).any():
+def gain(
+    scores: NDArray[np.float64], reference: NDArray[np.float64], counted: NDArray[np.bool_], measure: Measure
+) -> Gain | None:
+    """By how much ``scores`` are better than ``reference``, pair by pair; None where there is no pair, or one that
+    counts lacks a score: a model that broke must not profit from it.
+
+    Args:
+        counted: of each pair, whether the score is defined for some model.
+    """
+    known = np.isfinite(scores) & np.isfinite(reference)
+    if not known.any() or bool((counted & ~known).any()):
         return None
     better, worse = (scores, reference) if measure.direction == "higher" else (reference, scores)
     return paired_gain(better.tolist(), worse.tolist())

@@ -55,7 +55,7 @@ class Rows:
             table = intervals.by_split(table, splits)
             each = {s: intervals.corrected(table[:, k].tolist(), ratio[s]) for k, s in enumerate(self.sites)}
             whole = intervals.corrected(means.tolist(), float(np.mean([ratio[site] for site in self.sites])))
-            of, count = dict.fromkeys(self.sites, len(table)), len(table)
+            of, count = dict.fromkeys(self.sites, len(table)), float(len(table))
             if len(set(Counter(splits).values())) > 1:  # a run is missing: the gain is not the splits' mean
                 whole, each = None, dict.fromkeys(self.sites)
         else:
@@ -66,11 +66,10 @@ class Rows:
             of = {site: mine[0][site]["test"].patients for site in self.sites}
             each = {site: interval_of(draws[site], of[site]) for site in self.sites}
             counting = [site for site, counts in zip(self.sites, self.counted(pairs)[0], strict=True) if counts]
-            mean_draws = np.mean([draws[site] for site in counting], axis=0)
-            count = sum(of[site] for site in counting)
-            whole = interval_of(mean_draws, count)
-            if any(each[site] is None for site in counting):  # of a single patient nothing varies: as if it were sure
-                whole = None
+            whole, count = None, 2.0
+            # Of a single patient nothing varies, as if it were sure.
+            if all(each[site] is not None for site in counting):
+                whole, count = intervals.of_mean([draws[site] for site in counting], [of[site] for site in counting])
         return _with(mean, whole, count), {site: _with(gain, each[site], of[site]) for site, gain in hospitals.items()}
 
     def choose(self, name: str, labels: Sequence[str]) -> ChosenRow | None:
@@ -92,8 +91,12 @@ class Rows:
         alone = np.array([[self.sheets[self.local][pair][s]["test"].score for s in self.sites] for pair in pairs])
         counts = self.counted(pairs)
         means = aggregate.of_hospitals(scores, counts)
-        mean = aggregate.gain(means, aggregate.of_hospitals(alone, counts), self.measure)
-        each = {s: aggregate.gain(scores[:, k], alone[:, k], self.measure) for k, s in enumerate(self.sites)}
+        own = aggregate.of_hospitals(alone, counts)
+        mean = aggregate.gain(means, own, aggregate.any_counts(counts), self.measure)
+        each = {
+            site: aggregate.gain(scores[:, k], alone[:, k], counts[:, k], self.measure)
+            for k, site in enumerate(self.sites)
+        }
         if mean is None:
             return None
         gains = {site: gain for site, gain in each.items() if gain is not None}
@@ -124,7 +127,7 @@ class Rows:
         return model, test[model]
 
 
-def _with(gain: Gain, found: Interval | None, count: int) -> Gain:
+def _with(gain: Gain, found: Interval | None, count: float) -> Gain:
     needed = intervals.needed(gain.mean, gain.deviation, found, count)
     return gain.model_copy(update={"interval": found, "needed": needed})
 

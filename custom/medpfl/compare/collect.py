@@ -295,8 +295,9 @@ def _summary(name: str, row: _Runs, local: _Runs | None, target: float | None, p
         mine = best[[row.pairs.index(pair) for pair in shared]]
         alone = np.array(local.best)[[local.pairs.index(pair) for pair in shared]]
         both = counted.of(plan.task.score, shared)
-        gain = aggregate.gain(aggregate.of_hospitals(mine, both), aggregate.of_hospitals(alone, both), measure)
-        gains = {site: aggregate.gain(mine[:, k], alone[:, k], measure) for k, site in enumerate(sites)}
+        means = aggregate.of_hospitals(mine, both), aggregate.of_hospitals(alone, both)
+        gain = aggregate.gain(*means, aggregate.any_counts(both), measure)
+        gains = {site: aggregate.gain(mine[:, k], alone[:, k], both[:, k], measure) for k, site in enumerate(sites)}
     hospitals = {
         site: HospitalRow(best=aggregate.stat(best[:, k]), last=aggregate.stat(last[:, k]), gain=gains[site])
         for k, site in enumerate(sites)

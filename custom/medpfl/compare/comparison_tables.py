@@ -62,15 +62,15 @@ def leaderboard(content: Results) -> tuple[list[str], list[list[str]]]:
         more = [score_text(row.metrics.get(name), content.decimals(name)) for name in others]
         scored = [row.scored or ""] if told else []
         best, gain = score_text(row.best, d), gain_text(row.gain, d)
-        rows.append([_with_runs(row, content), best, *more, last, gain, worst, *scored])
+        name = _with_runs(row.name, len(row.pairs), content)
+        rows.append([name, best, *more, last, gain, worst, *scored])
     always_same = [[*line, *([""] if told else [])] for line in majority(content)]
     return [*head, *(["scored after"] if told else [])], rows + always_same
 
 
-def _with_runs(row: Row, content: Results) -> str:
+def _with_runs(name: str, runs: int, content: Results) -> str:
     """The row's name, with the number of its runs where some are missing."""
-    some = len(row.pairs) < content.pairs
-    return f"{row.name} ({len(row.pairs)} of {content.pairs} runs)" if some else row.name
+    return f"{name} ({runs} of {content.pairs} runs)" if runs < content.pairs else name
 
 
 def majority(content: Results) -> list[list[str]]:
@@ -113,7 +113,8 @@ def chosen(content: Results) -> tuple[list[str], list[list[str]]]:
             total.update(found)
         picks = ", ".join(f"{name} {count}" for name, count in total.most_common(3))
         below = ", ".join(row.below) or "none"
-        lines.append([row.name, score_text(row.score, d), gain_text(row.gain, d), below, picks])
+        name = _with_runs(row.name, len(row.score.values), content)
+        lines.append([name, score_text(row.score, d), gain_text(row.gain, d), below, picks])
     return ["models to choose from", "chosen", "gain over Local", "surely below Local", "most often taken"], lines
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from medpfl.compare.results import Needed
 from medpfl.core.seeding import derive_seed
-from medpfl.tasks.metrics.certainty import Interval, draw, error_of
+from medpfl.tasks.metrics.certainty import Interval, draw, error_of, interval_of, interval_wider
 from medpfl.tasks.metrics.digits import rounded
 from medpfl.tasks.metrics.sheet import Sheet
 
@@ -35,6 +35,31 @@ def resampled(sheets: Sequence[Sheet], site: str) -> NDArray[np.float64]:
     table = np.stack([sheet.scores(drawn) for sheet in sheets])
     mean: NDArray[np.float64] = table[taken.T, np.arange(MANY)].mean(axis=0)
     return mean
+
+
+def of_mean(draws: Sequence[NDArray[np.float64]], patients: Sequence[int]) -> tuple[Interval | None, float]:
+    """The interval of the mean of hospitals' gains from each one's draws (``resampled``), and of how many patients of a
+    single hospital it would be: one more than its Student's t has degrees of freedom.
+
+    Each hospital's few patients vary less in their draws than in truth, by sqrt((n - 1) / n), however many the others
+    have: a hospital with three among large ones rules how sure the mean is. So each one's draws are drawn apart by that
+    before their mean is taken, and the degrees of freedom are those of a mean of unlike variances (Satterthwaite, "An
+    Approximate Distribution of Estimates of Variance Components", Biometrics Bulletin 2(6), 1946).
+
+    Args:
+        patients: of each hospital, at least 2.
+    """
+    if len(draws) == 1:
+        return interval_of(draws[0], patients[0]), patients[0]
+    free = np.array(patients) - 1.0
+    known = [values[np.isfinite(values)] for values in draws]
+    if not all(map(len, known)):
+        return None, float(free.sum() + 1)
+    times, middle = np.sqrt((free + 1) / free), np.array([values.mean() for values in known])
+    wide = (middle[:, None] + times[:, None] * (np.stack(draws) - middle[:, None])).mean(axis=0)
+    each = np.array([values.var() for values in known]) * times**2
+    freedom = float(each.sum() ** 2 / (each**2 / free).sum()) if each.any() else float(free.sum())
+    return interval_wider(wide, 1.0, freedom), freedom + 1
 
 
 def by_split(values: NDArray[np.float64], splits: Sequence[int | None]) -> NDArray[np.float64]:
@@ -66,7 +91,7 @@ def corrected(differences: Sequence[float], ratio: float) -> Interval | None:
     return rounded(float(values.mean() - reach)), rounded(float(values.mean() + reach))
 
 
-def needed(mean: float, deviation: float | None, found: Interval | None, count: int) -> Needed:
+def needed(mean: float, deviation: float | None, found: Interval | None, count: float) -> Needed:
     """What would show a difference of this ``mean`` with a power of 80 %, two-sided at 5 %.
 
     Args:

@@ -92,7 +92,7 @@ def read_cases(folder: Path, task: Task) -> dict[str, Sheets]:
         with open(path, "rb") as opened, NpzFile(opened, allow_pickle=False) as file:
             arrays = dict(file)
         for key in arrays:
-            split, site, what, *rest = key.split("/")
+            split, site, what, *rest = key.split("/", 3)  # a point of a sweep may have such a sign in its name
             if what == "answers":
                 place = f"{split}/{site}"
                 found.setdefault(rest[0], {}).setdefault(site, {})[split] = _sheet(arrays, task, place, rest[0])

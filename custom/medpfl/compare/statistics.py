@@ -43,11 +43,11 @@ def paired_gain(scores: Sequence[float], reference: Sequence[float]) -> Gain:
     pairs = pairs[np.isfinite(pairs).all(axis=1)] if len(pairs) else pairs
     if not len(pairs):
         raise ValueError("no pair of scores")
-    # Scores are ratios of counts or means of them: rounding keeps equal differences equal.
+    # Scores are ratios of counts or means of them: rounding keeps equal differences equal, and a mean of zero zero.
     difference = np.round(pairs[:, 0] - pairs[:, 1], 9)
     several = len(difference) > 1
     return Gain(
-        mean=float(difference.mean()),
+        mean=round(float(difference.mean()), 9) + 0.0,  # not -0.0
         deviation=float(difference.std(ddof=1)) if several else None,
         p=_p_value(difference) if several else None,
         wins=int((difference > 0).sum()),

@@ -94,22 +94,27 @@ def interval_of(values: NDArray[np.float64], patients: int) -> Interval | None:
     are too light for them. Hesterberg ("What Teachers Should Know About the Bootstrap", The American Statistician
     69(4), 2015, 3.1.1) therefore takes the quantiles at alpha' / 2 = Phi(-sqrt(n / (n - 1)) t_{alpha / 2, n - 1}).
     """
+    return None if patients < 2 else interval_wider(values, math.sqrt(patients / (patients - 1)), patients - 1)
+
+
+def interval_wider(values: NDArray[np.float64], times: float, freedom: float) -> Interval | None:
+    """The percentile interval at alpha' / 2 = Phi(-times t_{alpha / 2, freedom}); None as ``interval_of``."""
     from scipy.special import ndtr, stdtrit
 
     known = values[np.isfinite(values)]
-    if len(known) < max(2, len(values) / 2) or patients < 2:
+    if len(known) < max(2, len(values) / 2):
         return None
-    outside = (1 - LEVEL) / 2
-    tail = float(ndtr(-math.sqrt(patients / (patients - 1)) * stdtrit(patients - 1, 1 - outside)))
+    tail = float(ndtr(-times * stdtrit(freedom, (1 + LEVEL) / 2)))
     low, high = np.quantile(known, [tail, 1 - tail])
     return rounded(float(low)), rounded(float(high))
 
 
-def error_of(found: Interval, count: int) -> float:
+def error_of(found: Interval, count: float) -> float:
     """The standard error of a score or gain from its 95 % interval, which reaches as far as Student's t to either side.
 
     Args:
-        count: of how many patients (``interval_of``) or splits the interval is, at least 2.
+        count: of how many patients (``interval_of``) or splits the interval is, at least 2; or one more than its
+            Student's t has degrees of freedom.
     """
     from scipy.special import stdtrit
 
