@@ -313,6 +313,21 @@ def test_the_chosen_model_fits_best_and_the_other_returns_untouched(
         assert not any(key.startswith("choice") for slot in sent[site].values() for key in slot)
 
 
+def test_a_model_whose_loss_is_no_number_is_not_chosen(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """One that diverged at those who had chosen it was then chosen by all, beside another that fits."""
+    coordinator, runners = begin(make_job(mixers=cluster_slots(), method=ifca()), table_sites, tmp_path)
+    messages = coordinator.rounds.train_messages(1, list(coordinator.roster))
+    for message in messages.values():
+        for key, tensor in message.slots["cluster0"].items():
+            if key.startswith("cluster0."):
+                tensor.fill_(torch.nan)
+    for site, runner in runners.items():
+        runner.handle(messages[site])
+    assert set(choices(runners).values()) == {1}
+
+
 def test_cluster_mean_by_hand() -> None:
     def states(flags: list[float]) -> list[State]:
         return [{"m.w": torch.tensor([float(k)]), "chosen.0": torch.tensor(f)} for k, f in enumerate(flags)]
