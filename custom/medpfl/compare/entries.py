@@ -159,7 +159,9 @@ def check_roster(entry: Entry, roster: tuple[str, ...], where: str) -> None:
 
 def _check_length(entry: Entry, rounds: int, where: str) -> None:
     """Before the first run instead of in the method's own, which may come hours later."""
-    for place, part in ((where, entry.method), *((f"{where}.slots.{slot}", one) for slot, one in entry.mixers.items())):
+    parts: dict[str, Method | Mixer] = {where: entry.method}
+    parts.update((f"{where}.slots.{slot}", mixer) for slot, mixer in entry.mixers.items())
+    for place, part in parts.items():
         try:
             part.check_length(rounds)
         except ConfigError as error:

@@ -61,8 +61,9 @@ class Job:
             )
         check_sampling(self.settings, self.min_clients)
         object.__setattr__(self, "mixers", mixers_of(self.method, self.settings.references, self.components))
-        for part in (self.method, *self.mixers.values()):
-            part.check_length(self.settings.rounds)
+        self.method.check_length(self.settings.rounds)
+        for mixer in self.mixers.values():
+            mixer.check_length(self.settings.rounds)
         if self.settings.encryption is not None:
             check_encryptable(self.mixers, self.settings.clip_updates is not None, self.codecs is not None)
             if (too_fine := self.method.too_fine()) is not None:
